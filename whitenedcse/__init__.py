@@ -1,0 +1,1 @@
+"""Contrastive training of sentence encoders with whitening inside."""

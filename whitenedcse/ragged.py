@@ -1,0 +1,73 @@
+"""A batch of sentences of unequal length, without padding.
+
+n: sentences    t: tokens of all sentences together    l: length of the longest sentence    d: width
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Ragged(NamedTuple):
+    """Token ids of n sentences laid end to end.
+
+    ids: (t,) int64. offsets: (n + 1,) int64; sentence i is ids[offsets[i]:offsets[i + 1]].
+    """
+
+    ids: Tensor
+    offsets: Tensor
+
+    @property
+    def n(self) -> int:
+        """The number of sentences."""
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Tensor:
+        """(n,) tokens in each sentence."""
+        return self.offsets.diff()
+
+
+def ragged(rows: Sequence[Sequence[int]]) -> Ragged:
+    """A batch from lists of token ids."""
+    flat = [token for row in rows for token in row]
+    return Ragged(torch.tensor(flat, dtype=torch.long), offsets([len(row) for row in rows]))
+
+
+def offsets(lengths: Sequence[int] | Tensor) -> Tensor:
+    """(n,) -> (n + 1,): where each sentence begins, and where the last one ends."""
+    lengths = torch.as_tensor(lengths, dtype=torch.long)
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+def concatenate(batches: Sequence[Ragged]) -> Ragged:
+    """The sentences of all batches, in order."""
+    return Ragged(torch.cat([b.ids for b in batches]), offsets(torch.cat([b.lengths for b in batches])))
+
+
+def repeat(batch: Ragged, times: int) -> Ragged:
+    """n sentences -> times * n: the whole batch, again and again (so views are a leading axis)."""
+    return concatenate([batch] * times)
+
+
+def mask(batch: Ragged) -> Tensor:
+    """(n, l) bool: True where a padded batch holds a token."""
+    lengths = batch.lengths
+    return torch.arange(int(lengths.max()), device=lengths.device) < lengths.unsqueeze(1)
+
+
+def pad(batch: Ragged, value: int) -> Tensor:
+    """(t,) -> (n, l) token ids, filled up on the right with `value`."""
+    where = mask(batch)
+    padded = batch.ids.new_full(where.shape, value)
+    padded[where] = batch.ids
+    return padded
+
+
+def unpad(hidden: Tensor, where: Tensor) -> Tensor:
+    """(..., n, l, d) -> (..., t, d): the rows at which the `mask` holds a token."""
+    return hidden[..., where, :]
