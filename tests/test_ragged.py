@@ -3,13 +3,17 @@
 import pytest
 import torch
 
-from whitenedcse.ragged import concatenate, mask, pad, ragged, repeat, unpad
+from whitenedcse.ragged import concatenate, mask, pad, ragged, repeat, rows, unpad
 
 ROWS = [[5, 6, 7], [8], [9, 10, 11, 12]]
 
 
 def rows_of(batch):
     return [batch.ids[a:b].tolist() for a, b in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)]
+
+
+def test_rows_are_what_the_offsets_say():
+    assert rows(ragged(ROWS)) == rows_of(ragged(ROWS)) == ROWS
 
 
 def test_rows_survive_the_round_trip_through_padding():

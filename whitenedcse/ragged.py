@@ -44,6 +44,11 @@ def offsets(lengths: Sequence[int] | Tensor) -> Tensor:
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
 
+def rows(batch: Ragged) -> list[list[int]]:
+    """The token ids of each sentence."""
+    return [part.tolist() for part in batch.ids.split(batch.lengths.tolist())]
+
+
 def concatenate(batches: Sequence[Ragged]) -> Ragged:
     """The sentences of all batches, in order."""
     return Ragged(torch.cat([b.ids for b in batches]), offsets(torch.cat([b.lengths for b in batches])))

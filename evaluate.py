@@ -1,0 +1,47 @@
+"""Score a sentence encoder: python evaluate.py model=MODEL [key=value ...]; --help explains."""
+
+from __future__ import annotations
+
+import hydra
+import rich
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from whitenedcse import launch
+from whitenedcse.evaluation.sts import evaluate
+from whitenedcse.evaluation.suite import subsets
+from whitenedcse.model import checkpoint
+from whitenedcse.model.encoder import folder
+from whitenedcse.model.pooling import Pooling
+from whitenedcse.report import record
+from whitenedcse.report.tables import sts_table
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="evaluate")
+def judge(cfg: DictConfig) -> float | None:
+    """One model on its tasks; returns the average, all pairs of a task together."""
+    run = launch.checked(cfg)
+    launch.require(
+        [lambda: folder(cfg.model), *(lambda name=name: subsets(name) for name in cfg.tasks.names)]
+    )
+    record.start(run, OmegaConf.to_yaml(cfg, resolve=True))
+    embedder = checkpoint.load(cfg.model, pooling(cfg)).to("cuda" if torch.cuda.is_available() else "cpu")
+    launch.say(f"model: {cfg.model}   pooling: {embedder.pooling}   embedding: {embedder.embedding}")
+    progress = rich.get_console().is_terminal
+    tasks = {name: subsets(name) for name in cfg.tasks.names}
+    scores = evaluate(tasks, lambda sentences: embedder.encode(sentences, progress=progress))
+    record.write_json(run / "scores.json", {"model": cfg.model, "pooling": str(embedder.pooling), **scores})
+    launch.say(sts_table(scores))
+    launch.end([], run)
+    return scores["avg"]["all"]
+
+
+def pooling(cfg: DictConfig) -> Pooling | None:
+    """What the command line asks for; None where it says nothing."""
+    if cfg.pooling is None and cfg.layers is None:
+        return None
+    return Pooling(kind=cfg.pooling or "cls", layers=[-1] if cfg.layers is None else cfg.layers)
+
+
+if __name__ == "__main__":
+    launch.start(judge)

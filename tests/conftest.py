@@ -1,0 +1,74 @@
+"""Tiny random encoders and a forty-word tokenizer, built here: no test needs a file it did not make."""
+
+import pytest
+import torch
+from lightning import seed_everything
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import BertConfig, BertModel, BertTokenizerFast, RobertaConfig, RobertaModel
+
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.encoder import Encoder
+from whitenedcse.model.head import Head, Whitening
+from whitenedcse.model.pooling import Pooling
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+torch.set_num_threads(1)  # tiny tensors: a second thread only waits
+WORDS = (
+    "the a cat dog bird fish tree house river stone sees hears likes finds old new red blue small large "
+    "on under near and not is was very two ##s ##ed ##ing ##er . , baker child bread eats every"
+).split()
+SENTENCES = [
+    "the cat sees a bird",
+    "a bird is under the old house",
+    "every baker eats bread",
+    "the child likes a small red fish",
+    "the river is near the tree",
+    "a dog hears and finds the stone",
+    "it was not a very large blue house",
+    "the old dog and the new cat eats",
+]
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    core = Tokenizer(models.WordPiece({w: i for i, w in enumerate(SPECIAL + WORDS)}, unk_token="[UNK]"))
+    core.normalizer = normalizers.BertNormalizer()
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    core.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    return BertTokenizerFast(tokenizer_object=core, model_max_length=128)
+
+
+def backbone(kind, vocabulary):
+    torch.manual_seed(0)
+    shape = {"vocab_size": vocabulary, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    shape |= {"intermediate_size": 32, "max_position_embeddings": 130}
+    if kind == "bert":
+        return BertModel(BertConfig(**shape), add_pooling_layer=True)
+    return RobertaModel(
+        RobertaConfig(**shape, pad_token_id=0, bos_token_id=2, eos_token_id=3), add_pooling_layer=False
+    )
+
+
+@pytest.fixture(params=["bert", "roberta"])
+def encoder(request, tokenizer):
+    return Encoder(backbone(request.param, len(tokenizer)), tokenizer)
+
+
+@pytest.fixture
+def bert(tokenizer):
+    return Encoder(backbone("bert", len(tokenizer)), tokenizer)
+
+
+def whitening(**changes):
+    """SGW with two channels a group, and what a test changes of it."""
+    settings = {"kind": "shuffled_group", "groups": None, "group_width": 2, "eps": 1e-5, "shrinkage": 0.0}
+    return Whitening(**(settings | {"gradient": "centre", "partition": "view", "momentum": 0.99} | changes))
+
+
+def embedder_of(encoder, *, kind="cls", layers=(-1,), embedding="encoder", head=None):
+    """An embedder with the paper's head unless told otherwise."""
+    seed_everything(0, verbose=False)
+    head = head or Head(width=encoder.width, whitening=whitening(), dense=True, position="before")
+    return Embedder(
+        encoder=encoder, pooling=Pooling(kind=kind, layers=layers), head=head, embedding=embedding
+    )

@@ -1,0 +1,214 @@
+"""Any kind of text gives the same sentences, and bad text says where it is bad."""
+
+import bz2
+import csv
+import gzip
+import json
+import lzma
+import sys
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from whitenedcse.data.corpus import Corpus, fingerprint, is_hub_id, read
+
+PAIRS = [("one, two", 'said "so"'), ("drei\u2028vier", "five\x0bsix"), (" seven ", "acht ü")]
+COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
+
+
+def sentences(path, *columns, sample=None, longest=100):
+    return read(Corpus(str(path), columns, sample), longest=longest)[0]
+
+
+def written(path, data):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return path
+
+
+def write_csv(path, rows):
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream).writerows([["id", "b", "a"], *(("0", b, a) for a, b in rows)])
+
+
+def write_tsv(path, rows):
+    written(path, "id\tb\ta\n" + "".join(f"0\t{b}\t{a}\n" for a, b in rows))
+
+
+def write_jsonl(path, rows):
+    written(path, "".join(json.dumps({"id": 0, "b": b, "a": a}) + "\n" for a, b in rows))
+
+
+def write_parquet(path, rows):
+    columns = {"id": [0] * len(rows), "b": [b for _, b in rows], "a": [a for a, _ in rows]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+
+
+WRITERS = {"csv": write_csv, "tsv": write_tsv, "jsonl": write_jsonl, "parquet": write_parquet}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_columns_come_in_the_order_asked_for_whatever_the_format(tmp_path, kind):
+    path = tmp_path / f"pairs.{kind}"
+    WRITERS[kind](path, PAIRS)
+    assert sentences(path, "a", "b") == PAIRS
+    assert sentences(path, "b") == [(b,) for _, b in PAIRS]
+
+
+def test_a_tab_separated_file_knows_no_quotes(tmp_path):
+    path = written(tmp_path / "x.tsv", 'a\tb\n"open\tx\ny"\tz\n')
+    assert sentences(path, "a", "b") == [('"open', "x"), ('y"', "z")]
+
+
+def test_a_quoted_field_keeps_its_line_break(tmp_path):
+    assert sentences(written(tmp_path / "x.csv", 'a\n"one\ntwo"\n'), "a") == [("one\ntwo",)]
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_compressed_file_gives_what_the_plain_one_gives(tmp_path, suffix):
+    text = b"one\ntwo\n"
+    assert sentences(written(tmp_path / f"x.txt{suffix}", COMPRESS[suffix](text))) == [("one",), ("two",)]
+
+
+def test_zstandard_is_asked_for_by_name_when_absent(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ImportError, match="pip install zstandard"):
+        sentences(written(tmp_path / "x.txt.zst", b""))
+
+
+def test_only_a_newline_ends_a_line_and_marks_of_files_vanish(tmp_path):
+    raw = b"\xef\xbb\xbfone\r\n" + "two\u2028and\x0b\x85\x0cmore\rhalf\n".encode() + b"three"
+    expected = [("one",), ("two\u2028and\x0b\x85\x0cmore\rhalf",), ("three",)]
+    assert sentences(written(tmp_path / "x.txt", raw)) == expected
+
+
+def test_a_directory_is_its_text_files_sorted_at_any_depth(tmp_path):
+    for name in ("b.txt", "a/z.txt", "c.txt"):
+        written(tmp_path / name, name)
+    written(tmp_path / "README.md", "no corpus")
+    assert sentences(tmp_path) == [("a/z.txt",), ("b.txt",), ("c.txt",)]
+
+
+def test_blank_rows_are_dropped_and_counted(tmp_path):
+    rows, counts = read(Corpus(str(written(tmp_path / "x.txt", "one\n\n \t\ntwo\n"))), longest=9)
+    assert (rows, counts.total, counts.blank, counts.kept) == ([("one",), ("two",)], 4, 2, 2)
+    for kind, text in {"csv": "a,b\nx,y\n\nz,\n", "jsonl": '{"a":"x","b":"y"}\n\n{"a":"z","b":""}\n'}.items():
+        rows, counts = read(Corpus(str(written(tmp_path / f"x.{kind}", text)), ("a", "b")), longest=9)
+        assert (rows, counts.total, counts.blank, counts.kept) == ([("x", "y")], 3, 2, 1)
+
+
+def test_long_lines_are_cut_with_one_warning(tmp_path):
+    path = written(tmp_path / "x.txt", "abcdef\nabcde\n" + "z" * 5_000_000)
+    with pytest.warns(UserWarning, match="2 lines cut to 5 characters") as record:
+        rows, counts = read(Corpus(str(path)), longest=5)
+    assert (rows, counts.cut, len(record)) == ([("abcde",), ("abcde",), ("zzzzz",)], 2, 1)
+
+
+def test_a_sample_is_uniform_without_repeats_in_order_and_always_the_same(tmp_path):
+    path = written(tmp_path / "x.txt", "".join(f"{i}\n" for i in range(20_000)))
+    drawn = [int(row[0]) for row in sentences(path, sample=4000)]
+    assert drawn == sorted(set(drawn)) and len(drawn) == 4000
+    assert drawn == [int(row[0]) for row in sentences(path, sample=4000)]
+    tenths = [sum(i // 2000 == k for i in drawn) for k in range(10)]  # hypergeometric: 400 +- 17
+    assert all(abs(count - 400) < 4 * 17 for count in tenths)
+    assert len(sentences(path, sample=30_000)) == 20_000
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "columns", "words"),
+    [
+        ("x.txt", b"fine\nab\xe9cd\n", (), ["x.txt:2", "0xe9", "position 2"]),
+        ("x.txt", b"\n \n", (), ["x.txt", "0 usable sentences"]),
+        ("x.csv", b"", ("a",), ["x.csv", "0 usable sentences"]),
+        ("x.txt", b"one\n", ("a",), ["x.txt", "plain text", "['a']"]),
+        (
+            "x.csv",
+            b"premise,label\nx,y\n",
+            ("premis",),
+            ["'premis'", "['premise', 'label']", "mean 'premise'"],
+        ),
+        ("x.csv", b"a,b\nx,y\n", (), ["['a', 'b']"]),
+        ("x.csv", b'a,b\n"x\nx",y\nz\n', ("a",), ["x.csv:4", "1 fields, 2 expected"]),
+        ("x.csv", b'a,b\n"' + b"x\n" * 70_000, ("a",), ["x.csv:", "field larger"]),
+        ("x.tsv", b"a\tb\nx\ty\nz\ty\tv\n", ("a",), ["x.tsv:3", "3 fields, 2 expected"]),
+        ("x.jsonl", b'{"a": "x"}\n{"a": \n', ("a",), ["x.jsonl:2", "not JSON"]),
+        ("x.jsonl", b'{"a": "x"}\n["x"]\n', ("a",), ["x.jsonl:2", "list"]),
+        ("x.jsonl", b'{"a": "x"}\n{"b": "x"}\n', ("a",), ["x.jsonl:2", "'a'", "['b']"]),
+        ("x.jsonl", b'{"a": "x"}\n{"a": null}\n', ("a",), ["x.jsonl:2", "'a'", "None"]),
+        ("x.parquet", b"nonsense", ("a",), ["x.parquet"]),
+        ("x.docx", b"x", (), ["x.docx", ".jsonl", ".zst"]),
+        ("txt", b"x", (), ["txt: no text"]),
+    ],
+)
+def test_bad_input_is_named_with_its_place(tmp_path, name, data, columns, words):
+    path = written(tmp_path / name, data)
+    with pytest.raises(ValueError) as error:
+        sentences(path, *columns)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_a_damaged_archive_is_named(tmp_path):
+    whole = gzip.compress(b"some words\n" * 1000)
+    with pytest.raises(OSError, match="x.txt.gz: cannot be read"):
+        sentences(written(tmp_path / "x.txt.gz", whole[: len(whole) // 2]))
+
+
+def test_an_impossible_request_is_refused_at_once():
+    with pytest.raises(ValueError, match="sample=0"):
+        Corpus("x.txt", sample=0)
+    with pytest.raises(ValueError, match="'d'"):
+        Corpus("x.csv", ("a", "b", "c", "d"))
+
+
+@pytest.mark.parametrize("path", ["missing.txt", "owner/name/file.csv.gz", "/nowhere/at/all", "../up"])
+def test_a_missing_file_is_not_looked_for_on_the_hub(path, monkeypatch):
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: pytest.fail("the hub was asked"))
+    assert not is_hub_id(path)
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        sentences(path)
+
+
+def test_an_existing_folder_is_no_hub_data_set_whatever_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert is_hub_id("owner/name") and is_hub_id("name")
+    written(tmp_path / "owner" / "name" / "x.txt", "one")
+    assert not is_hub_id("owner/name") and sentences("owner/name") == [("one",)]
+
+
+def test_a_hub_data_set_is_read_like_a_file(monkeypatch):
+    data = datasets.Dataset.from_dict({"id": [1, 2, 3], "b": ["x", "", "z"], "a": ["p", "q", "r"]})
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, split: asked.append((name, split)) or data)
+    rows, counts = read(Corpus("someone/pairs", ("a", "b")), longest=9)
+    assert (rows, counts.blank, asked) == ([("p", "x"), ("r", "z")], 1, [("someone/pairs", "train")])
+    before = fingerprint(Corpus("someone/pairs", ("a", "b")))
+    data = data.select([0, 1])
+    assert fingerprint(Corpus("someone/pairs", ("a", "b"))) != before
+
+
+def test_a_hub_that_fails_says_so_in_one_kind_of_error(monkeypatch):
+    def fails(*args, **kwargs):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", fails)
+    with pytest.raises(FileNotFoundError, match="someone/pairs.*no route"):
+        sentences("someone/pairs", "a")
+
+
+def test_the_fingerprint_changes_with_all_that_changes_the_rows_and_with_nothing_else(tmp_path):
+    path = written(tmp_path / "d" / "x.csv", b"a,b\nx,\xff\n")  # not UTF-8: it is never decoded
+    base = fingerprint(Corpus(str(path), ("a",)))
+    others = {fingerprint(Corpus(str(path), ("b",))), fingerprint(Corpus(str(path), ("a",), 5))}
+    path.touch()
+    assert fingerprint(Corpus(str(path), ("a",))) == base
+    others |= {fingerprint(Corpus(str(written(path, b"a,b\nx,\xfe\n")), ("a",)))}
+    folder = Corpus(str(path.parent), ("a",))
+    others |= {fingerprint(folder)}
+    written(path.parent / "y.csv", b"a\n")
+    others |= {fingerprint(folder)}
+    (path.parent / "y.csv").rename(path.parent / "z.csv")
+    others |= {fingerprint(folder)}
+    assert len(others | {base}) == 7

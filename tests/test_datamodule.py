@@ -1,0 +1,195 @@
+"""Batches come in an order that seed and epoch decide, shared among ranks, each row once."""
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from whitenedcse.data import datamodule
+from whitenedcse.data.datamodule import Batch, SentenceData
+
+ROWS, SIZE = 29, 6
+SETTINGS = {"columns": [], "sample": None, "max_length": 12, "batch_size": SIZE, "passes": 1, "seed": 3}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("WHITENEDCSE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def text(tmp_path, tokenizer):
+    """Row i holds word i, so that a batch tells which rows it is made of."""
+    words = [word for word in tokenizer.get_vocab() if word[0] not in "[#.,"][:ROWS]
+    (tmp_path / "x.txt").write_text("\n".join(words))
+    rows = [f"{w}\t{w} and\tnot {w}\n" for w in words]
+    (tmp_path / "x.tsv").write_text("a\tb\tc\n" + "".join(rows))
+    return tmp_path / "x.txt", [tokenizer.convert_tokens_to_ids(word) for word in words]
+
+
+@pytest.fixture
+def data(text, tokenizer):
+    def built(**changes):
+        module = SentenceData(**({"corpus": str(text[0])} | SETTINGS | changes))
+        module.tokenizer = tokenizer
+        module.setup("fit")
+        return module
+
+    return built
+
+
+def rows_of(batch):
+    return [batch.ids[a:b].tolist() for a, b in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)]
+
+
+def epoch(module, number=0):
+    loader = module.train_dataloader()
+    loader.sampler.set_epoch(number)
+    return [[row[1] for row in rows_of(batch.positives)] for batch in loader]
+
+
+def test_an_epoch_holds_every_row_at_most_once_in_whole_batches(data, text):
+    batches = epoch(data())
+    assert [len(batch) for batch in batches] == [SIZE] * (ROWS // SIZE)
+    flat = [word for batch in batches for word in batch]
+    assert len(set(flat)) == len(flat) and set(flat) <= set(text[1])
+    assert len(data().train_dataloader()) == ROWS // SIZE
+
+
+def test_order_is_a_function_of_seed_and_epoch_alone(data):
+    torch.manual_seed(0)
+    first = epoch(data())
+    torch.manual_seed(1)
+    assert epoch(data()) == first
+    orders = [first, epoch(data(), 1), epoch(data(), 2), epoch(data(seed=4)), epoch(data(seed=4), 1)]
+    assert len({str(order) for order in orders}) == len(orders)
+    assert epoch(data(), 2) == orders[2]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_together_see_what_one_rank_sees(data, world):
+    module = data()
+    alone, shares = epoch(module, 1), []
+    for rank in range(world):
+        module.trainer = SimpleNamespace(global_rank=rank, world_size=world, global_step=0)
+        shares.append(epoch(module, 1))
+    assert [sum(parts, []) for parts in zip(*shares, strict=True)] == alone
+
+
+def test_a_batch_that_ranks_cannot_share_equally_is_refused(data):
+    module = data()
+    module.trainer = SimpleNamespace(global_rank=0, world_size=4, global_step=0)
+    with pytest.raises(ValueError, match="batch_size=6 .* 4 processes"):
+        module.train_dataloader()
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_passes_repeat_the_whole_batch(data, passes):
+    batch, once = (next(iter(data(passes=p).train_dataloader())) for p in (passes, 1))
+    assert rows_of(batch.positives) == rows_of(once.positives) * passes
+    assert batch.negatives is None
+
+
+@pytest.mark.parametrize("columns", [["a", "b"], ["a", "b", "c"]])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_pairs_are_views_and_a_third_column_is_the_negative(data, text, tokenizer, columns, passes):
+    batch = next(
+        iter(data(corpus=str(text[0].with_suffix(".tsv")), columns=columns, passes=passes).train_dataloader())
+    )
+    spoken = [tokenizer.decode(row, skip_special_tokens=True) for row in rows_of(batch.positives)]
+    anchors = spoken[:SIZE]
+    assert spoken == (anchors + [f"{a} and" for a in anchors]) * passes
+    if len(columns) == 2:
+        assert batch.negatives is None
+    else:
+        negatives = rows_of(batch.negatives)
+        assert tokenizer.batch_decode(negatives, skip_special_tokens=True) == [f"not {a}" for a in anchors]
+
+
+def test_a_sample_of_tokens_is_of_first_columns_and_always_the_same(data, text):
+    module = data(corpus=str(text[0].with_suffix(".tsv")), columns=["a", "b", "c"], seed=8)
+    drawn = rows_of(module.sample_tokens(10))
+    words = [row[1] for row in drawn]
+    assert [len(row) for row in drawn] == [3] * 10 and len(set(words)) == 10 and set(words) <= set(text[1])
+    assert rows_of(data(seed=1).sample_tokens(10)) == drawn
+    assert sorted(row[1] for row in rows_of(module.sample_tokens(1000))) == sorted(text[1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch_size": 1}, "batch_size=1"),
+        ({"passes": 0}, "passes=0"),
+        ({"batch_size": 30}, "29 rows .*batch_size=30"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(data, changes, words):
+    with pytest.raises(ValueError, match=words):
+        data(**changes)
+
+
+def test_a_forgotten_tokenizer_is_named(text):
+    with pytest.raises(ValueError, match=r"set data\.tokenizer"):
+        SentenceData(corpus=str(text[0]), **SETTINGS).setup("fit")
+
+
+def test_a_mistyped_name_asks_no_hub_and_an_owners_data_set_does(data, monkeypatch):
+    with pytest.raises(FileNotFoundError, match="Did you mean 'wiki1m'"):
+        data(corpus="wiki1n")
+    asked = []
+
+    def opened(corpus, *args):
+        asked.append(corpus.path)
+        return range(ROWS)
+
+    monkeypatch.setattr(datamodule, "tokenised", opened)
+    data(corpus="someone/pairs")
+    assert asked == ["someone/pairs"]
+
+
+def test_counts_are_told(data, tmp_path):
+    (tmp_path / "y.txt").write_text("a cat\n\n" * 10)
+    words = data(corpus=str(tmp_path / "y.txt")).counts
+    assert all(part in words for part in ("y.txt", "20 lines", "10 blank", "10 kept", "40 tokens"))
+
+
+class Recorder(LightningModule):
+    """Learns nothing; writes down the words of each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.seen = torch.nn.Parameter(torch.ones(1)), []
+
+    def training_step(self, batch, step):
+        assert isinstance(batch, Batch)
+        self.seen.append([row[1] for row in rows_of(batch.positives)])
+        return self.weight.sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fitted(module, folder, steps, resume=None):
+    recorder = Recorder()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning on few workers, few devices, many files
+        every = ModelCheckpoint(folder, filename=f"{steps}", every_n_train_steps=steps, save_top_k=-1)
+        trainer = Trainer(
+            accelerator="cpu", max_steps=steps, logger=False, enable_progress_bar=False,
+            enable_model_summary=False, use_distributed_sampler=False, default_root_dir=folder,
+            callbacks=[every],
+        )  # fmt: skip
+        trainer.fit(recorder, module, ckpt_path=resume)
+    return recorder.seen
+
+
+@pytest.mark.parametrize("stop", [4, 6, 8])  # an epoch has 4 steps: after one, amid one, after two
+def test_a_resumed_run_sees_what_an_unbroken_one_sees(data, tmp_path, stop):
+    whole = fitted(data(), tmp_path / "whole", 10)
+    assert whole[:8] == epoch(data(), 0) + epoch(data(), 1)
+    begun = fitted(data(), tmp_path / "parts", stop)
+    rest = fitted(data(), tmp_path / "parts", 10, resume=tmp_path / "parts" / f"{stop}.ckpt")
+    assert begun + rest == whole

@@ -1,0 +1,206 @@
+"""What evaluation sees, what the loss sees, and that a checkpoint says the same everywhere."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import SENTENCES, embedder_of, whitening
+from numpy.testing import assert_allclose
+from sentence_transformers import SentenceTransformer
+from torch.testing import assert_close
+from transformers import AutoModel, AutoTokenizer
+
+from whitenedcse.data.tokens import token_ids
+from whitenedcse.model import checkpoint
+from whitenedcse.model.embedder import BATCH_TOKENS, Embedder, by_length
+from whitenedcse.model.head import Head
+from whitenedcse.model.pooling import Pooling
+from whitenedcse.ragged import concatenate, ragged, repeat
+
+
+def tokens(embedder, sentences=SENTENCES):
+    return ragged(token_ids(sentences, embedder.encoder.tokenizer, 32))
+
+
+def trained(embedder):
+    """Running statistics that are not the initial ones."""
+    with torch.no_grad():
+        for _ in range(3):
+            embedder.train().project(tokens(embedder), None, n=8, views=1)
+    return embedder.eval()
+
+
+def identity(width):
+    return Head(width=width, whitening=None, dense=False, position="before")
+
+
+def test_encoding_is_each_sentence_alone_in_the_order_given(encoder):
+    embedder = embedder_of(encoder, kind="mean", layers=[1, -1])
+    many = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
+    alone = np.concatenate([embedder.encode([sentence]) for sentence in many])
+    assert_allclose(embedder.encode(many), alone, atol=2e-6)
+    assert embedder.training  # the mode it was in
+
+
+def test_batches_hold_every_row_once_within_the_budget():
+    lengths = [int(x) for x in np.random.default_rng(0).integers(1, 600, 500)]
+    batches = list(by_length(lengths))
+    assert sorted(row for batch in batches for row in batch) == list(range(500))
+    assert all(max(lengths[row] for row in batch) * len(batch) <= BATCH_TOKENS for batch in batches)
+
+
+def test_a_view_has_its_own_dropout_and_one_pass_serves_many_views(bert):
+    embedder = embedder_of(bert, head=identity(16)).train()
+    batch = tokens(embedder)
+    z, _ = embedder.project(repeat(batch, 3), None, n=8, views=3)
+    assert len({tuple(view.flatten().tolist()) for view in z}) == 3
+    one, _ = embedder.project(batch, None, n=8, views=3)
+    assert torch.equal(one[0], one[1])
+    assert torch.equal(one[0], one[2])
+    two, _ = embedder.project(repeat(batch, 2), None, n=8, views=3)
+    assert torch.equal(two[0], two[2])
+    assert not torch.equal(two[0], two[1])
+
+
+def test_one_pass_gives_different_views_by_shuffled_whitening(bert):
+    z, _ = embedder_of(bert).train().project(tokens(embedder_of(bert)), None, n=8, views=3)
+    assert not torch.allclose(z[0], z[1], atol=1e-3)
+
+
+def test_hard_negatives_are_projected_apart(bert):
+    embedder = embedder_of(bert, head=identity(16)).eval()
+    batch, other = tokens(embedder), tokens(embedder, SENTENCES[::-1])
+    z, negatives = embedder.project(repeat(batch, 2), other, n=8, views=2)
+    x = embedder.pool(concatenate([batch, other]))
+    assert_close(z, x[:8].expand(2, 8, 16), atol=1e-6, rtol=1e-5)
+    assert_close(negatives, x[8:], atol=1e-6, rtol=1e-5)
+
+
+def test_more_passes_than_views_are_refused(bert):
+    embedder = embedder_of(bert)
+    with pytest.raises(ValueError, match="3 encoder passes for 2 views"):
+        embedder.project(repeat(tokens(embedder), 3), None, n=8, views=2)
+
+
+@torch.no_grad()
+def test_the_embedding_is_what_the_setting_says(bert):
+    pooled = embedder_of(bert).eval().pool(tokens(embedder_of(bert)))
+    for embedding in ("encoder", "dense", "head"):
+        embedder = trained(embedder_of(bert, embedding=embedding))
+        head = embedder.head
+        white = (pooled - head.before.mean) @ torch.block_diag(*head.before.matrix(head.before.covariance))
+        expected = {
+            "encoder": pooled,
+            "dense": torch.tanh(head.linear(pooled)),
+            "head": torch.tanh(head.linear(white)),
+        }
+        assert_close(embedder.embed(tokens(embedder)), expected[embedding], atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_hf_pooler_is_the_models_own(bert):
+    row = token_ids(SENTENCES[:1], bert.tokenizer, 32)
+    theirs = bert.backbone.eval()(torch.tensor(row)).pooler_output
+    assert_close(embedder_of(bert, kind="pooler").eval().embed(ragged(row)), theirs)
+
+
+CASES = [("cls", "encoder"), ("mean", "encoder"), ("max", "encoder"), ("cls", "dense"), ("mean", "head")]
+
+
+@pytest.mark.parametrize(("kind", "embedding"), [*CASES, ("pooler", "encoder")])
+def test_a_checkpoint_says_the_same_in_three_libraries(bert, tmp_path, kind, embedding):
+    embedder = trained(embedder_of(bert, kind=kind, embedding=embedding))
+    checkpoint.save(embedder, tmp_path / "best")
+    ours = embedder.encode(SENTENCES)
+    assert_allclose(Embedder.load(tmp_path).encode(SENTENCES), ours, atol=1e-6)  # the run directory
+    assert_allclose(Embedder.load(tmp_path / "best").encode(SENTENCES), ours, atol=1e-6)
+    theirs = SentenceTransformer(str(tmp_path / "best"), device="cpu").encode(SENTENCES)
+    assert_allclose(theirs, ours, atol=1e-5 * max(1, abs(ours).max()))
+    assert not [
+        path for path in (tmp_path / "best").rglob("*") if path.suffix in (".bin", ".pt", ".pkl", ".ckpt")
+    ]
+
+
+def test_a_checkpoint_is_a_plain_transformers_directory(encoder, tmp_path):
+    embedder = embedder_of(encoder)
+    checkpoint.save(embedder, tmp_path / "best")
+    model, tokenizer = (
+        AutoModel.from_pretrained(tmp_path / "best"),
+        AutoTokenizer.from_pretrained(tmp_path / "best"),
+    )
+    with torch.no_grad():
+        theirs = model(**tokenizer(SENTENCES, padding=True, return_tensors="pt")).last_hidden_state[:, 0]
+    assert_allclose(theirs, embedder.encode(SENTENCES), atol=1e-5)
+
+
+def test_a_checkpoint_over_other_layers_claims_nothing_to_sentence_transformers(bert, tmp_path):
+    embedder = embedder_of(bert, kind="mean", layers=[1, -1])
+    checkpoint.save(embedder, tmp_path / "best")
+    assert not (tmp_path / "best" / "modules.json").exists()
+    assert_allclose(Embedder.load(tmp_path).encode(SENTENCES), embedder.encode(SENTENCES), atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "dense"), [("cls", True), ("mean", False)])
+def test_a_sentence_transformers_directory_is_read(bert, tmp_path, kind, dense):
+    head = Head(width=16, whitening=None, dense=dense, position="before")
+    embedder = embedder_of(bert, kind=kind, head=head, embedding="dense" if dense else "encoder")
+    checkpoint.save(embedder, tmp_path / "ours")
+    peer = SentenceTransformer(str(tmp_path / "ours"), device="cpu")
+    peer.save(str(tmp_path / "theirs"))
+    loaded = Embedder.load(tmp_path / "theirs")
+    assert loaded.pooling.kind == kind
+    assert_allclose(loaded.encode(SENTENCES), peer.encode(SENTENCES), atol=1e-5)
+
+
+def test_modules_that_are_not_read_are_named(bert, tmp_path):
+    checkpoint.save(embedder_of(bert), tmp_path / "best")
+    (tmp_path / "best" / "whitenedcse.json").unlink()
+    modules = json.loads((tmp_path / "best" / "modules.json").read_text())
+    modules.append({"idx": 2, "name": "2", "path": "2_LSTM", "type": "sentence_transformers.models.LSTM"})
+    (tmp_path / "best" / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match="not read here: LSTM"):
+        Embedder.load(tmp_path / "best")
+
+
+def test_pooling_belongs_to_the_checkpoint_and_is_free_for_a_plain_encoder(bert, tmp_path):
+    checkpoint.save(embedder_of(bert), tmp_path / "best")
+    mean = Pooling(kind="mean", layers=[1, -1])
+    with pytest.raises(ValueError, match="carries its own pooling .whitenedcse.json."):
+        checkpoint.load(str(tmp_path), mean)
+    for name in ("whitenedcse.json", "modules.json"):
+        (tmp_path / "best" / name).unlink()
+    plain = checkpoint.load(str(tmp_path / "best"), mean)
+    assert_allclose(
+        plain.encode(SENTENCES), embedder_of(bert, kind="mean", layers=[1, -1]).encode(SENTENCES), atol=1e-6
+    )
+    assert Embedder.load(tmp_path / "best").pooling.kind == "cls"
+
+
+def test_a_new_best_replaces_the_old_one_whole(bert, tmp_path):
+    checkpoint.save(embedder_of(bert), tmp_path / "best")
+    (tmp_path / "best" / "stale").touch()
+    (tmp_path / "best.new").mkdir()  # what a kill left behind
+    checkpoint.save(embedder_of(bert), tmp_path / "best")
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+    assert not (tmp_path / "best" / "stale").exists()
+
+
+def test_what_is_not_a_text_is_named_by_its_row(bert):
+    with pytest.raises(ValueError, match="sentence 1 is float nan, not a text"):
+        embedder_of(bert).encode(["fine", float("nan")])
+    assert embedder_of(bert).encode([]).shape == (0, 16)
+
+
+def test_embeddings_that_do_not_exist_are_refused(bert):
+    with pytest.raises(ValueError, match="'mlp' is not one of encoder, dense, head"):
+        embedder_of(bert, embedding="mlp")
+    with pytest.raises(ValueError, match="no dense layer"):
+        embedder_of(
+            bert,
+            embedding="dense",
+            head=Head(width=16, whitening=whitening(), dense=False, position="before"),
+        )
+    bert.backbone.pooler = None
+    with pytest.raises(ValueError, match="no trained pooler"):
+        embedder_of(bert, kind="pooler")

@@ -1,0 +1,83 @@
+"""The encoder gives Transformers' own hidden states, whatever the batch."""
+
+import pytest
+import torch
+from conftest import SENTENCES
+from torch.testing import assert_close
+from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel
+
+from whitenedcse.data.tokens import token_ids
+from whitenedcse.model.encoder import Encoder, folder, pretrained, small_bert
+from whitenedcse.ragged import ragged
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layers", [[-1], [0], [1, 3], [0, -1, 2]])
+def test_hidden_states_are_those_of_each_sentence_alone(encoder, layers):
+    rows = token_ids(SENTENCES, encoder.tokenizer, 32)
+    hidden = encoder.eval()(ragged(rows), layers)
+    alone = [encoder.backbone(torch.tensor([row]), output_hidden_states=True).hidden_states for row in rows]
+    expected = [torch.cat([states[layer][0] for states in alone]) for layer in layers]
+    assert_close(hidden, torch.stack(expected), atol=2e-6, rtol=1e-5)
+
+
+def test_layers_count_from_the_embeddings(encoder):
+    assert [encoder.layer(i) for i in (0, 1, 3, -1, -4)] == [0, 1, 3, 3, 0]
+    with pytest.raises(ValueError, match="layer 4 does not exist: this encoder has layers 0 to 3"):
+        encoder.layer(4)
+
+
+def test_a_saved_encoder_loads_with_the_same_weights(bert, tmp_path):
+    bert.backbone.save_pretrained(tmp_path)
+    bert.tokenizer.save_pretrained(tmp_path)
+    loaded = pretrained(path=str(tmp_path))
+    for name, weight in bert.backbone.state_dict().items():
+        assert torch.equal(loaded.backbone.state_dict()[name], weight), name
+    assert loaded.has_pooler
+    assert token_ids(SENTENCES, loaded.tokenizer, 32) == token_ids(SENTENCES, bert.tokenizer, 32)
+
+
+def test_a_pooler_that_the_checkpoint_lacks_is_never_made_up(bert, tmp_path):
+    BertForMaskedLM(bert.backbone.config).save_pretrained(tmp_path)  # has no pooler
+    bert.tokenizer.save_pretrained(tmp_path)
+    assert AutoModel.from_pretrained(tmp_path).pooler is not None  # Transformers makes a random one
+    assert not pretrained(path=str(tmp_path)).has_pooler
+
+
+def test_a_checkpoint_without_some_weights_is_refused(bert, tmp_path):
+    state = {name: w for name, w in bert.backbone.state_dict().items() if "layer.2.output" not in name}
+    bert.backbone.save_pretrained(tmp_path, state_dict=state)
+    bert.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="lacks weights of BertModel: encoder.layer.2.output"):
+        pretrained(path=str(tmp_path))
+
+
+def test_position_limit_comes_from_the_config_where_the_tokenizer_has_none(tokenizer):
+    config = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, max_position_embeddings=40)
+    limit, tokenizer.model_max_length = tokenizer.model_max_length, int(1e30)
+    try:
+        assert Encoder(BertModel(config), tokenizer).max_length == 40
+    finally:
+        tokenizer.model_max_length = limit
+
+
+def test_small_bert_knows_the_words_of_its_corpus(tmp_path):
+    (tmp_path / "corpus.txt").write_text("\n".join(SENTENCES))
+    encoder = small_bert(corpus=str(tmp_path / "corpus.txt"), vocabulary=300, layers=1, width=8, heads=2)
+    ids = token_ids(["The BAKER eats bread"], encoder.tokenizer, 32)[0]
+    assert encoder.tokenizer.convert_ids_to_tokens(ids) == ["[CLS]", "the", "baker", "eats", "bread", "[SEP]"]
+
+
+def test_a_path_that_is_not_there_is_named():
+    with pytest.raises(
+        FileNotFoundError, match="no encoder in ./nowhere/encoder: there is no such directory"
+    ):
+        folder("./nowhere/encoder")
+
+
+def test_an_encoder_that_the_hub_cannot_give_is_named(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        FileNotFoundError, match="encoder bert-of-nobody: no directory.*pass a local directory"
+    ):
+        folder("bert-of-nobody")

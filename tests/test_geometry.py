@@ -1,0 +1,102 @@
+"""Geometry against double loops and closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from whitenedcse.evaluation.geometry import alignment, effective_rank, uniformity
+
+
+@pytest.fixture
+def x():
+    return torch.randn(37, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def unit(row):
+    row = row.numpy()
+    return row / np.sqrt((row**2).sum())
+
+
+def test_alignment_is_the_mean_squared_distance_of_a_loop(x):
+    y = x.flip(0) * 3
+    expected = np.mean([((unit(a) - unit(b)) ** 2).sum() for a, b in zip(x, y, strict=True)])
+    assert alignment(x, y).item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_alignment_runs_from_equal_over_orthogonal_to_opposite():
+    x, y = torch.tensor([[3.0, 0], [1, 0], [2, 0]]), torch.tensor([[1.0, 0], [0, 5], [-4, 0]])
+    for i, expected in enumerate([0, 2, 4]):
+        assert alignment(x[i : i + 1], y[i : i + 1]).item() == pytest.approx(expected)
+    assert alignment(x, y).item() == pytest.approx(2)
+
+
+@pytest.mark.parametrize("t", [2.0, 0.5, 1e5])
+@pytest.mark.parametrize("chunk", [1, 10, 36, 1024])
+def test_uniformity_is_the_double_loop_over_pairs_whatever_the_chunk(x, t, chunk):
+    rows = [unit(a) for a in x]
+    terms = [-t * ((a - b) ** 2).sum() for i, a in enumerate(rows) for b in rows[i + 1 :]]
+    highest = max(terms)
+    expected = highest + math.log(sum(math.exp(a - highest) for a in terms) / len(terms))
+    assert uniformity(x, t, chunk).item() == pytest.approx(expected, rel=1e-9, abs=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([[1.0, 2], [2, 4], [0.5, 1]], 0),  # one direction: distance 0
+        ([[1.0, 0], [-1, 0]], -8),  # opposite: squared distance 4
+        ([[1.0, 0, 0], [0, 2, 0], [0, 0, 3]], -4),  # orthogonal: 2
+        ([[1.0, 0], [-1, 0], [0, 1]], math.log((math.exp(-8) + 2 * math.exp(-4)) / 3)),
+    ],
+)
+def test_uniformity_of_points_with_a_closed_form(points, expected):
+    assert uniformity(torch.tensor(points, dtype=torch.float64)).item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_half_precision_and_autocast_cost_no_more_than_the_rounding_of_the_input(x):
+    half = x.bfloat16()
+    exact = half.double()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert uniformity(half).item() == pytest.approx(uniformity(exact).item(), abs=1e-5)
+        assert uniformity(x.float()).item() == pytest.approx(uniformity(x).item(), abs=1e-5)
+        assert alignment(half, half.flip(0)).item() == pytest.approx(
+            alignment(exact, exact.flip(0)).item(), abs=1e-5
+        )
+        assert effective_rank(x.float()).item() == pytest.approx(effective_rank(x).item(), abs=1e-5)
+
+
+def test_a_zero_row_has_no_direction_and_says_so(x):
+    x[3] = 0
+    assert uniformity(x).isnan()
+    assert alignment(x, x).isnan()
+
+
+def test_one_row_or_unequal_sides_are_refused(x):
+    with pytest.raises(ValueError, match="1 rows"):
+        uniformity(x[:1])
+    with pytest.raises(ValueError, match=r"\(37, 5\) and \(36, 5\)"):
+        alignment(x, x[1:])
+
+
+def test_effective_rank_is_one_on_a_line_anywhere_in_space(x):
+    line = torch.linspace(-1, 2, 20, dtype=torch.float64)[:, None] * x[0] + 7
+    assert effective_rank(line).item() == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("d", [2, 5, 16])
+def test_effective_rank_is_the_width_of_an_isotropic_cloud(d):
+    corners = torch.cat([torch.eye(d), -torch.eye(d)]) + 3
+    assert effective_rank(corners).item() == pytest.approx(d, abs=1e-9)
+
+
+def test_effective_rank_is_the_entropy_of_numpys_spectrum(x):
+    p = np.linalg.eigvalsh(np.cov((x * torch.tensor([1, 2, 3, 4, 9])).numpy().T))
+    p /= p.sum()
+    expected = np.exp(-(p * np.log(p)).sum())
+    assert effective_rank(x * torch.tensor([1, 2, 3, 4, 9])).item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_equal_rows_have_rank_zero_even_where_their_mean_rounds():
+    assert effective_rank(torch.full((7, 3), 0.1, dtype=torch.float64)).item() == 0

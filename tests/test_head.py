@@ -1,0 +1,153 @@
+"""Heads: order, precision, memory, and who shares statistics with whom."""
+
+import pytest
+import torch
+from conftest import whitening
+from torch.testing import assert_close
+
+from whitenedcse.model.head import Head, Whitener, rearranged
+
+
+def views(v=3, n=32, d=8, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    mix = torch.randn(d, d, generator=generator)
+    return torch.randn(v, n, d, generator=generator) @ mix + torch.randn(d, generator=generator)
+
+
+def head(position="before", dense=True, settings=None, seed=0, **changes):
+    torch.manual_seed(seed)
+    return Head(width=8, whitening=settings or whitening(**changes), dense=dense, position=position)
+
+
+def group_covariances(x, width):
+    return torch.stack([torch.cov(part.T, correction=0) for part in x.split(width, dim=-1)])
+
+
+@pytest.mark.parametrize("kind", ["group", "shuffled_group"])
+def test_each_view_leaves_a_whitening_head_white(kind):
+    z = head(dense=False, kind=kind, group_width=8, eps=1e-9)(views())
+    for view in z:
+        assert_close(torch.cov(view.T, correction=0), torch.eye(8), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["pca", "zca"])
+def test_the_first_batch_of_the_full_heads_comes_out_white(kind):
+    z = head(dense=False, kind=kind, eps=1e-9)(
+        views(v=1)
+    )  # running statistics begin as the first batch's own
+    assert_close(torch.cov(z[0].T, correction=0), torch.eye(8), atol=1e-3, rtol=0)
+
+
+def test_position_decides_what_is_white():
+    x = views()
+    before, after, both = (head(position, kind="group", eps=1e-9) for position in ("before", "after", "both"))
+    assert_close(group_covariances(after(x)[0], 2), torch.eye(2).expand(4, 2, 2), atol=2e-2, rtol=0)
+    assert_close(group_covariances(both(x)[0], 2), torch.eye(2).expand(4, 2, 2), atol=2e-2, rtol=0)
+    assert_close(before(x), torch.tanh(before.linear(before.before(x))))
+    assert after.before is None
+    assert before.after is None
+    assert_close(both(x), both.after(torch.tanh(both.linear(both.before(x)))))
+
+
+def test_without_whitening_and_dense_layer_a_head_is_the_identity():
+    x = views()
+    assert_close(Head(width=8, whitening=None, dense=False, position="before")(x), x)
+
+
+def test_views_are_shuffled_apart_but_a_view_is_shuffled_as_one():
+    x = views(v=1).expand(2, -1, -1)
+    first, second = head(dense=False)(x)
+    assert not torch.allclose(first, second, atol=1e-2)  # same input, other permutation
+    assert_close(*head(dense=False, kind="group")(x))
+
+
+def test_momentum_follows_equation_13():
+    whitener = Whitener(whitening(kind="zca", momentum=0.9), 8).train()
+    batches = [views(seed=seed) for seed in range(3)]
+    mean = covariance = None
+    for x in batches:
+        whitener(x)
+        batch_mean = torch.stack([view.mean(0) for view in x]).mean(0)
+        batch_covariance = torch.stack([torch.cov(view.T, correction=0) for view in x]).mean(0)
+        mean = batch_mean if mean is None else 0.9 * mean + 0.1 * batch_mean
+        covariance = batch_covariance if covariance is None else 0.9 * covariance + 0.1 * batch_covariance
+    assert_close(whitener.mean, mean)
+    assert_close(whitener.covariance[0], covariance)
+
+
+@pytest.mark.parametrize("kind", ["pca", "zca", "group", "shuffled_group"])
+def test_eval_mode_is_a_fixed_affine_map_of_each_row(kind):
+    whitener = Whitener(whitening(kind=kind), 8).train()
+    for seed in range(3):
+        whitener(views(seed=seed))
+    whitener.eval()
+    x = views(seed=9)
+    whole, alone = (
+        whitener(x),
+        torch.stack([whitener(x[:, i : i + 1]) for i in range(x.shape[1])], 1).squeeze(2),
+    )
+    assert_close(whole, alone, atol=1e-4, rtol=1e-4)
+    weight, bias = whitener.dense()
+    assert_close(whole, x @ weight.T + bias, atol=1e-3, rtol=1e-3)
+    assert_close(whole, whitener(x))
+
+
+def test_joint_whitens_all_views_together():
+    x = views()
+    x[1] += 5
+    z = head(dense=False, kind="group", partition="joint", eps=1e-9)(x)
+    assert_close(group_covariances(z.flatten(0, 1), 2), torch.eye(2).expand(4, 2, 2), atol=1e-3, rtol=0)
+    assert z[1].mean() > z[0].mean() + 0.1  # the shift of a view survives
+
+
+def test_official_slices_are_consecutive_parts_of_the_sentence_major_batch():
+    x = views(v=3, n=6)
+    sentence_major = torch.stack([x[view, sentence] for sentence in range(6) for view in range(3)])
+    seen = []
+    back = rearranged(x, "official_slice", lambda slices: seen.append(slices) or slices + 1)
+    assert_close(seen[0], torch.stack(sentence_major.chunk(3)))
+    assert_close(back, x + 1)
+
+
+def test_the_head_works_in_float32_whatever_surrounds_it():
+    x, module = views(), head(kind="group")
+    plain = module(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(module(x), plain)
+
+
+@pytest.mark.parametrize("kind", ["pca", "zca", "group", "shuffled_group"])
+@pytest.mark.parametrize("gradient", ["centre", "none"])
+def test_gradients_are_finite_even_for_equal_sentences(kind, gradient):
+    x = views(v=2, n=4)[:, :1].expand(-1, 4, -1).clone().requires_grad_()
+    head(kind=kind, gradient=gradient)(x).square().sum().backward()
+    assert x.grad.isfinite().all()
+
+
+def test_statistics_travel_with_the_weights():
+    trained, fresh = head(), head(seed=1)
+    trained(views())
+    fresh.load_state_dict(trained.state_dict())
+    assert_close(fresh.eval()(views(seed=5)), trained.eval()(views(seed=5)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "cholesky"}, "'cholesky' is not one of pca, zca, group, shuffled_group"),
+        ({"gradient": "all"}, "'all' is not one of full, centre, none"),
+        ({"kind": "pca", "gradient": "full"}, "no full gradient"),
+        ({"momentum": 1.0}, "momentum=1.0"),
+        ({"groups": 3}, "3.*8"),
+        ({"group_width": 5}, "5.*8"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        head(**changes)
+
+
+def test_groups_win_over_group_width():
+    assert head(groups=2).before.width == 4
+    with pytest.raises(ValueError, match="'beside' is not one of before, after, both"):
+        head(position="beside")

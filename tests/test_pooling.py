@@ -1,0 +1,57 @@
+"""Pooling equals a loop over sentences."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from whitenedcse.model.pooling import Pooling
+from whitenedcse.ragged import offsets
+
+LENGTHS = [3, 1, 4]
+
+
+@pytest.fixture
+def hidden():
+    return torch.randn(2, sum(LENGTHS), 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+NAIVE = {
+    "cls": lambda tokens: tokens[0],
+    "pooler": lambda tokens: tokens[0],
+    "mean": lambda tokens: sum(tokens) / len(tokens),
+    "max": lambda tokens: torch.stack([max(channel) for channel in tokens.T]),
+}
+
+
+@pytest.mark.parametrize("kind", ["cls", "mean", "max"])
+def test_pooling_is_a_loop_over_sentences_averaged_over_layers(hidden, kind):
+    x = Pooling(kind=kind, layers=[0, 1])(hidden, offsets(LENGTHS))
+    loop = [[NAIVE[kind](part) for part in layer.split(LENGTHS)] for layer in hidden]
+    assert_close(x, sum(torch.stack(layer) for layer in loop) / 2)
+
+
+@pytest.mark.parametrize("kind", ["cls", "mean", "max"])
+def test_gradient_is_right(hidden, kind):
+    pooling = Pooling(kind=kind, layers=[0, 1])
+    assert torch.autograd.gradcheck(lambda h: pooling(h, offsets(LENGTHS)), hidden.requires_grad_())
+
+
+def test_half_precision_is_averaged_in_float32():
+    hidden = torch.full((1, 3, 4), 1.0, dtype=torch.bfloat16)
+    hidden[0, 0] = 1 + 2**-7
+    x = Pooling(kind="mean", layers=[-1])(hidden, offsets([3]))
+    assert x.dtype == torch.float32
+    assert_close(x, torch.full((1, 4), 1 + 2**-7 / 3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "median", "layers": [-1]}, "median.*cls, mean, max, pooler"),
+        ({"kind": "mean", "layers": []}, "layers is empty"),
+        ({"kind": "pooler", "layers": [1, -1]}, "last layer only"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Pooling(**settings)

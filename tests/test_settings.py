@@ -1,0 +1,36 @@
+"""A key that nothing reads is refused with the nearest one that exists."""
+
+import pytest
+
+from whitenedcse.settings import refuse_unknown, unknown
+
+LOSS = {"_target_": "whitenedcse.training.loss.MultiPositiveLoss", "form": "l1", "temperature": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"seeed": 1}, "no setting 'seeed'; the nearest is 'seed'"),
+        (
+            {"loss": {**LOSS, "temprature": 1}},
+            "no setting 'loss.temprature'; the nearest is 'loss.temperature'",
+        ),
+        (
+            {"other": {"loss": {**LOSS, "forms": 1}}},
+            "no setting 'other.loss.forms'; the nearest is 'other.loss.form'",
+        ),
+    ],
+)
+def test_a_misspelt_key_is_named_with_the_nearest(config, message):
+    with pytest.raises(ValueError, match=message):
+        refuse_unknown(config, ["seed", "loss", "other"])
+
+
+def test_keys_that_are_read_pass():
+    refuse_unknown(
+        {"seed": 1, "loss": {**LOSS, "_partial_": True}, "other": {"free": 1}}, ["seed", "loss", "other"]
+    )
+
+
+def test_the_nearest_of_nothing_is_nothing():
+    assert unknown("a", []) == "no setting 'a'"

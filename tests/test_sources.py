@@ -1,0 +1,201 @@
+"""A name is found where it lies, else fetched from a hub (a local stand-in), else explained in one line."""
+
+import hashlib
+import http.server
+import io
+import socket
+import tarfile
+import threading
+import time
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from whitenedcse.data import sources
+from whitenedcse.data.sources import REPO, located, roots, senteval
+
+TREE = {"STS/STSBenchmark/sts-dev.csv": b"x\n", "SICK/SICK_trial.txt": b"y\n"}
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    """An empty data folder, and no other; a hub that is nowhere."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
+    folder = tmp_path / "root"
+    folder.mkdir()
+    monkeypatch.setenv("WHITENEDCSE_DATA", str(folder))
+    monkeypatch.setattr(
+        sources, "__file__", str(tmp_path / "project" / "whitenedcse" / "data" / "sources.py")
+    )
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """What the hub holds: file name -> bytes."""
+    files, asked = {}, []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append((self.command, self.path))
+            data = files.get(self.path.removeprefix(f"/datasets/{REPO}/resolve/main/"))
+            self.send_response(404 if data is None else 200)
+            self.send_header("X-Repo-Commit", "0" * 40)
+            self.send_header("ETag", f'"{hashlib.sha256(data or b"").hexdigest()}"')
+            self.send_header("Content-Length", str(len(data or b"")))
+            if data is None:
+                self.send_header("X-Error-Code", "EntryNotFound")
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(data or b"")
+
+        do_HEAD = do_GET
+
+        def log_message(self, *args):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    files["asked"] = asked
+    yield files
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def placed(path, data=b"text\n"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def archive(members):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            if isinstance(data, str):
+                member.type, member.linkname = tarfile.SYMTYPE, data
+                tar.addfile(member)
+            else:
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def test_the_roots_are_the_chosen_folder_then_the_projects_own_each_once(root, tmp_path, monkeypatch):
+    project = tmp_path / "project"
+    assert roots() == [root, project / "data"]
+    monkeypatch.delenv("WHITENEDCSE_DATA")
+    assert roots() == [tmp_path / "data", project / "data"]
+    monkeypatch.setenv("WHITENEDCSE_DATA", str(project / "data"))
+    assert roots() == [project / "data"]
+
+
+def test_a_path_wins_then_a_known_place_under_the_first_root(root, tmp_path):
+    own = placed(tmp_path / "project" / "data" / "wiki1m_for_simcse.txt")
+    assert located("wiki1m") == own
+    chosen = placed(root / "wiki" / "wiki1m_for_simcse.txt")
+    assert located("wiki1m") == chosen
+    assert placed(tmp_path / "project" / "data" / "quickstart" / "sentences.txt") == located("quickstart")
+    assert placed(root / "wiki" / "wiki1m_like.txt.bz2") == located("wiki1m_like")
+    assert placed(root / "nli_for_simcse.csv") == located("nli")
+    placed(tmp_path / "wiki1m")
+    assert located("wiki1m") == Path("wiki1m")
+
+
+def test_an_unknown_name_is_told_the_known_ones():
+    with pytest.raises(FileNotFoundError, match=r"wiki1n: .*'nli'.*Did you mean 'wiki1m'"):
+        located("wiki1n")
+
+
+def test_a_corpus_is_fetched_once(root, hub):
+    hub["wiki1m_for_simcse.txt"] = b"A sentence.\n" * 1000
+    path = located("wiki1m")
+    assert path == root / "wiki1m_for_simcse.txt" and path.read_bytes() == b"A sentence.\n" * 1000
+    asked = list(hub["asked"])
+    assert [method for method, _ in asked].count("GET") == 1
+    assert located("wiki1m") == path and hub["asked"] == asked
+
+
+@pytest.mark.parametrize("top", ["", "./", "downstream/", "SentEval/data/downstream/"])
+def test_senteval_is_fetched_and_unpacked_whatever_its_top_folder(root, hub, top):
+    hub["senteval.tar"] = archive({top + name: data for name, data in TREE.items()})
+    folder = senteval()
+    assert folder == root / "senteval"
+    assert {name: (folder / name).read_bytes() for name in TREE} == TREE
+    assert sorted(p.name for p in root.iterdir()) == [".cache", "senteval", "senteval.tar"]
+    asked = list(hub["asked"])
+    assert senteval() == folder and hub["asked"] == asked
+
+
+@pytest.mark.parametrize("place", sources.SENTEVAL)
+def test_senteval_is_found_in_the_usual_layouts(root, place):
+    for name, data in TREE.items():
+        placed(root / place / name, data)
+    assert senteval() == root / place
+
+
+def test_an_archive_that_is_there_already_needs_no_hub(root):
+    placed(root / "senteval.tar", archive(TREE))
+    assert (senteval() / "SICK" / "SICK_trial.txt").read_bytes() == b"y\n"
+
+
+@pytest.mark.parametrize("member", [{"../outside.txt": b"!"}, {"link": "../../secret"}])
+def test_an_archive_that_reaches_outside_is_refused(root, tmp_path, hub, member):
+    hub["senteval.tar"] = archive(TREE | member)
+    with pytest.raises(ValueError, match="senteval.tar: refused") as error:
+        senteval()
+    assert "\n" not in str(error.value)
+    assert sorted(p.name for p in root.iterdir()) == [".cache", "senteval.tar"]
+    assert not list(tmp_path.rglob("outside.txt"))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"no archive", "not a whole tar"),
+        (archive(TREE)[:700], "not a whole"),
+        (archive({"x": b""}), "no STS"),
+    ],
+)
+def test_a_useless_archive_is_named(root, data, words):
+    placed(root / "senteval.tar", data)
+    with pytest.raises(ValueError, match=f"senteval.tar: .*{words}"):
+        senteval()
+    assert [p.name for p in root.iterdir()] == ["senteval.tar"]
+
+
+@pytest.mark.parametrize("reason", ["dead", "offline", "absent"])
+@pytest.mark.parametrize(
+    ("wanted", "file"), [("wiki1m", "wiki1m_for_simcse.txt"), ("senteval", "senteval.tar")]
+)
+def test_what_cannot_be_had_is_explained_in_one_line_and_at_once(
+    root, request, monkeypatch, reason, wanted, file
+):
+    if reason == "offline":
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    if reason == "absent":
+        request.getfixturevalue("hub")
+    start = time.monotonic()
+    with pytest.raises(FileNotFoundError) as error:
+        senteval() if wanted == "senteval" else located(wanted)
+    message = str(error.value)
+    assert all(word in message for word in (wanted, file, str(root), REPO, "WHITENEDCSE_DATA")), message
+    assert "\n" not in message
+    assert time.monotonic() - start < 10, "the hub library's own retries take 23 s"
+
+
+def test_what_is_on_no_hub_asks_none(hub):
+    with pytest.raises(
+        FileNotFoundError, match=r"wiki1m_like: no wiki/wiki1m_like\.txt\.bz2 .*WHITENEDCSE_DATA"
+    ):
+        located("wiki1m_like")
+    assert hub["asked"] == []

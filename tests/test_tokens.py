@@ -1,0 +1,222 @@
+"""The cache holds what the tokenizer says, is written once, and survives races and damage."""
+
+import json
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from transformers import ByT5Tokenizer
+
+from whitenedcse.data import tokens
+from whitenedcse.data.corpus import Corpus
+from whitenedcse.data.tokens import token_ids, tokenised
+
+LENGTH = 8
+
+
+def oracle(sentence, tokenizer, length=LENGTH):
+    return tokenizer(sentence, truncation=True, max_length=length)["input_ids"]
+
+
+def rows_of(batch):
+    return [batch.ids[a:b].tolist() for a, b in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)]
+
+
+@pytest.fixture
+def lines(tokenizer):
+    words, draw = [w for w in tokenizer.get_vocab() if w[0] not in "[#"], random.Random(1)
+    return [" ".join(draw.choices([*words, "unheard"], k=draw.randint(1, 12))) for _ in range(1300)]
+
+
+@pytest.fixture
+def corpus(tmp_path, lines):
+    (tmp_path / "x.txt").write_text("\n".join(lines))
+    return Corpus(str(tmp_path / "x.txt"))
+
+
+@pytest.fixture
+def pairs(tmp_path, lines):
+    path = tmp_path / "x.jsonl"
+    path.write_text(
+        "".join(json.dumps({"a": lines[i], "b": lines[i + 1], "c": lines[-i]}) + "\n" for i in range(99))
+    )
+    return Corpus(str(path), ("a", "b", "c"))
+
+
+def test_a_batch_of_rows_is_what_the_tokenizer_says_of_each(corpus, lines, tokenizer, tmp_path):
+    rows = tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path)
+    index = np.array([1299, 0, 7, 7, 513])
+    assert rows_of(rows.rows(index)) == [oracle(lines[i], tokenizer) for i in index]
+    assert rows_of(rows.rows(np.arange(1300))) == [oracle(line, tokenizer) for line in lines]
+    assert (len(rows), rows.ids.dtype, rows.counts.kept) == (1300, np.uint16, 1300)
+
+
+def test_columns_follow_one_another_whole(pairs, lines, tokenizer, tmp_path):
+    rows = tokenised(pairs, tokenizer, LENGTH, cache_dir=tmp_path)
+    index = np.array([5, 2, 98])
+    columns = [[lines[i] for i in index], [lines[i + 1] for i in index], [lines[-i] for i in index]]
+    assert rows_of(rows.rows(index)) == [oracle(s, tokenizer) for column in columns for s in column]
+    assert len(rows) == 99
+
+
+def test_a_large_vocabulary_keeps_its_large_ids(corpus, lines, tokenizer, tmp_path, monkeypatch):
+    def shifted(sentences, *args):
+        return [[i + 70_000 for i in ids] for ids in token_ids(sentences, *args)]
+
+    monkeypatch.setattr(tokens, "token_ids", shifted)
+    monkeypatch.setattr(type(tokenizer), "get_vocab", lambda self: {"high": 70_040})
+    rows = tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path)
+    assert rows_of(rows.rows(np.array([3]))) == [[i + 70_000 for i in oracle(lines[3], tokenizer)]]
+
+
+def test_a_slow_tokenizer_works_too(corpus, lines, tmp_path):
+    slow = ByT5Tokenizer()
+    assert not slow.is_fast
+    rows = tokenised(corpus, slow, LENGTH, cache_dir=tmp_path)
+    assert rows_of(rows.rows(np.array([3, 2]))) == [oracle(lines[i], slow) for i in (3, 2)]
+
+
+def test_an_endless_line_is_cut_before_it_is_tokenised(tokenizer):
+    seen = []
+
+    def spy(batch, **kwargs):
+        seen.extend(batch)
+        return tokenizer(batch, **kwargs)
+
+    spy.num_special_tokens_to_add = tokenizer.num_special_tokens_to_add
+    assert token_ids(["cat " * 1_000_000], spy, LENGTH) == [oracle("cat " * 50, tokenizer)]
+    assert len(seen[0]) == 64 * LENGTH
+
+
+def test_no_room_for_a_token_is_refused(tokenizer):
+    assert len(token_ids(["a cat"], tokenizer, 3)[0]) == 3
+    with pytest.raises(ValueError, match="max_length=2"):
+        token_ids(["a cat"], tokenizer, 2)
+
+
+def test_a_second_start_neither_reads_nor_tokenises(corpus, tokenizer, tmp_path, monkeypatch, capfd):
+    first = tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path)
+    tokenizer(
+        ["a cat", "the"], padding=True, truncation=True, max_length=4
+    )  # leaves its core in another state
+    monkeypatch.setattr(tokens, "read", lambda *a, **k: pytest.fail("read again"))
+    monkeypatch.setattr(tokens, "token_ids", lambda *a: pytest.fail("tokenised again"))
+    second = tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path)
+    assert np.array_equal(first.ids, second.ids) and np.array_equal(first.offsets, second.offsets)
+    assert second.counts == first.counts
+    assert capfd.readouterr() == ("", "")
+
+
+def test_another_length_tokenizer_or_text_is_another_cache(corpus, tokenizer, tmp_path):
+    def folders():
+        return len([path for path in tmp_path.iterdir() if path.is_dir()])
+
+    tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path)
+    tokenised(corpus, tokenizer, LENGTH + 1, cache_dir=tmp_path)
+    tokenised(corpus, ByT5Tokenizer(), LENGTH, cache_dir=tmp_path)
+    assert folders() == 3
+    tokenizer.truncation_side = "left"
+    left = tokenised(corpus, tokenizer, 4, cache_dir=tmp_path).rows(np.arange(9))
+    tokenizer.truncation_side = "right"
+    assert rows_of(left) != rows_of(tokenised(corpus, tokenizer, 4, cache_dir=tmp_path).rows(np.arange(9)))
+    (tmp_path / "x.txt").write_text("a cat\n")
+    assert len(tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path)) == 1
+    assert folders() == 6
+
+
+def spoil_by_cutting(name, size):
+    def spoil(folder):
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[: len(data) - size])
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        *(spoil_by_cutting(name, size) for name in ("ids", "offsets") for size in (1, 2, 8)),
+        spoil_by_cutting("meta.json", 1),
+        lambda folder: (folder / "ids").write_bytes(b""),
+        lambda folder: (folder / "offsets").write_bytes((folder / "offsets").read_bytes()[8:]),
+        lambda folder: (folder / "meta.json").unlink(),
+        lambda folder: (folder / "meta.json").write_text("[]"),
+        lambda folder: (folder / "ids").write_bytes((folder / "ids").read_bytes() + b"more"),
+        lambda folder: (folder / "offsets").write_bytes((folder / "offsets").read_bytes()[:-8] + b"\0" * 8),
+    ],
+)
+def test_a_damaged_cache_is_built_anew(corpus, lines, tokenizer, tmp_path, spoil):
+    cache = tmp_path / "cache"
+    tokenised(corpus, tokenizer, LENGTH, cache_dir=cache)
+    spoil(next(cache.iterdir()))
+    rows = tokenised(corpus, tokenizer, LENGTH, cache_dir=cache)
+    assert rows_of(rows.rows(np.array([1299]))) == [oracle(lines[1299], tokenizer)]
+    assert len(list(cache.iterdir())) == 1, "the damaged copy is gone"
+
+
+def test_a_failed_start_leaves_nothing_behind(corpus, tokenizer, tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tokens, "token_ids", full)
+    with pytest.raises(OSError, match="No space left"):
+        tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_the_later_of_two_writers_takes_the_cache_of_the_first(
+    corpus, lines, tokenizer, tmp_path, monkeypatch
+):
+    cache, write = tmp_path / "cache", tokens._write
+
+    def overtaken(draft, *args):
+        monkeypatch.setattr(tokens, "_write", write)
+        tokenised(corpus, tokenizer, LENGTH, cache_dir=cache)
+        (next(p for p in cache.iterdir() if p.name[0] != ".") / "first").touch()
+        write(draft, *args)
+
+    monkeypatch.setattr(tokens, "_write", overtaken)
+    rows = tokenised(corpus, tokenizer, LENGTH, cache_dir=cache)
+    assert [(p / "first").exists() for p in cache.iterdir()] == [True]
+    assert rows_of(rows.rows(np.array([4]))) == [oracle(lines[4], tokenizer)]
+
+
+RACE = """
+import sys, pathlib, time, zlib
+from transformers import PreTrainedTokenizerFast
+from whitenedcse.data import tokens
+from whitenedcse.data.corpus import Corpus
+folder, me, other = pathlib.Path(sys.argv[1]), *sys.argv[2:]
+write = tokens._write
+def together(*args):
+    (folder / me).touch()
+    while not (folder / other).exists():
+        time.sleep(0.01)
+    write(*args)
+tokens._write = together
+tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+rows = tokens.tokenised(Corpus(str(folder / "x.txt")), tokenizer, 8, cache_dir=folder / "cache")
+print(len(rows), zlib.crc32(rows.ids.tobytes()), zlib.crc32(rows.offsets.tobytes()))
+"""
+
+
+def test_two_processes_that_write_at_once_read_the_same(corpus, lines, tokenizer, tmp_path):
+    tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    command = [sys.executable, "-c", RACE, str(tmp_path)]
+    pair = [subprocess.Popen([*command, *names], stdout=subprocess.PIPE, text=True) for names in ("pq", "qp")]
+    printed = [process.communicate(timeout=60)[0] for process in pair]
+    assert [process.returncode for process in pair] == [0, 0]
+    assert printed[0] == printed[1] and printed[0].startswith("1300 ")
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_the_cache_lies_where_the_environment_says(corpus, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setenv("WHITENEDCSE_CACHE", str(tmp_path / "here"))
+    tokenised(corpus, tokenizer, LENGTH)
+    monkeypatch.delenv("WHITENEDCSE_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    tokenised(corpus, tokenizer, LENGTH)
+    homes = [tmp_path / "here", tmp_path / "home" / ".cache" / "whitenedcse"]
+    assert [len(list(home.iterdir())) for home in homes] == [1, 1]

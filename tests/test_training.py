@@ -1,0 +1,234 @@
+"""The training step, its optimiser, its masked-language-model term, and the monitor that judges it."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from conftest import SENTENCES, embedder_of
+from lightning import LightningDataModule, Trainer, seed_everything
+from lightning.pytorch.loggers import CSVLogger
+from scipy.stats import spearmanr
+from torch.testing import assert_close
+from torch.utils.data import DataLoader
+
+from whitenedcse.data.datamodule import Batch
+from whitenedcse.data.tokens import token_ids
+from whitenedcse.evaluation.sts import Subset
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.ragged import ragged, repeat
+from whitenedcse.training.loss import MultiPositiveLoss
+from whitenedcse.training.mlm import MaskedLanguageModel
+from whitenedcse.training.module import ContrastiveTraining
+from whitenedcse.training.monitor import Judge, Monitor
+from whitenedcse.training.optim import adamw
+
+GOLD = np.array([5.0, 4.5, 4.2, 3.0, 2.0, 1.0, 0.5, 0.0])
+DEV = Subset("dev", SENTENCES, SENTENCES[3:] + SENTENCES[:3], GOLD)
+LOSS = MultiPositiveLoss(
+    form="l1",
+    temperature=0.05,
+    weights=[1.0],
+    denominator="view",
+    hard_negative_log_weight=0.0,
+    force_literal=False,
+)
+
+
+class EightSentences(LightningDataModule):
+    """The same eight sentences, batch after batch."""
+
+    def __init__(self, tokenizer, steps):
+        super().__init__()
+        self.batch, self.steps = ragged(token_ids(SENTENCES, tokenizer, 32)), steps
+
+    def train_dataloader(self):
+        batches = [Batch(repeat(self.batch, 3), None, 8)] * self.steps
+        return DataLoader(batches, batch_size=None, collate_fn=lambda batch: batch)
+
+    def sample_tokens(self, k):
+        return self.batch
+
+
+def optimizer(parameters, *, total_steps):
+    return adamw(parameters, total_steps=total_steps, lr=1e-2, weight_decay=0.0, warmup_steps=0)
+
+
+def module_of(encoder, mlm=None):
+    seed_everything(0, verbose=False)
+    return ContrastiveTraining(
+        embedder=embedder_of(encoder), loss=LOSS, optimizer=optimizer, views=3, mlm=mlm
+    )
+
+
+def fit(module, tmp_path, *callbacks, steps=6):
+    trainer = Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=CSVLogger(tmp_path, name="run", version=""),
+        callbacks=list(callbacks),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        log_every_n_steps=1,
+    )
+    trainer.fit(module, EightSentences(module.embedder.encoder.tokenizer, steps))
+    return trainer
+
+
+def monitor_of(tmp_path, **changes):
+    settings = {"dev": DEV, "every": 2, "patience": None, "sample": 8, "directory": tmp_path / "best"}
+    return Monitor(**(settings | {"say": lambda text: None} | changes))
+
+
+def test_dropout_is_on_though_the_encoder_was_loaded_in_eval_mode(bert):
+    bert.eval()
+    module = module_of(bert)
+    assert all(part.training for part in module.modules())
+
+
+def test_the_step_is_the_loss_of_the_projected_views(bert):
+    module = module_of(bert)
+    batch = EightSentences(bert.tokenizer, 1).train_dataloader().dataset[0]
+    module.log = lambda *args, **kwargs: None
+    seed_everything(1, verbose=False)
+    step = module.training_step(batch, 0)
+    seed_everything(1, verbose=False)
+    z, _ = module.embedder.project(batch.positives, None, n=8, views=3)
+    assert_close(step, LOSS(z))
+
+
+def test_every_weight_that_takes_part_has_a_gradient(encoder):
+    module = module_of(encoder)
+    z, _ = module.embedder.project(repeat(EightSentences(encoder.tokenizer, 1).batch, 3), None, n=8, views=3)
+    LOSS(z).backward()
+    without = [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None]
+    assert without == []  # several devices would wait for such a weight for ever
+
+
+def test_the_rate_falls_linearly_to_zero_after_the_warm_up():
+    weight, bias = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
+    optimizer, schedule = adamw([weight, bias], total_steps=10, lr=1.0, weight_decay=0.1, warmup_steps=2)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+    rates = []
+    for _ in range(10):
+        rates.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    assert rates == pytest.approx([1 / 3, 2 / 3] + [i / 8 for i in range(8, 0, -1)])
+    assert schedule.get_last_lr()[0] == 0
+
+
+@pytest.mark.parametrize("lr", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_rate_that_cannot_train_is_refused(lr):
+    with pytest.raises(ValueError, match="optim.lr"):
+        adamw([torch.nn.Parameter(torch.ones(2))], total_steps=1, lr=lr, weight_decay=0.0, warmup_steps=0)
+
+
+def test_masking_follows_berts_rule(bert):
+    mlm = MaskedLanguageModel(encoder=bert, weight=0.1, probability=0.15)
+    special = torch.tensor(bert.tokenizer.all_special_ids)
+    ids = torch.randint(5, len(bert.tokenizer), (200_000,), generator=torch.Generator().manual_seed(0))
+    ids[::50] = special[ids[::50] % len(special)]
+    torch.manual_seed(0)
+    changed, labels = mlm.masked(ids)
+    chosen = labels != -100
+    assert not torch.isin(ids[chosen], special).any()
+    assert torch.equal(labels[chosen], ids[chosen])
+    assert torch.equal(changed[~chosen], ids[~chosen])
+    words = ~torch.isin(ids, special)
+    assert float(chosen[words].float().mean()) == pytest.approx(0.15, abs=0.005)
+    became_mask = changed[chosen] == bert.tokenizer.mask_token_id
+    stayed = changed[chosen] == ids[chosen]
+    assert float(became_mask.float().mean()) == pytest.approx(0.8, abs=0.01)
+    assert float(stayed.float().mean()) == pytest.approx(0.1 + 0.1 / len(bert.tokenizer), abs=0.01)
+
+
+def test_the_masked_language_model_shares_and_trains_the_encoder(bert):
+    mlm = MaskedLanguageModel(encoder=bert, weight=0.1, probability=0.3)
+    assert {id(p) for p in bert.backbone.encoder.parameters()} <= {id(p) for p in mlm.parameters()}
+    assert mlm.model.get_output_embeddings().weight is bert.backbone.get_input_embeddings().weight  # tied
+    batch = EightSentences(bert.tokenizer, 1).batch
+    torch.manual_seed(0)
+    ids, labels = mlm.masked(batch.ids)
+    torch.manual_seed(0)
+    value = mlm.eval()(batch)
+    rows = ids.split(batch.lengths.tolist())
+    logits = torch.cat([mlm.model(input_ids=row.unsqueeze(0)).logits[0] for row in rows])
+    assert_close(value, torch.nn.functional.cross_entropy(logits, labels))
+    value.backward()
+    assert bert.backbone.get_input_embeddings().weight.grad.abs().sum() > 0
+
+
+def test_the_masked_term_joins_the_loss_with_its_weight(bert, tmp_path):
+    module = module_of(bert, mlm=MaskedLanguageModel(encoder=bert, weight=0.5, probability=0.3))
+    trainer = fit(module, tmp_path, steps=1)
+    values = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    assert values["train/loss"] == pytest.approx(
+        values["train/contrastive"] + 0.5 * values["train/mlm"], rel=1e-6
+    )
+
+
+def test_the_judge_scores_the_raw_and_whitened_vectors():
+    rng = np.random.default_rng(0)
+    judge = Judge(DEV)
+    dev, corpus = rng.normal(size=(8, 40)) @ rng.normal(size=(40, 40)), rng.normal(size=(200, 40))
+    values = judge(dev, corpus)
+    row = {sentence: i for i, sentence in enumerate(judge.sentences)}
+    left, right = ([row[s] for s in side] for side in (DEV.left, DEV.right))
+
+    def cosines(x):
+        x = x / np.linalg.norm(x, axis=1, keepdims=True)
+        return (x[left] * x[right]).sum(axis=1)
+
+    assert values["dev/spearman"] == pytest.approx(100 * spearmanr(GOLD, cosines(dev)).statistic)
+    u, s, _ = np.linalg.svd(np.cov(corpus.T))
+    white = (dev - corpus.mean(0)) @ (u / np.sqrt(s))
+    assert values["dev/whitened_on_corpus_k40"] == pytest.approx(
+        100 * spearmanr(GOLD, cosines(white)).statistic
+    )
+    unit = dev / np.linalg.norm(dev, axis=1, keepdims=True)
+    above4 = [(left[i], right[i]) for i in range(8) if GOLD[i] > 4]
+    assert values["dev/alignment"] == pytest.approx(
+        np.mean([((unit[i] - unit[j]) ** 2).sum() for i, j in above4])
+    )
+    assert set(values) == {"dev/spearman", "dev/alignment", "dev/uniformity"} | {
+        f"dev/whitened_on_{fitted}_k{k}" for fitted in ("dev", "corpus") for k in (40, 32)
+    }
+
+
+def test_collapsed_vectors_have_no_score():
+    values = Judge(DEV)(np.ones((8, 4), np.float32), np.ones((8, 4), np.float32))
+    assert values["dev/spearman"] is None
+
+
+def test_the_monitor_judges_before_each_few_steps_and_at_the_end(bert, tmp_path):
+    monitor = monitor_of(tmp_path)
+    fit(module_of(bert), tmp_path, monitor, steps=5)
+    assert [row.step for row in monitor.rows] == [0, 2, 4, 5]
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        logged = {int(r["step"]): float(r["dev/spearman"]) for r in csv.DictReader(file) if r["dev/spearman"]}
+    assert logged == pytest.approx({row.step: row.values["dev/spearman"] for row in monitor.rows})
+
+
+def test_the_best_checkpoint_is_the_one_that_scored_best(bert, tmp_path):
+    monitor = monitor_of(tmp_path)
+    module = module_of(bert)
+    fit(module, tmp_path, monitor)
+    scores = {row.step: row.values["dev/spearman"] for row in monitor.rows if row.step}
+    assert monitor.summary()["best"] == max(scores.values())
+    assert scores[monitor.summary()["best_step"]] == max(scores.values())
+    best = Embedder.load(tmp_path / "best")
+    again = Judge(DEV)(best.encode(monitor.judge.sentences), best.encode(SENTENCES))
+    assert again["dev/spearman"] == pytest.approx(monitor.summary()["best"], abs=1e-9)
+    assert module.training
+
+
+def test_training_stops_when_patience_is_over(bert, tmp_path):
+    monitor = monitor_of(tmp_path, every=1, patience=2)
+    module = module_of(bert)
+    module.optimizer = lambda parameters, total_steps: adamw(
+        parameters, total_steps=total_steps, lr=1e-12, weight_decay=0.0, warmup_steps=0
+    )  # nothing moves, so the first judgement stays the best
+    fit(module, tmp_path, monitor, steps=9)
+    assert monitor.rows[-1].step == 3

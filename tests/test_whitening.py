@@ -1,0 +1,250 @@
+"""Whitening against numpy eigenvectors in float64, finite differences and closed forms."""
+
+import functools
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd import gradcheck
+from torch.testing import assert_close
+
+from whitenedcse import whitening as wh
+
+EPS = 1e-6
+POLICIES = pytest.mark.parametrize("policy", ["full", "centre", "none"])
+ENGINES = pytest.mark.parametrize("shape", [(9, 1), (9, 2), (9, 4), (5, 5), (5, 8), (2, 3)], ids=str)  # n, d
+WIDTHS = pytest.mark.parametrize("width", [2, 3, 6, 24])
+pytestmark = pytest.mark.filterwarnings("ignore:rank-deficient")
+near = functools.partial(assert_close, rtol=0, check_dtype=False)
+
+
+@pytest.fixture
+def x():
+    """Three views of 40 sentences, 24 correlated channels of unequal scale, far from the origin."""
+    torch.manual_seed(0)
+    mixing = torch.eye(24) + 0.3 * torch.randn(24, 24) / 24**0.5
+    return torch.randn(3, 40, 24) @ mixing * torch.linspace(0.5, 2, 24) + 3
+
+
+def draw(n, d, seed=0):
+    return torch.randn(2, n, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 1
+
+
+def oracle_matrix(x, eps, shrinkage=0.0):
+    """numpy: covariance by np.cov, inverse square root by eigenvectors. (n, d) -> (d, d)."""
+    cov = np.cov(x, rowvar=False, bias=True).reshape(x.shape[1], x.shape[1])
+    cov = (1 - shrinkage) * cov + shrinkage * np.trace(cov) / len(cov) * np.eye(len(cov))
+    values, vectors = np.linalg.eigh(cov)
+    return vectors @ np.diag((values.clip(0) + eps) ** -0.5) @ vectors.T
+
+
+def oracle(x, *settings):
+    return (x - x.mean(axis=0)) @ oracle_matrix(x, *settings)
+
+
+def each(function, x, *args):
+    """A numpy function of one view, on every view of a tensor."""
+    return torch.tensor(np.stack([function(view, *args) for view in x.detach().double().numpy()]))
+
+
+def numeric_gradient(function, x, grad, step=1e-5):
+    """Central differences of <grad, function(x)>."""
+    moves = step * np.eye(x.size).reshape(-1, *x.shape)
+    slopes = [((function(x + move) - function(x - move)) * grad).sum() / (2 * step) for move in moves]
+    return torch.tensor(slopes).reshape(x.shape)
+
+
+@ENGINES
+@POLICIES
+@pytest.mark.parametrize("shrinkage", [0.0, 0.3, 1.0])
+def test_every_engine_equals_numpy_eigenvectors(shape, policy, shrinkage):
+    x, settings = draw(*shape), {"eps": 1e-3, "gradient": policy, "shrinkage": shrinkage}
+    expected = each(oracle, x, 1e-3, shrinkage)
+    near(wh.whiten(x, **settings), expected, atol=1e-11)
+    near(wh.whiten(x.float(), **settings), expected, atol=2e-4)
+
+
+@ENGINES
+@pytest.mark.parametrize("shrinkage", [0.0, 0.3])
+@pytest.mark.parametrize("policy", ["centre", "none"])
+def test_a_constant_matrix_multiplies_the_gradient_on_the_right(shape, shrinkage, policy):
+    x, grad = draw(*shape).requires_grad_(), draw(*shape, seed=1)
+    wh.whiten(x, eps=1e-3, gradient=policy, shrinkage=shrinkage).backward(grad)
+    expected = grad @ each(oracle_matrix, x, 1e-3, shrinkage)
+    near(x.grad, expected - expected.mean(dim=-2, keepdim=True) * (policy == "centre"), atol=1e-9)
+
+
+def test_gram_gradient_in_float32_is_that_of_the_768_wide_matrix():
+    x, grad = draw(32, 768).float().requires_grad_(), draw(32, 768, seed=1)
+    wh.whiten(x, eps=1e-5).backward(grad.float())
+    expected = grad @ each(oracle_matrix, x, 1e-5)
+    expected = expected - expected.mean(dim=-2, keepdim=True)
+    assert (x.grad - expected).norm() < 1e-5 * expected.norm()
+
+
+DAMAGE = {
+    "none": lambda x: x,
+    "constant channel": lambda x: torch.cat((torch.full_like(x[..., :1], 3), x[..., 1:]), dim=-1),
+    "two equal channels": lambda x: torch.cat((x[..., 1:2], x[..., 1:]), dim=-1),
+    "duplicate sentences": lambda x: x[:, [0, 0, 1, 1, 4, 5]],
+    "identical sentences": lambda x: x[:, :1].expand_as(x).clone(),
+    "two sentences": lambda x: x[:, :2],
+    "one sentence": lambda x: x[:, :1],
+}
+
+
+@POLICIES
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("d", [2, 4, 8])
+def test_degenerate_batches_give_what_the_oracle_gives_and_finite_gradients(damage, policy, d):
+    x = damage(draw(6, d)).float().requires_grad_()
+    y = wh.whiten(x, eps=1e-5, gradient=policy)
+    y.backward(draw(6, d, seed=1)[:, : x.shape[1]].float())
+    assert x.grad.isfinite().all()
+    near(y.detach(), each(oracle, x, 1e-5), atol=2e-2)
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("d", [2, 4, 8])
+@pytest.mark.parametrize("shrinkage", [0.0, 0.3])
+def test_full_gradient_equals_finite_differences_of_the_oracle(damage, d, shrinkage):
+    x, grad = damage(draw(6, d))[:1].requires_grad_(), damage(draw(6, d, seed=1))[:1]
+    wh.whiten(x, eps=0.1, gradient="full", shrinkage=shrinkage).backward(grad)
+    expected = numeric_gradient(lambda m: oracle(m, 0.1, shrinkage), x[0].detach().numpy(), grad[0].numpy())
+    near(x.grad[0], expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("d", [2, 3, 4])
+def test_full_gradient_is_right_at_equal_eigenvalues(d):
+    columns = torch.cat((torch.ones(6, 1, dtype=torch.float64), draw(6, d)[0]), dim=1)
+    x = (6**0.5 * torch.linalg.qr(columns).Q[:, 1:]).requires_grad_()  # orthogonal, and to the constant
+    near(each(lambda v: np.cov(v.T, bias=True), x[None])[0], torch.eye(d), atol=1e-12)
+    assert gradcheck(functools.partial(wh.whiten, eps=1e-2, gradient="full"), (x,))
+
+
+def test_pairs_survive_a_determinant_lost_to_rounding():
+    channel = draw(64, 50)[0].T.float() * torch.logspace(-3, 3, 50).unsqueeze(-1)
+    x = torch.stack((channel, channel * 1.7), dim=-1).requires_grad_()
+    a, b, c = wh.covariance(x.detach()).flatten(-2)[:, [0, 1, 3]].unbind(-1)
+    assert (a * c - b * b < 0).any()
+    y = wh.whiten(x, eps=1e-12, gradient="full")
+    y.sum().backward()
+    assert y.isfinite().all() and x.grad.isfinite().all()
+
+
+@WIDTHS
+@POLICIES
+def test_each_group_has_identity_covariance_after_whitening(x, width, policy):
+    y = wh.group_whiten(x, width=width, eps=EPS, gradient=policy).unflatten(-1, (-1, width))
+    near(y.mean(dim=1), torch.zeros(3, 24 // width, width), atol=1e-5)
+    for group in y.movedim(2, 1).flatten(0, 1).double().numpy():
+        np.testing.assert_allclose(np.cov(group, rowvar=False, bias=True), np.eye(width), atol=1e-4)
+
+
+@WIDTHS
+@POLICIES
+def test_shuffled_groups_are_the_channels_that_the_permutation_names(x, width, policy):
+    order, grad = wh.permutations((3,), 24, device="cpu"), torch.randn(3, 40, 24).double()
+    leaf, alone = x.double().requires_grad_(), x.double().requires_grad_()
+    y = wh.shuffled_group_whiten(leaf, order, width=width, eps=EPS, gradient=policy)
+    y.backward(grad)
+    for v, group in ((v, group) for v, channels in enumerate(order) for group in channels.split(width)):
+        near(y[v][:, group], each(oracle, x[v : v + 1, :, group], EPS)[0], atol=1e-9)
+        wh.whiten(alone[v][:, group], eps=EPS, gradient=policy).backward(grad[v][:, group])
+    near(leaf.grad, alone.grad, atol=1e-9)
+
+
+@WIDTHS
+@pytest.mark.parametrize("n", [40, 12])
+def test_views_never_share_statistics_or_a_permutation(x, width, n):
+    whiten = functools.partial(wh.shuffled_group_whiten, width=width, eps=EPS)
+    x, order = x[:, :n], wh.permutations((3,), 24, device="cpu")
+    before, after = whiten(x, order), whiten(torch.stack((x[0], 5 * x[1].exp(), x[2])), order)
+    assert torch.equal(before[[0, 2]], after[[0, 2]]) and not torch.equal(before[1], after[1])
+    with pytest.raises(ValueError, match=r"\(24,\), not \(3, 24\)"):
+        whiten(x, order[0])
+
+
+@ENGINES
+def test_zca_commutes_with_rotation_and_with_the_order_of_sentences(shape):
+    x, order = draw(*shape), torch.randperm(shape[0])
+    rotation = torch.linalg.qr(draw(shape[1], shape[1], seed=2)[0]).Q
+    y = wh.whiten(x, eps=1e-3)
+    near(wh.whiten(x[:, order] @ rotation, eps=1e-3), y[:, order] @ rotation, atol=1e-10)
+
+
+def test_pca_gives_unit_variances_by_descending_variance_with_fixed_signs():
+    x = draw(50, 5) * torch.tensor([1.0, 5, 2, 4, 3])
+    matrix = wh.pca(wh.covariance(x).requires_grad_(), eps=0.0)
+    assert not matrix.requires_grad
+    for view, w in zip(x.numpy(), matrix.numpy(), strict=True):
+        np.testing.assert_allclose(np.cov(view @ w, rowvar=False, bias=True), np.eye(5), atol=1e-10)
+        variances = np.var(view @ (w / np.linalg.norm(w, axis=0)), axis=0)
+        np.testing.assert_allclose(variances, np.linalg.eigvalsh(np.cov(view.T, bias=True))[::-1])
+        assert (w[np.abs(w).argmax(axis=0), range(5)] > 0).all()
+
+
+def test_statistics_of_a_batch_are_those_of_numpy_and_whiten_it(x):
+    cov, amount = wh.covariance(x), 0.25
+    near(cov, each(lambda v: np.cov(v.T, bias=True), x), atol=1e-5)
+    matrix = wh.zca(wh.shrink(cov, amount), eps=EPS)
+    near(matrix, each(oracle_matrix, x, EPS, amount), atol=1e-5)
+    y = wh.affine(x, x.double().mean(dim=1, keepdim=True), matrix.double())
+    near(y, each(oracle, x, EPS, amount), atol=1e-4)
+    assert y.dtype == torch.float32
+
+
+@pytest.mark.parametrize("call", [
+    functools.partial(wh.group_whiten, width=2, eps=EPS, gradient="full"),
+    functools.partial(wh.group_whiten, width=6, eps=EPS, gradient="full"),
+    lambda x: wh.whiten(x[:, :12], eps=EPS),
+    lambda x: wh.affine(wh.zca(wh.covariance(x), eps=EPS), torch.ones(24), torch.eye(24) / 3),
+])  # fmt: skip
+def test_mixed_precision_does_not_degrade_whitening(x, call):
+    plain, mixed = x.clone().requires_grad_(), x.clone().requires_grad_()
+    expected = call(plain)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = call(mixed)
+    expected.square().sum().backward()
+    found.square().sum().backward()
+    assert torch.equal(found, expected) and torch.equal(plain.grad, mixed.grad)
+    assert torch.equal(call(x.bfloat16()), call(x.bfloat16().float()))
+
+
+def test_permutations_are_uniform_independent_and_repeatable():
+    first, again = (wh.permutations((6000,), 3, device="cpu", generator=torch.manual_seed(4)) for _ in "ab")
+    assert torch.equal(first, again)
+    counts = torch.unique(first, dim=0, return_counts=True)[1]
+    assert len(counts) == 6 and ((counts - 1000).square() / 1000).sum() < 20.5  # chi-squared, p = 0.001
+
+
+@pytest.mark.parametrize(("d", "setting", "message"), [
+    (1024, {"groups": 384}, r"groups=384 .* d=1024; .*\[256, 512\]"),
+    (768, {"width": 5}, r"width=5 .* d=768; .*\[4, 6\]"),
+    (12, {"width": 99}, r"width=99 .* d=12; .*\[6, 12\]"),
+    (12, {}, "exactly one of groups and width"),
+    (12, {"groups": 6, "width": 2}, "exactly one .* groups=6 and width=2"),
+])  # fmt: skip
+def test_an_impossible_grouping_names_the_numbers_and_the_way_out(d, setting, message):
+    with pytest.raises(ValueError, match=message):
+        wh.group_width(d, **setting)
+    assert (wh.group_width(d, groups=4), wh.group_width(d, width=4)) == (d // 4, 4)
+
+
+@ENGINES
+def test_unusable_settings_are_refused_by_every_engine(shape):
+    for name, value in (("eps", 0.0), ("eps", float("nan")), ("shrinkage", 2), ("gradient", "center")):
+        with pytest.raises(ValueError, match=f"{name}={value!r}"):
+            wh.whiten(draw(*shape), **({"eps": EPS} | {name: value}))
+
+
+@pytest.mark.parametrize(("n", "width"), [(2, 2), (4, 4), (4, 8)])
+def test_rank_deficiency_is_announced_once(monkeypatch, n, width):
+    monkeypatch.setattr(wh, "_warned", False)
+    with warnings.catch_warnings(action="error"):
+        wh.group_whiten(draw(width + 1, 8), width=width, eps=1e-4)  # full rank: silent
+    with pytest.warns(UserWarning, match=rf"{n} sentences <= {width} channels .* 1/sqrt\(eps\) = 100"):
+        wh.group_whiten(draw(n, 8), width=width, eps=1e-4)
+    with warnings.catch_warnings(action="error"):
+        wh.group_whiten(draw(n, 8), width=width, eps=1e-4)

@@ -1,0 +1,249 @@
+"""Text of any kind -> sentences.
+
+A corpus is a file, a directory of files, or a data set of the Hugging Face hub. A row of it is one sentence,
+or as many as there are columns: (anchor, positive), (anchor, positive, hard negative).
+"""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import difflib
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import random
+import re
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Where sentences are, in which columns, and how many of them to take.
+
+    path: a file, a directory, or `name` or `owner/name` of a hub data set, of which "train" is read.
+    columns: none for plain text. sample: that many rows, drawn uniformly, always the same, in corpus order.
+    """
+
+    path: str
+    columns: tuple[str, ...] = ()
+    sample: int | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.columns) > 3:
+            raise ValueError(f"columns={self.columns}: at most an anchor, a positive and a hard negative")
+        if self.sample is not None and self.sample < 1:
+            raise ValueError(f"sample={self.sample}: take at least one row, or null for all")
+
+
+class Counts(NamedTuple):
+    """Rows read, dropped as `blank`, `cut` as too long, and `kept`: what is left, or drawn of it."""
+
+    total: int
+    blank: int
+    cut: int
+    kept: int
+
+
+def read(corpus: Corpus, *, longest: int) -> tuple[list[Row], Counts]:
+    """The usable rows of a corpus in order, each sentence cut to `longest` characters, and their counts.
+
+    A row with a blank column is dropped. Text is otherwise left as it is: no stripping, no normalisation.
+    """
+    tally = Counter[str]()
+    usable = _usable(_rows(corpus), longest, tally)
+    kept = list(usable) if corpus.sample is None else _sampled(usable, corpus.sample)
+    counts = Counts(tally["total"], tally["blank"], tally["cut"], len(kept))
+    if not kept:
+        raise ValueError(f"{corpus.path}: 0 usable sentences in {counts.total} lines, {counts.blank} blank")
+    if counts.cut:
+        warnings.warn(f"{corpus.path}: {counts.cut} lines cut to {longest} characters", stacklevel=2)
+    return kept, counts
+
+
+def fingerprint(corpus: Corpus) -> str:
+    """A digest of the bytes on disk, the columns and the sample: equal if `read` would give equal rows.
+
+    Nothing is decoded, so it runs at the speed of the disk. A hub data set has its own fingerprint.
+    """
+    digest = hashlib.blake2b(repr((corpus.columns, corpus.sample)).encode(), digest_size=16)
+    path = Path(corpus.path)
+    if not path.exists():
+        digest.update(_hub(corpus.path)._fingerprint.encode())
+    for file in _files(path) if path.exists() else []:
+        digest.update(f"{file.relative_to(path.parent)}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as stream:
+            hashlib.file_digest(stream, lambda: digest)  # read in pieces
+    return digest.hexdigest()
+
+
+def is_hub_id(path: str) -> bool:
+    """Whether this can only be a data set of the hub: no such file, and `name` or `owner/name` in form."""
+    return bool(re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", path)) and not (_kind(path) or Path(path).exists())
+
+
+def _usable(rows: Iterable[Row], longest: int, tally: Counter[str]) -> Iterator[Row]:
+    """The rows without a blank field, cut, while `tally` counts."""
+    for row in rows:
+        tally["total"] += 1
+        if not all(field.strip() for field in row):
+            tally["blank"] += 1
+            continue
+        if max(map(len, row)) > longest:
+            tally["cut"] += 1
+            row = tuple(field[:longest] for field in row)
+        yield row
+
+
+def _sampled(rows: Iterable[Row], size: int) -> list[Row]:
+    """`size` rows in their order, each set of rows equally likely: Vitter's Algorithm R, one pass."""
+    generator = random.Random(0)
+    drawn: list[tuple[int, Row]] = []
+    for number, row in enumerate(rows):
+        place = number if number < size else generator.randrange(number + 1)
+        if place < size:
+            drawn[place : place + 1] = [(number, row)]
+    return [row for _, row in sorted(drawn)]
+
+
+def _rows(corpus: Corpus) -> Iterator[Row]:
+    """Every row, in order."""
+    if (path := Path(corpus.path)).exists():
+        for file in _files(path):
+            yield from READERS[_kind(file.name)](file, corpus.columns)
+        return
+    data = _hub(corpus.path)
+    wanted = list(_checked(corpus.columns, data.column_names, corpus.path))
+    yield from _numbered(data.select_columns(wanted), wanted, corpus.path)
+
+
+def _files(path: Path) -> list[Path]:
+    """The file, or the files of a known kind at any depth of the directory, sorted."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    files = [file for file in files if file.is_file() and _kind(file.name)]
+    if not files:
+        raise ValueError(
+            f"{path}: no text here; known are {[*READERS]}, text also with {[*COMPRESSIONS]} added"
+        )
+    return files
+
+
+def _kind(name: str) -> str:
+    """The suffix that says how to read a file, or nothing."""
+    *_, inner, last = ["", "", *Path(name.lower()).suffixes]
+    kind = inner if last in COMPRESSIONS and inner != ".parquet" else last
+    return kind if kind in READERS else ""
+
+
+def _zst(path: Path) -> Any:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise ImportError(f"{path}: to read .zst, pip install zstandard") from error
+    return zstandard.open(path, "rb")
+
+
+def _lines(path: Path) -> Iterator[str]:
+    r"""Lines without their end; only \n ends one, so U+2028 or a form feed stays inside."""
+    try:
+        with COMPRESSIONS.get(path.suffix.lower(), io.FileIO)(path) as raw, io.BufferedReader(raw) as stream:
+            for number, line in enumerate(stream, 1):
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        byte = f"byte 0x{error.object[error.start]:02x} at position {error.start}"
+        raise ValueError(f"{path}:{number}: {byte} is not UTF-8; convert the file with iconv") from error
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise OSError(f"{path}: cannot be read: {error}") from error
+
+
+def _text(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    if columns:
+        raise ValueError(f"{path}: plain text has no columns, so columns={list(columns)} must be []")
+    return ((line,) for line in _lines(path))
+
+
+def _table(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    """Comma-separated values, quoted as csv does; tab-separated values, without quotes."""
+    tabs = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if _kind(path.name) == ".tsv" else {}
+    reader = csv.reader((line + "\n" for line in _lines(path)), **tabs)  # type: ignore[arg-type]
+    try:
+        header = next(reader, [])
+        places = [header.index(name) for name in _checked(columns, header, path)] if header else []
+        for fields in reader:
+            if fields and len(fields) != len(header):
+                raise ValueError(f"{path}:{reader.line_num}: {len(fields)} fields, {len(header)} expected")
+            yield tuple(fields[place] for place in places) if fields else ("",)
+    except csv.Error as error:  # a quote that never closes runs into the limit of csv, 131,072 characters
+        raise ValueError(f"{path}:{reader.line_num}: {error}") from error
+
+
+def _json(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            record = json.loads(line) if line.strip() else dict.fromkeys(columns, "")
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: not JSON: {error}") from error
+        yield _fields(record, columns, f"{path}:{number}")
+
+
+def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    with file:
+        wanted = list(_checked(columns, file.schema_arrow.names, path))
+        records = (record for batch in file.iter_batches(columns=wanted) for record in batch.to_pylist())
+        yield from _numbered(records, columns, path)
+
+
+def _hub(name: str) -> Any:
+    """The training split of a data set of the hub."""
+    if not is_hub_id(name):
+        raise FileNotFoundError(f"{name}: no such file or directory; give one, or owner/name on the hub")
+    try:
+        import datasets  # seconds, which most corpora need not wait for
+
+        return datasets.load_dataset(name, split="train")
+    except Exception as error:  # the kinds that `datasets` raises share no class and differ between releases
+        raise FileNotFoundError(f"{name}: neither a path nor to be had from the hub: {error}") from error
+
+
+def _numbered(records: Iterable[Any], columns: Sequence[str], place: object) -> Iterator[Row]:
+    return (_fields(record, columns, f"{place}, row {i}") for i, record in enumerate(records, 1))
+
+
+def _checked(wanted: Sequence[str], present: Sequence[str], place: object) -> Sequence[str]:
+    """The wanted columns, if all are present."""
+    if not wanted:
+        raise ValueError(f"{place}: columns=[] does not say which of {list(present)} to read")
+    for name in set(wanted).difference(present):
+        near = "".join(f"; did you mean {n!r}?" for n in difflib.get_close_matches(name, present, 1))
+        raise ValueError(f"{place}: no column {name!r} among {list(present)}{near}")
+    return wanted
+
+
+def _fields(record: Any, columns: Sequence[str], place: str) -> Row:
+    """The wanted fields of a record, all of them text."""
+    if not isinstance(record, dict):
+        raise ValueError(f"{place}: an object with fields expected, {type(record).__name__} found")
+    for name in _checked(columns, list(record), place):
+        if not isinstance(record[name], str):
+            raise ValueError(f"{place}: text expected in {name!r}, {record[name]!r} found")
+    return tuple(record[name] for name in columns)
+
+
+READERS = {".txt": _text, ".csv": _table, ".tsv": _table, ".jsonl": _json, ".parquet": _parquet}
+COMPRESSIONS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _zst}

@@ -1,0 +1,152 @@
+"""Batches of token ids in an order that depends on the seed and the epoch alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from lightning import LightningDataModule
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from whitenedcse.data.corpus import Corpus
+from whitenedcse.data.sources import located
+from whitenedcse.data.tokens import TokenRows, tokenised
+from whitenedcse.ragged import Ragged, repeat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Batch(NamedTuple):
+    """Sentences that belong together and sentences that do not.
+
+    positives: (p * n sentences), one encoder pass after the other. negatives: the n hard negatives, if the
+    corpus has any.
+    """
+
+    positives: Ragged
+    negatives: Ragged | None
+    n: int
+
+
+class EpochOrder(Sampler[NDArray[np.int64]]):
+    """Row numbers of this rank's share of each global batch; a pure function of (seed, epoch).
+
+    What does not fill a last batch is left out: padding would repeat rows, and a repeat is a false negative.
+    A resumed run starts its first epoch at batch `start`.
+    """
+
+    def __init__(self, rows: int, batch_size: int, *, seed: int, share: slice, start: int) -> None:
+        self.rows, self.batch_size, self.seed, self.share, self.start = rows, batch_size, seed, share, start
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by Lightning before each epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.rows // self.batch_size
+
+    def __iter__(self) -> Iterator[NDArray[np.int64]]:
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.rows)
+        first, self.start = self.start, 0
+        for step in range(first, len(self)):
+            yield order[step * self.batch_size : (step + 1) * self.batch_size][self.share]
+
+
+class Batches(Dataset[Batch]):
+    """Row numbers -> the batch of these rows, each sentence passed through the encoder `passes` times."""
+
+    def __init__(self, tokens: TokenRows, passes: int) -> None:
+        self.tokens, self.passes = tokens, passes
+
+    def __getitem__(self, index: NDArray[np.int64]) -> Batch:
+        rows = self.tokens.rows(index)
+        positives = repeat(_between(rows, 0, min(self.tokens.columns, 2) * len(index)), self.passes)
+        has_negatives = self.tokens.columns == 3
+        negatives = _between(rows, 2 * len(index), rows.n) if has_negatives else None
+        return Batch(positives, negatives, len(index))
+
+
+class SentenceData(LightningDataModule):
+    """A corpus as batches. Set `tokenizer` before `setup`.
+
+    corpus: a path, a name of `sources.CORPORA`, or `owner/name` of a hub data set. batch_size: rows a step,
+    over all ranks. passes: of each sentence through the encoder; an (anchor, positive) row has 2 * passes.
+    """
+
+    tokenizer: PreTrainedTokenizerBase | None = None
+    tokens: TokenRows
+
+    def __init__(  # noqa: PLR0913  the settings of one YAML group, by name
+        self,
+        *,
+        corpus: str,
+        columns: Sequence[str],
+        sample: int | None,
+        max_length: int,
+        batch_size: int,
+        passes: int,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        if batch_size < 2:
+            raise ValueError(f"batch_size={batch_size}: a sentence alone has nothing to be told apart from")
+        if passes < 1:
+            raise ValueError(f"passes={passes}: each sentence is encoded at least once")
+        self.corpus, self.columns, self.sample = corpus, tuple(columns), sample
+        self.max_length, self.batch_size, self.passes, self.seed = max_length, batch_size, passes, seed
+
+    def prepare_data(self) -> None:
+        """Fetch and tokenise, which Lightning asks of one process a machine; the others find the cache."""
+        self.setup("fit")
+
+    def setup(self, stage: str) -> None:
+        """Open the token ids."""
+        if self.tokenizer is None:
+            raise ValueError("SentenceData has no tokenizer: set data.tokenizer before data.setup")
+        path = located(self.corpus).as_posix()
+        self.tokens = tokenised(Corpus(path, self.columns, self.sample), self.tokenizer, self.max_length)
+        if len(self.tokens) < self.batch_size:
+            raise ValueError(f"{path}: {len(self.tokens)} rows do not fill one batch_size={self.batch_size}")
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """Batches of this rank; after a checkpoint was loaded, from the step after it."""
+        rank, world, step = 0, 1, 0
+        if self.trainer is not None:
+            rank, world, step = self.trainer.global_rank, self.trainer.world_size, self.trainer.global_step
+        size, rest = divmod(self.batch_size, world)
+        if rest:
+            raise ValueError(f"batch_size={self.batch_size} cannot be shared equally by {world} processes")
+        share = slice(rank * size, (rank + 1) * size)
+        start = step % (len(self.tokens) // self.batch_size)
+        order = EpochOrder(len(self.tokens), self.batch_size, seed=self.seed, share=share, start=start)
+        return DataLoader(
+            Batches(self.tokens, self.passes), batch_size=None, sampler=order, collate_fn=_as_is
+        )
+
+    def sample_tokens(self, k: int) -> Ragged:
+        """The first column of k rows, always the same ones; of all rows if there are fewer."""
+        drawn = np.random.default_rng(0).permutation(len(self.tokens))[:k]
+        return _between(self.tokens.rows(drawn), 0, len(drawn))
+
+    @property
+    def counts(self) -> str:
+        """What the corpus came to, for people."""
+        c = self.tokens.counts
+        return (
+            f"{self.corpus}: {c.total:,} lines, {c.blank:,} blank dropped, {c.cut:,} cut, {c.kept:,} kept, "
+            f"{len(self.tokens.ids):,} tokens"
+        )
+
+
+def _between(batch: Ragged, first: int, last: int) -> Ragged:
+    """Sentences first .. last - 1."""
+    offsets = batch.offsets[first : last + 1]
+    return Ragged(batch.ids[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+def _as_is(batch: Any) -> Any:
+    return batch

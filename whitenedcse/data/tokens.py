@@ -1,0 +1,183 @@
+"""Sentences -> token ids, once: a cache on disk that a second start maps into memory.
+
+A cache is a folder: `ids` (t,) of all sentences laid end to end, `offsets` (n + 1,) int64, and `meta.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+
+from whitenedcse.data.corpus import Corpus, Counts, fingerprint, read
+from whitenedcse.ragged import Ragged
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FORMAT = 1  # of the folder; another number is another key
+BATCH = 512  # sentences: larger batches were no faster
+CHARACTERS_A_TOKEN = 64  # a longer line is cut before the tokenizer sees it: 10 MB cost it 15 s
+
+
+@dataclass(frozen=True, eq=False)
+class TokenRows:
+    """Token ids of a corpus, left on disk until they are asked for.
+
+    ids: (t,) uint16, or int32 for a vocabulary of 65,536 and more. offsets: (rows * columns + 1,) int64.
+    """
+
+    ids: NDArray[np.integer]
+    offsets: NDArray[np.int64]
+    columns: int
+    counts: Counts
+
+    def __len__(self) -> int:
+        return (len(self.offsets) - 1) // self.columns
+
+    def rows(self, index: NDArray[np.integer]) -> Ragged:
+        """(n,) -> columns * n sentences: the first column of all these rows, then the second of all."""
+        sentences = (index * self.columns + np.arange(self.columns)[:, None]).ravel()
+        starts = self.offsets[sentences]
+        lengths = self.offsets[sentences + 1] - starts
+        bounds = np.zeros(len(sentences) + 1, dtype=np.int64)
+        np.cumsum(lengths, out=bounds[1:])
+        tokens = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], lengths)
+        return Ragged(torch.from_numpy(self.ids[tokens].astype(np.int64)), torch.from_numpy(bounds))
+
+
+def tokenised(
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, *, cache_dir: Path | None = None
+) -> TokenRows:
+    """The token ids of a corpus: from the cache if these bytes and this tokenizer were seen before.
+
+    cache_dir: by default $WHITENEDCSE_CACHE or ~/.cache/whitenedcse. A folder is written beside its place and
+    then renamed, so a reader finds all of it or nothing. Of two writers, the later one takes the other's.
+    """
+    default = os.environ.get("WHITENEDCSE_CACHE") or "~/.cache/whitenedcse"
+    folder = (cache_dir or Path(default).expanduser()) / _key(corpus, tokenizer, max_length)
+    if (found := _opened(folder)) is not None:
+        return found
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        _write(draft, corpus, tokenizer, max_length)
+        _publish(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    if (found := _opened(folder)) is None:
+        raise OSError(f"{folder}: vanished or was damaged just after it was written; start again")
+    return found
+
+
+def token_ids(
+    sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> list[list[int]]:
+    """The ids of each sentence, special tokens among them, cut to `max_length`.
+
+    The tokenizer's own call, not its Rust core (1.3 times as fast on one core): only it is right for all.
+    """
+    if not sentences:
+        return []
+    special = tokenizer.num_special_tokens_to_add()
+    if max_length <= special:
+        raise ValueError(f"max_length={max_length} leaves no room beside {special} special tokens")
+    cut = [sentence[: CHARACTERS_A_TOKEN * max_length] for sentence in sentences]
+    encoded = tokenizer(
+        cut, truncation=True, max_length=max_length, return_attention_mask=False, return_token_type_ids=False
+    )
+    return encoded["input_ids"]
+
+
+def _key(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int) -> str:
+    """Changes whenever the ids could."""
+    parts = json.dumps([FORMAT, fingerprint(corpus), _identity(tokenizer), max_length])
+    return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
+
+
+def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
+    """All that decides the ids, without the cutting and padding that an earlier call left switched on."""
+    if tokenizer.is_fast:
+        state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
+    else:
+        state = [type(tokenizer).__qualname__, tokenizer.get_vocab(), repr(tokenizer.init_kwargs)]
+    return json.dumps([state, tokenizer.truncation_side, tokenizer.split_special_tokens])
+
+
+def _opened(folder: Path) -> TokenRows | None:
+    """The cache in this folder, unless it is absent, cut short or unreadable."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text())
+        columns, counts = meta["columns"], Counts(*meta["counts"])
+        ids = np.asarray(np.memmap(folder / "ids", dtype=meta["dtype"], mode="r"))
+        offsets = np.asarray(np.memmap(folder / "offsets", dtype=np.int64, mode="r"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    whole = len(offsets) == counts.kept * columns + 1 and offsets[-1] == len(ids) == meta["tokens"]
+    return TokenRows(ids, offsets, columns, counts) if whole else None
+
+
+def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    """Tokenise into a folder, one pass, with a progress bar in a terminal."""
+    rows, counts = read(corpus, longest=CHARACTERS_A_TOKEN * max_length)
+    sentences = list(chain.from_iterable(rows))
+    dtype = np.uint16 if max(tokenizer.get_vocab().values()) < 1 << 16 else np.int32
+    lengths = [0]
+    starts = range(0, len(sentences), BATCH)
+    console = Console(stderr=True)
+    with _durable(folder / "ids") as stream:
+        for start in track(
+            starts, "tokenising", console=console, transient=True, disable=not sys.stderr.isatty()
+        ):
+            batch = token_ids(sentences[start : start + BATCH], tokenizer, max_length)
+            lengths.extend(map(len, batch))
+            stream.write(np.fromiter(chain.from_iterable(batch), dtype).tobytes())
+    offsets = np.cumsum(lengths, dtype=np.int64)
+    with _durable(folder / "offsets") as stream:
+        stream.write(offsets.tobytes())
+    meta = {
+        "tokens": int(offsets[-1]),
+        "dtype": np.dtype(dtype).name,
+        "columns": len(rows[0]),
+        "counts": counts,
+    }
+    with _durable(folder / "meta.json") as stream:
+        stream.write(json.dumps(meta).encode())
+
+
+@contextmanager
+def _durable(path: Path) -> Iterator[BinaryIO]:
+    """A new file, on the disk itself by the end."""
+    with path.open("wb") as stream:
+        yield stream
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _publish(draft: Path, folder: Path) -> None:
+    """Rename a finished draft into its place; a damaged cache gives way, a whole one stays."""
+    if folder.exists() and _opened(folder) is None:
+        damaged = draft.with_name(f"{draft.name}.damaged")
+        with suppress(FileNotFoundError):  # another process was first
+            folder.rename(damaged)
+        shutil.rmtree(damaged, ignore_errors=True)
+    try:
+        draft.rename(folder)
+    except OSError:
+        if _opened(folder) is None:
+            raise

@@ -1,0 +1,1 @@
+"""Judging embeddings: tasks, geometry, maps fitted on frozen vectors. A model arrives as a function."""

@@ -1,0 +1,56 @@
+"""The shape of a cloud of embeddings: how near positives are, how evenly it spreads, how many axes it fills.
+
+n: sentences    d: width    [1] WhitenedCSE, arXiv:2305.17746    [2] Wang and Isola, arXiv:2005.10242
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def _unit(x: Tensor) -> Tensor:
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    return x / x.norm(dim=-1, keepdim=True)  # a zero row has no direction, and becomes NaN
+
+
+def alignment(x: Tensor, y: Tensor) -> Tensor:
+    """The mean squared distance between positives, rows x[i] and y[i], on the unit sphere: 0 to 4.
+
+    (..., n, d), (..., n, d) -> (). Which pairs are positives is the caller's choice. Eq. 9 of [1], from [2].
+    """
+    if x.shape != y.shape:
+        raise ValueError(f"positives come in pairs, not as {tuple(x.shape)} and {tuple(y.shape)}")
+    return (_unit(x) - _unit(y)).square().sum(-1).mean()
+
+
+def uniformity(x: Tensor, t: float = 2.0, chunk: int = 1024) -> Tensor:
+    """The log of the mean of exp(-t ||x_i - x_j||^2) over all i < j, on the unit sphere: 0 when collapsed.
+
+    (n, d) -> (), lower is more even. Memory grows with chunk x n. Eq. 10 of [1], from [2], has t = 2.
+    """
+    n = len(x)
+    if n < 2:
+        raise ValueError(f"uniformity compares pairs, and {n} rows make none")
+    with torch.autocast(x.device.type, enabled=False):
+        x, sums = _unit(x), []
+        for start in range(0, n, chunk):
+            squares = 2 - 2 * x[start : start + chunk] @ x[start:].mT
+            later = torch.ones_like(squares, dtype=torch.bool).triu(1)  # each pair once, and none with itself
+            sums.append((-t * squares).masked_fill(~later, -torch.inf).logsumexp(dim=(0, 1)))
+        pairs = torch.tensor(n * (n - 1) / 2, dtype=x.dtype, device=x.device)
+        return torch.stack(sums).logsumexp(dim=0) - pairs.log()
+
+
+def effective_rank(x: Tensor) -> Tensor:
+    """exp of the entropy of the covariance's normalised eigenvalues: 1 on a line, d when isotropic.
+
+    (n, d) -> (), in float64; 0 where all rows are equal. Roy and Vetterli, EUSIPCO 2007, of the covariance.
+    """
+    x = x.double()
+    x = x - x[:1]  # equal rows become exact zeros, which a rounded mean would not grant
+    x = x - x.mean(dim=0)
+    values = torch.linalg.eigvalsh(x.mT @ x).clamp_min(0)
+    if not values.any():
+        return values.sum()
+    return torch.special.entr(values / values.sum()).sum().exp()

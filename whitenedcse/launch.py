@@ -1,0 +1,120 @@
+"""Starting a script: errors that a user can mend are one line, and no setting goes unread."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import rich
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from lightning.pytorch.loggers import Logger, WandbLogger
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from whitenedcse.settings import refuse_unknown, unknown
+
+CONF = Path(__file__).parents[1] / "conf"
+QUIET = (
+    ".*does not have many workers.*",
+    ".*Experiment logs directory.*exists and is not empty.*",
+    ".*LeafSpec.*",
+)
+
+
+def start(script: Callable[[], Any]) -> None:
+    """Run a Hydra script; HYDRA_FULL_ERROR=1 shows the whole traceback of an error."""
+    traceback = os.environ.setdefault("HYDRA_FULL_ERROR", "") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # so that errors reach this place
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    for message in QUIET:
+        warnings.filterwarnings("ignore", message=message)
+    try:
+        script()
+    except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
+        if traceback:
+            raise
+        sys.exit(f"error: {one_line(error)} (HYDRA_FULL_ERROR=1 shows where)")
+
+
+def one_line(error: BaseException) -> str:
+    """What a user reads: the cause of an error, in one line."""
+    while isinstance(error, HydraException) and error.__cause__ and "Error in call to target" in str(error):
+        error = error.__cause__
+    if key := re.match(r"Could not override '([^']+)'", str(error)):
+        return unknown(key[1], known_keys(sys.argv))
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def known_keys(argv: list[str]) -> list[str]:
+    """The settings that exist with the groups and the experiment of this command line."""
+    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
+    chosen = [text for text in argv[1:] if text.partition("=")[0].lstrip("+") in groups]
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return list(flat(plain(compose(Path(argv[0]).stem, chosen))))
+
+
+def plain(config: DictConfig) -> Mapping[str, Any]:
+    """The same as dictionaries, interpolations unresolved."""
+    content: Any = OmegaConf.to_container(config)
+    return content
+
+
+def flat(config: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Dotted names of all values."""
+    for key in config:
+        if isinstance(config[key], Mapping):
+            yield from flat(config[key], f"{path}{key}.")
+        else:
+            yield f"{path}{key}"
+
+
+def checked(config: DictConfig) -> Path:
+    """Refuse settings that nothing reads; name the run after its directory, and return that."""
+    primary = OmegaConf.load(CONF / f"{HydraConfig.get().job.config_name}.yaml")
+    groups = [str(name) for entry in primary.defaults if isinstance(entry, DictConfig) for name in entry]
+    refuse_unknown(plain(config), [*map(str, primary), *groups])
+    run = Path(HydraConfig.get().runtime.output_dir)
+    config.run = run.name
+    return run
+
+
+def require(inputs: Iterable[Callable[[], Any]]) -> None:
+    """Call each; if any finds nothing, raise one FileNotFoundError that says all that is missing."""
+    missing = []
+    for find in inputs:
+        try:
+            find()
+        except FileNotFoundError as error:
+            missing.append(str(error))
+    if missing:
+        raise FileNotFoundError("; and ".join(dict.fromkeys(missing)))
+
+
+def end(loggers: Iterable[Logger], run: Path) -> None:
+    """Close the loggers, and print the last line, which other programs read."""
+    for logger in loggers:
+        logger.finalize("success")
+        if isinstance(logger, WandbLogger):
+            logger.experiment.finish()
+    say(f"run: {run}")
+
+
+def is_multirun() -> bool:
+    """Whether this job is one of several (python train.py -m ...)."""
+    return HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+def say(text: Any) -> None:
+    """Print a line or a table, also where a progress bar is drawn."""
+    rich.get_console().print(text, soft_wrap=isinstance(text, str), highlight=False, markup=False)

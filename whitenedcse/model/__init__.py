@@ -1,0 +1,1 @@
+"""From a ragged batch of token ids to sentence vectors."""

@@ -1,0 +1,96 @@
+"""A checkpoint on disk: everything that makes an embedder, in one directory.
+
+It is at once a Transformers directory (weights, tokenizer), a Sentence-Transformers one (modules.json) where
+that library can express the embedding, and ours (`whitenedcse.json`, `head.safetensors`). No pickles.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+from whitenedcse.model import sentence_transformers
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.encoder import folder, pretrained
+from whitenedcse.model.head import Head, Whitening
+from whitenedcse.model.pooling import Pooling
+
+SETTINGS = "whitenedcse.json"
+
+
+def save(embedder: Embedder, directory: Path) -> None:
+    """Write the checkpoint beside the directory, then put it in its place: a kill leaves no half of one."""
+    new, old = directory.with_name(directory.name + ".new"), directory.with_name(directory.name + ".old")
+    for leftover in (new, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    new.mkdir(parents=True)
+    embedder.encoder.backbone.save_pretrained(new)
+    embedder.encoder.tokenizer.save_pretrained(new)
+    save_file({k: v.contiguous() for k, v in embedder.head.state_dict().items()}, new / "head.safetensors")
+    (new / SETTINGS).write_text(json.dumps(settings(embedder), indent=2))
+    sentence_transformers.write(embedder, new)
+    if directory.exists():
+        directory.rename(old)
+    new.rename(directory)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def settings(embedder: Embedder) -> dict[str, Any]:
+    """What, beside the weights, makes the embedding: plain values for `whitenedcse.json`."""
+    head = embedder.head
+    whitening = None if head.whitening is None else asdict(head.whitening)
+    return {
+        "pooling": {"kind": embedder.pooling.kind, "layers": list(embedder.pooling.layers)},
+        "head": {
+            "width": embedder.encoder.width,
+            "whitening": whitening,
+            "dense": head.linear is not None,
+            "position": head.position,
+        },
+        "embedding": embedder.embedding,
+        "max_length": embedder.max_length,
+    }
+
+
+def load(path: str, pooling: Pooling | None = None) -> Embedder:
+    """An embedder from a run directory, a checkpoint, a Sentence-Transformers or plain encoder, or a hub id.
+
+    pooling: for a plain encoder, which says nothing of its own (None is the paper's: cls of the last layer).
+        Raises ValueError where the checkpoint carries its own: that is part of what was trained.
+    """
+    directory = folder(path)
+    directory = directory / "best" if (directory / "best").is_dir() else directory
+    own, modules = directory / SETTINGS, directory / "modules.json"
+    if not (own.exists() or modules.exists()):
+        return plain(directory, pooling or Pooling(kind="cls", layers=[-1]))
+    if pooling is not None:
+        name = own.name if own.exists() else modules.name
+        raise ValueError(f"{path} carries its own pooling ({name}); leave pooling= and layers= out")
+    return ours(directory) if own.exists() else sentence_transformers.read(directory)
+
+
+def plain(directory: Path, pooling: Pooling) -> Embedder:
+    """An encoder that says nothing of pooling."""
+    encoder = pretrained(path=str(directory))
+    head = Head(width=encoder.width, whitening=None, dense=False, position="before")
+    return Embedder(encoder=encoder, pooling=pooling, head=head, embedding="encoder")
+
+
+def ours(directory: Path) -> Embedder:
+    """A checkpoint that `save` wrote."""
+    content = json.loads((directory / SETTINGS).read_text())
+    whitening = content["head"].pop("whitening")
+    head = Head(whitening=Whitening(**whitening) if whitening else None, **content["head"])
+    head.load_state_dict(load_file(directory / "head.safetensors"))
+    return Embedder(
+        encoder=pretrained(path=str(directory)),
+        pooling=Pooling(**content["pooling"]),
+        head=head,
+        embedding=content["embedding"],
+        max_length=content["max_length"],
+    ).eval()

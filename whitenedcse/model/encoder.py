@@ -1,0 +1,156 @@
+"""The encoder: a Transformers backbone as one function of a ragged batch.
+
+n: sentences    t: tokens of all sentences    l: longest sentence    d: width    k: layers asked for
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import HfApi, snapshot_download
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from torch import Tensor, nn
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
+
+from whitenedcse import ragged
+from whitenedcse.data.corpus import Corpus, read
+from whitenedcse.data.sources import located
+from whitenedcse.ragged import Ragged
+
+
+class Encoder(nn.Module):
+    """A backbone, its tokenizer, and the directory they came from (None for a new one).
+
+    Padding happens here and nowhere else. The length limit is the tokenizer's, or else the config's.
+    """
+
+    def __init__(self, backbone: nn.Module, tokenizer: Any, source: Path | None = None) -> None:
+        super().__init__()
+        quiet()
+        self.source = source
+        self.backbone: Any = backbone
+        self.tokenizer = tokenizer
+        config: Any = backbone.config
+        self.width: int = config.hidden_size
+        self.depth: int = config.num_hidden_layers
+        limit = tokenizer.model_max_length
+        positions = getattr(config, "max_position_embeddings", 512)
+        self.max_length: int = int(limit) if limit < 1e6 else positions
+
+    def forward(self, batch: Ragged, layers: Sequence[int]) -> Tensor:
+        """n sentences -> (k, t, d): the hidden states of the layers asked for; 0 is the embedding layer."""
+        wanted = [self.layer(layer) for layer in layers]
+        where = ragged.mask(batch)
+        padded = ragged.pad(batch, self.tokenizer.pad_token_id or 0)
+        every = wanted != [self.depth]
+        out = self.backbone(input_ids=padded, attention_mask=where.long(), output_hidden_states=every)
+        hidden = [out.hidden_states[layer] if every else out.last_hidden_state for layer in wanted]
+        return torch.stack([ragged.unpad(layer, where) for layer in hidden])
+
+    def layer(self, index: int) -> int:
+        """A layer counted from the embeddings: -1 -> depth. Raises ValueError outside -depth - 1 .. depth."""
+        if not -self.depth - 1 <= index <= self.depth:
+            raise ValueError(f"layer {index} does not exist: this encoder has layers 0 to {self.depth}")
+        return index % (self.depth + 1)
+
+    def pooler(self, x: Tensor) -> Tensor:
+        """(n, d) first tokens -> (n, d) through the checkpoint's own pooler (dense, tanh)."""
+        return self.backbone.pooler(x.unsqueeze(1))
+
+    @property
+    def has_pooler(self) -> bool:
+        """Whether the checkpoint came with the weights of a pooler."""
+        return getattr(self.backbone, "pooler", None) is not None
+
+
+def pretrained(*, path: str) -> Encoder:
+    """The encoder in a local directory, or with this id on the hub, in float32.
+
+    Raises FileNotFoundError where neither can be had, and ValueError if the checkpoint lacks weights: an
+    encoder is never left partly random. A pooler that the checkpoint does not bring is dropped.
+    """
+    source = folder(path)
+    quiet()
+    backbone, info = AutoModel.from_pretrained(source, output_loading_info=True)
+    missing = {name for name in info["missing_keys"] if "position_ids" not in name}
+    if any(name.startswith("pooler.") for name in missing):
+        backbone.pooler = None
+    if absent := sorted(name for name in missing if not name.startswith("pooler.")):
+        raise ValueError(f"{path} lacks weights of {type(backbone).__name__}: {', '.join(absent[:3])} ...")
+    return Encoder(backbone.float(), AutoTokenizer.from_pretrained(source), source)
+
+
+def small_bert(*, corpus: str, vocabulary: int, layers: int, width: int, heads: int) -> Encoder:
+    """The quick start's encoder: a BERT of random weights, its WordPiece tokenizer learnt from the corpus."""
+    lines, _ = read(Corpus(str(located(corpus))), longest=10_000)
+    tokenizer = wordpiece((line[0] for line in lines), vocabulary)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+        max_position_embeddings=tokenizer.model_max_length,
+    )
+    return Encoder(BertModel(config, add_pooling_layer=False), tokenizer)
+
+
+def wordpiece(sentences: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
+    """A lower-casing BERT tokenizer of at most `vocabulary` entries, learnt from the sentences."""
+    special = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+    model = Tokenizer(models.WordPiece(unk_token=special["unk"]))
+    model.normalizer = normalizers.BertNormalizer(lowercase=True)
+    model.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocabulary, special_tokens=list(special.values()), show_progress=False
+    )
+    model.train_from_iterator(sentences, trainer)
+    model.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        special_tokens=[(token, model.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
+    )
+    names = {f"{name}_token": token for name, token in special.items()}
+    return PreTrainedTokenizerFast(tokenizer_object=model, model_max_length=128, **names)
+
+
+def quiet() -> None:
+    """No reports and bars from Transformers: what matters of them is raised here as an error."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+
+
+def folder(path: str) -> Path:
+    """The local directory of a checkpoint: the path itself, or the hub's snapshot of it.
+
+    Of the weights only safetensors are fetched where the repository has them. Raises FileNotFoundError.
+    """
+    if Path(path).is_dir():
+        return Path(path)
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) or path.startswith("."):
+        raise FileNotFoundError(
+            f"no encoder in {path}: there is no such directory (looked in {Path(path).absolute()})"
+        )
+    try:
+        return Path(snapshot_download(path, allow_patterns=weights_and_settings(path), etag_timeout=10))
+    except Exception as reason:  # the hub client raises a dozen kinds
+        raise FileNotFoundError(
+            f"encoder {path}: no directory {Path(path).absolute()}, not in the hub cache, and the hub did not"
+            f" give it ({type(reason).__name__}); pass a local directory, e.g. encoder.path=/path/to/{path}"
+        ) from None
+
+
+def weights_and_settings(repository: str) -> list[str]:
+    """The files of a hub repository that an encoder needs."""
+    settings = ["*.json", "*.txt", "*.model"]
+    try:
+        names = HfApi().list_repo_files(repository)
+    except Exception:  # offline: whatever the cache holds
+        names = ["model.safetensors"]
+    return settings + (
+        ["*.safetensors"] if any(name.endswith(".safetensors") for name in names) else ["*.bin"]
+    )

@@ -1,0 +1,185 @@
+"""Projection heads: what stands between the pooled vector and the loss while training.
+
+v: views    n: sentences    d: width    g: groups    w = d / g: channels in a group
+
+The paper's head is SGW -> Linear(d, d) -> tanh ([1] section 4.1; its code has the same order).
+
+[1] WhitenedCSE, arXiv:2305.17746
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whitenedcse import whitening
+
+KINDS = ("pca", "zca", "group", "shuffled_group")
+PARTITIONS = ("view", "joint", "official_slice")
+POSITIONS = ("before", "after", "both")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whitening:
+    """How a head whitens.
+
+    kind: "pca" and "zca" whiten all d channels with momentum statistics ([1] Eq. 13, Table 3); "group" and
+        "shuffled_group" whiten groups with the statistics of the batch ([1] Eq. 5, 6).
+    groups: the NUMBER of groups (the paper's "group size"); None derives it from group_width.
+    gradient: "full", "centre" (the matrix is a constant, as in the official code) or "none".
+    partition: "view" (each view on its own, [1] section 3.2.2), "joint" (all views together), or
+        "official_slice" (v consecutive parts of the sentence-major batch, as the official code cuts it).
+    momentum: beta of Eq. 13; the running statistics serve evaluation, and training for pca and zca.
+    """
+
+    kind: str
+    groups: int | None
+    group_width: int | None
+    eps: float
+    shrinkage: float
+    gradient: whitening.Gradient
+    partition: str
+    momentum: float
+
+    def __post_init__(self) -> None:
+        choices = {"kind": KINDS, "gradient": ("full", "centre", "none"), "partition": PARTITIONS}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"whitening.{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}"
+                )
+        if self.kind == "pca" and self.gradient == "full":
+            raise ValueError("whitening.kind=pca has no full gradient (eigenvectors); use gradient=centre")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"whitening.momentum={self.momentum} is not in [0, 1)")
+
+    def width(self, d: int) -> int:
+        """Channels in a group when the embedding has d. Raises ValueError where groups do not divide d."""
+        if self.kind in ("pca", "zca"):
+            return d
+        if self.groups is not None:
+            return whitening.group_width(d, groups=self.groups)
+        return whitening.group_width(d, width=self.group_width)
+
+
+class Whitener(nn.Module):
+    """Whitening with a memory: batch statistics while training, running ones (Eq. 13) in eval mode.
+
+    x: (v, n, d) -> (v, n, d). Eval mode is deterministic: groups stand in channel order, unshuffled.
+    The running statistics are those of the views' average, and begin as the first batch's own.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    batches: Tensor
+
+    def __init__(self, settings: Whitening, d: int) -> None:
+        super().__init__()
+        self.settings = settings
+        self.width = settings.width(d)
+        self.register_buffer("mean", torch.zeros(d))
+        self.register_buffer("covariance", torch.eye(self.width).repeat(d // self.width, 1, 1))
+        self.register_buffer("batches", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(v, n, d) -> (v, n, d)."""
+        if not self.training:
+            return self.affine(x, self.mean, self.covariance)
+        batchwise = self.settings.kind in ("group", "shuffled_group")
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not batchwise):
+            mean, covariance = self.blended(x)
+        self.remember(mean.detach(), covariance.detach())
+        if batchwise:
+            return rearranged(x, self.settings.partition, self.over_batch)
+        return self.affine(x, mean, covariance)
+
+    def over_batch(self, x: Tensor) -> Tensor:
+        """(v, n, d) -> (v, n, d): each view by its own statistics and, if shuffled, its own permutation."""
+        settings = self.settings
+        options: Any = {"width": self.width, "eps": settings.eps, "shrinkage": settings.shrinkage}
+        if settings.kind == "group":
+            return whitening.group_whiten(x, gradient=settings.gradient, **options)
+        order = whitening.permutations(x.shape[:-2], x.shape[-1], device=x.device)
+        return whitening.shuffled_group_whiten(x, order, gradient=settings.gradient, **options)
+
+    def affine(self, x: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
+        """(v, n, d), (d,), (g, w, w) -> (v, n, d) by given statistics."""
+        if self.settings.gradient != "full":
+            covariance = covariance.detach()
+        if self.settings.gradient == "none":
+            mean = mean.detach()
+        grouped = (x - mean).unflatten(-1, (-1, self.width)).unsqueeze(-2)  # (v, n, g, 1, w)
+        return (grouped @ self.matrix(covariance)).flatten(-3)
+
+    def matrix(self, covariance: Tensor) -> Tensor:
+        """(g, w, w) covariances -> (g, w, w) whitening matrices for row vectors."""
+        covariance = whitening.shrink(covariance, self.settings.shrinkage)
+        return (whitening.pca if self.settings.kind == "pca" else whitening.zca)(
+            covariance, eps=self.settings.eps
+        )
+
+    def dense(self) -> tuple[Tensor, Tensor]:
+        """(d, d) weight and (d,) bias: eval mode as y = x @ weight.T + bias."""
+        matrix = torch.block_diag(*self.matrix(self.covariance))
+        return matrix.T, -self.mean @ matrix
+
+    def blended(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(v, n, d) -> (d,), (g, w, w): Eq. 13, the running statistics moved toward this batch's."""
+        groups = x.unflatten(-1, (-1, self.width)).movedim(-2, 1)  # (v, g, n, w)
+        mean, covariance = x.mean(dim=(0, 1)), whitening.covariance(groups).mean(dim=0)
+        beta = self.settings.momentum * (self.batches > 0)
+        return beta * self.mean + (1 - beta) * mean, beta * self.covariance + (1 - beta) * covariance
+
+    def remember(self, mean: Tensor, covariance: Tensor) -> None:
+        """Store the statistics in the buffers."""
+        self.mean.copy_(mean)
+        self.covariance.copy_(covariance)
+        self.batches += 1
+
+
+def rearranged(x: Tensor, partition: str, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply a function of (v, n, d) to another cut of the same rows, and put the rows back."""
+    if partition == "view":
+        return function(x)
+    if partition == "joint":
+        return function(x.flatten(0, 1).unsqueeze(0)).view_as(x)
+    sliced = x.transpose(0, 1).reshape(x.shape)  # sentence-major rows, cut into v consecutive parts
+    return function(sliced).reshape(x.shape[1], x.shape[0], -1).transpose(0, 1)
+
+
+class Head(nn.Module):
+    """Whitening before, after or on both sides of an optional dense layer; in float32 whatever surrounds it.
+
+    x: (v, n, d) -> z: (v, n, d). Without whitening and dense layer it is the identity.
+    """
+
+    def __init__(self, *, width: int, whitening: Whitening | None, dense: bool, position: str) -> None:
+        super().__init__()
+        if position not in POSITIONS:
+            raise ValueError(f"head.position={position!r} is not one of {', '.join(POSITIONS)}")
+        self.whitening, self.position = whitening, position
+        first, last = position in ("before", "both") or not dense, position in ("after", "both") and dense
+        self.before = Whitener(whitening, width) if whitening and first else None
+        self.linear = nn.Linear(width, width) if dense else None
+        self.after = Whitener(whitening, width) if whitening and last else None
+        if self.linear is not None:  # as BERT initialises its layers, and SimCSE its head
+            nn.init.normal_(self.linear.weight, std=0.02)
+            nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(v, n, d) -> (v, n, d)."""
+        with torch.autocast(x.device.type, enabled=False):
+            z = x.to(torch.promote_types(x.dtype, torch.float32))
+            z = self.before(z) if self.before is not None else z
+            z = self.dense(z) if self.linear is not None else z
+            return self.after(z) if self.after is not None else z
+
+    def dense(self, x: Tensor) -> Tensor:
+        """(..., d) -> (..., d): the linear layer and tanh alone. Raises ValueError without one."""
+        if self.linear is None:
+            raise ValueError("embedding=dense, but this head has no dense layer")
+        return torch.tanh(self.linear(x))

@@ -1,0 +1,54 @@
+"""Pooling: the hidden states of a ragged batch to one vector a sentence.
+
+n: sentences    t: tokens of all sentences    d: width    k: layers asked for
+
+    SimCSE's poolers         cls = pooler [-1]    cls_before_pooler = cls [-1]    avg = mean [-1]
+                             avg_top2 = mean [-2, -1]    avg_first_last = mean [1, -1], and [0, -1] in the
+                             version behind the published 56.70 (SimCSE issue 285)
+    WhiteningBERT's best     mean [1, 2, 12] (Figure 2); its Table 1 uses [1], [12] and [1, 12]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+KINDS = ("cls", "mean", "max", "pooler")
+
+
+class Pooling:
+    """One vector a sentence: a kind of pooling in each layer, averaged over the layers.
+
+    hidden: (k, t, d), offsets: (n + 1,) -> (n, d) in float32 (float64 stays).
+    Layer 0 is the embedding layer, -1 the last. "pooler" gives the first token as "cls" does; the dense
+    layer and tanh of the checkpoint's own pooler follow in the encoder. "mean" counts special tokens, as
+    SimCSE and WhiteningBERT do.
+    """
+
+    def __init__(self, *, kind: str, layers: Sequence[int]) -> None:
+        if kind not in KINDS:
+            raise ValueError(f"pooling.kind={kind!r} is not one of {', '.join(KINDS)}")
+        if not layers:
+            raise ValueError("pooling.layers is empty; name at least one layer, e.g. [-1]")
+        if kind == "pooler" and list(layers) != [-1]:
+            raise ValueError(f"pooling.kind=pooler reads the last layer only; pooling.layers={list(layers)}")
+        self.kind, self.layers = kind, tuple(int(layer) for layer in layers)
+
+    def __call__(self, hidden: Tensor, offsets: Tensor) -> Tensor:
+        """(k, t, d), (n + 1,) -> (n, d)."""
+        hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        if self.kind == "max":
+            return torch.stack([segment(layer, offsets, "max") for layer in hidden]).mean(dim=0)
+        if self.kind == "mean":
+            return segment(hidden.mean(dim=0), offsets, "mean")
+        return hidden[:, offsets[:-1]].mean(dim=0)
+
+    def __str__(self) -> str:
+        return f"{self.kind} over layers {list(self.layers)}"
+
+
+def segment(tokens: Tensor, offsets: Tensor, reduce: str) -> Tensor:
+    """(t, d), (n + 1,) -> (n, d): each sentence's own tokens reduced ("mean", "max")."""
+    return torch.segment_reduce(tokens, reduce, offsets=offsets, axis=0)

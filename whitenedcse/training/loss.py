@@ -1,0 +1,112 @@
+"""Contrastive losses over several views: z -> a scalar.
+
+v: views, the anchor first    n: sentences    d: width    h: hard negatives    tau: temperature
+s_pij: cosine of anchor i with sentence j in view p, over tau
+
+[1] WhitenedCSE, arXiv:2305.17746    [2] SimCSE, arXiv:2104.08821
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+FORMS = ("l1", "l2", "l2_literal")
+DENOMINATORS = ("view", "joint", "symmetric")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiPositiveLoss:
+    """Every view is a positive of the anchor view; the other sentences of the batch are negatives.
+
+    z: (v, n, d), negatives: (h, d) or None -> scalar, averaged over sentences. v = 2 is SimCSE's loss.
+
+    form: "l1" is the weighted sum of one cross-entropy for each positive ([1] Eq. 7).
+        "l2" is log sum_p lambda_p e^(cross-entropy_p); with one denominator for all positives that is
+        log(sum_p lambda_p e^(-s_p)) + log(sum_j e^(s_j)). It punishes the least similar positive most, as the
+        text below [1] Eq. 8 asks. Eq. 8 as printed has a minus in front of that logarithm and so pushes
+        positives apart: "l2_literal", refused unless `force_literal`.
+    denominator: candidates are the sentences of the positive's own view ("view"), the same with every view
+        also serving as anchor ("symmetric"), or the sentences of all views ("joint"; another positive of the
+        same sentence is never a negative).
+    weights: lambda of each positive, v - 1 numbers; a single one serves all.
+    hard_negative_log_weight: added to the logit of an anchor's own hard negative, so 0 is weight 1, as in
+        the code of [2].
+    """
+
+    form: str
+    temperature: float
+    weights: Sequence[float]
+    denominator: str
+    hard_negative_log_weight: float
+    force_literal: bool
+
+    def __post_init__(self) -> None:
+        for name, allowed in {"form": FORMS, "denominator": DENOMINATORS}.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"loss.{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
+        if self.form == "l2_literal" and not self.force_literal:
+            raise ValueError(
+                "loss.form=l2_literal is Eq. 8 as printed and pushes positives apart; use l2, or "
+                "loss.force_literal=true"
+            )
+        if not (math.isfinite(self.temperature) and self.temperature > 0):
+            raise ValueError(f"loss.temperature={self.temperature} must be finite and above 0")
+        if not self.weights or min(self.weights) <= 0:
+            raise ValueError(f"loss.weights={list(self.weights)} must be one or more positive numbers")
+
+    def __call__(self, z: Tensor, negatives: Tensor | None = None) -> Tensor:
+        """(v, n, d), (h, d) -> scalar. Raises ValueError for fewer than two views or two sentences."""
+        views, n, _ = z.shape
+        if views < 2 or n < 2:
+            raise ValueError(f"a contrastive loss needs 2 views of 2 sentences; got {views} of {n}")
+        z = normalize(z, dim=-1)
+        positives = z[1:]
+        s = z[0] @ positives.mT / self.temperature  # (v - 1, n, n)
+        extra = self.negative_logits(z[:1], negatives)
+        loss = self.combined(s, extra)
+        if self.denominator == "symmetric":
+            loss = (loss + self.combined(s.mT, self.negative_logits(positives, negatives))) / 2
+        return loss
+
+    def combined(self, s: Tensor, extra: Tensor) -> Tensor:
+        """(v - 1, n, n) logits, (v - 1 or 1, n, h) logits of hard negatives -> scalar."""
+        positive = s.diagonal(dim1=-2, dim2=-1)  # (v - 1, n)
+        denominator = self.log_denominators(s, extra)
+        log_weights = s.new_tensor(self.lambdas(len(s))).log().unsqueeze(-1)
+        if self.form == "l2_literal":
+            return -(log_weights - positive - denominator).logsumexp(dim=0).mean()
+        cross_entropy = denominator - positive
+        if self.form == "l2":
+            return (log_weights + cross_entropy).logsumexp(dim=0).mean()
+        return (log_weights.exp() * cross_entropy).sum(dim=0).mean()
+
+    def log_denominators(self, s: Tensor, extra: Tensor) -> Tensor:
+        """(v - 1, n, n), (v - 1 or 1, n, h) -> (v - 1, n): log of the sum over each positive's candidates."""
+        if self.denominator != "joint":
+            return torch.cat([s, extra.expand(len(s), -1, -1)], dim=-1).logsumexp(dim=-1)
+        own = torch.eye(s.shape[-1], dtype=torch.bool, device=s.device)
+        others = s.masked_fill(own, -math.inf).movedim(0, 1).flatten(1)  # (n, (v - 1) n)
+        others = torch.cat([others, extra[0]], dim=-1).logsumexp(dim=-1)
+        return torch.logaddexp(s.diagonal(dim1=-2, dim2=-1), others)
+
+    def negative_logits(self, anchors: Tensor, negatives: Tensor | None) -> Tensor:
+        """(k, n, d), (h, d) -> (k, n, h): logits of the hard negatives, n of which belong to the anchors."""
+        if negatives is None:
+            return anchors.new_empty(*anchors.shape[:2], 0)
+        logits = anchors @ normalize(negatives, dim=-1).mT / self.temperature
+        own = torch.eye(*logits.shape[-2:], device=logits.device, dtype=logits.dtype)
+        return logits + self.hard_negative_log_weight * own
+
+    def lambdas(self, positives: int) -> list[float]:
+        """The weight of each positive. Raises ValueError unless there is one weight, or one for each."""
+        if len(self.weights) not in (1, positives):
+            raise ValueError(
+                f"loss.weights={list(self.weights)} for {positives} positives; give 1 or {positives}"
+            )
+        return list(self.weights) * (positives if len(self.weights) == 1 else 1)

@@ -1,0 +1,143 @@
+"""Judging while training: dev score, shape of the space, whitening-only baselines, the best checkpoint.
+
+n: sentences    d: width    k: components kept after whitening
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from lightning import Callback, LightningModule, Trainer
+from numpy.typing import NDArray
+
+from whitenedcse.evaluation.geometry import alignment, uniformity
+from whitenedcse.evaluation.postprocess import Whitening, ladder
+from whitenedcse.evaluation.sts import Index, Subset, pairs_index, scores_of
+from whitenedcse.model import checkpoint
+from whitenedcse.ragged import rows
+
+METRIC = "dev/spearman"
+Values = dict[str, float | None]
+
+
+class Judge:
+    """Scores frozen embeddings of a dev set, raw and whitened.
+
+    Names are stable: dev/spearman, dev/alignment, dev/uniformity, and dev/whitened_on_{dev,corpus}_k{k}.
+    Whitening fitted on the dev sentences themselves is transductive, on training sentences inductive.
+    Alignment is over the pairs scored above 4 (SimCSE's definition); what is undefined is None.
+    """
+
+    def __init__(self, dev: Subset) -> None:
+        self.dev = dev
+        self.sentences, self.index = pairs_index({"dev": [dev]})
+
+    def __call__(self, dev: NDArray[Any], corpus: NDArray[Any]) -> Values:
+        """(n, d) vectors of `sentences`, (m, d) of training sentences -> the values by name."""
+        positive = self.index["dev"][0][1][:, self.dev.gold > 4]
+        x = torch.from_numpy(dev)
+        values: Values = {METRIC: spearman(dev, self.index)}
+        values["dev/alignment"] = float(alignment(x[positive[0]], x[positive[1]])) if positive.size else None
+        values["dev/uniformity"] = float(uniformity(x))
+        for name, fitted in {"dev": Whitening.fit(dev), "corpus": Whitening.fit(corpus)}.items():
+            white = fitted.transform(dev)
+            for k in ladder(dev.shape[1]):
+                values[f"dev/whitened_on_{name}_k{k}"] = spearman(white[:, :k], self.index)
+        return values
+
+
+def spearman(vectors: NDArray[Any], index: Index) -> float | None:
+    """Spearman x 100 over the dev pairs, None where it is undefined."""
+    return scores_of(vectors, index)["tasks"]["dev"]["all"]
+
+
+class Row(NamedTuple):
+    """One judgement: the optimiser step it was made at, and its values."""
+
+    step: int
+    values: Values
+
+
+class Monitor(Callback):
+    """Judges before step 1, every `every` optimiser steps and at the end; keeps the best checkpoint.
+
+    The best is the highest dev/spearman after training began; it is written to `directory` at once. Training
+    stops early after `patience` judgements without a new best (None: never).
+    """
+
+    def __init__(
+        self,
+        *,
+        dev: Subset,
+        every: int,
+        patience: int | None,
+        sample: int,
+        directory: Path,
+        say: Callable[[str], None],
+    ) -> None:
+        if every < 1 or sample < 2:
+            raise ValueError(f"monitor.every={every} must be 1 or more, monitor.sample={sample} 2 or more")
+        self.judge, self.every, self.patience, self.sample = Judge(dev), every, patience, sample
+        self.directory, self.say = directory, say
+        self.rows: list[Row] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The score of the untouched encoder: a broken evaluation shows at once."""
+        self.measure(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """The score every `every` optimiser steps."""
+        if trainer.global_step % self.every == 0 and trainer.global_step != self.rows[-1].step:
+            self.measure(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The score at the end, unless it was just taken."""
+        if trainer.global_step != self.rows[-1].step:
+            self.measure(trainer, pl_module)
+
+    def measure(self, trainer: Trainer, module: Any) -> None:
+        """Judge, log, keep the checkpoint if it is the best, and stop if none was for too long."""
+        dev = module.embedder.encode(self.judge.sentences)
+        tokens = trainer.datamodule.sample_tokens(self.sample)  # type: ignore[attr-defined]
+        corpus = module.embedder.encode_rows(rows(tokens))
+        row = Row(trainer.global_step, self.judge(dev, corpus))
+        self.rows.append(row)
+        for logger in trainer.loggers:
+            logger.log_metrics({name: v for name, v in row.values.items() if v is not None}, step=row.step)
+        score = row.values[METRIC]
+        self.say(f"step {row.step}: {METRIC} " + ("undefined" if score is None else f"{score:.2f}"))
+        if len(self.rows) > 1 and self.best is row and trainer.is_global_zero:
+            checkpoint.save(module.embedder, self.directory)
+        if self.patience is not None and len(self.rows) - 1 - self.rows.index(self.best) >= self.patience:
+            trainer.should_stop = True
+
+    @property
+    def before(self) -> Row:
+        """The judgement of the untouched encoder."""
+        return self.rows[0]
+
+    @property
+    def best(self) -> Row:
+        """The judgement of the best checkpoint: the first of the highest dev/spearman after step 0."""
+        return max(
+            self.rows[1:] or self.rows, key=lambda row: -np.inf if (s := row.values[METRIC]) is None else s
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """`dev` of scores.json."""
+        before, best, last = self.before, self.best, self.rows[-1]
+        return {
+            "metric": METRIC,
+            "before": before.values[METRIC],
+            "best": best.values[METRIC],
+            "best_step": best.step,
+            "last": last.values[METRIC],
+            "last_step": last.step,
+            "n": len(self.judge.dev.gold),
+            "values_before": before.values,
+            "values_best": best.values,
+        }

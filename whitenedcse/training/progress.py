@@ -1,0 +1,39 @@
+"""Progress where there is no terminal to draw a bar in: plain lines, and few of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+
+LINES = 20  # in a run
+
+
+class PlainProgress(ProgressBar):
+    """A line at about every twentieth part of the run: step, loss, speed and time left."""
+
+    def __init__(self, *, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self.say = say
+        self.began = 0.0
+
+    def disable(self) -> None:
+        """Lightning silences the ranks that are not the first."""
+        self.say = lambda text: None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The clock starts after the score of the untouched encoder."""
+        self.began = time.monotonic()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """One line, if it is time for one."""
+        step, total = trainer.global_step, int(trainer.estimated_stepping_batches)
+        if step % max(1, total // LINES) and step != total:
+            return
+        pace = (time.monotonic() - self.began) / max(1, step)
+        left = time.strftime("%H:%M:%S", time.gmtime(pace * (total - step)))
+        loss = trainer.callback_metrics.get("train/loss", float("nan"))
+        self.say(f"step {step}/{total}  loss {float(loss):.4f}  {1 / pace:.2f} steps/s  left {left}")
