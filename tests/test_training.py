@@ -61,7 +61,7 @@ def module_of(encoder, mlm=None):
     )
 
 
-def fit(module, tmp_path, *callbacks, steps=6):
+def fit(module, tmp_path, *callbacks, steps=6, **settings):
     trainer = Trainer(
         max_epochs=1,
         accelerator="cpu",
@@ -71,6 +71,7 @@ def fit(module, tmp_path, *callbacks, steps=6):
         enable_model_summary=False,
         enable_checkpointing=False,
         log_every_n_steps=1,
+        **settings,
     )
     trainer.fit(module, EightSentences(module.embedder.encoder.tokenizer, steps))
     return trainer
@@ -117,6 +118,23 @@ def test_the_rate_falls_linearly_to_zero_after_the_warm_up():
         schedule.step()
     assert rates == pytest.approx([1 / 3, 2 / 3] + [i / 8 for i in range(8, 0, -1)])
     assert schedule.get_last_lr()[0] == 0
+
+
+def test_fused_steps_clip_gradients_under_autocast(bert, tmp_path):
+    module = module_of(bert)
+    module.optimizer = lambda parameters, total_steps: adamw(
+        parameters, total_steps=total_steps, lr=1e-3, weight_decay=0.0, warmup_steps=0
+    )
+    norms = []
+    module.on_before_optimizer_step = lambda optimizer: norms.append(
+        torch.nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
+    )
+    fit(module, tmp_path, steps=2, precision="bf16-mixed", gradient_clip_val=1e-3)
+    moved = module.optimizers().optimizer
+    assert moved.param_groups[0]["fused"]
+    clipped = torch.nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
+    assert min(norms) > 1e-2
+    assert float(clipped) == pytest.approx(1e-3, rel=1e-3)
 
 
 @pytest.mark.parametrize("lr", [0.0, -1.0, float("nan"), float("inf")])

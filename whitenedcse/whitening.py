@@ -6,9 +6,9 @@ Three engines give one symmetric (ZCA) transform; the shape picks one. Measured 
 Xeon thread, n = 64: speed of 3 views, d = 768, over the official layer (constant matrix) / autograd of eigh
 (full); largest output error against float64 at a condition (l_max + eps) / (l_min + eps) of 10 / 1e3 / 1e5.
 
-    w == 2  pair   closed form, elementwise                4.7x / 3.6x          7e-7 / 5e-5 / 1e-3
-    w <= n  eigen  eigenvectors of the (w, w) covariance   1.5x / 1.2x (w = 6)  4e-6 / 7e-5 / 2e-3 (w = 24)
-    w > n   Gram   eigenvectors of the (n, n) Gram matrix  110x / 118x (768)    1e-6 / 2e-5 / 6e-4 (768)
+    w == 2  pair   closed form, elementwise                5.0x / 3.1x           4e-7 / 4e-5 / 2e-3
+    w <= n  eigen  eigenvectors of the (w, w) covariance   1.7x / 1.25x (w = 6)  3e-6 / 6e-5 / 1e-3 (w = 24)
+    w > n   Gram   eigenvectors of the (n, n) Gram matrix  61x / 121x (768)      2e-6 / 4e-5 / 3e-3 (768)
 
 Everything runs in float32 (float64 stays) with autocast off, because bfloat16 statistics whiten to 1e-2 only;
 `torch.set_float32_matmul_precision` still applies, so leave it at "highest".
@@ -132,7 +132,7 @@ def group_whiten(
     if group_width(d, width=width) == 2:
         partner = torch.arange(d, device=x.device).expand(*x.shape[:-2], d) ^ 1  # 1 0 3 2 5 4 ...
         return _whiten_pairs(x, partner, eps, gradient, shrinkage)
-    # (..., g, n, w); one copy here saves one in each batched product, 5-20 % of the whole
+    # (..., g, n, w); one copy here saves one in each batched product: 5-20 % of the whole
     blocks = x.reshape(*x.shape[:-1], d // width, width).movedim(-2, -3).contiguous()
     return whiten(blocks, eps=eps, gradient=gradient, shrinkage=shrinkage).movedim(-3, -2).flatten(-2)
 
@@ -148,12 +148,13 @@ def shuffled_group_whiten(
     """
     if permutations.shape != (expected := x.shape[:-2] + x.shape[-1:]):
         raise ValueError(f"permutations are {tuple(permutations.shape)}, not {tuple(expected)} as x asks for")
-    inverse = permutations.argsort(dim=-1)
+    places = torch.arange(x.shape[-1], device=x.device).expand_as(permutations)
+    inverse = torch.empty_like(permutations).scatter_(-1, permutations, places)
     if group_width(x.shape[-1], width=width) == 2:  # moves channels once, not twice
         return _whiten_pairs(x, permutations.gather(-1, inverse ^ 1), eps, gradient, shrinkage)
-    x = torch.take_along_dim(x, permutations.unsqueeze(-2), dim=-1)
+    x = x.gather(-1, permutations.unsqueeze(-2).expand_as(x))
     x = group_whiten(x, width=width, eps=eps, gradient=gradient, shrinkage=shrinkage)
-    return torch.take_along_dim(x, inverse.unsqueeze(-2), dim=-1)
+    return x.gather(-1, inverse.unsqueeze(-2).expand_as(x))
 
 
 def permutations(
@@ -222,7 +223,7 @@ def _whiten_by_gram(xc: Tensor, eps: float, shrinkage: float, *, through_matrix:
 def _whiten_pairs(x: Tensor, partner: Tensor, eps: float, gradient: Gradient, shrinkage: float) -> Tensor:
     """Whiten each channel with its partner. x: (..., n, d), partner: (..., d), its own inverse."""
     xc = _centred(x, 2, eps, gradient)
-    mate = torch.take_along_dim(xc, partner.unsqueeze(-2), dim=-1)
+    mate = xc.gather(-1, partner.unsqueeze(-2).expand_as(xc))
     with torch.set_grad_enabled(gradient == "full" and torch.is_grad_enabled()):
         variance, product = (xc * xc).mean(dim=-2), (xc * mate).mean(dim=-2)
         cov = torch.stack((variance, product, product, variance.gather(-1, partner)), dim=-1)

@@ -28,6 +28,8 @@ def adamw(
     vectors = [parameter for parameter in trained if parameter.ndim <= 1]  # biases and norms never decay
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = AdamW(groups, lr=lr, fused=trained[0].device.type in ("cpu", "cuda"))
+    # Fused AdamW offers to unscale fp16 gradients itself, and Lightning then refuses to clip, in bf16 too.
+    optimizer._step_supports_amp_scaling = False
 
     def factor(step: int) -> float:
         if step < warmup_steps:
