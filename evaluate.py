@@ -38,9 +38,11 @@ def judge(cfg: DictConfig) -> float | None:
 
 def pooling(cfg: DictConfig) -> Pooling | None:
     """What the command line asks for; None where it says nothing."""
-    if cfg.pooling is None and cfg.layers is None:
+    asked = cfg.get("pooling")
+    if asked is None and cfg.layers is None:
         return None
-    return Pooling(kind=cfg.pooling or "cls", layers=[-1] if cfg.layers is None else cfg.layers)
+    layers = cfg.layers if cfg.layers is not None else asked.layers
+    return Pooling(kind=asked.kind if asked is not None else "cls", layers=layers)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import hydra
-import rich
 from hydra.utils import instantiate
 from lightning import Trainer, seed_everything
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, RichProgressBar
-from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from omegaconf import DictConfig, OmegaConf
 
 from whitenedcse import launch
@@ -21,9 +16,10 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import folder
 from whitenedcse.report import record
 from whitenedcse.report.tables import training_table
+from whitenedcse.training.loggers import csv_logger
 from whitenedcse.training.module import ContrastiveTraining
 from whitenedcse.training.monitor import Monitor
-from whitenedcse.training.progress import PlainProgress
+from whitenedcse.training.progress import progress_bar
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
@@ -36,19 +32,11 @@ def train(cfg: DictConfig) -> float | None:
     module, data = built(cfg)
     (dev,) = subsets(cfg.monitor.dev)
     monitor: Monitor = instantiate(cfg.monitor)(dev=dev, directory=run / "best", say=launch.say)
-    keep = ModelCheckpoint(
-        run / "checkpoints", "last", every_n_train_steps=monitor.every, enable_version_counter=False
-    )
-    bar = RichProgressBar() if rich.get_console().is_terminal else PlainProgress(say=launch.say)
-    loggers: list[Logger] = [CSVLogger(run.parent, name=run.name, version="")]
-    if cfg.logger:
-        loggers.append(instantiate(cfg.logger)(run=run))
-    callbacks = [monitor, LearningRateMonitor("step"), bar, keep]
+    keep = ModelCheckpoint(run / "checkpoints", "last", every_n_train_steps=monitor.every)
+    callbacks = [monitor, LearningRateMonitor("step"), progress_bar(launch.say), keep]
+    loggers = [csv_logger(run), *([instantiate(cfg.logger)(run=run)] if cfg.logger else [])]
     trainer: Trainer = instantiate(cfg.trainer)(logger=loggers, callbacks=callbacks)
-    if launch.is_multirun() and trainer.world_size > 1:
-        raise ValueError(
-            f"-m with {trainer.world_size} devices would restart the sweep in each; add trainer.devices=1"
-        )
+    launch.refuse_restart(trainer.world_size)
     data.setup("fit")
     launch.say(data.counts)
     trainer.fit(module, data)
@@ -58,19 +46,15 @@ def train(cfg: DictConfig) -> float | None:
     summary = monitor.summary()
     record.write_json(run / "scores.json", {"dev": summary})
     launch.say(training_table(summary))
-    launch.say(
-        f"best checkpoint: {run / 'best'}   metrics: {run / 'metrics.csv'}   scores: {run / 'scores.json'}"
-    )
+    launch.say(f"best checkpoint: {run}/best   metrics: {run}/metrics.csv   scores: {run}/scores.json")
     launch.end(loggers, run)
     return summary["best"]
 
 
 def require_inputs(cfg: DictConfig) -> None:
     """Find (or fetch) encoder, corpus and dev set before anything else; say all that is missing in one go."""
-    wanted: list[Callable[[], Any]] = [lambda: located(cfg.data.corpus), lambda: subsets(cfg.monitor.dev)]
-    if "path" in cfg.encoder:
-        wanted.insert(0, lambda: folder(cfg.encoder.path))
-    launch.require(wanted)
+    encoder = [lambda: folder(cfg.encoder.path)] if "path" in cfg.encoder else []
+    launch.require([*encoder, lambda: located(cfg.data.corpus), lambda: subsets(cfg.monitor.dev)])
 
 
 def built(cfg: DictConfig) -> tuple[ContrastiveTraining, SentenceData]:

@@ -1,5 +1,10 @@
 """The encoder gives Transformers' own hidden states, whatever the batch."""
 
+import ast
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from conftest import SENTENCES
@@ -7,7 +12,7 @@ from torch.testing import assert_close
 from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel
 
 from whitenedcse.data.tokens import token_ids
-from whitenedcse.model.encoder import Encoder, folder, pretrained, small_bert
+from whitenedcse.model.encoder import Encoder, folder, pretrained, small_bert, wordpiece
 from whitenedcse.ragged import ragged
 
 
@@ -66,6 +71,27 @@ def test_small_bert_knows_the_words_of_its_corpus(tmp_path):
     encoder = small_bert(corpus=str(tmp_path / "corpus.txt"), vocabulary=300, layers=1, width=8, heads=2)
     ids = token_ids(["The BAKER eats bread"], encoder.tokenizer, 32)[0]
     assert encoder.tokenizer.convert_ids_to_tokens(ids) == ["[CLS]", "the", "baker", "eats", "bread", "[SEP]"]
+
+
+def test_a_vocabulary_keeps_the_commonest_words_and_spells_the_rest():
+    tokenizer = wordpiece(["b b b aa aa c", "aa zz b"], 5 + 2 * 4 + 1)  # special, letters, one word
+    assert tokenizer.convert_ids_to_tokens(tokenizer("AA zz q")["input_ids"]) == [
+        *("[CLS]", "aa", "z", "##z", "[UNK]", "[SEP]")
+    ]
+
+
+def test_every_process_numbers_a_vocabulary_alike():
+    module = "whitenedcse.model.encoder"
+    code = f"from {module} import wordpiece; print(wordpiece(['one two two, three'], 99).get_vocab())"
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True
+        )
+        for seed in ("1", "2")
+    ]
+    first, second = (ast.literal_eval(output.stdout.decode()) for output in outputs)
+    assert first == second
+    assert {"one", "two", "three", ",", "##w"} < set(first)
 
 
 def test_a_path_that_is_not_there_is_named():

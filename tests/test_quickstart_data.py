@@ -39,7 +39,7 @@ def test_the_generator_writes_the_committed_files_byte_for_byte(tmp_path):
 
 
 def test_counts_and_size():
-    assert (len(lines()), len(rows("dev.tsv")), len(rows("test.tsv"))) == (16_000, 1_000, 1_000)
+    assert (len(lines()), len(rows("dev.tsv")), len(rows("test.tsv"))) == (20_000, 750, 750)
     assert sum((FOLDER / name).stat().st_size for name in FILES) < 2_000_000
 
 
@@ -63,7 +63,7 @@ def test_gold_fills_every_fifth_of_the_scale(name):
     scores = [score for score, *_ in rows(name)]
     assert min(scores) == 0.0 and max(scores) == 5.0
     fifths = Counter(min(int(score), 4) for score in scores)
-    assert all(fifths[k] >= 100 for k in range(5)), fifths
+    assert all(fifths[k] >= 75 for k in range(5)), fifths
 
 
 @pytest.mark.parametrize("name", ["dev.tsv", "test.tsv"])

@@ -110,9 +110,10 @@ def end(loggers: Iterable[Logger], run: Path) -> None:
     say(f"run: {run}")
 
 
-def is_multirun() -> bool:
-    """Whether this job is one of several (python train.py -m ...)."""
-    return HydraConfig.get().mode == RunMode.MULTIRUN
+def refuse_restart(devices: int) -> None:
+    """Raise ValueError for a multirun's job on several devices: each would restart the whole sweep."""
+    if HydraConfig.get().mode == RunMode.MULTIRUN and devices > 1:
+        raise ValueError(f"-m with {devices} devices would restart the sweep in each; add trainer.devices=1")
 
 
 def say(text: Any) -> None:

@@ -44,12 +44,6 @@ def _precise(function: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Con
 
 
 @_precise
-def affine(x: Tensor, mean: Tensor, matrix: Tensor) -> Tensor:
-    """(x - mean) @ matrix, in the precision of x. x: (..., n, d), mean: (..., 1, d) or (d,)."""
-    return (x - mean.to(x)) @ matrix.to(x)
-
-
-@_precise
 def covariance(x: Tensor) -> Tensor:
     """x: (..., n, d) -> (..., d, d). Divides by n, not n - 1, as the official code of [1] does."""
     xc = x - x.mean(dim=-2, keepdim=True)
@@ -92,12 +86,22 @@ def zca(cov: Tensor, *, eps: float) -> Tensor:
 def pca(cov: Tensor, *, eps: float) -> Tensor:
     """Rotation onto the principal axes, then unit variance: x @ W, columns by descending variance.
 
-    cov: (..., d, d) -> (..., d, d). The entry of largest magnitude in each column is positive.
+    cov: (..., d, d) -> (..., d, d). Signs are those of `principal_axes`.
     No gradient: eigenvectors have none at equal eigenvalues. eps = 0 only for full rank.
     """
-    eigenvalues, u = torch.linalg.eigh(cov)
-    u = u * u.gather(-2, u.abs().argmax(dim=-2, keepdim=True)).sign()
-    return (u * (eigenvalues.clamp_min(0) + eps).rsqrt().unsqueeze(-2)).flip(-1)
+    variances, axes = principal_axes(cov)
+    return axes * (variances + eps).rsqrt().unsqueeze(-2)
+
+
+@torch.no_grad()
+def principal_axes(cov: Tensor) -> tuple[Tensor, Tensor]:
+    """(..., d, d) -> variances (..., d), largest first and none below 0, and axes (..., d, d) as columns.
+
+    The entry of largest magnitude in each axis is positive.
+    """
+    variances, axes = torch.linalg.eigh(cov)
+    signs = axes.gather(-2, axes.abs().argmax(dim=-2, keepdim=True)).sign()
+    return variances.clamp_min(0).flip(-1), (axes * signs).flip(-1)
 
 
 @_precise

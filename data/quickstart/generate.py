@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple, TypeVar
 
-SEED, SENTENCES, PAIRS = 0, 16_000, 1_000
+SEED, SENTENCES, PAIRS = 0, 20_000, 750
 T = TypeVar("T")
 
 # One person an entry: first name, last name, then the words for what only this person does.
@@ -59,13 +59,13 @@ clumsily/awkwardly|proudly/boastfully|silently/noiselessly"""
 OPENINGS = (
     "",
     "",
-    "as far as any of us can tell,",
-    "it has been said by many that",
-    "if the papers are to be believed,",
-    "people in the town like to say that",
+    "as far as we can tell,",
+    "many have said that",
+    "if the papers are right,",
+    "people in town say that",
 )
 
-CLOSINGS = ("", "", "", "or so we have been told", "to the surprise of us all", "and nobody knows why")
+CLOSINGS = ("", "", "", "or so we hear", "to our surprise", "and nobody knows why")
 
 FRAMES = (
     "{s} {m} {v} {o}",

@@ -8,7 +8,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from whitenedcse.whitening import covariance, principal_axes
 
 RANK = 1e-12  # of the largest variance; all-MiniLM-L6-v2 on STS: three empty axes at 3e-16, then 1.2e-3
 
@@ -34,12 +37,9 @@ class Whitening(NamedTuple):
         if not np.isfinite(x).all():
             raise ValueError(f"whitening met NaN or infinity in row {np.argmin(np.isfinite(x).all(axis=1))}")
         first, x = x[0], x - x[0]  # equal rows become exact zeros, which a rounded mean would not grant
-        centre = x.mean(axis=0)
-        x -= centre
-        values, u = np.linalg.eigh(x.T @ x / len(x))
-        values, u = values[::-1], u[:, ::-1]
-        kept = values > RANK * values[0]
-        return cls(first + centre, np.where(kept, u / np.sqrt(np.where(kept, values, 1)), 0))
+        variances, axes = (t.numpy() for t in principal_axes(covariance(torch.from_numpy(x))))
+        kept = variances > RANK * variances[0]
+        return cls(first + x.mean(axis=0), np.where(kept, axes / np.sqrt(np.where(kept, variances, 1)), 0))
 
     def transform(self, x: NDArray[Any], k: int | None = None) -> NDArray[np.float64]:
         """(n, d) -> (n, k): the k components of most variance, all d by default; section 3.3 of [1]."""

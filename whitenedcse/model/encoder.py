@@ -6,13 +6,14 @@ n: sentences    t: tokens of all sentences    l: longest sentence    d: width   
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import HfApi, snapshot_download
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
@@ -101,19 +102,22 @@ def small_bert(*, corpus: str, vocabulary: int, layers: int, width: int, heads: 
 
 
 def wordpiece(sentences: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """A lower-casing BERT tokenizer of at most `vocabulary` entries, learnt from the sentences."""
+    """A lower-casing WordPiece tokenizer of at most `vocabulary` entries: all letters, the commonest words.
+
+    Equal sentences give equal ids; the tokenizers library's own trainer numbers anew in each process.
+    """
     special = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-    model = Tokenizer(models.WordPiece(unk_token=special["unk"]))
-    model.normalizer = normalizers.BertNormalizer(lowercase=True)
-    model.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocabulary, special_tokens=list(special.values()), show_progress=False
+    normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    counts = Counter(
+        word for text in sentences for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))
     )
-    model.train_from_iterator(sentences, trainer)
-    model.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        special_tokens=[(token, model.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
-    )
+    letters = sorted(set().union(*counts))
+    tokens = [*special.values(), *letters, *(f"##{letter}" for letter in letters)]
+    words = sorted((word for word in counts if len(word) > 1), key=lambda word: (-counts[word], word))
+    tokens += words[: max(0, vocabulary - len(tokens))]
+    model = Tokenizer(models.WordPiece({token: i for i, token in enumerate(tokens)}, unk_token="[UNK]"))
+    model.normalizer, model.pre_tokenizer = normalizer, splitter
+    model.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     names = {f"{name}_token": token for name, token in special.items()}
     return PreTrainedTokenizerFast(tokenizer_object=model, model_max_length=128, **names)
 

@@ -9,7 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import ParseResult, urlparse
 
-from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+
+
+def csv_logger(run: Path) -> CSVLogger:
+    """metrics.csv in the run directory: the record that every run has."""
+    return CSVLogger(run.parent, name=run.name, version="")
 
 
 def wandb_logger(*, project: str, run: Path) -> WandbLogger:

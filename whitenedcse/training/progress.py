@@ -6,10 +6,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import rich
 from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 
 LINES = 20  # in a run
+
+
+def progress_bar(say: Callable[[str], None]) -> ProgressBar:
+    """A bar in a terminal, plain lines elsewhere."""
+    return RichProgressBar() if rich.get_console().is_terminal else PlainProgress(say=say)
 
 
 class PlainProgress(ProgressBar):

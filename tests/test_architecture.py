@@ -1,0 +1,182 @@
+"""The house as the README's layout table draws it: who may import whom, and what a setting builds."""
+
+import ast
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+ROOT = Path(__file__).parents[1]
+CONF = ROOT / "conf"
+FILES = sorted((ROOT / "whitenedcse").rglob("*.py"))
+
+# room: the rooms it may import, beside its own package's __init__
+ROOMS = {
+    "__init__": ["model.embedder"],
+    "whitening": [],
+    "ragged": [],
+    "settings": [],
+    "data.corpus": [],
+    "data.sources": ["data"],
+    "data.tokens": ["data", "ragged"],
+    "data.datamodule": ["data", "ragged"],
+    "model.encoder": ["data", "ragged"],
+    "model.pooling": [],
+    "model.head": ["whitening"],
+    "model.embedder": ["model", "ragged", "data.tokens"],
+    "model.sentence_transformers": ["model"],
+    "model.checkpoint": ["model"],
+    "training.loss": [],
+    "training.optim": [],
+    "training.mlm": ["model", "ragged"],
+    "training.module": ["training", "model", "data"],
+    "training.monitor": ["training", "model.checkpoint", "evaluation", "ragged"],
+    "training.progress": [],
+    "training.loggers": [],
+    "evaluation.sts": [],
+    "evaluation.geometry": [],
+    "evaluation.postprocess": ["whitening"],
+    "evaluation.suite": ["evaluation", "data.sources"],
+    "report.record": [],
+    "report.tables": ["evaluation"],
+    "launch": ["settings"],
+}
+
+GROUPS = {  # conf/<group> builds symbols of
+    "data": "whitenedcse.data.datamodule",
+    "encoder": "whitenedcse.model.encoder",
+    "pooling": "whitenedcse.model.pooling",
+    "head": "whitenedcse.model.head",
+    "loss": "whitenedcse.training.loss",
+    "optim": "whitenedcse.training.optim",
+    "monitor": "whitenedcse.training.monitor",
+    "logger": "whitenedcse.training.loggers",
+    "mlm": "whitenedcse.training.mlm",
+    "trainer": "lightning",
+}
+
+
+def room(path):
+    name = ".".join(path.relative_to(ROOT / "whitenedcse").with_suffix("").parts)
+    return name.removesuffix(".__init__") if name != "__init__" else name
+
+
+def imports(path):
+    """The rooms that a file imports, and the outside packages."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "whitenedcse":
+            yield from (f"whitenedcse.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module.startswith("whitenedcse."):
+            submodules = [f"{node.module}.{alias.name}" for alias in node.names]
+            known = [name for name in submodules if name.removeprefix("whitenedcse.") in ROOMS]
+            yield from known or [node.module]
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if room(p) in ROOMS or p.name != "__init__.py"], ids=room)
+def test_a_room_imports_only_from_the_rooms_the_table_allows(path):
+    used = {name.removeprefix("whitenedcse.") for name in imports(path) if name.startswith("whitenedcse.")}
+    allowed = ROOMS[room(path)]  # a new file has no line in the table: write one
+    assert {name for name in used if not any(f"{name}.".startswith(f"{a}.") for a in allowed)} == set()
+
+
+def test_every_line_of_the_table_is_a_room():
+    assert set(ROOMS) <= {room(path) for path in FILES}
+
+
+def test_only_the_launcher_knows_hydra_and_nobody_wandb():
+    users = {
+        room(path) for path in FILES if any(n.split(".")[0] in ("hydra", "wandb") for n in imports(path))
+    }
+    assert users == {"launch"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=room)
+def test_files_are_short_and_named_for_what_they_hold(path):
+    assert len(path.read_text().splitlines()) <= 250
+    assert path.stem not in ("utils", "helpers", "common", "misc", "base")
+
+
+@pytest.mark.parametrize("name", ["train.py", "evaluate.py"])
+def test_the_scripts_are_short(name):
+    assert len((ROOT / name).read_text().splitlines()) <= 80
+
+
+def composed(*overrides, name="train"):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return OmegaConf.to_container(compose(name, ["run=x", *overrides]))
+
+
+def targets(node):
+    """Every mapping with a _target_ in a config."""
+    if isinstance(node, dict):
+        if "_target_" in node:
+            yield node
+        for value in node.values():
+            yield from targets(value)
+
+
+OPTIONS = [(p.parent.name, p.stem) for p in sorted(CONF.glob("*/*.yaml")) if p.parent.name in GROUPS]
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_an_option_builds_a_symbol_of_the_module_it_is_named_after(group, option):
+    config = composed(f"{group}={option}")[group] or {}
+    for node in targets(config):
+        module, _, symbol = node["_target_"].rpartition(".")
+        assert module == GROUPS[group]
+        assert hasattr(importlib.import_module(module), symbol)
+
+
+def unbound(node):
+    """Settings of a mapping that its symbol has no parameter for, and parameters without a value."""
+    module, _, name = node["_target_"].rpartition(".")
+    parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
+    given = {key for key in node if not key.startswith("_")}
+    needed = (
+        {key for key, p in parameters.items() if p.default is p.empty} if not node.get("_partial_") else set()
+    )
+    return given - set(parameters) | needed - given
+
+
+@pytest.mark.parametrize("experiment", sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))
+def test_every_setting_of_an_experiment_reaches_a_parameter(experiment):
+    for node in targets(composed(f"+experiment={experiment}")):
+        assert unbound(node) == set(), node["_target_"]
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_setting_of_an_option_reaches_a_parameter(group, option):
+    for node in targets(composed(f"{group}={option}")):
+        assert unbound(node) == set(), node["_target_"]
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda path: path.stem)
+def test_an_experiment_opens_with_its_lab_note(path):
+    text = path.read_text()
+    assert text.startswith("# @package _global_\n# ")
+    assert f"python train.py +experiment={path.stem}" in text
+
+
+@pytest.mark.parametrize(
+    ("experiment", "d", "width"),
+    [("bert_base", 768, 2), ("bert_large", 1024, 2), ("roberta_base", 768, 3), ("roberta_large", 1024, 4)],
+)
+def test_published_group_counts_divide_the_encoders(experiment, d, width):
+    groups = composed(f"+experiment={experiment}")["head"]["whitening"]["groups"]
+    assert d == groups * width
+
+
+def test_the_readme_draws_every_room():
+    readme = (ROOT / "README.md").read_text()
+    for name in ROOMS:
+        file = re.sub(r"\.", "/", name) + ".py"
+        assert name == "__init__" or f"`{file}`" in readme, file

@@ -1,0 +1,49 @@
+"""Training learns: one batch by heart, and the quick start beyond its start."""
+
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SENTENCES, embedder_of, whitening
+from lightning import seed_everything
+from test_training import LOSS
+
+from whitenedcse.data.tokens import token_ids
+from whitenedcse.model.head import Head
+from whitenedcse.ragged import ragged, repeat
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("kind", [None, "group", "shuffled_group"])
+def test_one_batch_is_learnt_by_heart(bert, kind):
+    seed_everything(0, verbose=False)
+    settings = whitening(kind=kind, eps=1e-3) if kind else None
+    embedder = embedder_of(
+        bert, head=Head(width=16, whitening=settings, dense=True, position="before")
+    ).train()
+    batch = repeat(ragged(token_ids(SENTENCES, bert.tokenizer, 32)), 2)
+    optimizer = torch.optim.AdamW(embedder.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = LOSS(embedder.project(batch, None, n=len(SENTENCES), views=2)[0])
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert sum(losses[-10:]) < 0.3 * sum(losses[:10]), losses
+
+
+def test_a_fifth_of_the_quick_start_already_lifts_the_score(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(os.environ, "WHITENEDCSE_CACHE", str(tmp_path))
+    arguments = ["run=quick", "trainer.max_steps=60", "trainer.accelerator=cpu"]
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py"), *arguments])
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    dev = json.loads((tmp_path / "outputs" / "quick" / "scores.json").read_text())["dev"]
+    assert dev["best"] > dev["before"] + 10
+    assert capsys.readouterr().out.splitlines()[-1] == f"run: {tmp_path / 'outputs' / 'quick'}"

@@ -1,0 +1,213 @@
+"""train.py and evaluate.py as a user starts them: what they write, what they print, what they refuse."""
+
+import csv
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SENTENCES, embedder_of
+from safetensors.torch import load_file
+
+from whitenedcse.model import checkpoint
+from whitenedcse.model.embedder import Embedder
+
+ROOT = Path(__file__).parents[1]
+TINY = [
+    "encoder.width=16",
+    "encoder.layers=1",
+    "encoder.heads=2",
+    "monitor.every=2",
+    "trainer.accelerator=cpu",
+]
+TINY += ["trainer.log_every_n_steps=1"]
+
+
+def script(name, *arguments, cwd, **environment):
+    """The finished process of a script started in a fresh directory, offline and with a cache of its own."""
+    settings = {"WHITENEDCSE_CACHE": str(cwd / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, str(ROOT / name), *arguments],
+        cwd=cwd,
+        env=os.environ | settings | {"WHITENEDCSE_DATA": str(cwd / "data")} | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.fixture
+def refusal(monkeypatch, tmp_path):
+    """Starts a script in this process, offline and in an empty directory; gives the line it ends with."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WHITENEDCSE_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def start(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [str(ROOT / f"{name}.py"), *arguments])
+        with pytest.raises(SystemExit) as exit:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        return exit.value.code
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of four steps from a directory that is not the project's."""
+    cwd = tmp_path_factory.mktemp("user")
+    result = script(
+        "train.py", *TINY, "trainer.max_steps=4", "run=first", "logger=wandb", cwd=cwd, WANDB_API_KEY=""
+    )
+    assert result.returncode == 0, result.stderr
+    return cwd, result.stdout
+
+
+def test_the_last_line_names_the_run_directory(trained):
+    cwd, output = trained
+    assert output.splitlines()[-1] == f"run: {cwd / 'outputs' / 'first'}"
+
+
+def test_a_run_directory_holds_all_that_a_number_depends_on(trained):
+    run = trained[0] / "outputs" / "first"
+    versions = json.loads((run / "versions.json").read_text())
+    assert versions["packages"]["torch"] == torch.__version__
+    assert set(versions) == {"packages", "python", "commit", "machine", "threads"}
+    assert "group_width: 2" in (run / "config.yaml").read_text()
+    assert "${" not in (run / "config.yaml").read_text()  # resolved
+    assert (run / "checkpoints" / "last.ckpt").exists()
+    scores = json.loads((run / "scores.json").read_text())["dev"]
+    with (run / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    dev = {int(row["step"]): float(row["dev/spearman"]) for row in rows if row["dev/spearman"]}
+    assert set(dev) == {0, 2, 4}
+    assert scores["metric"] == "dev/spearman"
+    assert scores["before"] == pytest.approx(dev[0])
+    assert scores["best"] == pytest.approx(max(dev[2], dev[4]))
+    assert dev[scores["best_step"]] == pytest.approx(scores["best"])
+    assert sum(bool(row["train/loss"]) for row in rows) == 4
+
+
+def test_the_table_shows_the_baselines_beside_the_score(trained):
+    output = trained[1]
+    for words in (
+        "embedding as it is",
+        "whitened on dev sentences (transductive)",
+        "training sentences (inductive)",
+    ):
+        assert words in output
+    assert "20,000 lines, 0 blank dropped" in output
+
+
+def test_wandb_is_offline_without_an_account_and_one_run(trained):
+    runs = list((trained[0] / "outputs" / "first" / "wandb").glob("offline-run-*"))
+    assert len(runs) == 1
+    assert list(runs[0].glob("*.wandb"))
+
+
+def test_a_finished_run_is_not_overwritten(trained, refusal, monkeypatch):
+    cwd, _ = trained
+    before = load_file(cwd / "outputs" / "first" / "best" / "model.safetensors")
+    monkeypatch.chdir(cwd)
+    line = refusal("train", *TINY, "trainer.max_steps=1", "run=first")
+    assert "already holds a run; choose another name with run=NAME" in line
+    after = load_file(cwd / "outputs" / "first" / "best" / "model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_best_checkpoint_is_evaluated_and_scores_what_the_monitor_said(trained):
+    cwd, _ = trained
+    result = script("evaluate.py", "model=outputs/first", "tasks=quickstart", "run=judged", cwd=cwd)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == f"run: {cwd / 'outputs' / 'judged'}"
+    scores = json.loads((cwd / "outputs" / "judged" / "scores.json").read_text())
+    assert set(scores["tasks"]["quickstart/test"]) >= {"all", "mean", "wmean", "n", "subsets"}
+    assert scores["avg"]["all"] == scores["tasks"]["quickstart/test"]["all"]
+    dev = script("evaluate.py", "model=outputs/first", "tasks.names=[quickstart/dev]", "run=dev", cwd=cwd)
+    assert dev.returncode == 0, dev.stderr
+    again = json.loads((cwd / "outputs" / "dev" / "scores.json").read_text())["tasks"]["quickstart/dev"][
+        "all"
+    ]
+    assert again == pytest.approx(
+        json.loads((cwd / "outputs/first/scores.json").read_text())["dev"]["best"], abs=1e-6
+    )
+
+
+def test_pooling_of_a_trained_checkpoint_cannot_be_changed(trained, refusal):
+    run = trained[0] / "outputs" / "first"
+    line = refusal("evaluate", f"model={run}", "tasks=quickstart", "pooling=mean")
+    assert f"{run} carries its own pooling (whitenedcse.json); leave pooling= and layers= out" in line
+
+
+def test_pooling_of_a_plain_encoder_can(bert, tmp_path):
+    checkpoint.save(embedder_of(bert), tmp_path / "plain")
+    for name in ("whitenedcse.json", "modules.json"):
+        (tmp_path / "plain" / name).unlink()
+    arguments = ["model=plain", "tasks=quickstart", "pooling=mean", "layers=[1,-1]", "run=plain"]
+    result = script("evaluate.py", *arguments, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "pooling: mean over layers [1, -1]" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["optim.lrr=1"], "error: no setting 'optim.lrr'; the nearest is 'optim.lr'"),
+        (["+experiment=bert_base", "sed=1"], "error: no setting 'sed'; the nearest is 'seed'"),
+        (["+optim.lrr=1"], "error: no setting 'optim.lrr'; the nearest is 'optim.lr'"),
+        (
+            ["encoder=smal"],
+            "error: In 'train': Could not find 'encoder/smal' Available options in 'encoder': bert_base",
+        ),
+        (["loss.temperature=0"], "error: loss.temperature=0 must be finite and above 0"),
+        (["head.whitening.groups=3"], "error: groups=3"),
+        (["data.batch_size=1"], "error: batch_size=1"),
+        (["data=file", "data.corpus=my.txt"], "error: my.txt"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_line(arguments, message, refusal):
+    line = refusal("train", *arguments)
+    assert "\n" not in line
+    assert line.startswith(message)
+
+
+def test_a_misspelt_key_in_an_experiment_file_is_refused(tmp_path, refusal):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nhead: {whitening: {group: 4}}\n")
+    line = refusal("train", "+experiment=mine", f"hydra.searchpath=[file://{tmp_path}]")
+    assert line.startswith("error: no setting 'head.whitening.group'; the nearest is 'head.whitening.groups'")
+
+
+def test_without_a_network_all_that_is_missing_is_said_at_once(tmp_path, refusal):
+    line = refusal("train", "+experiment=bert_base")
+    assert line.startswith("error: encoder bert-base-uncased: no directory")
+    for part in (
+        "pass a local directory",
+        "wiki1m_for_simcse.txt",
+        str(tmp_path / "data"),
+        "WHITENEDCSE_DATA",
+        "senteval",
+    ):
+        assert part in line
+    assert not list((tmp_path / "outputs").rglob("best"))
+
+
+def test_help_and_the_resolved_config_are_readable(tmp_path):
+    text = script("train.py", "--help", cwd=tmp_path).stdout
+    assert "python train.py +experiment=bert_base" in text
+    assert "head: dense, group, identity, pca, shuffled_group, zca" in text
+    job = script("train.py", "+experiment=wiki_mini", "--cfg", "job", cwd=tmp_path).stdout
+    assert "sample: 32000" in job
+
+
+def test_a_sweep_gives_each_job_its_directory(tmp_path):
+    result = script("train.py", "-m", *TINY, "trainer.max_steps=1", "seed=1,2", "run=sweep", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    for job, seed in (("0", 1), ("1", 2)):
+        assert f"\nseed: {seed}" in (tmp_path / "outputs" / "sweep" / job / "config.yaml").read_text()
+        assert Embedder.load(tmp_path / "outputs" / "sweep" / job).encode(SENTENCES).shape == (8, 16)
