@@ -179,4 +179,4 @@ def test_the_readme_draws_every_room():
     readme = (ROOT / "README.md").read_text()
     for name in ROOMS:
         file = re.sub(r"\.", "/", name) + ".py"
-        assert name == "__init__" or f"`{file}`" in readme, file
+        assert name == "__init__" or f"`whitenedcse/{file}`" in readme, file

@@ -1,9 +1,14 @@
 """The encoder gives Transformers' own hidden states, whatever the batch."""
 
 import ast
+import hashlib
+import http.server
+import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -101,8 +106,74 @@ def test_a_path_that_is_not_there_is_named():
         folder("./nowhere/encoder")
 
 
-def test_an_encoder_that_the_hub_cannot_give_is_named(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A model hub on this machine that holds the files of `tmp_path / "remote"` as someone/encoder."""
+    files, asked = tmp_path / "remote", []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            path = self.path.partition("?")[0]
+            asked.append(path)
+            names = [
+                {"type": "file", "path": f.name, "rfilename": f.name, "size": 1} for f in files.iterdir()
+            ]
+            file = files / path.removeprefix("/someone/encoder/resolve/").partition("/")[2]
+            body = json.dumps({"id": "someone/encoder", "sha": "0" * 40, "siblings": names}).encode()
+            if "/tree/" in path:
+                body = json.dumps([name | {"oid": "0" * 40} for name in names]).encode()
+            elif "/resolve/" in path:
+                body = file.read_bytes()
+            self.send_response(200)
+            self.send_header("X-Repo-Commit", "0" * 40)
+            self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *args):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    yield asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_an_encoder_comes_from_the_hub_without_the_pickle_beside_it_and_then_from_the_cache(
+    bert, tmp_path, hub, monkeypatch
+):
+    bert.backbone.save_pretrained(tmp_path / "remote")
+    bert.tokenizer.save_pretrained(tmp_path / "remote")
+    (tmp_path / "remote" / "pytorch_model.bin").write_bytes(b"not asked for")
+    monkeypatch.chdir(tmp_path)
+    loaded = pretrained(path="someone/encoder")
+    assert torch.equal(
+        loaded.backbone.embeddings.word_embeddings.weight, bert.backbone.embeddings.word_embeddings.weight
+    )
+    assert not any("pytorch_model.bin" in path for path in hub)
+    with socket.socket() as free:  # the hub is gone
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
+    assert folder("someone/encoder") == loaded.source
+
+
+def test_an_encoder_that_the_hub_cannot_give_is_named_at_once(tmp_path, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("the client's own retries take 23 s"))
     with pytest.raises(
         FileNotFoundError, match="encoder bert-of-nobody: no directory.*pass a local directory"
     ):

@@ -95,10 +95,7 @@ def pca(cov: Tensor, *, eps: float) -> Tensor:
 
 @torch.no_grad()
 def principal_axes(cov: Tensor) -> tuple[Tensor, Tensor]:
-    """(..., d, d) -> variances (..., d), largest first and none below 0, and axes (..., d, d) as columns.
-
-    The entry of largest magnitude in each axis is positive.
-    """
+    """(..., d, d) -> variances (..., d), largest first, and axes as columns, their largest entry positive."""
     variances, axes = torch.linalg.eigh(cov)
     signs = axes.gather(-2, axes.abs().argmax(dim=-2, keepdim=True)).sign()
     return variances.clamp_min(0).flip(-1), (axes * signs).flip(-1)

@@ -5,6 +5,7 @@ n: sentences    t: tokens of all sentences    l: longest sentence    d: width   
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
@@ -22,6 +23,8 @@ from whitenedcse import ragged
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.sources import located
 from whitenedcse.ragged import Ragged
+
+SECONDS = 5  # to wait for the hub to answer at all
 
 
 class Encoder(nn.Module):
@@ -139,22 +142,21 @@ def folder(path: str) -> Path:
         raise FileNotFoundError(
             f"no encoder in {path}: there is no such directory (looked in {Path(path).absolute()})"
         )
+    hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
-        return Path(snapshot_download(path, allow_patterns=weights_and_settings(path), etag_timeout=10))
-    except Exception as reason:  # the hub client raises a dozen kinds
+        listed = [file.rfilename for file in hub.model_info(path, timeout=SECONDS).siblings or []]
+    except Exception as error:  # the hub client raises a dozen kinds
+        reason, listed = type(error).__name__, None
+    else:
+        reason = "its download broke off"
+    weights = (
+        "*.safetensors" if listed is None or any(f.endswith(".safetensors") for f in listed) else "*.bin"
+    )
+    try:  # without an answer from the hub, whatever the cache holds
+        patterns = ["*.json", "*.txt", "*.model", weights]
+        return Path(hub.snapshot_download(path, allow_patterns=patterns, local_files_only=listed is None))
+    except Exception:
         raise FileNotFoundError(
             f"encoder {path}: no directory {Path(path).absolute()}, not in the hub cache, and the hub did not"
-            f" give it ({type(reason).__name__}); pass a local directory, e.g. encoder.path=/path/to/{path}"
+            f" give it ({reason}); pass a local directory, e.g. encoder.path=/path/to/{path}"
         ) from None
-
-
-def weights_and_settings(repository: str) -> list[str]:
-    """The files of a hub repository that an encoder needs."""
-    settings = ["*.json", "*.txt", "*.model"]
-    try:
-        names = HfApi().list_repo_files(repository)
-    except Exception:  # offline: whatever the cache holds
-        names = ["model.safetensors"]
-    return settings + (
-        ["*.safetensors"] if any(name.endswith(".safetensors") for name in names) else ["*.bin"]
-    )
