@@ -124,6 +124,23 @@ def test_gradients_are_finite_even_for_equal_sentences(kind, gradient):
     assert x.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("gradient", ["full", "centre", "none"])
+def test_the_gradient_of_momentum_whitening_stops_where_the_setting_says(gradient):
+    whitener = Whitener(whitening(kind="zca", momentum=0.5, gradient=gradient), 8).double().train()
+    whitener(views(seed=1).double())
+    old_mean, old_covariance = whitener.mean.clone(), whitener.covariance[0].clone()
+    x, y = (views().double().requires_grad_() for _ in "xy")
+    grad = torch.randn(3, 32, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    whitener(x).backward(grad)
+    mean = (old_mean + y.mean(dim=(0, 1))) / 2
+    covariance = (old_covariance + torch.stack([torch.cov(v.T, correction=0) for v in y]).mean(0)) / 2
+    mean = mean.detach() if gradient == "none" else mean
+    covariance = covariance if gradient == "full" else covariance.detach()
+    values, u = torch.linalg.eigh(covariance + 1e-5 * torch.eye(8))
+    ((y - mean) @ (u / values.sqrt()) @ u.T).backward(grad)
+    assert_close(x.grad, y.grad)
+
+
 def test_statistics_travel_with_the_weights():
     trained, fresh = head(), head(seed=1)
     trained(views())

@@ -27,7 +27,7 @@ def wandb_logger(*, project: str, run: Path) -> WandbLogger:
 
 def tensorboard_logger(*, run: Path) -> TensorBoardLogger:
     """TensorBoard event files in the run directory."""
-    return TensorBoardLogger(save_dir=run.parent, name=run.name, version="tensorboard")
+    return TensorBoardLogger(save_dir=run.parent, name=run.name, version="", sub_dir="tensorboard")
 
 
 def has_key() -> bool:
