@@ -202,5 +202,5 @@ def test_embeddings_that_do_not_exist_are_refused(bert):
             head=Head(width=16, whitening=whitening(), dense=False, position="before"),
         )
     bert.backbone.pooler = None
-    with pytest.raises(ValueError, match="no trained pooler"):
+    with pytest.raises(ValueError, match="no pooler of its own"):
         embedder_of(bert, kind="pooler")

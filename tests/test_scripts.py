@@ -1,6 +1,7 @@
 """train.py and evaluate.py as a user starts them: what they write, what they print, what they refuse."""
 
 import csv
+import importlib.metadata
 import json
 import os
 import runpy
@@ -76,7 +77,7 @@ def test_the_last_line_names_the_run_directory(trained):
 def test_a_run_directory_holds_all_that_a_number_depends_on(trained):
     run = trained[0] / "outputs" / "first"
     versions = json.loads((run / "versions.json").read_text())
-    assert versions["packages"]["torch"] == torch.__version__
+    assert versions["packages"]["torch"] == importlib.metadata.version("torch")
     assert set(versions) == {"packages", "python", "commit", "machine", "threads"}
     assert "group_width: 2" in (run / "config.yaml").read_text()
     assert "${" not in (run / "config.yaml").read_text()  # resolved

@@ -23,7 +23,7 @@ from whitenedcse.training.module import ContrastiveTraining
 from whitenedcse.training.monitor import Judge, Monitor
 from whitenedcse.training.optim import adamw
 
-GOLD = np.array([5.0, 4.5, 4.2, 3.0, 2.0, 1.0, 0.5, 0.0])
+GOLD = np.array([5.0, 4.5, 4.2, 3.5, 2.0, 1.0, 0.5, 0.0])
 DEV = Subset("dev", SENTENCES, SENTENCES[3:] + SENTENCES[:3], GOLD)
 LOSS = MultiPositiveLoss(
     form="l1",
@@ -127,12 +127,12 @@ def test_fused_steps_clip_gradients_under_autocast(bert, tmp_path):
     )
     norms = []
     module.on_before_optimizer_step = lambda optimizer: norms.append(
-        torch.nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
+        float(torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]).norm())
     )
     fit(module, tmp_path, steps=2, precision="bf16-mixed", gradient_clip_val=1e-3)
     moved = module.optimizers().optimizer
     assert moved.param_groups[0]["fused"]
-    clipped = torch.nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
+    clipped = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]).norm()
     assert min(norms) > 1e-2
     assert float(clipped) == pytest.approx(1e-3, rel=1e-3)
 

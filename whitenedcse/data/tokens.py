@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -138,12 +138,11 @@ def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max
     sentences = list(chain.from_iterable(rows))
     dtype = np.uint16 if max(tokenizer.get_vocab().values()) < 1 << 16 else np.int32
     lengths = [0]
-    starts = range(0, len(sentences), BATCH)
-    console = Console(stderr=True)
+    starts: Iterable[int] = range(0, len(sentences), BATCH)
+    if sys.stderr.isatty():
+        starts = track(starts, "tokenising", console=Console(stderr=True), transient=True)
     with _durable(folder / "ids") as stream:
-        for start in track(
-            starts, "tokenising", console=console, transient=True, disable=not sys.stderr.isatty()
-        ):
+        for start in starts:
             batch = token_ids(sentences[start : start + BATCH], tokenizer, max_length)
             lengths.extend(map(len, batch))
             stream.write(np.fromiter(chain.from_iterable(batch), dtype).tobytes())

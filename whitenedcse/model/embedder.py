@@ -5,7 +5,7 @@ v: views    n: sentences    d: width
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -42,12 +42,11 @@ class Embedder(nn.Module):
             raise ValueError("embedding=dense, but this head has no dense layer")
         if pooling.kind == "pooler" and not encoder.has_pooler:
             raise ValueError(
-                "pooling.kind=pooler, but this checkpoint has no trained pooler; use cls or mean"
+                "pooling.kind=pooler, but this checkpoint has no pooler of its own; use cls or mean"
             )
         if pooling.kind != "pooler" and encoder.has_pooler:
-            encoder.backbone.pooler.requires_grad_(
-                False
-            )  # it takes no part: several devices would wait for it
+            # it takes no part, and several devices would wait for its gradient
+            encoder.backbone.pooler.requires_grad_(False)
         for layer in pooling.layers:
             encoder.layer(layer)  # raises for a layer that does not exist
         self.encoder, self.pooling, self.head, self.embedding = encoder, pooling, head, embedding
@@ -100,10 +99,11 @@ class Embedder(nn.Module):
     def encode_rows(self, rows: Sequence[Sequence[int]], *, progress: bool = False) -> NDArray[np.float32]:
         """n lists of token ids -> (n, d) array, as `encode`."""
         out = np.empty((len(rows), self.encoder.width), dtype=np.float32)
-        batches = list(by_length([len(row) for row in rows]))
+        batches: Iterable[list[int]] = list(by_length([len(row) for row in rows]))
+        batches = track(batches, "encoding", transient=True) if progress else batches
         was_training, device = self.training, next(self.parameters()).device
         self.eval()
-        for batch in track(batches, "encoding", disable=not progress, transient=True):
+        for batch in batches:
             tokens = ragged([rows[row] for row in batch])
             out[batch] = self.embed(Ragged(*(part.to(device) for part in tokens))).float().cpu().numpy()
         self.train(was_training)

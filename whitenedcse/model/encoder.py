@@ -81,7 +81,8 @@ def pretrained(*, path: str) -> Encoder:
     source = folder(path)
     quiet()
     backbone, info = AutoModel.from_pretrained(source, output_loading_info=True)
-    missing = {name for name in info["missing_keys"] if "position_ids" not in name}
+    prefix = f"{backbone.base_model_prefix}."  # on the names in older releases of Transformers
+    missing = {name.removeprefix(prefix) for name in info["missing_keys"] if "position_ids" not in name}
     if any(name.startswith("pooler.") for name in missing):
         backbone.pooler = None
     if absent := sorted(name for name in missing if not name.startswith("pooler.")):
