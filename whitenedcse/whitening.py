@@ -2,13 +2,13 @@
 
     n: sentences in the batch    d: embedding width    g: groups    w = d / g: channels in a group
 
-Three engines give one symmetric (ZCA) transform; the shape picks one. Measured by bench/whitening.py on one
-Xeon thread, n = 64: speed of 3 views, d = 768, over the official layer (constant matrix) / autograd of eigh
-(full); largest output error against float64 at a condition (l_max + eps) / (l_min + eps) of 10 / 1e3 / 1e5.
+Three engines give one symmetric (ZCA) transform; the shape picks one. bench/whitening.py on one EPYC thread,
+n = 64 (results/whitening): speed of 3 views, d = 768, over the official layer (constant matrix) / autograd of
+eigh (full); largest error against float64 at a condition (l_max + eps) / (l_min + eps) of 10 / 1e3 / 1e5.
 
-    w == 2  pair   closed form, elementwise                5.0x / 3.1x           4e-7 / 4e-5 / 2e-3
-    w <= n  eigen  eigenvectors of the (w, w) covariance   1.7x / 1.25x (w = 6)  3e-6 / 6e-5 / 1e-3 (w = 24)
-    w > n   Gram   eigenvectors of the (n, n) Gram matrix  61x / 121x (768)      2e-6 / 4e-5 / 3e-3 (768)
+    w == 2  pair   closed form, elementwise                4.3x / 3.6x           4e-7 / 4e-5 / 2e-3
+    w <= n  eigen  eigenvectors of the (w, w) covariance   1.6x / 1.25x (w = 6)  3e-6 / 6e-5 / 1e-3 (w = 24)
+    w > n   Gram   eigenvectors of the (n, n) Gram matrix  95x / 114x (768)      2e-6 / 4e-5 / 3e-3 (768)
 
 Everything runs in float32 (float64 stays) with autocast off, because bfloat16 statistics whiten to 1e-2 only;
 `torch.set_float32_matmul_precision` still applies, so leave it at "highest".
