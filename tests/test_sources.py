@@ -148,7 +148,9 @@ def test_an_archive_that_is_there_already_needs_no_hub(root):
     assert (senteval() / "SICK" / "SICK_trial.txt").read_bytes() == b"y\n"
 
 
-@pytest.mark.parametrize("member", [{"../outside.txt": b"!"}, {"link": "../../secret"}])
+@pytest.mark.parametrize(
+    "member", [{"../outside.txt": b"!"}, {"/outside.txt": b"!"}, {"link": "../../secret"}]
+)
 def test_an_archive_that_reaches_outside_is_refused(root, tmp_path, hub, member):
     hub["senteval.tar"] = archive(TREE | member)
     with pytest.raises(ValueError, match="senteval.tar: refused") as error:
