@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hydra
+import numpy as np
 import rich
 import torch
+from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
 
 from whitenedcse import launch
@@ -27,9 +29,13 @@ def judge(cfg: DictConfig) -> float | None:
     record.start(run, OmegaConf.to_yaml(cfg, resolve=True))
     embedder = checkpoint.load(cfg.model, pooling(cfg)).to("cuda" if torch.cuda.is_available() else "cpu")
     launch.say(f"model: {cfg.model}   pooling: {embedder.pooling}   embedding: {embedder.embedding}")
-    progress = rich.get_console().is_terminal
-    tasks = {name: subsets(name) for name in cfg.tasks.names}
-    scores = evaluate(tasks, lambda sentences: embedder.encode(sentences, progress=progress))
+    bar = rich.get_console().is_terminal
+
+    def encode(sentences: list[str]) -> NDArray[np.float32]:
+        launch.say(f"encoding {len(sentences):,} distinct sentences")
+        return embedder.encode(sentences, progress=bar)
+
+    scores = evaluate({name: subsets(name) for name in cfg.tasks.names}, encode)
     record.write_json(run / "scores.json", {"model": cfg.model, "pooling": str(embedder.pooling), **scores})
     launch.say(sts_table(scores))
     launch.end([], run)

@@ -73,7 +73,9 @@ def test_position_limit_comes_from_the_config_where_the_tokenizer_has_none(token
 
 def test_small_bert_knows_the_words_of_its_corpus(tmp_path):
     (tmp_path / "corpus.txt").write_text("\n".join(SENTENCES))
-    encoder = small_bert(corpus=str(tmp_path / "corpus.txt"), vocabulary=300, layers=1, width=8, heads=2)
+    encoder = small_bert(
+        corpus=str(tmp_path / "corpus.txt"), columns=[], vocabulary=300, layers=1, width=8, heads=2
+    )
     ids = token_ids(["The BAKER eats bread"], encoder.tokenizer, 32)[0]
     assert encoder.tokenizer.convert_ids_to_tokens(ids) == ["[CLS]", "the", "baker", "eats", "bread", "[SEP]"]
 

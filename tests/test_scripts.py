@@ -206,6 +206,27 @@ def test_help_and_the_resolved_config_are_readable(tmp_path):
     assert "sample: 32000" in job
 
 
+def test_triplets_train_with_their_hard_negatives(tmp_path):
+    rows = "".join(f"{a},{a} {b},{b}\n" for a in SENTENCES for b in SENTENCES)
+    (tmp_path / "triplets.csv").write_text("sent0,sent1,hard_neg\n" + rows)
+    arguments = ["data=nli", "data.corpus=triplets.csv", "data.batch_size=32", "views=2", "run=triplets"]
+    result = script("train.py", *TINY, *arguments, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "triplets.csv: 64 lines" in result.stdout
+    assert (
+        json.loads((tmp_path / "outputs" / "triplets" / "scores.json").read_text())["dev"]["last_step"] == 2
+    )
+
+
+def test_two_processes_make_one_run(tmp_path):
+    result = script("train.py", *TINY, "trainer.devices=2", "trainer.max_steps=2", "run=two", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["two"]
+    assert result.stdout.count("step 2: dev/spearman") == 1
+    assert result.stdout.count(f"run: {tmp_path / 'outputs' / 'two'}") == 1
+    assert json.loads((tmp_path / "outputs" / "two" / "scores.json").read_text())["dev"]["last_step"] == 2
+
+
 def test_a_sweep_gives_each_job_its_directory(tmp_path):
     result = script("train.py", "-m", *TINY, "trainer.max_steps=1", "seed=1,2", "run=sweep", cwd=tmp_path)
     assert result.returncode == 0, result.stderr

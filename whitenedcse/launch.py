@@ -18,6 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -116,6 +117,7 @@ def refuse_restart(devices: int) -> None:
         raise ValueError(f"-m with {devices} devices would restart the sweep in each; add trainer.devices=1")
 
 
+@rank_zero_only
 def say(text: Any) -> None:
-    """Print a line or a table, also where a progress bar is drawn."""
+    """Print a line or a table, also where a progress bar is drawn; once, however many devices there are."""
     rich.get_console().print(text, soft_wrap=isinstance(text, str), highlight=False, markup=False)

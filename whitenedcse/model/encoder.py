@@ -9,6 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +91,12 @@ def pretrained(*, path: str) -> Encoder:
     return Encoder(backbone.float(), AutoTokenizer.from_pretrained(source), source)
 
 
-def small_bert(*, corpus: str, vocabulary: int, layers: int, width: int, heads: int) -> Encoder:
+def small_bert(
+    *, corpus: str, columns: Sequence[str], vocabulary: int, layers: int, width: int, heads: int
+) -> Encoder:
     """The quick start's encoder: a BERT of random weights, its WordPiece tokenizer learnt from the corpus."""
-    lines, _ = read(Corpus(str(located(corpus))), longest=10_000)
-    tokenizer = wordpiece((line[0] for line in lines), vocabulary)
+    rows, _ = read(Corpus(str(located(corpus)), tuple(columns)), longest=10_000)
+    tokenizer = wordpiece(chain.from_iterable(rows), vocabulary)
     config = BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 
 PACKAGES = ("whitenedcse", "torch", "transformers", "lightning", "datasets", "hydra-core", "numpy", "scipy")
 
 
+@rank_zero_only
 def start(run: Path, config: str) -> None:
     """Write config.yaml and versions.json. Raises ValueError if the directory already holds a run."""
     if any((run / name).exists() for name in ("scores.json", "best", "checkpoints")):
