@@ -1,5 +1,10 @@
 """Tiny random encoders and a forty-word tokenizer, built here: no test needs a file it did not make."""
 
+import http.server
+import socket
+import threading
+from contextlib import contextmanager
+
 import pytest
 import torch
 from lightning import seed_everything
@@ -57,6 +62,25 @@ def encoder(request, tokenizer):
 @pytest.fixture
 def bert(tokenizer):
     return Encoder(backbone("bert", len(tokenizer)), tokenizer)
+
+
+@contextmanager
+def serving(handler):
+    """A web server on this machine; yields its address."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def nowhere():
+    """An address on this machine where nothing listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
 
 
 def whitening(**changes):

@@ -5,14 +5,12 @@ import hashlib
 import http.server
 import json
 import os
-import socket
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
-from conftest import SENTENCES
+from conftest import SENTENCES, nowhere, serving
 from torch.testing import assert_close
 from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel
 
@@ -139,16 +137,11 @@ def hub(tmp_path, monkeypatch):
         def log_message(self, *args):
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    yield asked
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Handler) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        yield asked
 
 
 def test_an_encoder_comes_from_the_hub_without_the_pickle_beside_it_and_then_from_the_cache(
@@ -163,16 +156,12 @@ def test_an_encoder_comes_from_the_hub_without_the_pickle_beside_it_and_then_fro
         loaded.backbone.embeddings.word_embeddings.weight, bert.backbone.embeddings.word_embeddings.weight
     )
     assert not any("pytorch_model.bin" in path for path in hub)
-    with socket.socket() as free:  # the hub is gone
-        free.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
+    monkeypatch.setenv("HF_ENDPOINT", nowhere())  # the hub is gone
     assert folder("someone/encoder") == loaded.source
 
 
 def test_an_encoder_that_the_hub_cannot_give_is_named_at_once(tmp_path, monkeypatch):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
+    monkeypatch.setenv("HF_ENDPOINT", nowhere())
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("the client's own retries take 23 s"))

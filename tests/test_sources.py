@@ -3,14 +3,13 @@
 import hashlib
 import http.server
 import io
-import socket
 import tarfile
-import threading
 import time
 from pathlib import Path
 
 import huggingface_hub
 import pytest
+from conftest import nowhere, serving
 
 from whitenedcse.data import sources
 from whitenedcse.data.sources import REPO, located, roots, senteval
@@ -21,9 +20,7 @@ TREE = {"STS/STSBenchmark/sts-dev.csv": b"x\n", "SICK/SICK_trial.txt": b"y\n"}
 @pytest.fixture(autouse=True)
 def root(tmp_path, monkeypatch):
     """An empty data folder, and no other; a hub that is nowhere."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")
+    monkeypatch.setenv("HF_ENDPOINT", nowhere())
     folder = tmp_path / "root"
     folder.mkdir()
     monkeypatch.setenv("WHITENEDCSE_DATA", str(folder))
@@ -59,15 +56,10 @@ def hub(monkeypatch):
         def log_message(self, *args):
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     files["asked"] = asked
-    yield files
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Handler) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        yield files
 
 
 def placed(path, data=b"text\n"):
