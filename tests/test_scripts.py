@@ -160,6 +160,7 @@ def test_pooling_of_a_plain_encoder_can(bert, tmp_path):
     [
         (["optim.lrr=1"], "error: no setting 'optim.lrr'; the nearest is 'optim.lr'"),
         (["+experiment=bert_base", "sed=1"], "error: no setting 'sed'; the nearest is 'seed'"),
+        (["optimm=adamw"], "error: no setting 'optimm'; the nearest is 'optim'"),
         (["+optim.lrr=1"], "error: no setting 'optim.lrr'; the nearest is 'optim.lr'"),
         (
             ["encoder=smal"],

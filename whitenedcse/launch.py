@@ -57,12 +57,12 @@ def one_line(error: BaseException) -> str:
 
 
 def known_keys(argv: list[str]) -> list[str]:
-    """The settings that exist with the groups and the experiment of this command line."""
+    """The groups, and the settings that exist with the groups and the experiment of this command line."""
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     chosen = [text for text in argv[1:] if text.partition("=")[0].lstrip("+") in groups]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return list(flat(plain(compose(Path(argv[0]).stem, chosen))))
+        return [*groups, *flat(plain(compose(Path(argv[0]).stem, chosen)))]
 
 
 def plain(config: DictConfig) -> Mapping[str, Any]:
