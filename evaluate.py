@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import hydra
 import numpy as np
 import rich
@@ -23,9 +25,8 @@ from whitenedcse.report.tables import sts_table
 def judge(cfg: DictConfig) -> float | None:
     """One model on its tasks; returns the average, all pairs of a task together."""
     run = launch.checked(cfg)
-    launch.require(
-        [lambda: folder(cfg.model), *(lambda name=name: subsets(name) for name in cfg.tasks.names)]
-    )
+    names = list(cfg.tasks.names)
+    _, *pairs = launch.require([lambda: folder(cfg.model), *(partial(subsets, name) for name in names)])
     record.start(run, OmegaConf.to_yaml(cfg, resolve=True))
     embedder = checkpoint.load(cfg.model, pooling(cfg)).to("cuda" if torch.cuda.is_available() else "cpu")
     launch.say(f"model: {cfg.model}   pooling: {embedder.pooling}   embedding: {embedder.embedding}")
@@ -35,7 +36,7 @@ def judge(cfg: DictConfig) -> float | None:
         launch.say(f"encoding {len(sentences):,} distinct sentences")
         return embedder.encode(sentences, progress=bar)
 
-    scores = evaluate({name: subsets(name) for name in cfg.tasks.names}, encode)
+    scores = evaluate(dict(zip(names, pairs, strict=True)), encode)
     record.write_json(run / "scores.json", {"model": cfg.model, "pooling": str(embedder.pooling), **scores})
     launch.say(sts_table(scores))
     launch.end([], run)

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from whitenedcse import launch
 from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.data.sources import located
+from whitenedcse.evaluation.sts import Subset
 from whitenedcse.evaluation.suite import subsets
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import folder
@@ -26,11 +27,10 @@ from whitenedcse.training.progress import progress_bar
 def train(cfg: DictConfig) -> float | None:
     """One run; returns the best dev score, for a sweeper to maximise."""
     run = launch.checked(cfg)
-    require_inputs(cfg)
+    dev = required(cfg)
     record.start(run, OmegaConf.to_yaml(cfg, resolve=True))
     seed_everything(cfg.seed, verbose=False)
     module, data = built(cfg)
-    (dev,) = subsets(cfg.monitor.dev)
     monitor: Monitor = instantiate(cfg.monitor)(dev=dev, directory=run / "best", say=launch.say)
     keep = ModelCheckpoint(run / "checkpoints", "last", every_n_train_steps=monitor.every)
     callbacks = [monitor, LearningRateMonitor("step"), progress_bar(launch.say), keep]
@@ -51,10 +51,10 @@ def train(cfg: DictConfig) -> float | None:
     return summary["best"]
 
 
-def require_inputs(cfg: DictConfig) -> None:
-    """Find (or fetch) encoder, corpus and dev set before anything else; say all that is missing in one go."""
+def required(cfg: DictConfig) -> list[Subset]:
+    """The dev set, once encoder and corpus are found or fetched too; all that is missing is said at once."""
     encoder = [lambda: folder(cfg.encoder.path)] if "path" in cfg.encoder else []
-    launch.require([*encoder, lambda: located(cfg.data.corpus), lambda: subsets(cfg.monitor.dev)])
+    return launch.require([*encoder, lambda: located(cfg.data.corpus), lambda: subsets(cfg.monitor.dev)])[-1]
 
 
 def built(cfg: DictConfig) -> tuple[ContrastiveTraining, SentenceData]:

@@ -193,3 +193,11 @@ def test_a_resumed_run_sees_what_an_unbroken_one_sees(data, tmp_path, stop):
     begun = fitted(data(), tmp_path / "parts", stop)
     rest = fitted(data(), tmp_path / "parts", 10, resume=tmp_path / "parts" / f"{stop}.ckpt")
     assert begun + rest == whole
+
+
+def test_the_cache_is_opened_once_however_often_lightning_asks(data):
+    module = data()
+    tokens = module.tokens
+    module.prepare_data()
+    module.setup("fit")
+    assert module.tokens is tokens

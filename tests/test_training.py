@@ -78,7 +78,7 @@ def fit(module, tmp_path, *callbacks, steps=6, **settings):
 
 
 def monitor_of(tmp_path, **changes):
-    settings = {"dev": DEV, "every": 2, "patience": None, "sample": 8, "directory": tmp_path / "best"}
+    settings = {"dev": [DEV], "every": 2, "patience": None, "sample": 8, "directory": tmp_path / "best"}
     return Monitor(**(settings | {"say": lambda text: None} | changes))
 
 
@@ -189,7 +189,7 @@ def test_the_masked_term_joins_the_loss_with_its_weight(bert, tmp_path):
 
 def test_the_judge_scores_the_raw_and_whitened_vectors():
     rng = np.random.default_rng(0)
-    judge = Judge(DEV)
+    judge = Judge([DEV])
     dev, corpus = rng.normal(size=(8, 40)) @ rng.normal(size=(40, 40)), rng.normal(size=(200, 40))
     values = judge(dev, corpus)
     row = {sentence: i for i, sentence in enumerate(judge.sentences)}
@@ -215,8 +215,15 @@ def test_the_judge_scores_the_raw_and_whitened_vectors():
     }
 
 
+def test_a_dev_set_of_several_subsets_is_judged_as_one():
+    halves = [Subset(str(i), DEV.left[i::2], DEV.right[i::2], DEV.gold[i::2]) for i in (0, 1)]
+    vectors = np.random.default_rng(0).normal(size=(8, 40))
+    assert Judge(halves)(vectors, vectors) == pytest.approx(Judge([DEV])(vectors, vectors))
+    assert Judge(halves).n == 8
+
+
 def test_collapsed_vectors_have_no_score():
-    values = Judge(DEV)(np.ones((8, 4), np.float32), np.ones((8, 4), np.float32))
+    values = Judge([DEV])(np.ones((8, 4), np.float32), np.ones((8, 4), np.float32))
     assert values["dev/spearman"] is None
 
 
@@ -237,7 +244,7 @@ def test_the_best_checkpoint_is_the_one_that_scored_best(bert, tmp_path):
     assert monitor.summary()["best"] == max(scores.values())
     assert scores[monitor.summary()["best_step"]] == max(scores.values())
     best = Embedder.load(tmp_path / "best")
-    again = Judge(DEV)(best.encode(monitor.judge.sentences), best.encode(SENTENCES))
+    again = Judge([DEV])(best.encode(monitor.judge.sentences), best.encode(SENTENCES))
     assert again["dev/spearman"] == pytest.approx(monitor.summary()["best"], abs=1e-9)
     assert module.training
 

@@ -90,16 +90,17 @@ def checked(config: DictConfig) -> Path:
     return run
 
 
-def require(inputs: Iterable[Callable[[], Any]]) -> None:
-    """Call each; if any finds nothing, raise one FileNotFoundError that says all that is missing."""
-    missing = []
+def require(inputs: Iterable[Callable[[], Any]]) -> list[Any]:
+    """What each call finds; if any finds nothing, one FileNotFoundError that says all that is missing."""
+    found, missing = [], []
     for find in inputs:
         try:
-            find()
+            found.append(find())
         except FileNotFoundError as error:
             missing.append(str(error))
     if missing:
         raise FileNotFoundError("; and ".join(dict.fromkeys(missing)))
+    return found
 
 
 def end(loggers: Iterable[Logger], run: Path) -> None:

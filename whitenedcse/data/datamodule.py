@@ -104,7 +104,9 @@ class SentenceData(LightningDataModule):
         self.setup("fit")
 
     def setup(self, stage: str) -> None:
-        """Open the token ids."""
+        """Open the token ids, once: Lightning asks again in `prepare_data` and before the fit."""
+        if hasattr(self, "tokens"):
+            return
         if self.tokenizer is None:
             raise ValueError("SentenceData has no tokenizer: set data.tokenizer before data.setup")
         path = located(self.corpus).as_posix()

@@ -5,7 +5,7 @@ n: sentences    d: width    k: components kept after whitening
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,13 +32,13 @@ class Judge:
     Alignment is over the pairs scored above 4 (SimCSE's definition); what is undefined is None.
     """
 
-    def __init__(self, dev: Subset) -> None:
-        self.dev = dev
-        self.sentences, self.index = pairs_index({"dev": [dev]})
+    def __init__(self, dev: Sequence[Subset]) -> None:
+        self.sentences, self.index = pairs_index({"dev": dev})
+        self.n = sum(len(subset.gold) for subset in dev)
 
     def __call__(self, dev: NDArray[Any], corpus: NDArray[Any]) -> Values:
         """(n, d) vectors of `sentences`, (m, d) of training sentences -> the values by name."""
-        positive = self.index["dev"][0][1][:, self.dev.gold > 4]
+        positive = np.concatenate([rows[:, subset.gold > 4] for subset, rows in self.index["dev"]], axis=1)
         x = torch.from_numpy(dev)
         values: Values = {METRIC: spearman(dev, self.index)}
         values["dev/alignment"] = float(alignment(x[positive[0]], x[positive[1]])) if positive.size else None
@@ -72,7 +72,7 @@ class Monitor(Callback):
     def __init__(
         self,
         *,
-        dev: Subset,
+        dev: Sequence[Subset],
         every: int,
         patience: int | None,
         sample: int,
@@ -137,7 +137,7 @@ class Monitor(Callback):
             "best_step": best.step,
             "last": last.values[METRIC],
             "last_step": last.step,
-            "n": len(self.judge.dev.gold),
+            "n": self.judge.n,
             "values_before": before.values,
             "values_best": best.values,
         }
