@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
 
 from whitenedcse import launch
-from whitenedcse.evaluation.sts import evaluate
+from whitenedcse.evaluation.correlation import evaluate
 from whitenedcse.evaluation.suite import subsets
 from whitenedcse.model import checkpoint
 from whitenedcse.model.encoder import folder

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.sources import located
+from whitenedcse.evaluation.correlation import Index, pairs_index, scores_of
 from whitenedcse.evaluation.postprocess import Whitening, ladder
-from whitenedcse.evaluation.sts import Index, pairs_index, scores_of
 from whitenedcse.evaluation.suite import subsets
 from whitenedcse.model.checkpoint import load
 from whitenedcse.model.pooling import Pooling

@@ -1,25 +1,22 @@
-"""Semantic textual similarity: scored pairs of sentences, and a rank correlation. No model: only `encode`.
+"""Semantic textual similarity: scored pairs of sentences, from SentEval's files or from your own.
 
-n: pairs, or sentences    d: width    [1] Conneau and Kiela, SentEval, arXiv:1803.05449
+[1] Conneau and Kiela, SentEval, arXiv:1803.05449
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
 
-MEANS = ("all", "mean", "wmean")
+from whitenedcse.evaluation.files import lines, rows
+
 COLUMNS = ("score", "sentence1", "sentence2")
-ROUNDING = 1e-12  # cosines in float64 of vectors that differ only in length spread over about 1e-16
 
 
 class Task(NamedTuple):
@@ -44,16 +41,6 @@ class Subset(NamedTuple):
     left: list[str]
     right: list[str]
     gold: NDArray[np.float64]
-
-
-Index = dict[str, list[tuple[Subset, NDArray[np.intp]]]]  # by task: a subset, and its pairs' rows (2, n)
-
-
-class Score(NamedTuple):
-    """100 x a correlation, or None and why it is undefined."""
-
-    value: float | None
-    why: str = ""
 
 
 _STS = ("STS.input.{}.txt", "STS.gs.{}.txt", (0, 1, 0), 0)
@@ -85,7 +72,7 @@ def read(name: str, folder: Path) -> list[Subset]:
 
 def _scored(task: Task, part: str, folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
     text, gold = (folder / task.folder / file.format(part) for file in (task.text, task.gold))
-    pairs, scores = _lines(text), _lines(gold)
+    pairs, scores = lines(text), lines(gold)
     if len(pairs) != len(scores):
         raise ValueError(f"{gold}: {len(scores)} lines, for the {len(pairs)} pairs of {text}")
     left, right, score = task.columns
@@ -100,29 +87,17 @@ def _scored(task: Task, part: str, folder: Path) -> Iterator[tuple[str, dict[str
 def read_pairs(path: Path) -> Subset:
     """Your own pairs: a .tsv, .csv or .jsonl file with the columns score, sentence1, sentence2.
 
-    tsv and csv begin with a header; further columns and blank lines are passed over. tsv knows no quoting.
+    Further columns are passed over.
     """
-    if path.suffix not in (".tsv", ".csv", ".jsonl"):
-        raise ValueError(f"{path}: pairs are read from .tsv, .csv or .jsonl, not {path.suffix!r}")
-    subset = _subset(path.stem, (_objects if path.suffix == ".jsonl" else _table)(path))
+    subset = _subset(path.stem, rows(path))
     if len(subset.gold) < 2:
         raise ValueError(f"{path}: {len(subset.gold)} pairs; a correlation needs at least 2")
     return subset
 
 
-def _subset(name: str, rows: Iterable[tuple[str, Mapping[str, Any]]]) -> Subset:
-    pairs = [_pair(where, row) for where, row in rows]
+def _subset(name: str, scored: Iterable[tuple[str, Mapping[str, Any]]]) -> Subset:
+    pairs = [_pair(where, row) for where, row in scored]
     return Subset(name, [p[1] for p in pairs], [p[2] for p in pairs], np.array([p[0] for p in pairs], float))
-
-
-def _lines(path: Path) -> list[str]:
-    r"""The file split at \n alone (str.splitlines would also cut inside sentences), without \r and BOM."""
-    try:
-        lines = path.read_bytes().decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        line, byte = 1 + error.object[: error.start].count(b"\n"), error.object[error.start]
-        raise ValueError(f"{path}:{line}: byte {byte:#x} is not UTF-8; convert the file") from error
-    return [line.strip("\r") for line in (lines if lines[-1] else lines[:-1])]
 
 
 def _pair(where: str, row: Mapping[str, Any]) -> tuple[float, str, str]:
@@ -136,114 +111,3 @@ def _pair(where: str, row: Mapping[str, Any]) -> tuple[float, str, str]:
         if math.isfinite(float(score)):
             return float(score), left, right
     raise ValueError(f"{where}: the score is {score!r}, not a finite number")
-
-
-def _table(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    form: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
-    reader = csv.reader((line + "\n" for line in _lines(path)), strict=True, **form)
-    header: list[str] = []
-    try:
-        for row in filter(None, reader):
-            if header and len(row) != len(header):
-                raise ValueError(f"{path}:{reader.line_num}: {len(row)} fields, {len(header)} expected")
-            if header:
-                yield f"{path}:{reader.line_num}", dict(zip(header, row, strict=True))
-            header = header or row
-    except csv.Error as error:
-        raise ValueError(f"{path}:{reader.line_num}: {error}") from error
-
-
-def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, line in ((i, line) for i, line in enumerate(_lines(path), 1) if line.strip()):
-        try:
-            yield f"{path}:{number}", dict(json.loads(line))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{path}:{number}: not a JSON object: {error}") from error
-
-
-def cosine(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
-    """(n, d), (n, d) -> (n,) in float64. A zero vector has no direction: NaN."""
-    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    aa, ab, bb = (np.einsum("nd,nd->n", p, q) for p, q in ((a, a), (a, b), (b, b)))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return ab / np.sqrt(aa * bb)
-
-
-def spearman(gold: NDArray[Any], similarity: NDArray[Any]) -> Score:
-    """Spearman's rank correlation x 100, or why there is none; ties share their mean rank."""
-    if len(gold) < 2:
-        return Score(None, f"{len(gold)} pairs are too few")
-    for name, values in (("gold", gold), ("similarity", similarity)):
-        broken = np.count_nonzero(~np.isfinite(values))
-        if broken:
-            return Score(None, f"{name} is not finite in {broken} of {len(gold)} pairs")
-        if np.ptp(values) <= ROUNDING * np.abs(values).max():
-            return Score(None, f"{name} is constant")
-    return Score(100 * float(spearmanr(gold, similarity).statistic))
-
-
-def _means(values: Any, why: str) -> dict[str, Any]:
-    means = zip(MEANS, np.asarray(values, float), strict=True)  # None -> NaN, and back
-    return {k: float(x) if np.isfinite(x) else None for k, x in means} | ({"why": why} if why else {})
-
-
-def score(subsets: Sequence[Subset], similarities: Sequence[NDArray[Any]]) -> dict[str, Any]:
-    """Spearman over all pairs together, the mean of the subsets' own, that mean weighted by n, and each."""
-    rows = {s.name: spearman(s.gold, x) for s, x in zip(subsets, similarities, strict=True)}
-    if len(rows) < len(subsets):
-        raise ValueError(f"two subsets of a task share a name: {', '.join(s.name for s in subsets)}")
-    sizes = [len(s.gold) for s in subsets]
-    whole = spearman(np.concatenate([s.gold for s in subsets]), np.concatenate(similarities))
-    values = np.array([row.value for row in rows.values()], float)
-    why = "; ".join(f"{name}: {row.why}" for name, row in {"all": whole, **rows}.items() if row.why)
-    means = _means([whole.value, values.mean(), np.average(values, weights=sizes)], why)
-    parts = {
-        name: {"spearman": row.value, "n": n} | ({"why": row.why} if row.why else {})
-        for (name, row), n in zip(rows.items(), sizes, strict=True)
-    }
-    return means | {"n": sum(sizes), "subsets": parts}
-
-
-def pairs_index(tasks: Mapping[str, Sequence[Subset]]) -> tuple[list[str], Index]:
-    """The distinct sentences of all tasks, sorted, and each subset's pairs as rows of them."""
-    if not tasks or not all(tasks.values()):
-        raise ValueError(f"nothing to score: {tasks}")
-    every = [(task, subset) for task, subsets in tasks.items() for subset in subsets]
-    for task, s in every:
-        if not len(s.left) == len(s.right) == len(s.gold) > 0:
-            raise ValueError(
-                f"{task}, {s.name}: {len(s.left)} and {len(s.right)} texts, {len(s.gold)} scores"
-            )
-    sentences = sorted({text for _, s in every for text in (*s.left, *s.right)})
-    row = {text: i for i, text in enumerate(sentences)}
-    index: Index = {task: [] for task in tasks}
-    for task, s in every:
-        index[task].append((s, np.array([[row[text] for text in side] for side in (s.left, s.right)])))
-    return sentences, index
-
-
-def scores_of(vectors: NDArray[Any], index: Index) -> dict[str, Any]:
-    """Every task's score, and their average: vectors (n, d) are those of `pairs_index`'s sentences."""
-    tasks, zero = {}, np.flatnonzero(~vectors.any(axis=1))
-    for name, pairs in index.items():
-        tasks[name] = score([s for s, _ in pairs], [cosine(*vectors[rows]) for _, rows in pairs])
-        here = np.intersect1d(zero, np.concatenate([rows for _, rows in pairs], axis=1))
-        if here.size:
-            tasks[name]["why"] += f" ({here.size} zero vectors)"
-    why = ", ".join(name for name, task in tasks.items() if "why" in task)
-    table = np.array([[task[key] for key in MEANS] for task in tasks.values()], float)
-    return {"tasks": tasks, "avg": _means(table.mean(axis=0), why and f"undefined in {why}")}
-
-
-def evaluate(
-    tasks: Mapping[str, Sequence[Subset]], encode: Callable[[list[str]], NDArray[Any]]
-) -> dict[str, Any]:
-    """Every task's score and their average, from one call of `encode`: n sentences -> (n, d).
-
-    A number that is undefined is None, with a "why" beside it.
-    """
-    sentences, index = pairs_index(tasks)
-    vectors = encode(sentences)
-    if vectors.ndim != 2 or len(vectors) != len(sentences):
-        raise ValueError(f"encode made {vectors.shape} of {len(sentences)} sentences, not one row for each")
-    return scores_of(vectors, index)

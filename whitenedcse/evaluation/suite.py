@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from whitenedcse.data.sources import roots, senteval
+from whitenedcse.evaluation.files import SUFFIXES
 from whitenedcse.evaluation.sts import TASKS, Subset, read, read_pairs
-
-SUFFIXES = (".tsv", ".csv", ".jsonl")
 
 
 def subsets(name: str) -> list[Subset]:

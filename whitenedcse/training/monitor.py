@@ -14,9 +14,10 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
 
+from whitenedcse.evaluation.correlation import Index, pairs_index, scores_of
 from whitenedcse.evaluation.geometry import alignment, uniformity
 from whitenedcse.evaluation.postprocess import Whitening, ladder
-from whitenedcse.evaluation.sts import Index, Subset, pairs_index, scores_of
+from whitenedcse.evaluation.sts import Subset
 from whitenedcse.model import checkpoint
 from whitenedcse.ragged import rows
 

@@ -1,0 +1,54 @@
+"""Text files as lines and as rows with named fields; what is wrong with one is said with file and line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SUFFIXES = (".tsv", ".csv", ".jsonl")
+
+
+def rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a .tsv, .csv or .jsonl file, each with "file:line"; tsv and csv begin with a header.
+
+    Blank lines are passed over. tsv knows no quoting.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"{path}: rows are read from {', '.join(SUFFIXES)}, not {path.suffix!r}")
+    return (_objects if path.suffix == ".jsonl" else _table)(path)
+
+
+def lines(path: Path) -> list[str]:
+    r"""The file split at \n alone (str.splitlines would also cut inside sentences), without \r and BOM."""
+    try:
+        lines = path.read_bytes().decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        line, byte = 1 + error.object[: error.start].count(b"\n"), error.object[error.start]
+        raise ValueError(f"{path}:{line}: byte {byte:#x} is not UTF-8; convert the file") from error
+    return [line.strip("\r") for line in (lines if lines[-1] else lines[:-1])]
+
+
+def _table(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    form: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
+    reader = csv.reader((line + "\n" for line in lines(path)), strict=True, **form)
+    header: list[str] = []
+    try:
+        for row in filter(None, reader):
+            if header and len(row) != len(header):
+                raise ValueError(f"{path}:{reader.line_num}: {len(row)} fields, {len(header)} expected")
+            if header:
+                yield f"{path}:{reader.line_num}", dict(zip(header, row, strict=True))
+            header = header or row
+    except csv.Error as error:
+        raise ValueError(f"{path}:{reader.line_num}: {error}") from error
+
+
+def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in ((i, line) for i, line in enumerate(lines(path), 1) if line.strip()):
+        try:
+            yield f"{path}:{number}", dict(json.loads(line))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}:{number}: not a JSON object: {error}") from error
