@@ -28,6 +28,7 @@ ROOMS = {
     "model.pooling": [],
     "model.head": ["whitening"],
     "model.embedder": ["model", "ragged", "data.tokens"],
+    "model.planes": ["model", "ragged"],
     "model.sentence_transformers": ["model"],
     "model.checkpoint": ["model"],
     "training.loss": [],

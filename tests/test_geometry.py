@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from whitenedcse.evaluation.geometry import alignment, effective_rank, uniformity
+from whitenedcse.evaluation.geometry import (
+    alignment,
+    described,
+    effective_rank,
+    isotropy,
+    mean_cosine,
+    spectrum,
+    uniformity,
+)
 
 
 @pytest.fixture
@@ -100,3 +108,39 @@ def test_effective_rank_is_the_entropy_of_numpys_spectrum(x):
 
 def test_equal_rows_have_rank_zero_even_where_their_mean_rounds():
     assert effective_rank(torch.full((7, 3), 0.1, dtype=torch.float64)).item() == 0
+
+
+def test_the_spectrum_is_numpys_and_sums_to_one(x):
+    wide = x * torch.tensor([1, 2, 3, 4, 9])
+    p = np.sort(np.linalg.eigvalsh(np.cov(wide.numpy().T)))[::-1]
+    assert spectrum(wide).numpy() == pytest.approx(p / p.sum(), abs=1e-9)
+
+
+def test_mean_cosine_is_the_mean_over_all_pairs(x):
+    unit = (x / x.norm(dim=1, keepdim=True)).numpy()
+    pairs = [unit[i] @ unit[j] for i in range(len(unit)) for j in range(i)]
+    assert mean_cosine(3 * x).item() == pytest.approx(np.mean(pairs), abs=1e-9)
+    assert mean_cosine(x[:1].repeat(4, 1)).item() == pytest.approx(1)
+
+
+def test_isotropy_is_the_published_isoscore_step_by_step(x):
+    wide = (x * torch.tensor([1, 2, 3, 4, 9])).numpy()
+    d = wide.shape[1]
+    variances = np.linalg.eigvalsh(np.cov(wide.T))
+    normed = np.sqrt(d) * variances / np.linalg.norm(variances)
+    defect = np.linalg.norm(normed - 1) / np.sqrt(2 * (d - np.sqrt(d)))
+    used = (d - defect**2 * (d - np.sqrt(d))) ** 2 / d**2
+    assert isotropy(torch.from_numpy(wide)).item() == pytest.approx((d * used - 1) / (d - 1), abs=1e-9)
+    assert isotropy(torch.cat([torch.eye(4), -torch.eye(4)])).item() == pytest.approx(1)
+    assert isotropy(torch.full((7, 3), 0.1, dtype=torch.float64)).isnan()
+
+
+def test_a_description_holds_every_measure_and_says_none_where_there_is_none(x):
+    positives = torch.tensor([[0, 1], [2, 3]])
+    got = described(x, positives)
+    assert got["alignment"] == pytest.approx(alignment(x[:2], x[2:4]).item())
+    for name, measure in {"uniformity": uniformity, "isotropy": isotropy, "mean_cosine": mean_cosine}.items():
+        assert got[name] == pytest.approx(measure(x).item()), name
+    assert len(got["spectrum"]) == 5 and got["effective_rank"] == pytest.approx(effective_rank(x).item())
+    assert described(x, positives[:, :0])["alignment"] is None
+    assert described(torch.zeros(4, 3), positives[:, :0])["isotropy"] is None

@@ -5,6 +5,8 @@ n: sentences    d: width    [1] WhitenedCSE, arXiv:2305.17746    [2] Wang and Is
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -42,15 +44,55 @@ def uniformity(x: Tensor, t: float = 2.0, chunk: int = 1024) -> Tensor:
         return torch.stack(sums).logsumexp(dim=0) - pairs.log()
 
 
-def effective_rank(x: Tensor) -> Tensor:
-    """exp of the entropy of the covariance's normalised eigenvalues: 1 on a line, d when isotropic.
+def mean_cosine(x: Tensor) -> Tensor:
+    """The mean cosine of x[i] and x[j] over all i < j: 1 when collapsed, near 0 when even. (n, d) -> ().
 
-    (n, d) -> (), in float64; 0 where all rows are equal. Roy and Vetterli, EUSIPCO 2007, of the covariance.
+    In closed form: the squared length of the sum of the n unit vectors holds every pair twice.
+    """
+    x = _unit(x.double())
+    return (x.sum(dim=0).square().sum() - len(x)) / (len(x) * (len(x) - 1))
+
+
+def spectrum(x: Tensor) -> Tensor:
+    """The share of the variance along each principal axis, largest first. (n, d) -> (d,), float64.
+
+    All zeros where all rows are equal.
     """
     x = x.double()
     x = x - x[:1]  # equal rows become exact zeros, which a rounded mean would not grant
     x = x - x.mean(dim=0)
-    values = torch.linalg.eigvalsh(x.mT @ x).clamp_min(0)
-    if not values.any():
-        return values.sum()
-    return torch.special.entr(values / values.sum()).sum().exp()
+    values = torch.linalg.eigvalsh(x.mT @ x).clamp_min(0).flip(0)
+    return values / values.sum() if values.any() else values
+
+
+def effective_rank(x: Tensor) -> Tensor:
+    """exp of the entropy of the `spectrum`: 1 on a line, d when isotropic, 0 where all rows are equal.
+
+    (n, d) -> (). Roy and Vetterli, EUSIPCO 2007, of the covariance.
+    """
+    shares = spectrum(x)
+    return torch.special.entr(shares).sum().exp() if shares.any() else shares.sum()
+
+
+def isotropy(x: Tensor) -> Tensor:
+    """IsoScore: 0 when all variance lies along one axis, 1 when every axis has the same. (n, d) -> ().
+
+    Its five steps (Rudman et al., arXiv:2108.07344) come down to (1 / sum(p^2) - 1) / (d - 1), p being the
+    `spectrum`: NaN where all rows are equal.
+    """
+    shares = spectrum(x)
+    return (1 / shares.square().sum() - 1) / (len(shares) - 1) if shares.any() else shares.sum() * torch.nan
+
+
+def described(x: Tensor, positives: Tensor) -> dict[str, Any]:
+    """All of the above, of (n, d) vectors and the (2, m) rows that are positives; None where undefined."""
+    left, right = x[positives[0]], x[positives[1]]
+    values = {
+        "alignment": alignment(left, right) if len(left) else None,
+        "uniformity": uniformity(x),
+        "mean_cosine": mean_cosine(x),
+        "isotropy": isotropy(x),
+        "effective_rank": effective_rank(x),
+    }
+    numbers = {k: None if v is None or not v.isfinite() else float(v) for k, v in values.items()}
+    return {**numbers, "spectrum": spectrum(x).tolist()}

@@ -54,12 +54,18 @@ class Embedder(nn.Module):
 
     def pool(self, batch: Ragged) -> Tensor:
         """n sentences -> x: (n, d), float32."""
-        x = self.pooling(self.encoder(batch, self.pooling.layers), batch.offsets)
+        return self.pooler(self.pooling(self.encoder(batch, self.pooling.layers), batch.offsets))
+
+    def pooler(self, x: Tensor) -> Tensor:
+        """(n, d) -> (n, d): through the checkpoint's own pooler where that is the pooling."""
         return self.encoder.pooler(x) if self.pooling.kind == "pooler" else x
 
     def embed(self, batch: Ragged) -> Tensor:
         """n sentences -> (n, d): what evaluation sees. Call it in eval mode."""
-        x = self.pool(batch)
+        return self.finish(self.pool(batch))
+
+    def finish(self, x: Tensor) -> Tensor:
+        """Pooled x (n, d) -> the embedding (n, d): x itself, the dense layer above it, or the whole head."""
         if self.embedding == "encoder":
             return x
         return self.head.dense(x) if self.embedding == "dense" else self.head(x.unsqueeze(0)).squeeze(0)

@@ -38,17 +38,15 @@ class Pooling:
 
     def __call__(self, hidden: Tensor, offsets: Tensor) -> Tensor:
         """(k, t, d), (n + 1,) -> (n, d)."""
-        hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-        if self.kind == "max":
-            return torch.stack([segment(layer, offsets, "max") for layer in hidden]).mean(dim=0)
-        if self.kind == "mean":
-            return segment(hidden.mean(dim=0), offsets, "mean")
-        return hidden[:, offsets[:-1]].mean(dim=0)
+        return pooled(self.kind, hidden, offsets).mean(dim=0)
 
     def __str__(self) -> str:
         return f"{self.kind} over layers {list(self.layers)}"
 
 
-def segment(tokens: Tensor, offsets: Tensor, reduce: str) -> Tensor:
-    """(t, d), (n + 1,) -> (n, d): each sentence's own tokens reduced ("mean", "max")."""
-    return torch.segment_reduce(tokens, reduce, offsets=offsets, axis=0)
+def pooled(kind: str, hidden: Tensor, offsets: Tensor) -> Tensor:
+    """(k, t, d), (n + 1,) -> (k, n, d): each sentence's own tokens reduced, layer by layer."""
+    hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+    if kind in ("mean", "max"):
+        return torch.stack([torch.segment_reduce(x, kind, offsets=offsets, axis=0) for x in hidden])
+    return hidden[:, offsets[:-1]]

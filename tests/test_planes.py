@@ -1,0 +1,138 @@
+"""Every plane is what one sentence alone gives, and nothing is encoded twice."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+from conftest import SENTENCES, embedder_of
+
+from whitenedcse.data.tokens import token_ids
+from whitenedcse.model import planes as room
+from whitenedcse.model.planes import planes
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("WHITENEDCSE_CACHE", str(tmp_path))
+    return tmp_path / "vectors"
+
+
+@pytest.fixture
+def rows(encoder):
+    return token_ids(SENTENCES, encoder.tokenizer, 32)
+
+
+@pytest.fixture
+def counted(encoder, monkeypatch):
+    """Sentences that went through the backbone."""
+    seen, forward = [], encoder.backbone.forward
+
+    def spy(input_ids, attention_mask=None, **rest):
+        if attention_mask is not None:
+            on = attention_mask.bool()
+            seen.extend(ids[where].tolist() for ids, where in zip(input_ids, on, strict=True))
+        return forward(input_ids=input_ids, attention_mask=attention_mask, **rest)
+
+    monkeypatch.setattr(encoder.backbone, "forward", spy)
+    return seen
+
+
+@torch.no_grad()
+def alone(encoder, row, layer):
+    encoder.eval()
+    out = encoder.backbone(input_ids=torch.tensor([row]), output_hidden_states=True)
+    return out.hidden_states[layer][0].numpy()
+
+
+REDUCED = {"cls": lambda h: h[0], "mean": lambda h: h.mean(0), "max": lambda h: h.max(0)}
+
+
+def test_each_plane_is_what_a_sentence_alone_gives_from_memory_and_from_disk(encoder, rows):
+    for _ in range(2):  # encoded, then read
+        got = planes(encoder, rows, ["mean", "cls", "max"], [0, 1, -1])
+        assert got.layers == (0, 1, 3)
+        for kind, reduced in REDUCED.items():
+            for k, layer in enumerate(got.layers):
+                naive = np.array([reduced(alone(encoder, row, layer)) for row in rows])
+                assert got.kinds[kind][k] == pytest.approx(naive, abs=1e-5)
+        assert got.lengths.tolist() == [len(row) for row in rows]
+
+
+def test_nothing_is_encoded_twice(encoder, rows, counted):
+    assert planes(encoder, rows + rows, ["mean"], [0, 1, 2, 3]).encoded == len(rows)
+    assert sorted(counted) == sorted(rows)
+    fewer = planes(encoder, rows[::-2], ["mean"], [3, 1])
+    more = planes(encoder, [*rows[2:], [2, 9, 9, 3], *rows[:2]], ["mean"], [-1])
+    assert (fewer.encoded, more.encoded) == (0, 1)
+    assert sorted(counted) == sorted([*rows, [2, 9, 9, 3]])
+    naive = [alone(encoder, row, 3).mean(0) for row in [*rows[2:], [2, 9, 9, 3], *rows[:2]]]
+    assert more.kinds["mean"][0] == pytest.approx(np.array(naive), abs=1e-5)
+    assert fewer.kinds["mean"][0] == pytest.approx(
+        np.array([alone(encoder, row, 1).mean(0) for row in rows[::-2]]), abs=1e-5
+    )
+
+
+def test_another_plane_or_other_weights_are_encoded_anew(encoder, rows):
+    planes(encoder, rows, ["mean"], [1])
+    assert planes(encoder, rows, ["cls"], [1]).encoded == len(rows)
+    assert planes(encoder, rows, ["mean"], [2]).encoded == len(rows)
+    with torch.no_grad():
+        next(encoder.backbone.encoder.parameters()).add_(1e-3)
+    changed = planes(encoder, rows, ["mean"], [1])
+    assert changed.encoded == len(rows)
+    assert changed.kinds["mean"][0][0] == pytest.approx(alone(encoder, rows[0], 1).mean(0), abs=1e-5)
+
+
+def test_averages_over_layers_with_and_without_the_extra_hundredth(encoder, rows):
+    got = planes(encoder, rows, ["mean", "cls"], [0, 1, 3])
+    naive = np.array([(alone(encoder, r, 1).mean(0) + alone(encoder, r, 3).mean(0)) / 2 for r in rows])
+    assert got.average("mean", [1, 3]) == pytest.approx(naive, abs=1e-5)
+    n = np.array([[len(r)] for r in rows])
+    assert got.average("mean", [3, 1], extra=0.01) == pytest.approx(naive * n / (n + 0.01), abs=1e-5)
+    assert (got.average("cls", [1], extra=0.01) == got.kinds["cls"][1]).all()
+
+
+def test_a_damaged_or_half_written_shard_is_not_read(encoder, rows, cache):
+    planes(encoder, rows, ["mean"], [1])
+    (shard,) = next(cache.iterdir()).iterdir()
+    (shard / "meta.json").write_text("{")
+    assert planes(encoder, rows, ["mean"], [1]).encoded == len(rows)
+    (shard,) = next(cache.iterdir()).iterdir()  # in its place again
+    assert json.loads((shard / "meta.json").read_text())["kinds"] == ["mean"]
+
+
+def test_a_kill_while_encoding_leaves_nothing_behind(encoder, rows, cache, monkeypatch):
+    monkeypatch.setattr(room, "pooled", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        planes(encoder, rows, ["mean"], [1])
+    assert [path for folder in cache.iterdir() for path in folder.iterdir()] == []
+
+
+def test_the_encoder_unused_for_longest_gives_way(encoder, rows, cache, monkeypatch):
+    for name, age in (("old", 100), ("older", 200)):
+        (cache / name).mkdir(parents=True)
+        (cache / name / "x").write_bytes(bytes(1000))
+        os.utime(cache / name, (1e9 - age, 1e9 - age))
+    planes(encoder, rows, ["mean"], [1])
+    mine = sum(f.stat().st_size for f in cache.rglob("*") if f.is_file() and f.name != "x")
+    monkeypatch.setattr(room, "LIMIT", mine + 1500)
+    room.prune(cache, keep=next(p for p in cache.iterdir() if "old" not in p.name))
+    assert not (cache / "older").exists() and (cache / "old").exists()
+    assert planes(encoder, rows, ["mean"], [1]).encoded == 0
+
+
+def test_training_mode_is_put_back_and_dropout_is_off(encoder, rows):
+    encoder.train()
+    first = planes(encoder, rows, ["cls"], [3])
+    assert encoder.training and encoder.backbone.training
+    assert first.kinds["cls"][0][0] == pytest.approx(alone(encoder, rows[0], 3)[0], abs=1e-5)
+
+
+def test_an_embedder_finished_from_planes_is_its_own_encoding(encoder, rows):
+    embedder = embedder_of(encoder, kind="mean", layers=(1, -1), embedding="dense").eval()
+    x = planes(encoder, rows, ["mean"], [1, -1]).average("mean", [1, 3])
+    with torch.inference_mode():
+        finished = embedder.finish(torch.from_numpy(x)).numpy()
+    assert finished == pytest.approx(embedder.encode(SENTENCES), abs=1e-5)

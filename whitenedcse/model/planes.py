@@ -1,0 +1,199 @@
+"""Planes: the vectors of sentences in several layers at once, encoded once and kept on disk.
+
+    n: sentences    d: width    k: layers    a plane: one kind of pooling in one layer, (n, d)
+
+Any average over layers, fitted map or figure is then matrix work on planes, without the encoder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.progress import track
+
+from whitenedcse.model.embedder import by_length
+from whitenedcse.model.encoder import Encoder
+from whitenedcse.model.pooling import pooled
+from whitenedcse.ragged import Ragged, ragged
+
+Rows = Sequence[Sequence[int]]
+FORMAT = 1
+LIMIT = 20 * 2**30  # bytes of all planes together, beyond which the encoder unused for longest gives way
+
+
+class Planes(NamedTuple):
+    """What was asked for: kinds of pooling x layers x sentences.
+
+    kinds: name -> (k, n, d) float32, `layers` in order. lengths: (n,) tokens in each sentence, special ones
+    counted. encoded: how many sentences this call had to encode; the others were on disk.
+    """
+
+    kinds: Mapping[str, NDArray[np.float32]]
+    layers: tuple[int, ...]
+    lengths: NDArray[np.int64]
+    encoded: int
+
+    def average(self, kind: str, layers: Sequence[int], extra: float = 0.0) -> NDArray[np.float32]:
+        """(n, d): the mean over `layers`, each counted from the embeddings.
+
+        extra: what a mean over tokens divides by, beyond their number (WhiteningBERT's code: 0.01).
+        """
+        x = np.mean([self.kinds[kind][self.layers.index(layer)] for layer in layers], axis=0)
+        if kind == "mean" and extra:
+            x *= (self.lengths / (self.lengths + extra)).astype(np.float32)[:, None]
+        return x
+
+
+def planes(
+    encoder: Encoder, rows: Rows, kinds: Sequence[str], layers: Sequence[int], *, progress: bool = False
+) -> Planes:
+    """The planes of n sentences given as token ids; only those that the disk does not hold are encoded.
+
+    They lie in $WHITENEDCSE_CACHE/vectors, keyed by the encoder's weights and each sentence's ids, so other
+    tasks, text handling or post-processing of the same encoder find what they share.
+    """
+    layers = tuple(sorted({encoder.layer(layer) for layer in layers}))
+    kinds = sorted(set(kinds))
+    default = os.environ.get("WHITENEDCSE_CACHE") or "~/.cache/whitenedcse"
+    folder = Path(default).expanduser() / "vectors" / fingerprint(encoder)
+    folder.mkdir(parents=True, exist_ok=True)
+    os.utime(folder)
+    names = np.array([digest(row) for row in rows])
+    shards = [shard for path in sorted(folder.iterdir()) if (shard := Shard.open(path, kinds, layers))]
+    known = np.concatenate([shard.names for shard in shards] or [names[:0]])
+    new = dict.fromkeys(names[~np.isin(names, known)])  # a repeated sentence once
+    row_of = dict(zip(names.tolist(), rows, strict=True))
+    missing = [row_of[name] for name in new]
+    if missing:
+        path = write(folder, encoder, missing, kinds, layers, progress)
+        written = Shard.open(path, kinds, layers)
+        shards += [written] if written else []
+        prune(folder.parent, keep=folder)
+    lengths = np.array([len(row) for row in rows])
+    return Planes(
+        {kind: gathered(shards, names, kind, layers) for kind in kinds}, layers, lengths, len(missing)
+    )
+
+
+class Shard(NamedTuple):
+    """The planes that one call encoded: names (m,) of its sentences, and files (k, m, d) by kind."""
+
+    path: Path
+    layers: list[int]
+    names: NDArray[np.str_]
+
+    @classmethod
+    def open(cls, path: Path, kinds: Sequence[str], layers: Sequence[int]) -> Shard | None:
+        """The shard in this folder if it has these planes, else None."""
+        try:
+            meta = json.loads((path / "meta.json").read_text())
+            names = np.load(path / "names.npy")
+        except (OSError, ValueError):
+            return None
+        has = set(kinds) <= set(meta["kinds"]) and set(layers) <= set(meta["layers"])
+        return cls(path, meta["layers"], names) if has else None
+
+    def plane(self, kind: str, layers: Sequence[int]) -> NDArray[np.float32]:
+        """(k, m, d) of these layers; mapped from disk, not read, where they are all there are."""
+        every: NDArray[np.float32] = np.load(self.path / f"{kind}.npy", mmap_mode="r")
+        return every if list(layers) == self.layers else every[[self.layers.index(i) for i in layers]]
+
+
+def gathered(
+    shards: Sequence[Shard], names: NDArray[np.str_], kind: str, layers: Sequence[int]
+) -> NDArray[np.float32]:
+    """(k, n, d) in the order of `names`, from whichever shards hold them."""
+    for shard in shards:
+        if np.array_equal(shard.names, names):
+            return shard.plane(kind, layers)
+    parts, out = [shard.plane(kind, layers) for shard in shards], None
+    for shard, part in zip(shards, parts, strict=True):
+        if out is None:
+            out = np.empty((len(layers), len(names), part.shape[-1]), np.float32)
+        order = np.argsort(shard.names)
+        place = np.searchsorted(shard.names, names, sorter=order).clip(max=len(order) - 1)
+        here = np.flatnonzero(shard.names[order[place]] == names)
+        out[:, here] = part[:, order[place[here]]]
+    assert out is not None
+    return out
+
+
+def write(
+    folder: Path, encoder: Encoder, rows: Rows, kinds: Sequence[str], layers: Sequence[int], progress: bool
+) -> Path:
+    """Encode into a new shard, written beside its place and then renamed: a kill leaves nothing."""
+    draft = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
+    try:
+        shape = (len(layers), len(rows), encoder.width)
+        files = {
+            kind: np.lib.format.open_memmap(draft / f"{kind}.npy", "w+", np.float32, shape) for kind in kinds
+        }
+        encode(encoder, rows, layers, files, progress)
+        for file in files.values():
+            file.flush()
+        names = np.array([digest(row) for row in rows])
+        np.save(draft / "names.npy", names)
+        (draft / "meta.json").write_text(json.dumps({"kinds": list(kinds), "layers": list(layers)}))
+        name = hashlib.blake2b(names.tobytes() + repr((kinds, layers)).encode(), digest_size=8).hexdigest()
+        shutil.rmtree(folder / name, ignore_errors=True)
+        return draft.rename(folder / name)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+@torch.inference_mode()
+def encode(
+    encoder: Encoder,
+    rows: Rows,
+    layers: Sequence[int],
+    out: Mapping[str, NDArray[np.float32]],
+    progress: bool,
+) -> None:
+    """Fill `out`, by kind (k, n, d), with one forward pass over each sentence, in eval mode."""
+    batches: Iterable[list[int]] = list(by_length([len(row) for row in rows]))
+    batches = track(batches, "encoding", transient=True) if progress else batches
+    was_training, device = encoder.training, next(encoder.parameters()).device
+    encoder.eval()
+    for batch in batches:
+        tokens = Ragged(*(part.to(device) for part in ragged([rows[row] for row in batch])))
+        hidden = encoder(tokens, layers)
+        for kind, file in out.items():
+            file[:, batch] = pooled(kind, hidden, tokens.offsets).float().cpu().numpy()
+    encoder.train(was_training)
+
+
+def fingerprint(encoder: Encoder) -> str:
+    """A digest of architecture, weights and kind of device: what, beside the ids, decides a vector."""
+    device = next(encoder.parameters()).device.type
+    config = {k: v for k, v in encoder.backbone.config.to_dict().items() if not k.startswith("_")}
+    content = hashlib.blake2b(json.dumps([FORMAT, device, config], default=str).encode(), digest_size=12)
+    for name, tensor in sorted(encoder.backbone.state_dict().items()):
+        content.update(name.encode())
+        content.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return content.hexdigest()
+
+
+def digest(row: Sequence[int]) -> str:
+    """A name for a sentence: that of its token ids."""
+    return hashlib.blake2b(np.asarray(row, np.int32).tobytes(), digest_size=12).hexdigest()
+
+
+def prune(folder: Path, keep: Path) -> None:
+    """Delete the planes of the encoders unused for longest while all together are beyond LIMIT."""
+    files = {path: [f for f in path.rglob("*") if f.is_file()] for path in folder.iterdir()}
+    sizes = {path: sum(f.stat().st_size for f in inside) for path, inside in files.items()}
+    total = sum(sizes.values())
+    for path in sorted(sizes, key=lambda path: path.stat().st_mtime):
+        if total > LIMIT and path != keep:
+            shutil.rmtree(path, ignore_errors=True)
+            total -= sizes[path]
