@@ -3,54 +3,76 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import hydra
-import numpy as np
 import rich
-import torch
-from numpy.typing import NDArray
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from whitenedcse import launch
-from whitenedcse.evaluation.correlation import evaluate
-from whitenedcse.evaluation.suite import subsets
-from whitenedcse.model import checkpoint
-from whitenedcse.model.encoder import folder
-from whitenedcse.model.pooling import Pooling
-from whitenedcse.report import record
-from whitenedcse.report.tables import sts_table
+from whitenedcse.evaluation.classifiers import classifier
+from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.protocol import Protocol, chosen
+from whitenedcse.evaluation.suite import System, judge, plan
+from whitenedcse.evaluation.tasks import corpus_texts, task
+from whitenedcse.model.pooling import Pooling, requested
+from whitenedcse.model.source import Wanted, found, opened, vectors
+from whitenedcse.report import judgements, record
+from whitenedcse.report.comparison import compared
+from whitenedcse.report.figures import draw
+from whitenedcse.report.tables import grids
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="evaluate")
-def judge(cfg: DictConfig) -> float | None:
-    """One model on its tasks; returns the average, all pairs of a task together."""
+def evaluate(cfg: DictConfig) -> float | None:
+    """One model on its tasks, or runs compared; returns the average that the protocol prints."""
     run = launch.checked(cfg)
-    names = list(cfg.tasks.names)
-    _, *pairs = launch.require([lambda: folder(cfg.model), *(partial(subsets, name) for name in names)])
-    record.start(run, OmegaConf.to_yaml(cfg, resolve=True))
-    embedder = checkpoint.load(cfg.model, pooling(cfg)).to("cuda" if torch.cuda.is_available() else "cpu")
-    launch.say(f"model: {cfg.model}   pooling: {embedder.pooling}   embedding: {embedder.embedding}")
-    bar = rich.get_console().is_terminal
-
-    def encode(sentences: list[str]) -> NDArray[np.float32]:
-        launch.say(f"encoding {len(sentences):,} distinct sentences")
-        return embedder.encode(sentences, progress=bar)
-
-    scores = evaluate(dict(zip(names, pairs, strict=True)), encode)
-    record.write_json(run / "scores.json", {"model": cfg.model, "pooling": str(embedder.pooling), **scores})
-    launch.say(sts_table(scores))
-    launch.end([], run)
-    return scores["avg"]["all"]
-
-
-def pooling(cfg: DictConfig) -> Pooling | None:
-    """What the command line asks for; None where it says nothing."""
-    asked = cfg.get("pooling")
-    if asked is None and cfg.layers is None:
+    if cfg.compare:
+        launch.show(compared(list(cfg.compare), cfg.draws, cfg.digits))
         return None
-    layers = cfg.layers if cfg.layers is not None else asked.layers
-    return Pooling(kind=asked.kind if asked is not None else "cls", layers=layers)
+    scores, notes = judged(cfg, run)
+    launch.show(grids(scores, cfg.digits))
+    for note in notes:
+        launch.say(note)
+    launch.end([], run)
+    return judgements.headline(scores)
+
+
+def judged(cfg: DictConfig, run: Path) -> tuple[dict[str, object], list[str]]:
+    """scores.json, and what else there is to say."""
+    protocol: Protocol = instantiate(cfg.protocol)
+    fit, columns = launch.fit(cfg.model, cfg.fit, cfg.columns)
+    settings = instantiate(cfg.postprocess).settings if cfg.postprocess else None
+    rows, notes = chosen(protocol, settings, fit)
+    names = list(cfg.tasks.names)
+    tasks = [partial(task, name, protocol.case) for name in names]
+    _, *data = launch.require([partial(found, cfg.model), *tasks])
+    fits = [row.fit for row in rows if row.fit] + ([fit] if cfg.figures else [])
+    agenda = plan(
+        dict(zip(names, data, strict=True)),
+        fits,
+        lambda on: corpus_texts(on, columns if on == fit else (), cfg.sample),
+        protocol.case,
+    )
+    classify = classifier(cfg.classifier)
+    record.start(run, OmegaConf.to_yaml(cfg, resolve=True))
+    source = opened(cfg.model, requested(cfg.get("pooling"), cfg.layers))
+    launch.say(f"model: {cfg.model}   pooling: {source.pooling}   sentences: {len(agenda.sentences):,}")
+    poolings = [Pooling(kind=row.pooling, layers=row.layers) if row.pooling else None for row in rows]
+    wanted = Wanted(poolings, protocol.max_length, protocol.extra, cfg.figures)
+    x, planes = vectors(source, agenda.sentences, wanted, progress=rich.get_console().is_terminal)
+    launch.say(f"encoded: {planes.encoded:,}" if planes else "encoded")
+    systems = [System(part, row.maker, row.fit) for part, row in zip(x, rows, strict=True)]
+    results = [judge(system, agenda, classify, cfg.draws, launch.say) for system in systems]
+    facts = {"model": cfg.model, **record.origin(cfg.model), "pooling": source.pooling}
+    facts |= {"protocol": protocol.name, "headline": protocol.headline, "classifier": cfg.classifier}
+    scores = judgements.save(run, facts, rows, results, agenda)
+    if cfg.figures and planes:
+        whitened = System(x[0], partial(Postprocess, kind="whitening"), fit)
+        notes += draw(run, planes.kinds[cfg.figures], whitened, agenda, protocol.headline)
+    return scores, notes
 
 
 if __name__ == "__main__":
-    launch.start(judge)
+    launch.start(evaluate)

@@ -12,11 +12,11 @@ from whitenedcse import launch
 from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.data.sources import located
 from whitenedcse.evaluation.sts import Subset
-from whitenedcse.evaluation.suite import subsets
+from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import folder
 from whitenedcse.report import record
-from whitenedcse.report.tables import training_table
+from whitenedcse.report.tables import training_grid
 from whitenedcse.training.loggers import csv_logger
 from whitenedcse.training.module import ContrastiveTraining
 from whitenedcse.training.monitor import Monitor
@@ -28,7 +28,8 @@ def train(cfg: DictConfig) -> float | None:
     """One run; returns the best dev score, for a sweeper to maximise."""
     run = launch.checked(cfg)
     dev = required(cfg)
-    record.start(run, OmegaConf.to_yaml(cfg, resolve=True))
+    facts = {"experiment": launch.experiment(), "seed": cfg.seed}
+    record.start(run, OmegaConf.to_yaml(cfg, resolve=True), **facts)
     seed_everything(cfg.seed, verbose=False)
     module, data = built(cfg)
     monitor: Monitor = instantiate(cfg.monitor)(dev=dev, directory=run / "best", say=launch.say)
@@ -45,7 +46,7 @@ def train(cfg: DictConfig) -> float | None:
         return None
     summary = monitor.summary()
     record.write_json(run / "scores.json", {"dev": summary})
-    launch.say(training_table(summary))
+    launch.show([training_grid(summary)])
     launch.say(f"best checkpoint: {run}/best   metrics: {run}/metrics.csv   scores: {run}/scores.json")
     launch.end(loggers, run)
     return summary["best"]

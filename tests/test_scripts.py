@@ -78,7 +78,14 @@ def test_a_run_directory_holds_all_that_a_number_depends_on(trained):
     run = trained[0] / "outputs" / "first"
     versions = json.loads((run / "versions.json").read_text())
     assert versions["packages"]["torch"] == importlib.metadata.version("torch")
-    assert set(versions) == {"packages", "python", "commit", "machine", "threads"}
+    assert set(versions) == {"command", "experiment", "seed"} | {
+        "packages",
+        "python",
+        "commit",
+        "machine",
+        "threads",
+    }
+    assert versions["command"].endswith("run=first logger=wandb")
     assert "group_width: 2" in (run / "config.yaml").read_text()
     assert "${" not in (run / "config.yaml").read_text()  # resolved
     assert (run / "checkpoints" / "last.ckpt").exists()
@@ -127,16 +134,15 @@ def test_the_best_checkpoint_is_evaluated_and_scores_what_the_monitor_said(train
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == f"run: {cwd / 'outputs' / 'judged'}"
     scores = json.loads((cwd / "outputs" / "judged" / "scores.json").read_text())
-    assert set(scores["tasks"]["quickstart/test"]) >= {"all", "mean", "wmean", "n", "subsets"}
-    assert scores["avg"]["all"] == scores["tasks"]["quickstart/test"]["all"]
+    (row,) = scores["rows"]
+    assert (scores["model"], scores["seed"], row["setting"]) == ("outputs/first", 42, "")
+    assert set(row["sts"]["tasks"]["quickstart/test"]) >= {"all", "mean", "wmean", "n", "subsets", "interval"}
+    assert row["sts"]["avg"]["all"] == row["sts"]["tasks"]["quickstart/test"]["all"]
     dev = script("evaluate.py", "model=outputs/first", "tasks.names=[quickstart/dev]", "run=dev", cwd=cwd)
     assert dev.returncode == 0, dev.stderr
-    again = json.loads((cwd / "outputs" / "dev" / "scores.json").read_text())["tasks"]["quickstart/dev"][
-        "all"
-    ]
-    assert again == pytest.approx(
-        json.loads((cwd / "outputs/first/scores.json").read_text())["dev"]["best"], abs=1e-6
-    )
+    again = json.loads((cwd / "outputs" / "dev" / "scores.json").read_text())["rows"][0]["sts"]["avg"]["all"]
+    said = json.loads((cwd / "outputs/first/scores.json").read_text())["dev"]["best"]
+    assert again == pytest.approx(said, abs=1e-6)
 
 
 def test_pooling_of_a_trained_checkpoint_cannot_be_changed(trained, refusal):

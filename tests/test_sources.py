@@ -6,6 +6,7 @@ import io
 import tarfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -24,32 +25,41 @@ def root(tmp_path, monkeypatch):
     folder = tmp_path / "root"
     folder.mkdir()
     monkeypatch.setenv("WHITENEDCSE_DATA", str(folder))
-    monkeypatch.setattr(
-        sources, "__file__", str(tmp_path / "project" / "whitenedcse" / "data" / "sources.py")
-    )
+    monkeypatch.setattr(sources, "__file__", str(tmp_path / "project/whitenedcse/data/sources.py"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.chdir(tmp_path)
     return folder
 
 
+def answer(hub, path, wanted):
+    """Status, headers and body for a file, from the byte on that the header Range names."""
+    data = hub.get(path.removeprefix(f"/datasets/{REPO}/resolve/main/"))
+    if data is None:
+        return 404, {"X-Error-Code": "EntryNotFound"}, b""
+    if not (wanted and hub["ranges"]):
+        return 200, hub["etags"](data), data
+    start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+    part = {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"}
+    return 206, hub["etags"](data) | part, data[start:]
+
+
 @pytest.fixture
 def hub(monkeypatch):
-    """What the hub holds: file name -> bytes."""
-    files, asked = {}, []
+    """What the hub holds: file name -> bytes; "sent": number of a GET, its bytes -> the bytes sent."""
+    files, asked = {"ranges": True, "sent": lambda number, data: data}, []
+    files["etags"] = lambda data: {"ETag": f'"{hashlib.sha256(data).hexdigest()}"'}
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            asked.append((self.command, self.path))
-            data = files.get(self.path.removeprefix(f"/datasets/{REPO}/resolve/main/"))
-            self.send_response(404 if data is None else 200)
-            self.send_header("X-Repo-Commit", "0" * 40)
-            self.send_header("ETag", f'"{hashlib.sha256(data or b"").hexdigest()}"')
-            self.send_header("Content-Length", str(len(data or b"")))
-            if data is None:
-                self.send_header("X-Error-Code", "EntryNotFound")
+            status, headers, body = answer(files, self.path, self.headers.get("Range"))
+            asked.append((self.command, len(body)))
+            self.send_response(status)
+            for item in {"X-Repo-Commit": "0" * 40, "Content-Length": str(len(body)), **headers}.items():
+                self.send_header(*item)
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(data or b"")
+                number = [method for method, _ in asked].count("GET")
+                self.wfile.write(files["sent"](number, body))
 
         do_HEAD = do_GET
 
@@ -115,6 +125,56 @@ def test_a_corpus_is_fetched_once(root, hub):
     asked = list(hub["asked"])
     assert [method for method, _ in asked].count("GET") == 1
     assert located("wiki1m") == path and hub["asked"] == asked
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """The hub library, which writes pieces of 10 MB and waits a second after each failure, in miniature."""
+    monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    clock = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: None})
+    monkeypatch.setattr(huggingface_hub.file_download, "time", clock)
+
+
+TEXT = "".join(f"Sentence {i}.\n" for i in range(1000)).encode()
+OTHER = hashlib.sha256(TEXT.replace(b"7", b"8")).hexdigest()
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_dropped_connection_is_taken_up_again_and_the_file_is_whole(root, hub, impatient, ranges):
+    hub["wiki1m_for_simcse.txt"], hub["ranges"] = TEXT, ranges
+    hub["sent"] = lambda number, data: data[: len(data) // 2] if number == 1 else data
+    assert located("wiki1m").read_bytes() == TEXT
+    whole, rest = [length for method, length in hub["asked"] if method == "GET"]
+    assert whole == len(TEXT) and (len(TEXT) // 2 <= rest < len(TEXT)) == ranges
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (lambda number, data: data[: len(data) // 2] if number == 1 else b"", "could not be had"),
+        (lambda number, data: data.replace(b"7", b"8"), f"sha256 {OTHER[:12]}.*deleted, try again"),
+    ],
+)
+def test_what_came_damaged_is_deleted_and_the_next_attempt_is_whole(root, hub, impatient, sent, words):
+    hub["nli_for_simcse.csv"], whole = TEXT, hub["sent"]
+    hub["sent"] = sent
+    with pytest.raises(FileNotFoundError, match=f"^nli: .*{words}[^\n]*$"):
+        located("nli")
+    assert [p.name for p in root.rglob("*") if p.is_file() and p.stat().st_size >= 1000] == []
+    hub["sent"] = whole
+    assert located("nli").read_bytes() == TEXT
+
+
+@pytest.mark.parametrize(
+    "etags",
+    [
+        {"ETag": f'"{"a" * 64}"', "X-Linked-Etag": f'"{hashlib.sha256(TEXT).hexdigest()}"'},
+        {"ETag": f'"{"a" * 40}"'},  # a small file has its git number, which is no sha256
+    ],
+)
+def test_the_checksum_is_the_linked_etag_if_it_is_a_sha256(hub, etags):
+    hub["nli_for_simcse.csv"], hub["etags"] = TEXT, lambda data: etags
+    assert located("nli").read_bytes() == TEXT
 
 
 @pytest.mark.parametrize("top", ["", "./", "downstream/", "SentEval/data/downstream/"])

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from whitenedcse.report.formats import Grid, as_rich
 from whitenedcse.settings import refuse_unknown, unknown
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -63,6 +64,25 @@ def known_keys(argv: list[str]) -> list[str]:
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return [*groups, *flat(plain(compose(Path(argv[0]).stem, chosen)))]
+
+
+def experiment() -> str | None:
+    """The +experiment of this command line."""
+    chosen: str | None = HydraConfig.get().runtime.choices.get("experiment")
+    return chosen
+
+
+def fit(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[str]]:
+    """What maps are fitted on, and its columns; "training" stands for the corpus of the model's own run."""
+    if name != "training":
+        return name, list(columns)
+    for folder in (Path(model), Path(model).parent):
+        if (folder / "config.yaml").is_file():
+            data = OmegaConf.load(folder / "config.yaml").data
+            return data.corpus, list(data.columns)
+    raise ValueError(
+        f"fit=training: {model} is no run of train.py; name a corpus, e.g. fit=wiki1m, or a file"
+    )
 
 
 def plain(config: DictConfig) -> Mapping[str, Any]:
@@ -116,6 +136,15 @@ def refuse_restart(devices: int) -> None:
     """Raise ValueError for a multirun's job on several devices: each would restart the whole sweep."""
     if HydraConfig.get().mode == RunMode.MULTIRUN and devices > 1:
         raise ValueError(f"-m with {devices} devices would restart the sweep in each; add trainer.devices=1")
+
+
+def show(grids: Iterable[Grid]) -> None:
+    """Print tables."""
+    console = rich.get_console()
+    if not console.is_terminal:
+        console.width = max(console.width, 160)  # a file or a pipe has no edge to break lines at
+    for grid in grids:
+        say(as_rich(grid))
 
 
 @rank_zero_only

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.sources import located
 from whitenedcse.evaluation.correlation import Index, pairs_index, scores_of
-from whitenedcse.evaluation.postprocess import Whitening, ladder
+from whitenedcse.evaluation.postprocess import Postprocess, ladder
 from whitenedcse.evaluation.suite import subsets
 from whitenedcse.model.checkpoint import load
 from whitenedcse.model.pooling import Pooling
@@ -37,14 +37,14 @@ def of_each(vectors: Vectors, index: Index) -> dict[str, float]:
 def variants(x: Vectors, corpus: Vectors, index: Index) -> Iterator[tuple[str, float]]:
     """Raw, whitened on training sentences, and each test whitened on its own sentences, at every k."""
     yield "raw", average(of_each(x, index))
-    inductive = Whitening.fit(corpus).transform(x)
+    inductive = Postprocess(kind="whitening").fit(corpus).transform(x)
     for k in ladder(x.shape[1]):
         yield f"whitened on training sentences, k={k}", average(of_each(inductive[:, :k], index))
     own = {}
     for name, pairs in index.items():
         rows = np.unique(np.concatenate([rows for _, rows in pairs], axis=1))
         own[name] = np.zeros(x.shape)
-        own[name][rows] = Whitening.fit(x[rows]).transform(x[rows])
+        own[name][rows] = Postprocess(kind="whitening").fit(x[rows]).transform(x[rows])
     for k in ladder(x.shape[1]):
         scores = {name: of_each(own[name][:, :k], {name: index[name]})[name] for name in index}
         yield f"whitened on the test's own sentences, k={k}", average(scores)

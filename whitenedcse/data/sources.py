@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
+import re
 import shutil
 import tarfile
 import tempfile
@@ -17,18 +19,22 @@ REPO = "princeton-nlp/datasets-for-simcse"  # a data set of the Hugging Face hub
 SECONDS = 5  # to wait for the hub to answer at all
 
 SENTEVAL = ("senteval", "senteval/downstream", "downstream", "SentEval/data/downstream", ".")
+RTE = "rte/dev.tsv"  # under a root; on no hub
 
 
 class Source(NamedTuple):
-    """A corpus that has a name: where to look under each root, and which file of REPO it is, if any."""
+    """A corpus that has a name: where to look under each root, its file in REPO, if any, its columns."""
 
     candidates: tuple[str, ...]
     hub_file: str | None
+    columns: tuple[str, ...] = ()
 
 
 CORPORA = {
     "wiki1m": Source(("wiki1m_for_simcse.txt", "wiki/wiki1m_for_simcse.txt"), "wiki1m_for_simcse.txt"),
-    "nli": Source(("nli_for_simcse.csv", "nli/nli_for_simcse.csv"), "nli_for_simcse.csv"),
+    "nli": Source(
+        ("nli_for_simcse.csv", "nli/nli_for_simcse.csv"), "nli_for_simcse.csv", ("sent0", "sent1", "hard_neg")
+    ),
     "wiki1m_like": Source(("wiki/wiki1m_like.txt.bz2", "wiki1m_like.txt.bz2"), None),
     "quickstart": Source(("quickstart/sentences.txt",), None),
 }
@@ -49,24 +55,32 @@ def located(name: str) -> Path:
         raise FileNotFoundError(
             f"{name}: no such file or directory, nor one of the names {list(CORPORA)}.{near}"
         )
-    source = CORPORA[name]
-    for path in _places(source.candidates):
-        if path.is_file():
-            return path
-    return _fetched(name, source.hub_file, source.candidates)
+    return present(name, roots()) or fetched(name)
 
 
 def senteval() -> Path:
     """The folder that holds STS/ and SICK/ as SentEval lays them out, fetched and unpacked if need be."""
-    for folder in _places(SENTEVAL):
-        if _is_senteval(folder):
-            return folder
-    archives = [path for path in _places(["senteval.tar"]) if path.is_file()]
-    return _unpacked(archives[0] if archives else _fetched("senteval", "senteval.tar", SENTEVAL))
+    return present("senteval", roots()) or fetched("senteval")
 
 
-def _places(candidates: Sequence[str]) -> list[Path]:
-    return [root / candidate for root in roots() for candidate in candidates]
+def present(name: str, within: Sequence[Path]) -> Path | None:
+    """Where one of CORPORA, or the folder "senteval", lies in the folders `within`; None if in none."""
+    if name == "senteval":
+        return next(filter(_is_senteval, places(SENTEVAL, within)), None)
+    return next(filter(Path.is_file, places(CORPORA[name].candidates, within)), None)
+
+
+def fetched(name: str) -> Path:
+    """One of CORPORA, or "senteval" unpacked, brought into the first root from the hub."""
+    if name != "senteval":
+        return _fetched(name, CORPORA[name].hub_file, CORPORA[name].candidates)
+    archives = filter(Path.is_file, places(["senteval.tar"], roots()))
+    return _unpacked(next(archives, None) or _fetched("senteval", "senteval.tar", SENTEVAL))
+
+
+def places(candidates: Sequence[str], within: Sequence[Path]) -> list[Path]:
+    """Every candidate in every folder, the first folder first."""
+    return [folder / candidate for folder in within for candidate in candidates]
 
 
 def _is_senteval(folder: Path) -> bool:
@@ -91,16 +105,28 @@ def _fetched(name: str, hub_file: str | None, candidates: Sequence[str]) -> Path
 
 
 def _downloaded(hub_file: str) -> Path:
-    """One file of REPO, downloaded into the first root with a progress bar."""
+    """One file of REPO, downloaded into the first root with a progress bar, and deleted if it came damaged.
+
+    The hub's ETag of a large file is its sha256, which the hub library does not hold against what came.
+    """
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
     endpoint = os.environ.get("HF_ENDPOINT")
     url = hf_hub_url(REPO, hub_file, repo_type="dataset", endpoint=endpoint)
-    get_hf_file_metadata(
-        url, timeout=SECONDS
-    )  # asks once; the download itself retries a dead network for 23 s
+    # asks once; the download itself retries a dead network for 23 s
+    etag = get_hf_file_metadata(url, timeout=SECONDS).etag or ""
     root = roots()[0]
-    return Path(hf_hub_download(REPO, hub_file, repo_type="dataset", local_dir=root, endpoint=endpoint))
+    path = Path(hf_hub_download(REPO, hub_file, repo_type="dataset", local_dir=root, endpoint=endpoint))
+    if re.fullmatch("[0-9a-f]{64}", etag) and (digest := sha256(path)) != etag:
+        path.unlink()
+        raise ValueError(f"came with sha256 {digest[:12]}..., not {etag[:12]}...; deleted, try again")
+    return path
+
+
+def sha256(path: Path) -> str:
+    """The checksum of a file, as sha256sum prints it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, inside: Path) -> None:

@@ -96,9 +96,14 @@ def scores_of(vectors: NDArray[Any], index: Index) -> dict[str, Any]:
         here = np.intersect1d(zero, np.concatenate([rows for _, rows in pairs], axis=1))
         if here.size:
             tasks[name]["why"] += f" ({here.size} zero vectors)"
+    return {"tasks": tasks, "avg": averaged(tasks)}
+
+
+def averaged(tasks: Mapping[str, Any]) -> dict[str, Any]:
+    """The mean of the tasks' scores in each aggregation; None, and a "why", where one has none."""
     why = ", ".join(name for name, task in tasks.items() if "why" in task)
     table = np.array([[task[key] for key in MEANS] for task in tasks.values()], float)
-    return {"tasks": tasks, "avg": _means(table.mean(axis=0), why and f"undefined in {why}")}
+    return _means(table.mean(axis=0), why and f"undefined in {why}")
 
 
 def evaluate(

@@ -21,10 +21,10 @@ def rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     return (_objects if path.suffix == ".jsonl" else _table)(path)
 
 
-def lines(path: Path) -> list[str]:
+def lines(path: Path, encoding: str = "utf-8-sig") -> list[str]:
     r"""The file split at \n alone (str.splitlines would also cut inside sentences), without \r and BOM."""
     try:
-        lines = path.read_bytes().decode("utf-8-sig").split("\n")
+        lines = path.read_bytes().decode(encoding).split("\n")
     except UnicodeDecodeError as error:
         line, byte = 1 + error.object[: error.start].count(b"\n"), error.object[error.start]
         raise ValueError(f"{path}:{line}: byte {byte:#x} is not UTF-8; convert the file") from error

@@ -1,52 +1,216 @@
 """Maps fitted on frozen embeddings.
 
-n: sentences    d: width    k: components kept    [1] Su et al., BERT-whitening, arXiv:2103.15316
+n: sentences    d: width    k: components kept
+
+[1] Su et al., BERT-whitening, arXiv:2103.15316    [2] Kessy et al., Optimal Whitening, arXiv:1512.00809
+[3] Mu and Viswanath, All-but-the-Top, ICLR 2018, arXiv:1702.01417
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
-from whitenedcse.whitening import covariance, principal_axes
+from whitenedcse.evaluation.moments import Moments, Update
+from whitenedcse.whitening import principal_axes, shrink
 
 RANK = 1e-12  # of the largest variance; all-MiniLM-L6-v2 on STS: three empty axes at 3e-16, then 1.2e-3
 
+Kind = Literal["whitening", "pca", "zca", "centre", "abtt"]
+Array = NDArray[np.float64]
 
-class Whitening(NamedTuple):
-    """x -> (x - mean) @ matrix, which has zero mean and identity covariance on what it was fitted to [1].
+ORDERED = ("whitening", "pca")  # kinds whose components come by variance
 
-    mean: (d,), matrix: (d, d), float64, its columns in order of variance, largest first.
+
+class Fitted(NamedTuple):
+    """A map in float64: mean (d,), matrix (d, d), and the variances (d,) of the rows, largest first."""
+
+    mean: Array
+    matrix: Array
+    variances: Array
+
+
+@dataclass(eq=False)
+class Postprocess:
+    """x -> (x - mean) @ matrix, fitted to rows (n, d) at once or in pieces; always float64.
+
+    kind: with covariance U diag(l) U' of the rows, divided by n, the matrix is
+        "whitening": U diag(1 / sqrt(l)), columns by variance, largest first; [1], Algorithm 1 (whitening-k).
+        "pca": U, the rotation alone.    "zca": U diag(1 / sqrt(l)) U', the nearest to the identity [2].
+        "centre": I.    "abtt": I without the first `top` axes [3], here projected out of x - mean.
+    k: components that `transform` keeps unless told otherwise, None for all; of whitening and pca.
+    shrinkage: the amount, below 1, of `whitening.shrink`, for few rows; of whitening and zca.
+    top: None is d // 100, at least 1, the rule of thumb of [3].    update: see `Moments`.
+    An axis without variance, as any beyond the n - 1st, is not scaled up but dropped: zeros, never infinity.
     """
 
-    mean: NDArray[np.float64]
-    matrix: NDArray[np.float64]
+    kind: Kind
+    k: int | None = None
+    shrinkage: float = 0.0
+    update: Update = "exact"
+    top: int | None = None
+    provenance: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    moments: Moments | None = field(default=None, init=False, repr=False)
+    _fitted: Fitted | None = field(default=None, init=False, repr=False)
 
-    @classmethod
-    def fit(cls, x: NDArray[Any]) -> Whitening:
-        """The map of (n, d): U diag(1 / sqrt(lambda)) of the covariance divided by n, section 3.2 of [1].
+    def __post_init__(self) -> None:
+        for name, value, choices in (("kind", self.kind, Kind), ("update", self.update, Update)):
+            if value not in get_args(choices):
+                raise ValueError(f"{name}={value!r} must be one of {', '.join(get_args(choices))}")
+        if not 0 <= self.shrinkage < 1:
+            raise ValueError(f"shrinkage={self.shrinkage} must lie in [0, 1)")
+        for name, unset, kinds in (
+            ("k", None, ORDERED),
+            ("shrinkage", 0, ("whitening", "zca")),
+            ("top", None, ("abtt",)),
+        ):
+            if getattr(self, name) != unset and self.kind not in kinds:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} is for {' and '.join(kinds)}, not {self.kind}"
+                )
 
-        A direction without variance, as any beyond the n - 1st, becomes a column of zeros and adds nothing.
-        """
-        if x.ndim != 2 or len(x) < 2:
-            raise ValueError(f"whitening is fitted to two rows or more, not to an array of {x.shape}")
-        x = np.asarray(x, np.float64)
-        if not np.isfinite(x).all():
-            raise ValueError(f"whitening met NaN or infinity in row {np.argmin(np.isfinite(x).all(axis=1))}")
-        first, x = x[0], x - x[0]  # equal rows become exact zeros, which a rounded mean would not grant
-        variances, axes = (t.numpy() for t in principal_axes(covariance(torch.from_numpy(x))))
-        kept = variances > RANK * variances[0]
-        return cls(first + x.mean(axis=0), np.where(kept, axes / np.sqrt(np.where(kept, variances, 1)), 0))
+    def fit(self, x: NDArray[Any]) -> Self:
+        """Forget what was fitted, and fit (n, d), n >= 2."""
+        new = type(self)(**self.settings).partial_fit(x)
+        self._fitted, self.moments, self.provenance = new.fitted, new.moments, {}
+        return self
 
-    def transform(self, x: NDArray[Any], k: int | None = None) -> NDArray[np.float64]:
-        """(n, d) -> (n, k): the k components of most variance, all d by default; section 3.3 of [1]."""
-        d = len(self.mean)
+    def partial_fit(self, x: NDArray[Any]) -> Self:
+        """Add (n, d) to what is fitted, which is solved anew when it is next asked for."""
+        self.moments = self._open(np.atleast_2d(x).shape[-1]).update(x)
+        self._fitted = None
+        return self
+
+    def merge(self, other: Postprocess) -> Self:
+        """Add the rows that `other`, of the same settings, was fitted to."""
+        if other.settings != self.settings:
+            raise ValueError(f"{other} cannot merge into {self}: their settings differ")
+        if other.moments is None:
+            raise ValueError("what was loaded, or never fitted, holds no moments to merge; fit it")
+        self.moments = self._open(other.moments.d).merge(other.moments)
+        self._fitted = None
+        return self
+
+    def transform(self, x: NDArray[Any], k: int | None = None) -> Array:
+        """(n, d) -> (n, k): the k components of most variance; [1], section 3.3."""
+        mean, matrix, _ = self.fitted
+        d, k = len(mean), self.k if k is None else k
+        if k is not None and self.kind not in ORDERED:
+            raise ValueError(f"k={k} is for whitening and pca; the components of {self.kind} have no order")
         if x.shape[-1] != d or not (k is None or 1 <= k <= d):
             raise ValueError(f"k={k} components of {x.shape[-1]}-wide rows, by a map fitted to width {d}")
-        return (np.asarray(x, np.float64) - self.mean) @ self.matrix[:, :k]
+        return np.subtract(x, mean, dtype=np.float64) @ matrix[:, :k]
+
+    def inverse_transform(self, y: NDArray[Any]) -> Array:
+        """(n, k) -> (n, d): the rows that became y, exact among the fitted ones if k is their rank."""
+        mean, matrix, _ = self.fitted
+        d, k = len(mean), y.shape[-1]
+        if self.kind == "abtt":
+            raise ValueError("abtt has no inverse: the components that it removes are gone")
+        if not 1 <= k <= d or (k < d and self.kind not in ORDERED):
+            raise ValueError(f"{k}-wide rows are not what a {self.kind} fitted to width {d} makes")
+        if self.kind == "zca":
+            cut = RANK**0.5 / 10  # the matrix spreads over the root of the variances; 0 is 1e-16 of it
+            return y @ np.linalg.pinv(matrix, rcond=cut, hermitian=True) + mean
+        squares = np.square(matrix[:, :k]).sum(axis=0)  # columns are orthogonal, and zero where dropped
+        return y @ (matrix[:, :k] / np.where(squares > 0, squares, 1)).T + mean
+
+    def save(self, path: Path, provenance: Mapping[str, Any]) -> None:
+        """Write the map, its settings and `provenance`, which is plain JSON, into one safetensors file."""
+        try:
+            metadata = {"settings": json.dumps(self.settings), "provenance": json.dumps(dict(provenance))}
+        except TypeError as error:
+            raise ValueError(f"provenance must be plain JSON values: {error}") from error
+        new = path.with_name(path.name + ".new")
+        tensors = {name: np.ascontiguousarray(array) for name, array in self.fitted._asdict().items()}
+        save_file(tensors, new, metadata)  # which would write strided arrays in the wrong order
+        new.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """What `save` wrote, with its `provenance`: it transforms, but holds no moments to add to."""
+        try:
+            if path.is_dir():
+                raise ValueError("a directory")
+            with safe_open(path, "numpy") as file:
+                metadata = file.metadata()
+                loaded = cls(**json.loads(metadata["settings"]))
+                loaded.provenance = json.loads(metadata["provenance"])
+                loaded._fitted = Fitted(**{name: file.get_tensor(name) for name in file.keys()})
+            d = len(loaded.mean)
+            if [a.shape for a in loaded.fitted] != [(d,), (d, d), (d,)] or loaded.matrix.dtype != np.float64:
+                raise ValueError(f"its arrays are {[a.shape for a in loaded.fitted]}")
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is not a file that Postprocess.save wrote: {error!r}") from error
+        return loaded
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What it was constructed with."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+
+    @property
+    def fitted(self) -> Fitted:
+        """Mean, matrix and variances. Raises ValueError before `fit`, and of fewer than two rows."""
+        if self._fitted is None:
+            self._fitted = self._solved()
+        return self._fitted
+
+    @property
+    def mean(self) -> Array:
+        """(d,), what is subtracted first."""
+        return self.fitted.mean
+
+    @property
+    def matrix(self) -> Array:
+        """(d, d), of which `transform` takes the first k columns."""
+        return self.fitted.matrix
+
+    @property
+    def variances(self) -> Array:
+        """(d,), the covariance's eigenvalues before shrinkage, largest first."""
+        return self.fitted.variances
+
+    def _open(self, d: int) -> Moments:
+        """Moments to add to."""
+        if self.moments is None and self._fitted is not None:
+            raise ValueError("a loaded map holds no moments to add to; fit it anew")
+        return self.moments or Moments(d, self.update)
+
+    def _solved(self) -> Fitted:
+        moments = self.moments
+        if moments is None or moments.n < 2:
+            raise ValueError(
+                f"{self.kind} is fitted to two rows or more, not to {moments.n if moments else 0}"
+            )
+        if not (self.k is None or 1 <= self.k <= moments.d):
+            raise ValueError(f"k={self.k} components, of rows of width {moments.d}")
+        variances, axes = principal_axes(torch.from_numpy(moments.covariance))
+        shrunk = shrink(torch.diag(variances), self.shrinkage).diagonal().numpy()  # commutes with rotation
+        return Fitted(moments.mean, self._matrix(shrunk, axes.numpy()), variances.numpy())
+
+    def _matrix(self, variances: Array, axes: Array) -> Array:
+        kept = variances > RANK * variances[0]
+        white = np.where(kept, axes / np.sqrt(np.where(kept, variances, 1)), 0)
+        if self.kind == "abtt":
+            d = len(axes)
+            top = max(1, d // 100) if self.top is None else self.top
+            if not 1 <= top < d:
+                raise ValueError(f"top={top} axes of {d}: 1 to {d - 1} can be removed")
+            removed = axes[:, :top] * kept[:top]
+            return np.eye(d) - removed @ removed.T
+        return {"whitening": white, "pca": axes, "zca": white @ axes.T, "centre": np.eye(len(axes))}[
+            self.kind
+        ]
 
 
 def ladder(d: int) -> list[int]:

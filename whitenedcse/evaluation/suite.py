@@ -1,24 +1,190 @@
-"""Tasks by name: what `evaluate.py` and the monitor ask for."""
+"""The suite: all sentences of all tasks in one list, and one system after another judged on its vectors.
+
+n: distinct sentences    d: width    system: a way from sentences to vectors, and a map fitted to them
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from itertools import chain
+from typing import Any, NamedTuple
 
-from whitenedcse.data.sources import roots, senteval
-from whitenedcse.evaluation.files import SUFFIXES
-from whitenedcse.evaluation.sts import TASKS, Subset, read, read_pairs
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from whitenedcse.evaluation import transfer
+from whitenedcse.evaluation.classifiers import Classify
+from whitenedcse.evaluation.correlation import MEANS, Index, averaged, cosine, pairs_index, score
+from whitenedcse.evaluation.geometry import described
+from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.statistics import Draws, accuracy_draws, average_draws, interval, task_draws
+from whitenedcse.evaluation.sts import Subset
+from whitenedcse.evaluation.tasks import OWN, Task, own_texts, texts
+from whitenedcse.evaluation.transfer import Labelled
+
+Rows = NDArray[np.intp]
+Vectors = Callable[[Rows], NDArray[Any]]
+Of = Callable[[str], Vectors]
 
 
-def subsets(name: str) -> list[Subset]:
-    """The scored pairs of a task, of a bundled set (quickstart/dev, quickstart/test), or of a file of pairs.
+class Plan(NamedTuple):
+    """All that is to be encoded, and who needs which of it.
 
-    Raises FileNotFoundError naming what was looked for, and where.
+    sentences: distinct. pairs: rows of the scored pairs, by task. labelled: by task, and the rows of each of
+    its columns. fits: by what a map is fitted on, then by task: rows, repeated as they occur.
     """
-    if name in TASKS:
-        return read(name, senteval())
-    candidates = [Path(name), *(root / f"{name}{suffix}" for root in roots() for suffix in SUFFIXES)]
-    for path in candidates:
-        if path.is_file():
-            return [read_pairs(path)]
-    looked = ", ".join(map(str, candidates))
-    raise FileNotFoundError(f"no pairs {name!r}: neither a task ({', '.join(TASKS)}) nor a file ({looked})")
+
+    sentences: list[str]
+    pairs: Index
+    labelled: dict[str, tuple[Labelled, list[Rows]]]
+    fits: dict[str, dict[str, Rows]]
+
+
+def plan(
+    tasks: Mapping[str, Task], fits: Iterable[str], corpus: Callable[[str], list[str]], case: str = "as_is"
+) -> Plan:
+    """The plan for these tasks and for maps fitted on each of `fits`: "target", "year", or a `corpus`."""
+    scored = {name: found for name, found in tasks.items() if not isinstance(found, Labelled)}
+    named, index = pairs_index(scored) if scored else ([], {})
+    corpora = cache(corpus)
+    wanted = {
+        on: {name: own_texts(on, name, case) if on in OWN else corpora(on) for name in tasks}
+        for on in dict.fromkeys(fits)
+    }
+    lists = [t for by in wanted.values() for t in by.values()]
+    sentences = sorted(
+        {*named, *chain.from_iterable(lists), *chain.from_iterable(map(texts, tasks.values()))}
+    )
+    row = {text: i for i, text in enumerate(sentences)}
+
+    def at(some: Iterable[str]) -> Rows:
+        return np.array([row[text] for text in some], np.intp)
+
+    here, where = at(named), {id(t): at(t) for t in lists}
+    return Plan(
+        sentences,
+        {name: [(s, here[rows]) for s, rows in parts] for name, parts in index.items()},
+        {name: (t, [at(c) for c in t.columns]) for name, t in tasks.items() if isinstance(t, Labelled)},
+        {on: {name: where[id(t)] for name, t in by.items()} for on, by in wanted.items()},
+    )
+
+
+class System(NamedTuple):
+    """What is judged: x (n, d), the vectors of a plan's sentences, and a map made anew for each fit, or none.
+
+    on: what the map is fitted on, one of the plan's `fits`.
+    """
+
+    x: NDArray[Any]
+    make: Callable[[], Postprocess] | None = None
+    on: str = ""
+
+    def vectors(self, plan: Plan, name: str) -> Vectors:
+        """Rows -> the vectors that the task `name` sees, by a map fitted for it."""
+        if self.make is None:
+            return lambda at: self.x[at]
+        fitted = self.make().fit(self.x[plan.fits[self.on][name]])
+        return lambda at: fitted.transform(self.x[at])
+
+    @property
+    def setting(self) -> str:
+        """Whether the map saw the test's own sentences: a label that no table leaves out."""
+        return "" if self.make is None else "transductive" if self.on in OWN else "inductive"
+
+
+class Judgement(NamedTuple):
+    """scores: plain values, by kind of task. items: by task, each pair's similarity, or who was right."""
+
+    scores: dict[str, Any]
+    items: dict[str, NDArray[Any]]
+
+
+def judge(
+    system: System, plan: Plan, classify: Classify, draws: int, say: Callable[[str], None] = lambda _: None
+) -> Judgement:
+    """All tasks of a plan, each number with its bootstrap interval; None and a "why" where it is undefined.
+
+    say: told of each task that trains a classifier, which takes a while.
+    """
+    if system.x.ndim != 2 or len(system.x) != len(plan.sentences):
+        raise ValueError(f"{len(plan.sentences)} sentences have {system.x.shape} vectors, not a row for each")
+    fitted = cache(lambda name: system.vectors(plan, name))
+    shared = next(iter(plan.fits[system.on])) if system.setting == "inductive" else None  # one map for all
+
+    def of(name: str) -> Vectors:
+        return fitted(shared or name)
+
+    scores, items = _sts(of, plan.pairs, draws) if plan.pairs else ({}, {})
+    for name, (task, columns) in plan.labelled.items():
+        result, items[name] = _labelled(of(name), task, columns, classify, draws)
+        if name == "RTE":
+            scores["rte"] = result
+        else:
+            scores.setdefault("transfer", {"tasks": {}})["tasks"][name] = result
+            say(f"{name}: {result['accuracy']:.2f} ({result['seconds']} s)")
+    if "transfer" in scores:
+        values = [task["accuracy"] for task in scores["transfer"]["tasks"].values()]
+        scores["transfer"]["avg"] = float(np.mean(values))
+    return Judgement(scores, items)
+
+
+def _sts(of: Of, pairs: Index, draws: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    parts = {name: _pairs(name, of(name), scored, draws) for name, scored in pairs.items()}
+    tasks = {name: task for name, (task, _, _) in parts.items()}
+    drawn = {m: average_draws({name: by[m] for name, (_, _, by) in parts.items()}) for m in MEANS}
+    average = {**averaged(tasks), "interval": {m: interval(d) for m, d in drawn.items()}}
+    first = "STS-B" if "STS-B" in pairs else next(iter(pairs))
+    geometry = {"task": first, **_geometry(of(first), pairs[first])}
+    scores = {"sts": {"tasks": tasks, "avg": average}, "geometry": geometry}
+    return scores, {name: similarity for name, (_, similarity, _) in parts.items()}
+
+
+def seed(name: str) -> int:
+    """The seed of a task's resamples: its own, so that tasks vary independently, in every run the same."""
+    return zlib.crc32(name.encode())
+
+
+def _pairs(
+    name: str, of: Vectors, pairs: Sequence[tuple[Subset, Rows]], draws: int
+) -> tuple[dict[str, Any], NDArray[np.float64], dict[str, Draws]]:
+    at = np.unique(np.concatenate([rows for _, rows in pairs], axis=1))
+    x, local = of(at), [np.searchsorted(at, rows) for _, rows in pairs]
+    similarities = [cosine(x[left], x[right]) for left, right in local]
+    result = score([s for s, _ in pairs], similarities)
+    if zero := np.count_nonzero(~x.any(axis=1)):
+        result["why"] = result.get("why", "") + f" ({zero} zero vectors)"
+    gold, joined = np.concatenate([s.gold for s, _ in pairs]), np.concatenate(similarities)
+    sizes = [len(s.gold) for s, _ in pairs]
+    drawn = task_draws(gold, joined, sizes, draws, seed(name))
+    result["interval"] = {mean: interval(drawn[mean]) for mean in MEANS}
+    for position, part in enumerate(result["subsets"].values()):
+        part["interval"] = interval(drawn[str(position)])
+    return result, joined, drawn
+
+
+def _geometry(of: Vectors, pairs: Sequence[tuple[Subset, Rows]]) -> dict[str, Any]:
+    at = np.unique(np.concatenate([rows for _, rows in pairs], axis=1))
+    positives = np.concatenate([np.searchsorted(at, rows[:, s.gold > 4]) for s, rows in pairs], axis=1)
+    return described(torch.from_numpy(np.asarray(of(at))), torch.from_numpy(positives))
+
+
+def _labelled(
+    of: Vectors,
+    task: Labelled,
+    columns: Sequence[Rows],
+    classify: Classify,
+    draws: int,
+) -> tuple[dict[str, Any], NDArray[np.bool_]]:
+    began = time.perf_counter()
+    sides = [of(rows) for rows in columns]
+    if task.name == "RTE":
+        result = transfer.threshold(task, cosine(*sides))
+    else:
+        result = transfer.accuracy(task, transfer.features(sides), classify)
+    correct = result.pop("correct")
+    drawn = accuracy_draws(correct, draws, seed(task.name))
+    return {**result, "interval": interval(drawn), "seconds": round(time.perf_counter() - began, 1)}, correct

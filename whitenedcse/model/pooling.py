@@ -11,6 +11,7 @@ n: sentences    t: tokens of all sentences    d: width    k: layers asked for
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,6 +43,13 @@ class Pooling:
 
     def __str__(self) -> str:
         return f"{self.kind} over layers {list(self.layers)}"
+
+
+def requested(said: Any, layers: Sequence[int] | None) -> Pooling | None:
+    """What a command line asks for: a pooling `said` (kind, layers), and other layers; None if neither."""
+    if said is None and layers is None:
+        return None
+    return Pooling(kind=said.kind if said else "cls", layers=said.layers if layers is None else layers)
 
 
 def pooled(kind: str, hidden: Tensor, offsets: Tensor) -> Tensor:

@@ -25,6 +25,10 @@ ACTIVATIONS = {"identity": "torch.nn.modules.linear.Identity", "tanh": "torch.nn
 Dense = tuple[Tensor, Tensor, str]
 
 
+class ForeignModules(ValueError):
+    """A model of that library which only that library can open."""
+
+
 def write(embedder: Embedder, directory: Path) -> None:
     """Add modules.json and its modules to a Transformers directory: the embedding in that library's terms.
 
@@ -81,7 +85,7 @@ def read(directory: Path) -> Embedder:
     modules = json.loads((directory / "modules.json").read_text())
     paths = {module["type"].rsplit(".", 1)[-1]: directory / module["path"] for module in modules}
     if unknown := set(paths) - {"Transformer", "Pooling", "Dense", "Normalize"}:
-        raise ValueError(
+        raise ForeignModules(
             f"{directory / 'modules.json'} has modules that are not read here: {', '.join(unknown)}"
         )
     encoder = pretrained(path=str(paths["Transformer"]))
@@ -102,7 +106,9 @@ def pooling_kind(path: Path) -> str:
     kinds += [key for key, on in config.items() if key.startswith("pooling_mode_") and on is True]
     ours = {**{key: name for name, key in POOLING_KEYS.items()}, **{name: name for name in POOLING_KEYS}}
     if len(kinds) != 1 or kinds[0] not in ours:
-        raise ValueError(f"{path} asks for pooling {kinds}; one of {', '.join(POOLING_KEYS)} is read here")
+        raise ForeignModules(
+            f"{path} asks for pooling {kinds}; one of {', '.join(POOLING_KEYS)} is read here"
+        )
     return ours[kinds[0]]
 
 
@@ -114,7 +120,7 @@ def dense_head(encoder: Encoder, directory: Path | None) -> Head:
     config = json.loads((directory / "config.json").read_text())
     shape = (config["in_features"], config["out_features"], config.get("activation_function"))
     if shape != (encoder.width, encoder.width, ACTIVATIONS["tanh"]):
-        raise ValueError(f"{directory} is Dense{shape}; only a square one with tanh is read here")
+        raise ForeignModules(f"{directory} is Dense{shape}; only a square one with tanh is read here")
     head.load_state_dict(load_file(directory / "model.safetensors"))
     return head
 

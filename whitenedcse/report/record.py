@@ -6,6 +6,8 @@ import json
 import os
 import platform
 import subprocess
+import sys
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,22 @@ PACKAGES = ("whitenedcse", "torch", "transformers", "lightning", "datasets", "hy
 
 
 @rank_zero_only
-def start(run: Path, config: str) -> None:
-    """Write config.yaml and versions.json. Raises ValueError if the directory already holds a run."""
+def start(run: Path, config: str, **facts: Any) -> None:
+    """Write config.yaml and, with `facts`, versions.json. Raises ValueError if the directory holds a run."""
     if any((run / name).exists() for name in ("scores.json", "best", "checkpoints")):
         raise ValueError(f"{run} already holds a run; choose another name with run=NAME, or delete it")
     run.mkdir(parents=True, exist_ok=True)
     (run / "config.yaml").write_text(config)
-    write_json(run / "versions.json", environment())
+    write_json(run / "versions.json", {"command": " ".join(sys.argv), **facts, **environment()})
+
+
+def origin(model: str) -> dict[str, Any]:
+    """The experiment and the seed of the train run that a model is, or lies in; None where it is none."""
+    for folder in (Path(model), Path(model).parent):
+        with suppress(OSError, ValueError):
+            facts = json.loads((folder / "versions.json").read_text())
+            return {key: facts.get(key) for key in ("experiment", "seed")}
+    return {"experiment": None, "seed": None}
 
 
 def environment() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from whitenedcse.evaluation.correlation import Index, pairs_index, scores_of
 from whitenedcse.evaluation.geometry import alignment, uniformity
-from whitenedcse.evaluation.postprocess import Whitening, ladder
+from whitenedcse.evaluation.postprocess import Postprocess, ladder
 from whitenedcse.evaluation.sts import Subset
 from whitenedcse.model import checkpoint
 from whitenedcse.ragged import rows
@@ -44,8 +44,8 @@ class Judge:
         values: Values = {METRIC: spearman(dev, self.index)}
         values["dev/alignment"] = float(alignment(x[positive[0]], x[positive[1]])) if positive.size else None
         values["dev/uniformity"] = float(uniformity(x))
-        for name, fitted in {"dev": Whitening.fit(dev), "corpus": Whitening.fit(corpus)}.items():
-            white = fitted.transform(dev)
+        for name, sample in {"dev": dev, "corpus": corpus}.items():
+            white = Postprocess(kind="whitening").fit(sample).transform(dev)
             for k in ladder(dev.shape[1]):
                 values[f"dev/whitened_on_{name}_k{k}"] = spearman(white[:, :k], self.index)
         return values

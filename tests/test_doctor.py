@@ -1,0 +1,250 @@
+"""The doctor passes a copy with the published counts, and names what is wrong with any other.
+
+Every copy is made up here, in the form of the real files; the last tests read the real ones where they are.
+"""
+
+import bz2
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from whitenedcse.evaluation import doctor
+from whitenedcse.evaluation.doctor import examined, remarks, table
+
+DATA = Path(os.environ.get("WHITENEDCSE_DATA", Path(__file__).parents[2] / "shared/data"))
+real = pytest.mark.skipif(not (DATA / "senteval").is_dir(), reason="no SentEval data here")
+
+COUNTS = {  # transcribed from the README of the copies, not from the code
+    "STS12": {"MSRpar": 750, "MSRvid": 750, "SMTeuroparl": 459, "surprise.OnWN": 750,
+              "surprise.SMTnews": 399},
+    "STS13": {"FNWN": 189, "headlines": 750, "OnWN": 561},
+    "STS14": {"deft-forum": 450, "deft-news": 300, "headlines": 750, "OnWN": 750, "images": 750,
+              "tweet-news": 750},
+    "STS15": {"answers-forums": 375, "answers-students": 750, "belief": 375, "headlines": 750, "images": 750},
+    "STS16": {"answer-answer": 254, "headlines": 249, "plagiarism": 230, "postediting": 244,
+              "question-question": 209},
+}  # fmt: skip
+SICK = "pair_ID\tA\tB\tscore\tjudgment"
+MRPC = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
+SINGLE = {  # file: rows, the row with number i, header
+    "STS/STSBenchmark/sts-train.csv": (5749, "g\tf\ty\t{i}\t2.5\ta {i}\tb", ""),
+    "STS/STSBenchmark/sts-dev.csv": (1500, "g\tf\ty\t{i}\t0\ta {i}\tb", ""),
+    "STS/STSBenchmark/sts-test.csv": (1379, "g\tf\ty\t{i}\t5\ta {i}\tb", ""),
+    "SICK/SICK_train.txt": (4500, "{i}\ta {i}\tb\t1\tNEUTRAL", SICK + "\n"),
+    "SICK/SICK_trial.txt": (500, "{i}\ta {i}\tb\t5\tNEUTRAL", SICK + "\n"),
+    "SICK/SICK_test_annotated.txt": (4927, "{i}\ta {i}\tb\t3\tNEUTRAL\r", SICK + "\r\n"),
+    "MR/rt-polarity.pos": (5331, "good {i}", ""), "MR/rt-polarity.neg": (5331, "bad {i}", ""),
+    "CR/custrev.pos": (2405, "good {i}", "\n \n"), "CR/custrev.neg": (1366, "bad {i}", "\n\n"),
+    "SUBJ/subj.subjective": (5000, "I feel {i}", ""), "SUBJ/subj.objective": (5000, "it is {i}", ""),
+    "MPQA/mpqa.pos": (3311, "good {i}", "\n"), "MPQA/mpqa.neg": (7292, "bad {i}", "\n\n"),
+    "SST/binary/sentiment-train": (67349, "fine {i}\t1", ""),
+    "SST/binary/sentiment-dev": (872, "fine {i}\t0", ""),
+    "SST/binary/sentiment-test": (1821, "caf\u00e9 {i}\t1", ""),
+    "TREC/train_5500.label": (5452, "NUM:dist How far is {i} ?", ""),
+    "TREC/TREC_10.label": (500, "ENTY:other What is {i} ?", ""),
+    "MRPC/msr_paraphrase_train.txt": (4076, '1\t{i}\t8\t"a\tb', MRPC + "\n"),
+    "MRPC/msr_paraphrase_test.txt": (1725, "0\t{i}\t8\ta\tb", MRPC + "\r\n"),
+    "rte/dev.tsv": (277, "a {i}\tb\t1\t{i}", "sentence1\tsentence2\tlabel\tidx\n"),
+}  # fmt: skip
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+def copy(root, *beginnings):
+    """A right copy under root, of the files whose path begins so."""
+    for name, subsets in COUNTS.items():
+        for part, n in subsets.items():
+            folder = f"STS/{name}-en-test"
+            if folder.startswith(beginnings):  # three unscored pairs are no rows
+                write(root / folder / f"STS.input.{part}.txt", "".join(f"a {i}\tb\n" for i in range(n + 3)))
+                write(root / folder / f"STS.gs.{part}.txt", "4.2\n" * n + "\n\n\n")
+    for file, (n, row, header) in SINGLE.items():
+        if file.startswith(beginnings):
+            write(root / file, header + "".join(row.format(i=i) + "\n" for i in range(n)))
+
+
+def finding(root, task):
+    return {f.task: f for f in examined(root)}[task]
+
+
+def edited(path, line, text):
+    """Replace a line, from 1, of a file."""
+    rows = path.read_bytes().split(b"\n")
+    rows[line - 1] = text if isinstance(text, bytes) else text.encode()
+    path.write_bytes(b"\n".join(rows))
+
+
+def test_a_made_up_copy_with_the_published_counts_differs_in_its_checksums_and_nothing_else(tmp_path):
+    copy(tmp_path, "")
+    found = {f.task: f for f in examined(tmp_path)}
+    tasks = {name: f for name, f in found.items() if name not in doctor.ROWS}
+    assert {name: (f.verdict, f.rows == f.expected) for name, f in tasks.items()} == dict.fromkeys(
+        [*COUNTS, "STS-B", "STS-B/dev", "STS-B/train", "SICK-R", "SICK-R/dev", "SICK-R/train", "MR", "CR",
+         "SUBJ", "MPQA", "SST2", "TREC", "MRPC", "RTE"], ("differs", True)
+    )  # fmt: skip
+    assert all(found[name].rows == sum(parts.values()) for name, parts in COUNTS.items())
+    assert {name: f.blank for name, f in tasks.items() if f.blank} == {"CR": 4, "MPQA": 3}
+    assert {found[name].verdict for name in doctor.ROWS} == {"missing"}
+
+
+STS13 = "STS/STS13-en-test/STS.{}.FNWN.txt"
+WRONG = [
+    ("STS13", STS13.format("input"), 7, "no tab", r"STS.input.FNWN.txt:7 .* fields are too few"),
+    ("STS13", STS13.format("gs"), 189, "4.2\n4.2", r"STS.gs.FNWN.txt: 193 lines, for the 192 pairs"),
+    ("STS13", STS13.format("gs"), 5, "nan", r"FNWN.txt:5 and .*the score is 'nan'"),
+    ("STS13", STS13.format("input"), 9, b"caf\xe9\tb", r"FNWN.txt:9: byte 0xe9 is not UTF-8"),
+    ("STS13", STS13.format("gs"), 4, "5.5", r"FNWN: scored pair 4 has the score 5.5, outside 0 to 5"),
+    ("STS13", STS13.format("gs"), 4, "-1", r"FNWN: scored pair 4 has the score -1, outside 0 to 5"),
+    ("STS13", STS13.format("gs"), 4, "", r"FNWN: 188 scored pairs, 189 published"),
+    ("SICK-R/dev", "SICK/SICK_trial.txt", 3, "2\ta\tb\t0.5\tx", r"pair 2 has the score 0.5, outside 1 to 5"),
+    ("MR", "MR/rt-polarity.neg", 8, "bad\nbad", r"rt-polarity.neg: 5332 rows, not the 5331 published"),
+    ("MR", "MR/rt-polarity.neg", 8, b"caf\xe9", r"rt-polarity.neg:8: byte 0xe9 is not UTF-8"),
+    ("SST2", "SST/binary/sentiment-dev", 2, "no label", r"sentiment-dev:2: 1 fields are too few"),
+    ("SST2", "SST/binary/sentiment-dev", 2, "a\t2", r"sentiment-dev:2: the label is '2'"),
+    ("TREC", "TREC/TREC_10.label", 500, "WHO:x Who ?", r"TREC_10.label:500: the label is 'WHO'"),
+    ("MRPC", "MRPC/msr_paraphrase_test.txt", 3, "1\t1\t2\ta", r"msr_paraphrase_test.txt:3: 4 fields"),
+    ("RTE", "rte/dev.tsv", 2, "a\tb\tmaybe\t0", r"rte/dev.tsv:2: the label is 'maybe'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "file", "line", "text", "why"), WRONG)
+def test_one_damaged_line_makes_a_task_wrong_and_is_named(tmp_path, task, file, line, text, why):
+    copy(tmp_path, file.rpartition("/")[0])
+    assert finding(tmp_path, task).verdict == "differs"
+    edited(tmp_path / file, line, text)
+    found = finding(tmp_path, task)
+    assert found.verdict == "wrong"
+    assert re.search(why, found.why) and "\n" not in found.why, found.why
+
+
+@pytest.mark.parametrize(
+    ("task", "files", "why"),
+    [
+        ("STS13", [STS13.format("input"), STS13.format("gs")], "FNWN: 0 scored pairs, 189 published"),
+        ("STS-B", ["STS/STSBenchmark/sts-test.csv"], "test: 0 scored pairs, 1,379 published"),
+        ("TREC", ["TREC/TREC_10.label"], "{}/TREC/TREC_10.label: 0 rows, not the 500"),
+        ("RTE", ["rte/dev.tsv"], "{}/rte/dev.tsv: 0 rows, not the 277"),
+    ],
+)
+def test_an_empty_file_is_wrong(tmp_path, task, files, why):
+    copy(tmp_path, files[0].rpartition("/")[0])
+    for file in files:
+        write(tmp_path / file, "")
+    found = finding(tmp_path, task)
+    assert found.verdict == "wrong" and found.why.startswith(why.format(tmp_path))
+
+
+def test_the_corrupted_subjectivity_set_is_named_for_what_it_is(tmp_path):
+    """https://github.com/princeton-nlp/SimCSE/issues/84."""
+    copy(tmp_path, "SUBJ")
+    write(tmp_path / "SUBJ/subj.subjective", "I feel it\n" * 20)
+    found = finding(tmp_path, "SUBJ")
+    assert found.verdict == "wrong"
+    assert "SimCSE/issues/84" in found.why and "data fetch senteval" in found.why
+    write(tmp_path / "SUBJ/subj.subjective", "I feel it\n" * 21)
+    assert "issues/84" not in finding(tmp_path, "SUBJ").why
+
+
+def test_latin_1_questions_are_no_fault(tmp_path):
+    copy(tmp_path, "TREC")
+    edited(tmp_path / "TREC/TREC_10.label", 2, b"LOC:city Where is S\xe3o \x85 Paulo ?")
+    assert finding(tmp_path, "TREC").verdict == "differs"
+
+
+def test_repeated_rows_are_counted_and_no_fault(tmp_path):
+    copy(tmp_path, "MR/", "STS/STS13")
+    edited(tmp_path / "MR/rt-polarity.pos", 2, "good 0")
+    edited(tmp_path / "MR/rt-polarity.pos", 3, " ")
+    edited(tmp_path / "MR/rt-polarity.neg", 2, "bad 0")
+    found = finding(tmp_path, "MR")
+    assert (found.repeated, found.blank, found.verdict) == (2, 1, "differs")
+    assert finding(tmp_path, "STS13").repeated == 189 + 561  # subsets repeat each other's made-up pairs
+
+
+def test_missing_files_are_listed_with_the_way_to_get_them(tmp_path):
+    copy(tmp_path / "senteval", "STS/STS13")
+    (tmp_path / "senteval" / STS13.format("gs")).unlink()
+    found = {f.task: f for f in examined(tmp_path)}
+    assert {f.verdict for f in found.values()} == {"missing"}
+    where = f"in {tmp_path}/senteval; to get it: whitenedcse data fetch senteval"
+    assert found["STS13"].why == f"no STS/STS13-en-test/STS.gs.FNWN.txt {where}"
+    assert "STS.gs.MSRvid.txt" not in found["STS12"].why and "and 7 more in" in found["STS12"].why
+    assert found["RTE"].why == f"no rte/dev.tsv in {tmp_path}; it is on no hub: put it there"
+    assert found["wiki1m"].why.endswith("to get it: whitenedcse data fetch wiki1m")
+    assert found["wiki1m_like"].why.endswith(f"{tmp_path}/wiki; it is on no hub: put it there")
+    copy(tmp_path / "senteval", "STS/STSBenchmark")  # now a fetch would find this folder, and do nothing
+    assert finding(tmp_path, "STS13").why.endswith(
+        "any senteval.tar away, then: whitenedcse data fetch senteval"
+    )
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere: no such folder"):
+        examined(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "data", "verdict", "why"),
+    [
+        ("wiki1m", "wiki1m_for_simcse.txt", b"a\nb\n\nb\n", "ok", ""),
+        ("wiki1m", "wiki1m_for_simcse.txt", b"a\nb\n\n", "wrong", "3 rows, 4 published"),
+        ("wiki1m", "wiki1m_for_simcse.txt", b"a\nb\xff\n", "wrong", "not UTF-8"),
+        ("wiki1m_like", "wiki/wiki1m_like.txt.bz2", bz2.compress(b"a\nb\n\nb\n"), "ok", ""),
+        ("wiki1m_like", "wiki/wiki1m_like.txt.bz2", bz2.compress(b"a\nb\n")[:-9], "wrong", "cannot be read"),
+        ("nli", "nli_for_simcse.csv", b"sent0,sent1,hard_neg\na,b,c\na,b,\na,b,c\n\"a,\",b,c\n", "ok", ""),
+        ("nli", "nli_for_simcse.csv", b"sent0,sent1\na,b\n", "wrong", "no column 'hard_neg'"),
+    ],
+)  # fmt: skip
+def test_a_corpus_is_counted_with_its_blank_and_repeated_rows(
+    tmp_path, monkeypatch, name, file, data, verdict, why
+):
+    monkeypatch.setitem(doctor.ROWS, name, 4)
+    write(tmp_path / file, data)
+    found = finding(tmp_path, name)
+    assert found.verdict == verdict and why in found.why
+    if verdict == "ok":
+        assert (found.rows, found.repeated, found.blank) == (4, 1, 1)
+
+
+def test_a_copy_with_the_known_checksums_is_ok_and_one_without_is_named(tmp_path, monkeypatch):
+    copy(tmp_path, "MR/")
+    sums = {f"MR/rt-polarity.{k}": (tmp_path / f"MR/rt-polarity.{k}").read_bytes() for k in ("pos", "neg")}
+    sums = {name: hashlib.sha256(data).hexdigest() for name, data in sums.items()}
+    write(tmp_path / "checksums.json", json.dumps(sums))
+    monkeypatch.setattr(doctor, "files", lambda package: tmp_path)
+    assert (finding(tmp_path, "MR").verdict, finding(tmp_path, "MR").why) == ("ok", "")
+    edited(tmp_path / "MR/rt-polarity.neg", 3, "worse 2")
+    assert finding(tmp_path, "MR").verdict == "differs"
+    assert finding(tmp_path, "MR").why == "MR/rt-polarity.neg differs from the copy that was checked"
+
+
+def test_the_checksums_are_those_of_the_files_that_are_read(tmp_path):
+    copy(tmp_path, "")
+    known = json.loads((Path(doctor.__file__).parents[1] / "data/checksums.json").read_text())
+    assert set(known) == {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+
+
+def test_the_table_has_a_row_a_task_and_the_last_remark_counts(tmp_path):
+    copy(tmp_path, "MR/", "rte")
+    edited(tmp_path / "rte/dev.tsv", 2, "x")
+    found = examined(tmp_path)
+    assert table(found).row_count == len(found) == 22
+    cells = [list(column.cells) for column in table(found).columns]
+    row = [column[11] for column in cells]
+    assert row == ["MR", "MR (2)", "10,662 / 10,662", "0", "0", "differs"]
+    assert remarks(found)[-1] == "0 ok, 1 differs, 1 wrong, 20 missing"
+    assert any(line.startswith(f"RTE: wrong: {tmp_path}/rte/dev.tsv:2") for line in remarks(found))
+
+
+@real
+def test_all_real_tasks_here_are_right():
+    found = [f for f in examined(DATA) if f.task not in doctor.ROWS]
+    assert {f.task: f.why for f in found if f.verdict != "ok"} == {}
+    assert len(found) == 19

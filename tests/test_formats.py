@@ -1,0 +1,117 @@
+"""Every format, parsed back by a reader that knows nothing of the writer, holds the cells that went in."""
+
+import csv
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from whitenedcse.report.formats import Grid, as_csv, as_latex, as_markdown, as_rich
+
+AWKWARD = [
+    "a & b",
+    "50 %",
+    "mean_L1",
+    "#1",
+    "$5 {x}",
+    "a\\b",
+    "[nli] x",
+    "*star",
+    "a|b",
+    "x < y > z",
+    "~^",
+    'q "r", s',
+]
+ROWS = [(text, "-1.50", str(i)) for i, text in enumerate(AWKWARD)]
+GRID = Grid("scores & [more]", ("row_1", "all %", ""), ROWS, ("see [nli] a_b & c", "100 %"), (1, 2))
+
+
+def shown(grid, width):
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(as_rich(grid))
+    return console.file.getvalue().splitlines()
+
+
+def unescaped(markdown):
+    return re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", markdown)
+
+
+def from_latex(text):
+    """What TeX would set of the escapes in use; a character that is special and not escaped is an error."""
+    commands = {"textbackslash": "\\", "textasciitilde": "~", "textasciicircum": "^"}
+    commands |= {"textless": "<", "textgreater": ">", "textbar": "|"}
+    token = r"\\([a-z]+)\{\}|\\([&%$#_{}])|\{([\[\]*])\}|([^\\&%$#_{}~^<>|])"
+    out, at = "", 0
+    while at < len(text):
+        match = re.compile(token).match(text, at)
+        assert match, f"TeX would choke on {text[at:]!r}"
+        out += commands[match[1]] if match[1] else match[2] or match[3] or match[4]
+        at = match.end()
+    return out
+
+
+def test_csv_holds_the_cells():
+    assert list(csv.reader(io.StringIO(as_csv(GRID)))) == [list(row) for row in (GRID.columns, *GRID.rows)]
+
+
+def test_markdown_holds_the_cells_and_says_which_columns_are_numbers():
+    heading, _, *table = as_markdown(GRID).split("\n\n- ")[0].splitlines()
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table]
+    assert unescaped(heading) == f"### {GRID.title}"
+    assert rows[1] == ["---", "---:", "---:"]
+    cells = [[unescaped(cell) for cell in row] for row in (rows[0], *rows[2:])]
+    assert cells == [list(row) for row in (GRID.columns, *GRID.rows)]
+
+
+@pytest.mark.parametrize("sign", ["*", "_", "`", "<", "["])
+def test_markdown_never_reads_a_cell_as_markup(sign):
+    line = as_markdown(Grid("t", ("a",), [(f"x {sign}y{sign} z",)])).splitlines()[-1]
+    assert not re.search(rf"(?<!\\){re.escape(sign)}", line)
+
+
+def test_markdown_lists_the_notes():
+    assert "\n- see \\[nli\\] a\\_b & c\n" in as_markdown(GRID)
+    assert [unescaped(note[2:]) for note in as_markdown(GRID).splitlines()[-2:]] == list(GRID.notes)
+
+
+def test_latex_holds_the_cells_and_the_notes():
+    text = as_latex(GRID)
+    body = re.search(r"\\toprule\n(.*)\\midrule\n(.*)\\bottomrule", text, re.DOTALL)
+    lines = (body[1] + body[2]).splitlines()
+    assert all(line.endswith(r" \\") for line in lines)
+    cells = [[from_latex(cell) for cell in re.split(r"(?<!\\) & ", line[:-3])] for line in lines]
+    assert cells == [list(row) for row in (GRID.columns, *GRID.rows)]
+    assert [from_latex(note) for note in re.findall(r"\\par\\footnotesize (.*)", text)] == list(GRID.notes)
+    assert from_latex(re.search(r"\\caption\{(.*)\}\n", text)[1]) == GRID.title
+    assert r"\begin{tabular}{lrr}" in text
+
+
+def test_a_latex_row_never_starts_with_what_the_line_break_before_it_would_eat():
+    rows = as_latex(Grid("t", ("a",), [("x",), ("[1, -1]",), ("*",)])).splitlines()
+    assert not any(row.startswith(("[", "*")) for row in rows)
+
+
+def test_a_terminal_shows_the_text_of_cells_and_notes_not_its_markup():
+    text = " ".join(shown(GRID, 120))
+    assert all(cell in text for cell in (*AWKWARD, *GRID.notes, GRID.title))
+
+
+@pytest.mark.parametrize("width", [20, 30])
+def test_a_narrow_terminal_breaks_labels_never_numbers_and_loses_neither(width):
+    row = ("a-label-that-is-one-word-and-too-long", "-12.34", "+56.78")
+    lines = shown(Grid("t", ("row", "x", "y"), [row], (), (1, 2)), width)
+    first = next(i for i, line in enumerate(lines) if line.strip().endswith("-12.34 +56.78"))
+    assert "".join("".join(lines[first:]).replace("-12.34 +56.78", "").split()) == row[0]
+
+
+def test_numbers_are_set_flush_right():
+    lines = shown(Grid("t", ("row", "x"), [("a", "1"), ("b", "100")], (), (1,)), 60)
+    assert {line.rstrip()[-1] for line in lines if line.split()[:1] in (["a"], ["b"])} == {"1", "0"}
+    assert len({len(line.rstrip()) for line in lines if line.split()[:1] in (["a"], ["b"])}) == 1
+
+
+def test_a_row_of_another_length_is_refused():
+    for write in (as_rich, as_markdown, as_csv, as_latex):
+        with pytest.raises(AssertionError, match="t: a row"):
+            write(Grid("t", ("a", "b"), [("only one",)]))

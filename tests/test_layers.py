@@ -1,0 +1,234 @@
+"""Every column is what a loop over pairs in float64, numpy's SVD and scipy's spearmanr give for it."""
+
+from itertools import combinations, combinations_with_replacement
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from whitenedcse.evaluation import layers
+from whitenedcse.evaluation.correlation import pairs_index, spearman
+from whitenedcse.evaluation.sts import Subset
+
+L, D = 4, 5
+
+
+def subset(name, n, seed):
+    rng = np.random.default_rng(seed)
+    left, right = ([f"s{i}" for i in rng.integers(0, 30, n)] for _ in range(2))  # pairs and sentences repeat
+    right[0], (left[1], right[1]) = left[0], (right[2], left[2])  # one pair of equals, one turned round
+    return Subset(name, left, right, rng.integers(0, 6, n).astype(float))
+
+
+@pytest.fixture
+def index():
+    tasks = {f"T{t}": [subset(name, 9 + 8 * i, 10 * t + i) for i, name in enumerate("pqr")] for t in range(2)}
+    return pairs_index(tasks | {"U": [subset("one", 40, 99)]})[1]
+
+
+@pytest.fixture
+def planes(index):
+    n = 1 + max(rows.max() for pairs in index.values() for _, rows in pairs)
+    planes = np.random.default_rng(0).standard_normal((L, n, D)).astype(np.float32) + 2
+    planes[:, 3] = planes[:, 7]  # two sentences, one vector
+    return planes
+
+
+def naive_cosines(x, rows):
+    x = x.astype(float)
+    cosines = [x[a] @ x[b] / np.linalg.norm(x[a]) / np.linalg.norm(x[b]) for a, b in rows.T]
+    return np.round(cosines, 12)  # equal vectors tie at 1
+
+
+def naive_scores(pairs, similarity_of):
+    """all, mean, wmean of one task, similarity_of: rows -> (n,)."""
+    parts = [spearmanr(s.gold, similarity_of(rows)).statistic for s, rows in pairs]
+    sizes = [len(s.gold) for s, _ in pairs]
+    whole = spearmanr(
+        np.concatenate([s.gold for s, _ in pairs]), np.concatenate([similarity_of(r) for _, r in pairs])
+    )
+    weighted = sum(p * n for p, n in zip(parts, sizes, strict=True)) / sum(sizes)
+    return 100 * np.array([whole.statistic, sum(parts) / len(parts), weighted])
+
+
+def naive_white(x, fitted):
+    """BERT-whitening, section 3.2, by hand: columns in order of variance."""
+    u, s, _ = np.linalg.svd(np.cov(fitted.T, ddof=0))
+    return (x - fitted.mean(axis=0)) @ u / np.sqrt(s)
+
+
+def both_sides(pairs):
+    return np.concatenate([rows for _, rows in pairs], axis=1).ravel()
+
+
+def values(row):
+    return np.array([row["all"], row["mean"], row["wmean"]])
+
+
+def by_column(records, *keys):
+    return {tuple(map(str, (row[k] for k in (*keys, "task")))): values(row) for row in records}
+
+
+@pytest.mark.parametrize("cells", [10**6, 100])  # one chunk, and one column at a time
+def test_columns_are_ranked_as_scipy_ranks_them_one_by_one(monkeypatch, cells):
+    monkeypatch.setattr(layers, "CELLS", cells)
+    rng = np.random.default_rng(0)
+    gold = rng.integers(0, 6, 60).astype(float)
+    free, tied = rng.standard_normal((60, 9)), rng.integers(0, 7, (60, 8)) / 10
+    x = np.concatenate([free, tied, 1e-20 * free], axis=1)
+    expected = [100 * spearmanr(gold, column).statistic for column in x.T]
+    assert layers.spearman_columns(gold, x) == pytest.approx(expected, abs=1e-10)
+
+
+def test_what_has_no_correlation_is_nan_and_spoils_no_other_column():
+    gold = np.array([1.0, 2, 2, 4])
+    good = np.array([0.1, 0.4, 0.3, 0.3])
+    undefined = [[0.5] * 4, [1, 1 - 2e-16, 1 + 2e-16, 1], [0.1, np.nan, 0.2, 0.3], [0.1, np.inf, 0.2, 0.3]]
+    x = np.array([good, *undefined, good]).T
+    expected = 100 * spearmanr(gold, good).statistic
+    got = layers.spearman_columns(gold, x)
+    assert got[[0, 5]] == pytest.approx(expected)
+    assert np.isnan(got[1:5]).all()
+    assert all(spearman(gold, column).value is None for column in x.T[1:5])
+    for broken in ([3.0] * 4, [1, np.nan, 2, 3]):
+        assert np.isnan(layers.spearman_columns(np.array(broken), x)).all()
+    assert np.isnan(layers.spearman_columns(gold[:1], x[:1])).all()
+    assert layers.spearman_columns(gold, x[:, :0]).shape == (0,)
+
+
+def test_tasks_are_aggregated_as_by_hand(index):
+    rng = np.random.default_rng(1)
+    x = {task: rng.integers(0, 20, (len(both_sides(pairs)) // 2, 3)) / 7 for task, pairs in index.items()}
+    got = layers.aggregate(index, x)
+    for task, pairs in index.items():
+        ends = np.cumsum([0, *(len(s.gold) for s, _ in pairs)])
+        for column in range(3):
+            at = {id(rows): x[task][ends[i] : ends[i + 1], column] for i, (_, rows) in enumerate(pairs)}
+            expected = naive_scores(pairs, lambda rows, at=at: at[id(rows)])
+            assert got[task][:, column] == pytest.approx(expected, abs=1e-9)
+    assert got["average"] == pytest.approx((got["T0"] + got["T1"] + got["U"]) / 3)
+    assert layers.aggregate(index, x.__getitem__).keys() == {*index, "average"}
+
+
+@pytest.mark.parametrize("cells", [10**6, 1000])
+def test_cosines_of_means_over_layers_are_those_of_the_combined_vectors(planes, index, monkeypatch, cells):
+    monkeypatch.setattr(layers, "CELLS", cells)
+    masks = np.array([[c == "1" for c in f"{bits:04b}"] for bits in range(1, 16)])
+    planes[1] = -planes[0] * (1 + 1e-3 * planes[2])  # a mean that nearly cancels
+    rows = both_sides(index["T0"]).reshape(2, -1)
+    got = layers.subset_cosines(planes, rows, masks)
+    for mask, column in zip(masks, got.T, strict=True):
+        assert column == pytest.approx(naive_cosines(planes[mask].astype(float).mean(0), rows), abs=1e-9)
+    easy = ~(masks[:, 0] & masks[:, 1])
+    expected = [naive_cosines(planes[mask].astype(float).mean(0), rows) for mask in masks[easy]]
+    assert np.abs(got[:, easy].T - expected).max() < 1e-10
+
+
+def test_equal_vectors_tie_at_exactly_one_and_turned_pairs_with_each_other():
+    rng = np.random.default_rng(0)
+    planes = rng.standard_normal((7, 90, 384)).astype(np.float32)
+    planes[:, 45:] = planes[:, :45]
+    masks = np.array([[c == "1" for c in f"{bits:07b}"] for bits in range(1, 128)])
+    same = np.array([np.arange(45), np.arange(45, 90)])
+    assert (layers.subset_cosines(planes, same, masks) == 1).all()
+    assert (layers.subset_cosines(planes, np.stack([same[0], same[0]]), masks) == 1).all()
+    a, b = np.arange(30), np.arange(10, 40)
+    got = layers.subset_cosines(planes, np.array([[*a, *b], [*b, *a]]), masks)
+    assert (got[:30] == got[30:]).all()
+
+
+def test_layers_that_cancel_have_no_direction(planes):
+    planes[2] = -planes[0] - planes[1]
+    planes[:, 4] = 0
+    masks = np.array([[1, 1, 1, 0], [1, 1, 0, 0]], bool)
+    got = layers.subset_cosines(planes, np.array([[0, 4], [1, 5]]), masks)
+    assert np.isnan(got).tolist() == [[True, False], [True, True]]
+
+
+def test_every_two_layers_are_scored_with_and_without_whitening(planes, index):
+    got = by_column(layers.pairs(planes, index), "layers", "whitening")
+    both = list(combinations_with_replacement(range(L), 2))
+    assert len(got) == len(both) * 2 * 4
+    for i, j in both:
+        x, state = (planes[i].astype(float) + planes[j]) / 2, str([i, j])
+        expected = {False: [], True: []}
+        for task, pairs in index.items():
+            white = naive_white(x, x[both_sides(pairs)])
+            for whitening, y in ((False, x), (True, white)):
+                scores = naive_scores(pairs, lambda rows, y=y: naive_cosines(y, rows))
+                assert got[state, str(whitening), task] == pytest.approx(scores, abs=1e-8)
+                expected[whitening].append(scores)
+        for whitening, rows in expected.items():
+            assert got[state, str(whitening), "average"] == pytest.approx(np.mean(rows, axis=0), abs=1e-8)
+
+
+def test_the_caller_may_fit_another_map(planes, index):
+    seen = []
+    got = layers.pairs(planes[:1], index, lambda x: seen.append(x.shape) or (lambda y: y))
+    off, on = (by_column([r for r in got if r["whitening"] == w], "layers") for w in (False, True))
+    assert all(on[key] == pytest.approx(off[key]) for key in off)
+    assert seen == [(len(both_sides(pairs)), D) for pairs in index.values()]
+
+
+def test_every_set_of_layers_is_scored_and_the_best_of_each_size_found(planes, index):
+    got = layers.subsets(planes, index)
+    table = by_column(got.records, "layers")
+    sets = [s for size in range(1, L + 1) for s in combinations(range(L), size)]
+    assert (len(table), got.largest, got.complete) == (15 * 4, L, True)
+    averages = {}
+    for s in sets:
+        x = planes[list(s)].astype(float).mean(axis=0)
+        scores = [naive_scores(pairs, lambda rows, x=x: naive_cosines(x, rows)) for pairs in index.values()]
+        for task, expected in zip(index, scores, strict=True):
+            assert table[str(list(s)), task] == pytest.approx(expected, abs=1e-8)
+        averages[s] = np.mean(scores, axis=0)
+        assert table[str(list(s)), "average"] == pytest.approx(averages[s], abs=1e-8)
+    for column, mean in enumerate(("all", "mean", "wmean")):
+        best = [
+            max((s for s in sets if len(s) == k), key=lambda s: averages[s][column]) for k in (1, 2, 3, 4)
+        ]
+        rows = layers.best_of_each_size(got.records, mean)
+        assert [(row["size"], tuple(row["layers"])) for row in rows] == [(len(s), s) for s in best]
+
+
+@pytest.mark.parametrize(("limit", "largest"), [(15, 4), (14, 3), (13, 2), (1, 2)])
+def test_sizes_are_left_out_rather_than_some_sets_of_a_size(planes, index, limit, largest):
+    got = layers.subsets(planes, index, limit)
+    assert (got.largest, got.complete) == (largest, largest == L)
+    assert {len(row["layers"]) for row in got.records} == set(range(1, largest + 1))
+
+
+def test_a_subset_of_no_direction_is_none_and_never_the_best(planes, index):
+    planes[1] = 0
+    got = layers.subsets(planes[:2], index)
+    assert [row["all"] for row in got.records if row["layers"] == [1]] == [None] * 4
+    assert [row["layers"] for row in layers.best_of_each_size(got.records, "all")] == [[0], [0, 1]]
+
+
+def test_every_k_is_what_refitting_and_truncating_at_that_k_gives(planes, index):
+    fits = {t: planes[0][both_sides(pairs)].astype(float) for t, pairs in index.items()}
+    whole = {t: naive_white(planes[0].astype(float), x) for t, x in fits.items()}
+    got = layers.all_k(whole, index)
+    for task, pairs in index.items():
+        for k in range(1, D + 1):
+            y = naive_white(planes[0].astype(float), fits[task])[:, :k]
+            rows = both_sides(pairs).reshape(2, -1)
+            assert layers.components(whole[task], rows)[:, k - 1] == pytest.approx(naive_cosines(y, rows))
+            expected = naive_scores(pairs, lambda rows, y=y: naive_cosines(y, rows))
+            assert got[task][:, k - 1] == pytest.approx(expected, abs=1e-8)
+    assert got["average"] == pytest.approx((got["T0"] + got["T1"] + got["U"]) / 3)
+
+
+def test_what_does_not_fit_together_is_refused(planes, index):
+    n = planes.shape[1]
+    for study in (layers.pairs, layers.subsets):
+        with pytest.raises(ValueError, match=rf"planes of \(4, {n - 1}, 5\) are not"):
+            study(planes[:, :-1], index)
+    with pytest.raises(ValueError, match="U: 3 rows of similarities for 40 pairs"):
+        layers.aggregate({"U": index["U"]}, {"U": np.zeros((3, 2))})
+    with pytest.raises(ValueError, match="masks of 3 layers, planes of 4"):
+        layers.subset_cosines(planes, np.zeros((2, 1), int), np.ones((1, 3), bool))
+    with pytest.raises(ValueError, match="2 gold scores for 3 rows"):
+        layers.spearman_columns(np.ones(2), np.ones((3, 1)))
+    with pytest.raises(ValueError, match="no mean 'median'; there are all, mean, wmean"):
+        layers.best_of_each_size([], "median")

@@ -1,0 +1,114 @@
+"""Every picture opens, names its best point, and has the same bytes each time."""
+
+import csv
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from whitenedcse.report.plots import component_curves, heat_map, subset_curve, write_csv
+
+
+def pair_records(size=4):
+    rng = np.random.default_rng(0)
+    return [
+        {"layers": [i, j], "whitening": w, "task": task, "all": 60 + 10 * w + rng.random(), "mean": None}
+        for task in ("STS-B", "average")
+        for w in (False, True)
+        for i in range(size)
+        for j in range(i, size)
+    ]
+
+
+def curves():
+    rng = np.random.default_rng(1)
+    return {task: 60 + rng.random((3, 30)) for task in ("STS12", "STS-B", "average")}
+
+
+BEST = [
+    {"size": 1, "layers": [3], "all": 60.0},
+    {"size": 2, "layers": [1, 12], "all": 64.125},
+    {"size": 3, "layers": [1, 2, 12], "all": 63.0},
+]
+
+
+def words(svg):
+    return [e.text.strip() for e in ElementTree.parse(svg).iter() if e.tag.endswith("}text") and e.text]
+
+
+DRAWN = {
+    "heat_map": lambda path: heat_map(pair_records(), "all", path),
+    "subset_curve": lambda path: subset_curve(BEST, "all", path),
+    "component_curves": lambda path: component_curves(curves(), 0, path),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_both_files_open_and_come_out_the_same_again(tmp_path, name):
+    (tmp_path / "again").mkdir()
+    png, svg = DRAWN[name](tmp_path / "figure.v1")  # a dot in the name is no suffix to lose
+    assert (png.name, svg.name) == ("figure.v1.png", "figure.v1.svg")
+    image = imread(png)
+    assert min(image.shape[:2]) > 300 and image[..., :3].std() > 0.01
+    for first, second in zip((png, svg), DRAWN[name](tmp_path / "again/figure"), strict=True):
+        assert first.read_bytes() == second.read_bytes()
+
+
+def test_the_heat_map_writes_every_cell_and_names_the_best_of_each_half(tmp_path):
+    records = pair_records()
+    text = words(heat_map(records, "all", tmp_path / "map")[1])
+    for state in (False, True):
+        rows = [r for r in records if r["task"] == "average" and r["whitening"] == state]
+        best = max(rows, key=lambda r: r["all"])
+        assert f"best {best['all']:.2f}" in text
+        assert "layers {} + {}".format(*best["layers"]) in text
+        assert all(f"{row['all']:.1f}" in text for row in rows)
+
+
+def test_a_large_heat_map_writes_the_best_alone_and_undefined_cells_stay_empty(tmp_path):
+    records = pair_records(25)
+    records[-1]["all"] = None
+    best = max(r["all"] for r in records if r["task"] == "average" and r["all"])
+    text = words(heat_map(records, "all", tmp_path / "map")[1])
+    assert f"best {best:.2f}" in text and f"{best:.1f}" not in text
+
+
+def test_the_subset_curve_names_the_best_layers(tmp_path):
+    text = words(subset_curve(BEST, "all", tmp_path / "curve")[1])
+    assert "layers 1 + 12" in text and f"best {64.125:.2f}" in text
+
+
+def test_each_component_curve_marks_its_best_k(tmp_path):
+    tables = curves()
+    tables["broken"] = np.full((3, 30), np.nan)
+    text = words(component_curves(tables, 2, tmp_path / "k")[1])
+    for task, table in curves().items():
+        k = max(range(30), key=lambda i: table[2, i])
+        assert task in text and f"{table[2, k]:.2f} at k = {k + 1}" in text
+    assert "broken" not in text
+
+
+def test_a_csv_holds_the_records(tmp_path):
+    records = [
+        {"layers": [1, 12], "task": "STS, B", "all": 0.1 + 0.2},
+        {"layers": [3], "task": "x", "all": None},
+    ]
+    path = write_csv(tmp_path / "records.csv", records)
+    assert b"\r" not in path.read_bytes()
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["layers"] for row in rows] == ["1+12", "3"]
+    assert (float(rows[0]["all"]), rows[0]["task"], rows[1]["all"]) == (0.1 + 0.2, "STS, B", "")
+
+
+def test_nothing_to_draw_or_write_is_said(tmp_path):
+    with pytest.raises(ValueError, match="no average 'mean' with whitening=False to draw among 40 records"):
+        heat_map(pair_records(), "mean", tmp_path / "x")
+    with pytest.raises(ValueError, match="no set of layers"):
+        subset_curve([], "all", tmp_path / "x")
+    with pytest.raises(ValueError, match="no task among a has a score"):
+        component_curves({"a": np.full((3, 4), np.nan)}, 0, tmp_path / "x")
+    with pytest.raises(ValueError, match=r"x\.csv: no records"):
+        write_csv(tmp_path / "x.csv", [])
+    assert not list(tmp_path.iterdir())

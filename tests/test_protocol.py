@@ -1,0 +1,241 @@
+"""A published protocol is one argument: its numbers equal those of a straightforward script of its text.
+
+The scripts below know Transformers, NumPy and SciPy, and nothing of this project.
+"""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
+
+from whitenedcse.evaluation.protocol import Protocol, Row, chosen
+
+ROOT = Path(__file__).parents[1]
+WORDS = [f"{a}{b}" for a in "bcdfgklm" for b in ("a", "e", "i", "o", "u", "an", "el")]
+CASED = [word.capitalize() for word in WORDS[::2]]
+STS12 = ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A cased random encoder, and a data folder with STS12, STS-B and SICK-R in SentEval's layout."""
+    folder = tmp_path_factory.mktemp("world")
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    core = Tokenizer(
+        models.WordPiece({w: i for i, w in enumerate(special + WORDS + CASED)}, unk_token="[UNK]")
+    )
+    core.normalizer = normalizers.BertNormalizer(lowercase=False)
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    core.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = {f"{n}_token": f"[{n.upper()}]" for n in ("pad", "unk", "cls", "sep", "mask")}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, model_max_length=128, **names)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
+    model = BertModel(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=130, **shape))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    written(folder / "senteval", np.random.default_rng(0))
+    return folder
+
+
+def pairs(rng, n):
+    """Scored pairs of sentences; some sentences have 90 tokens, which is beyond 64."""
+    lengths = rng.choice([3, 6, 9, 12, 90], (n, 2), p=[0.25, 0.25, 0.25, 0.2, 0.05])
+    texts = [[" ".join(rng.choice(WORDS + CASED, k)) for k in both] for both in lengths]
+    return [(a, b, f"{rng.uniform(1, 5):.2f}") for a, b in texts]
+
+
+def written(home, rng):
+    files = {}
+    for name, n in zip(STS12, (20, 35, 25, 40, 15), strict=True):
+        rows = pairs(rng, n)
+        rows[3] = (*rows[3][:2], "")  # unscored
+        files[f"STS/STS12-en-test/STS.input.{name}.txt"] = "".join(f"{a}\t{b}\n" for a, b, _ in rows)
+        files[f"STS/STS12-en-test/STS.gs.{name}.txt"] = "".join(f"{g}\n" for *_, g in rows)
+    for part, n in (("train", 60), ("dev", 30), ("test", 50)):
+        rows = [f"g\tf\ty\t0\t{g}\t{a}\t{b}\n" for a, b, g in pairs(rng, n)]
+        files[f"STS/STSBenchmark/sts-{part}.csv"] = "".join(rows)
+    for part, n in (("train", 40), ("trial", 20), ("test_annotated", 50)):
+        rows = [f"{i}\t{a}\t{b}\t{g}\tx\r\n" for i, (a, b, g) in enumerate(pairs(rng, n))]
+        files[f"SICK/SICK_{part}.txt"] = "h\ta\tb\ts\tj\r\n" + "".join(rows)
+    for name, text in files.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_bytes(text.encode())
+
+
+def evaluated(world, monkeypatch, tmp_path, *arguments):
+    """scores.json of evaluate.py, run here."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WHITENEDCSE_DATA", str(world))
+    monkeypatch.setenv("WHITENEDCSE_CACHE", str(world / "cache"))
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    tasks = ["tasks.names=[STS12,STS-B,SICK-R]", "draws=20", "run=x"]
+    monkeypatch.setattr(
+        sys, "argv", [str(ROOT / "evaluate.py"), f"model={world / 'model'}", *tasks, *arguments]
+    )
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    return json.loads((tmp_path / "outputs/x/scores.json").read_text())
+
+
+class Script:
+    """What a reader of the papers would write: sentence by sentence, no batches, nothing shared."""
+
+    def __init__(self, world, max_length):
+        self.home, self.max_length, self.seen = world / "senteval", max_length, {}
+        self.tokenizer = AutoTokenizer.from_pretrained(world / "model")
+        self.model = AutoModel.from_pretrained(world / "model").eval()
+
+    def layers(self, text):
+        if text not in self.seen:
+            ids = self.tokenizer(text, truncation=True, max_length=self.max_length, return_tensors="pt")
+            with torch.no_grad():
+                hidden = self.model(**ids, output_hidden_states=True).hidden_states
+            self.seen[text] = [h[0].double().numpy() for h in hidden]
+        return self.seen[text]
+
+    def read(self, task, part="test"):
+        """[(subset, [(a, b, gold)])]."""
+        if task == "STS12":
+            subsets = []
+            for name in STS12:
+                folder = self.home / "STS/STS12-en-test"
+                text = (folder / f"STS.input.{name}.txt").read_text().split("\n")
+                gold = (folder / f"STS.gs.{name}.txt").read_text().split("\n")
+                rows = [(*t.split("\t"), float(g)) for t, g in zip(text, gold, strict=True) if g]
+                subsets.append(rows)
+            return subsets
+        if task == "STS-B":
+            lines = (self.home / f"STS/STSBenchmark/sts-{part}.csv").read_text().split("\n")[:-1]
+            return [[(f[5], f[6], float(f[4])) for f in (line.split("\t") for line in lines)]]
+        part = {"test": "test_annotated", "dev": "trial"}.get(part, part)
+        lines = (self.home / f"SICK/SICK_{part}.txt").read_text().split("\n")[1:-1]
+        return [[(f[1], f[2], float(f[3])) for f in (line.split("\t") for line in lines)]]
+
+
+def cosines(pairs, embed, kernel=None):
+    mean, w = kernel if kernel else (0, None)
+    out = []
+    for a, b, _ in pairs:
+        u, v = ((embed(text) - mean) @ (np.eye(12) if w is None else w) for text in (a, b))
+        out.append(u @ v / np.linalg.norm(u) / np.linalg.norm(v))
+    return out
+
+
+def kernel(vectors, k=None):
+    u, s, _ = np.linalg.svd(np.cov(np.array(vectors).T))
+    return np.mean(vectors, axis=0), (u / np.sqrt(s))[:, :k]
+
+
+def correlation(pairs, similarity):
+    return 100 * spearmanr([g for *_, g in pairs], similarity).statistic
+
+
+def test_simcse_puts_all_pairs_of_a_task_together(world, monkeypatch, tmp_path):
+    (row,) = evaluated(world, monkeypatch, tmp_path, "pooling=mean")["rows"]
+    script = Script(world, 128)
+    for task in ("STS12", "STS-B", "SICK-R"):
+        pairs = [pair for subset in script.read(task) for pair in subset]
+        expected = correlation(pairs, cosines(pairs, lambda t: script.layers(t)[-1].mean(0)))
+        assert row["sts"]["tasks"][task]["all"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_bert_whitening_weighs_subsets_and_whitens_on_train_dev_and_test(world, monkeypatch, tmp_path):
+    (world / "corpus.txt").write_text("".join(f"{' '.join(WORDS[i : i + 4])}\n" for i in range(50)))
+    fit = [f"fit={world / 'corpus.txt'}", "k=5", "sample=null"]
+    scores = evaluated(world, monkeypatch, tmp_path, "protocol=bert_whitening", *fit)
+    script = Script(world, 64)
+
+    def embed(text):
+        hidden = script.layers(text.lower())
+        return (hidden[1].mean(0) + hidden[-1].mean(0)) / 2
+
+    assert scores["headline"] == "wmean"
+    raw, target, target_k, corpus, corpus_k = scores["rows"]
+    names = [f"{w} ({f})" for f in ("target", world / "corpus.txt") for w in ("whitening", "whitening-5")]
+    assert [row["name"] for row in scores["rows"]] == ["first-last-avg", *names]
+    assert [row["setting"] for row in scores["rows"]] == ["", *["transductive"] * 2, *["inductive"] * 2]
+    lines = (world / "corpus.txt").read_text().split("\n")[:-1]
+    for task in ("STS12", "STS-B", "SICK-R"):
+        subsets = script.read(task)
+        parts = ["test"] if task == "STS12" else ["train", "dev", "test"]
+        own = [
+            embed(text) for part in parts for s in script.read(task, part) for a, b, _ in s for text in (a, b)
+        ]
+        fits = [(raw, None), (target, kernel(own)), (target_k, kernel(own, 5))]
+        fits += [
+            (row, kernel([embed(text) for text in lines], k)) for row, k in ((corpus, None), (corpus_k, 5))
+        ]
+        for row, fitted in fits:
+            values = [correlation(s, cosines(s, embed, fitted)) for s in subsets]
+            expected = np.average(values, weights=[len(s) for s in subsets])
+            assert row["sts"]["tasks"][task]["wmean"] == pytest.approx(expected, abs=1e-6), (
+                task,
+                row["name"],
+            )
+
+
+def test_whiteningbert_lowers_all_but_sick_and_divides_by_n_and_a_hundredth(world, monkeypatch, tmp_path):
+    scores = evaluated(world, monkeypatch, tmp_path, "protocol=whiteningbert")
+    script = Script(world, 128)
+
+    def mean(text, *layers):
+        hidden = [script.layers(text)[layer] for layer in layers]
+        return np.mean([h.sum(0) / (len(h) + 0.01) for h in hidden], axis=0)
+
+    ways = {
+        "cls last": lambda t: script.layers(t)[-1][0],
+        "mean last": lambda t: mean(t, -1),
+        "mean L1": lambda t: mean(t, 1),
+        "mean L1+last": lambda t: mean(t, 1, -1),
+        "mean L1+last whitened": lambda t: mean(t, 1, -1),
+    }
+    assert [row["name"] for row in scores["rows"]] == list(ways)
+    for task in ("STS12", "STS-B", "SICK-R"):
+        lower = [[(a.lower(), b.lower(), g) for a, b, g in s] for s in script.read(task)]
+        subsets = script.read(task) if task == "SICK-R" else lower
+        for row, embed in zip(scores["rows"], ways.values(), strict=True):
+            whole = [embed(text) for s in subsets for a, b, _ in s for text in (a, b)]
+            fitted = kernel(whole) if "whitened" in row["name"] else None
+            expected = np.mean([correlation(s, cosines(s, embed, fitted)) for s in subsets])
+            assert row["sts"]["tasks"][task]["mean"] == pytest.approx(expected, abs=1e-6), (task, row["name"])
+
+
+def test_rows_whose_corpus_is_not_here_are_left_out_aloud(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        "whitenedcse.evaluation.protocol.located", lambda _: (_ for _ in ()).throw(FileNotFoundError("gone"))
+    )
+    rows = [
+        {"name": "a"},
+        {"name": "b", "map": {"kind": "zca"}, "fit": "nli"},
+        {"name": "c", "map": {"kind": "pca"}, "fit": "year"},
+    ]
+    protocol = Protocol("x", "all", "as_is", None, 0, rows)
+    kept, said = chosen(protocol, {"kind": "whitening", "k": 3}, "target")
+    assert [(row.name, row.setting) for row in kept] == [
+        ("a", ""),
+        ("c", "transductive"),
+        ("whitening-3 (target)", "transductive"),
+    ]
+    assert said == ["left out 'b': gone"]
+    assert kept[0].maker is None and kept[2].maker().k == 3
+
+
+def test_a_protocol_with_a_wrong_aggregation_or_map_is_refused():
+    with pytest.raises(ValueError, match="protocol.headline='median' is not one of all, mean, wmean"):
+        Protocol("x", "median", "as_is", None, 0, [])
+    with pytest.raises(ValueError, match="kind='white'"):
+        Protocol("x", "all", "as_is", None, 0, [{"name": "a", "map": {"kind": "white"}, "fit": "year"}])
+    with pytest.raises(ValueError, match="protocol.case='upper' is not one of as_is, lower, lower_but_sick"):
+        Protocol("x", "all", "upper", None, 0, [])
+    assert Row("a").setting == ""

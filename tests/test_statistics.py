@@ -1,0 +1,250 @@
+"""Draws are scipy's on the repeated pairs; intervals cover; p is uniform where there is no difference."""
+
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+from scipy.stats import kstest, spearmanr
+
+from whitenedcse.evaluation import statistics
+from whitenedcse.evaluation.statistics import interval, paired, resamples, task_draws, weighted_spearman
+
+NAN, PAIRS = math.nan, np.arange(3.0)
+
+
+def naive(gold, similarity, counts):
+    """scipy on every pair as often as it was drawn."""
+    rows = [(np.repeat(gold, row), np.repeat(similarity, row)) for row in counts]
+    defined = (len(set(x)) > 1 and len(set(y)) > 1 for x, y in rows)
+    return np.array(
+        [100 * spearmanr(*r).statistic if ok else NAN for r, ok in zip(rows, defined, strict=True)]
+    )
+
+
+def data(n, seed, digits=1):
+    """n scores in steps of a half and similarities that follow them, rounded: ties in both."""
+    rng = np.random.default_rng(seed)
+    gold = rng.integers(0, 11, n) / 2
+    return gold, np.round(gold / 5 + rng.normal(0, 0.5, n), digits)
+
+
+@pytest.mark.parametrize("chunk", [1, 100, 2**16])
+@pytest.mark.parametrize(("n", "digits"), [(2, 1), (3, 1), (40, 1), (40, 9), (90, 0)])
+def test_every_draw_is_scipys_on_the_pairs_it_took(monkeypatch, chunk, n, digits):
+    monkeypatch.setattr(statistics, "CHUNK", chunk)
+    counts = np.random.default_rng(1).integers(0, 4, (50, n))  # not only resamples: totals differ
+    counts[7], counts[8] = 0, np.eye(n)[0]
+    gold, similarity = data(n, 3 + n, digits)
+    got = weighted_spearman(gold, similarity, counts)
+    np.testing.assert_allclose(got, naive(gold, similarity, counts), rtol=0, atol=1e-12)
+    assert np.isnan(got[7:9]).all() and np.isfinite(got).sum() >= 20
+
+
+def test_no_sum_of_a_long_task_overflows():
+    gold = np.arange(5000.0) // 2500
+    similarity = np.round(gold + np.random.default_rng(0).normal(size=5000))
+    data = gold, similarity, resamples(5000, 3, 0).astype(np.uint8)  # the narrowest integers that hold them
+    np.testing.assert_allclose(weighted_spearman(*data), naive(*data), rtol=0, atol=1e-12)
+
+
+def test_perfect_orders_are_exactly_a_hundred():
+    x, counts = np.arange(100.0), resamples(100, 20, 0)
+    assert (weighted_spearman(x, np.exp(x / 10), counts) == 100).all()
+    assert (weighted_spearman(x, -x, counts) == -100).all()
+
+
+@pytest.mark.parametrize("similarity", [[1, 1, 1], [1, 1 - 2e-16, 1 + 2e-16], [1, NAN, 3], [math.inf] * 3])
+def test_what_has_no_correlation_has_no_draw_of_one(similarity):
+    counts = np.ones((4, 3), int)
+    for pair in (PAIRS, np.array(similarity)), (np.array(similarity), PAIRS):
+        assert np.isnan(weighted_spearman(*pair, counts)).all()
+
+
+def test_resamples_are_multinomial():
+    n, draws = 20, 40_000
+    counts = resamples(n, draws, 5).astype(float)
+    assert (counts.sum(axis=1) == n).all()
+    assert counts.mean(axis=0) == pytest.approx(1, abs=5 / draws**0.5)
+    covariance = np.eye(n) - 1 / n  # n p_i (1 - p_i) and -n p_i p_j, with p = 1 / n
+    assert np.abs(np.cov(counts.T) - covariance).max() < 5 * 2**0.5 / draws**0.5
+
+
+def test_resamples_depend_on_seed_and_n_alone():
+    first = resamples(1000, 3, 0)
+    assert (resamples(1000, 3, 0) == first).all() and (resamples(1000, 5, 0)[:3] == first).all()
+    tenths = first[0].reshape(10, 100).sum(axis=1)  # one stream cut to 1,000 and to 1,010 would share them
+    for other in (resamples(1000, 3, 1), resamples(1010, 3, 0), first[1:]):
+        assert np.abs(np.add.reduceat(other[0], np.arange(10) * len(other[0]) // 10) - tenths).max() > 10
+
+
+def test_the_draws_of_a_task_are_a_loop_over_one_resampling():
+    gold, similarity = data(67, 0)
+    got, counts = task_draws(gold, similarity, [30, 12, 25], 40, 9), resamples(67, 40, 9)
+    parts = [slice(0, 30), slice(30, 42), slice(42, 67)]
+    expected = {str(i): naive(gold[s], similarity[s], counts[:, s]) for i, s in enumerate(parts)}
+    each = np.stack(list(expected.values()))
+    expected |= {"all": naive(gold, similarity, counts), "mean": each.sum(axis=0) / 3}
+    expected["wmean"] = (30 * each[0] + 12 * each[1] + 25 * each[2]) / 67
+    assert set(got) == set(expected)
+    for key, draws in expected.items():
+        np.testing.assert_allclose(got[key], draws, rtol=0, atol=1e-12, err_msg=key)
+
+
+def test_a_task_of_one_part_has_one_number_and_a_broken_part_breaks_the_means():
+    gold, similarity = data(50, 0)
+    whole = task_draws(gold, similarity, [50], 30, 0)
+    np.testing.assert_allclose(np.stack(list(whole.values())) - whole["all"], 0, atol=1e-12)
+    assert set(whole) == {"all", "mean", "wmean", "0"}
+    constant = np.where(np.arange(50) < 20, 3.0, gold)
+    parts = {key: interval(draws) for key, draws in task_draws(constant, similarity, [20, 30], 30, 0).items()}
+    assert {key for key, found in parts.items() if found is None} == {"0", "mean", "wmean"}
+
+
+def test_a_thousand_draws_of_sick_stay_small():
+    gold, similarity = data(5000, 0, digits=9)
+    tracemalloc.start()
+    task_draws(gold, similarity, [2500, 2500], 1000, 0)
+    assert tracemalloc.get_traced_memory()[1] < 60e6  # the counts alone are 20 MB
+    tracemalloc.stop()
+
+
+def normal(rng, n, rho):
+    """n pairs of a bivariate normal with correlation rho."""
+    x, y = rng.standard_normal((2, n))
+    return x, rho * x + (1 - rho**2) ** 0.5 * y
+
+
+def test_the_interval_covers_the_truth_of_a_bivariate_normal():
+    rng, truth = np.random.default_rng(0), 600 / math.pi * math.asin(0.6 / 2)  # Spearman's rho of a normal
+    for level, least, most in ((0.95, 0.90, 0.98), (0.5, 0.40, 0.60)):
+        draws = [task_draws(*normal(rng, 100, 0.6), [100], 300, seed)["all"] for seed in range(200)]
+        bounds = np.array([interval(found, level) for found in draws])
+        assert least <= np.mean((bounds[:, 0] < truth) & (truth < bounds[:, 1])) <= most
+
+
+def comparisons(rng, noise_a, noise_b, repetitions):
+    for seed in range(repetitions):
+        gold = rng.standard_normal(100)
+        a, b = (gold + noise * rng.standard_normal(100) for noise in (noise_a, noise_b))
+        yield paired(*(task_draws(gold, x, [100], 300, seed)["all"] for x in (a, b)))
+
+
+def test_p_is_uniform_without_a_difference_and_small_with_one():
+    null = [found.p for found in comparisons(np.random.default_rng(0), 0.8, 0.8, 300)]
+    assert kstest(null, "uniform").pvalue > 0.01
+    assert 0.02 <= np.mean(np.array(null) < 0.05) <= 0.09
+    real = list(comparisons(np.random.default_rng(1), 0.4, 1.0, 50))
+    assert max(found.p for found in real) < 0.05
+    assert all(0 < found.low < found.difference < found.high for found in real)  # a is the better one
+
+
+def test_resamples_in_common_make_the_difference_narrower():
+    rng = np.random.default_rng(0)
+    gold, common = rng.standard_normal((2, 300))
+    a, b = (gold + common + 0.2 * rng.standard_normal(300) for _ in range(2))
+    one, two, apart = (task_draws(gold, x, [300], 500, seed)["all"] for x, seed in ((a, 0), (b, 0), (b, 1)))
+    assert np.std(one - two) < np.std(one - apart) / 3
+
+
+COUNTED = {
+    2 * 5 / 100: [*range(5, 100), *[0] * 4],  # four of 99 are not above zero
+    2 / 1000: [-x for x in range(1, 1000)],
+    2 / 100: [*[NAN] * 5, *[2] * 99],
+    1: [-1, 1, 0, 0],
+}
+
+
+@pytest.mark.parametrize(("expected", "draws"), COUNTED.items())
+def test_p_counts_the_draws_beyond_zero(draws, expected):
+    draws, zero = np.array(draws, float), np.zeros(len(draws))
+    found, turned = paired(draws, zero), paired(zero, draws, difference=0.25)
+    assert (found.p, turned.p) == (pytest.approx(expected), found.p)
+    assert (turned.low, turned.high) == pytest.approx((-found.high, -found.low))
+    assert (found.difference, turned.difference) == (np.nanmedian(draws), 0.25)
+
+
+def test_an_interval_is_the_percentiles_of_the_draws_that_are_defined():
+    draws = np.random.default_rng(0).permutation(np.arange(1001.0))
+    assert interval(draws) == pytest.approx((25, 975)) and interval(draws, 0.9) == pytest.approx((50, 950))
+    draws = np.append(draws[draws < 950], [NAN] * 50)  # 5 %
+    assert interval(draws, 0.5) == pytest.approx((949 / 4, 3 * 949 / 4))
+    draws[0] = NAN
+    assert interval(draws) is None and paired(draws, np.zeros(1000)) is None
+
+
+def test_accuracy_is_counted_over_the_rows_drawn():
+    correct = np.random.default_rng(0).random(400) < 0.8
+    draws, counts = statistics.accuracy_draws(correct, 2000, 4), resamples(400, 2000, 4)
+    loop = [100 * np.repeat(correct, row).mean() for row in counts]
+    np.testing.assert_allclose(draws, loop, rtol=0, atol=1e-12)
+    assert draws.std() == pytest.approx(100 * (correct.mean() * (1 - correct.mean()) / 400) ** 0.5, rel=0.05)
+    better = statistics.accuracy_draws(correct | (np.arange(400) % 20 == 0), 2000, 4)
+    assert paired(better, draws).low > 0 and paired(better, draws).p < 0.05
+
+
+def test_the_average_over_tasks_is_taken_draw_by_draw():
+    found = statistics.average_draws({"a": np.array([1.0, 2, NAN]), "b": np.array([3.0, 6, 1])})
+    np.testing.assert_array_equal(found, [2, 4, NAN])
+
+
+def test_a_group_draws_its_runs_with_replacement_and_keeps_draws_in_place():
+    place = np.arange(20_000.0)
+    found = statistics.group_draws([place, place + 1, place + 3], seed=0) - place
+    sums, counts = np.unique(np.round(3 * found), return_counts=True)
+    ways = {0: 1, 1: 3, 2: 3, 3: 4, 4: 6, 5: 3, 6: 3, 7: 3, 9: 1}  # of 27, to make the sum out of 0, 1 and 3
+    assert dict(zip(sums, counts / 20_000 * 27, strict=True)) == pytest.approx(ways, abs=0.3)
+    assert found.var() == pytest.approx(np.var([0, 1, 3]) / 3, rel=0.03)  # not n - 1: it comes out narrow
+    more = [place + 2, place + 3, place + 5]
+    again, other = (statistics.group_draws(more, seed) - place for seed in (0, 1))
+    assert (again - found == pytest.approx(2)) and not np.allclose(other - found, 2)  # pairs with equal seeds
+    np.testing.assert_array_equal(statistics.group_draws([place], seed=0), place)
+
+
+def test_seeds_have_a_mean_and_the_deviation_of_a_sample():
+    values = [75.1, 76.4, 74.9, 75.7]
+    assert statistics.over_seeds(values) == pytest.approx((75.525, np.std(values) * (4 / 3) ** 0.5, 4))
+    assert statistics.over_seeds([75.1]) == (75.1, None, 1)
+
+
+def test_the_last_digit_is_the_first_the_interval_leaves_open():
+    table = {0: [2.7, 12, 2, 35], 1: [1.3, 0.42, 1.99, 0.2, 1, 0.99], 2: [0.13, 0.05, None, 0, 0.199, 0.001]}
+    for expected, half_widths in table.items():
+        assert {statistics.decimals(half_width) for half_width in half_widths} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "plain", "full"),
+    [
+        ((74.321, 73.1, 75.5), "74.3", "74.3 ±1.2"),
+        ((74.321, 71, 77), "74", "74 ±3"),
+        ((74.321, 74.2, 74.44), "74.32", "74.32 ±0.12"),
+        ((74.321, 71, 77, 2), "74.32", "74.32 ±3.00"),
+        ((74.321, None, None), "74.32", "74.32"),
+        ((74.321, None, None, 1), "74.3", "74.3"),
+        ((-0.04, -0.5, 0.5), "0.0", "0.0 ±0.5"),
+        ((None, 71, 77), "-", "-"),
+    ],
+)
+def test_a_value_is_shown_in_the_digits_it_has(arguments, plain, full):
+    assert (statistics.shown(*arguments), statistics.with_interval(*arguments)) == (plain, full)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: resamples(0, 10, 0), "10 draws from 0 pairs"),
+        (lambda: resamples(10, 0, 0), "0 draws from 10 pairs"),
+        (lambda: weighted_spearman(PAIRS, PAIRS, np.ones((5, 4), int)), "3 scores, 3 .*, counts of 4"),
+        (lambda: task_draws(PAIRS, PAIRS, [1, 1], 5, 0), r"subsets of \[1, 1\] pairs do not make up 3"),
+        (lambda: task_draws(PAIRS, PAIRS, [3, 0], 5, 0), r"subsets of \[3, 0\] pairs do not make up 3"),
+        (lambda: interval(PAIRS, 95), "level=95 is not between 0 and 1"),
+        (lambda: paired(PAIRS, PAIRS[:2]), r"equally many, not \[2, 3\]"),
+        (lambda: statistics.average_draws({}), r"equally many, not \[\]"),
+        (lambda: statistics.group_draws([PAIRS, PAIRS[:1]], 0), r"equally many, not \[1, 3\]"),
+        (lambda: statistics.over_seeds([]), "no values"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,170 @@
+"""One encode, every task: numbers equal those of slow loops, maps see what they are said to see."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from whitenedcse.evaluation.correlation import evaluate
+from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.statistics import resamples
+from whitenedcse.evaluation.sts import Subset
+from whitenedcse.evaluation.suite import System, judge, plan, seed
+from whitenedcse.evaluation.transfer import Labelled
+
+WHITENING = partial(Postprocess, kind="whitening")
+
+
+def subset(name, n, number):
+    rng = np.random.default_rng(number)
+    left, right = ([f"s{i}" for i in rng.integers(0, 30, n)] for _ in range(2))
+    return Subset(name, left, right, rng.integers(0, 6, n).astype(float))
+
+
+@pytest.fixture
+def tasks():
+    return {"A": [subset("p", 20, 0), subset("q", 12, 1), subset("r", 40, 2)], "B": [subset("p", 25, 3)]}
+
+
+def vector(text):
+    return np.random.default_rng(list(text.encode())).standard_normal(6) * [1, 2, 3, 4, 5, 6] + 3
+
+
+def system(agenda, *rest):
+    return System(np.float32([vector(text) for text in agenda.sentences]), *rest)
+
+
+def nothing(*_):
+    raise AssertionError("no corpus is asked for")
+
+
+def judged(agenda, *rest, classify=None, draws=50):
+    return judge(system(agenda, *rest), agenda, classify, draws)
+
+
+def test_vectors_as_they_are_score_as_the_plain_evaluation(tasks):
+    agenda = plan(tasks, [], nothing)
+    assert agenda.sentences == sorted({t for s in (*tasks["A"], *tasks["B"]) for t in (*s.left, *s.right)})
+    got = judged(agenda).scores["sts"]
+    plain = evaluate(tasks, lambda sentences: np.float32([vector(t) for t in sentences]))
+    for name, task in plain["tasks"].items():
+        for mean in ("all", "mean", "wmean"):
+            assert got["tasks"][name][mean] == pytest.approx(task[mean], abs=1e-12)
+    assert got["avg"]["mean"] == pytest.approx(plain["avg"]["mean"], abs=1e-12)
+
+
+def whitened_by_hand(fit, left, right):
+    """The papers' formula in NumPy."""
+    x = np.array([vector(t) for t in fit]).astype(np.float32).astype(float)
+    u, s, _ = np.linalg.svd(np.cov(x.T))
+    a, b = ((np.float32([vector(t) for t in side]) - x.mean(0)) @ u / np.sqrt(s) for side in (left, right))
+    return (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+
+
+def own(subsets):
+    return [t for s in subsets for t in (*s.left, *s.right)]
+
+
+@pytest.mark.parametrize("on", ["year", "corpus.txt"])
+def test_whitening_equals_the_formula_by_hand_on_what_each_map_is_fitted_to(tasks, on, monkeypatch):
+    corpus = [f"c{i % 40}" for i in range(50)]
+    monkeypatch.setattr("whitenedcse.evaluation.suite.own_texts", lambda on, name, case: own(tasks[name]))
+    agenda = plan(tasks, [on], {"corpus.txt": corpus}.get)
+    got = judged(agenda, WHITENING, on)
+    for name, subsets in tasks.items():
+        fit = own(subsets) if on == "year" else corpus
+        cosines = [whitened_by_hand(fit, s.left, s.right) for s in subsets]
+        for s, mine, number in zip(
+            subsets, cosines, got.scores["sts"]["tasks"][name]["subsets"].values(), strict=True
+        ):
+            assert number["spearman"] == pytest.approx(100 * spearmanr(s.gold, mine).statistic, abs=1e-6)
+        assert got.items[name] == pytest.approx(np.concatenate(cosines), abs=1e-6)
+
+
+def test_a_map_of_a_corpus_is_fitted_once_and_one_of_the_target_for_each_task(tasks, monkeypatch):
+    fits = []
+
+    def make():
+        fits.append(1)
+        return Postprocess(kind="whitening")
+
+    monkeypatch.setattr("whitenedcse.evaluation.suite.own_texts", lambda on, name, case: own(tasks[name]))
+    agenda = plan(tasks, ["target", "c"], lambda _: [f"c{i}" for i in range(20)])
+    for on, expected, setting in (("c", 1, "inductive"), ("target", 2, "transductive")):
+        fits.clear()
+        assert system(agenda, make, on).setting == setting
+        judged(agenda, make, on)
+        assert len(fits) == expected
+
+
+def test_an_interval_is_that_of_a_loop_over_resampled_pairs(tasks):
+    agenda = plan({"A": tasks["A"]}, [], nothing)
+    got = judged(agenda, draws=200)
+    gold, similarity = np.concatenate([s.gold for s in tasks["A"]]), got.items["A"]
+    counts = resamples(len(gold), 200, seed("A"))
+    drawn = [100 * spearmanr(np.repeat(gold, c), np.repeat(similarity, c)).statistic for c in counts]
+    interval = got.scores["sts"]["tasks"]["A"]["interval"]["all"]
+    assert interval == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=1e-9)
+    assert got.scores["sts"]["avg"]["interval"]["all"] == pytest.approx(interval, abs=1e-9)  # of one task
+    (one,) = list(got.scores["sts"]["tasks"]["A"]["subsets"].values())[2:]
+    part = slice(32, 72)
+    drawn = [
+        100 * spearmanr(np.repeat(gold[part], c[part]), np.repeat(similarity[part], c[part])).statistic
+        for c in counts
+    ]
+    assert one["interval"] == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=1e-9)
+
+
+def test_tasks_of_equal_size_are_resampled_independently():
+    assert seed("STS12") != seed("STS13")
+
+
+def test_labelled_texts_reach_the_classifier_in_order_and_rte_its_threshold(tasks):
+    words = [f"w{i}" for i in range(30)]
+    labels = np.arange(30) % 2
+    single = Labelled("mine", (words,), labels, ["no", "yes"], None)
+    pair = Labelled("RTE", (words, words[::-1]), labels, ["entailment", "not_entailment"], None)
+    agenda = plan({"mine": single, "RTE": pair, **tasks}, [], nothing)
+
+    def classify(x, y, split):
+        assert x == pytest.approx(np.float32([vector(w) for w in words]))
+        assert y.tolist() == labels.tolist() and split is None
+        return np.where(np.arange(30) < 3, 1 - y, y), 77.0
+
+    said = []
+    got = judge(system(agenda), agenda, classify, 100, said.append)
+    mine = got.scores["transfer"]["tasks"]["mine"]
+    assert (mine["accuracy"], mine["dev"], mine["n"]) == (pytest.approx(90), 77.0, 30)
+    assert got.items["mine"].tolist() == [False] * 3 + [True] * 27
+    assert mine["interval"][0] < 90 < mine["interval"][1]
+    assert got.scores["transfer"]["avg"] == pytest.approx(90)
+    assert said == [f"mine: 90.00 ({mine['seconds']} s)"]
+    a, b = np.array([vector(w) for w in words]), np.array([vector(w) for w in words[::-1]])
+    entailed = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1) >= 0.5
+    assert got.scores["rte"]["accuracy"] == pytest.approx(100 * np.mean(entailed == (labels == 0)))
+    assert "sts" in got.scores and "correct" not in got.scores["rte"]
+
+
+def test_geometry_is_of_sts_b_where_there_is_one_with_pairs_above_four_as_positives(tasks):
+    agenda = plan({"A": tasks["A"], "STS-B": tasks["B"]}, [], nothing)
+    got = judged(agenda).scores["geometry"]
+    positives = [(a, b) for a, b, g in zip(*tasks["B"][0][1:], strict=True) if g > 4]
+    unit = {
+        t: vector(t).astype(np.float32) / np.linalg.norm(vector(t).astype(np.float32))
+        for p in positives
+        for t in p
+    }
+    expected = np.mean([((unit[a] - unit[b]) ** 2).sum() for a, b in positives])
+    assert (got["task"], got["alignment"]) == ("STS-B", pytest.approx(expected, abs=1e-5))
+
+
+def test_zero_vectors_are_counted_and_other_shapes_refused(tasks):
+    agenda = plan(tasks, [], nothing)
+    x = np.float32([vector(t) for t in agenda.sentences])
+    x[:2] = 0
+    got = judge(System(x), agenda, None, 20).scores["sts"]
+    assert got["tasks"]["A"]["all"] is None and "2 zero vectors" in got["tasks"]["A"]["why"]
+    assert got["avg"]["all"] is None and got["avg"]["interval"]["all"] is None
+    with pytest.raises(ValueError, match=r"sentences have \(3, 6\) vectors"):
+        judge(System(x[:3]), agenda, None, 20)

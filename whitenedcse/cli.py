@@ -1,0 +1,129 @@
+"""The command line: `whitenedcse COMMAND`; --help explains. (Training and judging: train.py, evaluate.py.)
+
+A command is a parser, and a function from its arguments to an exit status that imports what it needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from whitenedcse.data import sources
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command: 0 done, 1 done and something is wrong, 2 an error; HYDRA_FULL_ERROR=1 shows where."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except (ValueError, OSError) as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        what = " ".join(str(error).split()) or type(error).__name__
+        sys.stderr.write(f"error: {what} (HYDRA_FULL_ERROR=1 shows where)\n")
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="whitenedcse", description="Tools beside train.py and evaluate.py.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    about = "what training and evaluation read: is it here, is it right, get it"
+    data = commands.add_parser("data", help=about, description=about)
+    _data(data.add_subparsers(required=True, metavar="COMMAND", title="commands"))
+    about = "a published table or figure beside the numbers of your own runs"
+    _report(commands.add_parser("report", help=about, description=about))
+    return parser
+
+
+def _report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("key", nargs="?", metavar="KEY", help="a table or figure, e.g. WhitenedCSE/T1")
+    parser.add_argument("--list", action="store_true", help="name them all")
+    runs = "runs of evaluate.py, or folders that hold some (default: outputs)"
+    parser.add_argument("--runs", nargs="+", type=Path, metavar="DIR", help=runs)
+    alias = "take a run, or the runs of a model, for those of this encoder: bert-base-uncased=outputs/mine"
+    parser.add_argument("--as", dest="aliases", action="append", default=[], metavar="NAME=DIR", help=alias)
+    forms = ("table", "markdown", "csv", "latex")
+    parser.add_argument("--to", choices=forms, default="table", help=f"{', '.join(forms)} (default: table)")
+    parser.set_defaults(run=report)
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Print a published table beside our numbers, or the list of all."""
+    from whitenedcse.report import formats, published
+
+    if arguments.list or arguments.key is None:
+        for key, title in published.names().items():
+            say(f"{key}: {title}")
+        return 0
+    wrong = [alias for alias in arguments.aliases if "=" not in alias]
+    if wrong:
+        raise ValueError(f"--as {wrong[0]}: NAME=DIR is expected, e.g. bert-base-uncased=outputs/mine")
+    runs = arguments.runs or [path for path in map(Path, ("outputs",)) if path.is_dir()]
+    grid = published.report(arguments.key, runs, dict(alias.split("=", 1) for alias in arguments.aliases))
+    if arguments.to == "table":
+        say(formats.as_rich(grid))
+    else:
+        sys.stdout.write(getattr(formats, f"as_{arguments.to}")(grid))
+    return 0
+
+
+def _data(commands: Any) -> None:
+    about = "verify every task and corpus on this machine: counts, scores, encoding, checksums"
+    more = "Exit status 1 if anything that is here is wrong; what is missing is only named."
+    check = commands.add_parser("check", help=about, description=f"{about}. {more}")
+    place = "look here, not in $WHITENEDCSE_DATA (default: data)"
+    check.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help=place)
+    check.set_defaults(run=data_check)
+    about = (
+        "download a data set from the Hugging Face hub, or from $HF_ENDPOINT, as a first run does by itself"
+    )
+    fetch = commands.add_parser(
+        "fetch", help=about, description=f"{about}; into $WHITENEDCSE_DATA (default: data)."
+    )
+    on_hub = [name for name, source in sources.CORPORA.items() if source.hub_file]
+    fetch.add_argument(
+        "name", choices=["senteval", *on_hub], metavar="NAME", help=f"senteval, {', '.join(on_hub)}"
+    )
+    fetch.set_defaults(run=data_fetch)
+
+
+def data_check(arguments: argparse.Namespace) -> int:
+    """Print what the data doctor found; 1 if any of it is wrong."""
+    import rich
+
+    from whitenedcse.evaluation import doctor
+
+    with rich.get_console().status("reading"):
+        found = doctor.examined(arguments.folder)
+    say(doctor.table(found))
+    for remark in doctor.remarks(found):
+        say(remark)
+    return int(any(finding.verdict == "wrong" for finding in found))
+
+
+def data_fetch(arguments: argparse.Namespace) -> int:
+    """Bring a data set here unless it is here; say where it is."""
+    here = sources.present(arguments.name, sources.roots())
+    say(
+        f"{arguments.name}: is here already, {here}"
+        if here
+        else f"{arguments.name}: fetching from {sources.REPO}"
+    )
+    if not here:
+        say(f"{arguments.name}: fetched, {sources.fetched(arguments.name)}")
+    return 0
+
+
+def say(text: Any) -> None:
+    """Print a line, or a table."""
+    import rich
+
+    rich.get_console().print(text, soft_wrap=isinstance(text, str), highlight=False, markup=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""The data doctor: are the tasks and corpora on this machine the ones that published scores were made with?
+
+The counts are those of data/README.md, where several copies agree; that of nli is from
+github.com/princeton-nlp/SimCSE/issues/238. data/checksums.json has the checksums of the copy that was read.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from rich.table import Table
+
+from whitenedcse.data import corpus
+from whitenedcse.data.sources import CORPORA, RTE, SENTEVAL, places, present, roots, sha256
+from whitenedcse.evaluation import transfer
+from whitenedcse.evaluation.sts import TASKS, read
+from whitenedcse.evaluation.transfer import TRANSFER
+
+PAIRS = {  # scored pairs of each subset, in the order of sts.TASKS
+    "STS12": (750, 750, 459, 750, 399),
+    "STS13": (189, 750, 561),
+    "STS14": (450, 300, 750, 750, 750, 750),
+    "STS15": (375, 750, 375, 750, 750),
+    "STS16": (254, 249, 230, 244, 209),
+    "STS-B": (1379,),
+    "STS-B/dev": (1500,),
+    "STS-B/train": (5749,),
+    "SICK-R": (4927,),
+    "SICK-R/dev": (500,),
+    "SICK-R/train": (4500,),
+}
+
+
+ROWS = {"wiki1m": 1_000_000, "wiki1m_like": 1_000_000, "nli": 275_601}  # of corpora
+AGAIN = "move the folder and any senteval.tar away, then: whitenedcse data fetch senteval"
+CORRUPTED = (
+    "the corrupted copy of github.com/princeton-nlp/SimCSE/issues/84, on which any encoder scores above 99; "
+    + AGAIN
+)
+
+
+class Contents(NamedTuple):
+    """What was read: rows, blank lines beside them, and what is wrong, in sentences."""
+
+    rows: Sequence[Hashable]
+    blank: int
+    wrong: list[str]
+
+
+class Finding(NamedTuple):
+    """A task or corpus as it lies here. verdict: ok, differs (from the copy checked), wrong or missing.
+
+    rows: with the blank ones; None if they could not be read. repeated: rows equal to an earlier one.
+    """
+
+    task: str
+    base: Path
+    files: str
+    expected: int
+    rows: int | None
+    repeated: int
+    blank: int
+    verdict: str
+    why: str
+
+
+def examined(folder: Path | None = None) -> list[Finding]:
+    """Every task and corpus under `folder`, or under the data roots, as an evaluation would find it."""
+    if folder is not None and not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder")
+    within = roots() if folder is None else [folder.resolve()]
+    home = present("senteval", within)
+    homes = [home] if home else places(SENTEVAL, within)  # an incomplete one is found task by task
+    found = []
+    for name, task in TASKS.items():
+        parts = task.subsets.split()
+        names = [f"{task.folder}/{file.format(part)}" for part in parts for file in (task.text, task.gold)]
+        base = _base(homes, task.folder)
+        found.append(_judged(name, base, names, sum(PAIRS[name]), partial(_pairs, name, base)))
+    for name, labelled in TRANSFER.items():
+        names = [part.file or RTE for part in labelled.parts]
+        base = _base(within if name == "RTE" else homes, names[0].partition("/")[0])
+        rows = sum(part.rows for part in labelled.parts)
+        found.append(_judged(name, base, names, rows, partial(_labelled, name, base)))
+    for name, rows in ROWS.items():
+        path = present(name, within) or within[0] / CORPORA[name].candidates[0]
+        found.append(
+            _judged(name, path.parent, [path.name], rows, partial(_text, path, CORPORA[name].columns, rows))
+        )
+    return found
+
+
+def _base(homes: Sequence[Path], folder: str) -> Path:
+    return next((home for home in homes if (home / folder).is_dir()), homes[0])
+
+
+def _judged(
+    task: str, base: Path, names: Sequence[str], expected: int, contents: Callable[[], Contents]
+) -> Finding:
+    """The verdict on the files `names` in `base`; what they hold is read only if all are there."""
+    names = list(dict.fromkeys(names))
+    short = Path(names[0]).name if len(names) == 1 else f"{Path(names[0]).parent.name} ({len(names)})"
+    unread = Finding(task, base, short, expected, None, 0, 0, "wrong", "")
+    absent = [name for name in names if not (base / name).is_file()]
+    if absent:
+        more = f" and {len(absent) - 3} more" * (len(absent) > 3)
+        what = f"no {', '.join(absent[:3])}{more} in {base}; {_remedy(task, base)}"
+        return unread._replace(verdict="missing", why=what)
+    try:
+        rows, blank, wrong = contents()
+    except (ValueError, OSError) as error:
+        return unread._replace(why=" ".join(str(error).split()))
+    known = json.loads((files("whitenedcse.data") / "checksums.json").read_text())
+    other = [name for name in names if known.get(name, "") not in ("", sha256(base / name))]
+    differs = [f"{name} differs from the copy that was checked" for name in other]
+    verdict = "wrong" if wrong else "differs" if differs else "ok"
+    repeated = len(rows) - len(set(rows))
+    why = "; ".join(wrong or differs)
+    return Finding(task, base, short, expected, len(rows) + blank, repeated, blank, verdict, why)
+
+
+def _remedy(task: str, base: Path) -> str:
+    if task == "RTE" or (task in CORPORA and not CORPORA[task].hub_file):
+        return "it is on no hub: put it there"
+    if task not in CORPORA and present("senteval", [base]):  # a fetch would find it and do nothing
+        return AGAIN
+    return f"to get it: whitenedcse data fetch {task if task in CORPORA else 'senteval'}"
+
+
+def _pairs(name: str, home: Path) -> Contents:
+    """The scored pairs of one of sts.TASKS. Their scores lie from 0 to 5, those of SICK from 1 to 5."""
+    low, high = (1 if name.startswith("SICK") else 0), 5
+    subsets, wrong = read(name, home), []
+    for subset, expected in zip(subsets, PAIRS[name], strict=True):
+        if len(subset.gold) != expected:
+            wrong.append(f"{subset.name}: {len(subset.gold):,} scored pairs, {expected:,} published")
+        for i in np.flatnonzero((subset.gold < low) | (subset.gold > high))[:1]:
+            score = f"scored pair {i + 1} has the score {subset.gold[i]:g}"
+            wrong.append(f"{subset.name}: {score}, outside {low} to {high}")
+    return Contents([pair for s in subsets for pair in zip(s.left, s.right, strict=True)], 0, wrong)
+
+
+def _labelled(name: str, home: Path) -> Contents:
+    """The texts of one of transfer.TRANSFER, which is refused if it has not as many as published."""
+    try:
+        read = transfer.read(name, home / RTE if name == "RTE" else home)
+    except ValueError as error:
+        corrupted = f"; {CORRUPTED}" if name == "SUBJ" and ": 20 rows" in str(error) else ""
+        raise ValueError(f"{error}{corrupted}") from error
+    rows = list(zip(*read.columns, strict=True))
+    blank = sum(row == (transfer.EMPTY,) for row in rows)
+    return Contents([row for row in rows if row != (transfer.EMPTY,)], blank, [])
+
+
+def _text(path: Path, columns: tuple[str, ...], expected: int) -> Contents:
+    rows, counts = corpus.read(corpus.Corpus(str(path), columns), longest=sys.maxsize)
+    wrong = [f"{counts.total:,} rows, {expected:,} published"] if counts.total != expected else []
+    return Contents(rows, counts.blank, wrong)
+
+
+def table(found: Iterable[Finding]) -> Table:
+    """A row a task: its files, how many rows, and the verdict; `remarks` says where and why."""
+    content = Table(title="tasks and corpora; rows found / published")
+    for column in ("task", "files", "rows", "repeated", "blank", "verdict"):
+        right = column in ("rows", "repeated", "blank")
+        content.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=right)
+    for f in found:
+        rows = "-" if f.rows is None else f"{f.rows:,}"
+        content.add_row(
+            f.task, f.files, f"{rows} / {f.expected:,}", f"{f.repeated:,}", f"{f.blank:,}", f.verdict
+        )
+    return content
+
+
+def remarks(found: Sequence[Finding]) -> list[str]:
+    """A line for everything that is not ok, one that says where was looked, and a last one that counts."""
+    looked = ", ".join(dict.fromkeys(str(f.base) for f in found))
+    verdicts = [f.verdict for f in found]
+    count = ", ".join(f"{verdicts.count(word)} {word}" for word in ("ok", "differs", "wrong", "missing"))
+    return [*(f"{f.task}: {f.verdict}: {f.why}" for f in found if f.why), f"looked in {looked}", count]

@@ -1,0 +1,250 @@
+"""Every set of layers and every number of components scored at once, as products of matrices.
+
+    l: layers    n: sentences, or pairs    d: width    m: columns, each a way to make embeddings
+    planes: (l, n, d), one pooled vector a layer and sentence, the n of `pairs_index`; a memory map will do
+
+[1] Huang et al., WhiteningBERT, arXiv:2104.01767    [2] Su et al., BERT-whitening, arXiv:2103.15316
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations, combinations_with_replacement
+from math import comb
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from whitenedcse.evaluation.correlation import MEANS, ROUNDING, Index, cosine
+from whitenedcse.evaluation.postprocess import Postprocess
+
+RESOLUTION = 1e-14  # of the squares: layers that cancel to 1e-7 leave the rounding of float32, no direction
+CELLS = 1_500_000  # of a chunk; some eight float64 arrays of it live at once
+
+Floats = NDArray[np.float64]
+Fit = Callable[[Floats], Callable[[Floats], Floats]]  # rows to fit on -> the fitted map
+OfTask = Callable[[str], NDArray[Any]] | Mapping[str, NDArray[Any]]
+
+
+class Subsets(NamedTuple):
+    """Scores of the subsets of layers up to `largest` layers; `complete` if that is all of them."""
+
+    records: list[dict[str, Any]]
+    largest: int
+    complete: bool
+
+
+def spearman_columns(gold: NDArray[Any], similarities: NDArray[Any]) -> Floats:
+    """(n,), (n, m) -> (m,): `correlation.spearman` of every column, NaN where that has none."""
+    n, m = similarities.shape
+    if len(gold) != n:
+        raise ValueError(f"{len(gold)} gold scores for {n} rows of similarities")
+    if n < 2 or _undefined(np.asarray(gold, np.float64)[None])[0]:
+        return np.full(m, np.nan)
+    ranks = rankdata(gold) - (n + 1) / 2
+    step = max(1, CELLS // n)
+    chunks = (np.array(similarities[:, at : at + step].T, np.float64, order="C") for at in range(0, m, step))
+    return np.concatenate([np.zeros(0), *(_correlations(ranks, x) for x in chunks)])
+
+
+def _undefined(x: Floats) -> NDArray[np.bool_]:
+    """(m, n) -> (m,): a row that is constant within rounding, or not finite."""
+    with np.errstate(invalid="ignore"):
+        constant = np.ptp(x, axis=1) <= ROUNDING * np.abs(x).max(axis=1)
+    return constant | ~np.isfinite(x).all(axis=1)
+
+
+def _correlations(ranks: Floats, x: Floats) -> Floats:
+    """Centred ranks (n,), and (m, n) -> (m,). Equal values share the mean of the places they take."""
+    m, n = x.shape
+    order = x.argsort(axis=1)
+    places = np.arange(n) - (n - 1) / 2
+    products, squares = ranks[order] @ places, np.full(m, places @ places)
+    x = np.take_along_axis(x, order, axis=1)
+    new = np.concatenate([np.ones((m, 1), bool), x[:, 1:] != x[:, :-1]], axis=1)
+    tied = np.flatnonzero(~new.all(axis=1))
+    if tied.size:
+        starts = np.flatnonzero(new[tied])  # of groups of equal values, the rows laid end to end
+        counts = np.diff(starts, append=tied.size * n)
+        shared = np.repeat(starts % n + (counts - 1) / 2 - (n - 1) / 2, counts).reshape(-1, n)
+        products[tied] = np.einsum("mn,mn->m", ranks[order[tied]], shared)
+        squares[tied] = np.einsum("mn,mn->m", shared, shared)
+    squares[_undefined(x)] = np.nan
+    return 100 * products / np.sqrt(squares * (ranks @ ranks))
+
+
+def aggregate(index: Index, similarities: OfTask) -> dict[str, Floats]:
+    """Each task's (3, m), rows as in MEANS, and last, as "average", their mean over the tasks.
+
+    similarities: a task -> (n, m), for the n pairs of all its subsets in order.
+    """
+    scores: dict[str, Floats] = {}
+    for task, subsets in index.items():
+        gold, x = np.concatenate([s.gold for s, _ in subsets]), _of(similarities, task)
+        if len(x) != len(gold):
+            raise ValueError(f"{task}: {len(x)} rows of similarities for {len(gold)} pairs")
+        whole, sizes = spearman_columns(gold, x), [len(s.gold) for s, _ in subsets]
+        slices = zip(subsets, np.split(x, np.cumsum(sizes)[:-1]), strict=True)
+        parts = [whole] if len(sizes) == 1 else [spearman_columns(s.gold, part) for (s, _), part in slices]
+        scores[task] = np.stack([whole, np.mean(parts, axis=0), np.average(parts, axis=0, weights=sizes)])
+    return scores | {"average": np.mean(list(scores.values()), axis=0)}
+
+
+def _of(values: OfTask, task: str) -> NDArray[Any]:
+    return values(task) if callable(values) else values[task]
+
+
+def records(scores: Mapping[str, Floats], columns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows for a table: what `columns` says of each column, the task, and MEANS; None for undefined."""
+    return [
+        {**column, "task": task, **dict(zip(MEANS, values, strict=True))}
+        for task, table in scores.items()
+        for column, values in zip(
+            columns, np.where(np.isnan(table), np.array(None), table).T.tolist(), strict=True
+        )
+    ]
+
+
+def subset_cosines(planes: NDArray[Any], rows: NDArray[np.intp], masks: NDArray[np.bool_]) -> Floats:
+    """Cosines of the mean over each mask's layers: rows (2, n), masks (m, l) -> (n, m).
+
+    A mean's products are sums over its layers of inner products, so none is formed. Their error is 1e-16 of
+    the layers' squared norms: NaN where layers cancel to less than RESOLUTION of those, or all are zero.
+    """
+    if masks.shape[1] != len(planes):
+        raise ValueError(f"masks of {masks.shape[1]} layers, planes of {len(planes)}")
+    return _cosines_by_mask(planes, rows)(masks)
+
+
+def _cosines_by_mask(planes: NDArray[Any], rows: NDArray[np.intp]) -> Callable[[NDArray[np.bool_]], Floats]:
+    """`subset_cosines` with the masks still to come."""
+    (left, right), inverse = np.unique(np.sort(rows, axis=0), axis=1, return_inverse=True)  # so they tie
+    i, j = np.triu_indices(len(planes))
+    step = max(1, CELLS // planes[:, 0].size)
+    chunks = [
+        _products(planes, left[at : at + step], right[at : at + step]) for at in range(0, len(left), step)
+    ]
+    ab, aa, bb = np.concatenate(chunks, axis=1)
+
+    def squared(products: Floats, masks: Floats) -> Floats:
+        sums = (masks[:, i] * masks[:, j]) @ products.T
+        sums[sums <= RESOLUTION * (masks @ products[:, i == j].T)] = np.nan
+        return sums
+
+    def cosines(masks: NDArray[np.bool_]) -> Floats:
+        weights = masks.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            lengths = np.sqrt(squared(aa, weights) * squared(bb, weights))
+            return (((weights[:, i] * weights[:, j]) @ ab.T) / lengths)[:, inverse.ravel()].T
+
+    return cosines
+
+
+def _products(planes: NDArray[Any], left: NDArray[np.intp], right: NDArray[np.intp]) -> Floats:
+    """a.b, a.a, b.b of each pair for layers i <= j, both orders added up: (3, n, l (l + 1) / 2)."""
+    a, b = (np.moveaxis(planes[:, at].astype(np.float64), 0, 1) for at in (left, right))
+    i, j = np.triu_indices(len(planes))
+
+    def both_orders(p: Floats, q: Floats) -> Floats:
+        gram = np.matmul(p, q.transpose(0, 2, 1))
+        return gram[:, i, j] + np.where(i == j, 0, gram[:, j, i])
+
+    # The copies keep NumPy from its routine for x @ x.T, which rounds otherwise: equal vectors must tie at 1.
+    return np.stack([both_orders(a, b), both_orders(a, a.copy()), both_orders(b, b.copy())])
+
+
+def whitening(x: Floats) -> Callable[[Floats], Floats]:
+    """The map that whitens (n, d)."""
+    return Postprocess(kind="whitening").fit(x).transform
+
+
+def pairs(planes: NDArray[Any], index: Index, fit: Fit = whitening) -> list[dict[str, Any]]:
+    """Records of the mean of any two layers, or of one with itself, whitening off and on: Figure 1 of [1].
+
+    A task's whitening is fitted to both sides of all its pairs, with repetition, as the code of [1] does.
+    """
+    _check(planes, index)
+    both = list(combinations_with_replacement(range(len(planes)), 2))
+    off = aggregate(index, lambda task: subset_cosines(planes, _rows(index, task), _masks(both, len(planes))))
+    on = aggregate(index, lambda task: _fitted_cosines(planes, both, _rows(index, task), fit))
+    return [
+        row
+        for scores, state in ((off, False), (on, True))
+        for row in records(scores, [{"layers": list(p), "whitening": state} for p in both])
+    ]
+
+
+def _fitted_cosines(
+    planes: NDArray[Any], both: Sequence[tuple[int, int]], rows: NDArray[np.intp], fit: Fit
+) -> Floats:
+    """(n, m): a map fitted to all the rows, and applied to each sentence once."""
+    sentences, at = np.unique(rows, return_inverse=True)
+    left, right = at.reshape(rows.shape)
+    means = ((planes[i, sentences].astype(np.float64) + planes[j, sentences]) / 2 for i, j in both)
+    mapped = (fit(x[np.concatenate([left, right])])(x) for x in means)
+    return np.stack([cosine(y[left], y[right]) for y in mapped], axis=1)
+
+
+def subsets(planes: NDArray[Any], index: Index, limit: int = 10_000) -> Subsets:
+    """Records of the mean of every set of layers, by size: the study behind Figure 2 of [1].
+
+    Where there are more than `limit` sets, the sizes up to the largest that keeps to it, and at least 2.
+    """
+    _check(planes, index)
+    layers = len(planes)
+    totals = np.cumsum([comb(layers, size) for size in range(1, layers + 1)])
+    largest = min(layers, max(2, int(np.searchsorted(totals, limit, side="right"))))
+    sets = [s for size in range(1, largest + 1) for s in combinations(range(layers), size)]
+    masks = _masks(sets, layers)
+    cosines = {task: _cosines_by_mask(planes, _rows(index, task)) for task in index}
+    step = max(1, CELLS // max(_rows(index, task).shape[1] for task in index))
+    scores = [
+        aggregate(index, {task: of(masks[at : at + step]) for task, of in cosines.items()})
+        for at in range(0, len(masks), step)
+    ]
+    joined = {task: np.concatenate([part[task] for part in scores], axis=1) for task in scores[0]}
+    return Subsets(records(joined, [{"layers": list(s)} for s in sets]), largest, largest == layers)
+
+
+def best_of_each_size(rows: Iterable[Mapping[str, Any]], mean: str) -> list[dict[str, Any]]:
+    """Of `subsets`' records, the best average over the tasks for each number of layers, by one of MEANS."""
+    if mean not in MEANS:
+        raise ValueError(f"no mean {mean!r}; there are {', '.join(MEANS)}")
+    rising = sorted((r for r in rows if r["task"] == "average" and r[mean] is not None), key=itemgetter(mean))
+    best = {len(row["layers"]): row for row in rising}  # the last of its size stays
+    return [{"size": size, **best[size]} for size in sorted(best)]
+
+
+def components(y: NDArray[Any], rows: NDArray[np.intp]) -> Floats:
+    """Cosines of the first k columns for every k: y (n, d) in order of variance, rows (2, n) -> (n, d)."""
+    a, b = np.asarray(y, np.float64)[rows]
+    ab, aa, bb = (np.cumsum(p * q, axis=1) for p, q in ((a, b), (a, a), (b, b)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cosines = ab / np.sqrt(aa * bb)
+        cosines[:, 0] /= np.abs(cosines[:, 0])  # +-1 but for rounding, which would rank what ties
+    return cosines
+
+
+def all_k(y_of_task: OfTask, index: Index) -> dict[str, Floats]:
+    """`aggregate` at k = 1 ... d components, column k - 1 for k: Figure 1 of [2].
+
+    y_of_task: a task -> (n, d), all sentences whitened with the map meant for it, in order of variance.
+    """
+    return aggregate(index, lambda task: components(_of(y_of_task, task), _rows(index, task)))
+
+
+def _rows(index: Index, task: str) -> NDArray[np.intp]:
+    return np.concatenate([rows for _, rows in index[task]], axis=1)
+
+
+def _masks(sets: Iterable[Iterable[int]], layers: int) -> NDArray[np.bool_]:
+    return np.array([np.isin(np.arange(layers), list(s)) for s in sets])
+
+
+def _check(planes: NDArray[Any], index: Index) -> None:
+    last = max(int(rows.max()) for subsets in index.values() for _, rows in subsets)
+    if planes.ndim != 3 or planes.shape[1] <= last:
+        raise ValueError(f"planes of {planes.shape} are not (layers, sentences > {last}, width)")

@@ -1,0 +1,91 @@
+"""Tasks by name, and the sentences that a map for one of them is fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+from whitenedcse.data.corpus import Corpus, read
+from whitenedcse.data.sources import CORPORA, RTE, located, roots, senteval
+from whitenedcse.evaluation import sts, transfer
+from whitenedcse.evaluation.files import SUFFIXES, rows
+from whitenedcse.evaluation.sts import TASKS, Subset
+from whitenedcse.evaluation.transfer import TRANSFER, Labelled
+
+Task = list[Subset] | Labelled
+OWN = ("target", "year")  # fitted to sentences of the task itself: transductive
+CASES = ("as_is", "lower", "lower_but_sick")  # the last is that of WhiteningBERT's files
+LONGEST = 2048  # characters of a corpus' line that are read
+
+
+def subsets(name: str) -> list[Subset]:
+    """The scored pairs of a task, of a bundled set (quickstart/dev, quickstart/test), or of a file of pairs.
+
+    Raises FileNotFoundError naming what was looked for, and where.
+    """
+    return sts.read(name, senteval()) if name in TASKS else [sts.read_pairs(_file(name))]
+
+
+def task(name: str, case: str = "as_is") -> Task:
+    """Scored pairs or labelled texts by name, or from a file, which has a column score or label.
+
+    case: one of CASES. An uncased encoder sees no difference.
+    """
+    if name in TRANSFER:
+        found: Task = transfer.read(name, _rte() if name == "RTE" else senteval())
+    elif name not in TASKS and "label" in next((row for _, row in rows(_file(name))), {}):
+        found = transfer.read_labelled(_file(name))
+    else:
+        found = subsets(name)
+    kept = case == "as_is" or (case == "lower_but_sick" and name.startswith("SICK"))
+    return found if kept else _lower(found)
+
+
+def _file(name: str) -> Path:
+    candidates = [Path(name), *(root / f"{name}{suffix}" for root in roots() for suffix in SUFFIXES)]
+    for path in candidates:
+        if path.is_file():
+            return path
+    known, looked = ", ".join((*TASKS, *TRANSFER)), ", ".join(map(str, candidates))
+    raise FileNotFoundError(f"no task {name!r}: neither a known one ({known}) nor a file ({looked})")
+
+
+def _rte() -> Path:
+    places = [root / RTE for root in roots()]
+    for path in places:
+        if path.is_file():
+            return path
+    raise FileNotFoundError(f"RTE: GLUE's dev.tsv is at none of {', '.join(map(str, places))}; put it there")
+
+
+def _lower(found: Task) -> Task:
+    if isinstance(found, Labelled):
+        return found._replace(columns=tuple([text.lower() for text in column] for column in found.columns))
+    sides = [[[text.lower() for text in side] for side in (s.left, s.right)] for s in found]
+    return [s._replace(left=left, right=right) for s, (left, right) in zip(found, sides, strict=True)]
+
+
+def texts(found: Task) -> list[str]:
+    """Every text of a task as often as it occurs, one side after the other."""
+    if isinstance(found, Labelled):
+        return list(chain.from_iterable(found.columns))
+    return [text for s in found for side in (s.left, s.right) for text in side]
+
+
+def own_texts(on: str, name: str, case: str = "as_is") -> list[str]:
+    """The sentences of a task that a map for it is fitted to, repeated as they occur.
+
+    on: "year", the task's own pairs, as WhiteningBERT; "target", these and its train and dev parts, as
+    BERT-whitening.
+    """
+    whole = name.split("/")[0]
+    parts = [part for part in TASKS if part.split("/")[0] == whole] if on == "target" else []
+    return [text for part in dict.fromkeys((name, *parts)) for text in texts(task(part, case))]
+
+
+def corpus_texts(corpus: str, columns: Sequence[str] = (), sample: int | None = None) -> list[str]:
+    """`sample` rows of a corpus by name, path or hub id, all their columns; None for all rows."""
+    wanted = tuple(columns) or (CORPORA[corpus].columns if corpus in CORPORA else ())
+    drawn, _ = read(Corpus(str(located(corpus)), wanted, sample), longest=LONGEST)
+    return list(chain.from_iterable(drawn))

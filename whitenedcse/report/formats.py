@@ -1,0 +1,83 @@
+"""One grid of text, and what it looks like in a terminal, in Markdown, in CSV and in LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+# LaTeX: a cell that starts with [ or * would be read as an argument of the \\ before it
+LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
+    | {"[": "{[}", "]": "{]}", "*": "{*}", "\n": " "}
+)
+
+
+class Grid(NamedTuple):
+    """A table as text: every row has a cell a column; `right` are the columns of numbers, counted from 0."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+    right: Collection[int] = ()
+
+
+def as_rich(grid: Grid) -> Table:
+    """For a terminal: the notes are the caption; numbers are never broken."""
+    table = Table(box=SIMPLE_HEAD, padding=0, caption_justify="left")
+    table.title, table.caption = Text(grid.title), Text("\n".join(grid.notes))
+    header, *rows = lines(grid)
+    for i, name in enumerate(header):
+        right = i in grid.right
+        table.add_column(Text(name), justify="right" if right else "left", no_wrap=right, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def as_markdown(grid: Grid) -> str:
+    """A heading, a pipe table (GitHub's), and the notes as a list."""
+    header, *rows = [[markdown(cell) for cell in row] for row in lines(grid)]
+    rule = ["---:" if i in grid.right else "---" for i in range(len(header))]
+    body = "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))
+    notes = "".join(f"- {markdown(note)}\n" for note in grid.notes)
+    return f"### {markdown(grid.title)}\n\n{body}\n" + (f"\n{notes}" if notes else "")
+
+
+def markdown(text: str) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    return re.sub(r"([\\|*_`<\[\]])", r"\\\1", text).replace("\n", " ")
+
+
+def as_csv(grid: Grid) -> str:
+    """The column names and the rows; a program reads it, so title and notes stay out."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(lines(grid))
+    return out.getvalue()
+
+
+def as_latex(grid: Grid) -> str:
+    """A table environment for the booktabs package."""
+    header, *rows = [" & ".join(cell.translate(LATEX) for cell in row) + r" \\" for row in lines(grid)]
+    align = "".join("r" if i in grid.right else "l" for i in range(len(grid.columns)))
+    notes = [rf"\par\footnotesize {note.translate(LATEX)}" for note in grid.notes]
+    return "\n".join(
+        [r"\begin{table}", r"\centering", rf"\caption{{{grid.title.translate(LATEX)}}}"]
+        + [rf"\begin{{tabular}}{{{align}}}", r"\toprule", header, r"\midrule", *rows, r"\bottomrule"]
+        + [r"\end{tabular}", *notes, r"\end{table}", ""]
+    )
+
+
+def lines(grid: Grid) -> list[Sequence[str]]:
+    """The column names, then the rows."""
+    assert all(len(row) == len(grid.columns) for row in grid.rows), f"{grid.title}: a row of another length"
+    return [grid.columns, *grid.rows]

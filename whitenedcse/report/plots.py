@@ -1,0 +1,147 @@
+"""Pictures of the layer and dimension studies, each as PNG and SVG with the same bytes for the same numbers.
+
+`records` and `scores` are those of `evaluation.layers`.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
+
+STYLE: Any = {
+    "svg.hashsalt": "whitenedcse",  # names of elements are random otherwise
+    "svg.fonttype": "none",  # text stays text
+    "font.family": "DejaVu Sans",  # comes with matplotlib
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "savefig.dpi": 150,
+}
+ANNOTATED = 13  # layers; beyond, numbers in cells are too small to read
+BEST = "#c23b22"
+LABEL = "Spearman x 100"
+
+
+def heat_map(records: Sequence[Mapping[str, Any]], mean: str, path: Path) -> tuple[Path, Path]:
+    """Of `pairs`: the tasks' average for every two layers, whitening off and on, on one colour scale."""
+    off, on = (_square(records, mean, state) for state in (False, True))
+    low, high = np.nanmin([off, on]), np.nanmax([off, on])
+    side = 1.4 + 0.36 * min(len(off), 2 * ANNOTATED)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(2 * side + 1, side + 0.3), layout="constrained")
+        axes = figure.subplots(1, 2)
+        for ax, values, title in zip(axes, (off, on), ("without whitening", "with whitening"), strict=True):
+            image = _cells(ax, values, low, high)
+            ax.set(title=title, xlabel="one layer", ylabel="other layer")
+        figure.colorbar(image, ax=list(axes), label=f"average {LABEL}", fraction=0.04)
+        return _saved(figure, path)
+
+
+def _square(records: Sequence[Mapping[str, Any]], mean: str, whitening: bool) -> NDArray[np.float64]:
+    rows = [row for row in records if row["task"] == "average" and row["whitening"] == whitening]
+    if not any(row[mean] is not None for row in rows):
+        raise ValueError(
+            f"no average {mean!r} with whitening={whitening} to draw among {len(records)} records"
+        )
+    size = 1 + max(max(row["layers"]) for row in rows)
+    values = np.full((size, size), np.nan)
+    for row in rows:
+        i, j = row["layers"]
+        values[i, j] = values[j, i] = np.nan if row[mean] is None else row[mean]
+    return values
+
+
+def _cells(ax: Axes, values: NDArray[np.float64], low: float, high: float) -> AxesImage:
+    """The lower triangle, its best cell framed; each number written, or the best one alone if many."""
+    size = len(values)
+    shown = np.where(np.tril(np.ones_like(values)) > 0, values, np.nan)
+    image = ax.imshow(shown, cmap="viridis", vmin=low, vmax=high)
+    y, x = np.unravel_index(np.nanargmax(shown), shown.shape)
+    for i, j in np.argwhere(np.isfinite(shown)) if size <= ANNOTATED else []:
+        dark = shown[i, j] < (low + high) / 2
+        ax.text(j, i, f"{shown[i, j]:.1f}", ha="center", va="center", size=7, color="w" if dark else "k")
+    ax.add_patch(Rectangle((float(x) - 0.5, float(y) - 0.5), 1, 1, fill=False, color=BEST, linewidth=1.8))
+    label = f"best {shown[y, x]:.2f}\nlayers {x} + {y}"  # in the empty corner
+    ax.text(0.97, 0.97, label, transform=ax.transAxes, ha="right", va="top", color=BEST)
+    ticks = range(0, size, 1 if size <= ANNOTATED else 4)
+    ax.set(xticks=ticks, yticks=ticks)
+    return image
+
+
+def subset_curve(best: Sequence[Mapping[str, Any]], mean: str, path: Path) -> tuple[Path, Path]:
+    """Of `best_of_each_size`: the best average against the number of layers, the best of all named."""
+    if not best:
+        raise ValueError("no set of layers has an average to draw")
+    sizes, values = [row["size"] for row in best], [row[mean] for row in best]
+    top = int(np.argmax(values))
+    with rc_context(STYLE):
+        figure = Figure(figsize=(5.2, 3.4), layout="constrained")
+        ax = figure.subplots()
+        ax.plot(sizes, values, "o-", color="0.35", markersize=4)
+        layers = " + ".join(map(str, best[top]["layers"]))
+        _mark(ax, sizes[top], values[top], f"best {values[top]:.2f}\nlayers {layers}")
+        ax.set(xlabel="layers averaged", ylabel=f"best average {LABEL}", xticks=sizes)
+        return _saved(figure, path)
+
+
+def component_curves(scores: Mapping[str, NDArray[np.float64]], row: int, path: Path) -> tuple[Path, Path]:
+    """Of `all_k`: a panel a task, its score against the components kept; row: which of the (3, d) to draw."""
+    curves = {task: table[row] for task, table in scores.items() if np.isfinite(table[row]).any()}
+    if not curves:
+        raise ValueError(f"no task among {', '.join(scores) or 'none'} has a score to draw")
+    wide = min(4, len(curves))
+    high = math.ceil(len(curves) / wide)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(2.6 * wide + 0.4, 2.1 * high + 0.4), layout="constrained")
+        axes = figure.subplots(high, wide, squeeze=False).ravel()
+        for ax, (task, values) in zip(axes, curves.items(), strict=False):
+            k = int(np.nanargmax(values)) + 1
+            ax.plot(np.arange(1, len(values) + 1), values, color="0.35", linewidth=1.2)
+            _mark(ax, k, values[k - 1], f"{values[k - 1]:.2f} at k = {k}")
+            ax.set_title(task)
+        for ax in axes[len(curves) :]:
+            ax.remove()
+        figure.supxlabel("components kept, k", size=9)
+        figure.supylabel(LABEL, size=9)
+        return _saved(figure, path)
+
+
+def _mark(ax: Axes, x: float, y: float, label: str) -> None:
+    """A dot on the best point, its label above the data and centred on the axes."""
+    ax.plot(x, y, "o", color=BEST, markersize=6)
+    ax.margins(y=0.1)
+    low, top = ax.get_ylim()
+    ax.set_ylim(low, top + (0.12 + 0.1 * label.count("\n")) * (top - low))
+    ax.text(0.5, 0.98, label, transform=ax.transAxes, ha="center", va="top", color=BEST)
+
+
+def _saved(figure: Figure, path: Path) -> tuple[Path, Path]:
+    png, svg = (path.with_name(path.name + suffix) for suffix in (".png", ".svg"))
+    figure.savefig(png, metadata={"Software": None})
+    figure.savefig(svg, metadata={"Date": None, "Creator": None})
+    return png, svg
+
+
+def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
+    """A row a record, with the first one's keys as header; a list as 1+12, what is undefined as nothing."""
+    if not records:
+        raise ValueError(f"{path}: no records to write")
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
+        writer.writeheader()
+        for record in records:
+            writer.writerow(
+                {k: "+".join(map(str, v)) if isinstance(v, list) else v for k, v in record.items()}
+            )
+    return path

@@ -1,0 +1,246 @@
+"""The tables and figures of the three papers, and beside each number what the runs given here scored.
+
+A run is a directory that evaluate.py left: its scores.json, and the config.yaml of the train run that made
+its model, where there is one. published.json says which rows a paper cites and which it ran itself, and for
+the latter the command and what a run must be (`match`) to stand beside the row.
+
+WhitenedCSE, arXiv:2305.17746    WhiteningBERT, arXiv:2104.01767    BERT-whitening, arXiv:2103.15316
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from whitenedcse.report.formats import Grid
+from whitenedcse.report.tables import number
+
+STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
+TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
+
+
+class Run(NamedTuple):
+    """What evaluate.py left in a directory, and the settings its model was trained with, if any are found."""
+
+    path: Path
+    scores: dict[str, Any]
+    config: DictConfig | None
+
+
+class Scored(NamedTuple):
+    """What a model scored by task, and the run directories that say so."""
+
+    tasks: dict[str, float]
+    paths: tuple[str, ...]
+
+
+def tables() -> dict[str, Any]:
+    """published.json: a table or figure a key."""
+    content: dict[str, Any] = json.loads(Path(__file__).with_name("published.json").read_text())
+    return content
+
+
+def names() -> dict[str, str]:
+    """Every key, and in a line what it shows and where it was published."""
+    return {key: f"{table['title']} ({table['source']})" for key, table in tables().items()}
+
+
+def report(key: str, runs: Iterable[str | Path] = (), aliases: Mapping[str, str] | None = None) -> Grid:
+    """A published table with our numbers below its own, and the commands that make what is missing.
+
+    runs: directories of evaluate.py, or folders that hold some. Several models of a row (seeds) are averaged.
+    aliases: {"bert-base-uncased": "DIR"}: this run, or the runs of this model, are also those of that encoder
+    (or experiment). Raises ValueError for a key that does not exist or an alias that nothing answers to.
+    """
+    every = tables()
+    if key not in every:
+        near = difflib.get_close_matches(key, every, n=3, cutoff=0.0)
+        raise ValueError(f"no published table {key!r}; the nearest are {', '.join(near)}")
+    table, judged, aliases = every[key], found(runs), aliases or {}
+    refuse_unused(aliases, table["rows"], judged)
+    rows: list[tuple[str, ...]] = []
+    notes: list[str] = []
+    missing: dict[str, list[str]] = {}
+    for row in table["rows"]:
+        models = measured(row, judged, table["aggregation"], aliases)
+        rows += block(row, table["columns"], models)
+        if models:
+            notes.append(account(row["label"], table["columns"], models))
+        elif row["command"]:
+            missing.setdefault(row["command"], []).append(row["label"])
+    notes += [f"to make {'; '.join(labels)}: {command}" for command, labels in missing.items()]
+    notes += unread(table["rows"], judged)
+    columns = ("row", "", *table["columns"])
+    notes = [*heading(table), *notes]
+    return Grid(f"{key}: {table['title']}", columns, rows, notes, range(2, len(columns)))
+
+
+def heading(table: Mapping[str, Any]) -> list[str]:
+    """The notes of the table itself: where it was published, and what its numbers are."""
+    over = {"all": "all pairs of a task together", "mean": "mean over the subsets of a task"}
+    over["wmean"] = "mean over the subsets of a task, weighted by their pairs"
+    how = f"; {table['aggregation']}: {over[table['aggregation']]}" if table["aggregation"] else ""
+    return [f"{table['source']}. {table['metric']}{how}.", *table["notes"]]
+
+
+def found(paths: Iterable[str | Path]) -> list[Run]:
+    """The runs in directories or below them, oldest first.
+
+    Raises FileNotFoundError or ValueError, naming the path, where there is none or it has no scores of tests;
+    below a directory, what train.py left is passed over.
+    """
+    runs: dict[Path, Run] = {}
+    for path in map(Path, paths):
+        alone = (path / "scores.json").is_file()
+        files = [path / "scores.json"] if alone else sorted(path.rglob("scores.json"))
+        inside = [run for run in map(read, files) if alone or "rows" in run.scores]
+        if not inside:
+            raise FileNotFoundError(
+                f"no run of evaluate.py in {path}: python evaluate.py model=... makes one"
+            )
+        if "rows" not in inside[0].scores:
+            raise ValueError(f"{path} was not judged on tests: first python evaluate.py model={path}")
+        runs |= {run.path.resolve(): run for run in inside}
+    return sorted(runs.values(), key=lambda run: (run.path / "scores.json").stat().st_mtime)
+
+
+def read(file: Path) -> Run:
+    """A scores.json and the settings behind it."""
+    try:
+        scores = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON ({error}); run evaluate.py again") from None
+    return Run(file.parent, scores, training(scores.get("model", ""), file.parent))
+
+
+def training(model: str, run: Path) -> DictConfig | None:
+    """config.yaml of the train run that a model is, or is in; its path may start anywhere above `run`."""
+    for base in (Path(), *run.resolve().parents):
+        for folder in (base / model, (base / model).parent) if model and (base / model).exists() else ():
+            if (folder / "config.yaml").is_file():
+                config = OmegaConf.load(folder / "config.yaml")
+                return config if isinstance(config, DictConfig) else None
+    return None
+
+
+def measured(
+    row: Mapping[str, Any], runs: Iterable[Run], aggregation: str | None, aliases: Mapping[str, str]
+) -> list[Scored]:
+    """What each model that stands for a row scored; a later run of a model corrects and completes a former.
+
+    A model is its path and its seed, so that judging one twice does not count it twice.
+    """
+    models: dict[tuple[str, int | None], Scored] = {}
+    for run in runs:
+        for scored in standing(row["match"], run, aliases) if row["match"] else ():
+            if tasks := by_task(scored, aggregation):
+                model = (run.scores["model"], run.scores.get("seed"))
+                before = models.get(model, Scored({}, ()))
+                models[model] = Scored(before.tasks | tasks, (*before.paths, str(run.path)))
+    return list(models.values())
+
+
+def standing(match: Mapping[str, Any], run: Run, aliases: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """The rows of scores.json that stand for a published one."""
+    same = run.config is not None and all(
+        OmegaConf.select(run.config, name) == value for name, value in match.get("config", {}).items()
+    )
+    if called(wanted(match), run, aliases) and (same or "config" not in match):
+        for row in run.scores["rows"] if run.scores["protocol"] == match["protocol"] else ():
+            if row["name"] == match["row"] and match.get("pooling", row["pooling"]) == row["pooling"]:
+                yield row
+
+
+def wanted(match: Mapping[str, Any]) -> list[str]:
+    """The encoder, or the experiments, that may stand for a row."""
+    return [match["model"]] if "model" in match else match["experiment"]
+
+
+def called(names: Iterable[str], run: Run, aliases: Mapping[str, str]) -> bool:
+    """Whether a run is of an experiment or, if of none, an encoder of these names, by itself or by an alias.
+
+    An encoder is called by the last part of its path or hub id.
+    """
+    own = run.scores.get("experiment") or Path(run.scores["model"]).name
+    return any(own == name or (name in aliases and answers(aliases[name], run)) for name in names)
+
+
+def answers(alias: str, run: Run) -> bool:
+    """Whether an alias is this run's directory or its model."""
+    return Path(alias).resolve() in (run.path.resolve(), Path(run.scores["model"]).resolve())
+
+
+def refuse_unused(aliases: Mapping[str, str], rows: Iterable[Mapping[str, Any]], runs: Iterable[Run]) -> None:
+    """Raise ValueError for an alias of what no row asks for, or to what none of the runs is."""
+    asked = sorted({name for row in rows if row["match"] for name in wanted(row["match"])})
+    for name, alias in aliases.items():
+        if name not in asked:
+            raise ValueError(f"no row asks for {name!r}; the rows ask for {', '.join(asked) or 'no model'}")
+        if not any(answers(alias, run) for run in runs):
+            raise ValueError(f"{name}={alias}: none of the runs is in {alias} or judges that model")
+
+
+def by_task(row: Mapping[str, Any], aggregation: str | None) -> dict[str, float]:
+    """A row of scores.json: correlations in one aggregation, or accuracies where there is none to choose."""
+    if aggregation:
+        tasks = {name: task[aggregation] for name, task in row.get("sts", {}).get("tasks", {}).items()}
+    else:
+        accuracies = row.get("transfer", {}).get("tasks", {}) | ({"RTE": row["rte"]} if "rte" in row else {})
+        tasks = {name: task["accuracy"] for name, task in accuracies.items()}
+    return {name: value for name, value in tasks.items() if value is not None}
+
+
+def cell(column: str, tasks: Mapping[str, float]) -> float | None:
+    """The score of a task; Avg is that of the papers' seven, and None if one of them is missing."""
+    if column != "Avg":
+        return tasks.get(column)
+    seven = TRANSFER if TRANSFER[0] in tasks else STS
+    return fmean(tasks[name] for name in seven) if all(name in tasks for name in seven) else None
+
+
+def over_models(columns: Iterable[str], models: list[Scored]) -> Iterator[list[float]]:
+    """By column, the score of every model; empty unless all have one: every mean is over the same seeds."""
+    for column in columns:
+        values = [cell(column, model.tasks) for model in models]
+        yield [] if None in values else [value for value in values if value is not None]
+
+
+def block(row: Mapping[str, Any], columns: list[str], models: list[Scored]) -> list[tuple[str, ...]]:
+    """The lines of a row: published or cited, and, where there are runs, ours and the difference."""
+    label, theirs = row["label"], row["values"]
+    lines = [(label, "cited" if row["cited"] else "published", *map(number, theirs))]
+    if models:
+        ours = [round(fmean(values), 2) if values else None for values in over_models(columns, models)]
+        lines.append((label, "ours", *map(number, ours)))
+        lines.append((label, "difference", *map(difference, ours, theirs)))
+    return lines
+
+
+def difference(ours: float | None, theirs: float | None) -> str:
+    """Of two numbers as they are printed, with its sign."""
+    return "-" if ours is None or theirs is None else f"{ours - theirs:+.2f}"
+
+
+def account(label: str, columns: list[str], models: list[Scored]) -> str:
+    """Which runs "ours" comes from; of several models, how many and the standard deviation over them."""
+    source = ", ".join(dict.fromkeys(path for model in models for path in model.paths))
+    if len(models) == 1:
+        return f"ours, {label}: {source}"
+    spread = zip(columns, over_models(columns, models), strict=True)
+    sd = ", ".join(f"{column} {stdev(values):.2f}" for column, values in spread if values)
+    return f"ours, {label}: mean of n = {len(models)} (sd: {sd or '-'}): {source}"
+
+
+def unread(rows: Iterable[Mapping[str, Any]], runs: Iterable[Run]) -> list[str]:
+    """The runs that stand for no row only because the settings of their model are not found."""
+    asked = {
+        name for row in rows if row["match"] and "config" in row["match"] for name in wanted(row["match"])
+    }
+    lost = [run for run in runs if run.config is None and run.scores.get("experiment") in asked]
+    return [f"left out {run.path}: no config.yaml of its model {run.scores['model']}" for run in lost]
