@@ -10,6 +10,7 @@ test:
 
 bench:
 	python bench/whitening.py
+	python bench/bootstrap.py
 
 quickstart:
 	python train.py

@@ -60,7 +60,7 @@ ROOMS = {
     "report.comparison": ["report", "evaluation"],
     "report.plots": [],
     "report.figures": ["report", "evaluation"],
-    "report.published": ["report"],
+    "report.published": ["report", "evaluation"],
     "cli": ["data.sources", "evaluation.doctor", "report"],
     "launch": ["settings", "report.formats"],
 }

@@ -180,7 +180,7 @@ def peer(x, y, train, test, rows, dev):
     """Cold starts to a tight tolerance, in float64."""
     x = x.astype(float) / np.sqrt(np.mean(x[train].astype(float) ** 2))
     scores = {}
-    for c in (0.001, 0.01, 0.1, 1.0, 10.0):
+    for c in (0.001, 0.01, 0.1, 1.0):
         model = LogisticRegression(C=c, tol=1e-8, max_iter=10000).fit(x[rows], y[rows])
         scores[c] = model.score(x[dev], y[dev])
     best = max(scores, key=scores.get)

@@ -73,11 +73,12 @@ def written(home, rng):
         (home / name).write_bytes(text.encode())
 
 
-def evaluated(world, monkeypatch, tmp_path, *arguments):
+def evaluated(world, monkeypatch, tmp_path, *arguments, cache=None):
     """scores.json of evaluate.py, run here."""
+    tmp_path.mkdir(exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WHITENEDCSE_DATA", str(world))
-    monkeypatch.setenv("WHITENEDCSE_CACHE", str(world / "cache"))
+    monkeypatch.setenv("WHITENEDCSE_CACHE", cache or str(world / "cache"))
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     tasks = ["tasks.names=[STS12,STS-B,SICK-R]", "draws=20", "run=x"]
@@ -209,6 +210,35 @@ def test_whiteningbert_lowers_all_but_sick_and_divides_by_n_and_a_hundredth(worl
             fitted = kernel(whole) if "whitened" in row["name"] else None
             expected = np.mean([correlation(s, cosines(s, embed, fitted)) for s in subsets])
             assert row["sts"]["tasks"][task]["mean"] == pytest.approx(expected, abs=1e-6), (task, row["name"])
+
+
+def test_nothing_is_encoded_twice_and_a_second_run_encodes_nothing(world, monkeypatch, tmp_path):
+    seen, forward = [], BertModel.forward
+
+    def spy(self, input_ids=None, attention_mask=None, **rest):
+        if attention_mask is not None:
+            seen.extend(
+                tuple(ids[on].tolist()) for ids, on in zip(input_ids, attention_mask.bool(), strict=True)
+            )
+        return forward(self, input_ids=input_ids, attention_mask=attention_mask, **rest)
+
+    monkeypatch.setattr(BertModel, "forward", spy)
+    cache = f"{tmp_path}/cache"
+    first = evaluated(world, monkeypatch, tmp_path / "a", "pooling=mean", "figures=mean", cache=cache)
+    script = Script(world, 128)
+    texts = [t for task in ("STS12", "STS-B", "SICK-R") for part in ("train", "dev", "test")
+             for s in script.read(task, part) for a, b, _ in s for t in (a, b)]  # fmt: skip
+    ids = {tuple(script.tokenizer(text, truncation=True, max_length=128)["input_ids"]) for text in texts}
+    assert sorted(seen) == sorted(ids)
+    seen.clear()
+    settings = ["pooling=cls", "postprocess=zca", "fit=year", "figures=cls"]
+    second = evaluated(world, monkeypatch, tmp_path / "b", *settings, cache=cache)
+    assert seen == []
+    assert [row["name"] for row in first["rows"] + second["rows"]] == ["as it is", "as it is", "zca (year)"]
+    for name in ("layers", "subsets", "components"):
+        assert {f"{name}{end}" for end in (".csv", ".png", ".svg")} <= {
+            p.name for p in (tmp_path / "b/outputs/x").iterdir()
+        }
 
 
 def test_rows_whose_corpus_is_not_here_are_left_out_aloud(monkeypatch, tmp_path):

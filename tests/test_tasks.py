@@ -57,6 +57,13 @@ def test_a_file_is_scored_pairs_or_labelled_texts_by_its_columns(data):
     assert texts(labelled) == [f"wort {i}" for i in range(40)]
 
 
+def test_a_folder_of_pairs_is_a_task_with_subsets(data):
+    (data / "deutsch").mkdir()
+    for name in ("zeitung", "forum"):
+        (data / "deutsch" / f"{name}.tsv").write_text(f"score\tsentence1\tsentence2\n1\t{name}\tx\n2\ta\tb\n")
+    assert [(s.name, s.left[0]) for s in task("deutsch")] == [("forum", "forum"), ("zeitung", "zeitung")]
+
+
 def test_a_corpus_gives_a_sample_of_its_rows_and_all_their_columns(data):
     (data / "lines.txt").write_text("".join(f"line {i}\n" for i in range(50)))
     (data / "nli_for_simcse.csv").write_text("sent0,sent1,hard_neg\na,b,c\nd,e,f\n")

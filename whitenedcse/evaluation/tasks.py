@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.sources import CORPORA, RTE, located, roots, senteval
@@ -20,11 +21,15 @@ LONGEST = 2048  # characters of a corpus' line that are read
 
 
 def subsets(name: str) -> list[Subset]:
-    """The scored pairs of a task, of a bundled set (quickstart/dev, quickstart/test), or of a file of pairs.
+    """The scored pairs of a task, of a bundled set (quickstart/dev, quickstart/test), or of your own.
 
-    Raises FileNotFoundError naming what was looked for, and where.
+    Your own are a file of pairs, or a folder of such files, each a subset of the task. Raises
+    FileNotFoundError naming what was looked for, and where.
     """
-    return sts.read(name, senteval()) if name in TASKS else [sts.read_pairs(_file(name))]
+    if name in TASKS:
+        return sts.read(name, senteval())
+    parts = sorted(path for path in Path(name).glob("*") if path.suffix in SUFFIXES)
+    return [sts.read_pairs(path) for path in parts or [_file(name)]]
 
 
 def task(name: str, case: str = "as_is") -> Task:
@@ -34,12 +39,16 @@ def task(name: str, case: str = "as_is") -> Task:
     """
     if name in TRANSFER:
         found: Task = transfer.read(name, _rte() if name == "RTE" else senteval())
-    elif name not in TASKS and "label" in next((row for _, row in rows(_file(name))), {}):
+    elif name not in TASKS and not Path(name).is_dir() and "label" in _first(name):
         found = transfer.read_labelled(_file(name))
     else:
         found = subsets(name)
     kept = case == "as_is" or (case == "lower_but_sick" and name.startswith("SICK"))
     return found if kept else _lower(found)
+
+
+def _first(name: str) -> dict[str, Any]:
+    return next((row for _, row in rows(_file(name))), {})
 
 
 def _file(name: str) -> Path:

@@ -91,7 +91,9 @@ def vectors(
             raise ValueError(f"a model opened {source.pooling} shows no layers, which this protocol asks for")
         return [np.asarray(source.encode(sentences))] * len(wanted.poolings), None
     poolings = [pooling or embedder.pooling for pooling in wanted.poolings]
-    kinds = {plane_kind(pooling) for pooling in poolings} | ({wanted.every} if wanted.every else set())
+    kinds = {plane_kind(pooling) for pooling in poolings} | (
+        {"cls", "mean", wanted.every} if wanted.every else set()
+    )
     layers = {layer for pooling in poolings for layer in pooling.layers}
     layers |= set(range(embedder.encoder.depth + 1)) if wanted.every else set()
     limit = min(wanted.max_length or embedder.max_length, embedder.max_length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def _layers(run: Path, planes: NDArray[Any], plan: Plan, mean: str) -> str:
     averages = [r for r in records if r["task"] == "average" and r[mean] is not None]
     best = max(averages, key=lambda r: r[mean])
     how = "whitened" if best["whitening"] else "as they are"
-    return f"layers.png: the best two layers are {best['layers']}, {how}: {best[mean]:.2f}"
+    pair = " and ".join(map(str, dict.fromkeys(best["layers"])))
+    return f"layers.png: best of every two layers: {pair}, {how}: {best[mean]:.2f}"
 
 
 def _subsets(run: Path, planes: NDArray[Any], plan: Plan, mean: str) -> str:
@@ -60,3 +62,13 @@ def _components(run: Path, system: System, plan: Plan, mean: str) -> str:
     average = scores["average"][MEANS.index(mean)]
     k = int(np.nanargmax(average)) + 1
     return f"components.png: whitened on {system.on}, the best k is {k} of {d}: {average[k - 1]:.2f}"
+
+
+def best(path: Path, mean: str, layers: str | None = None) -> float | None:
+    """Of a CSV written here, the best average over the tasks, or that of these layers; None without one."""
+    if not path.is_file():
+        return None
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["task"] == "average" and row[mean]]
+    values = [float(row[mean]) for row in rows if layers in (None, row["layers"])]
+    return max(values, default=None)

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
+from whitenedcse.evaluation.correlation import MEANS
+from whitenedcse.report.figures import best
 from whitenedcse.report.formats import Grid
 from whitenedcse.report.tables import number
 
@@ -42,8 +44,7 @@ class Scored(NamedTuple):
 
 def tables() -> dict[str, Any]:
     """published.json: a table or figure a key."""
-    content: dict[str, Any] = json.loads(Path(__file__).with_name("published.json").read_text())
-    return content
+    return json.loads(Path(__file__).with_name("published.json").read_text())
 
 
 def names() -> dict[str, str]:
@@ -151,8 +152,12 @@ def standing(match: Mapping[str, Any], run: Run, aliases: Mapping[str, str]) -> 
     same = run.config is not None and all(
         OmegaConf.select(run.config, name) == value for name, value in match.get("config", {}).items()
     )
-    if called(wanted(match), run, aliases) and (same or "config" not in match):
-        for row in run.scores["rows"] if run.scores["protocol"] == match["protocol"] else ():
+    right = called(wanted(match), run, aliases) and run.scores["protocol"] == match["protocol"]
+    if right and "figure" in match:
+        file, layers = run.path / match["figure"], match.get("layers")
+        yield {"sts": {"tasks": {"Avg": {mean: best(file, mean, layers) for mean in MEANS}}}}
+    elif right and (same or "config" not in match):
+        for row in run.scores["rows"]:
             if row["name"] == match["row"] and match.get("pooling", row["pooling"]) == row["pooling"]:
                 yield row
 
@@ -198,7 +203,7 @@ def by_task(row: Mapping[str, Any], aggregation: str | None) -> dict[str, float]
 
 def cell(column: str, tasks: Mapping[str, float]) -> float | None:
     """The score of a task; Avg is that of the papers' seven, and None if one of them is missing."""
-    if column != "Avg":
+    if column != "Avg" or "Avg" in tasks:
         return tasks.get(column)
     seven = TRANSFER if TRANSFER[0] in tasks else STS
     return fmean(tasks[name] for name in seven) if all(name in tasks for name in seven) else None
@@ -239,8 +244,7 @@ def account(label: str, columns: list[str], models: list[Scored]) -> str:
 
 def unread(rows: Iterable[Mapping[str, Any]], runs: Iterable[Run]) -> list[str]:
     """The runs that stand for no row only because the settings of their model are not found."""
-    asked = {
-        name for row in rows if row["match"] and "config" in row["match"] for name in wanted(row["match"])
-    }
+    matches = [row["match"] for row in rows if row["match"] and "config" in row["match"]]
+    asked = {name for match in matches for name in wanted(match)}
     lost = [run for run in runs if run.config is None and run.scores.get("experiment") in asked]
     return [f"left out {run.path}: no config.yaml of its model {run.scores['model']}" for run in lost]

@@ -1,0 +1,142 @@
+"""What evaluate.py leaves is enough to say whether two systems differ, and how surely."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from whitenedcse.evaluation.protocol import Row
+from whitenedcse.evaluation.sts import Subset
+from whitenedcse.evaluation.suite import System, judge, plan
+from whitenedcse.evaluation.transfer import Labelled
+from whitenedcse.report.comparison import compared
+from whitenedcse.report.judgements import headline, load, save
+
+
+def task(n, number):
+    rng = np.random.default_rng(number)
+    sides = {part: [[f"{number} {part} {side}{i}" for i in range(n)] for side in "ab"] for part in "pq"}
+    return [Subset(part, *both, rng.uniform(0, 5, n)) for part, both in sides.items()]
+
+
+def run(folder, noise, seed, tasks=None, rows=("as it is",), head="all"):
+    """A run on vectors whose cosines follow the gold scores but for some noise."""
+    folder.mkdir(parents=True)
+    tasks = tasks or {"A": task(150, 0)[:1], "B": task(80, 1)}
+    agenda = plan(tasks, [], list)
+    rng = np.random.default_rng([seed, len(agenda.sentences)])
+    angle = {}
+    for subsets in agenda.pairs.values():
+        for s, at in subsets:
+            angle |= dict(
+                zip(at[1], (5 - s.gold) / 5 + noise * rng.standard_normal(len(s.gold)), strict=True)
+            )
+    x = np.array([[np.cos(angle.get(i, 0)), np.sin(angle.get(i, 0))] for i in range(len(agenda.sentences))])
+    judged = [judge(System(x), agenda, lambda *_: (None, 0), 50) for _ in rows]
+    facts = {
+        "model": "m",
+        "experiment": None,
+        "seed": seed,
+        "pooling": "own",
+        "protocol": "simcse",
+        "headline": head,
+    }
+    save(folder, facts, [Row(name) for name in rows], judged, agenda)
+    return folder
+
+
+def cells(grid, task):
+    return dict(zip(grid.columns, next(row for row in grid.rows if row[0] == task), strict=True))
+
+
+def test_a_run_is_read_back_as_it_was_written(tmp_path):
+    folder = run(tmp_path / "a", 0.1, 0)
+    got = load(folder)
+    assert got.scores == json.loads((folder / "scores.json").read_text())
+    gold, similarity = got.items["gold/B"], got.items["0/B"]
+    assert got.items["sizes/B"].tolist() == [80, 80]
+    expected = 100 * spearmanr(gold, similarity).statistic
+    assert got.scores["rows"][0]["sts"]["tasks"]["B"]["all"] == pytest.approx(expected, abs=1e-9)
+    assert headline(got.scores) == got.scores["rows"][0]["sts"]["avg"]["all"]
+    assert (got.scores["rows"][0]["pooling"], got.scores["rows"][0]["setting"]) == ("own", "")
+
+
+def test_a_real_difference_is_marked_and_noise_is_not(tmp_path):
+    a, b, c = run(tmp_path / "a", 0.2, 0), run(tmp_path / "b", 0.21, 1), run(tmp_path / "c", 0.6, 2)
+    (grid,) = compared([str(a), str(b), str(c)], 500, 2)
+    assert [row[0] for row in grid.rows] == ["A", "B", "average"]
+    mine = [load(path).scores["rows"][0]["sts"]["tasks"]["A"]["all"] for path in (a, b, c)]
+    line = cells(grid, "A")
+    for i, value in enumerate(mine, 1):
+        assert line[str(i)].startswith(f"{value:.2f} ±")
+    assert line["less 1 2"].startswith(f"{mine[1] - mine[0]:.2f} ±") and "*" not in line["less 1 2"]
+    assert line["less 1 3"].startswith(f"{mine[2] - mine[0]:.2f} ±") and line["less 1 3"].endswith("**")
+    assert float(line["p of 3"]) < 0.01 < float(line["p of 2"])
+    averages = [
+        np.mean([t["all"] for t in load(p).scores["rows"][0]["sts"]["tasks"].values()]) for p in (a, c)
+    ]
+    assert cells(grid, "average")["less 1 3"].startswith(f"{averages[1] - averages[0]:.2f}")
+
+
+def test_a_run_compared_with_itself_has_no_difference(tmp_path):
+    a = run(tmp_path / "a", 0.2, 0)
+    (grid,) = compared([str(a), str(a)], 100, 2)
+    assert cells(grid, "A")["less 1 2"] == "0.00 ±0.00"
+    assert cells(grid, "A")["p of 2"] == "1.000"
+
+
+def test_a_pattern_is_one_system_with_its_mean_and_spread_over_seeds(tmp_path):
+    good = [run(tmp_path / f"good-{i}", 0.2, i) for i in range(3)]
+    run(tmp_path / "bad", 0.7, 9)
+    (grid,) = compared([str(tmp_path / "bad"), str(tmp_path / "good-*")], 300, 2)
+    values = [load(path).scores["rows"][0]["sts"]["tasks"]["A"]["all"] for path in good]
+    shown = cells(grid, "A")["2"]
+    assert shown.startswith(f"{np.mean(values):.2f} ±")
+    assert shown.endswith(f"(sd {np.std(values, ddof=1):.2f})")
+    assert "(3 runs)" in grid.notes[1] and float(cells(grid, "A")["p of 2"]) < 0.01
+
+
+def test_rows_of_the_same_name_are_compared_with_each_other(tmp_path):
+    a = run(tmp_path / "a", 0.2, 0, rows=("raw", "white"))
+    b = run(tmp_path / "b", 0.2, 0, rows=("white", "raw", "other"))
+    c = run(tmp_path / "c", 0.2, 0, rows=("mine",))
+    assert [grid.title for grid in compared([str(a), str(b)], 20, 2)] == [
+        "raw: Spearman x 100",
+        "white: Spearman x 100",
+    ]
+    assert [grid.title for grid in compared([str(a), str(c)], 20, 2)] == ["first rows: Spearman x 100"]
+
+
+def test_accuracies_are_compared_on_the_same_texts(tmp_path):
+    words = [f"w{i}" for i in range(200)]
+    texts = Labelled("MR", (words,), np.arange(200) % 2, ["0", "1"], None)
+    agenda = plan({"MR": texts}, [], list)
+    for name, wrong in (("a", 60), ("b", 20)):
+        (tmp_path / name).mkdir()
+        predicted = np.where(np.arange(200) < wrong, 1 - texts.labels, texts.labels)
+        judged = judge(System(np.ones((200, 3))), agenda, lambda *_, p=predicted: (p, 50.0), 20)
+        facts = {"model": "m", "pooling": "own", "headline": "all", "protocol": "simcse"}
+        save(tmp_path / name, facts, [Row("x")], [judged], agenda)
+    (grid,) = compared([str(tmp_path / "a"), str(tmp_path / "b")], 300, 2)
+    line = cells(grid, "MR")
+    assert line["1"].startswith("70.00 ±") and line["2"].startswith("90.00 ±")
+    assert line["less 1 2"].startswith("20.00 ±") and line["less 1 2"].endswith("**")
+    assert grid.title == "x: accuracy x 100"
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path):
+    a = run(tmp_path / "a", 0.2, 0)
+    b = run(tmp_path / "b", 0.2, 0, tasks={"A": task(150, 5)[:1], "B": task(80, 1)})
+    c = run(tmp_path / "c", 0.2, 0, head="wmean")
+    with pytest.raises(ValueError, match="A: .*/a and .*/b were not judged on the same pairs"):
+        compared([str(a), str(b)], 20, None)
+    with pytest.raises(ValueError, match="report all and wmean; judge both by one protocol"):
+        compared([str(a), str(c)], 20, None)
+    with pytest.raises(FileNotFoundError, match="no run matches .*/none-"):
+        compared([str(a), str(tmp_path / "none-*")], 20, None)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(
+        FileNotFoundError, match=r"empty is no run of evaluate.py, which would hold scores.json"
+    ):
+        compared([str(tmp_path / "empty")], 20, None)

@@ -1,0 +1,76 @@
+"""The figures' numbers are those of refitting and rescoring each point by hand."""
+
+import csv
+from functools import partial
+
+import numpy as np
+import pytest
+
+from whitenedcse.evaluation.correlation import evaluate
+from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.sts import Subset
+from whitenedcse.evaluation.suite import System, plan
+from whitenedcse.report.figures import draw
+
+
+@pytest.fixture
+def tasks():
+    rng = np.random.default_rng(0)
+    sides = [[f"s{i}" for i in rng.integers(0, 40, 30)] for _ in range(6)]
+    golds = [rng.uniform(0, 5, 30) for _ in range(3)]
+    a, b, c = (Subset(n, sides[2 * i], sides[2 * i + 1], golds[i]) for i, n in enumerate("pqr"))
+    return {"A": [a, b], "B": [c]}
+
+
+def by_hand(tasks, x_of):
+    """Average over the tasks of the mean over subsets."""
+    return evaluate(tasks, lambda sentences: np.array([x_of[s] for s in sentences]))["avg"]["mean"]
+
+
+def test_every_point_of_every_figure(tasks, tmp_path, monkeypatch):
+    monkeypatch.setattr("whitenedcse.evaluation.suite.own_texts", lambda *_: [f"f{i}" for i in range(30)])
+    agenda = plan(tasks, ["target"], list)
+    planes = np.random.default_rng(1).standard_normal((3, len(agenda.sentences), 4)).astype(np.float32)
+    system = System(planes[2], partial(Postprocess, kind="whitening"), "target")
+    said = draw(tmp_path, planes, system, agenda, "mean")
+    read = {
+        name: list(csv.DictReader((tmp_path / f"{name}.csv").read_text().split()))
+        for name in ("layers", "subsets", "components")
+    }
+
+    def average(rows, **wanted):
+        (row,) = [r for r in rows if r["task"] == "average" and all(r[k] == v for k, v in wanted.items())]
+        return float(row["mean"])
+
+    def of(x):
+        return dict(zip(agenda.sentences, x, strict=True))
+
+    pair = (planes[0].astype(float) + planes[2]) / 2
+    assert average(read["layers"], layers="0+2", whitening="False") == pytest.approx(by_hand(tasks, of(pair)))
+    assert average(read["subsets"], layers="0+2") == pytest.approx(by_hand(tasks, of(pair)))
+    three = planes.astype(float).mean(0)
+    assert average(read["subsets"], layers="0+1+2") == pytest.approx(by_hand(tasks, of(three)))
+    fit = planes[2][agenda.fits["target"]["A"]].astype(float)
+    u, s, _ = np.linalg.svd(np.cov(fit.T))
+    for k in (2, 4):
+        y = (planes[2] - fit.mean(0)) @ (u / np.sqrt(s))[:, :k]
+        assert average(read["components"], k=str(k)) == pytest.approx(by_hand(tasks, of(y)), abs=1e-9)
+    assert (
+        len(read["layers"]) == 6 * 2 * 3
+        and len(read["subsets"]) == 7 * 3
+        and len(read["components"]) == 4 * 3
+    )
+    best = max(
+        (row for row in read["subsets"] if row["task"] == "average"), key=lambda row: float(row["mean"])
+    )
+    assert (
+        said[1].endswith(f"{float(best['mean']):.2f}")
+        and str([int(i) for i in best["layers"].split("+")]) in said[1]
+    )
+    for name in read:
+        assert (tmp_path / f"{name}.png").stat().st_size > 5000 and (tmp_path / f"{name}.svg").exists()
+
+
+def test_figures_without_scored_pairs_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="figures are of STS tasks"):
+        draw(tmp_path, np.zeros((2, 3, 4)), System(np.zeros((3, 4))), plan({}, [], list), "all")

@@ -1,0 +1,102 @@
+"""Whoever gives vectors gives the ones that it would by itself."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import SENTENCES, embedder_of
+
+from whitenedcse.model import checkpoint
+from whitenedcse.model.pooling import Pooling, requested
+from whitenedcse.model.sentence_transformers import ForeignModules
+from whitenedcse.model.source import Wanted, found, opened, vectors
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.setenv("WHITENEDCSE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def plain(bert, here):
+    """A plain encoder in a directory."""
+    bert.backbone.save_pretrained(here / "plain")
+    bert.tokenizer.save_pretrained(here / "plain")
+    return str(here / "plain")
+
+
+@pytest.mark.parametrize("embedding", ["encoder", "dense", "head"])
+def test_a_checkpoint_gives_its_own_embedding_and_any_other_pooling_of_its_encoder(bert, here, embedding):
+    own = embedder_of(bert, kind="mean", layers=(1, -1), embedding=embedding)
+    checkpoint.save(own, here / "best")
+    source = opened(str(here / "best"), None)
+    wanted = Wanted([None, Pooling(kind="cls", layers=[2]), Pooling(kind="mean", layers=[-1])])
+    (x, cls, mean), _ = vectors(source, SENTENCES, wanted)
+    assert source.pooling == "mean over layers [1, -1]"
+    assert x == pytest.approx(own.encode(SENTENCES), abs=1e-5)
+    assert cls == pytest.approx(embedder_of(bert, kind="cls", layers=(2,)).encode(SENTENCES), abs=1e-5)
+    assert mean == pytest.approx(embedder_of(bert, kind="mean", layers=(-1,)).encode(SENTENCES), abs=1e-5)
+
+
+def test_the_checkpoints_own_pooler_is_applied(bert, plain):
+    source = opened(plain, Pooling(kind="pooler", layers=[-1]))
+    (x,), _ = vectors(source, SENTENCES, Wanted([None]))
+    assert x == pytest.approx(embedder_of(bert, kind="pooler").encode(SENTENCES), abs=1e-5)
+
+
+def test_length_extra_and_every_layer_reach_the_planes(bert, plain):
+    source = opened(plain, Pooling(kind="mean", layers=[-1]))
+    wanted = Wanted([Pooling(kind="mean", layers=[1])], max_length=5, extra=0.5, every="cls")
+    (x,), planes = vectors(source, SENTENCES, wanted)
+    assert planes.layers == (0, 1, 2, 3) and planes.kinds["cls"].shape[:2] == (4, len(SENTENCES))
+    short = embedder_of(bert, kind="mean", layers=(1,))
+    short.max_length = 5
+    assert x == pytest.approx(short.encode(SENTENCES) * 5 / 5.5, abs=1e-5)
+
+
+def test_a_python_function_is_imported_from_here_and_called_once(here, monkeypatch):
+    (here / "mine.py").write_text(
+        "calls = []\ndef encode(s):\n    calls.append(s)\n    return [[len(t), 1] for t in s]\n"
+    )
+    found("mine:encode")
+    (a, b), planes = vectors(opened("mine:encode", None), ["one", "three"], Wanted([None, None]))
+    assert a.tolist() == b.tolist() == [[3, 1], [5, 1]] and planes is None
+    assert sys.modules["mine"].calls == [["one", "three"]]
+    with pytest.raises(ValueError, match="shows no layers, which this protocol asks for"):
+        vectors(opened("mine:encode", None), ["a"], Wanted([Pooling(kind="cls", layers=[1])]))
+    for name in ("mine:nothing", "no_such:encode"):
+        with pytest.raises(ValueError, match=f"model={name}: .*MODULE:FUNCTION is imported from here"):
+            opened(name, None)
+
+
+@pytest.mark.filterwarnings("ignore")  # that library's own
+def test_modules_that_only_sentence_transformers_knows_are_left_to_it(bert, plain, here):
+    from sentence_transformers import SentenceTransformer, models
+
+    layers = models.Transformer(plain), models.Pooling(bert.width, pooling_mode="mean")
+    dense = models.Dense(bert.width, 5, activation_function=torch.nn.Identity())
+    SentenceTransformer(modules=[*layers, dense]).save(str(here / "theirs"))
+    with pytest.raises(ForeignModules):
+        checkpoint.load(str(here / "theirs"))
+    (x,), _ = vectors(opened(str(here / "theirs"), None), SENTENCES, Wanted([None]))
+    assert x == pytest.approx(SentenceTransformer(str(here / "theirs")).encode(SENTENCES), abs=1e-6)
+    assert x.shape == (len(SENTENCES), 5)
+
+
+def test_what_is_missing_is_said():
+    with pytest.raises(ValueError, match="no model: say model=DIR_OR_HUB_ID, or compare="):
+        found(None)
+    with pytest.raises(FileNotFoundError, match="no encoder in ./gone"):
+        found("./gone")
+
+
+def test_a_command_line_may_ask_for_a_pooling_for_layers_or_for_nothing():
+    assert requested(None, None) is None
+    assert str(requested(None, [1, -1])) == "cls over layers [1, -1]"
+    mean = Pooling(kind="mean", layers=[-1])
+    assert str(requested(mean, None)) == "mean over layers [-1]"
+    assert str(requested(mean, [2])) == "mean over layers [2]"
+    assert np.array_equal(requested(mean, [0, 1]).layers, [0, 1])
