@@ -25,6 +25,7 @@ from whitenedcse.report.tables import grids
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="evaluate")
+@launch.job
 def evaluate(cfg: DictConfig) -> float | None:
     """One model on its tasks, or runs compared; returns the average that the protocol prints."""
     run = launch.checked(cfg)

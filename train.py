@@ -24,6 +24,7 @@ from whitenedcse.training.progress import progress_bar
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
+@launch.job
 def train(cfg: DictConfig) -> float | None:
     """One run; returns the best dev score, for a sweeper to maximise."""
     run = launch.checked(cfg)

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from whitenedcse.evaluation import classifiers
-from whitenedcse.evaluation.classifiers import DECAYS, classifier, initial_weights, lbfgs, senteval
+from whitenedcse.evaluation.classifiers import DECAYS, classifier, lbfgs, senteval
+from whitenedcse.evaluation.linear import initial_weights
 
 
 def blobs(n, d, c, seed, noise=1.5):
@@ -84,14 +85,14 @@ def naive_in_folds(x, y, c, k):
 @pytest.fixture
 def trained(monkeypatch):
     """The weights of every classifier, as they come out of one call after another."""
-    calls, fitted = [], classifiers._fitted
+    calls, fitted = [], classifiers.fitted
 
     def record(*arguments):
         weights, accuracy = fitted(*arguments)
         calls.append(weights)
         return weights, accuracy
 
-    monkeypatch.setattr(classifiers, "_fitted", record)
+    monkeypatch.setattr(classifiers, "fitted", record)
     monkeypatch.setattr(classifiers, "FOLDS", 3)
     return calls
 

@@ -31,6 +31,7 @@ TINY += ["trainer.log_every_n_steps=1"]
 def script(name, *arguments, cwd, **environment):
     """The finished process of a script started in a fresh directory, offline and with a cache of its own."""
     settings = {"WHITENEDCSE_CACHE": str(cwd / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    settings["HYDRA_FULL_ERROR"] = "0"  # whatever tests in this process left
     return subprocess.run(
         [sys.executable, str(ROOT / name), *arguments],
         cwd=cwd,
@@ -182,6 +183,35 @@ def test_what_a_user_can_mend_is_one_line(arguments, message, refusal):
     line = refusal("train", *arguments)
     assert "\n" not in line
     assert line.startswith(message)
+
+
+@pytest.mark.parametrize("arguments", [["tasks.names=[pairs.tsv]"], ["modle=x"], ["protocol=mine"]])
+def test_an_error_is_one_line_on_stderr_and_nothing_else(tmp_path, arguments):
+    (tmp_path / "pairs.tsv").write_text("score\tsentence1\tsentence2\n1\ta\n")
+    result = script("evaluate.py", "model=m:f", *arguments, cwd=tmp_path)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert result.stderr.startswith("error: ")
+
+
+def test_runs_are_compared_and_own_texts_judged_by_a_python_function(tmp_path):
+    (tmp_path / "m.py").write_text(
+        "def f(texts): return [[len(t), t.count('a'), t.count('e')] for t in texts]\n"
+    )
+    rows = [f"{i % 7}\tbread{'a' * (i % 5)}\tbake{'e' * (i % 3)}{'a' * (i % 7)}\n" for i in range(40)]
+    (tmp_path / "pairs.tsv").write_text("score\tsentence1\tsentence2\n" + "".join(rows))
+    labelled = [f"b{'a' * (i % 2 * 3)}{'e' * (i % 5)},{i % 2}\n" for i in range(60)]
+    (tmp_path / "texts.csv").write_text("text,label\n" + "".join(labelled))
+    for name in ("one", "two"):
+        tasks = ["tasks.names=[pairs.tsv,texts.csv]", "draws=50", f"run={name}", "postprocess=pca", "k=2"]
+        result = script("evaluate.py", "model=m:f", *tasks, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+    assert "pca-2 (target) transductive" in result.stdout and "texts.csv" in result.stdout
+    rows = json.loads((tmp_path / "outputs/two/scores.json").read_text())["rows"]
+    assert rows[0]["transfer"]["tasks"]["texts.csv"]["accuracy"] == 100  # the letter a tells the classes
+    result = script("evaluate.py", "compare=[outputs/one,outputs/t*]", "draws=50", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "as it is: Spearman x 100" in result.stdout and "pca-2 (target): accuracy x 100" in result.stdout
+    assert not list((tmp_path / "outputs").glob("evaluate-*/scores.json"))
 
 
 def test_a_misspelt_key_in_an_experiment_file_is_refused(tmp_path, refusal):

@@ -65,7 +65,7 @@ def test_a_python_function_is_imported_from_here_and_called_once(here, monkeypat
     (a, b), planes = vectors(opened("mine:encode", None), ["one", "three"], Wanted([None, None]))
     assert a.tolist() == b.tolist() == [[3, 1], [5, 1]] and planes is None
     assert sys.modules["mine"].calls == [["one", "three"]]
-    with pytest.raises(ValueError, match="shows no layers, which this protocol asks for"):
+    with pytest.raises(ValueError, match="shows no layers, which the protocol asks for"):
         vectors(opened("mine:encode", None), ["a"], Wanted([Pooling(kind="cls", layers=[1])]))
     for name in ("mine:nothing", "no_such:encode"):
         with pytest.raises(ValueError, match=f"model={name}: .*MODULE:FUNCTION is imported from here"):

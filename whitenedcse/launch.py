@@ -8,8 +8,9 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import rich
 from hydra import compose, initialize_config_dir
@@ -25,6 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from whitenedcse.report.formats import Grid, as_rich
 from whitenedcse.settings import refuse_unknown, unknown
 
+Result = TypeVar("Result")
 CONF = Path(__file__).parents[1] / "conf"
 QUIET = (
     ".*does not have many workers.*",
@@ -35,17 +37,30 @@ QUIET = (
 
 def start(script: Callable[[], Any]) -> None:
     """Run a Hydra script; HYDRA_FULL_ERROR=1 shows the whole traceback of an error."""
-    traceback = os.environ.setdefault("HYDRA_FULL_ERROR", "") == "1"
+    os.environ["WHITENEDCSE_TRACEBACK"] = os.environ.get("HYDRA_FULL_ERROR", "")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that errors reach this place
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     for message in QUIET:
         warnings.filterwarnings("ignore", message=message)
-    try:
-        script()
-    except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
-        if traceback:
-            raise
-        sys.exit(f"error: {one_line(error)} (HYDRA_FULL_ERROR=1 shows where)")
+    job(script)()
+
+
+def job(script: Callable[..., Result]) -> Callable[..., Result]:
+    """The same, but an error that a user can mend ends it with one line.
+
+    It goes below hydra.main, which would print a line of its own before it.
+    """
+
+    @wraps(script)
+    def one_line_at_most(*arguments: Any) -> Result:
+        try:
+            return script(*arguments)
+        except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
+            if os.environ.get("WHITENEDCSE_TRACEBACK") == "1":
+                raise
+            sys.exit(f"error: {one_line(error)} (HYDRA_FULL_ERROR=1 shows where)")
+
+    return one_line_at_most
 
 
 def one_line(error: BaseException) -> str:

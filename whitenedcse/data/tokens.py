@@ -106,11 +106,11 @@ def token_ids(
 
 def _key(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int) -> str:
     """Changes whenever the ids could."""
-    parts = json.dumps([FORMAT, fingerprint(corpus), _identity(tokenizer), max_length])
+    parts = json.dumps([FORMAT, fingerprint(corpus), identity(tokenizer), max_length])
     return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
 
-def _identity(tokenizer: PreTrainedTokenizerBase) -> str:
+def identity(tokenizer: PreTrainedTokenizerBase) -> str:
     """All that decides the ids, without the cutting and padding that an earlier call left switched on."""
     if tokenizer.is_fast:
         state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}

@@ -23,6 +23,8 @@ def rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def lines(path: Path, encoding: str = "utf-8-sig") -> list[str]:
     r"""The file split at \n alone (str.splitlines would also cut inside sentences), without \r and BOM."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; whitenedcse data check says what is missing")
     try:
         lines = path.read_bytes().decode(encoding).split("\n")
     except UnicodeDecodeError as error:

@@ -66,7 +66,7 @@ def opened(model: str, pooling: Pooling | None) -> Source:
         module, _, name = model.partition(":")
         sys.path.insert(0, str(Path.cwd()))
         try:
-            return Source(getattr(importlib.import_module(module), name), "as a Python function")
+            return Source(getattr(importlib.import_module(module), name), "its own")
         except (ImportError, AttributeError) as error:
             raise ValueError(f"model={model}: {error}; MODULE:FUNCTION is imported from here") from error
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -77,7 +77,7 @@ def opened(model: str, pooling: Pooling | None) -> Source:
             from sentence_transformers import SentenceTransformer
         except ImportError:
             raise ValueError(f"{error}; with pip install sentence-transformers that library does") from error
-        return Source(SentenceTransformer(model, device=device).encode, "by sentence-transformers")
+        return Source(SentenceTransformer(model, device=device).encode, "its own")
     return Source(embedder.encode, str(embedder.pooling), embedder)
 
 
@@ -88,7 +88,7 @@ def vectors(
     embedder = source.embedder
     if embedder is None:
         if any(wanted.poolings) or wanted.every:
-            raise ValueError(f"a model opened {source.pooling} shows no layers, which this protocol asks for")
+            raise ValueError("this model shows no layers, which the protocol asks for; give a checkpoint")
         return [np.asarray(source.encode(sentences))] * len(wanted.poolings), None
     poolings = [pooling or embedder.pooling for pooling in wanted.poolings]
     kinds = {plane_kind(pooling) for pooling in poolings} | (
