@@ -1,5 +1,7 @@
 """The command line: exit statuses, errors of one line, and nothing heavy before a command needs it."""
 
+import csv
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from test_sources import TEXT, hub, root  # noqa: F401 (fixtures)
 from whitenedcse import cli
 
 PACKAGE = Path(cli.__file__).parent
+STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 
 
 @pytest.fixture(autouse=True)
@@ -23,17 +26,15 @@ def wide(monkeypatch):
 
 
 def test_help_comes_without_the_heavy_packages():
-    code = f"""
-import sys, types
-package = types.ModuleType("whitenedcse"); package.__path__ = [{str(PACKAGE)!r}]
-sys.modules["whitenedcse"] = package  # without what `import whitenedcse` offers
+    code = """
+import sys
 from whitenedcse import cli
 try:
     cli.main(["--help"])
 except SystemExit as end:
     assert end.code == 0
-print(sorted({{"torch", "numpy", "transformers", "lightning", "datasets", "huggingface_hub", "rich", "hydra"}}
-             & set(sys.modules)))
+heavy = {"torch", "numpy", "transformers", "lightning", "datasets", "huggingface_hub", "rich", "hydra"}
+print(sorted(heavy & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]" and "usage: whitenedcse" in done.stdout
@@ -99,3 +100,56 @@ def test_a_fetch_that_fails_is_one_line_and_2(root, hub, monkeypatch, capsys, na
     assert cli.main(["data", "fetch", name]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {name}: ") and error.count("\n") == 1 and "could not be had" in error
+
+
+def judged(folder):
+    """What evaluate.py leaves of an encoder in `mine/`, all scores 60."""
+    scores = {name: {mean: 60.0 for mean in ("all", "mean", "wmean")} for name in STS}
+    row = {"name": "mean L1+last", "pooling": "mean over layers [1, -1]", "sts": {"tasks": scores}}
+    folder.mkdir(parents=True)
+    content = {
+        "model": "mine",
+        "experiment": None,
+        "protocol": "whiteningbert",
+        "headline": "mean",
+        "rows": [row],
+    }
+    (folder / "scores.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_report_lists_every_published_table(capsys):
+    assert cli.main(["report", "--list"]) == 0
+    keys = [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert {"WhitenedCSE/T1", "WhitenedCSE/T6", "WhiteningBERT/F2", "BERT-whitening/F1"} <= set(keys)
+    assert len(keys) == len(set(keys)) >= 14
+
+
+def test_report_finds_runs_in_outputs_and_takes_one_for_another_encoder(tmp_path, capsys, monkeypatch):
+    judged(tmp_path / "outputs" / "run")
+    monkeypatch.chdir(tmp_path)
+    assert (
+        cli.main(["report", "WhiteningBERT/T1", "--to", "csv", "--as", "bert-base-uncased=outputs/run"]) == 0
+    )
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    ours = [row for row in rows if row[""] == "ours"]
+    assert [(row["row"], row["Avg"]) for row in ours] == [("BERT-base: AVG, L1+L12", "60.00")]
+    assert cli.main(["report", "WhiteningBERT/T1", "--to", "markdown"]) == 0  # a model of another name
+    out = capsys.readouterr().out
+    assert "| published |" in out and "| ours |" not in out and "to make" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["report", "WhitenedCSE/T9"], "no published table 'WhitenedCSE/T9'; the nearest are WhitenedCSE/T"),
+        (["report", "WhitenedCSE/T1", "--as", "x"], "--as x: NAME=DIR is expected"),
+        (["report", "WhitenedCSE/T1", "--runs", "gone"], "no run of evaluate.py in gone"),
+    ],
+)
+def test_a_report_that_cannot_be_made_says_why_in_one_line(argv, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    assert cli.main(argv) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}") and error.count("\n") == 1

@@ -120,9 +120,9 @@ def data_fetch(arguments: argparse.Namespace) -> int:
 
 def say(text: Any) -> None:
     """Print a line, or a table."""
-    import rich
+    from whitenedcse.report.formats import console
 
-    rich.get_console().print(text, soft_wrap=isinstance(text, str), highlight=False, markup=False)
+    console().print(text, soft_wrap=isinstance(text, str), highlight=False, markup=False)
 
 
 if __name__ == "__main__":

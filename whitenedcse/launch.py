@@ -12,7 +12,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
-import rich
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -23,7 +22,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from whitenedcse.report.formats import Grid, as_rich
+from whitenedcse.report.formats import Grid, as_rich, console
 from whitenedcse.settings import refuse_unknown, unknown
 
 Result = TypeVar("Result")
@@ -155,9 +154,6 @@ def refuse_restart(devices: int) -> None:
 
 def show(grids: Iterable[Grid]) -> None:
     """Print tables."""
-    console = rich.get_console()
-    if not console.is_terminal:
-        console.width = max(console.width, 160)  # a file or a pipe has no edge to break lines at
     for grid in grids:
         say(as_rich(grid))
 
@@ -165,4 +161,4 @@ def show(grids: Iterable[Grid]) -> None:
 @rank_zero_only
 def say(text: Any) -> None:
     """Print a line or a table, also where a progress bar is drawn; once, however many devices there are."""
-    rich.get_console().print(text, soft_wrap=isinstance(text, str), highlight=False, markup=False)
+    console().print(text, soft_wrap=isinstance(text, str), highlight=False, markup=False)

@@ -8,7 +8,9 @@ import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+import rich
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -29,6 +31,14 @@ class Grid(NamedTuple):
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
     right: Collection[int] = ()
+
+
+def console() -> Console:
+    """Where tables go; a file or a pipe, which has no edge, gets lines of 160 columns."""
+    out = rich.get_console()
+    if not out.is_terminal:
+        out.width = max(out.width, 160)
+    return out
 
 
 def as_rich(grid: Grid) -> Table:
