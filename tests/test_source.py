@@ -57,6 +57,11 @@ def test_length_extra_and_every_layer_reach_the_planes(bert, plain):
     assert x == pytest.approx(short.encode(SENTENCES) * 5 / 5.5, abs=1e-5)
 
 
+def test_a_kind_of_pooling_that_does_not_exist_is_refused(plain):
+    with pytest.raises(ValueError, match="figures=median: every layer is pooled by cls, mean or max"):
+        vectors(opened(plain, None), SENTENCES, Wanted([None], every="median"))
+
+
 def test_a_python_function_is_imported_from_here_and_called_once(here, monkeypatch):
     (here / "mine.py").write_text(
         "calls = []\ndef encode(s):\n    calls.append(s)\n    return [[len(t), 1] for t in s]\n"

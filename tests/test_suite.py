@@ -139,6 +139,7 @@ def test_labelled_texts_reach_the_classifier_in_order_and_rte_its_threshold(task
     assert got.items["mine"].tolist() == [False] * 3 + [True] * 27
     assert mine["interval"][0] < 90 < mine["interval"][1]
     assert got.scores["transfer"]["avg"] == pytest.approx(90)
+    assert got.scores["transfer"]["interval"] == mine["interval"]  # of one task
     assert said == [f"mine: 90.00 ({mine['seconds']} s)"]
     a, b = np.array([vector(w) for w in words]), np.array([vector(w) for w in words[::-1]])
     entailed = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1) >= 0.5

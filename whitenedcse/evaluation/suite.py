@@ -127,8 +127,10 @@ def judge(
             scores.setdefault("transfer", {"tasks": {}})["tasks"][name] = result
             say(f"{name}: {result['accuracy']:.2f} ({result['seconds']} s)")
     if "transfer" in scores:
-        values = [task["accuracy"] for task in scores["transfer"]["tasks"].values()]
-        scores["transfer"]["avg"] = float(np.mean(values))
+        tasks = scores["transfer"]["tasks"]
+        drawn = average_draws({name: accuracy_draws(items[name], draws, seed(name)) for name in tasks})
+        average = float(np.mean([task["accuracy"] for task in tasks.values()]))
+        scores["transfer"] |= {"avg": average, "interval": interval(drawn)}
     return Judgement(scores, items)
 
 

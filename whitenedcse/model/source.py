@@ -90,6 +90,8 @@ def vectors(
         if any(wanted.poolings) or wanted.every:
             raise ValueError("this model shows no layers, which the protocol asks for; give a checkpoint")
         return [np.asarray(source.encode(sentences))] * len(wanted.poolings), None
+    if wanted.every not in (None, "cls", "mean", "max"):
+        raise ValueError(f"figures={wanted.every}: every layer is pooled by cls, mean or max")
     poolings = [pooling or embedder.pooling for pooling in wanted.poolings]
     kinds = {plane_kind(pooling) for pooling in poolings} | (
         {"cls", "mean", wanted.every} if wanted.every else set()

@@ -86,7 +86,8 @@ def grid(
     lines = [[task, *cells(columns, task, digits)] for task in tasks]
     tests = [f"{cell} {i}" for i in range(2, len(groups) + 1) for cell in ("less 1", "p of")]
     headers = ["task", *(f"{i}" for i in range(1, len(groups) + 1)), *tests]
-    legend = [f"{i}: {group.name} ({len(group.runs)} runs)" for i, group in enumerate(groups, 1)]
+    runs = [f" ({len(group.runs)} runs)" if len(group.runs) > 1 else "" for group in groups]
+    legend = [f"{i}: {group.name}{many}" for i, (group, many) in enumerate(zip(groups, runs, strict=True), 1)]
     notes = [
         *legend,
         f"95 % intervals and p by {draws:,} bootstrap draws of the same pairs, and of the runs of a group",

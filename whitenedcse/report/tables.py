@@ -91,16 +91,15 @@ def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | Non
         + [cell(row["sts"]["avg"])]
         for row in rows
     ]
-    widest = max(
-        (high - low) / 2
-        for row in rows
-        if (i := row["sts"]["avg"]["interval"][headline])
-        for low, high in [i]
+    found = [i for row in rows if (i := row["sts"]["avg"]["interval"][headline])]
+    sure = (
+        [f"the average's 95 % interval is at most ±{max(b - a for a, b in found) / 2:.1f}"] if found else []
     )
-    notes = [f"the average's 95 % interval is at most ±{widest:.1f}", DIGITS]
     why = [f"{row['name']}: {w}" for row in rows if (w := row["sts"]["avg"].get("why"))]
     columns = ["", "fitted", *tasks, "average"]
-    return Grid(f"Spearman x 100, {headline}", columns, lines, notes + why, right=range(2, len(columns)))
+    return Grid(
+        f"Spearman x 100, {headline}", columns, lines, [*sure, DIGITS, *why], right=range(2, len(columns))
+    )
 
 
 def accuracy_grid(rows: Sequence[Mapping[str, Any]], digits: int | None) -> Grid:
@@ -110,7 +109,8 @@ def accuracy_grid(rows: Sequence[Mapping[str, Any]], digits: int | None) -> Grid
     for row in rows:
         done = row["transfer"]["tasks"]
         cells = [with_interval(done[t]["accuracy"], *bounds(done[t]["interval"]), digits) for t in tasks]
-        lines.append([row["name"], row["setting"], *cells, number(row["transfer"]["avg"])])
+        average = with_interval(row["transfer"]["avg"], *bounds(row["transfer"]["interval"]), digits)
+        lines.append([row["name"], row["setting"], *cells, average])
     columns = ["", "fitted", *tasks, "average"]
     seconds = sum(task["seconds"] for row in rows for task in row["transfer"]["tasks"].values())
     return Grid(

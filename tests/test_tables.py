@@ -1,0 +1,107 @@
+"""Tables say what was judged, how surely, and whether a map saw the test."""
+
+from whitenedcse.report.tables import grids, training_grid
+
+
+def sts(value, half, why=""):
+    interval = {mean: [value - half, value + half] for mean in ("all", "mean", "wmean")}
+    scores = {"all": value, "mean": value + 1, "wmean": value + 2, "interval": interval}
+    return scores | ({"why": why} if why else {})
+
+
+def row(name, setting="", **kinds):
+    return {"name": name, "setting": setting, **kinds}
+
+
+def judged(name, setting, value, half):
+    tasks = {"STS12": {**sts(value, half), "n": 3108}, "STS-B": {**sts(value + 10, half), "n": 1379}}
+    return row(name, setting, sts={"tasks": tasks, "avg": sts(value + 5, half)})
+
+
+def shown(grid):
+    return [list(line) for line in grid.rows]
+
+
+def test_one_system_has_every_aggregation_to_the_digits_its_interval_supports():
+    scores = {"headline": "all", "rows": [judged("as it is", "", 72.3691, 1.4)]}
+    (grid,) = grids(scores, None)
+    assert grid.columns == ["task", "n", "all", "mean", "wmean"]
+    assert shown(grid)[0] == ["STS12", "3108", "72.4 ±1.4", "73.4 ±1.4", "74.4 ±1.4"]
+    assert shown(grid)[-1][0] == "average" and shown(grid)[-1][2] == "77.4 ±1.4"
+    assert shown(grids(scores, 2)[0])[0][2] == "72.37 ±1.40"
+    assert "as it is: Spearman x 100" in grid.title
+
+
+def test_what_is_undefined_is_a_dash_with_its_reason():
+    task = {"all": None, "mean": None, "wmean": None, "interval": dict.fromkeys(("all", "mean", "wmean"))}
+    task |= {"why": "similarity is constant"}
+    average = {**task, "why": "undefined in A"}
+    scores = {"headline": "all", "rows": [row("x", sts={"tasks": {"A": {**task, "n": 3}}, "avg": average})]}
+    (grid,) = grids(scores, None)
+    assert shown(grid) == [
+        ["A", "3", "-", "-", "-", "similarity is constant"],
+        ["average", "", "-", "-", "-", "undefined in A"],
+    ]
+    two = {"headline": "all", "rows": scores["rows"] * 2}
+    assert any("undefined in A" in note for note in grids(two, None)[0].notes)
+
+
+def test_several_systems_are_rows_in_the_headline_aggregation_with_their_setting():
+    rows = [judged("raw", "", 50, 2.4), judged("whitening (target)", "transductive", 60, 3.1)]
+    (grid,) = grids({"headline": "wmean", "rows": rows}, None)
+    assert grid.columns == ["", "fitted", "STS12", "STS-B", "average"]
+    assert shown(grid) == [
+        ["raw", "", "52", "62", "57"],
+        ["whitening (target)", "transductive", "62", "72", "67"],
+    ]
+    assert "wmean" in grid.title and "at most ±3.1" in grid.notes[0]
+
+
+def test_accuracies_stand_with_their_intervals_and_the_time_they_took():
+    tasks = {"MR": {"accuracy": 76.4, "interval": [75.6, 77.2], "seconds": 3.0}}
+    tasks |= {"CR": {"accuracy": 81.25, "interval": [80.0, 82.5], "seconds": 4.4}}
+    transfer = {"tasks": tasks, "avg": 78.825, "interval": [78.0, 79.6]}
+    (grid,) = grids({"headline": "all", "rows": [row("x", transfer=transfer)]}, None)
+    assert shown(grid) == [["x", "", "76.4 ±0.8", "81.2 ±1.2", "78.8 ±0.8"]]
+    assert grid.notes[0] == "7 s of classifiers"
+
+
+def test_rte_stands_beside_the_majority_class_and_its_confusion():
+    confusion = {"entailment": {"entailment": 1, "not_entailment": 145}}
+    confusion |= {"not_entailment": {"entailment": 0, "not_entailment": 131}}
+    rte = {"accuracy": 47.65, "majority": 52.708, "confusion": confusion, "interval": [42.0, 53.4]}
+    (grid,) = grids({"headline": "mean", "rows": [row("x", "transductive", rte=rte)]}, 2)
+    assert shown(grid) == [["x", "transductive", "47.65 ±5.70", "52.71", "1", "145", "0", "131"]]
+
+
+def test_geometry_names_its_task_and_dashes_what_is_undefined():
+    geometry = {"task": "STS-B", "alignment": None, "uniformity": -2.1934, "mean_cosine": 0.4051}
+    geometry |= {"isotropy": 0.0553, "effective_rank": 62.71}
+    grid = grids(
+        {
+            "headline": "all",
+            "rows": [
+                judged("x", "", 50, 1),
+            ],
+        },
+        None,
+    )[0]
+    assert grid.title.startswith("x: ")
+    both = row("x", sts=judged("x", "", 50, 1)["sts"], geometry=geometry)
+    grid = grids({"headline": "all", "rows": [both]}, None)[1]
+    assert grid.title == "geometry on STS-B"
+    assert shown(grid) == [["x", "", "-", "-2.193", "0.405", "0.055", "63"]]
+
+
+def test_training_is_shown_before_and_at_its_best():
+    names = ["dev/spearman", "dev/alignment", "dev/whitened_on_dev_k64", "dev/whitened_on_corpus_k32"]
+    dev = {"n": 750, "best_step": 300, "values_before": dict.fromkeys(names, 24.186)}
+    dev |= {"values_best": {**dict.fromkeys(names, 53.391), "dev/alignment": None}}
+    grid = training_grid(dev)
+    assert grid.columns[1:] == ("before", "best (step 300)") and "750 pairs" in grid.title
+    assert shown(grid) == [
+        ["embedding as it is", "24.19", "53.39"],
+        ["alignment (lower is better)", "24.19", "-"],
+        ["whitened on dev sentences (transductive), k=64", "24.19", "53.39"],
+        ["whitened on training sentences (inductive), k=32", "24.19", "53.39"],
+    ]
