@@ -33,7 +33,8 @@ def run(folder, noise, seed, tasks=None, rows=("as it is",), head="all"):
                 zip(at[1], (5 - s.gold) / 5 + noise * rng.standard_normal(len(s.gold)), strict=True)
             )
     x = np.array([[np.cos(angle.get(i, 0)), np.sin(angle.get(i, 0))] for i in range(len(agenda.sentences))])
-    judged = [judge(System(x), agenda, lambda *_: (None, 0), 50) for _ in rows]
+    turns = [System(x + 0.5 * i * rng.standard_normal(x.shape)) for i in range(len(rows))]  # rows differ
+    judged = [judge(system, agenda, lambda *_: (None, 0), 50) for system in turns]
     facts = {
         "model": "m",
         "experiment": None,
@@ -101,10 +102,15 @@ def test_rows_of_the_same_name_are_compared_with_each_other(tmp_path):
     a = run(tmp_path / "a", 0.2, 0, rows=("raw", "white"))
     b = run(tmp_path / "b", 0.2, 0, rows=("white", "raw", "other"))
     c = run(tmp_path / "c", 0.2, 0, rows=("mine",))
-    assert [grid.title for grid in compared([str(a), str(b)], 20, 2)] == [
-        "raw: Spearman x 100",
-        "white: Spearman x 100",
-    ]
+    grids = compared([str(a), str(b)], 20, 2)
+    assert [grid.title for grid in grids] == ["raw: Spearman x 100", "white: Spearman x 100"]
+    for grid, numbers in zip(grids, ((0, 1), (1, 0)), strict=True):
+        for column, path, number in zip("12", (a, b), numbers, strict=True):
+            value = load(path).scores["rows"][number]["sts"]["tasks"]["A"]["all"]
+            low, high = load(path).scores["rows"][number]["sts"]["tasks"]["A"]["interval"]["all"]
+            shown = cells(grid, "A")[column]
+            assert shown.startswith(f"{value:.2f} ±")
+            assert float(shown.split("±")[1]) == pytest.approx((high - low) / 2, rel=0.5)
     assert [grid.title for grid in compared([str(a), str(c)], 20, 2)] == ["first rows: Spearman x 100"]
 
 

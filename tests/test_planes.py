@@ -74,6 +74,13 @@ def test_nothing_is_encoded_twice(encoder, rows, counted):
     )
 
 
+def test_the_same_sentences_in_another_order_come_in_that_order(encoder, rows):
+    first = planes(encoder, rows, ["cls"], [1, 2])
+    turned = planes(encoder, rows[::-1], ["cls"], [2])
+    assert turned.encoded == 0
+    assert (turned.kinds["cls"][0] == first.kinds["cls"][1, ::-1]).all()
+
+
 def test_another_plane_or_other_weights_are_encoded_anew(encoder, rows):
     planes(encoder, rows, ["mean"], [1])
     assert planes(encoder, rows, ["cls"], [1]).encoded == len(rows)
@@ -120,7 +127,13 @@ def test_the_encoder_unused_for_longest_gives_way(encoder, rows, cache, monkeypa
     monkeypatch.setattr(room, "LIMIT", mine + 1500)
     room.prune(cache, keep=next(p for p in cache.iterdir() if "old" not in p.name))
     assert not (cache / "older").exists() and (cache / "old").exists()
+    mine = next(p for p in cache.iterdir() if "old" not in p.name)
+    os.utime(mine, (1, 1))
     assert planes(encoder, rows, ["mean"], [1]).encoded == 0
+    assert mine.stat().st_mtime > 1e9  # used, so not the next to go
+    monkeypatch.setattr(room, "LIMIT", 0)
+    room.prune(cache, keep=mine)
+    assert list(cache.iterdir()) == [mine]
 
 
 def test_training_mode_is_put_back_and_dropout_is_off(encoder, rows):

@@ -10,6 +10,7 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from whitenedcse.data.corpus import is_hub_id
 
 REPO = "princeton-nlp/datasets-for-simcse"  # a data set of the Hugging Face hub
 SECONDS = 5  # to wait for the hub to answer at all
+TRIES = 3  # for a connection that drops
 
 SENTEVAL = ("senteval", "senteval/downstream", "downstream", "SentEval/data/downstream", ".")
 RTE = "rte/dev.tsv"  # under a root; on no hub
@@ -109,18 +111,30 @@ def _downloaded(hub_file: str) -> Path:
 
     The hub's ETag of a large file is its sha256, which the hub library does not hold against what came.
     """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     endpoint = os.environ.get("HF_ENDPOINT")
     url = hf_hub_url(REPO, hub_file, repo_type="dataset", endpoint=endpoint)
     # asks once; the download itself retries a dead network for 23 s
     etag = get_hf_file_metadata(url, timeout=SECONDS).etag or ""
-    root = roots()[0]
-    path = Path(hf_hub_download(REPO, hub_file, repo_type="dataset", local_dir=root, endpoint=endpoint))
+    path = _brought(hub_file, endpoint)
     if re.fullmatch("[0-9a-f]{64}", etag) and (digest := sha256(path)) != etag:
         path.unlink()
         raise ValueError(f"came with sha256 {digest[:12]}..., not {etag[:12]}...; deleted, try again")
     return path
+
+
+def _brought(hub_file: str, endpoint: str | None) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    fetch = partial(hf_hub_download, repo_type="dataset", local_dir=roots()[0], endpoint=endpoint)
+    for _ in range(TRIES - 1):
+        try:
+            return Path(fetch(REPO, hub_file))
+        except OSError as error:  # hub libraries before 1.0 give up where a connection drops, and resume
+            if getattr(error, "response", None) is not None:
+                raise
+    return Path(fetch(REPO, hub_file))
 
 
 def sha256(path: Path) -> str:
