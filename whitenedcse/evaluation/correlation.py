@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
+from scipy.stats import rankdata, spearmanr
 
 from whitenedcse.evaluation.sts import Subset
 
 MEANS = ("all", "mean", "wmean")
+CELLS = 1_500_000  # of a chunk of columns; some eight float64 arrays of it live at once
 ROUNDING = 1e-12  # cosines in float64 of vectors that differ only in length spread over about 1e-16
 
 Index = dict[str, list[tuple[Subset, NDArray[np.intp]]]]  # by task: a subset, and its pairs' rows (2, n)
@@ -46,6 +47,45 @@ def spearman(gold: NDArray[Any], similarity: NDArray[Any]) -> Score:
         if np.ptp(values) <= ROUNDING * np.abs(values).max():
             return Score(None, f"{name} is constant")
     return Score(100 * float(spearmanr(gold, similarity).statistic))
+
+
+def spearman_columns(gold: NDArray[Any], similarities: NDArray[Any]) -> NDArray[np.float64]:
+    """(n,), (n, m) -> (m,): `spearman` of every column, NaN where that has none."""
+    n, m = similarities.shape
+    if len(gold) != n:
+        raise ValueError(f"{len(gold)} gold scores for {n} rows of similarities")
+    if n < 2 or _undefined(np.asarray(gold, np.float64)[None])[0]:
+        return np.full(m, np.nan)
+    ranks = rankdata(gold) - (n + 1) / 2
+    step = max(1, CELLS // n)
+    chunks = (np.array(similarities[:, at : at + step].T, np.float64, order="C") for at in range(0, m, step))
+    return np.concatenate([np.zeros(0), *(_correlations(ranks, x) for x in chunks)])
+
+
+def _undefined(x: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """(m, n) -> (m,): a row that is constant within rounding, or not finite."""
+    with np.errstate(invalid="ignore"):
+        constant = np.ptp(x, axis=1) <= ROUNDING * np.abs(x).max(axis=1)
+    return constant | ~np.isfinite(x).all(axis=1)
+
+
+def _correlations(ranks: NDArray[np.float64], x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Centred ranks (n,), and (m, n) -> (m,). Equal values share the mean of the places they take."""
+    m, n = x.shape
+    order = x.argsort(axis=1)
+    places = np.arange(n) - (n - 1) / 2
+    products, squares = ranks[order] @ places, np.full(m, places @ places)
+    x = np.take_along_axis(x, order, axis=1)
+    new = np.concatenate([np.ones((m, 1), bool), x[:, 1:] != x[:, :-1]], axis=1)
+    tied = np.flatnonzero(~new.all(axis=1))
+    if tied.size:
+        starts = np.flatnonzero(new[tied])  # of groups of equal values, the rows laid end to end
+        counts = np.diff(starts, append=tied.size * n)
+        shared = np.repeat(starts % n + (counts - 1) / 2 - (n - 1) / 2, counts).reshape(-1, n)
+        products[tied] = np.einsum("mn,mn->m", ranks[order[tied]], shared)
+        squares[tied] = np.einsum("mn,mn->m", shared, shared)
+    squares[_undefined(x)] = np.nan
+    return 100 * products / np.sqrt(squares * (ranks @ ranks))
 
 
 def _means(values: Any, why: str) -> dict[str, Any]:

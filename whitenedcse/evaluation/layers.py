@@ -8,7 +8,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations, combinations_with_replacement
 from math import comb
 from operator import itemgetter
@@ -16,13 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
+from threadpoolctl import threadpool_limits
 
-from whitenedcse.evaluation.correlation import MEANS, ROUNDING, Index, cosine
+from whitenedcse.evaluation.correlation import CELLS, MEANS, Index, cosine, spearman_columns
 from whitenedcse.evaluation.postprocess import Postprocess
 
 RESOLUTION = 1e-14  # of the squares: layers that cancel to 1e-7 leave the rounding of float32, no direction
-CELLS = 1_500_000  # of a chunk; some eight float64 arrays of it live at once
 
 Floats = NDArray[np.float64]
 Fit = Callable[[Floats], Callable[[Floats], Floats]]  # rows to fit on -> the fitted map
@@ -35,45 +36,6 @@ class Subsets(NamedTuple):
     records: list[dict[str, Any]]
     largest: int
     complete: bool
-
-
-def spearman_columns(gold: NDArray[Any], similarities: NDArray[Any]) -> Floats:
-    """(n,), (n, m) -> (m,): `correlation.spearman` of every column, NaN where that has none."""
-    n, m = similarities.shape
-    if len(gold) != n:
-        raise ValueError(f"{len(gold)} gold scores for {n} rows of similarities")
-    if n < 2 or _undefined(np.asarray(gold, np.float64)[None])[0]:
-        return np.full(m, np.nan)
-    ranks = rankdata(gold) - (n + 1) / 2
-    step = max(1, CELLS // n)
-    chunks = (np.array(similarities[:, at : at + step].T, np.float64, order="C") for at in range(0, m, step))
-    return np.concatenate([np.zeros(0), *(_correlations(ranks, x) for x in chunks)])
-
-
-def _undefined(x: Floats) -> NDArray[np.bool_]:
-    """(m, n) -> (m,): a row that is constant within rounding, or not finite."""
-    with np.errstate(invalid="ignore"):
-        constant = np.ptp(x, axis=1) <= ROUNDING * np.abs(x).max(axis=1)
-    return constant | ~np.isfinite(x).all(axis=1)
-
-
-def _correlations(ranks: Floats, x: Floats) -> Floats:
-    """Centred ranks (n,), and (m, n) -> (m,). Equal values share the mean of the places they take."""
-    m, n = x.shape
-    order = x.argsort(axis=1)
-    places = np.arange(n) - (n - 1) / 2
-    products, squares = ranks[order] @ places, np.full(m, places @ places)
-    x = np.take_along_axis(x, order, axis=1)
-    new = np.concatenate([np.ones((m, 1), bool), x[:, 1:] != x[:, :-1]], axis=1)
-    tied = np.flatnonzero(~new.all(axis=1))
-    if tied.size:
-        starts = np.flatnonzero(new[tied])  # of groups of equal values, the rows laid end to end
-        counts = np.diff(starts, append=tied.size * n)
-        shared = np.repeat(starts % n + (counts - 1) / 2 - (n - 1) / 2, counts).reshape(-1, n)
-        products[tied] = np.einsum("mn,mn->m", ranks[order[tied]], shared)
-        squares[tied] = np.einsum("mn,mn->m", shared, shared)
-    squares[_undefined(x)] = np.nan
-    return 100 * products / np.sqrt(squares * (ranks @ ranks))
 
 
 def aggregate(index: Index, similarities: OfTask) -> dict[str, Floats]:
@@ -180,12 +142,20 @@ def pairs(planes: NDArray[Any], index: Index, fit: Fit = whitening) -> list[dict
 def _fitted_cosines(
     planes: NDArray[Any], both: Sequence[tuple[int, int]], rows: NDArray[np.intp], fit: Fit
 ) -> Floats:
-    """(n, m): a map fitted to all the rows, and applied to each sentence once."""
+    """(n, m): a map fitted to all the rows, and applied to each sentence once.
+
+    A column a core at a time: matrices so small gain nothing from a second thread each.
+    """
     sentences, at = np.unique(rows, return_inverse=True)
     left, right = at.reshape(rows.shape)
-    means = ((planes[i, sentences].astype(np.float64) + planes[j, sentences]) / 2 for i, j in both)
-    mapped = (fit(x[np.concatenate([left, right])])(x) for x in means)
-    return np.stack([cosine(y[left], y[right]) for y in mapped], axis=1)
+
+    def column(pair: tuple[int, int]) -> Floats:
+        x = np.mean([planes[i, sentences].astype(np.float64) for i in pair], axis=0)
+        y = fit(x[np.concatenate([left, right])])(x)
+        return cosine(y[left], y[right])
+
+    with threadpool_limits(1), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return np.stack(list(pool.map(column, both)), axis=1)
 
 
 def subsets(planes: NDArray[Any], index: Index, limit: int = 10_000) -> Subsets:
