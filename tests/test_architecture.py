@@ -42,7 +42,7 @@ ROOMS = {
     "training.loggers": [],
     "evaluation.files": [],
     "evaluation.sts": ["evaluation.files"],
-    "evaluation.transfer": ["evaluation.classifiers", "evaluation.files"],
+    "evaluation.transfer": ["evaluation.files", "evaluation.linear"],
     "evaluation.linear": [],
     "evaluation.classifiers": ["evaluation.linear"],
     "evaluation.correlation": ["evaluation.sts"],

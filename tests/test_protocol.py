@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
 from whitenedcse.evaluation.protocol import Protocol, Row, chosen
+from whitenedcse.evaluation.tasks import setting
 
 ROOT = Path(__file__).parents[1]
 WORDS = [f"{a}{b}" for a in "bcdfgklm" for b in ("a", "e", "i", "o", "u", "an", "el")]
@@ -252,7 +253,7 @@ def test_rows_whose_corpus_is_not_here_are_left_out_aloud(monkeypatch, tmp_path)
     ]
     protocol = Protocol("x", "all", "as_is", None, 0, rows)
     kept, said = chosen(protocol, {"kind": "whitening", "k": 3}, "target")
-    assert [(row.name, row.setting) for row in kept] == [
+    assert [(row.name, setting(row.fit)) for row in kept] == [
         ("a", ""),
         ("c", "transductive"),
         ("whitening-3 (target)", "transductive"),
@@ -268,4 +269,4 @@ def test_a_protocol_with_a_wrong_aggregation_or_map_is_refused():
         Protocol("x", "all", "as_is", None, 0, [{"name": "a", "map": {"kind": "white"}, "fit": "year"}])
     with pytest.raises(ValueError, match="protocol.case='upper' is not one of as_is, lower, lower_but_sick"):
         Protocol("x", "all", "upper", None, 0, [])
-    assert Row("a").setting == ""
+    assert setting(Row("a").fit) == ""

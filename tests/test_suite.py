@@ -11,6 +11,7 @@ from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.statistics import resamples
 from whitenedcse.evaluation.sts import Subset
 from whitenedcse.evaluation.suite import System, judge, plan, seed
+from whitenedcse.evaluation.tasks import setting
 from whitenedcse.evaluation.transfer import Labelled
 
 WHITENING = partial(Postprocess, kind="whitening")
@@ -91,9 +92,9 @@ def test_a_map_of_a_corpus_is_fitted_once_and_one_of_the_target_for_each_task(ta
 
     monkeypatch.setattr("whitenedcse.evaluation.suite.own_texts", lambda on, name, case: own(tasks[name]))
     agenda = plan(tasks, ["target", "c"], lambda _: [f"c{i}" for i in range(20)])
-    for on, expected, setting in (("c", 1, "inductive"), ("target", 2, "transductive")):
+    for on, expected, label in (("c", 1, "inductive"), ("target", 2, "transductive")):
         fits.clear()
-        assert system(agenda, make, on).setting == setting
+        assert setting(on) == label
         judged(agenda, make, on)
         assert len(fits) == expected
 

@@ -62,7 +62,7 @@ def report(arguments: argparse.Namespace) -> int:
     wrong = [alias for alias in arguments.aliases if "=" not in alias]
     if wrong:
         raise ValueError(f"--as {wrong[0]}: NAME=DIR is expected, e.g. bert-base-uncased=outputs/mine")
-    runs = arguments.runs or [path for path in map(Path, ("outputs",)) if path.is_dir()]
+    runs = arguments.runs or [path for path in [Path("outputs")] if path.is_dir()]
     grid = published.report(arguments.key, runs, dict(alias.split("=", 1) for alias in arguments.aliases))
     if arguments.to == "table":
         say(formats.as_rich(grid))

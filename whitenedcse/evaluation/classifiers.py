@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,12 +24,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 from threadpoolctl import threadpool_limits
 
-from whitenedcse.evaluation.linear import SEED, Data, Labels, Pair, Rows, fitted
+from whitenedcse.evaluation.linear import FOLDS, SEED, Classify, Data, Labels, Pair, Rows, Split, fitted
 
-Split = NDArray[np.str_] | None
-Classify = Callable[[NDArray[Any], Labels, Split], tuple[NDArray[Any], float]]
-
-FOLDS = 10  # of [1]
 STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # C of `lbfgs`; no task was best at 10 with all-MiniLM-L6-v2
 TOLERANCE = 1e-4  # of `lbfgs`: at 1e-3 bag-of-words vectors lost 1.4 points on MRPC
 DECAYS = (1e-5, 1e-4, 1e-3, 1e-2)  # from here on `senteval`, as in [1]

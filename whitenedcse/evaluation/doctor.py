@@ -36,8 +36,6 @@ PAIRS = {  # scored pairs of each subset, in the order of sts.TASKS
     "SICK-R/dev": (500,),
     "SICK-R/train": (4500,),
 }
-
-
 ROWS = {"wiki1m": 1_000_000, "wiki1m_like": 1_000_000, "nli": 275_601}  # of corpora
 AGAIN = "move the folder and any senteval.tar away, then: whitenedcse data fetch senteval"
 CORRUPTED = (

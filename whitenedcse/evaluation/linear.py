@@ -8,7 +8,7 @@ n: rows    d: features    c: classes    p: pairs of training and development row
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,8 +19,10 @@ from torch import Tensor, nn
 Rows = NDArray[np.intp]
 Pair = tuple[Rows, Rows]  # rows to train on, rows to choose by
 Labels = NDArray[np.int64]
+Split = NDArray[np.str_] | None
+Classify = Callable[[NDArray[Any], Labels, Split], tuple[NDArray[Any], float]]
 
-SEED = 1111  # of [1], as all that follows
+SEED, FOLDS = 1111, 10  # of [1], as all that follows
 BATCH, EPOCHS, ROUNDS, FAILURES = 64, 4, 51, 6  # 4 epochs a round while epochs <= 200; the 6th failure stops
 RATE, BETA1, BETA2, EPSILON = 1e-3, 0.9, 0.999, 1e-8  # torch.optim.Adam's defaults
 

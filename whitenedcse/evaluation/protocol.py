@@ -31,11 +31,6 @@ class Row:
     fit: str = ""
 
     @property
-    def setting(self) -> str:
-        """Whether the map sees the test's own sentences: a label that no table leaves out."""
-        return "" if self.map is None else "transductive" if self.fit in OWN else "inductive"
-
-    @property
     def maker(self) -> Callable[[], Postprocess] | None:
         """Makes the map, to be fitted; None where there is none."""
         return None if self.map is None else partial(Postprocess, **self.map)

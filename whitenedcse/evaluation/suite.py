@@ -17,13 +17,13 @@ import torch
 from numpy.typing import NDArray
 
 from whitenedcse.evaluation import transfer
-from whitenedcse.evaluation.classifiers import Classify
 from whitenedcse.evaluation.correlation import MEANS, Index, averaged, cosine, pairs_index, score
 from whitenedcse.evaluation.geometry import described
+from whitenedcse.evaluation.linear import Classify
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.statistics import Draws, accuracy_draws, average_draws, interval, task_draws
 from whitenedcse.evaluation.sts import Subset
-from whitenedcse.evaluation.tasks import OWN, Task, own_texts, texts
+from whitenedcse.evaluation.tasks import OWN, Task, own_texts, setting, texts
 from whitenedcse.evaluation.transfer import Labelled
 
 Rows = NDArray[np.intp]
@@ -90,11 +90,6 @@ class System(NamedTuple):
         fitted = self.make().fit(self.x[plan.fits[self.on][name]])
         return lambda at: fitted.transform(self.x[at])
 
-    @property
-    def setting(self) -> str:
-        """Whether the map saw the test's own sentences: a label that no table leaves out."""
-        return "" if self.make is None else "transductive" if self.on in OWN else "inductive"
-
 
 class Judgement(NamedTuple):
     """scores: plain values, by kind of task. items: by task, each pair's similarity, or who was right."""
@@ -113,7 +108,9 @@ def judge(
     if system.x.ndim != 2 or len(system.x) != len(plan.sentences):
         raise ValueError(f"{len(plan.sentences)} sentences have {system.x.shape} vectors, not a row for each")
     fitted = cache(lambda name: system.vectors(plan, name))
-    shared = next(iter(plan.fits[system.on])) if system.setting == "inductive" else None  # one map for all
+    shared = (
+        next(iter(plan.fits[system.on])) if setting(system.on) == "inductive" else None
+    )  # one map for all
 
     def of(name: str) -> Vectors:
         return fitted(shared or name)

@@ -82,6 +82,11 @@ def texts(found: Task) -> list[str]:
     return [text for s in found for side in (s.left, s.right) for text in side]
 
 
+def setting(on: str) -> str:
+    """Whether a map fitted `on` that sees the test's own sentences: a label that no table leaves out."""
+    return "" if not on else "transductive" if on in OWN else "inductive"
+
+
 def own_texts(on: str, name: str, case: str = "as_is") -> list[str]:
     """The sentences of a task that a map for it is fitted to, repeated as they occur.
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from whitenedcse.evaluation.classifiers import FOLDS, Classify
 from whitenedcse.evaluation.files import lines, rows
+from whitenedcse.evaluation.linear import FOLDS, Classify
 
 SPLITS = ("train", "dev", "test")
 EMPTY = "."  # stands for an empty line, of which CR has 4 and MPQA 3, as in the examples of [1]

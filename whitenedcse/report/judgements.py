@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from whitenedcse.evaluation.protocol import Row
 from whitenedcse.evaluation.suite import Judgement, Plan
+from whitenedcse.evaluation.tasks import setting
 from whitenedcse.report.record import write_json
 
 
@@ -35,7 +36,7 @@ def save(
     for row, judgement in zip(rows, judged, strict=True):
         pooling = facts["pooling"] if row.pooling is None else f"{row.pooling} over layers {list(row.layers)}"
         settings = {"name": row.name, "pooling": pooling, "postprocess": dict(row.map or {}), "fit": row.fit}
-        lines.append({**settings, "setting": row.setting, **judgement.scores})
+        lines.append({**settings, "setting": setting(row.fit), **judgement.scores})
     items = {f"{i}/{task}": item for i, j in enumerate(judged) for task, item in j.items.items()}
     for task, pairs in plan.pairs.items():
         items[f"gold/{task}"] = np.concatenate([s.gold for s, _ in pairs])
