@@ -43,7 +43,7 @@ def script(name, *arguments, cwd, **environment):
 
 
 @pytest.fixture
-def refusal(monkeypatch, tmp_path):
+def refusal(monkeypatch, tmp_path, capsys):
     """Starts a script in this process, offline and in an empty directory; gives the line it ends with."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WHITENEDCSE_DATA", str(tmp_path / "data"))
@@ -54,7 +54,8 @@ def refusal(monkeypatch, tmp_path):
         monkeypatch.setattr(sys, "argv", [str(ROOT / f"{name}.py"), *arguments])
         with pytest.raises(SystemExit) as exit:
             runpy.run_path(sys.argv[0], run_name="__main__")
-        return exit.value.code
+        assert exit.value.code == 2
+        return capsys.readouterr().err.removesuffix("\n")
 
     return start
 
@@ -189,7 +190,7 @@ def test_what_a_user_can_mend_is_one_line(arguments, message, refusal):
 def test_an_error_is_one_line_on_stderr_and_nothing_else(tmp_path, arguments):
     (tmp_path / "pairs.tsv").write_text("score\tsentence1\tsentence2\n1\ta\n")
     result = script("evaluate.py", "model=m:f", *arguments, cwd=tmp_path)
-    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert result.stderr.startswith("error: ")
 
 

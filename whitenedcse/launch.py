@@ -26,6 +26,7 @@ from whitenedcse.report.formats import Grid, as_rich, console
 from whitenedcse.settings import refuse_unknown, unknown
 
 Result = TypeVar("Result")
+BAD_INPUT = 2  # the exit code of what a user can mend
 CONF = Path(__file__).parents[1] / "conf"
 QUIET = (
     ".*does not have many workers.*",
@@ -57,7 +58,8 @@ def job(script: Callable[..., Result]) -> Callable[..., Result]:
         except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
             if os.environ.get("WHITENEDCSE_TRACEBACK") == "1":
                 raise
-            sys.exit(f"error: {one_line(error)} (HYDRA_FULL_ERROR=1 shows where)")
+            sys.stderr.write(f"error: {one_line(error)} (HYDRA_FULL_ERROR=1 shows where)\n")
+            sys.exit(BAD_INPUT)
 
     return one_line_at_most
 
