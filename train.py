@@ -2,78 +2,78 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import hydra
 from hydra.utils import instantiate
-from lightning import Trainer, seed_everything
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning import seed_everything
 from omegaconf import DictConfig, OmegaConf
 
-from whitenedcse import launch
+from whitenedcse import launch, runs
 from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.data.sources import located
-from whitenedcse.evaluation.sts import Subset
+from whitenedcse.durable import write_json
 from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import folder
 from whitenedcse.report import record
 from whitenedcse.report.tables import training_grid
-from whitenedcse.training.loggers import csv_logger
+from whitenedcse.training.loggers import Metrics, Record
 from whitenedcse.training.module import ContrastiveTraining
 from whitenedcse.training.monitor import Monitor
 from whitenedcse.training.progress import progress_bar
+from whitenedcse.training.safekeeping import Safekeeping
+from whitenedcse.training.trainer import Trainer
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 @launch.job
 def train(cfg: DictConfig) -> float | None:
-    """One run; returns the best dev score, for a sweeper to maximise."""
-    run = launch.checked(cfg)
-    dev = required(cfg)
-    facts = {"experiment": launch.experiment(), "seed": cfg.seed}
-    record.start(run, OmegaConf.to_yaml(cfg, resolve=True), **facts)
+    """One run, begun or continued; returns the best dev score, for a sweeper to maximise."""
+    run, settings = launch.checked(cfg), OmegaConf.to_yaml(cfg, resolve=True)
+    if runs.mine(run, settings, instantiate(cfg.trainer)(logger=False).num_devices):
+        trained(cfg, run, settings)
+    return record.best(run)
+
+
+def trained(cfg: DictConfig, run: Path, settings: str) -> None:
+    """Train in this process, alone or as one of several ranks."""
+    find = [lambda: folder(cfg.encoder.path)] if "path" in cfg.encoder else []
+    dev = launch.require([*find, lambda: located(cfg.data.corpus), lambda: subsets(cfg.monitor.dev)])[-1]
     seed_everything(cfg.seed, verbose=False)
     module, data = built(cfg)
-    monitor: Monitor = instantiate(cfg.monitor)(dev=dev, directory=run / "best", say=launch.say)
-    keep = ModelCheckpoint(run / "checkpoints", "last", every_n_train_steps=monitor.every)
-    callbacks = [monitor, LearningRateMonitor("step"), progress_bar(launch.say), keep]
-    loggers = [csv_logger(run), *([instantiate(cfg.logger)(run=run)] if cfg.logger else [])]
-    trainer: Trainer = instantiate(cfg.trainer)(logger=loggers, callbacks=callbacks)
-    launch.refuse_restart(trainer.world_size)
-    data.setup("fit")
     launch.say(data.counts)
-    trainer.fit(module, data)
-    trainer.save_checkpoint(run / "checkpoints" / "last.ckpt")
-    if not trainer.is_global_zero:
-        return None
-    summary = monitor.summary()
-    record.write_json(run / "scores.json", {"dev": summary})
-    launch.show([training_grid(summary)])
-    launch.say(f"best checkpoint: {run}/best   metrics: {run}/metrics.csv   scores: {run}/scores.json")
-    launch.end(loggers, run)
-    return summary["best"]
-
-
-def required(cfg: DictConfig) -> list[Subset]:
-    """The dev set, once encoder and corpus are found or fetched too; all that is missing is said at once."""
-    encoder = [lambda: folder(cfg.encoder.path)] if "path" in cfg.encoder else []
-    return launch.require([*encoder, lambda: located(cfg.data.corpus), lambda: subsets(cfg.monitor.dev)])[-1]
+    facts = {"experiment": launch.experiment(), "seed": cfg.seed}
+    checkpoint = runs.begin(run, settings, facts, data.tokens.digests)
+    monitor: Monitor = instantiate(cfg.monitor)(dev=dev, directory=run / "best", say=launch.say)
+    keep = Safekeeping(run / "checkpoints", cfg.checkpoint_every, monitor.every, settings, launch.say)
+    callbacks = [keep, Record(), monitor, progress_bar(launch.say)]
+    extra = [instantiate(cfg.logger)(run=run)] if cfg.logger else []
+    loggers = [Metrics(run / "metrics.csv", checkpoint), *extra]
+    trainer: Trainer = instantiate(cfg.trainer)(logger=loggers, callbacks=callbacks)
+    trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
+    if trainer.is_global_zero:
+        write_json(run / "scores.json", {"dev": monitor.summary()})
+        launch.show([training_grid(monitor.summary())])
+        launch.say(f"best checkpoint: {run}/best   metrics: {run}/metrics.csv   scores: {run}/scores.json")
+        launch.end(loggers, run)
 
 
 def built(cfg: DictConfig) -> tuple[ContrastiveTraining, SentenceData]:
     """The module and its data."""
     encoder = instantiate(cfg.encoder)
-    head = instantiate(cfg.head)(width=encoder.width)
-    embedder = Embedder(encoder=encoder, pooling=instantiate(cfg.pooling), head=head, embedding=cfg.embedding)
-    mlm = instantiate(cfg.mlm)(encoder=encoder) if cfg.mlm.weight else None
+    head, pooling = instantiate(cfg.head)(width=encoder.width), instantiate(cfg.pooling)
     data: SentenceData = instantiate(cfg.data)
     data.tokenizer = encoder.tokenizer
+    data.setup("fit")
     parts = {
-        "embedder": embedder,
+        "embedder": Embedder(encoder=encoder, pooling=pooling, head=head, embedding=cfg.embedding),
         "loss": instantiate(cfg.loss),
         "optimizer": instantiate(cfg.optim),
-        "mlm": mlm,
+        "mlm": instantiate(cfg.mlm)(encoder=encoder) if cfg.mlm.weight else None,
     }
-    return ContrastiveTraining(**parts, views=cfg.views), data
+    settings = {"views": cfg.views, "seed": cfg.seed, "gather": cfg.gather, "chunk": cfg.trainer.chunk}
+    return ContrastiveTraining(**parts, **settings), data
 
 
 if __name__ == "__main__":

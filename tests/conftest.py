@@ -15,6 +15,7 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Head, Whitening
 from whitenedcse.model.pooling import Pooling
+from whitenedcse.ragged import concatenate
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits
@@ -96,3 +97,10 @@ def embedder_of(encoder, *, kind="cls", layers=(-1,), embedding="encoder", head=
     return Embedder(
         encoder=encoder, pooling=Pooling(kind=kind, layers=layers), head=head, embedding=embedding
     )
+
+
+def projected(embedder, positives, negatives=None, *, n, views):
+    """What the loss sees of a batch, in one process and in one piece."""
+    tokens = positives if negatives is None else concatenate([positives, negatives])
+    x = embedder.pool(tokens).unflatten(0, (-1, n))
+    return embedder.project(x, passes=positives.n // n, views=views)

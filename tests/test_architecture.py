@@ -20,9 +20,11 @@ ROOMS = {
     "whitening": [],
     "ragged": [],
     "settings": [],
+    "durable": [],
+    "ranks": [],
     "data.corpus": [],
     "data.sources": ["data"],
-    "data.tokens": ["data", "ragged"],
+    "data.tokens": ["data", "ragged", "durable"],
     "data.datamodule": ["data", "ragged"],
     "model.encoder": ["data", "ragged"],
     "model.pooling": [],
@@ -32,14 +34,19 @@ ROOMS = {
     "model.planes": ["model", "ragged"],
     "model.source": ["model", "data.tokens"],
     "model.sentence_transformers": ["model"],
-    "model.checkpoint": ["model"],
+    "model.checkpoint": ["model", "durable"],
     "training.loss": [],
     "training.optim": [],
     "training.mlm": ["model", "ragged"],
-    "training.module": ["training", "model", "data"],
+    "training.module": ["training", "model", "data", "ragged"],
     "training.monitor": ["training", "model.checkpoint", "evaluation", "ragged"],
     "training.progress": [],
-    "training.loggers": [],
+    "training.loggers": ["training.checkpoints", "durable"],
+    "training.gather": [],
+    "training.randomness": [],
+    "training.checkpoints": ["durable"],
+    "training.safekeeping": ["training.gather"],
+    "training.trainer": ["training.checkpoints", "ranks"],
     "evaluation.files": [],
     "evaluation.sts": ["evaluation.files"],
     "evaluation.transfer": ["evaluation.files", "evaluation.linear"],
@@ -55,16 +62,17 @@ ROOMS = {
     "evaluation.geometry": [],
     "evaluation.postprocess": ["evaluation.moments", "whitening"],
     "evaluation.suite": ["evaluation"],
-    "report.record": [],
+    "report.record": ["durable", "settings"],
     "report.formats": [],
     "report.tables": ["report", "evaluation"],
-    "report.judgements": ["report", "evaluation"],
+    "report.judgements": ["report", "evaluation", "durable"],
     "report.comparison": ["report", "evaluation"],
     "report.plots": [],
     "report.figures": ["report", "evaluation"],
     "report.published": ["report", "evaluation"],
     "cli": ["data.sources", "evaluation.doctor", "report"],
-    "launch": ["settings", "report.formats"],
+    "launch": ["settings", "ranks", "report.formats"],
+    "runs": ["launch", "ranks", "report.record", "training.checkpoints"],
 }
 
 GROUPS = {  # conf/<group> builds symbols of
@@ -77,7 +85,7 @@ GROUPS = {  # conf/<group> builds symbols of
     "monitor": "whitenedcse.training.monitor",
     "logger": "whitenedcse.training.loggers",
     "mlm": "whitenedcse.training.mlm",
-    "trainer": "lightning",
+    "trainer": "whitenedcse.training.trainer",
 }
 
 
@@ -117,7 +125,7 @@ def test_only_the_launcher_knows_hydra_and_nobody_wandb():
     users = {
         room(path) for path in FILES if any(n.split(".")[0] in ("hydra", "wandb") for n in imports(path))
     }
-    assert users == {"launch"}
+    assert users == {"launch", "runs"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=room)
@@ -160,7 +168,10 @@ def test_an_option_builds_a_symbol_of_the_module_it_is_named_after(group, option
 def unbound(node):
     """Settings of a mapping that its symbol has no parameter for, and parameters without a value."""
     module, _, name = node["_target_"].rpartition(".")
-    parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
+    symbol = getattr(importlib.import_module(module), name)
+    parameters = dict(inspect.signature(symbol).parameters)
+    if parameters.pop("settings", None):  # **settings goes to the class it is made from
+        parameters |= inspect.signature(symbol.__base__).parameters
     given = {key for key in node if not key.startswith("_")}
     needed = (
         {key for key, p in parameters.items() if p.default is p.empty} if not node.get("_partial_") else set()

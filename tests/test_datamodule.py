@@ -41,6 +41,11 @@ def data(text, tokenizer):
     return built
 
 
+def placed(rank, world):
+    """A trainer at the start, as the data sees it."""
+    return SimpleNamespace(global_rank=rank, world_size=world, global_step=0, accumulate_grad_batches=1)
+
+
 def rows_of(batch):
     return [batch.ids[a:b].tolist() for a, b in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)]
 
@@ -74,14 +79,16 @@ def test_ranks_together_see_what_one_rank_sees(data, world):
     module = data()
     alone, shares = epoch(module, 1), []
     for rank in range(world):
-        module.trainer = SimpleNamespace(global_rank=rank, world_size=world, global_step=0)
+        module.trainer = SimpleNamespace(
+            global_rank=rank, world_size=world, global_step=0, accumulate_grad_batches=1
+        )
         shares.append(epoch(module, 1))
     assert [sum(parts, []) for parts in zip(*shares, strict=True)] == alone
 
 
 def test_a_batch_that_ranks_cannot_share_equally_is_refused(data):
     module = data()
-    module.trainer = SimpleNamespace(global_rank=0, world_size=4, global_step=0)
+    module.trainer = placed(0, 4)
     with pytest.raises(ValueError, match="batch_size=6 .* 4 processes"):
         module.train_dataloader()
 

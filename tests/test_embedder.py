@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import SENTENCES, embedder_of, whitening
+from conftest import SENTENCES, embedder_of, projected, whitening
 from numpy.testing import assert_allclose
 from sentence_transformers import SentenceTransformer
 from torch.testing import assert_close
@@ -27,7 +27,7 @@ def trained(embedder):
     """Running statistics that are not the initial ones."""
     with torch.no_grad():
         for _ in range(3):
-            embedder.train().project(tokens(embedder), None, n=8, views=1)
+            projected(embedder.train(), tokens(embedder), n=8, views=1)
     return embedder.eval()
 
 
@@ -53,25 +53,25 @@ def test_batches_hold_every_row_once_within_the_budget():
 def test_a_view_has_its_own_dropout_and_one_pass_serves_many_views(bert):
     embedder = embedder_of(bert, head=identity(16)).train()
     batch = tokens(embedder)
-    z, _ = embedder.project(repeat(batch, 3), None, n=8, views=3)
+    z, _ = projected(embedder, repeat(batch, 3), n=8, views=3)
     assert len({tuple(view.flatten().tolist()) for view in z}) == 3
-    one, _ = embedder.project(batch, None, n=8, views=3)
+    one, _ = projected(embedder, batch, n=8, views=3)
     assert torch.equal(one[0], one[1])
     assert torch.equal(one[0], one[2])
-    two, _ = embedder.project(repeat(batch, 2), None, n=8, views=3)
+    two, _ = projected(embedder, repeat(batch, 2), n=8, views=3)
     assert torch.equal(two[0], two[2])
     assert not torch.equal(two[0], two[1])
 
 
 def test_one_pass_gives_different_views_by_shuffled_whitening(bert):
-    z, _ = embedder_of(bert).train().project(tokens(embedder_of(bert)), None, n=8, views=3)
+    z, _ = projected(embedder_of(bert).train(), tokens(embedder_of(bert)), n=8, views=3)
     assert not torch.allclose(z[0], z[1], atol=1e-3)
 
 
 def test_hard_negatives_are_projected_apart(bert):
     embedder = embedder_of(bert, head=identity(16)).eval()
     batch, other = tokens(embedder), tokens(embedder, SENTENCES[::-1])
-    z, negatives = embedder.project(repeat(batch, 2), other, n=8, views=2)
+    z, negatives = projected(embedder, repeat(batch, 2), other, n=8, views=2)
     x = embedder.pool(concatenate([batch, other]))
     assert_close(z, x[:8].expand(2, 8, 16), atol=1e-6, rtol=1e-5)
     assert_close(negatives, x[8:], atol=1e-6, rtol=1e-5)
@@ -80,7 +80,7 @@ def test_hard_negatives_are_projected_apart(bert):
 def test_more_passes_than_views_are_refused(bert):
     embedder = embedder_of(bert)
     with pytest.raises(ValueError, match="3 encoder passes for 2 views"):
-        embedder.project(repeat(tokens(embedder), 3), None, n=8, views=2)
+        projected(embedder, repeat(tokens(embedder), 3), n=8, views=2)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SENTENCES, embedder_of, whitening
+from conftest import SENTENCES, embedder_of, projected, whitening
 from lightning import seed_everything
 from test_training import LOSS
 
@@ -31,7 +31,7 @@ def test_one_batch_is_learnt_by_heart(bert, kind):
     losses = []
     for _ in range(150):
         optimizer.zero_grad()
-        loss = LOSS(embedder.project(batch, None, n=len(SENTENCES), views=2)[0])
+        loss = LOSS(projected(embedder, batch, n=len(SENTENCES), views=2)[0])
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))

@@ -5,7 +5,7 @@ import socket
 import pytest
 from conftest import nowhere
 
-from whitenedcse.training.loggers import csv_logger, tensorboard_logger, wandb_logger
+from whitenedcse.training.loggers import Metrics, tensorboard_logger, wandb_logger
 
 
 @pytest.fixture
@@ -54,9 +54,10 @@ def test_the_mode_that_the_user_set_wins(offline, server):
 
 def test_files_lie_in_the_run_directory(tmp_path):
     run = tmp_path / "run"
-    record, board = csv_logger(run), tensorboard_logger(run=run)
+    run.mkdir()
+    record, board = Metrics(run / "metrics.csv", None), tensorboard_logger(run=run)
     for logger in (record, board):
         logger.log_metrics({"dev/spearman": 50.0}, step=1)
         logger.finalize("success")
     assert list((run / "tensorboard").glob("events.out.tfevents.*"))
-    assert (run / "metrics.csv").read_text().split() == ["dev/spearman,step", "50.0,1"]
+    assert (run / "metrics.csv").read_text().split() == ["step,dev/spearman", "1,50.0"]

@@ -10,9 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import SENTENCES, embedder_of
-from safetensors.torch import load_file
 
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
@@ -80,7 +78,7 @@ def test_a_run_directory_holds_all_that_a_number_depends_on(trained):
     run = trained[0] / "outputs" / "first"
     versions = json.loads((run / "versions.json").read_text())
     assert versions["packages"]["torch"] == importlib.metadata.version("torch")
-    assert set(versions) == {"command", "experiment", "seed"} | {
+    assert set(versions) == {"command", "experiment", "seed", "corpus", "tokenizer", "processes"} | {
         "packages",
         "python",
         "commit",
@@ -90,7 +88,7 @@ def test_a_run_directory_holds_all_that_a_number_depends_on(trained):
     assert versions["command"].endswith("run=first logger=wandb")
     assert "group_width: 2" in (run / "config.yaml").read_text()
     assert "${" not in (run / "config.yaml").read_text()  # resolved
-    assert (run / "checkpoints" / "last.ckpt").exists()
+    assert [path.name[:14] for path in (run / "checkpoints").iterdir()] == ["step-00000004-"]
     scores = json.loads((run / "scores.json").read_text())["dev"]
     with (run / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -120,14 +118,16 @@ def test_wandb_is_offline_without_an_account_and_one_run(trained):
     assert list(runs[0].glob("*.wandb"))
 
 
-def test_a_finished_run_is_not_overwritten(trained, refusal, monkeypatch):
+def test_a_finished_run_is_left_alone_and_another_one_refused(trained, refusal, monkeypatch):
     cwd, _ = trained
-    before = load_file(cwd / "outputs" / "first" / "best" / "model.safetensors")
+    files = {path: path.read_bytes() for path in (cwd / "outputs/first").rglob("*") if path.is_file()}
+    again = script("train.py", *TINY, "trainer.max_steps=4", "run=first", "logger=wandb", cwd=cwd)
+    assert again.returncode == 0, again.stderr
+    assert f"{cwd / 'outputs/first'} is finished and left alone" in again.stdout
     monkeypatch.chdir(cwd)
     line = refusal("train", *TINY, "trainer.max_steps=1", "run=first")
-    assert "already holds a run; choose another name with run=NAME" in line
-    after = load_file(cwd / "outputs" / "first" / "best" / "model.safetensors")
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert "holds another run: trainer.max_steps=1 (it began with 4); choose another name" in line
+    assert {path: path.read_bytes() for path in files} == files
 
 
 def test_the_best_checkpoint_is_evaluated_and_scores_what_the_monitor_said(trained):

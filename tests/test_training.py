@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 import torch
-from conftest import SENTENCES, embedder_of
+from conftest import SENTENCES, embedder_of, projected
 from lightning import LightningDataModule, Trainer, seed_everything
 from lightning.pytorch.loggers import CSVLogger
 from scipy.stats import spearmanr
@@ -22,6 +22,7 @@ from whitenedcse.training.mlm import MaskedLanguageModel
 from whitenedcse.training.module import ContrastiveTraining
 from whitenedcse.training.monitor import Judge, Monitor
 from whitenedcse.training.optim import adamw
+from whitenedcse.training.randomness import reseed
 
 GOLD = np.array([5.0, 4.5, 4.2, 3.5, 2.0, 1.0, 0.5, 0.0])
 DEV = Subset("dev", SENTENCES, SENTENCES[3:] + SENTENCES[:3], GOLD)
@@ -54,10 +55,11 @@ def optimizer(parameters, *, total_steps):
     return adamw(parameters, total_steps=total_steps, lr=1e-2, weight_decay=0.0, warmup_steps=0)
 
 
-def module_of(encoder, mlm=None):
+def module_of(encoder, mlm=None, **changes):
+    settings = {"seed": 0, "gather": True, "chunk": None} | changes
     seed_everything(0, verbose=False)
     return ContrastiveTraining(
-        embedder=embedder_of(encoder), loss=LOSS, optimizer=optimizer, views=3, mlm=mlm
+        embedder=embedder_of(encoder), loss=LOSS, optimizer=optimizer, views=3, mlm=mlm, **settings
     )
 
 
@@ -92,16 +94,18 @@ def test_the_step_is_the_loss_of_the_projected_views(bert):
     module = module_of(bert)
     batch = EightSentences(bert.tokenizer, 1).train_dataloader().dataset[0]
     module.log = lambda *args, **kwargs: None
-    seed_everything(1, verbose=False)
-    step = module.training_step(batch, 0)
-    seed_everything(1, verbose=False)
-    z, _ = module.embedder.project(batch.positives, None, n=8, views=3)
+    step = module.training_step(batch, 5)
+    reseed(0, 0, 5, 0, 0)  # seed, epoch, batch, rank, part
+    x = module.embedder.pool(batch.positives).unflatten(0, (3, 8))
+    reseed(0, 0, 5)
+    z, _ = module.embedder.project(x, passes=3, views=3)
     assert_close(step, LOSS(z))
+    assert not torch.isclose(step, module.training_step(batch, 6))
 
 
 def test_every_weight_that_takes_part_has_a_gradient(encoder):
     module = module_of(encoder)
-    z, _ = module.embedder.project(repeat(EightSentences(encoder.tokenizer, 1).batch, 3), None, n=8, views=3)
+    z, _ = projected(module.embedder, repeat(EightSentences(encoder.tokenizer, 1).batch, 3), n=8, views=3)
     LOSS(z).backward()
     without = [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None]
     assert without == []  # several devices would wait for such a weight for ever

@@ -5,25 +5,26 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from whitenedcse import ranks
 from whitenedcse.report.formats import Grid, as_rich, console
-from whitenedcse.settings import refuse_unknown, unknown
+from whitenedcse.settings import flat, refuse_unknown, unknown
 
 Result = TypeVar("Result")
 BAD_INPUT = 2  # the exit code of what a user can mend
@@ -32,11 +33,17 @@ QUIET = (
     ".*does not have many workers.*",
     ".*Experiment logs directory.*exists and is not empty.*",
     ".*LeafSpec.*",
+    ".*your dataloader is not resumable.*",  # ours begins at the right batch by itself
 )
 
 
 def start(script: Callable[[], Any]) -> None:
     """Run a Hydra script; HYDRA_FULL_ERROR=1 shows the whole traceback of an error."""
+    os.environ["WHITENEDCSE_FORCE"] = "1" if "--force" in sys.argv else ""
+    sys.argv = [text for text in sys.argv if text != "--force"]
+    if (here := ranks.placed()) is not None:
+        ranks.end_with_parent()
+        sys.argv += ["hydra.job_logging.root.handlers=[]"] if here.rank else []
     os.environ["WHITENEDCSE_TRACEBACK"] = os.environ.get("HYDRA_FULL_ERROR", "")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that errors reach this place
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
@@ -56,12 +63,22 @@ def job(script: Callable[..., Result]) -> Callable[..., Result]:
         try:
             return script(*arguments)
         except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
-            if os.environ.get("WHITENEDCSE_TRACEBACK") == "1":
-                raise
-            sys.stderr.write(f"error: {one_line(error)} (HYDRA_FULL_ERROR=1 shows where)\n")
-            sys.exit(BAD_INPUT)
+            refuse(error)
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
+        except RuntimeError:
+            ranks.let_others_speak()
+            raise
 
     return one_line_at_most
+
+
+def refuse(error: Exception) -> NoReturn:
+    """End the process with what was wrong."""
+    if os.environ.get("WHITENEDCSE_TRACEBACK") == "1":
+        raise error
+    sys.stderr.write(f"error: {one_line(error)} (HYDRA_FULL_ERROR=1 shows where)\n")
+    sys.exit(BAD_INPUT)
 
 
 def one_line(error: BaseException) -> str:
@@ -107,15 +124,6 @@ def plain(config: DictConfig) -> Mapping[str, Any]:
     return content
 
 
-def flat(config: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Dotted names of all values."""
-    for key in config:
-        if isinstance(config[key], Mapping):
-            yield from flat(config[key], f"{path}{key}.")
-        else:
-            yield f"{path}{key}"
-
-
 def checked(config: DictConfig) -> Path:
     """Refuse settings that nothing reads; name the run after its directory, and return that."""
     primary = OmegaConf.load(CONF / f"{HydraConfig.get().job.config_name}.yaml")
@@ -146,12 +154,6 @@ def end(loggers: Iterable[Logger], run: Path) -> None:
         if isinstance(logger, WandbLogger):
             logger.experiment.finish()
     say(f"run: {run}")
-
-
-def refuse_restart(devices: int) -> None:
-    """Raise ValueError for a multirun's job on several devices: each would restart the whole sweep."""
-    if HydraConfig.get().mode == RunMode.MULTIRUN and devices > 1:
-        raise ValueError(f"-m with {devices} devices would restart the sweep in each; add trainer.devices=1")
 
 
 def show(grids: Iterable[Grid]) -> None:

@@ -59,6 +59,17 @@ def repeat(batch: Ragged, times: int) -> Ragged:
     return concatenate([batch] * times)
 
 
+def between(batch: Ragged, first: int, last: int) -> Ragged:
+    """Sentences first .. last - 1."""
+    bounds = batch.offsets[first : last + 1]
+    return Ragged(batch.ids[bounds[0] : bounds[-1]], bounds - bounds[0])
+
+
+def split(batch: Ragged, most: int) -> list[Ragged]:
+    """The sentences in parts of at most so many, in order."""
+    return [between(batch, i, min(i + most, batch.n)) for i in range(0, batch.n, most)]
+
+
 def mask(batch: Ragged) -> Tensor:
     """(n, l) bool: True where a padded batch holds a token."""
     lengths = batch.lengths

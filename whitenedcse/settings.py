@@ -29,15 +29,30 @@ def check(path: str, node: Mapping[str, Any], known: set[str]) -> None:
             check(f"{path}{key}.", value, parameters(value.get("_target_")))
 
 
+def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """All values of nested mappings by their dotted names."""
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{path}{key}"
+        values |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return values
+
+
 def parameters(target: str | None) -> set[str]:
     """The parameters of a dotted symbol and Hydra's own keys; empty for None, or if it takes any name."""
     if target is None:
         return set()
     module, _, name = target.rpartition(".")
-    signature = inspect.signature(getattr(importlib.import_module(module), name))
-    if any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
-        return set()
-    return set(signature.parameters) | HYDRA_KEYS
+    symbol = getattr(importlib.import_module(module), name)
+    names: set[str] = set()
+    for part in getattr(symbol, "__mro__", (symbol, object))[
+        :-1
+    ]:  # **rest goes to the class it inherits from
+        found = inspect.signature(part).parameters
+        names |= set(found)
+        if all(p.kind is not p.VAR_KEYWORD for p in found.values()):
+            return names | HYDRA_KEYS
+    return set()
 
 
 def unknown(key: str, known: Iterable[str]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.sources import located
 from whitenedcse.data.tokens import TokenRows, tokenised
-from whitenedcse.ragged import Ragged, repeat
+from whitenedcse.ragged import Ragged, between, repeat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,10 +36,12 @@ class EpochOrder(Sampler[NDArray[np.int64]]):
     """Row numbers of this rank's share of each global batch; a pure function of (seed, epoch).
 
     What does not fill a last batch is left out: padding would repeat rows, and a repeat is a false negative.
-    A resumed run starts its first epoch at batch `start`.
+    An epoch begins at batch `start()`, which is not 0 in a run that goes on.
     """
 
-    def __init__(self, rows: int, batch_size: int, *, seed: int, share: slice, start: int) -> None:
+    def __init__(
+        self, rows: int, batch_size: int, *, seed: int, share: slice, start: Callable[[], int]
+    ) -> None:
         self.rows, self.batch_size, self.seed, self.share, self.start = rows, batch_size, seed, share, start
         self.epoch = 0
 
@@ -50,10 +53,17 @@ class EpochOrder(Sampler[NDArray[np.int64]]):
         return self.rows // self.batch_size
 
     def __iter__(self) -> Iterator[NDArray[np.int64]]:
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.rows)
-        first, self.start = self.start, 0
-        for step in range(first, len(self)):
+        order = self.order(self.epoch)
+        for step in range(self.start(), len(self)):  # asked now: Lightning makes loaders before it restores
             yield order[step * self.batch_size : (step + 1) * self.batch_size][self.share]
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """All rows, as this epoch takes them."""
+        return np.random.default_rng([self.seed, epoch]).permutation(self.rows)
+
+    def rows_of(self, epoch: int, step: int) -> NDArray[np.int64]:
+        """The rows of one global batch."""
+        return self.order(epoch)[step * self.batch_size : (step + 1) * self.batch_size]
 
 
 class Batches(Dataset[Batch]):
@@ -64,9 +74,9 @@ class Batches(Dataset[Batch]):
 
     def __getitem__(self, index: NDArray[np.int64]) -> Batch:
         rows = self.tokens.rows(index)
-        positives = repeat(_between(rows, 0, min(self.tokens.columns, 2) * len(index)), self.passes)
+        positives = repeat(between(rows, 0, min(self.tokens.columns, 2) * len(index)), self.passes)
         has_negatives = self.tokens.columns == 3
-        negatives = _between(rows, 2 * len(index), rows.n) if has_negatives else None
+        negatives = between(rows, 2 * len(index), rows.n) if has_negatives else None
         return Batch(positives, negatives, len(index))
 
 
@@ -116,23 +126,28 @@ class SentenceData(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Batches of this rank; after a checkpoint was loaded, from the step after it."""
-        rank, world, step = 0, 1, 0
-        if self.trainer is not None:
-            rank, world, step = self.trainer.global_rank, self.trainer.world_size, self.trainer.global_step
+        rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         size, rest = divmod(self.batch_size, world)
         if rest:
             raise ValueError(f"batch_size={self.batch_size} cannot be shared equally by {world} processes")
         share = slice(rank * size, (rank + 1) * size)
-        start = step % (len(self.tokens) // self.batch_size)
-        order = EpochOrder(len(self.tokens), self.batch_size, seed=self.seed, share=share, start=start)
+        order = EpochOrder(len(self.tokens), self.batch_size, seed=self.seed, share=share, start=self.done)
         return DataLoader(
             Batches(self.tokens, self.passes), batch_size=None, sampler=order, collate_fn=_as_is
         )
 
+    def done(self) -> int:
+        """Batches of this epoch that the trainer has behind it."""
+        if self.trainer is None:
+            return 0
+        each = self.trainer.accumulate_grad_batches
+        steps = math.ceil(len(self.tokens) // self.batch_size / each)  # the last may take fewer batches
+        return self.trainer.global_step % steps * each
+
     def sample_tokens(self, k: int) -> Ragged:
         """The first column of k rows, always the same ones; of all rows if there are fewer."""
         drawn = np.random.default_rng(0).permutation(len(self.tokens))[:k]
-        return _between(self.tokens.rows(drawn), 0, len(drawn))
+        return between(self.tokens.rows(drawn), 0, len(drawn))
 
     @property
     def counts(self) -> str:
@@ -142,12 +157,6 @@ class SentenceData(LightningDataModule):
             f"{self.corpus}: {c.total:,} lines, {c.blank:,} blank dropped, {c.cut:,} cut, {c.kept:,} kept, "
             f"{len(self.tokens.ids):,} tokens"
         )
-
-
-def _between(batch: Ragged, first: int, last: int) -> Ragged:
-    """Sentences first .. last - 1."""
-    offsets = batch.offsets[first : last + 1]
-    return Ragged(batch.ids[offsets[0] : offsets[-1]], offsets - offsets[0])
 
 
 def _as_is(batch: Any) -> Any:

@@ -11,8 +11,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import torch
+from filelock import FileLock
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
@@ -40,12 +41,14 @@ class TokenRows:
     """Token ids of a corpus, left on disk until they are asked for.
 
     ids: (t,) uint16, or int32 for a vocabulary of 65,536 and more. offsets: (rows * columns + 1,) int64.
+    digests: of the corpus and of the tokenizer, by name: equal ones gave equal ids.
     """
 
     ids: NDArray[np.integer]
     offsets: NDArray[np.int64]
     columns: int
     counts: Counts
+    digests: Mapping[str, str]
 
     def __len__(self) -> int:
         return (len(self.offsets) - 1) // self.columns
@@ -67,21 +70,18 @@ def tokenised(
     """The token ids of a corpus: from the cache if these bytes and this tokenizer were seen before.
 
     cache_dir: by default $WHITENEDCSE_CACHE or ~/.cache/whitenedcse. A folder is written beside its place and
-    then renamed, so a reader finds all of it or nothing. Of two writers, the later one takes the other's.
+    then renamed, so a reader finds all of it or nothing. Of several processes, one writes and the rest wait.
     """
     default = os.environ.get("WHITENEDCSE_CACHE") or "~/.cache/whitenedcse"
-    folder = (cache_dir or Path(default).expanduser()) / _key(corpus, tokenizer, max_length)
-    if (found := _opened(folder)) is not None:
+    digests = {"corpus": fingerprint(corpus), "tokenizer": _digest(identity(tokenizer))}
+    key = _digest(json.dumps([FORMAT, *digests.values(), max_length]))
+    folder = (cache_dir or Path(default).expanduser()) / key
+    if (found := _opened(folder, digests)) is not None:
         return found
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        _write(draft, corpus, tokenizer, max_length)
-        _publish(draft, folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    if (found := _opened(folder)) is None:
-        raise OSError(f"{folder}: vanished or was damaged just after it was written; start again")
+    with FileLock(folder.with_suffix(".lock")):  # of several processes one does the work
+        if (found := _opened(folder, digests)) is None:
+            found = _made(folder, digests, corpus, tokenizer, max_length)
     return found
 
 
@@ -104,10 +104,28 @@ def token_ids(
     return encoded["input_ids"]
 
 
-def _key(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int) -> str:
-    """Changes whenever the ids could."""
-    parts = json.dumps([FORMAT, fingerprint(corpus), identity(tokenizer), max_length])
-    return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
+def _made(
+    folder: Path,
+    digests: Mapping[str, str],
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+) -> TokenRows:
+    """A new cache in this folder, in the place of a damaged one."""
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        _write(draft, corpus, tokenizer, max_length)
+        shutil.rmtree(folder, ignore_errors=True)
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    if (found := _opened(folder, digests)) is None:
+        raise OSError(f"{folder}: vanished or was damaged just after it was written; start again")
+    return found
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def identity(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -119,7 +137,7 @@ def identity(tokenizer: PreTrainedTokenizerBase) -> str:
     return json.dumps([state, tokenizer.truncation_side, tokenizer.split_special_tokens])
 
 
-def _opened(folder: Path) -> TokenRows | None:
+def _opened(folder: Path, digests: Mapping[str, str]) -> TokenRows | None:
     """The cache in this folder, unless it is absent, cut short or unreadable."""
     try:
         meta = json.loads((folder / "meta.json").read_text())
@@ -129,7 +147,7 @@ def _opened(folder: Path) -> TokenRows | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     whole = len(offsets) == counts.kept * columns + 1 and offsets[-1] == len(ids) == meta["tokens"]
-    return TokenRows(ids, offsets, columns, counts) if whole else None
+    return TokenRows(ids, offsets, columns, counts, digests) if whole else None
 
 
 def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
@@ -166,17 +184,3 @@ def _durable(path: Path) -> Iterator[BinaryIO]:
         yield stream
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def _publish(draft: Path, folder: Path) -> None:
-    """Rename a finished draft into its place; a damaged cache gives way, a whole one stays."""
-    if folder.exists() and _opened(folder) is None:
-        damaged = draft.with_name(f"{draft.name}.damaged")
-        with suppress(FileNotFoundError):  # another process was first
-            folder.rename(damaged)
-        shutil.rmtree(damaged, ignore_errors=True)
-    try:
-        draft.rename(folder)
-    except OSError:
-        if _opened(folder) is None:
-            raise

@@ -14,6 +14,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
+from whitenedcse.durable import settle
 from whitenedcse.model import sentence_transformers
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import folder, pretrained
@@ -26,17 +27,28 @@ SETTINGS = "whitenedcse.json"
 def save(embedder: Embedder, directory: Path) -> None:
     """Write the checkpoint beside the directory, then put it in its place: a kill leaves no half of one."""
     new, old = directory.with_name(directory.name + ".new"), directory.with_name(directory.name + ".old")
-    for leftover in (new, old):
-        shutil.rmtree(leftover, ignore_errors=True)
+    restore(directory)
+    shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     embedder.encoder.backbone.save_pretrained(new)
     embedder.encoder.tokenizer.save_pretrained(new)
     save_file({k: v.contiguous() for k, v in embedder.head.state_dict().items()}, new / "head.safetensors")
     (new / SETTINGS).write_text(json.dumps(settings(embedder), indent=2))
     sentence_transformers.write(embedder, new)
+    for path in new.rglob("*"):
+        settle(path)
     if directory.exists():
         directory.rename(old)
     new.rename(directory)
+    settle(directory.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def restore(directory: Path) -> None:
+    """Undo the one moment in which a kill leaves the old directory under another name."""
+    old = directory.with_name(directory.name + ".old")
+    if old.exists() and not directory.exists():
+        old.rename(directory)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -64,6 +76,7 @@ def load(path: str, pooling: Pooling | None = None) -> Embedder:
         Raises ValueError where the checkpoint carries its own: that is part of what was trained.
     """
     directory = folder(path)
+    restore(directory / "best")
     directory = directory / "best" if (directory / "best").is_dir() else directory
     own, modules = directory / SETTINGS, directory / "modules.json"
     if not (own.exists() or modules.exists()):

@@ -18,7 +18,7 @@ from whitenedcse.data.tokens import token_ids
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Head
 from whitenedcse.model.pooling import Pooling
-from whitenedcse.ragged import Ragged, concatenate, ragged
+from whitenedcse.ragged import Ragged, ragged
 
 EMBEDDINGS = ("encoder", "dense", "head")
 BATCH_TOKENS = 8192  # of one batch while encoding, padding counted
@@ -70,42 +70,43 @@ class Embedder(nn.Module):
             return x
         return self.head.dense(x) if self.embedding == "dense" else self.head(x.unsqueeze(0)).squeeze(0)
 
-    def project(
-        self, positives: Ragged, negatives: Ragged | None, *, n: int, views: int
-    ) -> tuple[Tensor, Tensor | None]:
-        """p * n sentences, h hard negatives -> z: (views, n, d), (h, d): what the loss sees.
+    def project(self, x: Tensor, *, passes: int, views: int) -> tuple[Tensor, Tensor | None]:
+        """Pooled x (p + r, n, d) -> z: (v, n, d), and (r n, d) of hard negatives if any: what the loss sees.
 
         The p encodings of a sentence, one for each encoder pass, serve the views in turn, so p = 1 with v
         views is the paper's cheap form: one encoding, v whitenings. Hard negatives form views of their own.
         """
-        passes = positives.n // n
         if not 1 <= passes <= views:
             raise ValueError(
                 f"{passes} encoder passes for {views} views; there are from 1 to as many as views"
             )
-        tokens = positives if negatives is None else concatenate([positives, negatives])
-        x = self.pool(tokens).unflatten(0, (-1, n))
         turns = [view % passes for view in range(views)] + list(range(passes, len(x)))
         z = self.head(x if turns == list(range(len(x))) else x[turns])
-        return z[:views], None if negatives is None else z[views:].flatten(0, 1)
+        return z[:views], None if len(x) == passes else z[views:].flatten(0, 1)
 
-    def encode(self, sentences: Sequence[str], *, progress: bool = False) -> NDArray[np.float32]:
+    def encode(
+        self, sentences: Sequence[str], *, progress: bool = False, share: tuple[int, int] = (0, 1)
+    ) -> NDArray[np.float32]:
         """n sentences -> (n, d) array, in the order given, in eval mode and without gradient.
 
         Sentences are sorted by length and run in batches of a fixed number of tokens.
+        share: (r, m) encodes every m-th of these batches from the r-th on and leaves the rest zero, so that
+        the results of m processes add up to one process's, bit for bit.
         Raises ValueError for anything that is not a text.
         """
         for row, sentence in enumerate(sentences):
             if not isinstance(sentence, str):
                 raise ValueError(f"sentence {row} is {type(sentence).__name__} {sentence!r:.50}, not a text")
         rows = token_ids(sentences, self.encoder.tokenizer, self.max_length)
-        return self.encode_rows(rows, progress=progress)
+        return self.encode_rows(rows, progress=progress, share=share)
 
     @torch.inference_mode()
-    def encode_rows(self, rows: Sequence[Sequence[int]], *, progress: bool = False) -> NDArray[np.float32]:
+    def encode_rows(
+        self, rows: Sequence[Sequence[int]], *, progress: bool = False, share: tuple[int, int] = (0, 1)
+    ) -> NDArray[np.float32]:
         """n lists of token ids -> (n, d) array, as `encode`."""
-        out = np.empty((len(rows), self.encoder.width), dtype=np.float32)
-        batches: Iterable[list[int]] = list(by_length([len(row) for row in rows]))
+        out = np.zeros((len(rows), self.encoder.width), dtype=np.float32)
+        batches: Iterable[list[int]] = list(by_length([len(row) for row in rows]))[share[0] :: share[1]]
         batches = track(batches, "encoding", transient=True) if progress else batches
         was_training, device = self.training, next(self.parameters()).device
         self.eval()

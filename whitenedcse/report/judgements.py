@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from whitenedcse.durable import write_json
 from whitenedcse.evaluation.protocol import Row
 from whitenedcse.evaluation.suite import Judgement, Plan
 from whitenedcse.evaluation.tasks import setting
-from whitenedcse.report.record import write_json
 
 
 class Judged(NamedTuple):

@@ -1,18 +1,26 @@
-"""The Lightning module: a batch to a loss. Every choice arrives built; no config is read here."""
+"""The Lightning module: a batch to a loss. Every choice arrives built; no config is read here.
+
+p: encoder passes    v: views    n: sentences    d: width
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from lightning import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.model.embedder import Embedder
+from whitenedcse.ragged import Ragged, concatenate, split
+from whitenedcse.training.gather import equal_sizes, gathered, place
 from whitenedcse.training.loss import MultiPositiveLoss
 from whitenedcse.training.mlm import MaskedLanguageModel
+from whitenedcse.training.randomness import reseed
 
 
 class ContrastiveTraining(LightningModule):
@@ -20,9 +28,13 @@ class ContrastiveTraining(LightningModule):
 
     views: v, the anchor counted (the paper's "number of positives"; SimCSE is 2).
     optimizer: called with the parameters and `total_steps`; returns an optimiser and a schedule.
+    seed: dropout is a function of (seed, epoch, batch, rank), permutations of (seed, epoch, batch).
+    gather: whether statistics and negatives are those of all ranks, or of each its own.
+    chunk: encode that many sentences at a time and keep none of their activations: each chunk is encoded
+        again, with the same dropout, when its gradient is due. None: all at once.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  built parts, by name
         self,
         *,
         embedder: Embedder,
@@ -30,22 +42,53 @@ class ContrastiveTraining(LightningModule):
         optimizer: Callable[..., Any],
         views: int,
         mlm: MaskedLanguageModel | None,
+        seed: int,
+        gather: bool,
+        chunk: int | None,
     ) -> None:
         super().__init__()
+        if chunk is not None and (chunk < 1 or mlm is not None):
+            raise ValueError(f"trainer.chunk={chunk} must be 1 or more, and has no use beside mlm.weight > 0")
         self.embedder, self.loss, self.optimizer = embedder, loss, optimizer
-        self.views, self.mlm = views, mlm
+        self.views, self.mlm, self.seed, self.gather, self.chunk = views, mlm, seed, gather, chunk
         self.train()  # Transformers loads in eval mode, and Lightning keeps it: dropout would be off
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
-        """The loss of one batch."""
-        z, negatives = self.embedder.project(batch.positives, batch.negatives, n=batch.n, views=self.views)
-        loss = contrastive = self.loss(z, negatives)
+        """The loss of one batch; of the batches of all ranks, if vectors are gathered."""
+        at = (self.seed, self.current_epoch, index)
+        x = self.encoded(batch, (*at, place()[0]))
+        if self.gather:
+            equal_sizes(batch.n)
+            x = gathered(x)
+        reseed(*at)  # every rank draws the same permutations
+        passes = batch.positives.n // batch.n
+        loss = contrastive = self.loss(*self.embedder.project(x, passes=passes, views=self.views))
         if self.mlm is not None:
+            reseed(*at, place()[0], -1)
             masked = self.mlm(batch.positives)
             loss = contrastive + self.mlm.weight * masked
-            self.log_dict({"train/contrastive": contrastive.detach(), "train/mlm": masked.detach()})
-        self.log("train/loss", loss.detach(), prog_bar=True)
+            parts = {"train/contrastive": contrastive.detach(), "train/mlm": masked.detach()}
+            self.log_dict(parts, logger=False)
+        self.log("train/loss", loss.detach(), prog_bar=True, logger=False)
         return loss
+
+    def encoded(self, batch: Batch, position: tuple[int, ...]) -> Tensor:
+        """A batch -> pooled x: (p or, with hard negatives, p + 1 or more; n; d)."""
+        tokens = (
+            batch.positives if batch.negatives is None else concatenate([batch.positives, batch.negatives])
+        )
+        if self.chunk is None:
+            return self.pooled(tokens, *position, 0).unflatten(0, (-1, batch.n))
+        parts = [
+            checkpoint(self.pooled, part, *position, i, use_reentrant=False, preserve_rng_state=False)
+            for i, part in enumerate(split(tokens, self.chunk))
+        ]
+        return torch.cat(parts).unflatten(0, (-1, batch.n))
+
+    def pooled(self, tokens: Ragged, *position: int) -> Tensor:
+        """Sentences -> x, with the dropout that belongs to this position."""
+        reseed(*position)
+        return self.embedder.pool(tokens)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Optimiser and schedule, sized to this run."""

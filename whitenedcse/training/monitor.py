@@ -20,6 +20,7 @@ from whitenedcse.evaluation.postprocess import Postprocess, ladder
 from whitenedcse.evaluation.sts import Subset
 from whitenedcse.model import checkpoint
 from whitenedcse.ragged import rows
+from whitenedcse.training.gather import from_first, place, summed
 
 METRIC = "dev/spearman"
 Values = dict[str, float | None]
@@ -86,9 +87,19 @@ class Monitor(Callback):
         self.directory, self.say = directory, say
         self.rows: list[Row] = []
 
+    def state_dict(self) -> dict[str, Any]:
+        """The judgements so far, for a run that goes on."""
+        return {"rows": [tuple(row) for row in self.rows]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Judgements made before."""
+        self.rows = [Row(*row) for row in state_dict["rows"]]
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The score of the untouched encoder: a broken evaluation shows at once."""
-        self.measure(trainer, pl_module)
+        if not self.rows:
+            self.measure(trainer, pl_module)
+        self.stop_in_vain(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """The score every `every` optimiser steps."""
@@ -102,10 +113,10 @@ class Monitor(Callback):
 
     def measure(self, trainer: Trainer, module: Any) -> None:
         """Judge, log, keep the checkpoint if it is the best, and stop if none was for too long."""
-        dev = module.embedder.encode(self.judge.sentences)
+        dev = summed(module.embedder.encode(self.judge.sentences, share=place()))
         tokens = trainer.datamodule.sample_tokens(self.sample)  # type: ignore[attr-defined]
-        corpus = module.embedder.encode_rows(rows(tokens))
-        row = Row(trainer.global_step, self.judge(dev, corpus))
+        corpus = summed(module.embedder.encode_rows(rows(tokens), share=place()))
+        row = Row(trainer.global_step, from_first(lambda: self.judge(dev, corpus)))
         self.rows.append(row)
         for logger in trainer.loggers:
             logger.log_metrics({name: v for name, v in row.values.items() if v is not None}, step=row.step)
@@ -113,6 +124,10 @@ class Monitor(Callback):
         self.say(f"step {row.step}: {METRIC} " + ("undefined" if score is None else f"{score:.2f}"))
         if len(self.rows) > 1 and self.best is row and trainer.is_global_zero:
             checkpoint.save(module.embedder, self.directory)
+        self.stop_in_vain(trainer)
+
+    def stop_in_vain(self, trainer: Trainer) -> None:
+        """Stop if the last few judgements were all below the best."""
         if self.patience is not None and len(self.rows) - 1 - self.rows.index(self.best) >= self.patience:
             trainer.should_stop = True
 

@@ -1,0 +1,46 @@
+"""Files that a kill cannot leave half written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+
+@contextmanager
+def writing(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
+    """A stream beside `path`; at the end it is on the disk and takes the place of `path` at once.
+
+    Whatever stops the writing, `path` holds all of the old content or all of the new.
+    """
+    draft = path.with_name(f"{path.name}.new")
+    try:
+        with draft.open(mode, encoding=None if "b" in mode else "utf-8") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(path)
+        settle(path.parent)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def settle(path: Path) -> None:
+    """Put a file, or the names in a folder, on the disk."""
+    if path.is_dir() and os.name != "posix":
+        return  # a folder cannot be opened there
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replace a JSON file."""
+    with writing(path, "w") as stream:
+        stream.write(json.dumps(content, indent=2) + "\n")

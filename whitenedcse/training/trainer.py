@@ -1,0 +1,37 @@
+"""Lightning's trainer with what does not vary here: durable checkpoints, ranks, shares of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+
+from whitenedcse.ranks import placed
+from whitenedcse.training.checkpoints import Checkpoints
+
+
+class Trainer(lightning.Trainer):
+    """Lightning's trainer; takes all its arguments.
+
+    devices: "auto" is what torchrun or srun started, or else all there are.
+    chunk: sentences that the module encodes at a time (None: a whole batch).
+    """
+
+    def __init__(self, *, chunk: int | None, devices: Any, num_nodes: int = 1, **settings: Any) -> None:
+        self.chunk = chunk
+        here = placed()
+        plugins: list[Any] = [Checkpoints()]
+        if here is not None and devices == "auto":
+            devices, num_nodes = here.on_machine, here.world // here.on_machine
+        if SLURMEnvironment.detect():
+            plugins.append(SLURMEnvironment(auto_requeue=False))  # training/safekeeping.py does that
+        super().__init__(
+            devices=devices,
+            num_nodes=num_nodes,
+            plugins=plugins,
+            use_distributed_sampler=False,
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            **settings,
+        )
