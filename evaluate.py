@@ -10,7 +10,7 @@ import rich
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from whitenedcse import launch
+from whitenedcse import launch, ranks
 from whitenedcse.evaluation.classifiers import classifier
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.protocol import Protocol, chosen
@@ -29,6 +29,7 @@ from whitenedcse.report.tables import grids
 def evaluate(cfg: DictConfig) -> float | None:
     """One model on its tasks, or runs compared; returns the average that the protocol prints."""
     run = launch.checked(cfg)
+    ranks.refuse("evaluate.py")
     if cfg.compare:
         launch.show(compared(list(cfg.compare), cfg.draws, cfg.digits))
         return None
@@ -57,8 +58,8 @@ def judged(cfg: DictConfig, run: Path) -> tuple[dict[str, object], list[str]]:
         protocol.case,
     )
     classify = classifier(cfg.classifier)
-    record.start(run, OmegaConf.to_yaml(cfg, resolve=True))
     source = opened(cfg.model, requested(cfg.get("pooling"), cfg.layers))
+    record.start(run, OmegaConf.to_yaml(cfg, resolve=True))
     launch.say(f"model: {cfg.model}   pooling: {source.pooling}   sentences: {len(agenda.sentences):,}")
     poolings = [Pooling(kind=row.pooling, layers=row.layers) if row.pooling else None for row in rows]
     wanted = Wanted(poolings, protocol.max_length, protocol.extra, cfg.figures)

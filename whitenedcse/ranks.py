@@ -42,6 +42,14 @@ def placed() -> Place | None:
     return None
 
 
+def refuse(what: str) -> None:
+    """Raise ValueError in one of several ranks: this job is for one process."""
+    if (here := placed()) is not None and here.world > 1:
+        raise ValueError(
+            f"{what} works in one process; start it without torchrun or srun (now {here.world} ranks)"
+        )
+
+
 def shared(name: str, value: str) -> str:
     """The first rank's value under this name, on every rank. Raises ValueError where ranks cannot meet."""
     here, env = placed(), os.environ

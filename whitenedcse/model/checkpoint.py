@@ -14,7 +14,7 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
-from whitenedcse.durable import settle
+from whitenedcse.durable import digest, settle
 from whitenedcse.model import sentence_transformers
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import folder, pretrained
@@ -33,8 +33,9 @@ def save(embedder: Embedder, directory: Path) -> None:
     embedder.encoder.backbone.save_pretrained(new)
     embedder.encoder.tokenizer.save_pretrained(new)
     save_file({k: v.contiguous() for k, v in embedder.head.state_dict().items()}, new / "head.safetensors")
-    (new / SETTINGS).write_text(json.dumps(settings(embedder), indent=2))
     sentence_transformers.write(embedder, new)
+    content = {**settings(embedder), "sha256": digests(new)}
+    (new / SETTINGS).write_text(json.dumps(content, indent=2))
     for path in new.rglob("*"):
         settle(path)
     if directory.exists():
@@ -42,6 +43,23 @@ def save(embedder: Embedder, directory: Path) -> None:
     new.rename(directory)
     settle(directory.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def digests(directory: Path) -> dict[str, str]:
+    """The SHA-256 of each file of weights, by its path in the directory."""
+    return {
+        str(path.relative_to(directory)): digest(path) for path in sorted(directory.rglob("*.safetensors"))
+    }
+
+
+def refuse_damaged(directory: Path, written: dict[str, str]) -> None:
+    """Raise ValueError for weights that are not those that were written."""
+    for name, found in digests(directory).items():
+        if found != written.get(name, found):
+            raise ValueError(
+                f"{directory / name} is damaged: it is not what was written; copy it again, or, if the change"
+                f' is yours, delete "sha256" from {directory / SETTINGS}'
+            )
 
 
 def restore(directory: Path) -> None:
@@ -97,6 +115,7 @@ def plain(directory: Path, pooling: Pooling) -> Embedder:
 def ours(directory: Path) -> Embedder:
     """A checkpoint that `save` wrote."""
     content = json.loads((directory / SETTINGS).read_text())
+    refuse_damaged(directory, content.get("sha256", {}))
     whitening = content["head"].pop("whitening")
     head = Head(whitening=Whitening(**whitening) if whitening else None, **content["head"])
     head.load_state_dict(load_file(directory / "head.safetensors"))

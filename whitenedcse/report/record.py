@@ -29,7 +29,7 @@ FREE = {
     "trainer.devices",
     "trainer.num_nodes",
 }  # may change in a run
-held: list[FileLock] = []  # until this process ends
+held: dict[Path, FileLock] = {}  # until this process ends
 SECONDS = 5.0  # for a process that was just killed to let go of its directory
 
 
@@ -37,9 +37,9 @@ SECONDS = 5.0  # for a process that was just killed to let go of its directory
 def claim(run: Path) -> None:
     """Keep other processes from writing this directory until this one ends. Raises ValueError if one does."""
     run.mkdir(parents=True, exist_ok=True)
-    held.append(FileLock(run / ".lock"))
+    lock = held.setdefault(run, FileLock(run / ".lock"))
     try:
-        held[-1].acquire(timeout=SECONDS)
+        lock.acquire(timeout=SECONDS)
     except Timeout:
         raise ValueError(f"{run} is being written by another process; wait, or use run=NAME") from None
 
@@ -47,6 +47,7 @@ def claim(run: Path) -> None:
 @rank_zero_only
 def start(run: Path, config: str, **facts: Any) -> None:
     """Write config.yaml and, with `facts`, versions.json. Raises ValueError if the directory holds a run."""
+    claim(run)
     if (run / "config.yaml").exists():
         raise ValueError(f"{run} already holds a run; choose another name with run=NAME, or delete it")
     write(run, config, {"command": " ".join(sys.argv), **facts, **environment()})

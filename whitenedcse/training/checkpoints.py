@@ -5,7 +5,6 @@ A file is named step-S-H.ckpt: S optimiser steps were done, and H is the start o
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins import CheckpointIO
 
-from whitenedcse.durable import settle, writing
+from whitenedcse.durable import digest, settle, writing
 
 NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.ckpt")
 KEEP = 2  # the newest ones: the last, and one to fall back on
@@ -41,7 +40,7 @@ class Checkpoints(CheckpointIO):
             raise OSError(
                 f"{folder}: no checkpoint written ({cause.strerror}); the one before is whole"
             ) from error
-        draft.rename(folder / f"step-{checkpoint['global_step']:08}-{digest(draft)}.ckpt")
+        draft.rename(folder / f"step-{checkpoint['global_step']:08}-{digest(draft)[:16]}.ckpt")
         settle(folder)
         for old in written(folder)[KEEP:]:
             old.unlink()
@@ -73,7 +72,7 @@ def newest(folder: Path, say: Callable[[str], None]) -> Path | None:
         say(f"{path} is no checkpoint of train.py (those are step-STEP-CHECKSUM.ckpt); it is left alone")
     found = written(folder)
     for path in found:
-        if path.stem.endswith(digest(path)):
+        if path.stem.endswith(digest(path)[:16]):
             return path
         say(f"{path} is damaged: its content no longer has the checksum in its name; it is passed over")
     if found:
@@ -84,9 +83,3 @@ def newest(folder: Path, say: Callable[[str], None]) -> Path | None:
 def step_of(path: Path | None) -> int:
     """Optimiser steps done when a checkpoint was written; 0 without one."""
     return int(path.name.split("-")[1]) if path else 0
-
-
-def digest(path: Path) -> str:
-    """The start of the SHA-256 of a file's bytes."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
