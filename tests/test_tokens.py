@@ -86,6 +86,7 @@ def test_an_endless_line_is_cut_before_it_is_tokenised(tokenizer):
         return tokenizer(batch, **kwargs)
 
     spy.num_special_tokens_to_add = tokenizer.num_special_tokens_to_add
+    spy.model_max_length = tokenizer.model_max_length
     assert token_ids(["cat " * 1_000_000], spy, LENGTH) == [oracle("cat " * 50, tokenizer)]
     assert len(seen[0]) == 64 * LENGTH
 

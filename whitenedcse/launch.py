@@ -17,6 +17,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
@@ -27,6 +28,7 @@ from whitenedcse.report.formats import Grid, as_rich, console
 from whitenedcse.settings import flat, refuse_unknown, unknown
 
 Result = TypeVar("Result")
+MENDABLE = (HydraException, OmegaConfBaseException, MisconfigurationException, ValueError, OSError)
 BAD_INPUT = 2  # the exit code of what a user can mend
 CONF = Path(__file__).parents[1] / "conf"
 QUIET = (
@@ -62,7 +64,7 @@ def job(script: Callable[..., Result]) -> Callable[..., Result]:
     def one_line_at_most(*arguments: Any) -> Result:
         try:
             return script(*arguments)
-        except (HydraException, OmegaConfBaseException, ValueError, OSError) as error:
+        except MENDABLE as error:
             refuse(error)
         except KeyboardInterrupt:
             sys.exit(128 + signal.SIGINT)
@@ -87,6 +89,8 @@ def one_line(error: BaseException) -> str:
         error = error.__cause__
     if key := re.match(r"Could not override '([^']+)'", str(error)):
         return unknown(key[1], known_keys(sys.argv))
+    if isinstance(error, PermissionError | FileExistsError | NotADirectoryError):
+        return f"{error.filename}: {error.strerror}; write elsewhere with hydra.run.dir=DIR"
     return " ".join(str(error).split()) or type(error).__name__
 
 

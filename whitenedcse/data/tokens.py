@@ -72,6 +72,7 @@ def tokenised(
     cache_dir: by default $WHITENEDCSE_CACHE or ~/.cache/whitenedcse. A folder is written beside its place and
     then renamed, so a reader finds all of it or nothing. Of several processes, one writes and the rest wait.
     """
+    refuse_length(max_length, tokenizer)
     default = os.environ.get("WHITENEDCSE_CACHE") or "~/.cache/whitenedcse"
     digests = {"corpus": fingerprint(corpus), "tokenizer": _digest(identity(tokenizer))}
     key = _digest(json.dumps([FORMAT, *digests.values(), max_length]))
@@ -94,14 +95,24 @@ def token_ids(
     """
     if not sentences:
         return []
-    special = tokenizer.num_special_tokens_to_add()
-    if max_length <= special:
-        raise ValueError(f"max_length={max_length} leaves no room beside {special} special tokens")
+    refuse_length(max_length, tokenizer)
     cut = [sentence[: CHARACTERS_A_TOKEN * max_length] for sentence in sentences]
     encoded = tokenizer(
         cut, truncation=True, max_length=max_length, return_attention_mask=False, return_token_type_ids=False
     )
     return encoded["input_ids"]
+
+
+def refuse_length(max_length: int, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ValueError for a length without room for a word, or above the encoder's."""
+    special, limit = tokenizer.num_special_tokens_to_add(), tokenizer.model_max_length
+    if max_length <= special:
+        raise ValueError(
+            f"max_length={max_length} leaves no room beside {special} special tokens; "
+            f"use {special + 1} or more"
+        )
+    if max_length > limit:
+        raise ValueError(f"max_length={max_length} is above the {limit} tokens that this encoder takes")
 
 
 def _made(

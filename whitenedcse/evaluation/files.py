@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def lines(path: Path, encoding: str = "utf-8-sig") -> list[str]:
     except UnicodeDecodeError as error:
         line, byte = 1 + error.object[: error.start].count(b"\n"), error.object[error.start]
         raise ValueError(f"{path}:{line}: byte {byte:#x} is not UTF-8; convert the file") from error
-    return [line.strip("\r") for line in (lines if lines[-1] else lines[:-1])]
+    return [line.rstrip("\r") for line in (lines if lines[-1] else lines[:-1])]
 
 
 def _table(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
@@ -43,14 +44,24 @@ def _table(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
                 raise ValueError(f"{path}:{reader.line_num}: {len(row)} fields, {len(header)} expected")
             if header:
                 yield f"{path}:{reader.line_num}", dict(zip(header, row, strict=True))
-            header = header or row
+            header = header or _distinct(row, f"{path}:{reader.line_num}")
     except csv.Error as error:
         raise ValueError(f"{path}:{reader.line_num}: {error}") from error
+
+
+def _distinct(header: list[str], where: str) -> list[str]:
+    if repeated := [name for name, n in Counter(header).items() if name and n > 1]:
+        raise ValueError(f"{where}: {len(header)} columns, among them {', '.join(repeated)} more than once")
+    return header
 
 
 def _objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in ((i, line) for i, line in enumerate(lines(path), 1) if line.strip()):
         try:
-            yield f"{path}:{number}", dict(json.loads(line))
-        except (TypeError, ValueError) as error:
+            row = json.loads(line)
+            json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}:{number}: not a JSON object: {error}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}:{number}: not a JSON object: {line:.50}")
+        yield f"{path}:{number}", row

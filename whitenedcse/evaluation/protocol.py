@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -58,9 +59,25 @@ class Protocol:
             raise ValueError(f"protocol.headline={self.headline!r} is not one of {', '.join(MEANS)}")
         if self.case not in CASES:
             raise ValueError(f"protocol.case={self.case!r} is not one of {', '.join(CASES)}")
-        object.__setattr__(self, "lines", tuple(Row(**row) for row in self.rows))
+        if not (self.max_length is None or self.max_length > 0) or not 0 <= self.extra < math.inf:
+            raise ValueError(
+                f"protocol.max_length={self.max_length} must be above 0 or null, and "
+                f"protocol.extra={self.extra} finite and 0 or more"
+            )
+        if not self.rows:
+            raise ValueError("protocol.rows=[] asks for nothing; one row is e.g. {name: as it is}")
+        object.__setattr__(self, "lines", tuple(_row(row) for row in self.rows))
         for maker in filter(None, (row.maker for row in self.lines)):
             maker()  # raises for settings that no map has
+
+
+def _row(settings: Mapping[str, Any]) -> Row:
+    known = [field.name for field in fields(Row)]
+    if not isinstance(settings, Mapping) or "name" not in settings or set(settings) - set(known):
+        raise ValueError(
+            f"protocol.rows: {settings} must have a name, and of {', '.join(known)} what it needs"
+        )
+    return Row(**settings)
 
 
 def chosen(protocol: Protocol, settings: Mapping[str, Any] | None, fit: str) -> tuple[list[Row], list[str]]:

@@ -107,7 +107,7 @@ def _pair(where: str, row: Mapping[str, Any]) -> tuple[float, str, str]:
     score, left, right = (row[column] for column in COLUMNS)
     if not all(isinstance(text, str) and text.strip() for text in (left, right)):
         raise ValueError(f"{where}: {left!r}, {right!r} are not two sentences")
-    with suppress(TypeError, ValueError):
-        if math.isfinite(float(score)):
+    with suppress(TypeError, ValueError, OverflowError):  # float would take 1_0 for 10, and true for 1
+        if "_" not in str(score) and not isinstance(score, bool) and math.isfinite(float(score)):
             return float(score), left, right
     raise ValueError(f"{where}: the score is {score!r}, not a finite number")

@@ -98,6 +98,17 @@ class Judgement(NamedTuple):
     items: dict[str, NDArray[Any]]
 
 
+def _refuse_unsound(x: NDArray[Any], n: int) -> None:
+    if n == 0:
+        raise ValueError("tasks.names=[]: nothing to score; name a task or a file, e.g. [STS-B]")
+    if x.ndim != 2 or len(x) != n:
+        raise ValueError(f"{n} sentences have {x.shape} vectors, not a row for each")
+    if not np.issubdtype(x.dtype, np.number):
+        raise ValueError(f"{n} sentences have vectors of {x.dtype}, not of numbers")
+    if broken := np.count_nonzero(~np.isfinite(x).all(axis=1)):
+        raise ValueError(f"{broken} of {n} sentences have vectors that are not finite; the model is damaged")
+
+
 def judge(
     system: System, plan: Plan, classify: Classify, draws: int, say: Callable[[str], None] = lambda _: None
 ) -> Judgement:
@@ -105,8 +116,7 @@ def judge(
 
     say: told of each task that trains a classifier, which takes a while.
     """
-    if system.x.ndim != 2 or len(system.x) != len(plan.sentences):
-        raise ValueError(f"{len(plan.sentences)} sentences have {system.x.shape} vectors, not a row for each")
+    _refuse_unsound(system.x, len(plan.sentences))
     fitted = cache(lambda name: system.vectors(plan, name))
     shared = (
         next(iter(plan.fits[system.on])) if setting(system.on) == "inductive" else None

@@ -17,11 +17,12 @@ from safetensors.torch import load_file, save_file
 from whitenedcse.durable import digest, settle
 from whitenedcse.model import sentence_transformers
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.encoder import folder, pretrained
+from whitenedcse.model.encoder import folder, pretrained, sound
 from whitenedcse.model.head import Head, Whitening
 from whitenedcse.model.pooling import Pooling
 
 SETTINGS = "whitenedcse.json"
+FOREIGN = "not what train.py wrote beside these weights; copy the whole checkpoint again"
 
 
 def save(embedder: Embedder, directory: Path) -> None:
@@ -114,15 +115,16 @@ def plain(directory: Path, pooling: Pooling) -> Embedder:
 
 def ours(directory: Path) -> Embedder:
     """A checkpoint that `save` wrote."""
-    content = json.loads((directory / SETTINGS).read_text())
+    content = sentence_transformers.parsed(directory / SETTINGS)
     refuse_damaged(directory, content.get("sha256", {}))
-    whitening = content["head"].pop("whitening")
-    head = Head(whitening=Whitening(**whitening) if whitening else None, **content["head"])
-    head.load_state_dict(load_file(directory / "head.safetensors"))
-    return Embedder(
-        encoder=pretrained(path=str(directory)),
-        pooling=Pooling(**content["pooling"]),
-        head=head,
-        embedding=content["embedding"],
-        max_length=content["max_length"],
-    ).eval()
+    weights = load_file(sound(directory / "head.safetensors"))
+    encoder = pretrained(path=str(directory))
+    try:
+        whitening = content["head"].pop("whitening")
+        head = Head(whitening=Whitening(**whitening) if whitening else None, **content["head"])
+        head.load_state_dict(weights)
+        pooling, embedding, limit = (content[key] for key in ("pooling", "embedding", "max_length"))
+        parts: dict[str, Any] = {"pooling": Pooling(**pooling), "embedding": embedding, "max_length": limit}
+    except (AttributeError, KeyError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{directory / SETTINGS}: {error!r}; {FOREIGN}") from error
+    return Embedder(encoder=encoder, head=head, **parts).eval()

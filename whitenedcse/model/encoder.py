@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import HfApi
+from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
@@ -31,7 +32,8 @@ SECONDS = 5  # to wait for the hub to answer at all
 class Encoder(nn.Module):
     """A backbone, its tokenizer, and the directory they came from (None for a new one).
 
-    Padding happens here and nowhere else. The length limit is the tokenizer's, or else the config's.
+    Padding happens here and nowhere else. The length limit is the tokenizer's, or else the config's, but
+    never above the number of positions; the tokenizer is told so.
     """
 
     def __init__(self, backbone: nn.Module, tokenizer: Any, source: Path | None = None) -> None:
@@ -43,9 +45,8 @@ class Encoder(nn.Module):
         config: Any = backbone.config
         self.width: int = config.hidden_size
         self.depth: int = config.num_hidden_layers
-        limit = tokenizer.model_max_length
-        positions = getattr(config, "max_position_embeddings", 512)
-        self.max_length: int = int(limit) if limit < 1e6 else positions
+        self.max_length = tokenizer.model_max_length = longest(self.backbone, tokenizer.model_max_length)
+        refuse_foreign(tokenizer, self.backbone, source)
 
     def forward(self, batch: Ragged, layers: Sequence[int]) -> Tensor:
         """n sentences -> (k, t, d): the hidden states of the layers asked for; 0 is the embedding layer."""
@@ -81,20 +82,69 @@ def pretrained(*, path: str) -> Encoder:
     """
     source = folder(path)
     quiet()
-    backbone, info = AutoModel.from_pretrained(source, output_loading_info=True)
+    for file in sorted(source.glob("*.safetensors")):
+        sound(file)
+    try:
+        backbone, info = AutoModel.from_pretrained(source, output_loading_info=True)
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except Exception as error:  # the kinds that Transformers raises share no class
+        raise ValueError(
+            f"{path}: {error}; an encoder is a directory with config.json, model.safetensors and "
+            "tokenizer.json that belong together: copy or download it again"
+        ) from error
     prefix = f"{backbone.base_model_prefix}."  # on the names in older releases of Transformers
     missing = {name.removeprefix(prefix) for name in info["missing_keys"] if "position_ids" not in name}
     if any(name.startswith("pooler.") for name in missing):
         backbone.pooler = None
     if absent := sorted(name for name in missing if not name.startswith("pooler.")):
         raise ValueError(f"{path} lacks weights of {type(backbone).__name__}: {', '.join(absent[:3])} ...")
-    return Encoder(backbone.float(), AutoTokenizer.from_pretrained(source), source)
+    return Encoder(backbone.float(), tokenizer, source)
+
+
+def sound(file: Path) -> Path:
+    """The path of a safetensors file. Raises ValueError if it is cut short or none."""
+    try:
+        with safe_open(file, "pt"):
+            return file
+    except SafetensorError as error:
+        raise ValueError(f"{file} is damaged ({error}); copy or download it again") from error
+
+
+def longest(backbone: Any, limit: float) -> int:
+    """Tokens that a backbone takes: a tokenizer's limit, but no more than there are positions.
+
+    RoBERTa counts its positions from behind the padding token's.
+    """
+    limit = limit if limit < 1e6 else getattr(backbone.config, "max_position_embeddings", 512)
+    table = getattr(getattr(backbone, "embeddings", None), "position_embeddings", None)
+    if table is None:
+        return int(limit)
+    return min(int(limit), table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1))
+
+
+def refuse_foreign(tokenizer: Any, backbone: Any, source: Path | None) -> None:
+    """Raise ValueError for a tokenizer that is not the backbone's: no words, or ids without an embedding."""
+    words, rows = tokenizer.get_vocab(), backbone.get_input_embeddings().num_embeddings
+    if set(words) <= set(tokenizer.all_special_tokens):
+        raise ValueError(
+            f"{source} has no tokenizer, no tokenizer.json or vocab.txt with words; copy its files there"
+        )
+    if max(words.values()) >= rows:
+        raise ValueError(
+            f"{source}: the tokenizer has {max(words.values()) + 1} entries, the encoder embeddings for "
+            f"{rows}; they do not belong together: copy the tokenizer that the encoder was trained with"
+        )
 
 
 def small_bert(
     *, corpus: str, columns: Sequence[str], vocabulary: int, layers: int, width: int, heads: int
 ) -> Encoder:
     """The quick start's encoder: a BERT of random weights, its WordPiece tokenizer learnt from the corpus."""
+    if min(vocabulary, layers, width, heads) < 1 or width % heads:
+        raise ValueError(
+            f"encoder.vocabulary={vocabulary}, layers={layers}, width={width}, heads={heads}: all must be "
+            "1 or more, and heads divide width"
+        )
     rows, _ = read(Corpus(str(located(corpus)), tuple(columns)), longest=10_000)
     tokenizer = wordpiece(chain.from_iterable(rows), vocabulary)
     config = BertConfig(

@@ -9,6 +9,8 @@ The paper's head is SGW -> Linear(d, d) -> tanh ([1] section 4.1; its code has t
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -54,8 +56,13 @@ class Whitening:
                 )
         if self.kind == "pca" and self.gradient == "full":
             raise ValueError("whitening.kind=pca has no full gradient (eigenvectors); use gradient=centre")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"whitening.momentum={self.momentum} is not in [0, 1)")
+        for name, sound, words in (
+            ("momentum", 0 <= self.momentum < 1, "in [0, 1)"),
+            ("shrinkage", 0 <= self.shrinkage <= 1, "in [0, 1]"),
+            ("eps", 0 < self.eps < math.inf, "finite and above 0"),
+        ):
+            if not sound:
+                raise ValueError(f"whitening.{name}={getattr(self, name)} is not {words}")
 
     def width(self, d: int) -> int:
         """Channels in a group when the embedding has d. Raises ValueError where groups do not divide d."""
@@ -64,6 +71,27 @@ class Whitening:
         if self.groups is not None:
             return whitening.group_width(d, groups=self.groups)
         return whitening.group_width(d, width=self.group_width)
+
+
+def refuse(settings: Whitening | None, d: int, *, n: int, views: int) -> None:
+    """Raise ValueError if batches of n sentences, of v views, leave a group of channels without full rank.
+
+    Then eps alone would bound the gain, at 1 / sqrt(eps), and the loss would see noise. Shrinkage bounds it
+    too; and pca and zca average over batches, so for them it is only warned of, as their first steps suffer.
+    """
+    if settings is None or settings.shrinkage > 0:
+        return
+    width, rows = settings.width(d), n * views if settings.partition == "joint" else n
+    if rows > width:
+        return
+    said = f"{rows} sentences cannot whiten {width} channels, where eps={settings.eps} alone bounds the gain"
+    if settings.kind in ("pca", "zca"):
+        warnings.warn(f"head.whitening.kind={settings.kind}: at first {said}", stacklevel=2)
+        return
+    raise ValueError(
+        f"{said}: use data.batch_size above {width} on each device, a smaller head.whitening.group_width "
+        "(more groups), or head.whitening.shrinkage above 0"
+    )
 
 
 class Whitener(nn.Module):
@@ -94,6 +122,7 @@ class Whitener(nn.Module):
             mean, covariance = self.blended(x)
         self.remember(mean.detach(), covariance.detach())
         if batchwise:
+            refuse(self.settings, x.shape[-1], n=x.shape[-2], views=len(x))
             return rearranged(x, self.settings.partition, self.over_batch)
         return self.affine(x, mean, covariance)
 

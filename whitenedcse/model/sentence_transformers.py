@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.encoder import Encoder, pretrained
+from whitenedcse.model.encoder import Encoder, pretrained, sound
 from whitenedcse.model.head import Head
 from whitenedcse.model.pooling import Pooling
 
@@ -82,8 +82,14 @@ def read(directory: Path) -> Embedder:
 
     Normalize is left out: it changes no cosine. Raises ValueError for any other module.
     """
-    modules = json.loads((directory / "modules.json").read_text())
-    paths = {module["type"].rsplit(".", 1)[-1]: directory / module["path"] for module in modules}
+    modules = parsed(directory / "modules.json")
+    try:
+        paths = {module["type"].rsplit(".", 1)[-1]: directory / module["path"] for module in modules}
+        paths["Transformer"], paths["Pooling"]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ForeignModules(
+            f"{directory / 'modules.json'} does not list Transformer and Pooling modules: {error!r}"
+        ) from error
     if unknown := set(paths) - {"Transformer", "Pooling", "Dense", "Normalize"}:
         raise ForeignModules(
             f"{directory / 'modules.json'} has modules that are not read here: {', '.join(unknown)}"
@@ -95,13 +101,13 @@ def read(directory: Path) -> Embedder:
         pooling=Pooling(kind=pooling_kind(paths["Pooling"] / "config.json"), layers=[-1]),
         head=dense_head(encoder, paths.get("Dense")),
         embedding="dense" if "Dense" in paths else "encoder",
-        max_length=json.loads(limit.read_text()).get("max_seq_length") if limit.exists() else None,
+        max_length=parsed(limit).get("max_seq_length") if limit.exists() else None,
     ).eval()
 
 
 def pooling_kind(path: Path) -> str:
     """The one kind that a Pooling module's config turns on. Raises ValueError for one that is not ours."""
-    config: dict[str, Any] = json.loads(path.read_text())
+    config: dict[str, Any] = parsed(path)
     kinds = [config["pooling_mode"]] if "pooling_mode" in config else []
     kinds += [key for key, on in config.items() if key.startswith("pooling_mode_") and on is True]
     ours = {**{key: name for name, key in POOLING_KEYS.items()}, **{name: name for name in POOLING_KEYS}}
@@ -117,12 +123,20 @@ def dense_head(encoder: Encoder, directory: Path | None) -> Head:
     head = Head(width=encoder.width, whitening=None, dense=directory is not None, position="before")
     if directory is None:
         return head
-    config = json.loads((directory / "config.json").read_text())
-    shape = (config["in_features"], config["out_features"], config.get("activation_function"))
+    config = parsed(directory / "config.json")
+    shape = tuple(config.get(key) for key in ("in_features", "out_features", "activation_function"))
     if shape != (encoder.width, encoder.width, ACTIVATIONS["tanh"]):
         raise ForeignModules(f"{directory} is Dense{shape}; only a square one with tanh is read here")
-    head.load_state_dict(load_file(directory / "model.safetensors"))
+    head.load_state_dict(load_file(sound(directory / "model.safetensors")))
     return head
+
+
+def parsed(path: Path) -> Any:
+    """What a JSON file holds. Raises ValueError naming the file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); copy or download it again") from error
 
 
 def dump(path: Path, content: Any) -> None:

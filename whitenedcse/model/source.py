@@ -66,8 +66,11 @@ def opened(model: str, pooling: Pooling | None) -> Source:
         module, _, name = model.partition(":")
         sys.path.insert(0, str(Path.cwd()))
         try:
-            return Source(getattr(importlib.import_module(module), name), "its own")
-        except (ImportError, AttributeError) as error:
+            function = getattr(importlib.import_module(module), name)
+            if not callable(function):
+                raise AttributeError(f"{name} is a {type(function).__name__}, not a function")
+            return Source(function, "its own")
+        except (ImportError, AttributeError, ValueError) as error:  # ValueError: nothing before the colon
             raise ValueError(f"model={model}: {error}; MODULE:FUNCTION is imported from here") from error
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -55,10 +55,14 @@ class MultiPositiveLoss:
                 "loss.form=l2_literal is Eq. 8 as printed and pushes positives apart; use l2, or "
                 "loss.force_literal=true"
             )
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise ValueError(f"loss.temperature={self.temperature} must be finite and above 0")
-        if not self.weights or min(self.weights) <= 0:
-            raise ValueError(f"loss.weights={list(self.weights)} must be one or more positive numbers")
+        positive = len(self.weights) > 0 and all(0 < weight < math.inf for weight in self.weights)
+        for name, sound, words in (
+            ("temperature", 0 < self.temperature < math.inf, "finite and above 0"),
+            ("weights", positive, "one or more positive numbers"),
+            ("hard_negative_log_weight", math.isfinite(self.hard_negative_log_weight), "finite"),
+        ):
+            if not sound:
+                raise ValueError(f"loss.{name}={getattr(self, name)} must be {words}")
 
     def __call__(self, z: Tensor, negatives: Tensor | None = None) -> Tensor:
         """(v, n, d), (h, d) -> scalar. Raises ValueError for fewer than two views or two sentences."""

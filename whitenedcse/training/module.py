@@ -47,6 +47,10 @@ class ContrastiveTraining(LightningModule):
         chunk: int | None,
     ) -> None:
         super().__init__()
+        if views < 2:
+            raise ValueError(
+                f"views={views}: a contrastive loss needs an anchor and a positive, so 2 or more"
+            )
         if chunk is not None and (chunk < 1 or mlm is not None):
             raise ValueError(f"trainer.chunk={chunk} must be 1 or more, and has no use beside mlm.weight > 0")
         self.embedder, self.loss, self.optimizer = embedder, loss, optimizer

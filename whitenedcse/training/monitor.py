@@ -83,6 +83,8 @@ class Monitor(Callback):
     ) -> None:
         if every < 1 or sample < 2:
             raise ValueError(f"monitor.every={every} must be 1 or more, monitor.sample={sample} 2 or more")
+        if patience is not None and patience < 1:
+            raise ValueError(f"monitor.patience={patience} must be 1 or more, or null for never")
         self.judge, self.every, self.patience, self.sample = Judge(dev), every, patience, sample
         self.directory, self.say = directory, say
         self.rows: list[Row] = []

@@ -19,6 +19,8 @@ def adamw(
     """
     if not (math.isfinite(lr) and lr > 0):
         raise ValueError(f"optim.lr={lr} must be finite and above 0")
+    if not (math.isfinite(weight_decay) and weight_decay >= 0):
+        raise ValueError(f"optim.weight_decay={weight_decay} must be finite and 0 or more")
     if not 0 <= warmup_steps <= total_steps:
         raise ValueError(
             f"optim.warmup_steps={warmup_steps} is not in 0 .. {total_steps}, the steps of this run"

@@ -19,6 +19,10 @@ class Trainer(lightning.Trainer):
     """
 
     def __init__(self, *, chunk: int | None, devices: Any, num_nodes: int = 1, **settings: Any) -> None:
+        if 0 in (settings.get("max_steps"), settings.get("max_epochs")):
+            raise ValueError(
+                "trainer.max_steps=0 or max_epochs=0 trains nothing; evaluate.py judges an encoder"
+            )
         self.chunk = chunk
         here = placed()
         plugins: list[Any] = [Checkpoints()]
