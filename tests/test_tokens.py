@@ -135,6 +135,11 @@ def spoil_by_cutting(name, size):
     return spoil
 
 
+def caches(folder):
+    """The whole ones; locks and drafts are hidden."""
+    return [path for path in folder.iterdir() if path.name[0] != "."]
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -151,10 +156,10 @@ def spoil_by_cutting(name, size):
 def test_a_damaged_cache_is_built_anew(corpus, lines, tokenizer, tmp_path, spoil):
     cache = tmp_path / "cache"
     tokenised(corpus, tokenizer, LENGTH, cache_dir=cache)
-    spoil(next(cache.iterdir()))
+    spoil(*caches(cache))
     rows = tokenised(corpus, tokenizer, LENGTH, cache_dir=cache)
     assert rows_of(rows.rows(np.array([1299]))) == [oracle(lines[1299], tokenizer)]
-    assert len(list(cache.iterdir())) == 1, "the damaged copy is gone"
+    assert len(caches(cache)) == 1, "the damaged copy is gone"
 
 
 def test_a_failed_start_leaves_nothing_behind(corpus, tokenizer, tmp_path, monkeypatch):
@@ -164,53 +169,39 @@ def test_a_failed_start_leaves_nothing_behind(corpus, tokenizer, tmp_path, monke
     monkeypatch.setattr(tokens, "token_ids", full)
     with pytest.raises(OSError, match="No space left"):
         tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path / "cache")
-    assert not list((tmp_path / "cache").iterdir())
-
-
-def test_the_later_of_two_writers_takes_the_cache_of_the_first(
-    corpus, lines, tokenizer, tmp_path, monkeypatch
-):
-    cache, write = tmp_path / "cache", tokens._write
-
-    def overtaken(draft, *args):
-        monkeypatch.setattr(tokens, "_write", write)
-        tokenised(corpus, tokenizer, LENGTH, cache_dir=cache)
-        (next(p for p in cache.iterdir() if p.name[0] != ".") / "first").touch()
-        write(draft, *args)
-
-    monkeypatch.setattr(tokens, "_write", overtaken)
-    rows = tokenised(corpus, tokenizer, LENGTH, cache_dir=cache)
-    assert [(p / "first").exists() for p in cache.iterdir()] == [True]
-    assert rows_of(rows.rows(np.array([4]))) == [oracle(lines[4], tokenizer)]
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
 RACE = """
-import sys, pathlib, time, zlib
+import sys, os, pathlib, time, zlib
 from transformers import PreTrainedTokenizerFast
 from whitenedcse.data import tokens
 from whitenedcse.data.corpus import Corpus
-folder, me, other = pathlib.Path(sys.argv[1]), *sys.argv[2:]
+folder = pathlib.Path(sys.argv[1])
 write = tokens._write
-def together(*args):
-    (folder / me).touch()
-    while not (folder / other).exists():
-        time.sleep(0.01)
+def slowly(*args):
+    with (folder / "writers").open("a") as log:
+        log.write(f"{os.getpid()}\\n")
+    time.sleep(1)
     write(*args)
-tokens._write = together
+tokens._write = slowly
 tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+(folder / str(os.getpid())).touch()
+while len(list(folder.glob("[0-9]*"))) < 2:
+    time.sleep(0.01)
 rows = tokens.tokenised(Corpus(str(folder / "x.txt")), tokenizer, 8, cache_dir=folder / "cache")
 print(len(rows), zlib.crc32(rows.ids.tobytes()), zlib.crc32(rows.offsets.tobytes()))
 """
 
 
-def test_two_processes_that_write_at_once_read_the_same(corpus, lines, tokenizer, tmp_path):
+def test_of_two_processes_one_tokenises_and_both_read_the_same(corpus, lines, tokenizer, tmp_path):
     tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
     command = [sys.executable, "-c", RACE, str(tmp_path)]
-    pair = [subprocess.Popen([*command, *names], stdout=subprocess.PIPE, text=True) for names in ("pq", "qp")]
+    pair = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     printed = [process.communicate(timeout=60)[0] for process in pair]
     assert [process.returncode for process in pair] == [0, 0]
     assert printed[0] == printed[1] and printed[0].startswith("1300 ")
-    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert len((tmp_path / "writers").read_text().split()) == 1
 
 
 def test_the_cache_lies_where_the_environment_says(corpus, tokenizer, tmp_path, monkeypatch):
@@ -220,4 +211,4 @@ def test_the_cache_lies_where_the_environment_says(corpus, tokenizer, tmp_path, 
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     tokenised(corpus, tokenizer, LENGTH)
     homes = [tmp_path / "here", tmp_path / "home" / ".cache" / "whitenedcse"]
-    assert [len(list(home.iterdir())) for home in homes] == [1, 1]
+    assert [len(caches(home)) for home in homes] == [1, 1]

@@ -80,7 +80,7 @@ def tokenised(
     if (found := _opened(folder, digests)) is not None:
         return found
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_suffix(".lock")):  # of several processes one does the work
+    with FileLock(folder.with_name(f".{folder.name}.lock")):  # of several processes one does the work
         if (found := _opened(folder, digests)) is None:
             found = _made(folder, digests, corpus, tokenizer, max_length)
     return found
