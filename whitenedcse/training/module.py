@@ -92,7 +92,10 @@ class ContrastiveTraining(LightningModule):
     def pooled(self, tokens: Ragged, *position: int) -> Tensor:
         """Sentences -> x, with the dropout that belongs to this position."""
         reseed(*position)
-        return self.embedder.pool(tokens)
+        device = self.device.type
+        # with one cast of a weight for all chunks, autograd would add up their gradients in bfloat16
+        with torch.autocast(device, enabled=torch.is_autocast_enabled(device), cache_enabled=False):
+            return self.embedder.pool(tokens)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Optimiser and schedule, sized to this run."""

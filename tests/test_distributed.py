@@ -1,0 +1,602 @@
+"""W processes of n sentences compute what one of W n does, and chunks of a batch what the batch does."""
+
+import copy
+import itertools
+import os
+from dataclasses import replace
+from datetime import timedelta
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from conftest import SENTENCES, WORDS, backbone, embedder_of, whitening
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.functional import cross_entropy, normalize
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
+from torch.testing import assert_close
+
+from whitenedcse.data.datamodule import Batch, SentenceData
+from whitenedcse.evaluation.sts import Subset
+from whitenedcse.model import embedder as embedder_file
+from whitenedcse.model.encoder import Encoder
+from whitenedcse.model.head import Head
+from whitenedcse.ragged import between, concatenate, ragged, rows, split
+from whitenedcse.training.gather import agreed, equal_sizes, everyones, from_first, gathered, place, summed
+from whitenedcse.training.loss import MultiPositiveLoss
+from whitenedcse.training.module import ContrastiveTraining
+from whitenedcse.training.monitor import Monitor
+from whitenedcse.training.randomness import reseed
+from whitenedcse.training.trainer import Trainer
+
+N, WIDTH, SEED, STEP = 64, 16, 5, 3
+WORLDS = (2, 4)
+WHITE = {
+    "pca": {"kind": "pca", "momentum": 0.5, "eps": 1e-2},  # float32 is good to 1e-5 at a mild condition only
+    "zca": {"kind": "zca", "momentum": 0.5, "eps": 1e-2, "gradient": "full"},
+    "group": {"kind": "group", "group_width": 4, "gradient": "full"},
+    "shuffled_group": {"kind": "shuffled_group"},
+}
+HEADS = ("none", "dense", *WHITE)
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+LOSSES = {  # of a case: the form, and whether there are hard negatives
+    torch.float64: [("l1", False), ("l1", True), ("l2", False), ("l2", True)],
+    torch.float32: [("l1", True), ("l2", False)],
+}
+FITS = ("zca", "shuffled_group")
+DEV = Subset("dev", SENTENCES, SENTENCES[3:] + SENTENCES[:3], np.array([5.0, 4.5, 4.2, 3.5, 2, 1, 0.5, 0]))
+
+
+def sentences(count, seed):
+    """Rows of four to seven token ids."""
+    rng = np.random.default_rng(seed)
+    return [[2, *rng.integers(5, 5 + len(WORDS), size=rng.integers(2, 6)).tolist(), 3] for _ in range(count)]
+
+
+COLUMNS = [sentences(N, seed) for seed in range(5)]
+
+
+def batch_of(share, views, negatives):
+    """Some rows of the one global batch; each view is another sentence."""
+    columns = [column[share] for column in COLUMNS]
+    positives = ragged([row for column in columns[:views] for row in column])
+    return Batch(positives, ragged(columns[4]) if negatives else None, len(columns[0]))
+
+
+def share_of(rank, world, n=N):
+    return slice(rank * n // world, (rank + 1) * n // world)
+
+
+def encoder_of(tokenizer, dtype=torch.float64, dropout=0.0):
+    """A BERT whose vectors spread in all directions: a new one gives nearly the same vector to everything."""
+    encoder = Encoder(backbone("bert", len(tokenizer)), tokenizer)
+    for part in encoder.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = dropout
+        elif isinstance(part, nn.LayerNorm):
+            nn.init.uniform_(part.weight, 0.5, 2.0)  # else the channels of a vector sum to zero
+        elif isinstance(part, (nn.Linear, nn.Embedding)):
+            part.weight.data *= 10
+    return encoder.to(dtype)
+
+
+def module_of(encoder, head="none", views=2, form="l1", **settings):
+    """The real training module around a copy of this encoder; without a trainer its log goes nowhere."""
+    white = whitening(**WHITE[head]) if head in WHITE else None
+    torch.manual_seed(1)
+    embedder = embedder_of(
+        Encoder(copy.deepcopy(encoder.backbone), encoder.tokenizer),
+        layers=(-2, -1),
+        head=Head(width=WIDTH, whitening=white, dense=head != "none", position="before"),
+    ).to(encoder.backbone.dtype)
+    loss = MultiPositiveLoss(
+        form=form,
+        temperature=0.05,
+        weights=[1.0],
+        denominator="view",
+        hard_negative_log_weight=0.5,
+        force_literal=False,
+    )
+    settings = {"mlm": None, "seed": SEED, "gather": True, "chunk": None, "optimizer": sgd} | settings
+    module = ContrastiveTraining(embedder=embedder, loss=loss, views=views, **settings)
+    module.log = lambda *args, **kwargs: None
+    return module
+
+
+def sgd(parameters, *, total_steps):
+    optimizer = torch.optim.SGD(parameters, lr=0.5)  # Adam would hide a factor
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+
+
+class Step(nn.Module):
+    """The training step as a forward, which is what DDP wraps."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.inner = module
+
+    def forward(self, batch, index):
+        return self.inner.training_step(batch, index)
+
+
+def gradient(module):
+    return torch.cat([p.grad.flatten() for p in module.parameters() if p.requires_grad])
+
+
+def ready(module, hook=None):
+    """Its step, wrapped by DDP where there are several processes."""
+    step = Step(module)
+    if place()[1] > 1:
+        step = DistributedDataParallel(step)
+        if hook is not None:
+            step.register_comm_hook(None, hook)
+    return step
+
+
+def stepped(module, batch, step=None):
+    """The loss of one step; its gradient is left in the parameters."""
+    module.zero_grad()
+    step = step or ready(module)  # DDP forgets to average once it is gone
+    loss = step(batch, STEP)
+    loss.backward()
+    return loss.detach()
+
+
+def every_case(tokenizer):
+    """Loss, gradient, clipped gradient and running statistics of each case and precision."""
+    outcomes = {}
+    encoders = {dtype: encoder_of(tokenizer, dtype) for dtype in TOLERANCE}
+    for dtype, head, views in itertools.product(TOLERANCE, HEADS, (2, 3, 4)):
+        module = module_of(encoders[dtype], head, views)
+        step = ready(module)
+        for form, negatives in LOSSES[dtype]:
+            module.loss = replace(module.loss, form=form)
+            loss = stepped(module, batch_of(share_of(*place()), views, negatives), step)
+            outcome = {"loss": loss, "gradient": gradient(module)}
+            outcome["norm"] = nn.utils.clip_grad_norm_(module.parameters(), 0.01)
+            outcome["clipped"] = gradient(module)
+            statistics = [torch.zeros(1), *(buffer.flatten() for buffer in module.embedder.head.buffers())]
+            outcomes[dtype, head, views, form, negatives] = outcome | {"statistics": torch.cat(statistics)}
+    return outcomes
+
+
+def own_statistics(tokenizer):
+    """The step of gather=false."""
+    module = module_of(encoder_of(tokenizer), "shuffled_group", 3, gather=False)
+    loss = stepped(module, batch_of(share_of(*place()), 3, True))
+    return {"loss": loss, "gradient": gradient(module)}
+
+
+def dropped_out(tokenizer):
+    """Pooled vectors of the same sentences at two steps, one of them twice, with dropout on."""
+    module, batch = module_of(encoder_of(tokenizer, dropout=0.3)), batch_of(slice(0, 8), 2, False)
+    seen = []
+    module.embedder.project = lambda x, **_: seen.append(x.detach()) or (x, None)
+    for index in (0, 1, 0):
+        torch.rand(7 * place()[0])
+        module.training_step(batch, index)
+    own = share_of(*place(), n=8 * place()[1])
+    return [x[:, own] for x in seen]
+
+
+def chunked(tokenizer):
+    """Gradient and all-reduces of two steps, with a batch in one piece and in chunks."""
+    outcomes = {}
+    for chunk in (None, 5):
+        module, calls = module_of(encoder_of(tokenizer), "zca", 3, chunk=chunk), []
+
+        def hook(state, bucket, calls=calls):
+            calls.append(bucket.index())
+            return allreduce_hook(dist.group.WORLD, bucket)
+
+        stepped(module, batch_of(share_of(*place()), 3, True), ready(module, hook))
+        outcomes[chunk] = {"gradient": gradient(module), "calls": calls}
+    return outcomes
+
+
+def collectives():
+    """What each function of gather.py gives on this rank."""
+    rank, world = place()
+    made = []
+    x = vectors(rank).transpose(0, 1).requires_grad_()  # not contiguous
+    y = gathered(x)
+    (y.sin() * weights(rank, world)).sum().backward()
+    plain = vectors(rank).transpose(0, 1).requires_grad_()
+    gathered(plain).sum().backward()  # a gradient that is an expanded scalar
+    equal_sizes(7)
+    return {
+        "place": (rank, world),
+        "gathered": y.detach(),
+        "gradient": x.grad,
+        "plain": plain.grad,
+        "agreed": agreed(rank, 10 * rank, -(2**40)),
+        "summed": torch.from_numpy(summed(np.full((2, 3), 10.0**rank, np.float32))),
+        "first": from_first(lambda: made.append(rank) or {"from": rank, "none": None}),
+        "made": made,
+        "everyones": everyones({"rank": rank, "text": "x" * rank}),
+    }
+
+
+def vectors(rank):
+    return torch.randn(4, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+
+
+def weights(rank, world):
+    generator = torch.Generator().manual_seed(100 + rank)
+    return torch.randn(3, 4 * world, 2, dtype=torch.float64, generator=generator)
+
+
+def fitted(tokenizer, folder, head):
+    """Weights after four clipped steps of the real trainer, on the real data, and the judgements."""
+    rank, world = place()
+    if world > 1:
+        keys = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "TORCHELASTIC_RUN_ID": "x"}
+        os.environ |= {name: str(value) for name, value in keys.items()}
+    data = SentenceData(
+        corpus=str(folder / "corpus.tsv"),
+        columns=["a", "b", "c"],
+        sample=None,
+        max_length=12,
+        batch_size=32,
+        passes=1,
+        seed=1,
+    )
+    data.tokenizer = tokenizer
+    monitor = Monitor(
+        dev=[DEV],
+        every=2,
+        patience=None,
+        sample=40,
+        directory=folder / f"best{world}",
+        say=lambda text: None,
+    )
+    module = module_of(encoder_of(tokenizer), head, 2)
+    trainer = Trainer(
+        chunk=None,
+        devices=world,
+        accelerator="cpu",
+        strategy="ddp" if world > 1 else "auto",
+        max_epochs=2,
+        gradient_clip_val=0.01,
+        callbacks=[monitor],
+        logger=False,
+        enable_progress_bar=False,
+    )
+    trainer.fit(module, data)
+    return {"weights": module.state_dict(), "rows": [tuple(row) for row in monitor.rows]}
+
+
+def everything(tokenizer, folder):
+    """All that is to be compared, as this world computes it."""
+    os.environ["WHITENEDCSE_CACHE"] = str(folder / f"cache{place()[1]}")
+    embedder_file.BATCH_TOKENS = 32  # several batches even of a tiny dev set
+    outcome = {
+        "collectives": collectives(),
+        "cases": every_case(tokenizer),
+        "own": own_statistics(tokenizer),
+        "dropped_out": dropped_out(tokenizer),
+        "chunked": chunked(tokenizer),
+    }
+    if place()[1] < 4:
+        outcome["fits"] = {head: fitted(tokenizer, folder, head) for head in FITS}
+    return outcome
+
+
+def together(rank, world, folder, name, seconds=120):
+    """Join a group of processes that meet at a file, not at a port."""
+    meeting = (folder / f"{name}{world}").as_uri()
+    wait = timedelta(seconds=seconds)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world, timeout=wait)
+
+
+def one_of_many(rank, tokenizer, folder):
+    """Four processes first, then two of them."""
+    for world in sorted(WORLDS, reverse=True):
+        if rank < world:
+            together(rank, world, folder, "meeting")
+            torch.save(everything(tokenizer, folder), folder / f"{world}-{rank}.pt")
+            dist.barrier()
+            dist.destroy_process_group()
+
+
+def unequal(rank, tokenizer, folder):
+    """The second rank brings a sentence less."""
+    together(rank, 2, folder, "unequal", seconds=20)
+    module = module_of(encoder_of(tokenizer), "dense")
+    try:
+        stepped(module, batch_of(slice(0, 8 - rank), 2, False))
+    except ValueError as error:
+        (folder / f"error{rank}").write_text(str(error))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def started(function, count, *args):
+    """Processes with this function; the server that forks them has imported all that is slow."""
+    mp.get_context("forkserver").set_forkserver_preload([ContrastiveTraining.__module__, Trainer.__module__])
+    return mp.start_processes(function, args, count, join=False, start_method="forkserver")
+
+
+def finish(processes):
+    while not processes.join():
+        pass
+
+
+@pytest.fixture(scope="module")
+def worlds(tokenizer, tmp_path_factory):
+    """What 1, 2 and 4 processes computed: {world: [of rank 0, of rank 1 ...]}."""
+    folder = tmp_path_factory.mktemp("worlds")
+    words = [[" ".join(np.array(WORDS)[np.array(row[1:-1]) - 5]) for row in column] for column in COLUMNS[:3]]
+    lines = ["\t".join(line) for line in zip(*words, strict=True)]
+    (folder / "corpus.tsv").write_text("\n".join(["a\tb\tc", *lines]) + "\n")
+    processes = started(one_of_many, max(WORLDS), tokenizer, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WHITENEDCSE_CACHE", "")
+        patch.setattr(embedder_file, "BATCH_TOKENS", 0)  # `everything` sets both
+        outcomes = {1: [everything(tokenizer, folder)]}
+    finish(processes)
+    for world in WORLDS:
+        parts = (folder / f"{world}-{rank}.pt" for rank in range(world))
+        outcomes[world] = [torch.load(part, weights_only=False) for part in parts]
+    return outcomes
+
+
+def apart(a, b):
+    """Distance over length."""
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("world", WORLDS)
+def test_any_number_of_processes_gives_the_same_loss_and_gradient(worlds, world, head, dtype):
+    keys = [key for key in worlds[1][0]["cases"] if key[:2] == (dtype, head)]
+    assert len(keys) == 3 * len(LOSSES[dtype])
+    for key, rank in itertools.product(keys, range(world)):
+        many, one = worlds[world][rank]["cases"][key], worlds[1][0]["cases"][key]
+        assert one["norm"] > 0.1  # so that clipping cuts
+        far = {name: apart(many[name], one[name]) for name in one if name != "statistics"}
+        assert max(far.values()) < TOLERANCE[dtype], (key, far)
+        assert_close(many["statistics"], one["statistics"], rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def test_the_step_of_one_process_is_the_loss_written_out(worlds, tokenizer):
+    module, batch = module_of(encoder_of(tokenizer), "group", 3), batch_of(slice(0, N), 3, True)
+    embedder = module.embedder
+    x = torch.stack([embedder.pool(ragged(column)) for column in (*COLUMNS[:3], COLUMNS[4])])
+
+    def white(block):
+        centred = block - block.mean(0)
+        values, axes = torch.linalg.eigh(centred.T @ centred / N + 1e-5 * torch.eye(4))
+        return centred @ (axes / values.sqrt()) @ axes.T
+
+    groups = [torch.cat([white(block) for block in view.split(4, dim=1)], dim=1) for view in x]
+    linear = embedder.head.linear
+    z = normalize(torch.tanh(torch.stack(groups) @ linear.weight.T + linear.bias), dim=-1)
+    hard = z[0] @ z[3].T / 0.05 + 0.5 * torch.eye(N)
+    terms = [cross_entropy(torch.cat([z[0] @ z[p].T / 0.05, hard], 1), torch.arange(N)) for p in (1, 2)]
+    sum(terms).backward()
+    expected = worlds[1][0]["cases"][torch.float64, "group", 3, "l1", True]
+    assert_close(expected["loss"], sum(terms).detach())
+    assert apart(gradient(module), expected["gradient"]) < 1e-9
+    assert_close(stepped(module, batch), expected["loss"])
+
+
+@pytest.mark.parametrize("head", FITS)
+def test_the_trainer_ends_at_the_same_weights_in_two_processes(worlds, head):
+    one = worlds[1][0]["fits"][head]
+    for many in (rank["fits"][head] for rank in worlds[2]):
+        for name, weight in one["weights"].items():
+            assert_close(many["weights"][name], weight, rtol=1e-8, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("head", FITS)
+def test_two_processes_judge_as_one_does(worlds, head):
+    one, first, second = (outcome["fits"][head]["rows"] for outcome in (worlds[1][0], *worlds[2]))
+    assert first == second
+    assert first[0] == one[0]  # of equal weights, to the last bit
+    assert [step for step, _ in first] == [0, 2, 4]
+    for mine, theirs in zip(first, one, strict=True):
+        assert mine[1] == pytest.approx(theirs[1], abs=1e-4)
+    assert one[0][1]["dev/uniformity"] != one[2][1]["dev/uniformity"]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_without_gathering_each_device_has_its_own_statistics_and_negatives(worlds, tokenizer, world):
+    parts = []
+    for rank in range(world):
+        module = module_of(encoder_of(tokenizer), "shuffled_group", 3)
+        loss = stepped(module, batch_of(share_of(rank, world), 3, True))
+        assert_close(worlds[world][rank]["own"]["loss"], loss)
+        parts.append(gradient(module))
+    mean = sum(parts) / world
+    for rank in worlds[world]:
+        assert apart(rank["own"]["gradient"], mean) < 1e-10
+    assert apart(mean, worlds[1][0]["own"]["gradient"]) > 0.1  # gather=true gives that of one process
+
+
+@pytest.mark.parametrize("world", (1, *WORLDS))
+def test_dropout_is_a_function_of_seed_step_and_rank(worlds, tokenizer, world):
+    embedder = module_of(encoder_of(tokenizer, dropout=0.3)).embedder
+    batch, seen = batch_of(slice(0, 8), 2, False), set()
+    for rank, index in itertools.product(range(world), (0, 1)):
+        reseed(SEED, 0, index, rank, 0)  # seed, epoch, batch, rank, chunk
+        expected = embedder.pool(batch.positives).detach().unflatten(0, (2, 8))
+        first, second, again = worlds[world][rank]["dropped_out"]
+        assert torch.equal(second if index else first, expected)
+        assert torch.equal(first, again)
+        seen.add(round(float(expected.sum()), 9))
+    assert len(seen) == 2 * world
+
+
+def test_unequal_batches_are_an_error_on_every_rank(tokenizer, tmp_path):
+    finish(started(unequal, 2, tokenizer, tmp_path))
+    for rank in (0, 1):
+        said = (tmp_path / f"error{rank}").read_text()
+        assert said == "ranks bring batches of [8, 7] sentences; all must be of one size"
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_chunks_need_no_more_all_reduces(worlds, world):
+    expected = worlds[1][0]["chunked"][None]["gradient"]
+    for rank in worlds[world]:
+        whole, parts = rank["chunked"][None], rank["chunked"][5]
+        assert parts["calls"] == whole["calls"] == [0]  # the one bucket of a small model
+        assert apart(whole["gradient"], expected) < 1e-10
+        assert apart(parts["gradient"], expected) < 1e-10
+
+
+@pytest.mark.parametrize("world", (1, *WORLDS))
+def test_gathering_is_a_concatenation_with_gradient(worlds, world):
+    parts = [vectors(rank).transpose(0, 1).requires_grad_() for rank in range(world)]
+    whole = torch.cat(parts, dim=1)
+    sum((whole.sin() * weights(rank, world)).sum() for rank in range(world)).backward()
+    for rank in range(world):
+        outcome = worlds[world][rank]["collectives"]
+        assert torch.equal(outcome["gathered"], whole)
+        assert_close(outcome["gradient"], parts[rank].grad, rtol=0, atol=1e-12)
+        assert torch.equal(outcome["plain"], torch.full((3, 4, 2), float(world), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("world", (1, *WORLDS))
+def test_every_rank_knows_the_same(worlds, world):
+    ranks = range(world)
+    for rank in ranks:
+        outcome = worlds[world][rank]["collectives"]
+        assert outcome["place"] == (rank, world)
+        assert outcome["agreed"] == [[r, 10 * r, -(2**40)] for r in ranks]
+        assert torch.equal(outcome["summed"], torch.full((2, 3), float(sum(10**r for r in ranks))))
+        assert outcome["first"] == {"from": 0, "none": None}
+        assert outcome["made"] == ([0] if rank == 0 else [])  # nobody else works
+        assert outcome["everyones"] == [{"rank": r, "text": "x" * r} for r in ranks]
+
+
+def drawn(*position):
+    reseed(*position)
+    return torch.rand(4).tolist()
+
+
+def test_random_numbers_depend_on_the_position_alone():
+    expected = drawn(0, 1, 2)
+    torch.rand(100)
+    assert drawn(0, 1, 2) == expected
+    positions = [(0, 1, 2), (1, 0, 2), (0, 1), (1, 0), (0, 1, 2, 0), (0, 12), (0, 1, -2), (-1,), (1,), ()]
+    assert len({tuple(drawn(*position)) for position in positions}) == len(positions)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 8])
+def test_parts_of_a_batch_are_slices_of_its_sentences(most):
+    sevens = sentences(7, 0)
+    assert rows(between(ragged(sevens), 2, 5)) == sevens[2:5]
+    assert [rows(part) for part in split(ragged(sevens), most)] == [
+        sevens[i : i + most] for i in range(0, 7, most)
+    ]
+
+
+@pytest.mark.parametrize("count", [2, 3, 50])
+def test_shares_of_an_encoding_add_up_to_the_whole(bert, monkeypatch, count):
+    monkeypatch.setattr(embedder_file, "BATCH_TOKENS", 32)
+    embedder = embedder_of(bert)
+    whole = embedder.encode(SENTENCES * 3)
+    shares = [embedder.encode(SENTENCES * 3, share=(rank, count)) for rank in range(count)]
+    assert np.array_equal(sum(shares), whole)
+    assert (np.sum([np.any(share != 0, axis=1) for share in shares], axis=0) == 1).all()  # each row once
+
+
+@pytest.mark.parametrize(("chunk", "n"), [(1, 16), (7, 64), (64, 64), (1000, 64)])
+@pytest.mark.parametrize("head", ["dense", "zca", "shuffled_group"])
+def test_chunks_give_the_gradient_of_the_whole_batch(tokenizer, head, chunk, n):
+    encoder, batch = encoder_of(tokenizer), batch_of(slice(0, n), 2, True)
+    whole, parts = module_of(encoder, head), module_of(encoder, head, chunk=chunk)
+    assert_close(stepped(parts, batch), stepped(whole, batch), rtol=1e-12, atol=0)
+    assert apart(gradient(parts), gradient(whole)) < 1e-10
+
+
+def test_chunks_have_the_gradient_of_their_own_dropout(tokenizer):
+    module, batch = (
+        module_of(encoder_of(tokenizer, dropout=0.3), "shuffled_group", 2, chunk=11),
+        batch_of(slice(0, N), 2, True),
+    )
+    loss = stepped(module, batch)
+    cached = gradient(module)
+    module.zero_grad()
+    x = []
+    for i, part in enumerate(split(concatenate([batch.positives, batch.negatives]), 11)):
+        reseed(SEED, 0, STEP, 0, i)
+        x.append(module.embedder.pool(part))
+    reseed(SEED, 0, STEP)
+    plain = module.loss(*module.embedder.project(torch.cat(x).unflatten(0, (3, N)), passes=2, views=2))
+    plain.backward()
+    assert_close(loss, plain.detach(), rtol=1e-12, atol=0)
+    assert apart(cached, gradient(module)) < 1e-10
+
+
+def saved(function):
+    """Bytes that autograd keeps between forward and backward."""
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        alive = function()
+    assert alive is not None
+    return sum(kept.values())
+
+
+def peak(function):
+    """The most bytes that were allocated at one time meanwhile."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
+        function()
+    events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return max(itertools.accumulate(event.nbytes() for event in events))
+
+
+@pytest.fixture
+def memory(tokenizer):
+    """Bytes kept by a step beyond those of head and loss, and the encoder's peak, by chunk and n."""
+    encoder, bytes_of = encoder_of(tokenizer), {}
+    for chunk, n in itertools.product((None, 8), (8, 32)):
+        module = module_of(encoder, "dense", chunk=chunk)
+        batch = batch_of(slice(0, n), 2, False)
+        x = module.encoded(batch, (0,)).detach().requires_grad_()
+        above = saved(lambda m=module, x=x: m.loss(*m.embedder.project(x, passes=2, views=2)))
+        step = saved(lambda m=module, b=batch: m.training_step(b, 0))
+        stepped(module, batch)  # gradients exist from here on
+        passes = peak(lambda m=module, b=batch: m.encoded(b, (0,)).sum().backward())
+        bytes_of[chunk, n] = (step - above, passes)
+    return bytes_of
+
+
+def test_chunks_keep_memory_flat(memory):
+    x = {n: 2 * n * WIDTH * 8 for n in (8, 32)}
+    assert memory[8, 32][0] <= x[32]  # between the passes
+    assert memory[8, 32][1] - memory[8, 8][1] <= 2 * (x[32] - x[8])  # while they run
+    assert memory[None, 32][0] > 100 * x[32]
+    assert memory[None, 32][1] - memory[None, 8][1] > 100 * (x[32] - x[8])
+
+
+def test_chunks_lose_nothing_in_bfloat16(tokenizer):
+    batch = Batch(ragged(sentences(256, 0)), None, 128)
+    gradients, kinds = [], []
+    for chunk in (None, 4):
+        module = module_of(encoder_of(tokenizer, torch.float32), "dense", chunk=chunk)
+        module.embedder.encoder.backbone.register_forward_hook(
+            lambda m, args, out: kinds.append(
+                ("encoder", m.encoder.layer[0].attention.self.query(out[0]).dtype)
+            )
+        )
+        module.embedder.head.linear.register_forward_hook(
+            lambda m, args, out: kinds.append(("head", out.dtype))
+        )
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = module.training_step(batch, STEP)
+        loss.backward()
+        gradients.append(gradient(module))
+    assert apart(gradients[1], gradients[0]) < 2**-9  # not growing with the number of chunks
+    assert set(kinds) == {("encoder", torch.bfloat16), ("head", torch.float32)}
