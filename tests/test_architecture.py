@@ -45,7 +45,7 @@ ROOMS = {
     "training.gather": [],
     "training.randomness": [],
     "training.checkpoints": ["durable"],
-    "training.safekeeping": ["training.gather"],
+    "training.safekeeping": ["training.gather", "ranks"],
     "training.trainer": ["training.checkpoints", "ranks"],
     "evaluation.files": [],
     "evaluation.sts": ["evaluation.files"],

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from omegaconf import OmegaConf
 
-STOPPED = {128 + signal.SIGTERM, 128 + signal.SIGINT}  # exit codes of ranks that were asked to stop
+USR1 = getattr(signal, "SIGUSR1", signal.SIGTERM)  # SLURM's "your time is nearly over"
+ASKING = (signal.SIGTERM, signal.SIGINT, USR1)  # to stop
+STOPPED = {128 + number for number in ASKING}  # exit codes of ranks that were asked to
 GRACE = 3.0  # seconds for the ranks that are left to end by themselves when one has failed
 PATIENCE = 60.0  # the same when all were asked to stop
 
@@ -72,7 +74,7 @@ def stamp() -> str:
 
 def end_with_parent() -> None:
     """End this process soon after the one that started it, however that ends: no rank is left alone."""
-    parent = os.getppid()
+    parent = int(os.environ.get("WHITENEDCSE_FRONT", os.getppid()))  # it may be gone before this is asked
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -98,7 +100,7 @@ def run(command: Sequence[str], count: int) -> int:
         said = [Path(folder) / str(rank) for rank in range(count)]
         port = free_port()
         job = [start(command, Place(rank, count, count), port, said[rank]) for rank in range(count)]
-        pass_on([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], job)
+        pass_on(ASKING, job)
         try:
             failed = first_failed(job)
         finally:
@@ -134,6 +136,7 @@ def start(command: Sequence[str], here: Place, port: int, said: Path) -> subproc
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
         "TORCHELASTIC_RUN_ID": os.getpid(),
+        "WHITENEDCSE_FRONT": os.getpid(),
     }
     silent = here.rank > 0
     with said.open("wb") as stream:

@@ -29,7 +29,8 @@ def save(embedder: Embedder, directory: Path) -> None:
     """Write the checkpoint beside the directory, then put it in its place: a kill leaves no half of one."""
     new, old = directory.with_name(directory.name + ".new"), directory.with_name(directory.name + ".old")
     restore(directory)
-    shutil.rmtree(new, ignore_errors=True)
+    for left in (new, old):  # by a save that was killed
+        shutil.rmtree(left, ignore_errors=True)
     new.mkdir(parents=True)
     embedder.encoder.backbone.save_pretrained(new)
     embedder.encoder.tokenizer.save_pretrained(new)
@@ -37,7 +38,7 @@ def save(embedder: Embedder, directory: Path) -> None:
     sentence_transformers.write(embedder, new)
     content = {**settings(embedder), "sha256": digests(new)}
     (new / SETTINGS).write_text(json.dumps(content, indent=2))
-    for path in new.rglob("*"):
+    for path in (new, *new.rglob("*")):
         settle(path)
     if directory.exists():
         directory.rename(old)
@@ -68,7 +69,6 @@ def restore(directory: Path) -> None:
     old = directory.with_name(directory.name + ".old")
     if old.exists() and not directory.exists():
         old.rename(directory)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def settings(embedder: Embedder) -> dict[str, Any]:
@@ -94,8 +94,8 @@ def load(path: str, pooling: Pooling | None = None) -> Embedder:
     pooling: for a plain encoder, which says nothing of its own (None is the paper's: cls of the last layer).
         Raises ValueError where the checkpoint carries its own: that is part of what was trained.
     """
+    restore(Path(path) if Path(path).name == "best" else Path(path) / "best")
     directory = folder(path)
-    restore(directory / "best")
     directory = directory / "best" if (directory / "best").is_dir() else directory
     own, modules = directory / SETTINGS, directory / "modules.json"
     if not (own.exists() or modules.exists()):

@@ -23,7 +23,7 @@ class Checkpoints(CheckpointIO):
     """How Lightning writes and reads a checkpoint here: into a folder; tensors and plain values only."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write the file, put it on the disk, name it, and drop what is older than the one before.
+        """Write the file, put it on the disk, name it, and drop all but this and the one before.
 
         Raises OSError, the earlier checkpoints untouched.
         """
@@ -42,8 +42,9 @@ class Checkpoints(CheckpointIO):
             ) from error
         draft.rename(folder / f"step-{checkpoint['global_step']:08}-{digest(draft)[:16]}.ckpt")
         settle(folder)
-        for old in written(folder)[KEEP:]:
-            old.unlink()
+        past = [path for path in written(folder) if step_of(path) <= checkpoint["global_step"]]
+        for other in set(written(folder)) - set(past[:KEEP]):  # one of a later step was damaged: passed over
+            other.unlink()
 
     def load_checkpoint(
         self, path: Any, map_location: Any = "cpu", weights_only: Any = True
@@ -58,7 +59,8 @@ class Checkpoints(CheckpointIO):
 
 def written(folder: Path) -> list[Path]:
     """The checkpoints in a folder by their names, the newest first."""
-    return sorted((path for path in folder.glob("step-*.ckpt") if NAME.fullmatch(path.name)), reverse=True)
+    found = (path for path in folder.glob("step-*.ckpt") if NAME.fullmatch(path.name))
+    return sorted(found, key=step_of, reverse=True)
 
 
 def newest(folder: Path, say: Callable[[str], None]) -> Path | None:

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,10 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from whitenedcse.ranks import ASKING
 from whitenedcse.training.gather import agreed, everyones
 
 SHARE = 50  # of the time between two checkpoints, what writing one may take: a 50th part
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # the last is SLURM's "your time is nearly over"
 
 
 class Safekeeping(Callback):
@@ -44,7 +46,7 @@ class Safekeeping(Callback):
         first, *rest = (text.splitlines() for text in everyones(self.settings))
         for rank, other in enumerate(rest, start=1):
             if other != first:
-                lines = next(pair for pair in zip(first, other, strict=False) if pair[0] != pair[1])
+                lines = next(pair for pair in zip_longest(first, other, fillvalue="") if pair[0] != pair[1])
                 raise ValueError(
                     f"rank {rank} has {lines[1].strip()!r} where rank 0 has {lines[0].strip()!r}"
                 )
@@ -52,7 +54,7 @@ class Safekeeping(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Listen to signals from now on, instead of Lightning."""
         self.bad = torch.full((), -1, device=pl_module.device)
-        for number in SIGNALS:
+        for number in ASKING:
             signal.signal(number, self.hear)
 
     def hear(self, number: int, _: Any) -> None:
@@ -87,6 +89,10 @@ class Safekeeping(Callback):
         due = (trainer.log_every_n_steps, self.judged)  # type: ignore[attr-defined]
         if any(trainer.global_step % steps == 0 for steps in due):
             self.refuse_bad(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Before the last judgement."""
+        self.refuse_bad(trainer)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: Any) -> None:
         """This checkpoint is there already."""
@@ -129,6 +135,7 @@ class Safekeeping(Callback):
             f"stopped at step {self.saved}; the same command with run={self.directory.parent.name} goes on"
         )
         job = os.environ.get("SLURM_JOB_ID")
-        if number == signal.SIGUSR1 and job and trainer.is_global_zero:
-            subprocess.run(["scontrol", "requeue", job], check=False)
+        if number not in (signal.SIGTERM, signal.SIGINT) and job and trainer.is_global_zero:
+            with suppress(OSError):  # no scontrol here, e.g. in a container
+                subprocess.run(["scontrol", "requeue", job], check=False)
         raise SystemExit(128 + number)

@@ -1,0 +1,170 @@
+"""A checkpoint is whole or absent, its name says what it holds, and a bad one is passed over."""
+
+import errno
+import hashlib
+import pickle
+import re
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from whitenedcse.training.checkpoints import Checkpoints, newest, step_of
+
+FILES = Checkpoints()
+
+
+def content(step):
+    weight = torch.randn(5000, generator=torch.Generator().manual_seed(step))
+    return {"global_step": step, "state_dict": {"weight": weight}}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three checkpoints were written here."""
+    for step in (5, 9, 12):
+        FILES.save_checkpoint(content(step), tmp_path / "run" / "checkpoints")
+    return tmp_path / "run" / "checkpoints"
+
+
+def steps(folder):
+    return sorted(step_of(path) for path in folder.glob("*.ckpt"))
+
+
+def found(folder):
+    """The step of the newest good one, and what was said."""
+    said = []
+    path = newest(folder, said.append)
+    return step_of(path), said
+
+
+def test_a_name_says_the_steps_and_the_checksum(folder):
+    for path in folder.iterdir():
+        step, checksum = re.fullmatch(r"step-(\d{8})-([0-9a-f]{16})\.ckpt", path.name).groups()
+        assert hashlib.sha256(path.read_bytes()).hexdigest().startswith(checksum)
+        assert FILES.load_checkpoint(path)["global_step"] == int(step)
+
+
+def test_the_newest_two_are_kept_and_the_newest_is_found(folder):
+    assert steps(folder) == [9, 12]
+    assert found(folder) == (12, [])
+    read = FILES.load_checkpoint(newest(folder, print))
+    assert_close(read["state_dict"]["weight"], content(12)["state_dict"]["weight"], rtol=0, atol=0)
+
+
+def test_steps_are_numbers_not_words(tmp_path):
+    for step in (99_999_999, 100_000_000):
+        FILES.save_checkpoint(content(step), tmp_path)
+    assert found(tmp_path) == (100_000_000, [])
+
+
+def test_before_the_first_one_there_is_none(tmp_path):
+    assert newest(tmp_path / "never", print) is None and step_of(None) == 0
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-100]),
+    "flipped": flip,
+    "empty": lambda path: path.write_bytes(b""),
+    "renamed": lambda path: path.rename(path.with_name(path.name.replace("12", "13")[:-9] + "0000.ckpt")),
+    "text": lambda path: path.write_text("a checkpoint"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_named_in_one_line_and_the_one_before_taken(folder, damage):
+    DAMAGE[damage](newest(folder, print))
+    damaged = max(folder.iterdir())
+    step, (line,) = found(folder)
+    assert step == 9
+    assert line.startswith(f"{damaged} is damaged") and "\n" not in line
+    assert damaged.exists()
+
+
+@pytest.mark.parametrize("name", ["last.ckpt", "step-99-0123456789abcdef.ckpt", "step-00000099.ckpt"])
+def test_a_foreign_file_is_named_and_left_alone(folder, name):
+    (folder / name).write_bytes(b"mine")
+    step, (line,) = found(folder)
+    assert step == 12 and line.startswith(f"{folder / name} is no checkpoint")
+    FILES.save_checkpoint(content(15), folder)
+    assert (folder / name).read_bytes() == b"mine"
+
+
+def test_if_all_are_damaged_the_way_out_is_said(folder):
+    for path in folder.iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match=rf"every checkpoint is damaged; delete {folder.parent} to begin"):
+        newest(folder, print)
+
+
+def test_a_damaged_one_does_not_use_up_a_place_once_the_run_goes_on(folder):
+    newest(folder, print).write_bytes(b"")
+    for step in (10, 11):
+        FILES.save_checkpoint(content(step), folder)
+    assert steps(folder) == [10, 11]  # two to fall back on, not one beside the damaged one of step 12
+    assert found(folder) == (11, [])
+
+
+class FullDisk:
+    """A stream of a disk with `left` bytes to spare."""
+
+    def __init__(self, stream, left):
+        self.stream, self.left = stream, left
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+    def write(self, data):
+        self.left -= len(data)
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.stream.write(data)
+
+
+@pytest.mark.parametrize("left", [0, 1000, 15_000])
+def test_a_full_disk_is_one_line_and_the_earlier_ones_stay(folder, monkeypatch, left):
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    save = torch.save
+    monkeypatch.setattr(torch, "save", lambda value, stream: save(value, FullDisk(stream, left)))
+    with pytest.raises(OSError, match=rf"^{folder}: no checkpoint written \(No space left on device\)") as e:
+        FILES.save_checkpoint(content(15), folder)
+    assert "\n" not in str(e.value)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_an_error_that_is_no_full_disk_keeps_its_name(folder, monkeypatch):
+    def broken(value, stream):
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(torch, "save", broken)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        FILES.save_checkpoint(content(15), folder)
+    assert steps(folder) == [9, 12] and len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize("draft", ["draft", "draft.new"])
+def test_a_draft_of_a_killed_process_is_removed(folder, draft):
+    (folder / draft).write_bytes(b"half of")
+    assert found(folder) == (12, [])
+    assert not (folder / draft).exists()
+
+
+class Code:
+    """What a pickle can do to whoever reads it."""
+
+    def __reduce__(self):
+        return eval, ("__import__('pathlib').Path('ran').touch()",)
+
+
+def test_reading_runs_no_code(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"global_step": 1, "callbacks": Code()}, folder / "evil.ckpt")
+    with pytest.raises(pickle.UnpicklingError):
+        FILES.load_checkpoint(folder / "evil.ckpt", weights_only=False)
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,100 @@
+"""Whatever stops the writing of a file, it holds all of the old content or all of the new."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from whitenedcse.durable import write_json, writing
+
+OLD, NEW = b"old" * 1000, b"new!" * 100_000
+
+
+@pytest.fixture
+def path(tmp_path):
+    (tmp_path / "file").write_bytes(OLD)
+    return tmp_path / "file"
+
+
+def test_the_new_content_takes_the_place_of_the_old(path):
+    with writing(path) as stream:
+        stream.write(NEW)
+        assert path.read_bytes() == OLD
+    assert path.read_bytes() == NEW
+    assert os.listdir(path.parent) == ["file"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_an_error_leaves_the_old_content_and_no_draft(path, error):
+    with pytest.raises(error), writing(path) as stream:
+        stream.write(NEW)
+        raise error
+    assert path.read_bytes() == OLD
+    assert os.listdir(path.parent) == ["file"]
+
+
+DYING = """
+import os, resource, signal, sys
+from pathlib import Path
+from whitenedcse.durable import writing
+
+path, how = Path(sys.argv[1]), sys.argv[2]
+if how == "full":
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+with writing(path) as stream:
+    stream.write(b"new!" * 50_000)
+    stream.flush()
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "exit":
+        os._exit(7)
+    stream.write(b"new!" * 50_000)
+"""
+
+
+@pytest.mark.parametrize(("how", "status"), [("kill", -signal.SIGKILL), ("exit", 7), ("full", 1), ("not", 0)])
+def test_a_process_that_dies_amid_it_leaves_the_old_content(path, how, status):
+    """`full`: no file may grow beyond 100,000 bytes, which the system reports as it does a full disk."""
+    here = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    ended = subprocess.run(
+        [sys.executable, "-c", DYING, str(path), how], env=os.environ | here, capture_output=True, timeout=60
+    )
+    assert ended.returncode == status
+    assert path.read_bytes() == (NEW if status == 0 else OLD)
+    assert how in ("kill", "exit") or os.listdir(path.parent) == ["file"]
+    with writing(path) as stream:  # a draft of the dead is no obstacle
+        stream.write(NEW)
+    assert path.read_bytes() == NEW
+    assert os.listdir(path.parent) == ["file"]
+
+
+def test_the_content_is_on_the_disk_before_it_has_the_name_and_then_the_name_is(path, monkeypatch):
+    told, sync, replace = [], os.fsync, os.replace
+
+    def fsync(handle):
+        target = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        told.append(("sync", target.name, target.stat().st_size if target.is_file() else None))
+        sync(handle)
+
+    def replaced(source, target):
+        told.append(("name", Path(target).name, None))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replaced)
+    with writing(path) as stream:
+        stream.write(NEW)
+    assert told == [("sync", "file.new", len(NEW)), ("name", "file", None), ("sync", path.parent.name, None)]
+
+
+def test_json_is_written_whole_or_not(tmp_path):
+    write_json(tmp_path / "a.json", {"x": [1.5, None, "ä"]})
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "a.json", {"x": object()})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"x": [1.5, None, "ä"]}
+    assert os.listdir(tmp_path) == ["a.json"]

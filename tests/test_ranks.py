@@ -1,0 +1,194 @@
+"""Several processes are one job: each knows its place, and none outlives the others or the one in front."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from whitenedcse import ranks
+from whitenedcse.ranks import Place, placed, run, shared, stamp
+
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_NNODES")
+NAMES += ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_USE_AGENT_STORE", "MASTER_ADDR", "MASTER_PORT")
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+def alive(pid):
+    """Whether a process runs; one that has ended and that nobody asks about does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def until(truth, seconds=60.0):
+    """Wait for it; fail if it does not come true in that time."""
+    end = time.monotonic() + seconds
+    while not truth():
+        assert time.monotonic() < end, f"not true after {seconds} s"
+        time.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch):
+    """Nothing of this machine's own launcher is seen, and `run` keeps no signal."""
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({}, None),
+        ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, Place(5, 8, 4)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, Place(1, 2, 2)),
+        ({"RANK": "1"}, None),
+        ({"SLURM_NTASKS": "6", "SLURM_PROCID": "4", "SLURM_NNODES": "3"}, Place(4, 6, 2)),
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, Place(1, 2, 2)),
+        ({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
+        ({"SLURM_NTASKS": "4"}, None),  # sbatch without srun
+        ({"RANK": "0", "WORLD_SIZE": "2", "SLURM_NTASKS": "4", "SLURM_PROCID": "3"}, Place(0, 2, 2)),
+    ],
+)
+def test_a_process_reads_its_place_from_its_environment(monkeypatch, environment, place):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert placed() == place
+
+
+def test_a_run_is_named_by_the_time_and_under_slurm_by_what_a_requeued_job_keeps(monkeypatch):
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", stamp())
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    assert stamp() == "slurm-7.0"
+
+
+def test_ranks_agree_on_the_first_ones_value(monkeypatch):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for name, value in {"TORCHELASTIC_USE_AGENT_STORE": True, "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in (0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        assert shared("x", f"of rank {rank}") == "of rank 0"
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+    with pytest.raises(ValueError, match="add run=NAME"):
+        shared("x", "y")
+
+
+def command(code):
+    return [sys.executable, "-c", f"import os, signal, sys, time\nrank = int(os.environ['RANK'])\n{code}"]
+
+
+def test_a_job_whose_ranks_end_well_ends_well_and_only_the_first_is_heard(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    names = ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    code = f"""
+print("rank", rank, "speaks")
+open(str(rank), "w").write(" ".join(os.environ[name] for name in {names}))
+"""
+    assert run(command(code), 3) == 0
+    said = [(tmp_path / str(rank)).read_text().split() for rank in range(3)]
+    port = said[0][-1]
+    assert said == [["3", str(rank), "3", "127.0.0.1", port] for rank in range(3)]
+    assert capfd.readouterr() == ("rank 0 speaks\n", "")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", int(port)))  # it was free, and is
+
+
+def test_a_failed_rank_is_named_its_words_are_shown_and_the_others_ended(monkeypatch, capfd):
+    monkeypatch.setattr(ranks, "GRACE", 0.3)
+    code = """
+if rank == 1:
+    print("its own words")
+    sys.exit("its last words")
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(100)
+"""
+    began = time.monotonic()
+    assert run(command(code), 2) == 1
+    assert time.monotonic() - began < 20
+    assert re.fullmatch(
+        r"its own words\nits last words\nerror: rank 1 \(process \d+\) ended with status 1; the other ranks"
+        r" were ended too\. The same command with run=NAME continues from the last checkpoint\n",
+        capfd.readouterr().err,
+    )
+
+
+def test_a_rank_that_was_killed_is_named_with_the_signal(monkeypatch, capfd):
+    monkeypatch.setattr(ranks, "GRACE", 0.3)
+    assert run(command("os.kill(os.getpid(), 9) if rank else time.sleep(100)"), 2) == 137
+    assert re.match(r"error: rank 1 \(process \d+\) was ended by SIGKILL;", capfd.readouterr().err)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_a_user_can_mend_is_said_once(monkeypatch, capfd, rank):
+    monkeypatch.setattr(ranks, "GRACE", 0.3)
+    code = f"if rank == {rank}:\n    sys.stderr.write('error: wrong\\n')\n    sys.exit(2)\ntime.sleep(100)"
+    assert run(command(code), 2) == 2
+    assert capfd.readouterr().err == "error: wrong\n"
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_a_signal_reaches_all_ranks_and_the_last_has_time_to_end(tmp_path, monkeypatch, capfd, number):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ranks, "GRACE", 0.1)
+    code = f"""
+def hear(number, _):
+    time.sleep(0.0 if rank else 1.0)  # the first rank writes a checkpoint, and asks for a requeue
+    open(f"saved{{rank}}", "w").close()
+    sys.exit(128 + number)
+signal.signal({int(number)}, hear)
+open(f"ready{{rank}}", "w").close()
+time.sleep(100)
+"""
+
+    def ask():
+        until(lambda: all((tmp_path / f"ready{rank}").exists() for rank in (0, 1)))
+        os.kill(os.getpid(), number)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert run(command(code), 2) == 128 + number
+    asking.join()
+    assert all((tmp_path / f"saved{rank}").exists() for rank in (0, 1))
+    assert capfd.readouterr().err == ""
+
+
+def test_no_rank_outlives_the_process_in_front_though_that_is_killed(tmp_path):
+    """Rank 1 is still importing when the front dies."""
+    code = """
+from pathlib import Path
+if rank == 1:
+    Path("pid1").write_text(str(os.getpid()))
+    while not Path("go").exists():
+        time.sleep(0.02)
+from whitenedcse.ranks import end_with_parent
+end_with_parent()
+Path(f"pid{rank}").write_text(str(os.getpid()))
+time.sleep(60)
+"""
+    front = f"from whitenedcse.ranks import run; run({command(code)!r}, 2)"
+    here = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen([sys.executable, "-c", front], cwd=tmp_path, env=os.environ | here) as process:
+        files = [tmp_path / f"pid{rank}" for rank in (0, 1)]
+        until(lambda: all(path.exists() and path.read_text() for path in files))
+        pids = [int(path.read_text()) for path in files]
+        assert all(map(alive, pids))
+        process.kill()
+    until(lambda: not alive(pids[0]), 5)
+    (tmp_path / "go").touch()
+    until(lambda: not alive(pids[1]), 30)

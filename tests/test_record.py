@@ -1,0 +1,134 @@
+"""A directory belongs to one run with its settings, and to one process at a time."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from whitenedcse.report import record
+
+CONFIG = "run: a\nseed: 1\ndata: {corpus: here.txt, columns: []}\ntrainer: {devices: 1, max_steps: 9}\n"
+EXACT = {"corpus": "c0ffee", "tokenizer": "beef", "processes": 1}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that began."""
+    record.start(tmp_path / "run", CONFIG, seed=1, **EXACT)
+    return tmp_path / "run"
+
+
+@pytest.fixture(autouse=True)
+def held(monkeypatch):
+    """No lock outlives a test."""
+    monkeypatch.setattr(record, "held", {})
+    monkeypatch.setattr(record, "SECONDS", 0.2)
+    yield record.held
+    for lock in record.held.values():
+        lock.release()
+
+
+def test_a_directory_is_claimed_by_one_process(tmp_path, held):
+    record.claim(tmp_path / "run")
+    with pytest.raises(ValueError, match=rf"{tmp_path / 'run'} is being written by another process; .*run="):
+        record.claim(tmp_path / "run")
+    next(iter(held.values())).release()
+    record.claim(tmp_path / "run")
+
+
+def test_a_process_that_was_killed_holds_nothing(tmp_path):
+    code = f"""
+import os, signal
+from filelock import FileLock
+FileLock({str(tmp_path / ".lock")!r}).acquire()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -9
+    record.claim(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (CONFIG.replace("seed: 1", "seed: 2"), "seed=2 (it began with 1)"),
+        (CONFIG.replace("max_steps: 9", "max_steps: 10"), "trainer.max_steps=10 (it began with 9)"),
+        (CONFIG.replace("seed: 1\n", ""), "seed=None (it began with 1)"),
+        (CONFIG + "views: 3\n", "views=3 (it began with None)"),
+        (CONFIG.replace("[]", "[a, b]"), "data.columns=['a', 'b'] (it began with [])"),
+    ],
+)
+def test_another_run_is_refused_and_the_difference_named(run, changed, words):
+    with pytest.raises(ValueError) as refused:
+        record.refuse_other(run, changed, EXACT)
+    assert str(refused.value).startswith(f"{run} holds another run: {words}; choose another name with run=")
+    assert "--force" in str(refused.value)
+    record.refuse_other(run, changed, EXACT, force=True)
+
+
+@pytest.mark.parametrize(("name", "value"), [("corpus", "new"), ("tokenizer", "new"), ("processes", 2)])
+def test_so_are_other_data_another_tokenizer_and_another_number_of_processes(run, name, value):
+    with pytest.raises(ValueError, match=rf"{name}={value} \(it began with {EXACT[name]}\)"):
+        record.refuse_other(run, CONFIG, EXACT | {name: value})
+
+
+def test_where_data_lie_and_where_it_runs_may_change(run):
+    free = CONFIG.replace("here", "elsewhere").replace("run: a", "run: b").replace("devices: 1", "devices: 2")
+    more = "checkpoint_every: 3\nlogger: {_target_: x, project: y}\n"
+    record.refuse_other(run, free + more, EXACT)
+
+
+def test_all_differences_are_said_at_once(run):
+    changed = CONFIG.replace("seed: 1", "seed: 2").replace("max_steps: 9", "max_steps: 10")
+    with pytest.raises(ValueError, match=r"seed=2 .*, trainer.max_steps=10 "):
+        record.refuse_other(run, changed, EXACT)
+
+
+def test_an_empty_directory_refuses_nothing(tmp_path):
+    record.refuse_other(tmp_path, CONFIG, EXACT)
+
+
+def test_a_run_is_begun_once_and_its_files_are_there_together(run):
+    assert (run / "config.yaml").read_text() == CONFIG
+    facts = json.loads((run / "versions.json").read_text())
+    assert facts.items() >= (EXACT | {"seed": 1}).items()
+    assert facts["packages"]["torch"] == torch.__version__
+    with pytest.raises(ValueError, match="already holds a run; choose another name with run=NAME"):
+        record.start(run, CONFIG)
+
+
+def test_a_kill_while_it_begins_leaves_no_run(tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def killed(*_):
+        raise Killed
+
+    monkeypatch.setattr(record, "writing", killed)  # after versions.json
+    with pytest.raises(Killed):
+        record.start(tmp_path, CONFIG)
+    monkeypatch.undo()
+    record.refuse_other(tmp_path, CONFIG.replace("1", "2"), {})
+    record.start(tmp_path, CONFIG, seed=1)
+    assert json.loads((tmp_path / "versions.json").read_text())["seed"] == 1
+
+
+def test_each_time_that_it_goes_on_is_noted_with_what_changed(run, monkeypatch):
+    began = json.loads((run / "versions.json").read_text())
+    assert record.resumed(run, CONFIG, EXACT, 7) == []
+    monkeypatch.setattr(record, "commit", lambda: "another")
+    (line,) = record.resumed(run, CONFIG + "checkpoint_every: 3\n", EXACT, 8)
+    assert line == f"commit=another (it began with {began['commit']})"
+    now = json.loads((run / "versions.json").read_text())
+    first, second = now.pop("resumed")
+    assert (first["step"], second["step"], second["commit"]) == (7, 8, "another") and "commit" not in first
+    assert now == began
+    assert (run / "config.yaml").read_text().endswith("checkpoint_every: 3\n")
+    record.refuse_other(run, CONFIG, EXACT)
+
+
+def test_a_finished_run_has_scores(run):
+    assert record.scores(run) is None and record.best(run) is None
+    (run / "scores.json").write_text('{"dev": {"best": 51.5}}')
+    assert record.best(run) == 51.5

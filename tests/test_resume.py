@@ -1,0 +1,395 @@
+"""A run that was cut short anywhere and started again ends with the bits of one that was not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import test_scripts
+import torch
+from conftest import SENTENCES, backbone, embedder_of
+from lightning import Callback, seed_everything
+from test_ranks import alive, until
+from test_scripts import ROOT, TINY
+from test_training import DEV, LOSS
+
+from whitenedcse.data.datamodule import SentenceData
+from whitenedcse.model.encoder import Encoder
+from whitenedcse.report import record
+from whitenedcse.training import safekeeping
+from whitenedcse.training.checkpoints import newest, step_of
+from whitenedcse.training.loggers import Metrics, Record
+from whitenedcse.training.module import ContrastiveTraining
+from whitenedcse.training.monitor import Monitor
+from whitenedcse.training.optim import adamw
+from whitenedcse.training.safekeeping import Safekeeping
+from whitenedcse.training.trainer import Trainer
+
+refusal = test_scripts.refusal  # a fixture
+BATCHES, SIZE = 7, 4
+SETTINGS = {"max_epochs": 2, "max_steps": -1, "accumulate_grad_batches": 1}
+HERE = {"chunk": None, "devices": 1, "accelerator": "cpu", "enable_progress_bar": False}
+HERE |= {"log_every_n_steps": 2, "gradient_clip_val": 1.0}
+
+
+class Cut(Exception):
+    """What ends a run; nothing in the package knows it."""
+
+
+class Cutter(Callback):
+    """Ends the run in one hook, when `steps` optimiser steps were done; or sends it a signal there."""
+
+    def __init__(self, hook, steps, number):
+        def cut(trainer, *_):
+            if trainer.global_step == steps and number is None:
+                raise Cut
+            if trainer.global_step == steps:
+                os.kill(os.getpid(), number)
+
+        if hook:
+            setattr(self, hook, cut)
+
+
+def fast(parameters, *, total_steps):
+    return adamw(parameters, total_steps=total_steps, lr=1e-2, weight_decay=0.01, warmup_steps=2)
+
+
+@pytest.fixture(scope="module")
+def train(tokenizer, tmp_path_factory):
+    """A life of a run: from its newest checkpoint to the end, or to where it is cut."""
+    home = tmp_path_factory.mktemp("resume")
+    rows = [f"{a} {b}" for a in SENTENCES for b in SENTENCES][: BATCHES * SIZE + 1]
+    (home / "x.txt").write_text("\n".join(rows))
+
+    def life(
+        run,
+        hook=None,
+        steps=0,
+        *,
+        patience=None,
+        judged=0,
+        chunk=None,
+        optimizer=fast,
+        number=None,
+        seconds=0.0,
+        **changes,
+    ):
+        said = []
+        checkpoint = newest(run / "checkpoints", said.append)
+        bert = Encoder(backbone("bert", len(tokenizer)), tokenizer)
+        parts = {"embedder": embedder_of(bert), "loss": LOSS, "optimizer": optimizer, "mlm": None}
+        module = ContrastiveTraining(**parts, views=3, seed=5, gather=True, chunk=chunk)
+        sizes = {"sample": None, "max_length": 16, "batch_size": SIZE, "passes": 3}
+        data = SentenceData(corpus=str(home / "x.txt"), columns=[], seed=5, **sizes)
+        data.tokenizer = tokenizer
+        seed_everything(time.monotonic_ns() % 2**31, verbose=False)  # nothing may hang on a state
+        settings = {"dev": [DEV], "every": 3, "patience": patience, "sample": 8}
+        monitor = Monitor(**settings, directory=run / "best", say=said.append)
+        monitor.judge = Judged(monitor.judge, judged)
+        keep = Safekeeping(run / "checkpoints", seconds, monitor.every, "", said.append)
+        run.mkdir(exist_ok=True)
+        trainer = Trainer(
+            callbacks=[keep, Record(), monitor, Cutter(hook, steps, number)],
+            logger=Metrics(run / "metrics.csv", checkpoint),
+            **(HERE | SETTINGS | changes),
+        )
+        try:
+            trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
+        except Cut:
+            return None
+        state = trainer.optimizers[0].state_dict(), trainer.lr_scheduler_configs[0].scheduler.last_epoch
+        best = {str(path): path.read_bytes() for path in (run / "best").rglob("*") if path.is_file()}
+        best = {name.removeprefix(str(run)): content for name, content in best.items()}
+        return module.state_dict(), state, best, (run / "metrics.csv").read_text(), monitor.summary()
+
+    handlers = {number: signal.getsignal(number) for number in safekeeping.SIGNALS}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WHITENEDCSE_CACHE", str(home / "cache"))
+        patch.setattr(safekeeping, "SHARE", 0)  # a checkpoint before every step
+        yield life
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def whole(train, tmp_path_factory):
+    """What a run that nothing disturbs ends with."""
+    known = {}
+
+    def end(**settings):
+        key = repr(settings)
+        if key not in known:
+            known[key] = train(tmp_path_factory.mktemp("whole"), **settings)
+        return known[key]
+
+    return end
+
+
+class Judged:
+    """A judge whose run is cut amid its `last` judgement."""
+
+    def __init__(self, judge, last):
+        self.judge, self.left, self.sentences, self.n = judge, last, judge.sentences, judge.n
+
+    def __call__(self, *vectors):
+        self.left -= 1
+        if self.left == 0:
+            raise Cut
+        return self.judge(*vectors)
+
+
+def same(one, other):
+    """Bit by bit, and tensors that are no number alike."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+MOMENTS = {
+    "before the first step": ("on_train_batch_start", 0),
+    "after the first step": ("on_train_batch_end", 1),
+    "amid an epoch": ("on_train_batch_end", 4),
+    "after a judgement": ("on_train_batch_end", 6),
+    "after an epoch's last batch": ("on_train_batch_end", 7),
+    "between epochs": ("on_train_epoch_end", 7),
+    "before an epoch's first batch": ("on_train_batch_start", 7),
+    "after the second epoch's first batch": ("on_train_batch_end", 8),
+    "before the last step": ("on_train_batch_start", 13),
+    "after the last step": ("on_train_batch_end", 14),
+    "after the last judgement": ("on_train_end", 14),
+    "after the last checkpoint": ("on_fit_end", 14),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_run_goes_on_as_if_nothing_had_been(train, whole, tmp_path, moment):
+    hook, steps = MOMENTS[moment]
+    assert train(tmp_path / "cut", hook, steps) is None
+    between = hook in (
+        "on_train_batch_start",
+        "on_fit_end",
+    )  # steps; elsewhere the last one is not yet written
+    assert last_step(tmp_path / "cut" / "checkpoints") == (steps if between else max(0, steps - 1))
+    assert same(train(tmp_path / "cut"), whole())
+
+
+@pytest.mark.parametrize("judged", [1, 2, 4, 6])  # before step 1, and after steps 3, 9, and the last
+def test_a_run_cut_amid_a_judgement_goes_on_as_if_nothing_had_been(train, whole, tmp_path, judged):
+    assert train(tmp_path / "cut", judged=judged) is None
+    assert same(train(tmp_path / "cut"), whole())
+
+
+OTHERS = {  # settings, and the optimiser steps after which the run is cut
+    "an odd number of batches, two a step": ({"accumulate_grad_batches": 2}, [1, 3, 4, 5, 8]),
+    "chunks": ({"chunk": 4}, [4, 8]),
+    "three epochs": ({"max_epochs": 3}, [7, 14, 15]),
+    "an end amid an epoch": ({"max_epochs": -1, "max_steps": 10}, [7, 9, 10]),
+}
+
+
+@pytest.mark.parametrize(("name", "steps"), [(name, n) for name, (_, cuts) in OTHERS.items() for n in cuts])
+def test_and_so_it_does_with_other_settings(train, whole, tmp_path, name, steps):
+    settings = OTHERS[name][0]
+    assert train(tmp_path / "cut", "on_train_batch_end", steps, **settings) is None
+    assert same(train(tmp_path / "cut", **settings), whole(**settings))
+
+
+@pytest.mark.parametrize(("hook", "step"), [("on_train_batch_end", 2), ("on_train_batch_start", 3)])
+@pytest.mark.parametrize("number", safekeeping.SIGNALS, ids=lambda number: number.name)
+def test_a_signal_ends_a_run_after_the_step_with_a_checkpoint(train, whole, tmp_path, number, hook, step):
+    """The second one comes between the two batches of the third step."""
+    two = {"accumulate_grad_batches": 2}
+    with pytest.raises(SystemExit) as exit:
+        train(tmp_path / "cut", hook, 2, number=number, seconds=1e6, **two)
+    assert exit.value.code == 128 + number
+    assert last_step(tmp_path / "cut" / "checkpoints") == step
+    assert same(train(tmp_path / "cut", **two), whole(**two))
+
+
+def still(parameters, *, total_steps):
+    return adamw(parameters, total_steps=total_steps, lr=1e-12, weight_decay=0.0, warmup_steps=0)
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_end", "on_fit_end"])
+def test_a_run_that_patience_ended_trains_no_further(train, whole, tmp_path, hook):
+    settings = {"patience": 1, "optimizer": still}  # nothing moves: the first judgement stays the best
+    assert whole(**settings)[-1]["last_step"] == 6
+    assert train(tmp_path / "cut", hook, 6, **settings) is None
+    assert same(train(tmp_path / "cut", **settings), whole(**settings))
+
+
+def test_lives_may_be_many_and_short(train, whole, tmp_path):
+    for steps in range(1, 15):
+        assert train(tmp_path / "cut", "on_train_batch_end", steps) is None
+    assert same(train(tmp_path / "cut"), whole())
+
+
+RUN = [*TINY, "data.sample=1024", "monitor.every=40", "trainer.max_epochs=10"]  # 16 steps an epoch
+RUN += ["checkpoint_every=0"]  # as often as a fiftieth of the time allows; after the first step in any case
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Where all these runs lie; with a `scontrol` that writes down what it was asked."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "bin").mkdir()
+    (folder / "bin" / "scontrol").write_text('#!/bin/sh\necho "$@" >> "$ASKED"\n')
+    (folder / "bin" / "scontrol").chmod(0o755)
+    return folder
+
+
+@contextmanager
+def started(home, *command, **environment):
+    """A process of a script, ended in any case; its words go to `home`/said."""
+    settings = {"WHITENEDCSE_CACHE": home / "cache", "HF_HUB_OFFLINE": 1, "OMP_NUM_THREADS": 1}
+    settings |= {
+        "HYDRA_FULL_ERROR": 0,
+        "ASKED": home / "asked",
+        "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
+    }
+    settings |= {"WHITENEDCSE_DATA": home / "data"} | environment
+    env = os.environ | {name: str(value) for name, value in settings.items()}
+    with (home / "said").open("w") as said:
+        process = subprocess.Popen([sys.executable, *command], cwd=home, env=env, stdout=said, stderr=said)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(60)
+
+
+def finished(home, *command, **environment):
+    """The last line of a process that ends well."""
+    with started(home, *command, **environment) as process:
+        assert process.wait(300) == 0, (home / "said").read_text()
+    return (home / "said").read_text().splitlines()[-1]
+
+
+@contextmanager
+def amid(home, name, *arguments, **environment):
+    """A run as soon as this life of it has written a checkpoint."""
+    folder = home / "outputs" / name / "checkpoints"
+    before = last_step(folder)
+    with started(home, str(ROOT / "train.py"), *RUN, *arguments, f"run={name}", **environment) as process:
+        until(lambda: last_step(folder) > before or process.poll() is not None)
+        assert process.poll() is None, (home / "said").read_text()
+        yield process
+
+
+def last_step(folder):
+    return max(map(step_of, folder.glob("step-*.ckpt")), default=0)
+
+
+def outcome(run):
+    """All that a run leaves and that must not hang on how often it was cut."""
+    files = [run / "metrics.csv", run / "scores.json", run / "best" / "model.safetensors"]
+    return [file.read_bytes() for file in [*files, run / "best" / "head.safetensors"]]
+
+
+def test_a_run_that_is_killed_stopped_and_forced_on_ends_with_the_bits_of_one_that_is_not(
+    home, refusal, monkeypatch
+):
+    run = home / "outputs" / "cut"
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("WHITENEDCSE_CACHE", str(home / "cache"))
+    monkeypatch.setattr(record, "SECONDS", 0.1)
+
+    def refused(*arguments):
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # a start sets it
+        return refusal("train", *RUN, "run=cut", *arguments)
+
+    assert finished(home, str(ROOT / "train.py"), *RUN, "run=whole") == f"run: {home / 'outputs' / 'whole'}"
+
+    with amid(home, "cut") as process:
+        process.send_signal(signal.SIGSTOP)  # it lives, and the directory is its own
+        line = refused()
+        assert line.startswith(f"error: {run} is being written by another process; wait, or use run=NAME")
+        process.kill()
+        assert process.wait(60) == -signal.SIGKILL
+    line = refused("monitor.patience=99")
+    assert "holds another run: monitor.patience=99 (it began with None); choose another name" in line
+
+    stops = {signal.SIGTERM: [], signal.SIGINT: ["monitor.patience=99", "--force"]}
+    stops[signal.SIGUSR1] = ["monitor.patience=99"]
+    for number, arguments in stops.items():
+        before = last_step(run / "checkpoints")
+        with amid(home, "cut", *arguments, SLURM_JOB_ID="7") as process:
+            process.send_signal(number)
+            assert process.wait(60) == 128 + number
+        said = (home / "said").read_text()
+        step = last_step(run / "checkpoints")
+        assert f"{run} goes on after step {before}\n" in said
+        assert f"stopped at step {step}; the same command with run=cut goes on" in said
+        assert (run / "metrics.csv").read_text().splitlines()[-1].startswith(f"{step},")
+        assert not (run / "scores.json").exists()
+    assert (home / "asked").read_text() == "requeue 7\n"  # for SIGUSR1 alone
+
+    finished(home, str(ROOT / "train.py"), *RUN, "run=cut", "monitor.patience=99")
+    assert outcome(run) == outcome(home / "outputs" / "whole")
+    assert [path.name for path in run.glob("*.new")] == []
+    assert len(json.loads((run / "versions.json").read_text())["resumed"]) == 4
+
+
+def ranks_of(pid):
+    """The processes that one started."""
+    stats = [path.read_text() for path in Path("/proc").glob("[0-9]*/stat") if alive(path.parent.name)]
+    return [int(stat.split()[0]) for stat in stats if int(stat.rpartition(")")[2].split()[1]) == pid]
+
+
+def test_so_does_a_run_of_two_processes_and_none_of_them_is_left_alone(home):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    two = "data.sample=512"  # 8 steps an epoch
+    finished(home, *torchrun, str(ROOT / "train.py"), *RUN, two)
+    (whole,) = set((home / "outputs").glob("quickstart-*"))  # both ranks agreed on a name
+
+    with amid(home, "two", two, "trainer.devices=2") as front:
+        both = ranks_of(front.pid)
+        assert len(both) == 2
+        front.kill()
+        until(lambda: not any(map(alive, both)), 5)
+
+    with amid(home, "two", two, "trainer.devices=2") as front:
+        both = ranks_of(front.pid)
+        environment = {pid: Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in both}
+        (second,) = [pid for pid in both if b"RANK=1" in environment[pid]]
+        os.kill(second, signal.SIGKILL)
+        assert front.wait(30) == 128 + signal.SIGKILL
+        assert not any(map(alive, both))
+    error = [line for line in (home / "said").read_text().splitlines() if line.startswith("error:")]
+    assert [line[: line.index(";")] for line in error] == [
+        f"error: rank 1 (process {second}) was ended by SIGKILL"
+    ]
+
+    finished(home, str(ROOT / "train.py"), *RUN, two, "trainer.devices=2", "run=two")
+    assert outcome(home / "outputs" / "two") == outcome(whole)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_at_the_last_good_checkpoint(tmp_path, refusal):
+    line = refusal("train", *RUN, "data.sample=128", "optim.lr=1e30", "run=bad")
+    rows = ", ".join(map(str, np.random.default_rng([42, 0]).permutation(128)[64:69]))
+    assert line.startswith(f"error: the loss of step 2 is not finite (epoch 0, batch 1, rows {rows} ... of")
+    assert "the checkpoint of step 1 stays. A lower optim.lr" in line
+    assert last_step(tmp_path / "outputs" / "bad" / "checkpoints") == 1
+
+
+def wild(parameters, *, total_steps):
+    return adamw(parameters, total_steps=total_steps, lr=1e30, weight_decay=0.0, warmup_steps=0)
+
+
+@pytest.mark.parametrize("log", [1, 7])
+def test_nor_is_the_last_step_judged_or_kept_then(train, tmp_path, log):
+    settings = {"max_epochs": -1, "max_steps": 2, "log_every_n_steps": log, "optimizer": wild}
+    with pytest.raises(ValueError, match="the loss of step 2 is not finite .*; the checkpoint of step 1"):
+        train(tmp_path / "run", **settings)
+    assert last_step(tmp_path / "run" / "checkpoints") == 1
+    assert not (tmp_path / "run" / "best").exists()

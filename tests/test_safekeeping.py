@@ -1,0 +1,42 @@
+"""A run stops when it is asked to, whatever else is amiss, and ranks that differ do not begin."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from whitenedcse.training import safekeeping
+from whitenedcse.training.safekeeping import Safekeeping
+
+
+@pytest.fixture
+def keep(tmp_path):
+    said = []
+    made = Safekeeping(tmp_path / "run" / "checkpoints", 10.0, 5, "seed: 1\nviews: 3", said.append)
+    made.said = said
+    return made
+
+
+@pytest.mark.parametrize("number", safekeeping.ASKING, ids=lambda number: number.name)
+def test_it_ends_with_128_and_the_signal_even_where_nothing_requeues(keep, monkeypatch, tmp_path, number):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("PATH", str(tmp_path))  # no scontrol
+    with pytest.raises(SystemExit) as exit:
+        keep.stop(SimpleNamespace(is_global_zero=True), number)
+    assert exit.value.code == 128 + number
+    assert "the same command with run=run goes on" in keep.said[0]
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ("seed: 2\nviews: 3", "rank 1 has 'seed: 2' where rank 0 has 'seed: 1'"),
+        ("seed: 1\nviews: 3\nmore: 4", "rank 1 has 'more: 4' where rank 0 has ''"),
+        ("seed: 1", "rank 1 has '' where rank 0 has 'views: 3'"),
+    ],
+)
+def test_ranks_with_other_settings_are_refused(keep, monkeypatch, other, words):
+    monkeypatch.setattr(safekeeping, "everyones", lambda value: [value, other])
+    with pytest.raises(ValueError, match=words):
+        keep.setup(None, None, "fit")
+    monkeypatch.setattr(safekeeping, "everyones", lambda value: [value, value])
+    keep.setup(None, None, "fit")

@@ -1,0 +1,34 @@
+"""The trainer takes its place among the processes that others started, and writes durable checkpoints."""
+
+import pytest
+
+from whitenedcse.training.checkpoints import Checkpoints
+from whitenedcse.training.trainer import Trainer
+
+ALONE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "GROUP_RANK")
+
+
+def trainer(**settings):
+    given = {"chunk": None, "devices": "auto", "accelerator": "cpu", "logger": False}
+    return Trainer(**(given | {"enable_progress_bar": False} | settings))
+
+
+@pytest.mark.parametrize(("rank", "world", "local"), [(0, 2, 2), (5, 8, 4), (0, 1, 1)])
+def test_auto_is_what_was_started(monkeypatch, rank, world, local):
+    values = [rank, world, rank % local, local, "x", rank // local]
+    for name, value in zip(ALONE, values, strict=True):
+        monkeypatch.setenv(name, str(value))
+    made = trainer()
+    assert (made.num_devices, made.num_nodes, made.world_size) == (local, world // local, world)
+    assert (made.global_rank, made.local_rank) == (rank, rank % local)
+
+
+def test_alone_auto_is_what_there_is_and_a_number_is_that_number(monkeypatch):
+    for name in (*ALONE, "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+    assert trainer().num_devices == 1
+    assert trainer(devices=2).num_devices == 2
+
+
+def test_its_checkpoints_are_ours():
+    assert isinstance(trainer(devices=1).strategy.checkpoint_io, Checkpoints)
