@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from filelock import FileLock, Timeout
 
 from whitenedcse.report import record
 
@@ -30,12 +31,15 @@ def held(monkeypatch):
         lock.release()
 
 
-def test_a_directory_is_claimed_by_one_process(tmp_path, held):
-    record.claim(tmp_path / "run")
-    with pytest.raises(ValueError, match=rf"{tmp_path / 'run'} is being written by another process; .*run="):
-        record.claim(tmp_path / "run")
-    next(iter(held.values())).release()
-    record.claim(tmp_path / "run")
+def test_a_directory_is_claimed_by_one_process(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    with FileLock(run / ".lock"):
+        with pytest.raises(ValueError, match=rf"{run} is being written by another process; .*run="):
+            record.claim(run)
+    record.claim(run)
+    with pytest.raises(Timeout):
+        FileLock(run / ".lock").acquire(timeout=0)
 
 
 def test_a_process_that_was_killed_holds_nothing(tmp_path):
@@ -105,10 +109,10 @@ def test_a_kill_while_it_begins_leaves_no_run(tmp_path, monkeypatch):
     def killed(*_):
         raise Killed
 
-    monkeypatch.setattr(record, "writing", killed)  # after versions.json
-    with pytest.raises(Killed):
-        record.start(tmp_path, CONFIG)
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(record, "writing", killed)  # after versions.json
+        with pytest.raises(Killed):
+            record.start(tmp_path, CONFIG)
     record.refuse_other(tmp_path, CONFIG.replace("1", "2"), {})
     record.start(tmp_path, CONFIG, seed=1)
     assert json.loads((tmp_path / "versions.json").read_text())["seed"] == 1

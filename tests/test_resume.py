@@ -45,11 +45,14 @@ class Cut(Exception):
 class Cutter(Callback):
     """Ends the run in one hook, when `steps` optimiser steps were done; or sends it a signal there."""
 
+    sent = False
+
     def __init__(self, hook, steps, number):
         def cut(trainer, *_):
             if trainer.global_step == steps and number is None:
                 raise Cut
-            if trainer.global_step == steps:
+            if trainer.global_step == steps and not self.sent:  # a second Ctrl-C would end this process
+                self.sent = True
                 os.kill(os.getpid(), number)
 
         if hook:
