@@ -111,7 +111,7 @@ def train(tokenizer, tmp_path_factory):
         best = {name.removeprefix(str(run)): content for name, content in best.items()}
         return module.state_dict(), state, best, (run / "metrics.csv").read_text(), monitor.summary()
 
-    handlers = {number: signal.getsignal(number) for number in safekeeping.SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in safekeeping.ASKING}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WHITENEDCSE_CACHE", str(home / "cache"))
         patch.setattr(safekeeping, "SHARE", 0)  # a checkpoint before every step
@@ -208,7 +208,7 @@ def test_and_so_it_does_with_other_settings(train, whole, tmp_path, name, steps)
 
 
 @pytest.mark.parametrize(("hook", "step"), [("on_train_batch_end", 2), ("on_train_batch_start", 3)])
-@pytest.mark.parametrize("number", safekeeping.SIGNALS, ids=lambda number: number.name)
+@pytest.mark.parametrize("number", safekeeping.ASKING, ids=lambda number: number.name)
 def test_a_signal_ends_a_run_after_the_step_with_a_checkpoint(train, whole, tmp_path, number, hook, step):
     """The second one comes between the two batches of the third step."""
     two = {"accumulate_grad_batches": 2}
