@@ -421,9 +421,12 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, help="kills; 20, or 3 if --quick")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--quick", action="store_true", help="3 rounds of a tiny encoder, about two minutes")
+    parser.add_argument(
+        "--quick", action="store_true", help="a tiny encoder, fewer cases, about three minutes"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file too")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # cleans up
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         rows = studied(Path(folder), options)
     columns = ["case", "processes", "kept", "logged", "draft", "gone [s]", "verdict"]

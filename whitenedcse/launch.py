@@ -46,7 +46,8 @@ def start(script: Callable[[], Any]) -> None:
     if (here := ranks.placed()) is not None:
         ranks.end_with_parent()
         sys.argv += ["hydra.job_logging.root.handlers=[]"] if here.rank else []
-    os.environ["WHITENEDCSE_TRACEBACK"] = os.environ.get("HYDRA_FULL_ERROR", "")
+    if here is None or "WHITENEDCSE_TRACEBACK" not in os.environ:  # the process that starts ranks asks once
+        os.environ["WHITENEDCSE_TRACEBACK"] = os.environ.get("HYDRA_FULL_ERROR", "")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that errors reach this place
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     for message in QUIET:

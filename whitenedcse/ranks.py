@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 USR1 = getattr(signal, "SIGUSR1", signal.SIGTERM)  # SLURM's "your time is nearly over"
 ASKING = (signal.SIGTERM, signal.SIGINT, USR1)  # to stop
 STOPPED = {128 + number for number in ASKING}  # exit codes of ranks that were asked to
-GRACE = 3.0  # seconds for the ranks that are left to end by themselves when one has failed
+GRACE = 2.0  # seconds for the ranks that are left to end by themselves when one has failed
 PATIENCE = 60.0  # the same when all were asked to stop
 
 

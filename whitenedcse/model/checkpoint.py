@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from whitenedcse.durable import digest, settle
@@ -26,18 +27,19 @@ FOREIGN = "not what train.py wrote beside these weights; copy the whole checkpoi
 
 
 def save(embedder: Embedder, directory: Path) -> None:
-    """Write the checkpoint beside the directory, then put it in its place: a kill leaves no half of one."""
+    """Write the checkpoint beside the directory, then put it in its place: a kill leaves no half of one.
+
+    Raises OSError, the directory untouched.
+    """
     new, old = directory.with_name(directory.name + ".new"), directory.with_name(directory.name + ".old")
     restore(directory)
     for left in (new, old):  # by a save that was killed
         shutil.rmtree(left, ignore_errors=True)
     new.mkdir(parents=True)
-    embedder.encoder.backbone.save_pretrained(new)
-    embedder.encoder.tokenizer.save_pretrained(new)
-    save_file({k: v.contiguous() for k, v in embedder.head.state_dict().items()}, new / "head.safetensors")
-    sentence_transformers.write(embedder, new)
-    content = {**settings(embedder), "sha256": digests(new)}
-    (new / SETTINGS).write_text(json.dumps(content, indent=2))
+    try:
+        write(embedder, new)
+    except SafetensorError as error:  # what it makes of an OSError
+        raise OSError(f"{directory}: not written ({error}); what was there is whole") from error
     for path in (new, *new.rglob("*")):
         settle(path)
     if directory.exists():
@@ -45,6 +47,17 @@ def save(embedder: Embedder, directory: Path) -> None:
     new.rename(directory)
     settle(directory.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def write(embedder: Embedder, directory: Path) -> None:
+    """The files of a checkpoint."""
+    embedder.encoder.backbone.save_pretrained(directory)
+    embedder.encoder.tokenizer.save_pretrained(directory)
+    head = {name: value.contiguous() for name, value in embedder.head.state_dict().items()}
+    save_file(head, directory / "head.safetensors")
+    sentence_transformers.write(embedder, directory)
+    content = {**settings(embedder), "sha256": digests(directory)}
+    (directory / SETTINGS).write_text(json.dumps(content, indent=2))
 
 
 def digests(directory: Path) -> dict[str, str]:
