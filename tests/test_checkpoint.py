@@ -1,11 +1,13 @@
 """best/ is whole whenever a kill comes: the old one, or the new one."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import embedder_of
+from safetensors import SafetensorError
 
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
@@ -107,3 +109,32 @@ def test_all_of_it_is_on_the_disk_before_it_has_its_name(best, monkeypatch):
     inside = {str(path).replace(str(directory), new) for path in directory.rglob("*")}
     assert inside | {new} <= set(told[:first])
     assert told[first:] == [f"{directory} -> best.old", f"{new} -> best", str(directory.parent)]
+
+
+def test_a_full_disk_leaves_the_old_one(best, monkeypatch):
+    directory, embedder, old = best
+    learn(embedder)
+
+    def full(*_):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(
+        OSError, match=rf"{directory}: not written \(.*No space left.*what was there is whole"
+    ):
+        checkpoint.save(embedder, directory)
+    assert value(Embedder.load(directory)) == old
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "head.safetensors"])
+def test_a_flipped_bit_is_named(best, name):
+    directory, _, _ = best
+    content = bytearray((directory / name).read_bytes())
+    content[-3] ^= 1
+    (directory / name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf'{directory / name} is damaged: .* delete "sha256" from'):
+        Embedder.load(directory)
+    settings = json.loads((directory / "whitenedcse.json").read_text())
+    assert {"model.safetensors", "head.safetensors"} <= set(settings.pop("sha256"))
+    (directory / "whitenedcse.json").write_text(json.dumps(settings))
+    Embedder.load(directory)

@@ -128,3 +128,9 @@ def test_the_loss_is_logged_once_a_due_step_with_the_rate_that_step_took(tmp_pat
         group["lr"] = 99.0
         record.on_train_batch_end(trainer, None, None, None, batch)
     assert (tmp_path / "m.csv").read_text() == "step,train/loss,train/lr\n2,3.0,1.0\n4,7.0,3.0\n"
+
+
+def test_a_run_that_goes_on_is_the_same_run_at_wandb(offline, tmp_path):
+    assert offline(WANDB_MODE="offline")
+    ids = {wandb_logger(project="p", run=tmp_path / name)._id for name in ("run", "run", "other")}
+    assert len(ids) == 2

@@ -192,3 +192,13 @@ time.sleep(60)
     until(lambda: not alive(pids[0]), 5)
     (tmp_path / "go").touch()
     until(lambda: not alive(pids[1]), 30)
+
+
+def test_what_works_in_one_process_is_refused_in_several(monkeypatch):
+    ranks.refuse("evaluate.py")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    ranks.refuse("evaluate.py")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"evaluate\.py works in one process; .* \(now 2 ranks\)"):
+        ranks.refuse("evaluate.py")

@@ -1,5 +1,6 @@
 """A run stops when it is asked to, whatever else is amiss, and ranks that differ do not begin."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -40,3 +41,11 @@ def test_ranks_with_other_settings_are_refused(keep, monkeypatch, other, words):
         keep.setup(None, None, "fit")
     monkeypatch.setattr(safekeeping, "everyones", lambda value: [value, value])
     keep.setup(None, None, "fit")
+
+
+def test_writing_takes_at_most_a_fiftieth_of_the_time(keep):
+    slow = SimpleNamespace(loggers=[], global_step=7, save_checkpoint=lambda folder: time.sleep(0.3))
+    keep.save(slow)
+    assert keep.saved == 7 and 15 <= keep.pause < 30
+    keep.save(SimpleNamespace(loggers=[], global_step=8, save_checkpoint=lambda folder: None))
+    assert keep.pause == keep.seconds == 10

@@ -265,6 +265,12 @@ def test_two_processes_make_one_run(tmp_path):
     assert json.loads((tmp_path / "outputs" / "two" / "scores.json").read_text())["dev"]["last_step"] == 2
 
 
+def test_an_error_of_ranks_is_one_line_too(tmp_path):
+    result = script("train.py", *TINY, "trainer.devices=2", "loss.temperature=0", "run=two", cwd=tmp_path)
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
+    assert result.stderr.startswith("error: loss.temperature=0 must be finite and above 0")
+
+
 def test_a_sweep_gives_each_job_its_directory(tmp_path):
     result = script("train.py", "-m", *TINY, "trainer.max_steps=1", "seed=1,2", "run=sweep", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
