@@ -191,6 +191,7 @@ TRAINING = [
     ({}, "trainer.chunk=0", ["trainer.chunk=0 must be 1 or more"]),
     ({}, "trainer.chunk=2 mlm.weight=0.1", ["trainer.chunk=2", "mlm.weight"]),
     ({}, "monitor.patience=-1", ["monitor.patience=-1 must be 1 or more, or null"]),
+    ({}, "gather=maybe", ['gather="maybe" must be true or false']),
     ({}, "checkpoint_every=soon", ['checkpoint_every="soon" must be a number']),
     ({}, "data.corpus=null", ["data.corpus=null must be text"]),
     ({}, "seed=-1", ["-1", "from 0 to 4294967295"]),

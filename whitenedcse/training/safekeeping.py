@@ -131,9 +131,8 @@ class Safekeeping(Callback):
 
     def stop(self, trainer: Trainer, number: int) -> None:
         """End the process with 128 + the signal; give a SLURM job back to its queue if its time was over."""
-        self.say(
-            f"stopped at step {self.saved}; the same command with run={self.directory.parent.name} goes on"
-        )
+        run = self.directory.parent
+        self.say(f"{run} stopped after step {self.saved}; the same command, with run= its name, goes on")
         job = os.environ.get("SLURM_JOB_ID")
         if number not in (signal.SIGTERM, signal.SIGINT) and job and trainer.is_global_zero:
             with suppress(OSError):  # no scontrol here, e.g. in a container
