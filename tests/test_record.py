@@ -1,11 +1,11 @@
 """A directory belongs to one run with its settings, and to one process at a time."""
 
+import importlib.metadata
 import json
 import subprocess
 import sys
 
 import pytest
-import torch
 from filelock import FileLock, Timeout
 
 from whitenedcse.report import record
@@ -97,7 +97,7 @@ def test_a_run_is_begun_once_and_its_files_are_there_together(run):
     assert (run / "config.yaml").read_text() == CONFIG
     facts = json.loads((run / "versions.json").read_text())
     assert facts.items() >= (EXACT | {"seed": 1}).items()
-    assert facts["packages"]["torch"] == torch.__version__
+    assert facts["packages"]["torch"] == importlib.metadata.version("torch")
     with pytest.raises(ValueError, match="already holds a run; choose another name with run=NAME"):
         record.start(run, CONFIG)
 
