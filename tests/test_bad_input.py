@@ -225,7 +225,7 @@ TRAINING = [
      ["x: ", "belong together"]),
     ({"x/config.json": changed("config.json", "num_hidden_layers", 4)}, "encoder.path=x",
      ["x lacks weights of Bert"]),
-    ({f"x/{name}": None for name in TOKENIZER}, "encoder.path=x", ["x has no tokenizer", "copy its files"]),
+    ({f"x/{name}": None for name in TOKENIZER}, "encoder.path=x", ["x", "tokenizer.json", "copy"]),
     (
         {"x/config.json": changed("config.json", "vocab_size", 20), "x/model.safetensors": of_another},
         "encoder.path=x",

@@ -1,6 +1,7 @@
 """W processes of n sentences compute what one of W n does, and chunks of a batch what the batch does."""
 
 import copy
+import inspect
 import itertools
 import os
 from dataclasses import replace
@@ -74,6 +75,8 @@ def encoder_of(tokenizer, dtype=torch.float64, dropout=0.0):
     """A BERT whose vectors spread in all directions: a new one gives nearly the same vector to everything."""
     encoder = Encoder(backbone("bert", len(tokenizer)), tokenizer)
     for part in encoder.modules():
+        if hasattr(part, "dropout_prob"):  # where older releases of Transformers keep attention's
+            part.dropout_prob = dropout
         if isinstance(part, nn.Dropout):
             part.p = dropout
         elif isinstance(part, nn.LayerNorm):
@@ -550,7 +553,8 @@ def saved(function):
 
 def peak(function):
     """The most bytes that were allocated at one time meanwhile."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
+    quiet = {"acc_events": True} if "acc_events" in inspect.signature(profile).parameters else {}
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, **quiet) as seen:
         function()
     events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
