@@ -129,7 +129,10 @@ class SentenceData(LightningDataModule):
         rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         size, rest = divmod(self.batch_size, world)
         if rest:
-            raise ValueError(f"batch_size={self.batch_size} cannot be shared equally by {world} processes")
+            raise ValueError(
+                f"batch_size={self.batch_size} cannot be shared equally by {world} processes; choose a"
+                " multiple of them, or trainer.devices=N"
+            )
         share = slice(rank * size, (rank + 1) * size)
         order = EpochOrder(len(self.tokens), self.batch_size, seed=self.seed, share=share, start=self.done)
         return DataLoader(
