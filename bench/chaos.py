@@ -7,7 +7,7 @@ Exit status 1 if anything differs. Linux only (/proc); only root can mount the d
 
 kept: the step of the newest checkpoint when all processes were gone, or of the newest one that is whole
 logged: the last step in metrics.csv then    draft: what a killed write left behind
-gone: seconds from the kill until the last process of the job had ended; more than 5 are refused
+gone: seconds from the kill until the last process of the job had ended; more than 30 are refused
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TINY += ["monitor.every=20", "checkpoint_every=0.5"]
 MARK = "WHITENEDCSE_CHAOS"  # in the environment of all processes of a job
 TICK = 0.0005  # seconds between two looks; a write takes some ten milliseconds
 LIMIT = 3600.0  # seconds for one job
-GONE = 5.0  # seconds for all processes of a job to end after one was killed
+GONE = 30.0  # seconds for all processes of a job to end after one was killed: the promise
 TRIES = 8  # of a round, where the run ended before its kill
 VICTIMS = ("all", "front", "rank 1", "rank 0")
 FILES = ("draft.new", "best.new", "draft", "draft.new", "best.old")  # seen while something is written

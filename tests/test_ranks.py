@@ -142,6 +142,12 @@ def test_what_a_user_can_mend_is_said_once(monkeypatch, capfd, rank):
     assert capfd.readouterr().err == "error: wrong\n"
 
 
+def test_what_all_ranks_say_is_said_once_whoever_is_first(capfd):
+    code = "time.sleep(0.5 * (rank == 0))\nsys.stderr.write('error: wrong\\n')\nsys.exit(2)"
+    assert run(command(code), 2) == 2
+    assert capfd.readouterr().err == "error: wrong\n"
+
+
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_a_signal_reaches_all_ranks_and_the_last_has_time_to_end(tmp_path, monkeypatch, capfd, number):
     monkeypatch.chdir(tmp_path)

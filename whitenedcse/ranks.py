@@ -108,7 +108,8 @@ def run(command: Sequence[str], count: int) -> int:
         if failed is None:
             return 0
         status = int(job[failed].returncode)
-        sys.stderr.write(said[failed].read_text() if failed else "")
+        if failed and not status == 2 == job[0].returncode:  # the first rank has said the same
+            sys.stderr.write(said[failed].read_text())
         if status == 2 or status in STOPPED:  # it has said why
             return status
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
