@@ -34,3 +34,10 @@ def test_keys_that_are_read_pass():
 
 def test_the_nearest_of_nothing_is_nothing():
     assert unknown("a", []) == "no setting 'a'"
+
+
+def test_the_rest_of_a_class_s_settings_are_those_of_the_class_above():
+    trainer = {"_target_": "whitenedcse.training.trainer.Trainer", "chunk": None, "max_steps": 4}
+    refuse_unknown({"trainer": trainer}, ["trainer"])
+    with pytest.raises(ValueError, match=r"no setting 'trainer\.settings'"):
+        refuse_unknown({"trainer": trainer | {"settings": 1}}, ["trainer"])

@@ -75,8 +75,9 @@ def parameters(path: str, target: str | None) -> dict[str, Any]:
         hints: dict[str, Any] = dict.fromkeys(HYDRA_KEYS, Any)
         for part in getattr(symbol, "__mro__", (symbol, object))[:-1]:  # **more goes to the class above
             found = inspect.signature(part, eval_str=True).parameters.values()
-            hints = {p.name: Any if p.annotation is p.empty else p.annotation for p in found} | hints
-            if all(p.kind is not p.VAR_KEYWORD for p in found):
+            named = [p for p in found if p.kind is not p.VAR_KEYWORD]
+            hints = {p.name: Any if p.annotation is p.empty else p.annotation for p in named} | hints
+            if len(named) == len(found):
                 return hints
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{path}._target_={target!r} is no function or class to import: {error}") from error

@@ -11,12 +11,11 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from rich.console import Console
 from rich.progress import track
 
 from whitenedcse.data.corpus import Corpus, Counts, fingerprint, read
+from whitenedcse.durable import writing
 from whitenedcse.ragged import Ragged
 
 if TYPE_CHECKING:
@@ -170,13 +170,13 @@ def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max
     starts: Iterable[int] = range(0, len(sentences), BATCH)
     if sys.stderr.isatty():
         starts = track(starts, "tokenising", console=Console(stderr=True), transient=True)
-    with _durable(folder / "ids") as stream:
+    with writing(folder / "ids") as stream:
         for start in starts:
             batch = token_ids(sentences[start : start + BATCH], tokenizer, max_length)
             lengths.extend(map(len, batch))
             stream.write(np.fromiter(chain.from_iterable(batch), dtype).tobytes())
     offsets = np.cumsum(lengths, dtype=np.int64)
-    with _durable(folder / "offsets") as stream:
+    with writing(folder / "offsets") as stream:
         stream.write(offsets.tobytes())
     meta = {
         "tokens": int(offsets[-1]),
@@ -184,14 +184,5 @@ def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max
         "columns": len(rows[0]),
         "counts": counts,
     }
-    with _durable(folder / "meta.json") as stream:
+    with writing(folder / "meta.json") as stream:
         stream.write(json.dumps(meta).encode())
-
-
-@contextmanager
-def _durable(path: Path) -> Iterator[BinaryIO]:
-    """A new file, on the disk itself by the end."""
-    with path.open("wb") as stream:
-        yield stream
-        stream.flush()
-        os.fsync(stream.fileno())
