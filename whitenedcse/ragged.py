@@ -16,10 +16,12 @@ class Ragged(NamedTuple):
     """Token ids of n sentences laid end to end.
 
     ids: (t,) int64. offsets: (n + 1,) int64; sentence i is ids[offsets[i]:offsets[i + 1]].
+    longest: l, or more. It is a number of the host, so that nobody has to wait for a device to know it.
     """
 
     ids: Tensor
     offsets: Tensor
+    longest: int
 
     @property
     def n(self) -> int:
@@ -31,11 +33,16 @@ class Ragged(NamedTuple):
         """(n,) tokens in each sentence."""
         return self.offsets.diff()
 
+    def to(self, device: torch.device) -> Ragged:
+        """The same batch there."""
+        return Ragged(self.ids.to(device), self.offsets.to(device), self.longest)
+
 
 def ragged(rows: Sequence[Sequence[int]]) -> Ragged:
     """A batch from lists of token ids."""
     flat = [token for row in rows for token in row]
-    return Ragged(torch.tensor(flat, dtype=torch.long), offsets([len(row) for row in rows]))
+    lengths = [len(row) for row in rows]
+    return Ragged(torch.tensor(flat, dtype=torch.long), offsets(lengths), max(lengths, default=0))
 
 
 def offsets(lengths: Sequence[int] | Tensor) -> Tensor:
@@ -51,7 +58,8 @@ def rows(batch: Ragged) -> list[list[int]]:
 
 def concatenate(batches: Sequence[Ragged]) -> Ragged:
     """The sentences of all batches, in order."""
-    return Ragged(torch.cat([b.ids for b in batches]), offsets(torch.cat([b.lengths for b in batches])))
+    lengths = torch.cat([b.lengths for b in batches])
+    return Ragged(torch.cat([b.ids for b in batches]), offsets(lengths), max(b.longest for b in batches))
 
 
 def repeat(batch: Ragged, times: int) -> Ragged:
@@ -62,7 +70,7 @@ def repeat(batch: Ragged, times: int) -> Ragged:
 def between(batch: Ragged, first: int, last: int) -> Ragged:
     """Sentences first .. last - 1."""
     bounds = batch.offsets[first : last + 1]
-    return Ragged(batch.ids[bounds[0] : bounds[-1]], bounds - bounds[0])
+    return Ragged(batch.ids[bounds[0] : bounds[-1]], bounds - bounds[0], batch.longest)
 
 
 def split(batch: Ragged, most: int) -> list[Ragged]:
@@ -73,7 +81,7 @@ def split(batch: Ragged, most: int) -> list[Ragged]:
 def mask(batch: Ragged) -> Tensor:
     """(n, l) bool: True where a padded batch holds a token."""
     lengths = batch.lengths
-    return torch.arange(int(lengths.max()), device=lengths.device) < lengths.unsqueeze(1)
+    return torch.arange(batch.longest, device=lengths.device) < lengths.unsqueeze(1)
 
 
 def pad(batch: Ragged, value: int) -> Tensor:

@@ -61,7 +61,8 @@ class TokenRows:
         bounds = np.zeros(len(sentences) + 1, dtype=np.int64)
         np.cumsum(lengths, out=bounds[1:])
         tokens = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], lengths)
-        return Ragged(torch.from_numpy(self.ids[tokens].astype(np.int64)), torch.from_numpy(bounds))
+        ids = torch.from_numpy(self.ids[tokens].astype(np.int64))
+        return Ragged(ids, torch.from_numpy(bounds), int(lengths.max(initial=0)))
 
 
 def tokenised(

@@ -111,8 +111,8 @@ class Embedder(nn.Module):
         was_training, device = self.training, next(self.parameters()).device
         self.eval()
         for batch in batches:
-            tokens = ragged([rows[row] for row in batch])
-            out[batch] = self.embed(Ragged(*(part.to(device) for part in tokens))).float().cpu().numpy()
+            tokens = ragged([rows[row] for row in batch]).to(device)
+            out[batch] = self.embed(tokens).float().cpu().numpy()
         self.train(was_training)
         return out
 

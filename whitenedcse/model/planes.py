@@ -24,7 +24,7 @@ from rich.progress import track
 from whitenedcse.model.embedder import by_length
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.pooling import pooled
-from whitenedcse.ragged import Ragged, ragged
+from whitenedcse.ragged import ragged
 
 Rows = Sequence[Sequence[int]]
 FORMAT = 1
@@ -165,7 +165,7 @@ def encode(
     was_training, device = encoder.training, next(encoder.parameters()).device
     encoder.eval()
     for batch in batches:
-        tokens = Ragged(*(part.to(device) for part in ragged([rows[row] for row in batch])))
+        tokens = ragged([rows[row] for row in batch]).to(device)
         hidden = encoder(tokens, layers)
         for kind, file in out.items():
             file[:, batch] = pooled(kind, hidden, tokens.offsets).float().cpu().numpy()

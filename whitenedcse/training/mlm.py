@@ -40,8 +40,8 @@ class MaskedLanguageModel(nn.Module):
         """n sentences -> scalar."""
         ids, labels = self.masked(batch.ids)
         where = ragged.mask(batch)
-        padded = ragged.pad(Ragged(ids, batch.offsets), self.tokenizer.pad_token_id or 0)
-        targets = ragged.pad(Ragged(labels, batch.offsets), -100)
+        padded = ragged.pad(batch._replace(ids=ids), self.tokenizer.pad_token_id or 0)
+        targets = ragged.pad(batch._replace(ids=labels), -100)
         return self.model(input_ids=padded, attention_mask=where.long(), labels=targets).loss
 
     def masked(self, ids: Tensor) -> tuple[Tensor, Tensor]:
