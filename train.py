@@ -42,7 +42,7 @@ def trained(cfg: DictConfig, run: Path, settings: str) -> None:
     dev = launch.require([*find, lambda: located(cfg.data.corpus), lambda: subsets(cfg.monitor.dev)])[-1]
     seed_everything(cfg.seed, verbose=False)
     module, data = built(cfg)
-    launch.say(data.counts)
+    launch.say(f"{data.counts}; {module.embedder.encoder.batches} batches")
     facts = {"experiment": launch.experiment(), "seed": cfg.seed}
     checkpoint = runs.begin(run, settings, facts, data.tokens.digests)
     monitor: Monitor = instantiate(cfg.monitor)(dev=dev, directory=run / "best", say=launch.say)

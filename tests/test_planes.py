@@ -11,6 +11,7 @@ from conftest import SENTENCES, embedder_of
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import planes as room
 from whitenedcse.model.planes import planes
+from whitenedcse.ragged import rows as rows_of
 
 
 @pytest.fixture(autouse=True)
@@ -27,15 +28,13 @@ def rows(encoder):
 @pytest.fixture
 def counted(encoder, monkeypatch):
     """Sentences that went through the backbone."""
-    seen, forward = [], encoder.backbone.forward
+    seen, forward = [], encoder.forward
 
-    def spy(input_ids, attention_mask=None, **rest):
-        if attention_mask is not None:
-            on = attention_mask.bool()
-            seen.extend(ids[where].tolist() for ids, where in zip(input_ids, on, strict=True))
-        return forward(input_ids=input_ids, attention_mask=attention_mask, **rest)
+    def spy(batch, *arguments, **more):
+        seen.extend(rows_of(batch))
+        return forward(batch, *arguments, **more)
 
-    monkeypatch.setattr(encoder.backbone, "forward", spy)
+    monkeypatch.setattr(encoder, "forward", spy)
     return seen
 
 

@@ -54,7 +54,10 @@ class Embedder(nn.Module):
 
     def pool(self, batch: Ragged) -> Tensor:
         """n sentences -> x: (n, d), float32."""
-        return self.pooler(self.pooling(self.encoder(batch, self.pooling.layers), batch.offsets))
+        first = self.pooling.reads_first
+        hidden = self.encoder(batch, self.pooling.layers, first=first)
+        offsets = torch.arange(batch.n + 1, device=hidden.device) if first else batch.offsets
+        return self.pooler(self.pooling(hidden, offsets))
 
     def pooler(self, x: Tensor) -> Tensor:
         """(n, d) -> (n, d): through the checkpoint's own pooler where that is the pooling."""

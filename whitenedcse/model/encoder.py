@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 from whitenedcse import ragged
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.sources import located
+from whitenedcse.model import packed
 from whitenedcse.ragged import Ragged
 
 SECONDS = 5  # to wait for the hub to answer at all
@@ -34,12 +35,17 @@ class Encoder(nn.Module):
 
     Padding happens here and nowhere else. The length limit is the tokenizer's, or else the config's, but
     never above the number of positions; the tokenizer is told so.
+    batches: "packed" computes on the tokens alone (BERT and RoBERTa), "padded" is Transformers' own way, and
+        "auto" is packed for an architecture that allows it.
     """
 
-    def __init__(self, backbone: nn.Module, tokenizer: Any, source: Path | None = None) -> None:
+    def __init__(
+        self, backbone: nn.Module, tokenizer: Any, source: Path | None = None, batches: str = "auto"
+    ) -> None:
         super().__init__()
         quiet()
         self.source = source
+        self.batches = chosen(batches, backbone)
         self.backbone: Any = backbone
         self.tokenizer = tokenizer
         config: Any = backbone.config
@@ -48,15 +54,20 @@ class Encoder(nn.Module):
         self.max_length = tokenizer.model_max_length = longest(self.backbone, tokenizer.model_max_length)
         refuse_foreign(tokenizer, self.backbone, source)
 
-    def forward(self, batch: Ragged, layers: Sequence[int]) -> Tensor:
-        """n sentences -> (k, t, d): the hidden states of the layers asked for; 0 is the embedding layer."""
+    def forward(self, batch: Ragged, layers: Sequence[int], *, first: bool = False) -> Tensor:
+        """n sentences -> (k, t, d): the hidden states of the layers asked for; 0 is the embedding layer.
+
+        first: of the first token of each sentence alone, (k, n, d).
+        """
         wanted = [self.layer(layer) for layer in layers]
+        if self.batches == "packed":
+            return packed.hidden(self.backbone, batch, wanted, first=first)
         where = ragged.mask(batch)
         padded = ragged.pad(batch, self.tokenizer.pad_token_id or 0)
         every = wanted != [self.depth]
         out = self.backbone(input_ids=padded, attention_mask=where.long(), output_hidden_states=every)
         hidden = [out.hidden_states[layer] if every else out.last_hidden_state for layer in wanted]
-        return torch.stack([ragged.unpad(layer, where) for layer in hidden])
+        return torch.stack([layer[:, 0] if first else ragged.unpad(layer, where) for layer in hidden])
 
     def layer(self, index: int) -> int:
         """A layer counted from the embeddings: -1 -> depth. Raises ValueError outside -depth - 1 .. depth."""
@@ -74,7 +85,21 @@ class Encoder(nn.Module):
         return getattr(self.backbone, "pooler", None) is not None
 
 
-def pretrained(*, path: str) -> Encoder:
+def chosen(batches: str, backbone: nn.Module) -> str:
+    """The kind of batches for this backbone. Raises ValueError where it cannot be had."""
+    kinds = ("auto", "packed", "padded")
+    if batches not in kinds:
+        raise ValueError(f"encoder.batches={batches!r} is not one of {', '.join(kinds)}")
+    fits = packed.fits(backbone)
+    if batches == "packed" and not fits:
+        raise ValueError(
+            f"encoder.batches=packed: there is no such way through {type(backbone).__name__}; use auto, which"
+            f" takes it for {', '.join(packed.KINDS)}"
+        )
+    return batches if batches != "auto" else "packed" if fits else "padded"
+
+
+def pretrained(*, path: str, batches: str = "auto") -> Encoder:
     """The encoder in a local directory, or with this id on the hub, in float32.
 
     Raises FileNotFoundError where neither can be had, and ValueError if the checkpoint lacks weights: an
@@ -98,7 +123,7 @@ def pretrained(*, path: str) -> Encoder:
         backbone.pooler = None
     if absent := sorted(name for name in missing if not name.startswith("pooler.")):
         raise ValueError(f"{path} lacks weights of {type(backbone).__name__}: {', '.join(absent[:3])} ...")
-    return Encoder(backbone.float(), tokenizer, source)
+    return Encoder(backbone.float(), tokenizer, source, batches)
 
 
 def sound(file: Path) -> Path:
@@ -136,8 +161,15 @@ def refuse_foreign(tokenizer: Any, backbone: Any, source: Path | None) -> None:
         )
 
 
-def small_bert(
-    *, corpus: str, columns: Sequence[str], vocabulary: int, layers: int, width: int, heads: int
+def small_bert(  # noqa: PLR0913  the settings of one YAML group, by name
+    *,
+    corpus: str,
+    columns: Sequence[str],
+    vocabulary: int,
+    layers: int,
+    width: int,
+    heads: int,
+    batches: str = "auto",
 ) -> Encoder:
     """The quick start's encoder: a BERT of random weights, its WordPiece tokenizer learnt from the corpus."""
     if min(vocabulary, layers, width, heads) < 1 or width % heads:
@@ -155,7 +187,7 @@ def small_bert(
         intermediate_size=4 * width,
         max_position_embeddings=tokenizer.model_max_length,
     )
-    return Encoder(BertModel(config, add_pooling_layer=False), tokenizer)
+    return Encoder(BertModel(config, add_pooling_layer=False), tokenizer, batches=batches)
 
 
 def wordpiece(sentences: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:

@@ -41,6 +41,11 @@ class Pooling:
         """(k, t, d), (n + 1,) -> (n, d)."""
         return pooled(self.kind, hidden, offsets).mean(dim=0)
 
+    @property
+    def reads_first(self) -> bool:
+        """Whether it reads the first token of a sentence and no other."""
+        return self.kind in ("cls", "pooler")
+
     def __str__(self) -> str:
         return f"{self.kind} over layers {list(self.layers)}"
 

@@ -1,0 +1,247 @@
+"""The packed way through BERT and its relatives is Transformers' own forward and gradient, unpadded."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import (
+    AlbertConfig,
+    AlbertModel,
+    BertConfig,
+    BertModel,
+    CamembertConfig,
+    CamembertModel,
+    DistilBertConfig,
+    DistilBertModel,
+    ModernBertConfig,
+    ModernBertModel,
+    MPNetConfig,
+    MPNetModel,
+    RobertaConfig,
+    RobertaModel,
+    XLMRobertaConfig,
+    XLMRobertaModel,
+)
+
+from whitenedcse.model import operations, packed
+from whitenedcse.model.encoder import Encoder
+from whitenedcse.ragged import mask, pad, ragged, unpad
+
+SHAPE = {
+    "vocab_size": 50,
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 40,
+    "max_position_embeddings": 40,
+    "initializer_range": 0.3,  # so that a slip anywhere shows
+    "pad_token_id": 1,
+}
+RELATIVES = {
+    "bert": (BertModel, BertConfig),
+    "roberta": (RobertaModel, RobertaConfig),
+    "xlm-roberta": (XLMRobertaModel, XLMRobertaConfig),
+    "camembert": (CamembertModel, CamembertConfig),
+}
+OTHERS = {
+    "distilbert": (DistilBertModel, DistilBertConfig),
+    "albert": (AlbertModel, AlbertConfig),
+    "mpnet": (MPNetModel, MPNetConfig),
+    "modernbert": (ModernBertModel, ModernBertConfig),
+}
+BATCHES = {
+    "one": [7],
+    "ones": [1, 1, 1],
+    "equal": [5, 5, 5, 5],
+    "mixed": [9, 2, 31, 2, 5, 9, 1],
+    "falling": [12, 8, 8, 3, 2],
+}
+
+
+def backbone(kind="bert", dropout=0.0, **settings):
+    torch.manual_seed(0)
+    model, config = (RELATIVES | OTHERS)[kind]
+    rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    made = model(config(**SHAPE | rates | settings), add_pooling_layer=False)
+    for weight in made.parameters():  # as if trained: biases and norms are not all 0 and 1
+        if weight.ndim == 1:
+            weight.data += 0.1 * torch.randn_like(weight)
+    return made.double()
+
+
+def batch(name="mixed"):
+    draws = torch.Generator().manual_seed(1)
+    return ragged([torch.randint(4, 50, (n,), generator=draws).tolist() for n in BATCHES[name]])
+
+
+def transformers_own(model, rows, layers, first):
+    """The padded forward, in the terms of the packed one."""
+    where = mask(rows)
+    states = model(
+        input_ids=pad(rows, 1), attention_mask=where.long(), output_hidden_states=True
+    ).hidden_states
+    return torch.stack([states[i][:, 0] if first else unpad(states[i], where) for i in layers])
+
+
+def gradients(model, hidden):
+    """Of a sum in which every number has another weight."""
+    model.zero_grad()
+    (hidden * torch.linspace(-1, 1, hidden.numel(), dtype=hidden.dtype).view_as(hidden)).sum().backward()
+    return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+def test_the_batch_is_not_in_an_order_that_hides_a_slip():
+    lengths = batch().lengths
+    assert not torch.equal(lengths, lengths.sort().values) and len(lengths.unique()) > 3
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("layers", [[3], [0], [1, 3], [3, 0, 2], [2]])
+@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("kind", RELATIVES)
+def test_states_and_gradient_are_those_of_transformers(kind, name, layers, first):
+    model, rows = backbone(kind).train(), batch(name)
+    ours = packed.hidden(model, rows, layers, first=first)
+    own = gradients(model, ours)
+    theirs = transformers_own(model, rows, layers, first)
+    assert_close(ours, theirs, atol=1e-12, rtol=1e-12)
+    expected = gradients(model, theirs)
+    assert len(expected) >= len(own) > 0
+    for weight, value in expected.items():
+        if weight in own:
+            assert_close(own[weight], value, atol=1e-11, rtol=1e-10, msg=weight)
+        else:  # of a layer above, which is not computed here
+            assert not value.any(), weight
+
+
+@pytest.mark.parametrize("onednn", [False, True])
+@pytest.mark.parametrize("kind", RELATIVES)
+def test_float32_is_exact_to_rounding(kind, onednn, monkeypatch):
+    monkeypatch.setattr(operations, "prefers_onednn", lambda: onednn)
+    exact, model, rows = backbone(kind), backbone(kind).float(), batch()
+    ours = packed.hidden(model, rows, [1, 3], first=False)
+    truth = transformers_own(exact, rows, [1, 3], first=False)
+    assert_close(ours.double(), truth, atol=2e-5, rtol=0)
+    own, expected = gradients(model, ours), gradients(exact, truth)
+    for name, value in expected.items():
+        assert (own[name] - value).norm() <= 1e-5 * value.norm() + 1e-6, name
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype:UserWarning")
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("name", BATCHES)
+def test_the_way_of_other_devices_is_the_same(name, first, monkeypatch):
+    """Jagged attention and rows in their own order: what a GPU gets, computed here."""
+    model, rows = backbone("roberta").train(), batch(name)
+    expected = packed.hidden(model, rows, [0, 2, 3], first=first)
+    wanted = gradients(model, expected)
+    layout = packed.Layout(rows, packed.positions(rows), None, None, None)
+    monkeypatch.setattr(packed, "laid_out", lambda batch: layout)
+    hidden = packed.hidden(model, rows, [0, 2, 3], first=first)
+    assert_close(hidden, expected, atol=1e-12, rtol=1e-12)
+    for weight, value in gradients(model, hidden).items():
+        assert_close(value, wanted[weight], atol=1e-11, rtol=1e-10, msg=weight)
+
+
+def test_a_padding_token_in_the_text_stands_where_roberta_puts_it():
+    model, rows = backbone("roberta").eval(), ragged([[5, 6, 1, 7, 8], [1, 9], [4, 4, 1, 1, 3, 2]])
+    ours = packed.hidden(model, rows, [3], first=False)
+    assert_close(ours, transformers_own(model, rows, [3], first=False), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_dropout_is_where_transformers_has_it(first, monkeypatch):
+    """With every dropout replaced by a halving, in both."""
+    model = backbone(dropout=0.3).train()
+    model.set_attn_implementation("eager")
+    monkeypatch.setattr(F, "dropout", lambda x, p=0.5, training=True, inplace=False: x / 2 if training else x)
+    monkeypatch.setattr(operations, "kept", lambda shape, p: torch.ones(*shape, dtype=torch.bool))
+    monkeypatch.setattr(operations, "scale", lambda p: 0.5 if p == 0.3 else 1.0)
+    ours = packed.hidden(model, batch(), [0, 1, 3], first=first)
+    theirs = transformers_own(model, batch(), [0, 1, 3], first)
+    assert_close(ours, theirs, atol=1e-12, rtol=0)
+    own, expected = gradients(model, ours), gradients(model, theirs)
+    for name, value in expected.items():
+        assert_close(own[name], value, atol=1e-11, rtol=1e-10, msg=name)
+
+
+def test_no_dropout_in_eval_mode():
+    model = backbone(dropout=0.3).eval()
+    ours = packed.hidden(model, batch(), [3], first=False)
+    assert_close(ours, transformers_own(model, batch(), [3], first=False), atol=1e-12, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+def test_gradient_checkpointing_changes_nothing_but_memory(monkeypatch):
+    model, calls = backbone(dropout=0.2).train(), []
+    found = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        found.append(gradients(model, packed.hidden(model, batch(), [2, 3], first=True)))
+        model.gradient_checkpointing_enable()
+        block = packed.block
+        monkeypatch.setattr(packed, "block", lambda *args, block=block: calls.append(1) or block(*args))
+    assert len(calls) == 2 * model.config.num_hidden_layers  # each layer forward, and once more backward
+    for name, value in found[0].items():
+        assert torch.equal(found[1][name], value), name
+
+
+def test_nothing_is_computed_for_padding_or_for_rows_that_nobody_reads(monkeypatch):
+    monkeypatch.setattr(operations, "prefers_onednn", lambda: False)  # the counter does not know oneDNN's
+    model, rows = backbone(dropout=0.1).train(), batch()
+    with FlopCounterMode(display=False) as counter:
+        packed.hidden(model, rows, [3], first=True)
+    t, n, d, wide = len(rows.ids), rows.n, 24, 40
+    squares = rows.lengths.square().sum().item()
+    full = 2 * t * (4 * d * d + 2 * d * wide) + 2 * 2 * d * squares
+    last = 2 * t * 2 * d * d + 2 * n * (2 * d * d + 2 * d * wide) + 2 * 2 * d * t
+    assert counter.get_total_flops() == 2 * full + last
+
+
+def test_no_layer_above_the_highest_is_computed():
+    model, rows = backbone().eval(), batch()
+    expected = packed.hidden(model, rows, [1], first=False)
+    model.encoder.layer[1] = model.encoder.layer[2] = None
+    assert_close(packed.hidden(model, rows, [1], first=False), expected, atol=0, rtol=0)
+
+
+def test_bfloat16_is_no_less_exact_than_padded():
+    exact, model, rows = backbone(), backbone().float(), batch()
+    truth = transformers_own(exact, rows, [3], first=False)
+    errors = []
+    for way in (packed.hidden, transformers_own):
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = way(model, rows, [3], first=False)
+        grads, wanted = gradients(model, hidden), gradients(exact, truth)
+        truth = transformers_own(exact, rows, [3], first=False)
+        off = [((grads[name] - wanted[name]).norm() / wanted[name].norm()).item() for name in wanted]
+        errors.append([(hidden - truth).norm().item(), max(off), sum(off)])
+    assert all(ours < 1.2 * theirs for ours, theirs in zip(*errors, strict=True)), errors
+
+
+@pytest.mark.parametrize("kind", RELATIVES | OTHERS)
+def test_the_architecture_chooses(kind, tokenizer):
+    model, config = (RELATIVES | OTHERS)[kind]
+    small = {"vocab_size": len(tokenizer), "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    made = model(config(**small, intermediate_size=8, pad_token_id=0))
+    expected = "packed" if kind in RELATIVES else "padded"
+    assert Encoder(made, tokenizer).batches == expected
+    assert Encoder(made, tokenizer, batches="padded").batches == "padded"
+    with pytest.raises(ValueError, match=r"encoder\.batches='paged' is not one of auto, packed, padded"):
+        Encoder(made, tokenizer, batches="paged")
+    if expected == "padded":
+        with pytest.raises(ValueError, match=rf"encoder\.batches=packed: .* {type(made).__name__}; use auto"):
+            Encoder(made, tokenizer, batches="packed")
+
+
+@pytest.mark.parametrize("settings", [{"is_decoder": True}, {"position_embedding_type": "relative_key"}])
+def test_a_bert_that_computes_something_else_is_padded(settings):
+    assert packed.fits(backbone()) and not packed.fits(backbone(**settings))
+
+
+def test_foreign_code_is_padded():
+    class Own(BertModel):
+        pass
+
+    assert not packed.fits(Own(BertConfig(**SHAPE)))

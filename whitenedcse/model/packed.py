@@ -1,0 +1,150 @@
+"""BERT and its relatives on a ragged batch itself: nothing is computed for padding, as there is none.
+
+t: tokens    n: sentences    d: width    k: layers asked for
+
+The backbone is Transformers' own, and so are its weights; this is another way through them, with the same
+result and gradient to float32 rounding. On CPU sentences are sorted by length, so that attention sees groups
+of equal length and needs no mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from whitenedcse.model.operations import Lengths, attention, dropout, linear
+from whitenedcse.ragged import Ragged, offsets
+
+KINDS = ("bert", "roberta", "xlm-roberta", "camembert")
+
+
+def fits(backbone: Any) -> bool:
+    """Whether there is this way through a backbone: a class of Transformers' own, of BERT's architecture."""
+    config = backbone.config
+    return (
+        config.model_type in KINDS
+        and type(backbone).__module__.startswith("transformers.models.")
+        and not getattr(config, "is_decoder", False)
+        and not getattr(config, "add_cross_attention", False)
+        and getattr(config, "position_embedding_type", None) in (None, "absolute")
+    )
+
+
+class Layout(NamedTuple):
+    """A batch as the layers see it. batch: its sentences, by length where there are `groups`.
+
+    positions: (t,) of each token in its sentence. order: (n,) and tokens (t,): where each sentence and token
+    stands in the batch as it came; None if they were left in their order.
+    """
+
+    batch: Ragged
+    positions: Tensor
+    groups: Lengths | None
+    order: Tensor | None
+    tokens: Tensor | None
+
+
+def laid_out(batch: Ragged) -> Layout:
+    """The layout for the device that the batch is on."""
+    if batch.ids.device.type != "cpu":
+        return Layout(batch, positions(batch), None, None, None)
+    order = batch.lengths.argsort(stable=True)
+    lengths = batch.lengths[order]
+    bounds = offsets(lengths)
+    shift = torch.repeat_interleave(batch.offsets[:-1][order] - bounds[:-1], lengths)
+    tokens = torch.arange(len(batch.ids)) + shift
+    by_length = Ragged(batch.ids[tokens], bounds, batch.longest)
+    values, counts = lengths.unique_consecutive(return_counts=True)
+    groups = list(zip(counts.tolist(), values.tolist(), strict=True))
+    return Layout(by_length, positions(by_length), groups, order, tokens)
+
+
+def positions(batch: Ragged) -> Tensor:
+    """(t,): 0, 1, 2, ... in each sentence."""
+    t = len(batch.ids)
+    starts = torch.repeat_interleave(batch.offsets[:-1], batch.lengths, output_size=t)
+    return torch.arange(t, device=starts.device) - starts
+
+
+def hidden(backbone: Any, batch: Ragged, layers: Sequence[int], *, first: bool) -> Tensor:
+    """n sentences -> (k, t, d) hidden states of these layers, 0 the embeddings.
+
+    first: of first tokens alone, (k, n, d). No layer above the highest is computed, and of that one no other
+    row than these.
+    """
+    layout, highest = laid_out(batch), max(layers)
+    x, found = embedded(backbone.embeddings, layout), {}
+    starts = layout.batch.offsets[:-1]
+    save = backbone.training and saves_memory(backbone)
+    if 0 in layers:
+        found[0] = x[starts] if first else x
+    for number, layer in enumerate(backbone.encoder.layer[:highest], 1):
+        rows = starts if first and number == highest else None
+        x = (
+            checkpoint(block, layer, x, layout, rows, use_reentrant=False)
+            if save
+            else block(layer, x, layout, rows)
+        )
+        if number in layers:
+            found[number] = x[starts] if first and rows is None else x
+    return torch.stack([unsorted(found[layer], layout, first) for layer in layers])
+
+
+def saves_memory(backbone: Any) -> bool:
+    """Whether `gradient_checkpointing_enable` was called, before or since it marks each layer."""
+    marked = (backbone.encoder, *backbone.encoder.layer)
+    return any(getattr(module, "gradient_checkpointing", False) for module in marked)
+
+
+def unsorted(x: Tensor, layout: Layout, first: bool) -> Tensor:
+    """Rows of tokens, or of first tokens, as the batch came."""
+    to = layout.order if first else layout.tokens
+    if to is None:
+        return x
+    back = torch.empty_like(to)
+    back[to] = torch.arange(len(to))
+    return x.index_select(0, back)
+
+
+def embedded(module: Any, layout: Layout) -> Tensor:
+    """(t,) ids -> (t, d): words, positions and the first token type, normalised."""
+    ids, places, pad = layout.batch.ids, layout.positions, module.position_embeddings.padding_idx
+    if pad is not None:  # RoBERTa counts from behind the padding token, and passes over one in the text
+        words = (ids != pad).long()
+        before = words.cumsum(0) - words
+        starts = torch.repeat_interleave(
+            before[layout.batch.offsets[:-1]], layout.batch.lengths, output_size=len(ids)
+        )
+        places = pad + words * (before - starts + 1)
+    x = module.word_embeddings(ids) + module.token_type_embeddings.weight[0]
+    return dropout(module.LayerNorm(x + module.position_embeddings(places)), module.dropout)
+
+
+def block(layer: Any, x: Tensor, layout: Layout, rows: Tensor | None) -> Tensor:
+    """(t, d) -> (t, d) through one layer, or (n, d) for these rows alone."""
+    own, out = layer.attention.self, layer.attention.output
+    low = lowered(x)
+    some, some_low = (x, low) if rows is None else (x[rows], low[rows])
+    p = own.dropout.p if own.training else 0.0
+    seen = attention(
+        linear(own.query, some_low),
+        linear(own.key, low),
+        linear(own.value, low),
+        heads=own.num_attention_heads,
+        p=p,
+        where=layout.batch if layout.groups is None else layout.groups,
+    )
+    x = out.LayerNorm(dropout(linear(out.dense, seen), out.dropout) + some)
+    wide, out = layer.intermediate, layer.output
+    y = linear(out.dense, wide.intermediate_act_fn(linear(wide.dense, x)))
+    return out.LayerNorm(dropout(y, out.dropout) + x)
+
+
+def lowered(x: Tensor) -> Tensor:
+    """In autocast's type, once for the three layers that read it."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
