@@ -1,25 +1,31 @@
-"""Whitening engines against the official layer and autograd through eigh: python bench/whitening.py
+"""Whitening engines against the official layer and autograd through eigh.
 
-Shuffled group whitening of (views, n, 768), forward and backward, one thread, float32. Variants take turns
-and the medians of process CPU time are compared, so a busy machine disturbs all of them alike.
+python -m bench.whitening [--quick] [--views 3]
+
+Shuffled group whitening of (views, n, 768), forward and backward, float32. "official" is a re-creation in our
+words of the official layer (constant matrix), "autograd" is the gradient of torch.linalg.eigh; "centre" and
+"full" are ours with the same gradients. Then the error of ours in float32 against float64.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import statistics
-import time
 import warnings
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from bench import measure
+from bench.measure import Variant
 from whitenedcse.whitening import permutations, shuffled_group_whiten, whiten
 
 EPS = 1e-5
 CELLS = [(w, n) for w in (2, 3, 6, 24) for n in (64, 128, 512)] + [(768, 64), (768, 128), (768, 512)]
+QUICK = [(2, 64), (6, 64), (24, 64), (768, 64)]
+Layer = Callable[[Tensor, Tensor, int], Tensor]
 
 
 def official(x: Tensor, order: Tensor, width: int) -> Tensor:
@@ -49,27 +55,30 @@ def inverse_square_root(cov: Tensor, eps: float = 0.0) -> Tensor:
     return u @ torch.diag_embed((eigenvalues + eps).rsqrt()) @ u.mT
 
 
-VARIANTS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
-    "official": official,
-    "autograd": autograd,
-    "centre": lambda x, order, width: shuffled_group_whiten(x, order, width=width, eps=EPS),
-    "full": lambda x, order, width: shuffled_group_whiten(x, order, width=width, eps=EPS, gradient="full"),
+LAYERS: dict[str, tuple[Layer, str | None]] = {
+    "official": (official, None),
+    "autograd": (autograd, None),
+    "centre": (lambda x, order, width: shuffled_group_whiten(x, order, width=width, eps=EPS), "official"),
+    "full": (
+        lambda x, order, width: shuffled_group_whiten(x, order, width=width, eps=EPS, gradient="full"),
+        "autograd",
+    ),
 }
 
 
-def milliseconds(width: int, n: int, views: int, budget: float) -> dict[str, float]:
-    """Median CPU time of a forward and backward of each variant, about `budget` seconds for all."""
+def compared(width: int, n: int, views: int, options: Any) -> dict[str, Any]:
+    """A forward and backward of each variant."""
     x = torch.randn(views, n, 768) @ (torch.randn(768, 768) / 768**0.5)
     grad, order = torch.randn_like(x), permutations((views,), 768, device="cpu")
-    times: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    started = time.process_time()
-    while time.process_time() - started < budget or len(times["full"]) < 3:
-        for name, variant in VARIANTS.items():
-            leaf = x.clone().requires_grad_()
-            start = time.process_time()
-            variant(leaf, order, width).backward(grad)
-            times[name].append(time.process_time() - start)
-    return {name: 1e3 * statistics.median(values) for name, values in times.items()}
+
+    def once(layer: Layer) -> None:
+        leaf = x.clone().requires_grad_()
+        layer(leaf, order, width).backward(grad)
+
+    variants = {name: Variant(partial(once, layer), peer) for name, (layer, peer) in LAYERS.items()}
+    rounds = options.rounds or (5 if width == 768 or options.quick else 25)
+    times = measure.interleaved(variants, rounds, options.threads)
+    return measure.table(f"width {width}, n {n}", variants, times)
 
 
 def error(width: int, n: int, condition: float) -> tuple[float, float]:
@@ -89,26 +98,29 @@ def error(width: int, n: int, condition: float) -> tuple[float, float]:
     return (y - y64).abs().max().item(), ((x.grad - truth).norm() / truth.norm()).item()
 
 
-def main() -> None:
-    """Two tables: time and error."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--views", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=3.0, help="CPU time a row")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    warnings.simplefilter("ignore")  # n <= width is measured on purpose
-    print("width    n |  official  autograd    centre      full [ms] | official/centre  autograd/full")
-    for width, n in CELLS:
-        ms = milliseconds(width, n, options.views, options.seconds)
-        row = "".join(f"{value:10.2f}" for value in ms.values())
-        gains = ms["official"] / ms["centre"], ms["autograd"] / ms["full"]
-        print(f"{width:5d} {n:4d} |{row}        | {gains[0]:13.2f}x {gains[1]:13.2f}x", flush=True)
+def errors() -> dict[str, Any]:
+    """Print the error at each condition of the covariance, worst of 5."""
     print("\nfloat32 error at a condition: largest in the output, relative in the gradient; worst of 5")
+    rows = {}
     for width, n in ((2, 64), (24, 64), (768, 64)):
         for condition in (1e1, 1e3, 1e5):
-            worst = map(max, zip(*(error(width, n, condition) for _ in range(5)), strict=True))
+            worst = list(map(max, zip(*(error(width, n, condition) for _ in range(5)), strict=True)))
             print(f"{width:5d} {n:4d} {condition:8.0e} | " + "  ".join(f"{e:.1e}" for e in worst))
+            rows[f"{width} {n} {condition:.0e}"] = worst
+    return {"work": "float32 error", "errors": rows}
+
+
+def main() -> None:
+    """Time, cell by cell, then error."""
+    parser = measure.parser(__doc__)
+    parser.add_argument("--views", type=int, default=3)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    warnings.simplefilter("ignore")  # n <= width is measured on purpose
+    here = measure.begin(options)
+    cells = QUICK if options.quick else CELLS
+    tables = [compared(width, n, options.views, options) for width, n in cells]
+    measure.end(options, here, [*tables, errors()])
 
 
 if __name__ == "__main__":

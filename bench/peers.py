@@ -1,0 +1,269 @@
+"""What bench/step.py runs: the work that all variants share, our training loop, and the peers' own loops.
+
+A loop trains `work.steps` steps on the same sentences in the same order, from the same weights, and calls
+`turn(loss)` at the end of each step, where the next variant takes over.
+"""
+
+from __future__ import annotations
+
+import bz2
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import datasets
+import lightning
+import torch
+import transformers
+from hydra import compose, initialize_config_dir  # noqa: TID251  our step is what train.py builds
+from hydra.utils import instantiate  # noqa: TID251
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+
+from train import built
+from whitenedcse.data.corpus import Corpus, read
+from whitenedcse.data.datamodule import EpochOrder
+from whitenedcse.data.sources import located, roots
+from whitenedcse.evaluation.tasks import TASKS, task, texts
+from whitenedcse.launch import CONF
+from whitenedcse.training.loggers import Metrics, Record
+from whitenedcse.training.progress import PlainProgress
+
+SEED, LR, CLIP, TEMPERATURE = 0, 3e-5, 1.0, 0.05
+
+BERTS = {
+    "base": {},
+    "small": {
+        "num_hidden_layers": 4,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "intermediate_size": 1024,
+    },
+    "tiny": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 64},
+}
+
+Turn = Callable[[float], None]
+Loop = Callable[[Turn], None]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One training job. encoder: a directory of Transformers. corpus: a file of one sentence a line.
+
+    passes: of ours through the encoder. length: tokens that a sentence is cut to. steps: one more than turns.
+    """
+
+    encoder: Path
+    corpus: Path
+    batch: int
+    views: int
+    passes: int
+    length: int
+    steps: int
+
+    @property
+    def texts(self) -> list[str]:
+        """The sentences of all steps, in the order in which SentenceData brings them."""
+        rows, _ = read(Corpus(str(self.corpus)), longest=100_000)
+        order = EpochOrder(len(rows), self.batch, seed=SEED, share=slice(None), start=lambda: 0).order(0)
+        if self.batch * self.steps > len(rows):
+            raise ValueError(f"{self.steps} steps of {self.batch} are more than {len(rows)} sentences")
+        return [rows[row][0] for row in order[: self.batch * self.steps]]
+
+
+def encoder(shape: str, folder: Path) -> Path:
+    """A directory that Transformers loads: a trained encoder, or a BERT of random weights."""
+    models = roots()[0].parent / "models"
+    if shape not in BERTS:
+        return models / "minilm-mlm"
+    torch.manual_seed(0)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(models / "bert-base-uncased-tokenizer")
+    tokenizer.save_pretrained(folder)
+    transformers.BertModel(transformers.BertConfig(**BERTS[shape]), add_pooling_layer=False).save_pretrained(
+        folder
+    )
+    return folder
+
+
+def corpus(text: str, folder: Path) -> Path:
+    """A file of one sentence a line: real Wikipedia, or the sentences of the seven STS tasks."""
+    if text == "wiki":
+        with bz2.open(located("wiki1m_like"), "rt") as stream:
+            lines = [line.rstrip("\n") for line in islice(stream, 20_000)]
+    else:
+        lines = list(dict.fromkeys(line for name in TASKS for line in texts(task(name))))
+    path = folder / f"{text}.txt"
+    path.write_text("\n".join(line for line in lines if line.strip()) + "\n")
+    return path
+
+
+class HandOver(lightning.Callback):
+    """The end of our step."""
+
+    def __init__(self, turn: Turn) -> None:
+        self.turn = turn
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
+        """After the optimiser and the schedule."""
+        self.turn(float(outputs["loss"]))
+
+
+def ours(work: Work, *, precision: str, head: str = "dense", passes: int | None = None) -> Loop:
+    """train.py's module, data and trainer, with its callbacks but judging and checkpoints.
+
+    Checkpoints listen to signals, which only the main thread may.
+    """
+    settings = {
+        "encoder.path": work.encoder,
+        "data.corpus": work.corpus,
+        "data.max_length": work.length,
+        "data.batch_size": work.batch,
+        "data.passes": passes or work.passes,
+        "views": work.views,
+        "seed": SEED,
+        "optim.lr": LR,
+        "trainer.accelerator": "cpu",
+        "trainer.devices": 1,
+        "trainer.precision": precision,
+        "trainer.max_steps": work.steps,
+    }
+    options = ["encoder=pretrained", "pooling=cls", "data=file", f"head={head}"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("train", [*options, *(f"{key}={value}" for key, value in settings.items())])
+    module, data = built(cfg)
+
+    def run(turn: Turn) -> None:
+        callbacks = [Record(), PlainProgress(say=lambda text: None), HandOver(turn)]
+        with tempfile.TemporaryDirectory() as folder:
+            logger = [Metrics(Path(folder) / "metrics.csv", None)]
+            instantiate(cfg.trainer)(logger=logger, callbacks=callbacks).fit(module, data)
+
+    return run
+
+
+def plain(batches: Iterable[Any], loss: Callable[[Any], Tensor], optimizer: Optimizer, turn: Turn) -> None:
+    """The loop of everybody: backward, clipping, optimiser, linear schedule."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    steps = len(batches)  # type: ignore[arg-type]
+    schedule = LambdaLR(optimizer, lambda step: 1 - step / steps)
+    for batch in batches:
+        value = loss(batch)
+        value.backward()
+        nn.utils.clip_grad_norm_(parameters, CLIP)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        turn(value.item())
+
+
+def simcse(work: Work) -> Loop:
+    """In SimCSE's manner: both copies tokenised by datasets.map, padded in the collator, eager attention."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(work.encoder)
+    encoder = transformers.AutoModel.from_pretrained(work.encoder, attn_implementation="eager")
+    encoder.pooler = None
+    model = nn.ModuleDict({"encoder": encoder, "dense": nn.Linear(*[encoder.config.hidden_size] * 2)}).train()
+
+    def copies(rows: dict[str, list[str]]) -> dict[str, list[Any]]:
+        n = len(rows["text"])
+        made = tokenizer(rows["text"] * 2, truncation=True, max_length=work.length)
+        return {key: [[value[i], value[i + n]] for i in range(n)] for key, value in made.items()}
+
+    def collated(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+        flat = [{key: value[copy] for key, value in row.items()} for row in rows for copy in range(2)]
+        return tokenizer.pad(flat, padding=True, return_tensors="pt")
+
+    def loss(batch: dict[str, Tensor]) -> Tensor:
+        first = model["encoder"](**batch).last_hidden_state[:, 0]
+        z = torch.tanh(model["dense"](first)).unflatten(0, (-1, 2))
+        s = torch.cosine_similarity(z[:, None, 0], z[None, :, 1], dim=-1) / TEMPERATURE
+        return nn.functional.cross_entropy(s, torch.arange(len(s)))
+
+    datasets.disable_progress_bars()
+    data = datasets.Dataset.from_dict({"text": work.texts}).map(copies, batched=True, remove_columns="text")
+    loader = DataLoader(data, batch_size=work.batch, collate_fn=collated)
+    optimizer = AdamW(model.parameters(), lr=LR, weight_decay=0.0, foreach=False, fused=False)
+    return partial(plain, loader, loss, optimizer)
+
+
+def sentence_transformers(work: Work, *, bf16: bool, trainer: bool) -> Loop:
+    """MultipleNegativesRankingLoss on (s, s): by their trainer, or by a plain loop over their parts.
+
+    Their trainer needs `accelerate`. Where both precisions run by it, build the bf16 one last: accelerate
+    keeps the precision in one place for the whole process, and looks there when a step wants autocast.
+    """
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    body = Transformer(str(work.encoder), max_seq_length=work.length)
+    pooling = Pooling(body.get_embedding_dimension(), "cls")
+    model = SentenceTransformer(modules=[body, pooling], device="cpu").train()
+    loss = MultipleNegativesRankingLoss(model)
+    by = their_trainer if trainer else their_parts
+    return by(work, loss, bf16)
+
+
+def their_parts(work: Work, loss: Any, bf16: bool) -> Loop:
+    """Their model, loss and collator, which tokenises each column, under a loop without their trainer."""
+    from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
+
+    def value(batch: dict[str, Any]) -> Tensor:
+        columns = [
+            {key.removeprefix(name): batch[key] for key in batch if key.startswith(name)}
+            for name in ("anchor_", "positive_")
+        ]
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            return loss(columns, None)
+
+    rows = [{"anchor": text, "positive": text} for text in work.texts]
+    collator = SentenceTransformerDataCollator(loss.model.preprocess)
+    loader = DataLoader(rows, batch_size=work.batch, collate_fn=collator)
+    return partial(plain, loader, value, AdamW(loss.parameters(), lr=LR, weight_decay=0.0, fused=True))
+
+
+def their_trainer(work: Work, loss: Any, bf16: bool) -> Loop:
+    """SentenceTransformerTrainer as it ships, but that the sentences keep their order."""
+    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+    from sentence_transformers.base.sampler import DefaultBatchSampler
+    from torch.utils.data import SequentialSampler
+
+    last: list[float] = []
+    loss.register_forward_hook(lambda module, inputs, output: last.append(output.item()))
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=tempfile.gettempdir(),
+        use_cpu=True,
+        bf16=bf16,
+        max_steps=work.steps,
+        per_device_train_batch_size=work.batch,
+        learning_rate=LR,
+        max_grad_norm=CLIP,
+        batch_sampler=lambda rows, **settings: DefaultBatchSampler(SequentialSampler(rows), **settings),
+        save_strategy="no",
+        logging_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
+
+    class Passing(transformers.TrainerCallback):
+        turn: Turn
+
+        def on_step_end(self, *_: Any, **more: Any) -> None:
+            self.turn(last.pop())
+
+    passing, texts = Passing(), work.texts
+    data = datasets.Dataset.from_dict({"anchor": texts, "positive": texts})
+    trainer = SentenceTransformerTrainer(
+        loss.model, arguments, train_dataset=data, loss=loss, callbacks=[passing]
+    )
+
+    def run(turn: Turn) -> None:
+        passing.turn = turn
+        trainer.train()
+
+    return run
