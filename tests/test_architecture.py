@@ -73,7 +73,7 @@ ROOMS = {
     "report.figures": ["report", "evaluation"],
     "report.published": ["report", "evaluation"],
     "cli": ["data.sources", "evaluation.doctor", "report"],
-    "launch": ["settings", "ranks", "report.formats"],
+    "launch": ["settings", "ranks", "report.formats", "model.operations"],
     "runs": ["launch", "ranks", "report.record", "training.checkpoints"],
 }
 

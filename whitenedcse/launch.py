@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse import ranks
+from whitenedcse.model.operations import precision
 from whitenedcse.report.formats import Grid, as_rich, console
 from whitenedcse.settings import flat, refuse_unknown, unknown
 
@@ -37,6 +38,9 @@ QUIET = (
     ".*LeafSpec.*",
     ".*your dataloader is not resumable.*",  # ours begins at the right batch by itself
 )
+
+
+OmegaConf.register_new_resolver("precision", precision, replace=True)
 
 
 def start(script: Callable[[], Any]) -> None:

@@ -84,14 +84,19 @@ def mask(batch: Ragged) -> Tensor:
     return torch.arange(batch.longest, device=lengths.device) < lengths.unsqueeze(1)
 
 
+def places(batch: Ragged) -> tuple[Tensor, Tensor]:
+    """(t,) sentence of each token, (t,) its place there: 0, 1, 2, ..."""
+    device, t = batch.ids.device, len(batch.ids)
+    sentence = torch.repeat_interleave(torch.arange(batch.n, device=device), batch.lengths, output_size=t)
+    return sentence, torch.arange(t, device=device) - batch.offsets[sentence]
+
+
 def pad(batch: Ragged, value: int) -> Tensor:
     """(t,) -> (n, l) token ids, filled up on the right with `value`."""
-    where = mask(batch)
-    padded = batch.ids.new_full(where.shape, value)
-    padded[where] = batch.ids
-    return padded
+    return batch.ids.new_full((batch.n, batch.longest), value).index_put(places(batch), batch.ids)
 
 
-def unpad(hidden: Tensor, where: Tensor) -> Tensor:
-    """(..., n, l, d) -> (..., t, d): the rows at which the `mask` holds a token."""
-    return hidden[..., where, :]
+def unpad(hidden: Tensor, batch: Ragged) -> Tensor:
+    """(..., n, l, d) -> (..., t, d): the rows that hold the tokens of a batch."""
+    sentence, place = places(batch)
+    return hidden[..., sentence, place, :]

@@ -67,7 +67,7 @@ class Encoder(nn.Module):
         every = wanted != [self.depth]
         out = self.backbone(input_ids=padded, attention_mask=where.long(), output_hidden_states=every)
         hidden = [out.hidden_states[layer] if every else out.last_hidden_state for layer in wanted]
-        return torch.stack([layer[:, 0] if first else ragged.unpad(layer, where) for layer in hidden])
+        return torch.stack([layer[:, 0] if first else ragged.unpad(layer, batch) for layer in hidden])
 
     def layer(self, index: int) -> int:
         """A layer counted from the embeddings: -1 -> depth. Raises ValueError outside -depth - 1 .. depth."""

@@ -35,11 +35,24 @@ def linear(layer: nn.Module, x: Tensor) -> Tensor:
     return layer(x)
 
 
+def precision(accelerator: str) -> str:
+    """Lightning's name of the quickest sound one: bfloat16 where a GPU or AMX multiplies it, else float32."""
+    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+    return "bf16-mixed" if accelerator in ("auto", "cpu") and "amx_bf16" in cpu().split() else "32-true"
+
+
+@cache
+def cpu() -> str:
+    """What Linux says of the processor; nothing elsewhere."""
+    file = Path("/proc/cpuinfo")
+    return file.read_text() if file.exists() else ""
+
+
 @cache
 def prefers_onednn() -> bool:
     """Whether oneDNN multiplies float32 matrices faster than MKL, which PyTorch takes: on AMD."""
-    cpu = Path("/proc/cpuinfo")
-    amd = cpu.exists() and "AuthenticAMD" in cpu.read_text()
+    amd = "AuthenticAMD" in cpu()
     available = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     return amd and available and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
@@ -77,7 +90,7 @@ def dropout(x: Tensor, layer: nn.Dropout) -> Tensor:
 def kept(shape: Sequence[int], p: float) -> Tensor:
     """A mask that is True with probability 1 - p, from a stream that PyTorch's generator seeds."""
     size = prod(shape)
-    seed = int(torch.randint(2**63 - 1, ()))
+    seed = torch.randint(2**63 - 1, (1,)).numpy()[0]
     draws: Any = np.random.SFC64(seed).random_raw(-(-size // 4)).view(np.uint16)[:size]
     return torch.from_numpy((draws >= round(p * LEVELS)).reshape(shape))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from whitenedcse.model.operations import Lengths, attention, dropout, linear
-from whitenedcse.ragged import Ragged, offsets
+from whitenedcse.ragged import Ragged, offsets, places
 
 KINDS = ("bert", "roberta", "xlm-roberta", "camembert")
 
@@ -37,12 +37,11 @@ def fits(backbone: Any) -> bool:
 class Layout(NamedTuple):
     """A batch as the layers see it. batch: its sentences, by length where there are `groups`.
 
-    positions: (t,) of each token in its sentence. order: (n,) and tokens (t,): where each sentence and token
+    order: (n,) and tokens (t,): where each sentence and token
     stands in the batch as it came; None if they were left in their order.
     """
 
     batch: Ragged
-    positions: Tensor
     groups: Lengths | None
     order: Tensor | None
     tokens: Tensor | None
@@ -51,7 +50,7 @@ class Layout(NamedTuple):
 def laid_out(batch: Ragged) -> Layout:
     """The layout for the device that the batch is on."""
     if batch.ids.device.type != "cpu":
-        return Layout(batch, positions(batch), None, None, None)
+        return Layout(batch, None, None, None)
     order = batch.lengths.argsort(stable=True)
     lengths = batch.lengths[order]
     bounds = offsets(lengths)
@@ -60,14 +59,7 @@ def laid_out(batch: Ragged) -> Layout:
     by_length = Ragged(batch.ids[tokens], bounds, batch.longest)
     values, counts = lengths.unique_consecutive(return_counts=True)
     groups = list(zip(counts.tolist(), values.tolist(), strict=True))
-    return Layout(by_length, positions(by_length), groups, order, tokens)
-
-
-def positions(batch: Ragged) -> Tensor:
-    """(t,): 0, 1, 2, ... in each sentence."""
-    t = len(batch.ids)
-    starts = torch.repeat_interleave(batch.offsets[:-1], batch.lengths, output_size=t)
-    return torch.arange(t, device=starts.device) - starts
+    return Layout(by_length, groups, order, tokens)
 
 
 def hidden(backbone: Any, batch: Ragged, layers: Sequence[int], *, first: bool) -> Tensor:
@@ -112,16 +104,14 @@ def unsorted(x: Tensor, layout: Layout, first: bool) -> Tensor:
 
 def embedded(module: Any, layout: Layout) -> Tensor:
     """(t,) ids -> (t, d): words, positions and the first token type, normalised."""
-    ids, places, pad = layout.batch.ids, layout.positions, module.position_embeddings.padding_idx
+    ids, pad = layout.batch.ids, module.position_embeddings.padding_idx
+    sentence, at = places(layout.batch)
     if pad is not None:  # RoBERTa counts from behind the padding token, and passes over one in the text
         words = (ids != pad).long()
         before = words.cumsum(0) - words
-        starts = torch.repeat_interleave(
-            before[layout.batch.offsets[:-1]], layout.batch.lengths, output_size=len(ids)
-        )
-        places = pad + words * (before - starts + 1)
+        at = pad + words * (before - before[layout.batch.offsets[sentence]] + 1)
     x = module.word_embeddings(ids) + module.token_type_embeddings.weight[0]
-    return dropout(module.LayerNorm(x + module.position_embeddings(places)), module.dropout)
+    return dropout(module.LayerNorm(x + module.position_embeddings(at)), module.dropout)
 
 
 def block(layer: Any, x: Tensor, layout: Layout, rows: Tensor | None) -> Tensor:
