@@ -8,9 +8,13 @@ check:
 test:
 	pytest
 
-bench:
-	python bench/whitening.py
-	python bench/bootstrap.py
+bench: # a quick look at each; without --quick they take long
+	python -m bench.whitening --quick
+	python -m bench.step --quick
+	python -m bench.loading --quick
+	python -m bench.encode --quick
+	python -m bench.evaluate --quick
+	python -m bench.bootstrap
 
 quickstart:
 	python train.py

@@ -62,7 +62,7 @@ def judged(cfg: DictConfig, run: Path) -> tuple[dict[str, object], list[str]]:
     record.start(run, OmegaConf.to_yaml(cfg, resolve=True))
     launch.say(f"model: {cfg.model}   pooling: {source.pooling}   sentences: {len(agenda.sentences):,}")
     poolings = [Pooling(kind=row.pooling, layers=row.layers) if row.pooling else None for row in rows]
-    wanted = Wanted(poolings, protocol.max_length, protocol.extra, cfg.figures)
+    wanted = Wanted(poolings, protocol.max_length, protocol.extra, cfg.figures, cfg.bf16)
     x, planes = vectors(source, agenda.sentences, wanted, progress=rich.get_console().is_terminal)
     launch.say(f"encoded: {planes.encoded:,}" if planes else "encoded")
     systems = [System(part, row.maker, row.fit) for part, row in zip(x, rows, strict=True)]

@@ -13,10 +13,11 @@ from transformers import AutoModel, AutoTokenizer
 
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import checkpoint
-from whitenedcse.model.embedder import BATCH_TOKENS, Embedder, by_length
+from whitenedcse.model import embedder as room
+from whitenedcse.model.embedder import Embedder, by_length
 from whitenedcse.model.head import Head
 from whitenedcse.model.pooling import Pooling
-from whitenedcse.ragged import concatenate, ragged, repeat
+from whitenedcse.ragged import concatenate, ragged, repeat, rows
 
 
 def tokens(embedder, sentences=SENTENCES):
@@ -35,7 +36,9 @@ def identity(width):
     return Head(width=width, whitening=None, dense=False, position="before")
 
 
-def test_encoding_is_each_sentence_alone_in_the_order_given(encoder):
+def test_encoding_is_each_sentence_alone_in_the_order_given(encoder, monkeypatch):
+    monkeypatch.setattr(room, "BLOCK", 7)  # tokenised in ten blocks
+    monkeypatch.setattr(room, "BATCH_TOKENS", 100)
     embedder = embedder_of(encoder, kind="mean", layers=[1, -1])
     many = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
     alone = np.concatenate([embedder.encode([sentence]) for sentence in many])
@@ -44,10 +47,72 @@ def test_encoding_is_each_sentence_alone_in_the_order_given(encoder):
 
 
 def test_batches_hold_every_row_once_within_the_budget():
-    lengths = [int(x) for x in np.random.default_rng(0).integers(1, 600, 500)]
-    batches = list(by_length(lengths))
-    assert sorted(row for batch in batches for row in batch) == list(range(500))
-    assert all(max(lengths[row] for row in batch) * len(batch) <= BATCH_TOKENS for batch in batches)
+    lengths = [*map(int, np.random.default_rng(0).integers(0, 600, 500)), 8193]
+    some = np.arange(0, 501, 2)
+    batches = by_length(ragged([[1] * length for length in lengths]), some, 8192)
+    assert sorted(row for batch in batches for row in batch) == some.tolist()
+    longest = [max(lengths[row] for row in batch) for batch in batches]
+    assert longest[0] == 8193 and len(batches[0]) == 1  # too long for any batch: one of its own
+    assert longest == sorted(longest, reverse=True)
+    sizes = [longest[i] * len(batch) for i, batch in enumerate(batches)]
+    assert max(sizes[1:]) <= 8192 < min(sizes[1:-1]) + 600  # full, too
+    assert [batch.tolist() for batch in by_length(ragged([[], []]), np.arange(2), 8192)] == [[0, 1]]
+
+
+@pytest.fixture
+def seen(encoder, monkeypatch):
+    """Sentences that the encoder was given."""
+    given, forward = [], encoder.forward
+    monkeypatch.setattr(
+        encoder,
+        "forward",
+        lambda batch, *rest, **more: given.extend(rows(batch)) or forward(batch, *rest, **more),
+    )
+    return given
+
+
+def test_equal_sentences_are_encoded_once_and_shares_of_them_add_up(encoder, seen, monkeypatch):
+    monkeypatch.setattr(room, "BATCH_TOKENS", 20)
+    embedder = embedder_of(encoder, kind="mean").eval()
+    texts = [*SENTENCES, *SENTENCES[::-1], "The  CAT sees a bird", SENTENCES[2]]  # equal as tokens
+    distinct = token_ids(SENTENCES, encoder.tokenizer, 32)
+    whole = embedder.encode(texts)
+    assert sorted(seen) == sorted(distinct)
+    assert (whole[8:16] == whole[7::-1]).all() and (whole[16] == whole[0]).all()
+    assert (whole[17] == whole[2]).all() and len(np.unique(whole, axis=0)) == 8
+    seen.clear()
+    parts = [embedder.encode(texts, share=(rank, 3)) for rank in range(3)]
+    assert sorted(seen) == sorted(distinct)
+    assert (sum(parts) == whole).all() and all(part.any() for part in parts)
+    assert (embedder.encode_rows(ragged(distinct)) == embedder.encode_rows(distinct)).all()
+
+
+def test_in_bf16_the_backbone_rounds_and_pooling_and_head_do_not(encoder):
+    exact = embedder_of(encoder, kind="mean").encode(SENTENCES)
+    rounded = embedder_of(encoder, kind="mean").encode(SENTENCES, bf16=True)
+    assert_allclose(rounded, exact, atol=1e-3)
+    assert np.abs(rounded - exact).mean() > 5e-6
+    assert (torch.from_numpy(rounded).bfloat16().float().numpy() != rounded).mean() > 0.9
+    dense = embedder_of(encoder, kind="mean", embedding="dense")
+    linear = dense.head.linear.double()
+    expected = torch.tanh(linear(torch.from_numpy(rounded).double())).detach().numpy()
+    linear.float()
+    assert_allclose(dense.encode(SENTENCES, bf16=True), expected, atol=1e-6)
+
+
+def test_encoding_is_in_float32_whatever_the_caller_computes_in(bert):
+    embedder = embedder_of(bert, kind="pooler")
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = embedder.encode(SENTENCES)
+    assert (inside == embedder.encode(SENTENCES)).all()
+
+
+def test_the_mode_is_put_back_when_encoding_is_broken_off(bert, monkeypatch):
+    embedder = embedder_of(bert).train()
+    monkeypatch.setattr(bert, "forward", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        embedder.encode(SENTENCES)
+    assert embedder.training and bert.backbone.training
 
 
 def test_a_view_has_its_own_dropout_and_one_pass_serves_many_views(bert):
@@ -189,6 +254,8 @@ def test_a_new_best_replaces_the_old_one_whole(bert, tmp_path):
 def test_what_is_not_a_text_is_named_by_its_row(bert):
     with pytest.raises(ValueError, match="sentence 1 is float nan, not a text"):
         embedder_of(bert).encode(["fine", float("nan")])
+    with pytest.raises(ValueError, match=r"sentences='the cat' is one text; give a list of them"):
+        embedder_of(bert).encode("the cat")
     assert embedder_of(bert).encode([]).shape == (0, 16)
 
 

@@ -11,7 +11,7 @@ from conftest import SENTENCES, embedder_of
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import planes as room
 from whitenedcse.model.planes import planes
-from whitenedcse.ragged import rows as rows_of
+from whitenedcse.ragged import rows as lists
 
 
 @pytest.fixture(autouse=True)
@@ -27,15 +27,14 @@ def rows(encoder):
 
 @pytest.fixture
 def counted(encoder, monkeypatch):
-    """Sentences that went through the backbone."""
-    seen, forward = [], encoder.forward
-
-    def spy(batch, *arguments, **more):
-        seen.extend(rows_of(batch))
-        return forward(batch, *arguments, **more)
-
-    monkeypatch.setattr(encoder, "forward", spy)
-    return seen
+    """Sentences that the encoder was given."""
+    given, forward = [], encoder.forward
+    monkeypatch.setattr(
+        encoder,
+        "forward",
+        lambda batch, *rest, **more: given.extend(lists(batch)) or forward(batch, *rest, **more),
+    )
+    return given
 
 
 @torch.no_grad()
@@ -89,6 +88,18 @@ def test_another_plane_or_other_weights_are_encoded_anew(encoder, rows):
     changed = planes(encoder, rows, ["mean"], [1])
     assert changed.encoded == len(rows)
     assert changed.kinds["mean"][0][0] == pytest.approx(alone(encoder, rows[0], 1).mean(0), abs=1e-5)
+
+
+def test_planes_in_bf16_are_kept_apart(encoder, rows):
+    rounded = planes(encoder, rows, ["mean"], [1, 3], bf16=True)
+    exact = planes(encoder, rows, ["mean"], [1, 3])
+    assert (rounded.encoded, exact.encoded) == (len(rows), len(rows))
+    naive = np.array([[alone(encoder, row, layer).mean(0) for row in rows] for layer in (1, 3)])
+    assert exact.kinds["mean"] == pytest.approx(naive, abs=1e-5)
+    assert rounded.kinds["mean"] == pytest.approx(naive, abs=1e-3)
+    assert np.abs(rounded.kinds["mean"] - naive).mean() > 5e-6
+    again = planes(encoder, rows, ["mean"], [1, 3], bf16=True)
+    assert again.encoded == 0 and (again.kinds["mean"] == rounded.kinds["mean"]).all()
 
 
 def test_averages_over_layers_with_and_without_the_extra_hundredth(encoder, rows):

@@ -57,6 +57,14 @@ def test_length_extra_and_every_layer_reach_the_planes(bert, plain):
     assert x == pytest.approx(short.encode(SENTENCES) * 5 / 5.5, abs=1e-5)
 
 
+def test_bf16_reaches_the_encoder(bert, plain):
+    source = opened(plain, Pooling(kind="mean", layers=[-1]))
+    (x,), _ = vectors(source, SENTENCES, Wanted([None], bf16=True))
+    own = embedder_of(bert, kind="mean", layers=(-1,))
+    assert x == pytest.approx(own.encode(SENTENCES, bf16=True), abs=1e-5)
+    assert np.abs(x - own.encode(SENTENCES)).mean() > 5e-6
+
+
 def test_a_kind_of_pooling_that_does_not_exist_is_refused(plain):
     with pytest.raises(ValueError, match="figures=median: every layer is pooled by cls, mean or max"):
         vectors(opened(plain, None), SENTENCES, Wanted([None], every="median"))
@@ -72,6 +80,8 @@ def test_a_python_function_is_imported_from_here_and_called_once(here, monkeypat
     assert sys.modules["mine"].calls == [["one", "three"]]
     with pytest.raises(ValueError, match="shows no layers, which the protocol asks for"):
         vectors(opened("mine:encode", None), ["a"], Wanted([Pooling(kind="cls", layers=[1])]))
+    with pytest.raises(ValueError, match="bf16=true: this model chooses its precision itself; leave it out"):
+        vectors(opened("mine:encode", None), ["a"], Wanted([None], bf16=True))
     for name in ("mine:nothing", "no_such:encode"):
         with pytest.raises(ValueError, match=f"model={name}: .*MODULE:FUNCTION is imported from here"):
             opened(name, None)

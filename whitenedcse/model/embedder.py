@@ -5,8 +5,10 @@ v: views    n: sentences    d: width
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +20,11 @@ from whitenedcse.data.tokens import token_ids
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Head
 from whitenedcse.model.pooling import Pooling
-from whitenedcse.ragged import Ragged, ragged
+from whitenedcse.ragged import Ragged, concatenate, offsets, ragged
 
 EMBEDDINGS = ("encoder", "dense", "head")
-BATCH_TOKENS = 8192  # of one batch while encoding, padding counted
+BATCH_TOKENS = 1024  # of one batch while encoding, padding counted; 8192 leave a CPU's cache
+BLOCK = 10_000  # sentences tokenised at a time
 
 
 class Embedder(nn.Module):
@@ -88,35 +91,50 @@ class Embedder(nn.Module):
         return z[:views], None if len(x) == passes else z[views:].flatten(0, 1)
 
     def encode(
-        self, sentences: Sequence[str], *, progress: bool = False, share: tuple[int, int] = (0, 1)
+        self,
+        sentences: Sequence[str],
+        *,
+        progress: bool = False,
+        share: tuple[int, int] = (0, 1),
+        bf16: bool = False,
     ) -> NDArray[np.float32]:
         """n sentences -> (n, d) array, in the order given, in eval mode and without gradient.
 
-        Sentences are sorted by length and run in batches of a fixed number of tokens.
+        Equal sentences are encoded once, all of them sorted by length, in batches of a number of tokens.
         share: (r, m) encodes every m-th of these batches from the r-th on and leaves the rest zero, so that
         the results of m processes add up to one process's, bit for bit.
+        bf16: the backbone computes in bfloat16; pooling and head stay in float32.
         Raises ValueError for anything that is not a text.
         """
+        if isinstance(sentences, str):
+            raise ValueError(
+                f"sentences={sentences!r:.50} is one text; give a list of them: [{sentences!r:.50}]"
+            )
         for row, sentence in enumerate(sentences):
             if not isinstance(sentence, str):
                 raise ValueError(f"sentence {row} is {type(sentence).__name__} {sentence!r:.50}, not a text")
-        rows = token_ids(sentences, self.encoder.tokenizer, self.max_length)
-        return self.encode_rows(rows, progress=progress, share=share)
+        rows = tokenised(sentences, self.encoder.tokenizer, self.max_length)
+        return self.encode_rows(rows, progress=progress, share=share, bf16=bf16)
 
-    @torch.inference_mode()
     def encode_rows(
-        self, rows: Sequence[Sequence[int]], *, progress: bool = False, share: tuple[int, int] = (0, 1)
+        self,
+        rows: Ragged | Sequence[Sequence[int]],
+        *,
+        progress: bool = False,
+        share: tuple[int, int] = (0, 1),
+        bf16: bool = False,
     ) -> NDArray[np.float32]:
-        """n lists of token ids -> (n, d) array, as `encode`."""
-        out = np.zeros((len(rows), self.encoder.width), dtype=np.float32)
-        batches: Iterable[list[int]] = list(by_length([len(row) for row in rows]))[share[0] :: share[1]]
-        batches = track(batches, "encoding", transient=True) if progress else batches
-        was_training, device = self.training, next(self.parameters()).device
-        self.eval()
-        for batch in batches:
-            tokens = ragged([rows[row] for row in batch]).to(device)
-            out[batch] = self.embed(tokens).float().cpu().numpy()
-        self.train(was_training)
+        """n lists of token ids, or these laid end to end -> (n, d) array, as `encode`."""
+        rows = rows if isinstance(rows, Ragged) else ragged(rows)
+        out = np.zeros((rows.n, self.encoder.width), dtype=np.float32)
+
+        def embedded(batch: Ragged) -> list[Tensor]:
+            x = self.pool(batch)
+            x = x.to(torch.promote_types(x.dtype, torch.float32))
+            with torch.autocast(x.device.type, enabled=False):
+                return [self.finish(x)]
+
+        fill([out], rows, self, embedded, Manner(progress, share, bf16))
         return out
 
     @staticmethod
@@ -130,13 +148,76 @@ class Embedder(nn.Module):
         return load(str(path))
 
 
-def by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Row numbers in batches of similar length, the longest first, at most BATCH_TOKENS with padding."""
-    batch: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-        if batch and lengths[batch[0]] * (len(batch) + 1) > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch
+class Manner(NamedTuple):
+    """How sentences are encoded: with a bar on the screen, which share of them, in which precision."""
+
+    progress: bool = False
+    share: tuple[int, int] = (0, 1)
+    bf16: bool = False
+
+
+@torch.inference_mode()
+def fill(
+    out: Sequence[NDArray[np.float32]],
+    rows: Ragged,
+    module: nn.Module,
+    run: Callable[[Ragged], Sequence[Tensor]],
+    manner: Manner,
+) -> None:
+    """Write what `run` makes of each sentence, a (..., n, d) of a batch for each array, into `out`.
+
+    Each distinct sentence is run once, with `module` in eval mode, and what it gave copied to its equals.
+    Outside of `manner.share` the arrays stay as they are.
+    """
+    first, device = firsts(rows), next(module.parameters()).device
+    budget = BATCH_TOKENS * (1 if device.type == "cpu" else 8)  # elsewhere it is launches that cost
+    every = by_length(rows, np.unique(first), budget)[manner.share[0] :: manner.share[1]]
+    batches = track(every, "encoding", transient=True) if manner.progress else every
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.autocast(device.type, torch.bfloat16, enabled=manner.bf16):
+            for at in batches:
+                for array, x in zip(out, run(taken(rows, at).to(device)), strict=True):
+                    array[..., at, :] = x.float().cpu().numpy()
+    finally:
+        module.train(was_training)
+    again = np.flatnonzero(first != np.arange(rows.n))
+    for array in out:
+        array[..., again, :] = array[..., first[again], :]
+
+
+def tokenised(sentences: Sequence[str], tokenizer: Any, max_length: int) -> Ragged:
+    """The token ids of all sentences laid end to end: lists of them would take five times the memory."""
+    starts = range(0, max(1, len(sentences)), BLOCK)
+    blocks = (token_ids(sentences[start : start + BLOCK], tokenizer, max_length) for start in starts)
+    return concatenate([ragged(block) for block in blocks])
+
+
+def firsts(rows: Ragged) -> NDArray[np.intp]:
+    """(n,): for each sentence, the first that equals it."""
+    ids, seen = rows.ids.numpy(), dict[bytes, int]()
+    bounds = pairwise(rows.offsets.tolist())
+    return np.array([seen.setdefault(ids[a:b].tobytes(), i) for i, (a, b) in enumerate(bounds)], np.intp)
+
+
+def by_length(rows: Ragged, at: NDArray[np.intp], budget: int) -> list[NDArray[np.intp]]:
+    """These sentences in batches of similar length, the longest first, of at most `budget` padded tokens."""
+    lengths = rows.lengths.numpy()[at]
+    order = np.argsort(-lengths, kind="stable")
+    batches, start = [], 0
+    while start < len(at):
+        most = max(1, budget // max(1, lengths[order[start]]))
+        batches.append(at[order[start : start + most]])
+        start += most
+    return batches
+
+
+def taken(rows: Ragged, at: NDArray[np.intp]) -> Ragged:
+    """A batch of some of the sentences, in this order."""
+    index = torch.from_numpy(at)
+    starts = rows.offsets[index]
+    lengths = rows.offsets[index + 1] - starts
+    bounds = offsets(lengths)
+    tokens = torch.arange(int(bounds[-1])) + (starts - bounds[:-1]).repeat_interleave(lengths)
+    return Ragged(rows.ids[tokens], bounds, int(lengths.max()))

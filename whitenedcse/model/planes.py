@@ -12,19 +12,19 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.progress import track
+from torch import Tensor
 
-from whitenedcse.model.embedder import by_length
+from whitenedcse.model.embedder import Manner, fill
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.pooling import pooled
-from whitenedcse.ragged import ragged
+from whitenedcse.ragged import Ragged, ragged
 
 Rows = Sequence[Sequence[int]]
 FORMAT = 1
@@ -55,17 +55,24 @@ class Planes(NamedTuple):
 
 
 def planes(
-    encoder: Encoder, rows: Rows, kinds: Sequence[str], layers: Sequence[int], *, progress: bool = False
+    encoder: Encoder,
+    rows: Rows,
+    kinds: Sequence[str],
+    layers: Sequence[int],
+    *,
+    progress: bool = False,
+    bf16: bool = False,
 ) -> Planes:
     """The planes of n sentences given as token ids; only those that the disk does not hold are encoded.
 
-    They lie in $WHITENEDCSE_CACHE/vectors, keyed by the encoder's weights and each sentence's ids, so other
-    tasks, text handling or post-processing of the same encoder find what they share.
+    They lie in $WHITENEDCSE_CACHE/vectors, keyed by the encoder's weights, its precision (bf16: the backbone
+    computes in bfloat16) and each sentence's ids, so other tasks, text handling or post-processing of the
+    same encoder find what they share.
     """
     layers = tuple(sorted({encoder.layer(layer) for layer in layers}))
     kinds = sorted(set(kinds))
     default = os.environ.get("WHITENEDCSE_CACHE") or "~/.cache/whitenedcse"
-    folder = Path(default).expanduser() / "vectors" / fingerprint(encoder)
+    folder = Path(default).expanduser() / "vectors" / (fingerprint(encoder) + "-bf16" * bf16)
     folder.mkdir(parents=True, exist_ok=True)
     os.utime(folder)
     names = np.array([digest(row) for row in rows])
@@ -75,7 +82,7 @@ def planes(
     row_of = dict(zip(names.tolist(), rows, strict=True))
     missing = [row_of[name] for name in new]
     if missing:
-        path = write(folder, encoder, missing, kinds, layers, progress)
+        path = write(folder, encoder, missing, kinds, layers, Manner(progress, bf16=bf16))
         written = Shard.open(path, kinds, layers)
         shards += [written] if written else []
         prune(folder.parent, keep=folder)
@@ -129,7 +136,7 @@ def gathered(
 
 
 def write(
-    folder: Path, encoder: Encoder, rows: Rows, kinds: Sequence[str], layers: Sequence[int], progress: bool
+    folder: Path, encoder: Encoder, rows: Rows, kinds: Sequence[str], layers: Sequence[int], manner: Manner
 ) -> Path:
     """Encode into a new shard, written beside its place and then renamed: a kill leaves nothing."""
     draft = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
@@ -138,7 +145,7 @@ def write(
         files = {
             kind: np.lib.format.open_memmap(draft / f"{kind}.npy", "w+", np.float32, shape) for kind in kinds
         }
-        encode(encoder, rows, layers, files, progress)
+        encode(encoder, rows, layers, files, manner)
         for file in files.values():
             file.flush()
         names = np.array([digest(row) for row in rows])
@@ -151,25 +158,22 @@ def write(
         shutil.rmtree(draft, ignore_errors=True)
 
 
-@torch.inference_mode()
 def encode(
     encoder: Encoder,
     rows: Rows,
     layers: Sequence[int],
     out: Mapping[str, NDArray[np.float32]],
-    progress: bool,
+    manner: Manner,
 ) -> None:
-    """Fill `out`, by kind (k, n, d), with one forward pass over each sentence, in eval mode."""
-    batches: Iterable[list[int]] = list(by_length([len(row) for row in rows]))
-    batches = track(batches, "encoding", transient=True) if progress else batches
-    was_training, device = encoder.training, next(encoder.parameters()).device
-    encoder.eval()
-    for batch in batches:
-        tokens = ragged([rows[row] for row in batch]).to(device)
-        hidden = encoder(tokens, layers)
-        for kind, file in out.items():
-            file[:, batch] = pooled(kind, hidden, tokens.offsets).float().cpu().numpy()
-    encoder.train(was_training)
+    """Fill `out`, by kind (k, n, d), with one forward pass over each sentence."""
+    first = list(out) == ["cls"]
+
+    def reduced(batch: Ragged) -> list[Tensor]:
+        hidden = encoder(batch, layers, first=first)
+        bounds = torch.arange(batch.n + 1, device=hidden.device) if first else batch.offsets
+        return [pooled(kind, hidden, bounds) for kind in out]
+
+    fill(list(out.values()), ragged(rows), encoder, reduced, manner)
 
 
 def fingerprint(encoder: Encoder) -> str:

@@ -35,13 +35,15 @@ class Wanted(NamedTuple):
     """What to make of the sentences.
 
     poolings: each gives an array; None is the model's own embedding, head included. max_length: tokens, None
-    for the model's own. extra: see `Planes.average`. every: a kind of pooling wanted in all layers.
+    for the model's own. extra: see `Planes.average`. every: a kind of pooling wanted in all layers. bf16: the
+    backbone computes in bfloat16.
     """
 
     poolings: Sequence[Pooling | None]
     max_length: int | None = None
     extra: float = 0.0
     every: str | None = None
+    bf16: bool = False
 
 
 def found(model: str | None) -> None:
@@ -92,6 +94,8 @@ def vectors(
     if embedder is None:
         if any(wanted.poolings) or wanted.every:
             raise ValueError("this model shows no layers, which the protocol asks for; give a checkpoint")
+        if wanted.bf16:
+            raise ValueError("bf16=true: this model chooses its precision itself; leave it out")
         return [np.asarray(source.encode(sentences))] * len(wanted.poolings), None
     if wanted.every not in (None, "cls", "mean", "max"):
         raise ValueError(f"figures={wanted.every}: every layer is pooled by cls, mean or max")
@@ -103,7 +107,7 @@ def vectors(
     layers |= set(range(embedder.encoder.depth + 1)) if wanted.every else set()
     limit = min(wanted.max_length or embedder.max_length, embedder.max_length)
     rows = token_ids(sentences, embedder.encoder.tokenizer, limit)
-    got = planes(embedder.encoder, rows, sorted(kinds), sorted(layers), progress=progress)
+    got = planes(embedder.encoder, rows, sorted(kinds), sorted(layers), progress=progress, bf16=wanted.bf16)
     return [
         averaged(embedder, got, pooling or embedder.pooling, wanted.extra, finish=pooling is None)
         for pooling in wanted.poolings

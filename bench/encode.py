@@ -1,0 +1,159 @@
+"""Text to vectors, against Sentence-Transformers: python -m bench.encode [MODEL] [--quick] [--json FILE]
+
+Sentences drawn from the Wikipedia corpus under WHITENEDCSE_DATA. Both sides tokenise, cut at 128 tokens and
+pool as the checkpoint says, or by the mean of the last layer. Theirs takes its default batches of 32, sorted
+by characters. The vectors are compared before anything is timed. MODEL: a directory that both libraries
+read; without one, models/minilm-mlm beside the data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bz2
+import copy
+import os
+import random
+from collections.abc import Callable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules
+
+from bench import measure
+from bench.measure import Variant
+from whitenedcse.data.sources import present, roots
+from whitenedcse.model.checkpoint import load
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.pooling import Pooling
+
+MAX_LENGTH = 128
+PEERS = {
+    "ours fp32": "theirs fp32",
+    "ours bf16": "theirs bf16 autocast",
+    "theirs bf16 weights": "theirs fp32",
+}
+
+Encode = Callable[[list[str]], NDArray[Any]]
+
+
+def main() -> None:
+    """One table."""
+    parser = measure.parser(__doc__)
+    parser.add_argument("--sentences", type=int, help="how many (default: 50,000; quick: 2,000)")
+    options = parsed(parser)
+    count = options.sentences or (2_000 if options.quick else 50_000)
+    here = measure.begin(options)
+    ours, theirs = opened(options.model)
+    sentences = wikipedia(count)
+    encoders = variants(ours, theirs)
+    facts, batches = agreement(encoders, sentences[:500]), counted(theirs)
+    timed = {name: Variant(lambda run=run: run(sentences), PEERS.get(name)) for name, run in encoders.items()}
+    times = measure.interleaved(timed, options.rounds or (1 if options.quick else 5), options.threads)
+    number, real, padded = np.sum(batches, axis=0)
+    facts |= {"mean_tokens": real / number, "peer_padding": padded / real}
+    print(
+        f"\n{real / number:.1f} tokens a sentence; their batches hold {padded / real:.3f}x that with padding"
+    )
+    result = measure.table(f"{count:,} sentences of Wikipedia, from text to vectors", timed, times)
+    measure.end(options, here, [result | facts])
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options, among them `model`: a directory, by default the encoder that lies beside the data."""
+    parser.add_argument("model", nargs="?", help="a directory; by default models/minilm-mlm beside the data")
+    options = parser.parse_args()
+    beside = Path(os.environ.get("WHITENEDCSE_DATA") or "data").resolve().parent / "models" / "minilm-mlm"
+    options.model = options.model or str(beside)
+    if not Path(options.model).is_dir():
+        parser.error(
+            f"no model in {options.model}; pass the directory of one: python -m {measure.module()} DIR"
+        )
+    return options
+
+
+def plain(model: str) -> bool:
+    """Whether a checkpoint says nothing of its pooling."""
+    return not any((Path(model) / name).exists() for name in ("modules.json", "whitenedcse.json", "best"))
+
+
+def embedder(model: str) -> Embedder:
+    """Ours, a plain encoder with the mean of its last layer."""
+    ours = load(model, Pooling(kind="mean", layers=[-1]) if plain(model) else None).eval()
+    ours.max_length = min(ours.max_length, MAX_LENGTH)
+    return ours
+
+
+def opened(model: str) -> tuple[Embedder, SentenceTransformer]:
+    """Both sides, with the same pooling and the same limit."""
+    ours = embedder(model)
+    if plain(model):
+        transformer = modules.Transformer(model)
+        parts = [transformer, modules.Pooling(ours.encoder.width, pooling_mode="mean")]
+        theirs = SentenceTransformer(modules=parts, device="cpu")
+    else:
+        best = Path(model) / "best"
+        theirs = SentenceTransformer(str(best if best.is_dir() else model), device="cpu")
+    theirs.max_seq_length = ours.max_length
+    return ours, theirs
+
+
+def wikipedia(n: int) -> list[str]:
+    """n sentences drawn from the first 10 n lines of the corpus."""
+    found = [path for name in ("wiki1m_like", "wiki1m") if (path := present(name, roots()))]
+    if not found:
+        raise SystemExit("no wiki1m_like or wiki1m: set WHITENEDCSE_DATA to a folder that holds it")
+    opener = bz2.open if found[0].suffix == ".bz2" else open
+    with opener(found[0], "rt", encoding="utf-8") as lines:
+        some = [line.strip() for line in islice(lines, 10 * n)]
+    return random.Random(0).sample(some, min(n, len(some)))
+
+
+def variants(ours: Embedder, theirs: SentenceTransformer) -> dict[str, Encode]:
+    """Each way from texts to vectors."""
+    half = copy.deepcopy(theirs).bfloat16()
+
+    def autocast(texts: list[str]) -> NDArray[Any]:
+        with torch.autocast("cpu", torch.bfloat16):
+            return theirs.encode(texts)
+
+    return {
+        "theirs fp32": theirs.encode,
+        "theirs bf16 autocast": autocast,
+        "theirs bf16 weights": half.encode,
+        "ours fp32": ours.encode,
+        "ours bf16": lambda texts: ours.encode(texts, bf16=True),
+    }
+
+
+def counted(theirs: SentenceTransformer) -> list[tuple[int, int, int]]:
+    """Sentences, tokens, and tokens with padding of each batch that they run from now on."""
+    batches: list[tuple[int, int, int]] = []
+
+    def count(_: Any, features: tuple[dict[str, torch.Tensor]]) -> None:
+        ids, real = features[0]["input_ids"], features[0]["attention_mask"].sum()
+        batches.append((len(ids), int(real), ids.numel()))
+
+    theirs[0].register_forward_pre_hook(count)
+    return batches
+
+
+def agreement(encoders: Mapping[str, Encode], sentences: list[str]) -> dict[str, float]:
+    """The largest difference of each variant from theirs in fp32; ends here if ours in fp32 is another."""
+    x = {name: np.asarray(encode(sentences), np.float32) for name, encode in encoders.items()}
+    truth = x.pop("theirs fp32")
+    far = {f"largest difference of {name}": float(np.abs(y - truth).max()) for name, y in x.items()}
+    print(
+        f"coordinates up to {np.abs(truth).max():.2f}; " + "; ".join(f"{k} {v:.1e}" for k, v in far.items())
+    )
+    if far["largest difference of ours fp32"] > 1e-4 * np.abs(truth).max():
+        raise SystemExit("ours and theirs are not the same vectors: nothing to compare")
+    return far
+
+
+if __name__ == "__main__":
+    main()
