@@ -73,7 +73,7 @@ class ContrastiveTraining(LightningModule):
             loss = contrastive + self.mlm.weight * masked
             parts = {"train/contrastive": contrastive.detach(), "train/mlm": masked.detach()}
             self.log_dict(parts, logger=False)
-        self.log("train/loss", loss.detach(), prog_bar=True, logger=False)
+        self.log("train/loss", loss.detach(), logger=False)  # a bar would read it every step
         return loss
 
     def encoded(self, batch: Batch, position: tuple[int, ...]) -> Tensor:

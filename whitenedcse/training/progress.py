@@ -15,7 +15,26 @@ LINES = 20  # in a run
 
 def progress_bar(say: Callable[[str], None]) -> ProgressBar:
     """A bar in a terminal, plain lines elsewhere."""
-    return RichProgressBar() if rich.get_console().is_terminal else PlainProgress(say=say)
+    return Bar() if rich.get_console().is_terminal else PlainProgress(say=say)
+
+
+class Bar(RichProgressBar):
+    """Lightning's bar, with the loss read from the device once a second, not every step."""
+
+    shown: dict[str, Any]
+    read = 0.0
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """The numbers beside the bar."""
+        if time.monotonic() - self.read >= 1:
+            self.shown = {"loss": loss(trainer)}
+            self.read = time.monotonic()
+        return super().get_metrics(trainer, pl_module) | self.shown
+
+
+def loss(trainer: Trainer) -> float:
+    """That of the last step."""
+    return float(trainer.callback_metrics.get("train/loss", float("nan")))
 
 
 class PlainProgress(ProgressBar):
@@ -41,5 +60,4 @@ class PlainProgress(ProgressBar):
             return
         pace = (time.monotonic() - self.began) / max(1, step)
         left = time.strftime("%H:%M:%S", time.gmtime(pace * (total - step)))
-        loss = trainer.callback_metrics.get("train/loss", float("nan"))
-        self.say(f"step {step}/{total}  loss {float(loss):.4f}  {1 / pace:.2f} steps/s  left {left}")
+        self.say(f"step {step}/{total}  loss {loss(trainer):.4f}  {1 / pace:.2f} steps/s  left {left}")
