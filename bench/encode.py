@@ -53,7 +53,9 @@ def main() -> None:
     encoders = variants(ours, theirs)
     facts, batches = agreement(encoders, sentences[:500]), counted(theirs)
     timed = {name: Variant(lambda run=run: run(sentences), PEERS.get(name)) for name, run in encoders.items()}
-    times = measure.interleaved(timed, options.rounds or (1 if options.quick else 5), options.threads)
+    times = measure.interleaved(
+        timed, options.rounds or (1 if options.quick else 5), options.threads, warm=False
+    )
     number, real, padded = np.sum(batches, axis=0)
     facts |= {"mean_tokens": real / number, "peer_padding": padded / real}
     print(

@@ -71,7 +71,9 @@ def scores(options: argparse.Namespace, ours: Embedder, tasks: Tasks) -> dict[st
         name: Variant(lambda name=name, way=way: got.update({name: way()}), None if name == peer else peer)
         for name, way in ways.items()
     }
-    times = measure.interleaved(timed, options.rounds or (1 if options.quick else 3), options.threads)
+    times = measure.interleaved(
+        timed, options.rounds or (1 if options.quick else 5), options.threads, warm=False
+    )
     pairs = sum(len(s.gold) for parts in tasks.values() for s in parts)
     result = measure.table(f"{len(tasks)} tasks, {pairs:,} pairs, from text to scores", timed, times)
     print(f"  {'Spearman x 100':34s}" + "".join(f"{task:>9s}" for task in tasks) + "   furthest")

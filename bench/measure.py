@@ -82,10 +82,12 @@ def clock(threads: int) -> Callable[[], float]:
     return time.process_time if threads == 1 else time.perf_counter
 
 
-def interleaved(variants: Mapping[str, Variant], rounds: int, threads: int) -> dict[str, list[float]]:
-    """Seconds of each turn, by variant. One turn each comes first, uncounted."""
+def interleaved(
+    variants: Mapping[str, Variant], rounds: int, threads: int, warm: bool = True
+) -> dict[str, list[float]]:
+    """Seconds of each turn, by variant. warm: one turn each comes first, uncounted."""
     now, times = clock(threads), {name: [] for name in variants}
-    for turn in range(-1, rounds):
+    for turn in range(-1 if warm else 0, rounds):
         for name, variant in variants.items():
             began = now()
             variant.run()

@@ -50,8 +50,10 @@ from bench.measure import Variant
 from bench.peers import BERTS, Loop, Work, corpus, encoder, ours, sentence_transformers, simcse
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model.encoder import quiet
+from whitenedcse.model.operations import multiply, prefers_onednn
 
 TRAINER = measure.installed("accelerate")
+ONEDNN = {torch.ops.mkldnn._linear_pointwise: lambda x, weight, *_, **__: 2 * x[0] * x[1] * weight[0]}
 MAKERS: dict[str, Callable[[Work], Loop]] = {
     "ours-fp32": partial(ours, precision="32-true"),
     "ours-bf16": partial(ours, precision="bf16-mixed"),
@@ -112,7 +114,7 @@ class Baton:
         self.free[name].acquire()
         torch.set_num_threads(self.threads)
         try:
-            counter = self.counting.enter_context(FlopCounterMode(display=False))
+            counter = self.counting.enter_context(FlopCounterMode(display=False, custom_mapping=ONEDNN))
             loop(partial(self.turn, name, counter))
             self.free[self.after[name]].release()
         except BaseException as error:  # the main thread raises it
@@ -204,13 +206,14 @@ def useful_flops(work: Work) -> float:
 
 
 def gemm(dtype: torch.dtype, threads: int) -> float:
-    """FLOPs a second of (3072, 768) x (768, 3072) and its kin, the best of several."""
+    """FLOPs a second of (3072, 768) x (768, 3072) and its kin, the best of several and of both libraries."""
     now, best = measure.clock(threads), 0.0
+    ways = [torch.nn.functional.linear, *([multiply] if prefers_onednn() else [])]
     for m, k, n in ((3072, 768, 3072), (3072, 3072, 768), (4096, 1024, 1024)):
         a, b = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)
-        for _ in range(4):
+        for way in ways * 4:
             began = now()
-            torch.nn.functional.linear(a, b)
+            way(a, b)
             best = max(best, 2 * m * k * n / (now() - began))
     return best
 

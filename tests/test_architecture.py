@@ -25,6 +25,7 @@ ROOMS = {
     "data.corpus": [],
     "data.sources": ["data"],
     "data.tokens": ["data", "ragged", "durable"],
+    "data.words": [],
     "data.datamodule": ["data", "ragged"],
     "model.encoder": ["data", "ragged", "model.packed"],
     "model.packed": ["ragged", "model.operations"],

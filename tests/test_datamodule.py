@@ -3,16 +3,20 @@
 import warnings
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from whitenedcse.data import datamodule
 from whitenedcse.data.datamodule import Batch, SentenceData
+from whitenedcse.ragged import Ragged
 
 ROWS, SIZE = 29, 6
 SETTINGS = {"columns": [], "sample": None, "max_length": 12, "batch_size": SIZE, "passes": 1, "seed": 3}
+SETTINGS["batch_tokens"] = None
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +95,105 @@ def test_a_batch_that_ranks_cannot_share_equally_is_refused(data):
     module.trainer = placed(0, 4)
     with pytest.raises(ValueError, match="batch_size=6 .* 4 processes"):
         module.train_dataloader()
+
+
+@pytest.fixture
+def unequal(tmp_path, tokenizer):
+    """A corpus of sentences of 3 to 8 tokens, and the lengths of its anchors, in pairs with longer ones."""
+    words = ["cat", "dog", "bird", "fish", "tree", "house", "river"]
+    rows = [" ".join(words[: 1 + i * i % 6]) for i in range(97)]
+    (tmp_path / "u.tsv").write_text("a\tb\n" + "".join(f"{row}\t{row} and the old\n" for row in rows))
+    (tmp_path / "u.txt").write_text("\n".join(rows))
+    return tmp_path, np.array([len(tokenizer(row)["input_ids"]) for row in rows])
+
+
+def budgeted(unequal, tokens, columns=()):
+    corpus = unequal[0] / ("u.tsv" if columns else "u.txt")
+    return {"corpus": str(corpus), "columns": list(columns), "batch_tokens": tokens, "batch_size": 99}
+
+
+def rows_of_epoch(module, number, start=0):
+    order = module.train_dataloader().sampler
+    order.set_epoch(number)
+    order.start = lambda: start
+    return [batch.tolist() for batch in order]
+
+
+@pytest.mark.parametrize("columns", [(), ("a", "b")])
+@pytest.mark.parametrize("tokens", [16, 37, 100, 200])
+def test_a_token_budget_fills_each_batch_to_within_a_sentence(data, unequal, tokens, columns):
+    """Naively: rows are laid end to end, and each belongs to the batch in which its last token falls."""
+    module, lengths = data(**budgeted(unequal, tokens, columns)), unequal[1]
+    for number in (0, 1, 5):
+        expected, end = [[] for _ in range(lengths.sum() // tokens)], 0
+        for row in np.random.default_rng([3, number]).permutation(97).tolist():
+            end += lengths[row]
+            if (end - 1) // tokens < len(expected):
+                expected[(end - 1) // tokens].append(row)
+        got = rows_of_epoch(module, number)
+        assert got == expected and len(module.train_dataloader()) == len(got)
+        assert all(abs(lengths[batch].sum() - tokens) < lengths.max() for batch in got)
+        assert rows_of_epoch(module, number, start=2) == expected[2:]
+        sampler = module.train_dataloader().sampler
+        assert [sampler.rows_of(number, i).tolist() for i in range(len(got))] == expected
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_have_equal_parts_of_a_token_budget(data, unequal, world):
+    module = data(**budgeted(unequal, 50))
+    alone, shares = rows_of_epoch(module, 1), []
+    for rank in range(world):
+        module.trainer = placed(rank, world)
+        shares.append(rows_of_epoch(module, 1))
+    sampler = module.train_dataloader().sampler
+    for step, (batch, *parts) in enumerate(zip(alone, *shares, strict=True)):
+        assert sum(parts, []) == batch[: len(batch) // world * world] == sampler.rows_of(1, step).tolist()
+        assert len({len(part) for part in parts}) == 1 and parts[0]
+
+
+@pytest.mark.parametrize("stop", [3, 9, 13])  # an epoch has 9 steps
+def test_a_resumed_run_with_a_token_budget_sees_what_an_unbroken_one_sees(data, unequal, tmp_path, stop):
+    def built():
+        return data(**budgeted(unequal, 50))
+
+    assert len(built().train_dataloader()) == 9
+    whole = fitted(built(), tmp_path / "whole", 15)
+    begun = fitted(built(), tmp_path / "parts", stop)
+    rest = fitted(built(), tmp_path / "parts", 15, resume=tmp_path / "parts" / f"{stop}.ckpt")
+    assert begun + rest == whole
+
+
+def test_a_token_budget_that_cannot_work_is_refused(data, unequal):
+    with pytest.raises(ValueError, match=r"97 rows of \d+ tokens do not fill one batch_tokens=100000"):
+        data(**budgeted(unequal, 100_000))
+    with pytest.raises(ValueError, match="batch_tokens=1: a sentence alone"):
+        data(**budgeted(unequal, 1))
+    with pytest.raises(ValueError, match="batch_tokens=13 may leave fewer than 2 .* use 14 or more.*has 7"):
+        data(**budgeted(unequal, 13))
+    module = data(**budgeted(unequal, 14))
+    module.trainer = placed(0, 3)
+    with pytest.raises(ValueError, match="batch_tokens=14 may leave fewer than 3 .* use 21 or more"):
+        module.train_dataloader()
+
+
+def test_pinning_keeps_a_batch_what_it_is(data, text, monkeypatch):
+    """torch's own walk through a batch, with tensors that are marked instead of pinned."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: -1 - self)
+    triplets = {"corpus": str(text[0].with_suffix(".tsv")), "columns": ["a", "b", "c"]}
+    for batch in (next(iter(data(**changes).train_dataloader())) for changes in ({}, triplets)):
+        pinned = pin_memory(batch)
+        assert isinstance(pinned, Batch) and pinned.n == batch.n
+        for one, other in ((batch.positives, pinned.positives), (batch.negatives, pinned.negatives)):
+            assert (one is None) == (other is None)
+            if one is not None:
+                assert isinstance(other, Ragged) and other.longest == one.longest
+                assert torch.equal(other.ids, -1 - one.ids) and torch.equal(other.offsets, -1 - one.offsets)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_batches_are_pinned_where_there_is_cuda(data, monkeypatch, there):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    assert data().train_dataloader().pin_memory is there
 
 
 @pytest.mark.parametrize("passes", [1, 3])

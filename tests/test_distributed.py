@@ -244,6 +244,7 @@ def fitted(tokenizer, folder, head):
         sample=None,
         max_length=12,
         batch_size=32,
+        batch_tokens=None,
         passes=1,
         seed=1,
     )
@@ -590,10 +591,9 @@ def test_chunks_lose_nothing_in_bfloat16(tokenizer):
     gradients, kinds = [], []
     for chunk in (None, 4):
         module = module_of(encoder_of(tokenizer, torch.float32), "dense", chunk=chunk)
-        module.embedder.encoder.backbone.register_forward_hook(
-            lambda m, args, out: kinds.append(
-                ("encoder", m.encoder.layer[0].attention.self.query(out[0]).dtype)
-            )
+        layer = module.embedder.encoder.backbone.encoder.layer[0]
+        layer.attention.self.query.register_forward_hook(
+            lambda m, args, out: kinds.append(("encoder", out.dtype))
         )
         module.embedder.head.linear.register_forward_hook(
             lambda m, args, out: kinds.append(("head", out.dtype))

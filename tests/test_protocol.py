@@ -17,6 +17,8 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTra
 
 from whitenedcse.evaluation.protocol import Protocol, Row, chosen
 from whitenedcse.evaluation.tasks import setting
+from whitenedcse.model.encoder import Encoder
+from whitenedcse.ragged import rows as rows_of
 
 ROOT = Path(__file__).parents[1]
 WORDS = [f"{a}{b}" for a in "bcdfgklm" for b in ("a", "e", "i", "o", "u", "an", "el")]
@@ -214,16 +216,13 @@ def test_whiteningbert_lowers_all_but_sick_and_divides_by_n_and_a_hundredth(worl
 
 
 def test_nothing_is_encoded_twice_and_a_second_run_encodes_nothing(world, monkeypatch, tmp_path):
-    seen, forward = [], BertModel.forward
+    seen, forward = [], Encoder.forward
 
-    def spy(self, input_ids=None, attention_mask=None, **rest):
-        if attention_mask is not None:
-            seen.extend(
-                tuple(ids[on].tolist()) for ids, on in zip(input_ids, attention_mask.bool(), strict=True)
-            )
-        return forward(self, input_ids=input_ids, attention_mask=attention_mask, **rest)
+    def spy(self, batch, *arguments, **more):
+        seen.extend(map(tuple, rows_of(batch)))
+        return forward(self, batch, *arguments, **more)
 
-    monkeypatch.setattr(BertModel, "forward", spy)
+    monkeypatch.setattr(Encoder, "forward", spy)
     cache = f"{tmp_path}/cache"
     first = evaluated(world, monkeypatch, tmp_path / "a", "pooling=mean", "figures=mean", cache=cache)
     script = Script(world, 128)

@@ -88,7 +88,7 @@ def train(tokenizer, tmp_path_factory):
         bert = Encoder(backbone("bert", len(tokenizer)), tokenizer)
         parts = {"embedder": embedder_of(bert), "loss": LOSS, "optimizer": optimizer, "mlm": None}
         module = ContrastiveTraining(**parts, views=3, seed=5, gather=True, chunk=chunk)
-        sizes = {"sample": None, "max_length": 16, "batch_size": SIZE, "passes": 3}
+        sizes = {"sample": None, "max_length": 16, "batch_size": SIZE, "batch_tokens": None, "passes": 3}
         data = SentenceData(corpus=str(home / "x.txt"), columns=[], seed=5, **sizes)
         data.tokenizer = tokenizer
         seed_everything(time.monotonic_ns() % 2**31, verbose=False)  # nothing may hang on a state

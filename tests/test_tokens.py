@@ -1,16 +1,19 @@
 """The cache holds what the tokenizer says, is written once, and survives races and damage."""
 
 import json
+import os
 import random
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from transformers import ByT5Tokenizer
 
 from whitenedcse.data import tokens
-from whitenedcse.data.corpus import Corpus
+from whitenedcse.data.corpus import Corpus, fingerprint
 from whitenedcse.data.tokens import token_ids, tokenised
 
 LENGTH = 8
@@ -48,8 +51,8 @@ def pairs(tmp_path, lines):
 def test_a_batch_of_rows_is_what_the_tokenizer_says_of_each(corpus, lines, tokenizer, tmp_path):
     rows = tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path)
     index = np.array([1299, 0, 7, 7, 513])
-    assert rows_of(rows.rows(index)) == [oracle(lines[i], tokenizer) for i in index]
-    assert rows_of(rows.rows(np.arange(1300))) == [oracle(line, tokenizer) for line in lines]
+    assert rows_of(rows.rows(index, [0])) == [oracle(lines[i], tokenizer) for i in index]
+    assert rows_of(rows.rows(np.arange(1300), [0])) == [oracle(line, tokenizer) for line in lines]
     assert (len(rows), rows.ids.dtype, rows.counts.kept) == (1300, np.uint16, 1300)
 
 
@@ -57,25 +60,29 @@ def test_columns_follow_one_another_whole(pairs, lines, tokenizer, tmp_path):
     rows = tokenised(pairs, tokenizer, LENGTH, cache_dir=tmp_path)
     index = np.array([5, 2, 98])
     columns = [[lines[i] for i in index], [lines[i + 1] for i in index], [lines[-i] for i in index]]
-    assert rows_of(rows.rows(index)) == [oracle(s, tokenizer) for column in columns for s in column]
+    assert rows_of(rows.rows(index, [0, 1, 2])) == [
+        oracle(s, tokenizer) for column in columns for s in column
+    ]
     assert len(rows) == 99
 
 
 def test_a_large_vocabulary_keeps_its_large_ids(corpus, lines, tokenizer, tmp_path, monkeypatch):
-    def shifted(sentences, *args):
-        return [[i + 70_000 for i in ids] for ids in token_ids(sentences, *args)]
+    whole = tokens.batches_of_ids
 
-    monkeypatch.setattr(tokens, "token_ids", shifted)
+    def shifted(sentences, *args):
+        yield [[i + 70_000 for i in ids] for batch in whole(sentences, *args) for ids in batch]
+
+    monkeypatch.setattr(tokens, "batches_of_ids", shifted)
     monkeypatch.setattr(type(tokenizer), "get_vocab", lambda self: {"high": 70_040})
     rows = tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path)
-    assert rows_of(rows.rows(np.array([3]))) == [[i + 70_000 for i in oracle(lines[3], tokenizer)]]
+    assert rows_of(rows.rows(np.array([3]), [0])) == [[i + 70_000 for i in oracle(lines[3], tokenizer)]]
 
 
 def test_a_slow_tokenizer_works_too(corpus, lines, tmp_path):
     slow = ByT5Tokenizer()
     assert not slow.is_fast
     rows = tokenised(corpus, slow, LENGTH, cache_dir=tmp_path)
-    assert rows_of(rows.rows(np.array([3, 2]))) == [oracle(lines[i], slow) for i in (3, 2)]
+    assert rows_of(rows.rows(np.array([3, 2]), [0])) == [oracle(lines[i], slow) for i in (3, 2)]
 
 
 def test_an_endless_line_is_cut_before_it_is_tokenised(tokenizer):
@@ -103,7 +110,7 @@ def test_a_second_start_neither_reads_nor_tokenises(corpus, tokenizer, tmp_path,
         ["a cat", "the"], padding=True, truncation=True, max_length=4
     )  # leaves its core in another state
     monkeypatch.setattr(tokens, "read", lambda *a, **k: pytest.fail("read again"))
-    monkeypatch.setattr(tokens, "token_ids", lambda *a: pytest.fail("tokenised again"))
+    monkeypatch.setattr(tokens, "batches_of_ids", lambda *a: pytest.fail("tokenised again"))
     second = tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path)
     assert np.array_equal(first.ids, second.ids) and np.array_equal(first.offsets, second.offsets)
     assert second.counts == first.counts
@@ -119,12 +126,79 @@ def test_another_length_tokenizer_or_text_is_another_cache(corpus, tokenizer, tm
     tokenised(corpus, ByT5Tokenizer(), LENGTH, cache_dir=tmp_path)
     assert folders() == 3
     tokenizer.truncation_side = "left"
-    left = tokenised(corpus, tokenizer, 4, cache_dir=tmp_path).rows(np.arange(9))
+    left = tokenised(corpus, tokenizer, 4, cache_dir=tmp_path).rows(np.arange(9), [0])
     tokenizer.truncation_side = "right"
-    assert rows_of(left) != rows_of(tokenised(corpus, tokenizer, 4, cache_dir=tmp_path).rows(np.arange(9)))
+    assert rows_of(left) != rows_of(
+        tokenised(corpus, tokenizer, 4, cache_dir=tmp_path).rows(np.arange(9), [0])
+    )
     (tmp_path / "x.txt").write_text("a cat\n")
     assert len(tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path)) == 1
     assert folders() == 6
+
+
+@pytest.fixture
+def settled(corpus):
+    """The corpus, as if nobody had touched its file for a while."""
+    time.sleep(0.01)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens, "SETTLED", 0)
+        yield corpus
+
+
+def notes(folder):
+    return sorted(folder.glob(".*.seen"))
+
+
+def test_a_second_start_does_not_even_hash_a_corpus_that_nobody_touched(
+    settled, tokenizer, tmp_path, monkeypatch
+):
+    cache = tmp_path / "cache"
+    first = tokenised(settled, tokenizer, LENGTH, cache_dir=cache)
+    monkeypatch.setattr(tokens, "fingerprint", lambda corpus: pytest.fail("hashed again"))
+    for length in (LENGTH, LENGTH + 1):
+        second = tokenised(settled, tokenizer, length, cache_dir=cache)
+        assert second.digests == first.digests == {**first.digests, "corpus": fingerprint(settled)}
+
+
+def test_an_edit_is_seen_even_if_size_and_time_stay(settled, tokenizer, tmp_path):
+    cache, path = tmp_path / "cache", Path(settled.path)
+    tokenised(settled, tokenizer, LENGTH, cache_dir=cache)
+    before, text = path.stat(), path.read_text()
+    path.write_text("a red dog" + text[9:])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size and path.stat().st_mtime_ns == before.st_mtime_ns
+    edited = tokenised(settled, tokenizer, LENGTH, cache_dir=cache)
+    assert rows_of(edited.rows(np.array([0]), [0])) == [oracle(path.read_text().splitlines()[0], tokenizer)]
+    other = tokenised(Corpus(settled.path, sample=5), tokenizer, LENGTH, cache_dir=cache)
+    assert len(other) == 5
+
+
+def test_no_note_is_made_of_a_file_that_may_still_be_changing(corpus, tokenizer, tmp_path):
+    tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path / "cache")
+    assert notes(tmp_path / "cache") == []
+
+
+@pytest.mark.parametrize("said", [b"", b"abc", b"\0" * 32, b"\xff" * 32])
+def test_a_damaged_note_is_not_believed(settled, tokenizer, tmp_path, said):
+    cache = tmp_path / "cache"
+    first = tokenised(settled, tokenizer, LENGTH, cache_dir=cache)
+    (note,) = notes(cache)
+    note.write_bytes(said)
+    assert tokenised(settled, tokenizer, LENGTH, cache_dir=cache).digests == first.digests
+    assert len(note.read_text()) == 32
+
+
+def test_a_cache_opens_where_nothing_can_be_written(settled, tokenizer, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    tokenised(settled, tokenizer, LENGTH, cache_dir=cache)
+    for note in notes(cache):
+        note.unlink()
+
+    def refused(*args):
+        raise PermissionError(30, "Read-only file system")
+
+    monkeypatch.setattr(tokens, "writing", refused)
+    assert len(tokenised(settled, tokenizer, LENGTH, cache_dir=cache)) == 1300
 
 
 def spoil_by_cutting(name, size):
@@ -158,7 +232,7 @@ def test_a_damaged_cache_is_built_anew(corpus, lines, tokenizer, tmp_path, spoil
     tokenised(corpus, tokenizer, LENGTH, cache_dir=cache)
     spoil(*caches(cache))
     rows = tokenised(corpus, tokenizer, LENGTH, cache_dir=cache)
-    assert rows_of(rows.rows(np.array([1299]))) == [oracle(lines[1299], tokenizer)]
+    assert rows_of(rows.rows(np.array([1299]), [0])) == [oracle(lines[1299], tokenizer)]
     assert len(caches(cache)) == 1, "the damaged copy is gone"
 
 
@@ -166,7 +240,7 @@ def test_a_failed_start_leaves_nothing_behind(corpus, tokenizer, tmp_path, monke
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tokens, "token_ids", full)
+    monkeypatch.setattr(tokens, "batches_of_ids", full)
     with pytest.raises(OSError, match="No space left"):
         tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path / "cache")
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]

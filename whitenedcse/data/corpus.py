@@ -79,7 +79,7 @@ def fingerprint(corpus: Corpus) -> str:
     path = Path(corpus.path)
     if not path.exists():
         digest.update(_hub(corpus.path)._fingerprint.encode())
-    for file in _files(path) if path.exists() else []:
+    for file in files(path) if path.exists() else []:
         digest.update(f"{file.relative_to(path.parent)}\0{file.stat().st_size}\0".encode())
         with file.open("rb") as stream:
             hashlib.file_digest(stream, lambda: digest)  # read in pieces
@@ -118,7 +118,7 @@ def _sampled(rows: Iterable[Row], size: int) -> list[Row]:
 def _rows(corpus: Corpus) -> Iterator[Row]:
     """Every row, in order."""
     if (path := Path(corpus.path)).exists():
-        for file in _files(path):
+        for file in files(path):
             yield from READERS[_kind(file.name)](file, corpus.columns)
         return
     data = _hub(corpus.path)
@@ -126,7 +126,7 @@ def _rows(corpus: Corpus) -> Iterator[Row]:
     yield from _numbered(data.select_columns(wanted), wanted, corpus.path)
 
 
-def _files(path: Path) -> list[Path]:
+def files(path: Path) -> list[Path]:
     """The file, or the files of a known kind at any depth of the directory, sorted."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     files = [file for file in files if file.is_file() and _kind(file.name)]

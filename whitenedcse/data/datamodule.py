@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from lightning import LightningDataModule
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -14,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.sources import located
 from whitenedcse.data.tokens import TokenRows, tokenised
-from whitenedcse.ragged import Ragged, between, repeat
+from whitenedcse.ragged import Ragged
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,17 +34,33 @@ class Batch(NamedTuple):
     n: int
 
 
+def whole_batches(sizes: NDArray[np.int64], budget: int) -> int:
+    """How many times rows of these sizes fill the budget."""
+    return int(sizes.sum()) // budget
+
+
 class EpochOrder(Sampler[NDArray[np.int64]]):
     """Row numbers of this rank's share of each global batch; a pure function of (seed, epoch).
 
+    sizes: (rows,) of each row, 1 or its tokens. Batch i holds the rows that end in (i * budget, (i + 1) *
+    budget] when all are laid end to end in the epoch's order: so each epoch has as many batches, and each of
+    them `budget` to within a row. It is cut to a multiple of `world` rows, of which each rank has its part.
     What does not fill a last batch is left out: padding would repeat rows, and a repeat is a false negative.
     An epoch begins at batch `start()`, which is not 0 in a run that goes on.
     """
 
     def __init__(
-        self, rows: int, batch_size: int, *, seed: int, share: slice, start: Callable[[], int]
+        self,
+        sizes: NDArray[np.int64],
+        budget: int,
+        *,
+        seed: int,
+        rank: int,
+        world: int,
+        start: Callable[[], int],
     ) -> None:
-        self.rows, self.batch_size, self.seed, self.share, self.start = rows, batch_size, seed, share, start
+        self.sizes, self.budget, self.seed, self.start = sizes, budget, seed, start
+        self.rank, self.world, self.batches = rank, world, whole_batches(sizes, budget)
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -50,41 +68,45 @@ class EpochOrder(Sampler[NDArray[np.int64]]):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return self.rows // self.batch_size
+        return self.batches
 
     def __iter__(self) -> Iterator[NDArray[np.int64]]:
-        order = self.order(self.epoch)
+        order, cuts = self.order(self.epoch)
         for step in range(self.start(), len(self)):  # asked now: Lightning makes loaders before it restores
-            yield order[step * self.batch_size : (step + 1) * self.batch_size][self.share]
+            each = (cuts[step + 1] - cuts[step]) // self.world
+            first = cuts[step] + self.rank * each
+            yield order[first : first + each]
 
-    def order(self, epoch: int) -> NDArray[np.int64]:
-        """All rows, as this epoch takes them."""
-        return np.random.default_rng([self.seed, epoch]).permutation(self.rows)
+    def order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """All rows as this epoch takes them, and where each batch begins and the last one ends."""
+        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.sizes))
+        ends = self.sizes[order].cumsum()
+        return order, np.searchsorted(ends, np.arange(len(self) + 1) * self.budget, side="right")
 
     def rows_of(self, epoch: int, step: int) -> NDArray[np.int64]:
         """The rows of one global batch."""
-        return self.order(epoch)[step * self.batch_size : (step + 1) * self.batch_size]
+        order, cuts = self.order(epoch)
+        n = cuts[step + 1] - cuts[step]
+        return order[cuts[step] : cuts[step] + n - n % self.world]
 
 
 class Batches(Dataset[Batch]):
     """Row numbers -> the batch of these rows, each sentence passed through the encoder `passes` times."""
 
     def __init__(self, tokens: TokenRows, passes: int) -> None:
-        self.tokens, self.passes = tokens, passes
+        self.tokens, self.positives = tokens, [*range(min(tokens.columns, 2))] * passes
 
     def __getitem__(self, index: NDArray[np.int64]) -> Batch:
-        rows = self.tokens.rows(index)
-        positives = repeat(between(rows, 0, min(self.tokens.columns, 2) * len(index)), self.passes)
-        has_negatives = self.tokens.columns == 3
-        negatives = between(rows, 2 * len(index), rows.n) if has_negatives else None
-        return Batch(positives, negatives, len(index))
+        negatives = self.tokens.rows(index, [2]) if self.tokens.columns == 3 else None
+        return Batch(self.tokens.rows(index, self.positives), negatives, len(index))
 
 
 class SentenceData(LightningDataModule):
     """A corpus as batches. Set `tokenizer` before `setup`.
 
     corpus: a path, a name of `sources.CORPORA`, or `owner/name` of a hub data set. batch_size: rows a step,
-    over all ranks. passes: of each sentence through the encoder; an (anchor, positive) row has 2 * passes.
+    over all ranks. batch_tokens: instead, about so many tokens of first columns. passes: of each sentence
+    through the encoder; an (anchor, positive) row has 2 * passes.
     """
 
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -98,16 +120,21 @@ class SentenceData(LightningDataModule):
         sample: int | None,
         max_length: int,
         batch_size: int,
+        batch_tokens: int | None,
         passes: int,
         seed: int,
     ) -> None:
         super().__init__()
-        if batch_size < 2:
-            raise ValueError(f"batch_size={batch_size}: a sentence alone has nothing to be told apart from")
+        self.budget, self.said = batch_size, f"batch_size={batch_size}"
+        if batch_tokens is not None:
+            self.budget, self.said = batch_tokens, f"batch_tokens={batch_tokens}"
+        if self.budget < 2:
+            raise ValueError(f"{self.said}: a sentence alone has nothing to be told apart from")
         if passes < 1:
             raise ValueError(f"passes={passes}: each sentence is encoded at least once")
         self.corpus, self.columns, self.sample = corpus, tuple(columns), sample
-        self.max_length, self.batch_size, self.passes, self.seed = max_length, batch_size, passes, seed
+        self.max_length, self.passes, self.seed = max_length, passes, seed
+        self.batch_tokens = batch_tokens
 
     def prepare_data(self) -> None:
         """Fetch and tokenise, which Lightning asks of one process a machine; the others find the cache."""
@@ -121,22 +148,43 @@ class SentenceData(LightningDataModule):
             raise ValueError("SentenceData has no tokenizer: set data.tokenizer before data.setup")
         path = located(self.corpus).as_posix()
         self.tokens = tokenised(Corpus(path, self.columns, self.sample), self.tokenizer, self.max_length)
-        if len(self.tokens) < self.batch_size:
-            raise ValueError(f"{path}: {len(self.tokens)} rows do not fill one batch_size={self.batch_size}")
+        self.refuse_budget(path, 1)
+
+    def refuse_budget(self, path: str, world: int) -> None:
+        """Raise ValueError for batches that cannot be filled, or not be shared by `world` processes."""
+        tokens, longest = self.batch_tokens is not None, int(self.sizes.max())
+        if not whole_batches(self.sizes, self.budget):
+            have = f" of {self.sizes.sum()} tokens" if tokens else ""
+            raise ValueError(f"{path}: {len(self.tokens)} rows{have} do not fill one {self.said}")
+        if self.budget < (need := max(2, world) * longest):
+            raise ValueError(
+                f"{self.said} may leave fewer than {max(2, world)} sentences in a batch; "
+                f"use {need} or more, as the longest has {longest}"
+            )
+        if self.budget % world and not tokens:
+            raise ValueError(
+                f"{self.said} cannot be shared equally by {world} processes; choose a multiple of them,"
+                " or trainer.devices=N"
+            )
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """(rows,) what each counts for in a batch: one, or the tokens of its first column."""
+        if self.batch_tokens is None:
+            return np.ones(len(self.tokens), dtype=np.int64)
+        return np.diff(self.tokens.offsets)[:: self.tokens.columns]
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Batches of this rank; after a checkpoint was loaded, from the step after it."""
         rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        size, rest = divmod(self.batch_size, world)
-        if rest:
-            raise ValueError(
-                f"batch_size={self.batch_size} cannot be shared equally by {world} processes; choose a"
-                " multiple of them, or trainer.devices=N"
-            )
-        share = slice(rank * size, (rank + 1) * size)
-        order = EpochOrder(len(self.tokens), self.batch_size, seed=self.seed, share=share, start=self.done)
+        self.refuse_budget(self.corpus, world)
+        order = EpochOrder(self.sizes, self.budget, seed=self.seed, rank=rank, world=world, start=self.done)
         return DataLoader(
-            Batches(self.tokens, self.passes), batch_size=None, sampler=order, collate_fn=_as_is
+            Batches(self.tokens, self.passes),
+            batch_size=None,
+            sampler=order,
+            collate_fn=_as_is,
+            pin_memory=torch.cuda.is_available(),
         )
 
     def done(self) -> int:
@@ -144,13 +192,13 @@ class SentenceData(LightningDataModule):
         if self.trainer is None:
             return 0
         each = self.trainer.accumulate_grad_batches
-        steps = math.ceil(len(self.tokens) // self.batch_size / each)  # the last may take fewer batches
+        steps = math.ceil(whole_batches(self.sizes, self.budget) / each)  # the last may take fewer batches
         return self.trainer.global_step % steps * each
 
     def sample_tokens(self, k: int) -> Ragged:
         """The first column of k rows, always the same ones; of all rows if there are fewer."""
         drawn = np.random.default_rng(0).permutation(len(self.tokens))[:k]
-        return between(self.tokens.rows(drawn), 0, len(drawn))
+        return self.tokens.rows(drawn, [0])
 
     @property
     def counts(self) -> str:

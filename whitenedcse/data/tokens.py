@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -24,7 +28,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from whitenedcse.data.corpus import Corpus, Counts, fingerprint, read
+from whitenedcse.data.corpus import Corpus, Counts, files, fingerprint, read
+from whitenedcse.data.words import memory, own
 from whitenedcse.durable import writing
 from whitenedcse.ragged import Ragged
 
@@ -32,7 +37,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FORMAT = 1  # of the folder; another number is another key
-BATCH = 512  # sentences: larger batches were no faster
+BATCH = 2048  # sentences: 8,192 were no faster
+FEW = 1024  # sentences, of which so many words are new that a memory of them is no faster
+SETTLED = 2_000_000_000  # ns after which a change of a file shows in its times, however coarse its clock
 CHARACTERS_A_TOKEN = 64  # a longer line is cut before the tokenizer sees it: 10 MB cost it 15 s
 
 
@@ -53,9 +60,9 @@ class TokenRows:
     def __len__(self) -> int:
         return (len(self.offsets) - 1) // self.columns
 
-    def rows(self, index: NDArray[np.integer]) -> Ragged:
-        """(n,) -> columns * n sentences: the first column of all these rows, then the second of all."""
-        sentences = (index * self.columns + np.arange(self.columns)[:, None]).ravel()
+    def rows(self, index: NDArray[np.integer], columns: Sequence[int]) -> Ragged:
+        """(n,) -> len(columns) * n sentences: the first of these columns of all rows, then the next."""
+        sentences = (index * self.columns + np.array(columns)[:, None]).ravel()
         starts = self.offsets[sentences]
         lengths = self.offsets[sentences + 1] - starts
         bounds = np.zeros(len(sentences) + 1, dtype=np.int64)
@@ -75,12 +82,12 @@ def tokenised(
     """
     refuse_length(max_length, tokenizer)
     default = os.environ.get("WHITENEDCSE_CACHE") or "~/.cache/whitenedcse"
-    digests = {"corpus": fingerprint(corpus), "tokenizer": _digest(identity(tokenizer))}
-    key = _digest(json.dumps([FORMAT, *digests.values(), max_length]))
-    folder = (cache_dir or Path(default).expanduser()) / key
+    cache = cache_dir or Path(default).expanduser()
+    digests = {"corpus": _noted(corpus, cache), "tokenizer": _digest(identity(tokenizer))}
+    folder = cache / _digest(json.dumps([FORMAT, *digests.values(), max_length]))
     if (found := _opened(folder, digests)) is not None:
         return found
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    cache.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):  # of several processes one does the work
         if (found := _opened(folder, digests)) is None:
             found = _made(folder, digests, corpus, tokenizer, max_length)
@@ -90,18 +97,19 @@ def tokenised(
 def token_ids(
     sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> list[list[int]]:
-    """The ids of each sentence, special tokens among them, cut to `max_length`.
-
-    The tokenizer's own call, not its Rust core (1.3 times as fast on one core): only it is right for all.
-    """
-    if not sentences:
-        return []
+    """The ids of each sentence, special tokens among them, cut to `max_length`."""
     refuse_length(max_length, tokenizer)
-    cut = [sentence[: CHARACTERS_A_TOKEN * max_length] for sentence in sentences]
-    encoded = tokenizer(
-        cut, truncation=True, max_length=max_length, return_attention_mask=False, return_token_type_ids=False
-    )
-    return encoded["input_ids"]
+    return list(chain.from_iterable(batches_of_ids(sentences, tokenizer, max_length)))
+
+
+def batches_of_ids(
+    sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> Iterator[list[list[int]]]:
+    """As `token_ids`, BATCH sentences at a time; of many sentences each word is tokenised once."""
+    known = memory(tokenizer, max_length) if len(sentences) >= FEW else None
+    for start in range(0, len(sentences), BATCH):
+        batch = [s[: CHARACTERS_A_TOKEN * max_length] for s in sentences[start : start + BATCH]]
+        yield own(batch, tokenizer, max_length) if known is None else known.rows(batch)
 
 
 def refuse_length(max_length: int, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -114,6 +122,29 @@ def refuse_length(max_length: int, tokenizer: PreTrainedTokenizerBase) -> None:
         )
     if max_length > limit:
         raise ValueError(f"max_length={max_length} is above the {limit} tokens that this encoder takes")
+
+
+def _noted(corpus: Corpus, cache: Path) -> str:
+    """The fingerprint, from a note in the cache if the file system says that no file was touched since.
+
+    No note is made of a file that changed a moment ago: its next change could leave the same times.
+    """
+    path, now = Path(corpus.path), time.time_ns()
+    if not path.exists():
+        return fingerprint(corpus)
+    stats = [(str(file), file.stat()) for file in files(path)]
+    touched = [(name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats]
+    note = cache / f".{_digest(repr((corpus, touched)))}.seen"
+    with suppress(OSError, ValueError):
+        if re.fullmatch("[0-9a-f]{32}", said := note.read_text()):
+            return said
+    said = fingerprint(corpus)
+    if all(max(s.st_mtime_ns, s.st_ctime_ns) + SETTLED < now for _, s in stats):
+        with suppress(OSError):  # a full or read-only disk, or another process that writes the same
+            cache.mkdir(parents=True, exist_ok=True)
+            with writing(note, "w") as stream:
+                stream.write(said)
+    return said
 
 
 def _made(
@@ -143,7 +174,10 @@ def _digest(text: str) -> str:
 def identity(tokenizer: PreTrainedTokenizerBase) -> str:
     """All that decides the ids, without the cutting and padding that an earlier call left switched on."""
     if tokenizer.is_fast:
-        state = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
+        core = tokenizer.backend_tokenizer
+        core.no_truncation()  # each call sets its own
+        core.no_padding()
+        state = core.to_str()
     else:
         state = [type(tokenizer).__qualname__, tokenizer.get_vocab(), repr(tokenizer.init_kwargs)]
     return json.dumps([state, tokenizer.truncation_side, tokenizer.split_special_tokens])
@@ -168,12 +202,12 @@ def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max
     sentences = list(chain.from_iterable(rows))
     dtype = np.uint16 if max(tokenizer.get_vocab().values()) < 1 << 16 else np.int32
     lengths = [0]
-    starts: Iterable[int] = range(0, len(sentences), BATCH)
+    batches: Iterable[list[list[int]]] = batches_of_ids(sentences, tokenizer, max_length)
     if sys.stderr.isatty():
-        starts = track(starts, "tokenising", console=Console(stderr=True), transient=True)
+        total, console = math.ceil(len(sentences) / BATCH), Console(stderr=True)
+        batches = track(batches, "tokenising", total, console=console, transient=True)
     with writing(folder / "ids") as stream:
-        for start in starts:
-            batch = token_ids(sentences[start : start + BATCH], tokenizer, max_length)
+        for batch in batches:
             lengths.extend(map(len, batch))
             stream.write(np.fromiter(chain.from_iterable(batch), dtype).tobytes())
     offsets = np.cumsum(lengths, dtype=np.int64)
