@@ -59,11 +59,11 @@ BATCHES = {
 }
 
 
-def backbone(kind="bert", dropout=0.0, **settings):
+def backbone(kind="bert", dropout=0.0, attention="sdpa", **settings):
     torch.manual_seed(0)
     model, config = (RELATIVES | OTHERS)[kind]
     rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    made = model(config(**SHAPE | rates | settings), add_pooling_layer=False)
+    made = model(config(**SHAPE | rates | settings, attn_implementation=attention), add_pooling_layer=False)
     for weight in made.parameters():  # as if trained: biases and norms are not all 0 and 1
         if weight.ndim == 1:
             weight.data += 0.1 * torch.randn_like(weight)
@@ -124,8 +124,9 @@ def test_float32_is_exact_to_rounding(kind, onednn, monkeypatch):
     truth = transformers_own(exact, rows, [1, 3], first=False)
     assert_close(ours.double(), truth, atol=2e-5, rtol=0)
     own, expected = gradients(model, ours), gradients(exact, truth)
+    largest = max(value.norm() for value in expected.values())  # that of a key's bias is 0
     for name, value in expected.items():
-        assert (own[name] - value).norm() <= 1e-5 * value.norm() + 1e-6, name
+        assert (own[name] - value).norm() <= 1e-5 * value.norm() + 1e-7 * largest, name
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype:UserWarning")
@@ -153,8 +154,7 @@ def test_a_padding_token_in_the_text_stands_where_roberta_puts_it():
 @pytest.mark.parametrize("first", [False, True])
 def test_dropout_is_where_transformers_has_it(first, monkeypatch):
     """With every dropout replaced by a halving, in both."""
-    model = backbone(dropout=0.3).train()
-    model.set_attn_implementation("eager")
+    model = backbone(dropout=0.3, attention="eager").train()
     monkeypatch.setattr(F, "dropout", lambda x, p=0.5, training=True, inplace=False: x / 2 if training else x)
     monkeypatch.setattr(operations, "kept", lambda shape, p: torch.ones(*shape, dtype=torch.bool))
     monkeypatch.setattr(operations, "scale", lambda p: 0.5 if p == 0.3 else 1.0)

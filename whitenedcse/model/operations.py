@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from inspect import signature
 from itertools import accumulate
 from math import prod
 from pathlib import Path
@@ -137,12 +138,18 @@ def jagged_attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, p: float, b
 
     def jagged(x: Tensor, offsets: Tensor, longest: int) -> Tensor:
         x = x.unflatten(-1, (heads, -1))
-        rows = torch.nested.nested_tensor_from_jagged(x, offsets, min_seqlen=1, max_seqlen=longest)
-        return rows.transpose(1, 2)
+        sizes: Any = {"min_seqlen": 1, "max_seqlen": longest} if takes_sizes() else {}
+        return torch.nested.nested_tensor_from_jagged(x, offsets, **sizes).transpose(1, 2)
 
     keys, values = (jagged(x, batch.offsets, batch.longest) for x in (k, v))
     out = F.scaled_dot_product_attention(jagged(q, *of_queries), keys, values, dropout_p=p)
     return out.transpose(1, 2).values().flatten(-2)
+
+
+@cache
+def takes_sizes() -> bool:
+    """Whether jagged tensors can be told their lengths; PyTorch 2.4 asks the device."""
+    return "max_seqlen" in signature(torch.nested.nested_tensor_from_jagged).parameters
 
 
 def grouped_attention(q: Tensor, k: Tensor, v: Tensor, groups: Groups) -> Tensor:
