@@ -17,6 +17,7 @@ from typing import Any
 
 import datasets
 import lightning
+import numpy as np
 import torch
 import transformers
 from hydra import compose, initialize_config_dir  # noqa: TID251  our step is what train.py builds
@@ -71,7 +72,8 @@ class Work:
     def texts(self) -> list[str]:
         """The sentences of all steps, in the order in which SentenceData brings them."""
         rows, _ = read(Corpus(str(self.corpus)), longest=100_000)
-        order = EpochOrder(len(rows), self.batch, seed=SEED, share=slice(None), start=lambda: 0).order(0)
+        sizes = np.ones(len(rows), dtype=np.int64)
+        order = EpochOrder(sizes, self.batch, seed=SEED, rank=0, world=1, start=lambda: 0).order(0)[0]
         if self.batch * self.steps > len(rows):
             raise ValueError(f"{self.steps} steps of {self.batch} are more than {len(rows)} sentences")
         return [rows[row][0] for row in order[: self.batch * self.steps]]
