@@ -1,5 +1,6 @@
 """A training step asks nothing of the device: whatever would make the host wait for it is counted."""
 
+import lightning
 import pytest
 import torch
 from conftest import SENTENCES, whitening
@@ -119,3 +120,16 @@ def test_padded_batches_wait_once_for_each_pass_where_transformers_looks_at_the_
 
 def test_the_count_sees_what_logging_reads(bert, tmp_path):
     assert watched(bert, tmp_path, "cls", None, log_every=1)
+
+
+def test_ranks_do_not_ask_their_devices_for_signals():
+    waits, quiet = (
+        Waits(),
+        {"logger": False, "enable_progress_bar": False, "accelerator": "cpu", "devices": 1},
+    )
+    with waits:
+        Trainer(chunk=None, **quiet).fit_loop.epoch_loop._broadcast_sigterm_tensor()
+    assert waits.found == []
+    with waits:
+        lightning.Trainer(**quiet).fit_loop.epoch_loop._broadcast_sigterm_tensor()
+    assert waits.found  # what it would do: once this fails, the line in Trainer can go

@@ -39,3 +39,6 @@ class Trainer(lightning.Trainer):
             enable_model_summary=False,
             **settings,
         )
+        # Lightning would ask the device at every step whether a rank has a signal; Safekeeping asks the hosts
+        loop: Any = self.fit_loop.epoch_loop
+        loop._broadcast_sigterm_tensor = lambda: None
