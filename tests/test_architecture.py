@@ -42,7 +42,7 @@ ROOMS = {
     "training.optim": [],
     "training.mlm": ["model", "ragged"],
     "training.module": ["training", "model", "data", "ragged"],
-    "training.monitor": ["training", "model.checkpoint", "evaluation", "ragged"],
+    "training.monitor": ["training", "model.checkpoint", "evaluation"],
     "training.progress": [],
     "training.loggers": ["training.checkpoints", "durable"],
     "training.gather": [],

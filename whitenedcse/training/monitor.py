@@ -19,7 +19,6 @@ from whitenedcse.evaluation.geometry import alignment, uniformity
 from whitenedcse.evaluation.postprocess import Postprocess, ladder
 from whitenedcse.evaluation.sts import Subset
 from whitenedcse.model import checkpoint
-from whitenedcse.ragged import rows
 from whitenedcse.training.gather import from_first, place, summed
 
 METRIC = "dev/spearman"
@@ -117,7 +116,7 @@ class Monitor(Callback):
         """Judge, log, keep the checkpoint if it is the best, and stop if none was for too long."""
         dev = summed(module.embedder.encode(self.judge.sentences, share=place()))
         tokens = trainer.datamodule.sample_tokens(self.sample)  # type: ignore[attr-defined]
-        corpus = summed(module.embedder.encode_rows(rows(tokens), share=place()))
+        corpus = summed(module.embedder.encode_rows(tokens, share=place()))
         row = Row(trainer.global_step, from_first(lambda: self.judge(dev, corpus)))
         self.rows.append(row)
         for logger in trainer.loggers:
