@@ -151,13 +151,21 @@ def test_a_padding_token_in_the_text_stands_where_roberta_puts_it():
     assert_close(ours, transformers_own(model, rows, [3], first=False), atol=1e-12, rtol=0)
 
 
+def halved(monkeypatch):
+    """Every dropout of 0.3 becomes a halving."""
+    rates = {0.3: 0.5, 0.0: 1.0}
+    monkeypatch.setattr(
+        F, "dropout", lambda x, p=0.5, training=True, inplace=False: x * rates[p] if training else x
+    )
+    monkeypatch.setattr(operations, "kept", lambda shape, p: torch.ones(*shape, dtype=torch.bool))
+    monkeypatch.setattr(operations, "scale", lambda p: rates[p])
+
+
 @pytest.mark.parametrize("first", [False, True])
 def test_dropout_is_where_transformers_has_it(first, monkeypatch):
     """With every dropout replaced by a halving, in both."""
+    halved(monkeypatch)
     model = backbone(dropout=0.3, attention="eager").train()
-    monkeypatch.setattr(F, "dropout", lambda x, p=0.5, training=True, inplace=False: x / 2 if training else x)
-    monkeypatch.setattr(operations, "kept", lambda shape, p: torch.ones(*shape, dtype=torch.bool))
-    monkeypatch.setattr(operations, "scale", lambda p: 0.5 if p == 0.3 else 1.0)
     ours = packed.hidden(model, batch(), [0, 1, 3], first=first)
     theirs = transformers_own(model, batch(), [0, 1, 3], first)
     assert_close(ours, theirs, atol=1e-12, rtol=0)
@@ -206,8 +214,12 @@ def test_no_layer_above_the_highest_is_computed():
     assert_close(packed.hidden(model, rows, [1], first=False), expected, atol=0, rtol=0)
 
 
-def test_bfloat16_is_no_less_exact_than_padded():
-    exact, model, rows = backbone(), backbone().float(), batch()
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_bfloat16_is_no_less_exact_than_padded(dropout, monkeypatch):
+    """Without dropout, and with a halving in its place."""
+    halved(monkeypatch)
+    exact, model = (backbone(dropout=dropout, attention="eager").train() for _ in range(2))
+    model, rows = model.float(), batch()
     truth = transformers_own(exact, rows, [3], first=False)
     errors = []
     for way in (packed.hidden, transformers_own):
