@@ -2,7 +2,7 @@
 
     n: sentences in the batch    d: embedding width    g: groups    w = d / g: channels in a group
 
-Three engines give one symmetric (ZCA) transform; the shape picks one. bench/whitening.py on one EPYC thread,
+Three engines give one symmetric (ZCA) transform; the shape picks one. bench.whitening on one EPYC thread,
 n = 64 (results/whitening): speed of 3 views, d = 768, over the official layer (constant matrix) / autograd of
 eigh (full); largest error against float64 at a condition (l_max + eps) / (l_min + eps) of 10 / 1e3 / 1e5.
 
