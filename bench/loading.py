@@ -156,7 +156,7 @@ def cached(path: Path, tokenizer: Any, cache: Path, threads: int) -> TokenRows:
 def main() -> None:
     """All three tables."""
     parser = measure.parser(__doc__)
-    parser.add_argument("--tokenizer", default="bert-base-uncased")
+    parser.add_argument("--tokenizer", help="by default bert-base-uncased, beside the data or on the hub")
     parser.add_argument("--rows", type=int, default=1_000_000, help="sentences of ours, for one turn")
     parser.add_argument("--peer-rows", type=int, default=100_000, help="sentences where all take turns")
     options = parser.parse_args()
@@ -168,7 +168,9 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     datasets.disable_progress_bars()
     lines = sentences(options.rows)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(options.tokenizer)
+    beside = Path(os.environ.get("WHITENEDCSE_DATA") or "data").resolve().parent / "models" / TOKENIZER
+    path = options.tokenizer or (beside if beside.is_dir() else "bert-base-uncased")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     here = measure.begin(options)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
