@@ -168,7 +168,8 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     datasets.disable_progress_bars()
     lines = sentences(options.rows)
-    beside = Path(os.environ.get("WHITENEDCSE_DATA") or "data").resolve().parent / "models" / TOKENIZER
+    beside = Path(os.environ.get("WHITENEDCSE_DATA") or "data").resolve().parent / "models"
+    beside /= "bert-base-uncased-tokenizer"
     path = options.tokenizer or (beside if beside.is_dir() else "bert-base-uncased")
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     here = measure.begin(options)
