@@ -44,9 +44,9 @@ Encode = Callable[[list[str]], NDArray[Any]]
 def main() -> None:
     """One table."""
     parser = measure.parser(__doc__)
-    parser.add_argument("--sentences", type=int, help="how many (default: 50,000; quick: 2,000)")
+    parser.add_argument("--sentences", type=int, help="how many (default: 50,000; quick: 1,000)")
     options = parsed(parser)
-    count = options.sentences or (2_000 if options.quick else 50_000)
+    count = options.sentences or (1_000 if options.quick else 50_000)
     here = measure.begin(options)
     ours, theirs = opened(options.model)
     sentences = wikipedia(count)
