@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import nowhere
 
+from whitenedcse.training import progress
 from whitenedcse.training.loggers import Metrics, Record, tensorboard_logger, wandb_logger
 
 
@@ -134,3 +135,21 @@ def test_a_run_that_goes_on_is_the_same_run_at_wandb(offline, tmp_path):
     assert offline(WANDB_MODE="offline")
     ids = {wandb_logger(project="p", run=tmp_path / name)._id for name in ("run", "run", "other")}
     assert len(ids) == 2
+
+
+def test_a_bar_reads_the_loss_once_a_second(monkeypatch):
+    class Loss:
+        reads = 0
+
+        def __float__(self):
+            Loss.reads += 1
+            return 0.5
+
+    clock, trainer = [100.0], SimpleNamespace(callback_metrics={"train/loss": Loss()}, loggers=[])
+    trainer.progress_bar_metrics = {}
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    bar = progress.Bar()
+    for later in (0.0, 0.3, 0.6, 1.5):
+        clock[0] = 100.0 + later
+        assert bar.get_metrics(trainer, None)["loss"] == 0.5
+    assert Loss.reads == 2
