@@ -73,6 +73,14 @@ def between(batch: Ragged, first: int, last: int) -> Ragged:
     return Ragged(batch.ids[bounds[0] : bounds[-1]], bounds - bounds[0], batch.longest)
 
 
+def taken(batch: Ragged, at: Tensor) -> tuple[Ragged, Tensor]:
+    """Some of the sentences, or all, in this order; and where each of their tokens stood in the batch."""
+    starts, lengths = batch.offsets[:-1][at], batch.lengths[at]
+    bounds = offsets(lengths)
+    tokens = torch.arange(int(bounds[-1])) + (starts - bounds[:-1]).repeat_interleave(lengths)
+    return Ragged(batch.ids[tokens], bounds, int(lengths.max())), tokens
+
+
 def split(batch: Ragged, most: int) -> list[Ragged]:
     """The sentences in parts of at most so many, in order."""
     return [between(batch, i, min(i + most, batch.n)) for i in range(0, batch.n, most)]

@@ -20,7 +20,7 @@ from whitenedcse.data.tokens import token_ids
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Head
 from whitenedcse.model.pooling import Pooling
-from whitenedcse.ragged import Ragged, concatenate, offsets, ragged
+from whitenedcse.ragged import Ragged, concatenate, ragged, taken
 
 EMBEDDINGS = ("encoder", "dense", "head")
 BATCH_TOKENS = 1024  # of one batch while encoding, padding counted; 8192 leave a CPU's cache
@@ -178,7 +178,7 @@ def fill(
     try:
         with torch.autocast(device.type, torch.bfloat16, enabled=manner.bf16):
             for at in batches:
-                for array, x in zip(out, run(taken(rows, at).to(device)), strict=True):
+                for array, x in zip(out, run(taken(rows, torch.from_numpy(at))[0].to(device)), strict=True):
                     array[..., at, :] = x.float().cpu().numpy()
     finally:
         module.train(was_training)
@@ -211,13 +211,3 @@ def by_length(rows: Ragged, at: NDArray[np.intp], budget: int) -> list[NDArray[n
         batches.append(at[order[start : start + most]])
         start += most
     return batches
-
-
-def taken(rows: Ragged, at: NDArray[np.intp]) -> Ragged:
-    """A batch of some of the sentences, in this order."""
-    index = torch.from_numpy(at)
-    starts = rows.offsets[index]
-    lengths = rows.offsets[index + 1] - starts
-    bounds = offsets(lengths)
-    tokens = torch.arange(int(bounds[-1])) + (starts - bounds[:-1]).repeat_interleave(lengths)
-    return Ragged(rows.ids[tokens], bounds, int(lengths.max()))

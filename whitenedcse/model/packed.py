@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from whitenedcse.model.operations import Lengths, attention, dropout, linear
-from whitenedcse.ragged import Ragged, offsets, places
+from whitenedcse.ragged import Ragged, places, taken
 
 KINDS = ("bert", "roberta", "xlm-roberta", "camembert")
 
@@ -37,8 +37,7 @@ def fits(backbone: Any) -> bool:
 class Layout(NamedTuple):
     """A batch as the layers see it. batch: its sentences, by length where there are `groups`.
 
-    order: (n,) and tokens (t,): where each sentence and token
-    stands in the batch as it came; None if they were left in their order.
+    order: (n,), tokens: (t,), where each sentence and token stands in the batch as it came; None if still so.
     """
 
     batch: Ragged
@@ -52,12 +51,8 @@ def laid_out(batch: Ragged) -> Layout:
     if batch.ids.device.type != "cpu":
         return Layout(batch, None, None, None)
     order = batch.lengths.argsort(stable=True)
-    lengths = batch.lengths[order]
-    bounds = offsets(lengths)
-    shift = torch.repeat_interleave(batch.offsets[:-1][order] - bounds[:-1], lengths)
-    tokens = torch.arange(len(batch.ids)) + shift
-    by_length = Ragged(batch.ids[tokens], bounds, batch.longest)
-    values, counts = lengths.unique_consecutive(return_counts=True)
+    by_length, tokens = taken(batch, order)
+    values, counts = by_length.lengths.unique_consecutive(return_counts=True)
     groups = list(zip(counts.tolist(), values.tolist(), strict=True))
     return Layout(by_length, groups, order, tokens)
 
@@ -83,7 +78,7 @@ def hidden(backbone: Any, batch: Ragged, layers: Sequence[int], *, first: bool) 
         )
         if number in layers:
             found[number] = x[starts] if first and rows is None else x
-    return torch.stack([unsorted(found[layer], layout, first) for layer in layers])
+    return unsorted(torch.stack([found[layer] for layer in layers]), layout.order if first else layout.tokens)
 
 
 def saves_memory(backbone: Any) -> bool:
@@ -92,14 +87,13 @@ def saves_memory(backbone: Any) -> bool:
     return any(getattr(module, "gradient_checkpointing", False) for module in marked)
 
 
-def unsorted(x: Tensor, layout: Layout, first: bool) -> Tensor:
-    """Rows of tokens, or of first tokens, as the batch came."""
-    to = layout.order if first else layout.tokens
+def unsorted(x: Tensor, to: Tensor | None) -> Tensor:
+    """(k, rows, d), the rows back to where they stand in the batch as it came."""
     if to is None:
         return x
     back = torch.empty_like(to)
     back[to] = torch.arange(len(to))
-    return x.index_select(0, back)
+    return x.index_select(1, back)
 
 
 def embedded(module: Any, layout: Layout) -> Tensor:
