@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import hydra
 import rich
@@ -33,7 +34,7 @@ def evaluate(cfg: DictConfig) -> float | None:
     if cfg.compare:
         launch.show(compared(list(cfg.compare), cfg.draws, cfg.digits))
         return None
-    scores, notes = judged(cfg, run)
+    scores, notes = judged(cfg, run, None)
     launch.show(grids(scores, cfg.digits))
     for note in notes:
         launch.say(note)
@@ -41,25 +42,23 @@ def evaluate(cfg: DictConfig) -> float | None:
     return judgements.headline(scores)
 
 
-def judged(cfg: DictConfig, run: Path) -> tuple[dict[str, object], list[str]]:
-    """scores.json, and what else there is to say."""
+def judged(cfg: DictConfig, run: Path, trained: dict[str, Any] | None) -> tuple[dict[str, Any], list[str]]:
+    """scores.json, and what else there is to say; `trained`: what a run of train.py has for it already."""
+    cfg.fit, cfg.columns = fit, columns = launch.fit(cfg.model, cfg.fit, cfg.columns)
     protocol: Protocol = instantiate(cfg.protocol)
-    fit, columns = launch.fit(cfg.model, cfg.fit, cfg.columns)
     settings = instantiate(cfg.postprocess).settings if cfg.postprocess else None
     rows, notes = chosen(protocol, settings, fit)
-    names = list(cfg.tasks.names)
-    tasks = [partial(task, name, protocol.case) for name in names]
+    tasks = [partial(task, name, protocol.case) for name in cfg.tasks.names]
     _, *data = launch.require([partial(found, cfg.model), *tasks])
     fits = [row.fit for row in rows if row.fit] + ([fit] if cfg.figures else [])
+    tests = dict(zip(cfg.tasks.names, data, strict=True))
     agenda = plan(
-        dict(zip(names, data, strict=True)),
-        fits,
-        lambda on: corpus_texts(on, columns if on == fit else (), cfg.sample),
-        protocol.case,
+        tests, fits, lambda on: corpus_texts(on, columns if on == fit else (), cfg.sample), protocol.case
     )
     classify = classifier(cfg.classifier)
     source = opened(cfg.model, requested(cfg.get("pooling"), cfg.layers))
-    record.start(run, OmegaConf.to_yaml(cfg, resolve=True))
+    if trained is None:
+        record.start(run, OmegaConf.to_yaml(cfg, resolve=True))
     launch.say(f"model: {cfg.model}   pooling: {source.pooling}   sentences: {len(agenda.sentences):,}")
     poolings = [Pooling(kind=row.pooling, layers=row.layers) if row.pooling else None for row in rows]
     wanted = Wanted(poolings, protocol.max_length, protocol.extra, cfg.figures, cfg.bf16)
@@ -67,7 +66,7 @@ def judged(cfg: DictConfig, run: Path) -> tuple[dict[str, object], list[str]]:
     launch.say(f"encoded: {planes.encoded:,}" if planes else "encoded")
     systems = [System(part, row.maker, row.fit) for part, row in zip(x, rows, strict=True)]
     results = [judge(system, agenda, classify, cfg.draws, launch.say) for system in systems]
-    facts = {"model": cfg.model, **record.origin(cfg.model), "pooling": source.pooling}
+    facts = {**(trained or {}), "model": cfg.model, **record.origin(cfg.model), "pooling": source.pooling}
     facts |= {"protocol": protocol.name, "headline": protocol.headline, "classifier": cfg.classifier}
     scores = judgements.save(run, facts, rows, results, agenda)
     if cfg.figures and planes:

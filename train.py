@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.utils import instantiate
 from lightning import seed_everything
 from omegaconf import DictConfig, OmegaConf
 
+from evaluate import judged
 from whitenedcse import launch, runs
 from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.data.sources import located
-from whitenedcse.durable import write_json
-from whitenedcse.evaluation.tasks import subsets
+from whitenedcse.evaluation.tasks import subsets, task
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import folder
 from whitenedcse.report import record
-from whitenedcse.report.tables import training_grid
 from whitenedcse.training.loggers import Metrics, Record
 from whitenedcse.training.module import ContrastiveTraining
 from whitenedcse.training.monitor import Monitor
@@ -38,12 +39,13 @@ def train(cfg: DictConfig) -> float | None:
 
 def trained(cfg: DictConfig, run: Path, settings: str) -> None:
     """Train in this process, alone or as one of several ranks."""
-    find = [lambda: folder(cfg.encoder.path)] if "path" in cfg.encoder else []
+    find: list[Any] = [lambda: folder(cfg.encoder.path)] if "path" in cfg.encoder else []
+    find += [partial(task, name) for name in cfg.tasks.names]
     dev = launch.require([*find, lambda: located(cfg.data.corpus), lambda: subsets(cfg.monitor.dev)])[-1]
     seed_everything(cfg.seed, verbose=False)
     module, data = built(cfg)
     launch.say(f"{data.counts}; {module.embedder.encoder.batches} batches")
-    facts = {"experiment": launch.experiment(), "seed": cfg.seed}
+    facts = {"experiment": launch.choice("experiment"), "system": launch.choice("system"), "seed": cfg.seed}
     checkpoint = runs.begin(run, settings, facts, data.tokens.digests)
     monitor: Monitor = instantiate(cfg.monitor)(dev=dev, directory=run / "best", say=launch.say)
     keep = Safekeeping(run / "checkpoints", cfg.checkpoint_every, monitor.every, settings, launch.say)
@@ -53,10 +55,8 @@ def trained(cfg: DictConfig, run: Path, settings: str) -> None:
     trainer: Trainer = instantiate(cfg.trainer)(logger=loggers, callbacks=callbacks)
     trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
     if trainer.is_global_zero:
-        write_json(run / "scores.json", {"dev": monitor.summary()})
-        launch.show([training_grid(monitor.summary())])
-        launch.say(f"best checkpoint: {run}/best   metrics: {run}/metrics.csv   scores: {run}/scores.json")
-        launch.end(loggers, run)
+        tests = launch.tests(cfg, run)
+        runs.end(run, monitor.summary(), loggers, partial(judged, tests) if tests else None)
 
 
 def built(cfg: DictConfig) -> tuple[ContrastiveTraining, SentenceData]:

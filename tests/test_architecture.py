@@ -3,12 +3,18 @@
 import ast
 import importlib
 import inspect
+import json
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+
+import whitenedcse.launch  # noqa: F401  the resolvers of conf/
+from whitenedcse.report import published
+from whitenedcse.settings import flat
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
@@ -75,7 +81,7 @@ ROOMS = {
     "report.published": ["report", "evaluation"],
     "cli": ["data.sources", "evaluation.doctor", "report"],
     "launch": ["settings", "ranks", "report.formats", "model.operations"],
-    "runs": ["launch", "ranks", "report.record", "training.checkpoints"],
+    "runs": ["launch", "ranks", "report", "durable", "training.checkpoints"],
 }
 
 GROUPS = {  # conf/<group> builds symbols of
@@ -206,8 +212,59 @@ def test_an_experiment_opens_with_its_lab_note(path):
     [("bert_base", 768, 2), ("bert_large", 1024, 2), ("roberta_base", 768, 3), ("roberta_large", 1024, 4)],
 )
 def test_published_group_counts_divide_the_encoders(experiment, d, width):
-    groups = composed(f"+experiment={experiment}")["head"]["whitening"]["groups"]
-    assert d == groups * width
+    whitening = composed(f"+experiment={experiment}")["head"]["whitening"]
+    assert (whitening["groups"], whitening["group_width"], d % width) == (None, width, 0)
+
+
+SYSTEMS = sorted(path.stem for path in (CONF / "system").glob("*.yaml"))
+SWEEPS = sorted(path.stem for path in (CONF / "sweep").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_system_changes_settings_that_exist(system):
+    plain, changed = (composed("+experiment=bert_base", *more) for more in ([], [f"+system={system}"]))
+    for node in targets(changed):
+        assert unbound(node) == set(), node["_target_"]
+    assert set(flat(plain)) - set(flat(changed)) <= {
+        k for k in flat(plain) if k.startswith("head.whitening.")
+    }
+    assert set(flat(changed)) <= set(flat(plain)) | {"head.whitening"}
+
+
+def jobs(sweep, *overrides):
+    """The configurations of a sweep's jobs, composed as Hydra does."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        chosen = ["run=x", *overrides, f"+sweep={sweep}"]
+        params = compose("train", chosen, return_hydra_config=True).hydra.sweeper.params
+        lists = [[f"{key}={value}" for value in str(values).split(",")] for key, values in params.items()]
+        return [
+            OmegaConf.to_container(compose("train", [*job, *chosen]), resolve=True) for job in product(*lists)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "count"),
+    dict(table3=5, table4=16, table5=4, table6=5, seeds=5, views=8, official=6, study=40).items(),
+)
+def test_the_jobs_of_a_sweep_are_as_many_as_the_table_and_all_different(sweep, count):
+    for experiment in ("bert_base", "wiki_mini", "roberta_base"):
+        assert len({json.dumps(job) for job in jobs(sweep, f"+experiment={experiment}")}) == count
+
+
+def test_every_sweep_was_counted():
+    assert SWEEPS == sorted(["table3", "table4", "table5", "table6", "seeds", "views", "official", "study"])
+
+
+@pytest.mark.parametrize("table", ["T3", "T4", "T5", "T6"])
+def test_the_jobs_of_a_table_s_sweep_are_its_rows(table):
+    """One and only one job is what a row's `match` asks for."""
+    composed_jobs = [OmegaConf.create(job) for job in jobs(f"table{table[1]}", "+experiment=bert_base")]
+    rows = published.tables()[f"WhitenedCSE/{table}"]["rows"]
+    assert len(rows) == len(composed_jobs)
+    for row in rows:
+        asked = row["match"]["config"].items()
+        same = [job for job in composed_jobs if all(OmegaConf.select(job, k) == v for k, v in asked)]
+        assert len(same) == 1, row["label"]
 
 
 def test_the_readme_draws_every_room():

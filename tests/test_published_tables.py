@@ -24,7 +24,8 @@ MATCHES = [row["match"] for key, row in ROWS if key == "WhitenedCSE/T1" and row[
 OWN = [match for match in MATCHES if match.get("experiment", [""])[0] in EXPERIMENTS]
 STATED = {"WhiteningBERT/F1": [None] * 4, "WhiteningBERT/F2": [None] * 2, "BERT-whitening/F1": [66.52]}
 SAME = {"STSB": "STS-B", "SICK": "SICK-R", "SST": "SST2"}
-SGW = {"views": 3, "head": {"dense": True, "whitening": {"kind": "shuffled_group", "groups": 384}}}
+SGW = {"views": 3, "head": {"dense": True, "whitening": {"kind": "shuffled_group", "groups": None}}}
+SGW["head"]["whitening"]["group_width"] = 2
 PLAIN = {"views": 2, "head": {"dense": True, "whitening": None}}
 WB = {"protocol": "whiteningbert"}
 
@@ -232,16 +233,20 @@ def test_judging_a_model_twice_is_no_second_seed_and_the_later_counts(tmp_path):
 
 
 def test_settings_tell_the_runs_of_an_ablation_apart(tmp_path):
-    group = {"views": 3, "head": {"dense": True, "whitening": {"kind": "group", "groups": 128}}}
+    group = {"views": 3, "head": {"dense": True, "whitening": {"kind": "group", "group_width": 6}}}
     pca = {"views": 3, "head": {"dense": True, "whitening": {"kind": "pca", "groups": None}}}
     configs = [SGW, PLAIN, group, pca, SGW | {"views": 2}, PLAIN | {"views": 4}]
     for i, config in enumerate(configs):
         trained(tmp_path / str(i), config, "bert_base", 0, row(**seven(10.0 * i - 3)))
     trained(tmp_path / "other", SGW, "official_head", 0, row(**seven(99.0)))
+    trained(tmp_path / "weighted", SGW, "bert_base", 0, row(**seven(99.0)), system="weights")
+    whitening = {**SGW["head"]["whitening"], "groups": 32}  # which counts, not the width
+    trained(tmp_path / "wide", SGW | {"head": {"whitening": whitening}}, "bert_base", 0, row(**seven(99.0)))
+    trained(tmp_path / "named", SGW, "bert_base", 1, row(**seven(-3.0)), system="whitenedcse")
     full, both = "WhitenedCSE-BERT base", "WhitenedCSE: shuffled group whitening, 3 views"
     for table, filled in {
         "T1": {full: 0, "SimCSE-BERT base": 10},
-        "T3": {"shuffled group": 0, "none (SimCSE)": 10, "group": 20, "PCA": 30},
+        "T3": {"shuffled group": 0, "none (SimCSE)": 10, "PCA": 30},
         "T4": {"384 groups, shuffled": 0, "128 groups, not shuffled": 20},
         "T5": {"3 views": 0, "2 views": 40},
         "T6": {both: 0, "SimCSE: no whitening, 2 views": 10, "shuffled group whitening, 2 views": 40}

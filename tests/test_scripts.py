@@ -79,6 +79,7 @@ def test_a_run_directory_holds_all_that_a_number_depends_on(trained):
     versions = json.loads((run / "versions.json").read_text())
     assert versions["packages"]["torch"] == importlib.metadata.version("torch")
     assert set(versions) == {"command", "experiment", "seed", "corpus", "tokenizer", "processes"} | {
+        "system",
         "packages",
         "python",
         "commit",
@@ -269,6 +270,20 @@ def test_an_error_of_ranks_is_one_line_too(tmp_path):
     result = script("train.py", *TINY, "trainer.devices=2", "loss.temperature=0", "run=two", cwd=tmp_path)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
     assert result.stderr.startswith("error: loss.temperature=0 must be finite and above 0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["+system=simcse", "+experiment=wiki_mini"], "+system changes what +experiment sets: put it after"),
+        (
+            ["-m", "+sweep=table3", "+experiment=wiki_mini"],
+            "+sweep changes what +experiment sets: put it after",
+        ),
+    ],
+)
+def test_what_would_train_another_system_than_is_said_is_refused(arguments, message, refusal):
+    assert message in refusal("train", *arguments)
 
 
 def test_a_sweep_gives_each_job_its_directory(tmp_path):

@@ -53,9 +53,6 @@ def start(script: Callable[[], Any]) -> None:
     if here is None or "WHITENEDCSE_TRACEBACK" not in os.environ:  # the process that starts ranks asks once
         os.environ["WHITENEDCSE_TRACEBACK"] = os.environ.get("HYDRA_FULL_ERROR", "")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that errors reach this place
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    for message in QUIET:
-        warnings.filterwarnings("ignore", message=message)
     job(script)()
 
 
@@ -67,6 +64,11 @@ def job(script: Callable[..., Result]) -> Callable[..., Result]:
 
     @wraps(script)
     def one_line_at_most(*arguments: Any) -> Result:
+        logging.getLogger("lightning.pytorch").setLevel(
+            logging.WARNING
+        )  # here: a launcher's process starts here
+        for message in QUIET:
+            warnings.filterwarnings("ignore", message=message)
         try:
             return script(*arguments)
         except MENDABLE as error:
@@ -108,9 +110,9 @@ def known_keys(argv: list[str]) -> list[str]:
         return [*groups, *flat(plain(compose(Path(argv[0]).stem, chosen)))]
 
 
-def experiment() -> str | None:
-    """The +experiment of this command line."""
-    chosen: str | None = HydraConfig.get().runtime.choices.get("experiment")
+def choice(group: str) -> str | None:
+    """What this command line takes of a group, as +experiment=NAME does; None where it takes nothing."""
+    chosen: str | None = HydraConfig.get().runtime.choices.get(group)
     return chosen
 
 
@@ -127,6 +129,15 @@ def fit(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[str]]:
     )
 
 
+def tests(config: DictConfig, run: Path) -> DictConfig | None:
+    """The settings of evaluate.py that judge a run of train.py on its tests; None where it has none."""
+    if not config.tasks.names:
+        return None
+    settings = compose("evaluate", ["protocol=posthoc"])
+    settings.model, settings.sample, settings.tasks = str(run), config.monitor.sample, config.tasks
+    return settings
+
+
 def plain(config: DictConfig) -> Mapping[str, Any]:
     """The same as dictionaries, interpolations unresolved."""
     content: Any = OmegaConf.to_container(config)
@@ -135,12 +146,21 @@ def plain(config: DictConfig) -> Mapping[str, Any]:
 
 def checked(config: DictConfig) -> Path:
     """Refuse settings that nothing reads; name the run after its directory, and return that."""
+    refuse_order(list(HydraConfig.get().overrides.task))
     primary = OmegaConf.load(CONF / f"{HydraConfig.get().job.config_name}.yaml")
     groups = [str(name) for entry in primary.defaults if isinstance(entry, DictConfig) for name in entry]
     refuse_unknown(plain(config), [*map(str, primary), *groups])
     run = Path(HydraConfig.get().runtime.output_dir)
     config.run = run.name
     return run
+
+
+def refuse_order(overrides: list[str]) -> None:
+    """Raise ValueError if an experiment would undo what a system or a sweep before it changes."""
+    added = [text.partition("=")[0] for text in overrides if text.startswith("+")]
+    changes = [name for name in added if name in ("+experiment", "+system", "+sweep")]
+    if "+experiment" in changes[1:]:
+        raise ValueError(f"{changes[0]} changes what +experiment sets: put it after +experiment")
 
 
 def require(inputs: Iterable[Callable[[], Any]]) -> list[Any]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from lightning.pytorch.loggers import Logger
 
-from whitenedcse import ranks
+from whitenedcse import launch, ranks
+from whitenedcse.durable import write_json
 from whitenedcse.launch import say
-from whitenedcse.report import record
+from whitenedcse.report import judgements, record
+from whitenedcse.report.tables import grids, training_grid
 from whitenedcse.training.checkpoints import newest, step_of
 
 
@@ -56,6 +59,20 @@ def begin(run: Path, settings: str, facts: Mapping[str, Any], digests: Mapping[s
     if changed:
         say(f"what follows may differ in the last bits: {', '.join(changed)}")
     return checkpoint
+
+
+def end(run: Path, dev: dict[str, Any], loggers: list[Logger], judged: Callable[..., Any] | None) -> None:
+    """Judge the best checkpoint on the tests, if there are any; leave, log and show the scores."""
+    scores: dict[str, Any] = {"dev": dev}
+    if judged is None:
+        write_json(run / "scores.json", scores)
+    else:
+        scores, _ = judged(run, scores)
+        for logger in loggers:
+            logger.log_metrics(judgements.series(scores), dev["last_step"])
+    launch.show([training_grid(dev), *(grids(scores, None) if judged else [])])
+    say(f"best checkpoint: {run}/best   metrics: {run}/metrics.csv   scores: {run}/scores.json")
+    launch.end(loggers, run)
 
 
 def forced() -> bool:

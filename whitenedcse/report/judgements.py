@@ -60,6 +60,17 @@ def load(run: Path) -> Judged:
     return Judged(run, scores, items)
 
 
+def series(scores: Mapping[str, Any]) -> dict[str, float]:
+    """What the first row scored, as loggers name it: test/TASK and, of the STS tasks, test/avg."""
+    first, mean = scores["rows"][0], scores["headline"]
+    values = {f"test/{name}": t[mean] for name, t in first.get("sts", {}).get("tasks", {}).items()}
+    values |= {
+        f"test/{name}": t["accuracy"] for name, t in first.get("transfer", {}).get("tasks", {}).items()
+    }
+    values |= {"test/avg": headline(scores)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def headline(scores: Mapping[str, Any]) -> float | None:
     """The number of the first row that a sweep would maximise."""
     first = scores["rows"][0]

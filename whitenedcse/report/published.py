@@ -24,6 +24,8 @@ from whitenedcse.report.formats import Grid
 from whitenedcse.report.tables import number
 
 STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
+# conf/system: what the paper has rows for; the others differ in more than a row's `match` compares
+PAPER = (None, "simcse", "multi_positive", "multi_positive_4", "sgw", "whitenedcse", "group", "pca", "zca")
 TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
 
 
@@ -76,16 +78,14 @@ def report(key: str, runs: Iterable[str | Path] = (), aliases: Mapping[str, str]
         elif row["command"]:
             missing.setdefault(row["command"], []).append(row["label"])
     notes += [f"to make {'; '.join(labels)}: {command}" for command, labels in missing.items()]
-    notes += unread(table["rows"], judged)
-    columns = ("row", "", *table["columns"])
-    notes = [*heading(table), *notes]
+    notes, columns = [*heading(table), *notes, *unread(table["rows"], judged)], ("row", "", *table["columns"])
     return Grid(f"{key}: {table['title']}", columns, rows, notes, range(2, len(columns)))
 
 
 def heading(table: Mapping[str, Any]) -> list[str]:
     """The notes of the table itself: where it was published, and what its numbers are."""
-    over = {"all": "all pairs of a task together", "mean": "mean over the subsets of a task"}
-    over["wmean"] = "mean over the subsets of a task, weighted by their pairs"
+    mean = "mean over the subsets of a task"
+    over = {"all": "all pairs of a task together", "mean": mean, "wmean": f"{mean}, weighted by their pairs"}
     how = f"; {table['aggregation']}: {over[table['aggregation']]}" if table["aggregation"] else ""
     return [f"{table['source']}. {table['metric']}{how}.", *table["notes"]]
 
@@ -149,10 +149,10 @@ def measured(
 
 def standing(match: Mapping[str, Any], run: Run, aliases: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """The rows of scores.json that stand for a published one."""
-    same = run.config is not None and all(
-        OmegaConf.select(run.config, name) == value for name, value in match.get("config", {}).items()
-    )
-    right = called(wanted(match), run, aliases) and run.scores["protocol"] == match["protocol"]
+    settings, config = match.get("config", {}).items(), run.config
+    same = config is not None and all(OmegaConf.select(config, k) == value for k, value in settings)
+    judged = run.scores["protocol"] == match["protocol"] and run.scores.get("system") in PAPER
+    right = judged and called(wanted(match), run, aliases)
     if right and "figure" in match:
         file, layers = run.path / match["figure"], match.get("layers")
         yield {"sts": {"tasks": {"Avg": {mean: best(file, mean, layers) for mean in MEANS}}}}

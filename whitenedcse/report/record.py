@@ -30,6 +30,7 @@ FREE = {
     "trainer.num_nodes",
 }  # may change in a run
 held: dict[Path, FileLock] = {}  # until this process ends
+ORIGIN = ("experiment", "system", "seed")
 SECONDS = 5.0  # for a process that was just killed to let go of its directory
 
 
@@ -120,12 +121,12 @@ def plain(config: str) -> Mapping[str, Any]:
 
 
 def origin(model: str) -> dict[str, Any]:
-    """The experiment and the seed of the train run that a model is, or lies in; None where it is none."""
+    """Experiment, system and seed of the train run that a model is, or lies in; None where it is none."""
     for folder in (Path(model), Path(model).parent):
         with suppress(OSError, ValueError):
             facts = json.loads((folder / "versions.json").read_text())
-            return {key: facts.get(key) for key in ("experiment", "seed")}
-    return {"experiment": None, "seed": None}
+            return {key: facts.get(key) for key in ORIGIN}
+    return dict.fromkeys(ORIGIN)
 
 
 def environment() -> dict[str, Any]:

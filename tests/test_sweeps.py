@@ -1,0 +1,89 @@
+"""A sweep is many runs: each with its own settings on every rank, none run twice, none lost by a kill."""
+
+import importlib.util
+import json
+
+import pytest
+from test_scripts import ROOT, TINY, script
+
+SMALL = [*TINY, "encoder.width=48", "trainer.max_steps=4", "tasks=none", "data=file", "data.batch_size=16"]
+SMALL += ["data.corpus=corpus.txt", "encoder.vocabulary=200"]
+SPY = """
+import os
+from whitenedcse.training.optim import adamw
+
+def spied(parameters, *, lr, **settings):
+    with open(os.environ["SPIED"], "a") as file:
+        file.write(f"{lr!r} {os.environ.get('RANK')} {os.environ.get('WORLD_SIZE')}\\n")
+    return adamw(parameters, lr=lr, **settings)
+"""
+needs = {
+    name: pytest.mark.skipif(not importlib.util.find_spec(f"hydra_plugins.{module}"), reason=f"no {module}")
+    for name, module in {"optuna": "hydra_optuna_sweeper", "joblib": "hydra_joblib_launcher"}.items()
+}
+SWEEPERS = {
+    "basic": ["optim.lr=0.001,0.002"],
+    "optuna": ["+sweep=search", "hydra.sweeper.n_trials=2"],
+}
+
+
+@pytest.fixture(autouse=True)
+def corpus(tmp_path):
+    """A few sentences: what is tried here is not what they teach."""
+    words = [f"{a}{b}" for a in ("ba", "ko", "mi", "su", "te") for b in ("na", "ri", "lo", "du", "pe")]
+    lines = [" ".join(words[i * j % 25] for j in range(2, 4 + i % 7)) for i in range(1, 101)]
+    (tmp_path / "corpus.txt").write_text("\n".join(lines))
+
+
+def jobs(cwd, name="sweep"):
+    return sorted(path.parent for path in (cwd / "outputs" / name).glob("*/scores.json"))
+
+
+@pytest.mark.parametrize("sweeper", ["basic", pytest.param("optuna", marks=needs["optuna"])])
+def test_every_rank_of_a_job_has_its_configuration(tmp_path, sweeper):
+    (tmp_path / "spy.py").write_text(SPY)
+    arguments = [
+        "-m",
+        *SMALL,
+        *SWEEPERS[sweeper],
+        "optim._target_=spy.spied",
+        "run=sweep",
+        "trainer.devices=2",
+    ]
+    environment = {"SPIED": str(tmp_path / "spied"), "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    result = script("train.py", *arguments, cwd=tmp_path, **environment)
+    assert result.returncode == 0, result.stderr
+    rates = [json.loads((job / "versions.json").read_text())["processes"] for job in jobs(tmp_path)]
+    assert rates == [2, 2]
+    seen = {}
+    for line in (tmp_path / "spied").read_text().splitlines():
+        lr, rank, world = line.split()
+        seen.setdefault(lr, []).append((rank, world))
+    assert len(seen) == 2  # one configuration a job, and both ranks of the job have it
+    assert [sorted(ranks) for ranks in seen.values()] == [[("0", "2"), ("1", "2")]] * 2
+
+
+@needs["optuna"]
+def test_a_search_maximises_the_dev_score_and_goes_on_where_it_was(tmp_path):
+    arguments = ["-m", *SMALL, "+sweep=search", "run=search"]
+    first = script("train.py", *arguments, "hydra.sweeper.n_trials=2", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    more = script("train.py", *arguments, "hydra.sweeper.n_trials=3", cwd=tmp_path)
+    assert more.returncode == 0, more.stderr
+    assert more.stdout.count("is finished and left alone") == 2
+    best = [json.loads((job / "scores.json").read_text())["dev"]["best"] for job in jobs(tmp_path, "search")]
+    assert len(best) == 3
+    said = (tmp_path / "outputs" / "search" / "optimization_results.yaml").read_text()
+    assert f"best_value: {max(best)}" in said
+
+
+@needs["joblib"]
+def test_jobs_run_at_a_time_as_they_do_one_by_one(tmp_path):
+    for name, more in {"apart": [], "together": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]}.items():
+        result = script("train.py", "-m", *SMALL, "seed=1,2", f"run={name}", *more, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert "Trainer.fit" not in result.stdout + result.stderr  # as quiet as one by one
+    scores = [
+        [(job / "scores.json").read_bytes() for job in jobs(tmp_path, n)] for n in ("apart", "together")
+    ]
+    assert len(scores[0]) == 2 and scores[0] == scores[1]
