@@ -242,9 +242,12 @@ def jobs(sweep, *overrides):
         ]
 
 
+COUNTS = dict(table3=5, table4=16, table5=4, table6=5, seeds=5, views=8, official=6, study=40)
+
+
 @pytest.mark.parametrize(
     ("sweep", "count"),
-    dict(table3=5, table4=16, table5=4, table6=5, seeds=5, views=8, official=6, study=40).items(),
+    COUNTS.items(),
 )
 def test_the_jobs_of_a_sweep_are_as_many_as_the_table_and_all_different(sweep, count):
     for experiment in ("bert_base", "wiki_mini", "roberta_base"):
@@ -252,7 +255,7 @@ def test_the_jobs_of_a_sweep_are_as_many_as_the_table_and_all_different(sweep, c
 
 
 def test_every_sweep_was_counted():
-    assert SWEEPS == sorted(["table3", "table4", "table5", "table6", "seeds", "views", "official", "study"])
+    assert SWEEPS == sorted([*COUNTS, "search"])
 
 
 @pytest.mark.parametrize("table", ["T3", "T4", "T5", "T6"])
