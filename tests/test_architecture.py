@@ -32,6 +32,7 @@ ROOMS = {
     "data.sources": ["data"],
     "data.tokens": ["data", "ragged", "durable"],
     "data.words": [],
+    "data.repetition": ["ragged"],
     "data.datamodule": ["data", "ragged"],
     "model.encoder": ["data", "ragged", "model.packed"],
     "model.packed": ["ragged", "model.operations"],
@@ -242,7 +243,7 @@ def jobs(sweep, *overrides):
         ]
 
 
-COUNTS = dict(table3=5, table4=16, table5=4, table6=5, seeds=5, views=8, official=6, study=40)
+COUNTS = dict(table3=5, table4=16, table5=4, table6=5, seeds=5, views=8, official=7, study=40)
 
 
 @pytest.mark.parametrize(

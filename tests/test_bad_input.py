@@ -670,7 +670,7 @@ BUILT = {  # a symbol, its settings, and what a script gives it
     "model.pooling.Pooling": ({"kind": "mean", "layers": [1, -1]}, {}),
     "data.datamodule.SentenceData": (
         {"corpus": "c.txt", "columns": [], "sample": None, "max_length": 32, "batch_size": 64,
-         "batch_tokens": None, "passes": 2, "seed": 0}, {},
+         "batch_tokens": None, "passes": 2, "repetition": 0.0, "seed": 0}, {},
     ),
     "training.optim.adamw": (
         {"lr": 1e-3, "weight_decay": 0.0, "warmup_steps": 0},

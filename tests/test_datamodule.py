@@ -16,7 +16,7 @@ from whitenedcse.ragged import Ragged
 
 ROWS, SIZE = 29, 6
 SETTINGS = {"columns": [], "sample": None, "max_length": 12, "batch_size": SIZE, "passes": 1, "seed": 3}
-SETTINGS["batch_tokens"] = None
+SETTINGS |= {"batch_tokens": None, "repetition": 0.0}
 
 
 @pytest.fixture(autouse=True)
@@ -234,6 +234,10 @@ def test_a_sample_of_tokens_is_of_first_columns_and_always_the_same(data, text):
         ({"batch_size": 1}, "batch_size=1"),
         ({"passes": 0}, "passes=0"),
         ({"batch_size": 30}, "29 rows .*batch_size=30"),
+        ({"repetition": -0.1, "passes": 2}, r"data\.repetition=-0\.1 is not in \[0, 1\)"),
+        ({"repetition": 1.0, "passes": 2}, r"data\.repetition=1\.0 is not in"),
+        ({"repetition": float("nan"), "passes": 2}, r"data\.repetition=nan is not in"),
+        ({"repetition": 0.3}, r"data\.repetition=0\.3 with data\.passes=1 changes nothing.*data\.passes=2"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(data, changes, words):
@@ -267,23 +271,23 @@ def test_counts_are_told(data, tmp_path):
 
 
 class Recorder(LightningModule):
-    """Learns nothing; writes down the words of each batch."""
+    """Learns nothing; writes down the words of each batch, the first of each sentence or all."""
 
-    def __init__(self):
+    def __init__(self, whole):
         super().__init__()
-        self.weight, self.seen = torch.nn.Parameter(torch.ones(1)), []
+        self.weight, self.seen, self.whole = torch.nn.Parameter(torch.ones(1)), [], whole
 
     def training_step(self, batch, step):
         assert isinstance(batch, Batch)
-        self.seen.append([row[1] for row in rows_of(batch.positives)])
+        self.seen.append([row if self.whole else row[1] for row in rows_of(batch.positives)])
         return self.weight.sum()
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def fitted(module, folder, steps, resume=None):
-    recorder = Recorder()
+def fitted(module, folder, steps, resume=None, whole=False):
+    recorder = Recorder(whole)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Lightning on few workers, few devices, many files
         every = ModelCheckpoint(folder, filename=f"{steps}", every_n_train_steps=steps, save_top_k=-1)
@@ -311,3 +315,91 @@ def test_the_cache_is_opened_once_however_often_lightning_asks(data):
     module.prepare_data()
     module.setup("fit")
     assert module.tokens is tokens
+
+
+def words_of(module, number):
+    """The positives of an epoch, as lists of ids."""
+    loader = module.train_dataloader()
+    loader.sampler.set_epoch(number)
+    return [rows_of(batch.positives) for batch in loader]
+
+
+def doublings(row, plain):
+    """How many words of `plain` stand twice in `row`, which differs in nothing else; None if it does."""
+    at, twice = 0, 0
+    for i, token in enumerate(plain):
+        if at >= len(row) or row[at] != token:
+            return None
+        at += 1
+        special = i in (0, len(plain) - 1)
+        follows = plain[i + 1] if i + 1 < len(plain) else None
+        if not special and at < len(row) and row[at] == token and follows != token:
+            at, twice = at + 1, twice + 1
+    return twice if at == len(row) else None
+
+
+@pytest.mark.parametrize("columns", [(), ("a", "b")])
+def test_repetition_is_in_the_passes_after_the_first_and_there_independent(data, unequal, columns):
+    settings = budgeted(unequal, 150, columns) | {"passes": 3, "max_length": 20}
+    plain, changed = words_of(data(**settings), 1), words_of(data(**settings, repetition=0.4), 1)
+    added = []
+    for before, after in zip(plain, changed, strict=True):
+        third = len(before) // 3
+        assert after[:third] == before[:third] and len(before) == len(after)
+        added += [doublings(row, kept) for row, kept in zip(after[third:], before[third:], strict=True)]
+        assert after[third : 2 * third] != after[2 * third :]
+    assert None not in added and {0, 1, 2} <= set(added)
+
+
+def test_repeated_sentences_keep_their_bound_and_their_last_token(data, unequal, tokenizer):
+    settings = budgeted(unequal, 100) | {"passes": 2, "max_length": 8, "repetition": 0.9}
+    found = sum(words_of(data(**settings), 0), [])
+    assert max(map(len, found)) == 8 and {row[-1] for row in found} == {tokenizer.sep_token_id}
+    assert {row.count(tokenizer.sep_token_id) for row in found} == {1}
+
+
+def test_hard_negatives_and_the_sample_for_fits_are_never_repeated(data, text):
+    triplets = {"corpus": str(text[0].with_suffix(".tsv")), "columns": ["a", "b", "c"], "passes": 2}
+    plain, changed = data(**triplets), data(**triplets, repetition=0.5)
+    assert words_of(plain, 0) != words_of(changed, 0)
+    for before, after in zip(plain.train_dataloader(), changed.train_dataloader(), strict=True):
+        assert rows_of(before.negatives) == rows_of(after.negatives)
+    assert rows_of(plain.sample_tokens(9)) == rows_of(changed.sample_tokens(9))
+
+
+def test_repetition_is_a_function_of_seed_epoch_and_row_alone(data, unequal):
+    """Not of the batch in which a row comes, nor of the rank it comes to."""
+    settings = {"corpus": str(unequal[0] / "u.txt"), "batch_size": 24, "passes": 2, "repetition": 0.5}
+
+    def by_row(module, number):
+        order = module.train_dataloader().sampler
+        order.set_epoch(number)
+        rows = [batch.tolist() for batch in order]
+        second = [batch[len(batch) // 2 :] for batch in words_of(module, number)]
+        return dict(zip(sum(rows, []), sum(second, []), strict=True))
+
+    alone = by_row(data(**settings), 0)
+    assert len(alone) == 96
+    torch.manual_seed(5)
+    smaller = by_row(data(**settings | {"batch_size": 6}), 0)
+    assert {row: smaller[row] for row in alone} == alone
+    module, shared = data(**settings), {}
+    for rank in range(3):
+        module.trainer = placed(rank, 3)
+        shared |= by_row(module, 0)
+    assert shared == alone
+    for other in (by_row(data(**settings), 1), by_row(data(**settings | {"seed": 4}), 0)):
+        both = alone.keys() & other.keys()
+        assert sum(alone[row] != other[row] for row in both) > len(both) / 2
+
+
+@pytest.mark.parametrize("stop", [3, 9, 13])  # an epoch has 9 steps
+def test_a_resumed_run_repeats_what_an_unbroken_one_repeats(data, unequal, tmp_path, stop):
+    def built():
+        return data(**budgeted(unequal, 50) | {"passes": 2}, repetition=0.5)
+
+    whole = fitted(built(), tmp_path / "whole", 15, whole=True)
+    assert whole == (words_of(built(), 0) + words_of(built(), 1))[:15]
+    begun = fitted(built(), tmp_path / "parts", stop, whole=True)
+    rest = fitted(built(), tmp_path / "parts", 15, resume=tmp_path / "parts" / f"{stop}.ckpt", whole=True)
+    assert begun + rest == whole

@@ -246,6 +246,7 @@ def fitted(tokenizer, folder, head):
         batch_size=32,
         batch_tokens=None,
         passes=1,
+        repetition=0.0,
         seed=1,
     )
     data.tokenizer = tokenizer

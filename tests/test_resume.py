@@ -89,7 +89,7 @@ def train(tokenizer, tmp_path_factory):
         parts = {"embedder": embedder_of(bert), "loss": LOSS, "optimizer": optimizer, "mlm": None}
         module = ContrastiveTraining(**parts, views=3, seed=5, gather=True, chunk=chunk)
         sizes = {"sample": None, "max_length": 16, "batch_size": SIZE, "batch_tokens": None, "passes": 3}
-        data = SentenceData(corpus=str(home / "x.txt"), columns=[], seed=5, **sizes)
+        data = SentenceData(corpus=str(home / "x.txt"), columns=[], repetition=0.0, seed=5, **sizes)
         data.tokenizer = tokenizer
         seed_everything(time.monotonic_ns() % 2**31, verbose=False)  # nothing may hang on a state
         settings = {"dev": [DEV], "every": 3, "patience": patience, "sample": 8}

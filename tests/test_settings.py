@@ -41,3 +41,16 @@ def test_the_rest_of_a_class_s_settings_are_those_of_the_class_above():
     refuse_unknown({"trainer": trainer}, ["trainer"])
     with pytest.raises(ValueError, match=r"no setting 'trainer\.settings'"):
         refuse_unknown({"trainer": trainer | {"settings": 1}}, ["trainer"])
+
+
+def test_settings_of_something_absent_are_refused_with_the_way_to_leave_it_out():
+    """As an experiment that sets head.whitening.groups beside head=dense, which has no whitening."""
+    head = {"_target_": "whitenedcse.model.head.Head", "whitening": {"groups": 384}}
+    message = r'head\.whitening=\{"groups": 384\} must be .* or null; head\.whitening=null leaves it out$'
+    with pytest.raises(ValueError, match=message):
+        refuse_unknown({"head": head}, ["head"])
+    refuse_unknown({"head": head | {"whitening": None}}, ["head"])
+    with pytest.raises(ValueError, match="or null$"):
+        refuse_unknown({"head": head | {"whitening": 3}}, ["head"])
+    with pytest.raises(ValueError, match=r"loss\.form=.* must be text$"):
+        refuse_unknown({"loss": {**LOSS, "form": {"a": 1}}}, ["loss"])

@@ -51,7 +51,11 @@ def check(path: str, node: Mapping[str, Any], known: Mapping[str, Any]) -> None:
             raise ValueError(unknown(f"{path}{key}", [f"{path}{name}" for name in set(known) - HYDRA_KEYS]))
         hint = SCRIPTS.get(f"{path}{key}", known.get(key, Any))
         if not (isinstance(value, str) and "${" in value) and not fits(value, hint):
-            raise ValueError(f"{path}{key}={json.dumps(value, default=str)} must be {described(hint)}")
+            said = f"{path}{key}={json.dumps(value, default=str)} must be {described(hint)}"
+            off = (
+                f"; {path}{key}=null leaves it out" if isinstance(value, Mapping) and fits(None, hint) else ""
+            )
+            raise ValueError(said + off)
         if isinstance(value, Mapping):
             check(f"{path}{key}.", value, parameters(f"{path}{key}", value.get("_target_")))
 

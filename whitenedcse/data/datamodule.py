@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from whitenedcse.data.corpus import Corpus
+from whitenedcse.data.repetition import Repetition, frame
 from whitenedcse.data.sources import located
 from whitenedcse.data.tokens import TokenRows, tokenised
 from whitenedcse.ragged import Ragged
@@ -91,14 +92,21 @@ class EpochOrder(Sampler[NDArray[np.int64]]):
 
 
 class Batches(Dataset[Batch]):
-    """Row numbers -> the batch of these rows, each sentence passed through the encoder `passes` times."""
+    """Row numbers -> the batch of these rows, each sentence passed through the encoder `passes` times.
 
-    def __init__(self, tokens: TokenRows, passes: int) -> None:
-        self.tokens, self.positives = tokens, [*range(min(tokens.columns, 2))] * passes
+    repetition: what changes the passes after the first, if anything.
+    """
+
+    def __init__(self, tokens: TokenRows, passes: int, repetition: Repetition | None = None) -> None:
+        self.tokens, self.first, self.repetition = tokens, min(tokens.columns, 2), repetition
+        self.positives = [*range(self.first)] * passes
 
     def __getitem__(self, index: NDArray[np.int64]) -> Batch:
         negatives = self.tokens.rows(index, [2]) if self.tokens.columns == 3 else None
-        return Batch(self.tokens.rows(index, self.positives), negatives, len(index))
+        positives = self.tokens.rows(index, self.positives)
+        if self.repetition is not None:
+            positives = self.repetition(positives, index, self.first)
+        return Batch(positives, negatives, len(index))
 
 
 class SentenceData(LightningDataModule):
@@ -106,7 +114,8 @@ class SentenceData(LightningDataModule):
 
     corpus: a path, a name of `sources.CORPORA`, or `owner/name` of a hub data set. batch_size: rows a step,
     over all ranks. batch_tokens: instead, about so many tokens of first columns. passes: of each sentence
-    through the encoder; an (anchor, positive) row has 2 * passes.
+    through the encoder; an (anchor, positive) row has 2 * passes. repetition: the rate of `repetition.drawn`
+    in the passes after the first, of either column; hard negatives have one pass and stay as they are.
     """
 
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -123,6 +132,7 @@ class SentenceData(LightningDataModule):
         batch_tokens: int | None,
         passes: int,
         seed: int,
+        repetition: float,
     ) -> None:
         super().__init__()
         self.budget, self.said = batch_size, f"batch_size={batch_size}"
@@ -132,9 +142,16 @@ class SentenceData(LightningDataModule):
             raise ValueError(f"{self.said}: a sentence alone has nothing to be told apart from")
         if passes < 1:
             raise ValueError(f"passes={passes}: each sentence is encoded at least once")
+        if not 0 <= repetition < 1:
+            raise ValueError(f"data.repetition={repetition} is not in [0, 1); 0 switches it off")
+        if repetition and passes == 1:
+            raise ValueError(
+                f"data.repetition={repetition} with data.passes=1 changes nothing: the first pass is never "
+                "repeated; use data.passes=2 or more, or data.repetition=0"
+            )
         self.corpus, self.columns, self.sample = corpus, tuple(columns), sample
         self.max_length, self.passes, self.seed = max_length, passes, seed
-        self.batch_tokens = batch_tokens
+        self.batch_tokens, self.repetition = batch_tokens, repetition
 
     def prepare_data(self) -> None:
         """Fetch and tokenise, which Lightning asks of one process a machine; the others find the cache."""
@@ -180,12 +197,19 @@ class SentenceData(LightningDataModule):
         self.refuse_budget(self.corpus, world)
         order = EpochOrder(self.sizes, self.budget, seed=self.seed, rank=rank, world=world, start=self.done)
         return DataLoader(
-            Batches(self.tokens, self.passes),
+            Batches(self.tokens, self.passes, self.repeating(order) if self.repetition else None),
             batch_size=None,
             sampler=order,
             collate_fn=_as_is,
             pin_memory=torch.cuda.is_available(),
         )
+
+    def repeating(self, order: EpochOrder) -> Repetition:
+        """What writes tokens twice, in other places in each epoch of this order."""
+        if self.tokenizer is None:
+            raise ValueError("SentenceData has no tokenizer: set data.tokenizer before the fit")
+        around = frame(self.tokenizer)
+        return Repetition(self.repetition, self.max_length, around, self.seed, epoch=lambda: order.epoch)
 
     def done(self) -> int:
         """Batches of this epoch that the trainer has behind it."""
