@@ -1,58 +1,12 @@
-"""metrics.csv has each step once; Weights & Biases is online only where it can be."""
+"""metrics.csv has each step once, with the rate that the step took."""
 
-import socket
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import nowhere
 
 from whitenedcse.training import progress
-from whitenedcse.training.loggers import Metrics, Record, tensorboard_logger, wandb_logger
-
-
-@pytest.fixture
-def server():
-    """A socket that takes connections, and its address."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-
-
-@pytest.fixture
-def offline(monkeypatch, tmp_path):
-    """Whether a logger made in this environment is offline."""
-    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))  # where ~/.netrc is
-
-    def made(**environment):
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        return wandb_logger(project="p", run=tmp_path / "run")._offline
-
-    return made
-
-
-def test_without_a_key_it_is_offline_even_if_the_server_answers(offline, server):
-    assert offline(WANDB_BASE_URL=server)
-
-
-def test_with_a_key_and_a_server_it_is_online(offline, server):
-    assert not offline(WANDB_BASE_URL=server, WANDB_API_KEY="k" * 40)
-
-
-def test_a_key_stored_by_login_counts(offline, server, tmp_path):
-    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login user password " + "k" * 40 + "\n")
-    (tmp_path / ".netrc").chmod(0o600)
-    assert not offline(WANDB_BASE_URL=server)
-
-
-def test_with_a_key_and_no_server_it_is_offline(offline):
-    assert offline(WANDB_BASE_URL=nowhere(), WANDB_API_KEY="k" * 40)
-
-
-def test_the_mode_that_the_user_set_wins(offline, server):
-    assert offline(WANDB_BASE_URL=server, WANDB_API_KEY="k" * 40, WANDB_MODE="offline")
+from whitenedcse.training.loggers import Metrics, Record, tensorboard_logger
 
 
 def test_files_lie_in_the_run_directory(tmp_path):
@@ -129,12 +83,6 @@ def test_the_loss_is_logged_once_a_due_step_with_the_rate_that_step_took(tmp_pat
         group["lr"] = 99.0
         record.on_train_batch_end(trainer, None, None, None, batch)
     assert (tmp_path / "m.csv").read_text() == "step,train/loss,train/lr\n2,3.0,1.0\n4,7.0,3.0\n"
-
-
-def test_a_run_that_goes_on_is_the_same_run_at_wandb(offline, tmp_path):
-    assert offline(WANDB_MODE="offline")
-    ids = {wandb_logger(project="p", run=tmp_path / name)._id for name in ("run", "run", "other")}
-    assert len(ids) == 2
 
 
 def test_a_bar_reads_the_loss_once_a_second(monkeypatch):

@@ -36,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     _data(data.add_subparsers(required=True, metavar="COMMAND", title="commands"))
     about = "a published table or figure beside the numbers of your own runs"
     _report(commands.add_parser("report", help=about, description=about))
+    _dashboard(commands)
     return parser
 
 
@@ -68,6 +69,25 @@ def report(arguments: argparse.Namespace) -> int:
         say(formats.as_rich(grid))
     else:
         sys.stdout.write(getattr(formats, f"as_{arguments.to}")(grid))
+    return 0
+
+
+def _dashboard(commands: Any) -> None:
+    about = "add a view with all charts to a Weights & Biases project"
+    more = "Each call adds one. It needs an account (`wandb login`) and runs there (`wandb sync`)."
+    parser = commands.add_parser("dashboard", help=about, description=f"{about}. {more}")
+    parser.add_argument("project", metavar="PROJECT", help="logger.project of the runs, e.g. whitenedcse")
+    parser.add_argument(
+        "--entity", metavar="NAME", help="its team (default: $WANDB_ENTITY, or your own account)"
+    )
+    parser.set_defaults(run=dashboard)
+
+
+def dashboard(arguments: argparse.Namespace) -> int:
+    """Save the view, and say where it is."""
+    from whitenedcse.report import workspace
+
+    say(f"view: {workspace.save(arguments.project, arguments.entity)}")
     return 0
 
 

@@ -18,7 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -27,6 +27,7 @@ from whitenedcse import ranks
 from whitenedcse.model.operations import precision
 from whitenedcse.report.formats import Grid, as_rich, console
 from whitenedcse.settings import flat, refuse_unknown, unknown
+from whitenedcse.training.dashboard import Dashboard
 
 Result = TypeVar("Result")
 MENDABLE = (HydraException, OmegaConfBaseException, MisconfigurationException, ValueError, OSError)
@@ -180,8 +181,8 @@ def end(loggers: Iterable[Logger], run: Path) -> None:
     """Close the loggers, and print the last line, which other programs read."""
     for logger in loggers:
         logger.finalize("success")
-        if isinstance(logger, WandbLogger):
-            logger.experiment.finish()
+        if isinstance(logger, Dashboard):
+            logger.finish(run)
     say(f"run: {run}")
 
 

@@ -197,3 +197,17 @@ def _labelled(
     correct = result.pop("correct")
     drawn = accuracy_draws(correct, draws, seed(task.name))
     return {**result, "interval": interval(drawn), "seconds": round(time.perf_counter() - began, 1)}, correct
+
+
+def by_task(row: Mapping[str, Any], headline: str) -> dict[str, float | None]:
+    """What each task scored by `Judgement.scores`, and as "avg" what a sweep would maximise."""
+    found: dict[str, float | None] = {}
+    if "rte" in row:
+        found |= {"RTE": row["rte"]["accuracy"], "avg": row["rte"]["accuracy"]}
+    if "transfer" in row:
+        found |= {name: task["accuracy"] for name, task in row["transfer"]["tasks"].items()}
+        found["avg"] = row["transfer"]["avg"]
+    if "sts" in row:
+        found |= {name: task[headline] for name, task in row["sts"]["tasks"].items()}
+        found["avg"] = row["sts"]["avg"][headline]
+    return found | {"avg": found.pop("avg")}  # last

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from whitenedcse.durable import write_json
 from whitenedcse.evaluation.protocol import Row
-from whitenedcse.evaluation.suite import Judgement, Plan
+from whitenedcse.evaluation.suite import Judgement, Plan, by_task
 from whitenedcse.evaluation.tasks import setting
 
 
@@ -61,20 +61,11 @@ def load(run: Path) -> Judged:
 
 
 def series(scores: Mapping[str, Any]) -> dict[str, float]:
-    """What the first row scored, as loggers name it: test/TASK and, of the STS tasks, test/avg."""
-    first, mean = scores["rows"][0], scores["headline"]
-    values = {f"test/{name}": t[mean] for name, t in first.get("sts", {}).get("tasks", {}).items()}
-    values |= {
-        f"test/{name}": t["accuracy"] for name, t in first.get("transfer", {}).get("tasks", {}).items()
-    }
-    values |= {"test/avg": headline(scores)}
-    return {name: value for name, value in values.items() if value is not None}
+    """What the first row scored, as loggers name it: test/TASK and test/avg."""
+    values = by_task(scores["rows"][0], scores["headline"])
+    return {f"test/{name}": value for name, value in values.items() if value is not None}
 
 
 def headline(scores: Mapping[str, Any]) -> float | None:
     """The number of the first row that a sweep would maximise."""
-    first = scores["rows"][0]
-    if "sts" in first:
-        value: float | None = first["sts"]["avg"][scores["headline"]]
-        return value
-    return first["transfer"]["avg"] if "transfer" in first else first["rte"]["accuracy"]
+    return by_task(scores["rows"][0], scores["headline"])["avg"]

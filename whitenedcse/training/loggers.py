@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import csv
-import netrc
-import os
-import secrets
-import socket
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import ParseResult, urlparse
 
 from lightning import Callback, Trainer
-from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from whitenedcse.durable import settle, writing
@@ -96,46 +90,6 @@ class Record(Callback):
                 logger.log_metrics(values | {"train/lr": self.lr}, step=trainer.global_step)
 
 
-def wandb_logger(*, project: str, run: Path) -> WandbLogger:
-    """One Weights & Biases run, offline unless there is a key and the server answers: it never hangs.
-
-    A run directory has one id for good, so that a run that goes on is the same run there.
-    """
-    os.environ.setdefault("WANDB_INIT_TIMEOUT", "30")
-    mode = os.environ.get("WANDB_MODE")
-    offline = mode in ("offline", "dryrun") or (mode is None and not (has_key() and answers()))
-    known = run / "wandb" / "id"
-    if not known.exists():
-        known.parent.mkdir(parents=True, exist_ok=True)
-        known.write_text(secrets.token_hex(4))
-    settings: dict[str, Any] = {"name": run.name, "save_dir": run, "offline": offline}
-    return WandbLogger(project=project, id=known.read_text(), resume="allow", **settings)
-
-
 def tensorboard_logger(*, run: Path) -> TensorBoardLogger:
     """TensorBoard event files in the run directory."""
     return TensorBoardLogger(save_dir=run.parent, name=run.name, version="", sub_dir="tensorboard")
-
-
-def has_key() -> bool:
-    """Whether an account's key is set for this process, or stored by `wandb login`."""
-    with suppress(OSError, netrc.NetrcParseError):
-        if netrc.netrc().authenticators(server().hostname or ""):
-            return True
-    return bool(os.environ.get("WANDB_API_KEY"))
-
-
-def server() -> ParseResult:
-    """The address of the Weights & Biases server."""
-    return urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai"))
-
-
-def answers(seconds: float = 3.0) -> bool:
-    """Whether the Weights & Biases server takes a connection."""
-    url = server()
-    try:
-        port = url.port or (443 if url.scheme == "https" else 80)
-        with socket.create_connection((url.hostname or "", port), timeout=seconds):
-            return True
-    except OSError:
-        return False

@@ -1,0 +1,145 @@
+"""Weights & Biases: one run a job, offline without an account. report/workspace.py is the view of it."""
+
+from __future__ import annotations
+
+import json
+import netrc
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import ParseResult, urlparse
+
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
+from omegaconf import OmegaConf
+
+from whitenedcse.evaluation.suite import by_task
+
+STEP = "trainer/global_step"  # optimiser steps done, as Lightning logs them: the x axis of every series
+TABLE = "final"  # a row a system, a column a task
+# those that the client talks to unless told otherwise, wandb 0.19 and 0.31
+SERVERS = ("https://api.wandb.ai", "https://api.forge.coreweave.com")
+TAG = 64  # characters, at most
+
+
+class Dashboard(WandbLogger):
+    """A run there. A series is defined when it first comes: which there are depends on head and width.
+
+    (A pattern would not do: Lightning defines "*", and of two patterns the client takes either.)
+    """
+
+    def __init__(self, *, artifacts: bool, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.artifacts = artifacts
+        self.defined: set[str] = set()
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Log values taken after this many optimiser steps."""
+        for name in sorted(metrics.keys() - self.defined):
+            self.experiment.define_metric(name, step_metric=STEP, summary=summary(name))
+            self.defined.add(name)
+        super().log_metrics(metrics, step)
+
+    @rank_zero_only
+    def finish(self, run: Path) -> None:
+        """Log what scores.json says, of tests as a table, and best/, if that was asked for; close the run."""
+        scores = json.loads((run / "scores.json").read_text())
+        self.experiment.summary["dev/best"] = scores["dev"]["best"]  # unlike the maximum, never of step 0
+        if rows := scores.get("rows"):
+            found = [{"row": row["name"]} | by_task(row, scores["headline"]) for row in rows]
+            self.log_table(TABLE, columns=list(found[0]), data=[list(values.values()) for values in found])
+        if self.artifacts:
+            name = f"model-{self.experiment.id}"
+            self.experiment.log_artifact(str(run / "best"), name=name, type="model", aliases=["best"])
+        self.experiment.finish()
+
+
+def wandb_logger(*, project: str, entity: str | None, artifacts: bool, run: Path) -> Dashboard:
+    """The run of a run directory, which has begun; online if there is a key and the server answers.
+
+    A directory has one id for good, so that a run that goes on is the same run there. Jobs of a sweep are a
+    group. Ranks but the first get a logger that does nothing.
+    """
+    if rank_zero_only.rank:  # type: ignore[attr-defined]
+        return Dashboard(artifacts=artifacts, project=project, offline=True)
+    os.environ.setdefault("WANDB_INIT_TIMEOUT", "30")
+    # tables wait for `wandb sync` in the run directory (of this process' first run), not at home
+    os.environ.setdefault("WANDB_DATA_DIR", str(run.absolute() / "wandb"))
+    config, group = facts(run), sweep(run)
+    settings: dict[str, Any] = {"project": project, "entity": entity, "save_dir": run, "id": identity(run)}
+    settings |= {"name": f"{group}/{run.name}" if group else run.name, "group": group, "job_type": "train"}
+    settings |= {"config": config, "tags": tags(config), "resume": "allow", "offline": offline()}
+    return Dashboard(artifacts=artifacts, **settings)
+
+
+def summary(name: str) -> str | None:
+    """What of a series stands for the run, under NAME.max and so on; None: the last value, under NAME."""
+    if name.startswith(("dev/spearman", "dev/whitened_on_")):
+        return "max,last"
+    if name == "train/loss":
+        return "min,last"
+    return "last" if name.startswith(("train/", "dev/")) else None
+
+
+def facts(run: Path) -> dict[str, Any]:
+    """What a run can be searched by: its settings, and what versions.json says of code and machine."""
+    settings: Any = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
+    return {**json.loads((run / "versions.json").read_text()), **settings}
+
+
+def tags(facts: Mapping[str, Any]) -> list[str]:
+    """Experiment, system and encoder of a run, where it has them."""
+    encoder = facts["encoder"].get("path") or facts["encoder"]["_target_"].rpartition(".")[2]
+    names = (facts.get("experiment"), facts.get("system"), Path(encoder).name)
+    return [name[:TAG] for name in dict.fromkeys(names) if name]
+
+
+def sweep(run: Path) -> str | None:
+    """The sweep that a run is a job of; Hydra's multirun.yaml tells."""
+    return run.parent.name if (run.parent / "multirun.yaml").exists() else None
+
+
+def identity(run: Path) -> str:
+    """The id of a run directory, made when first asked for."""
+    known = run / "wandb" / "id"
+    if not known.exists():
+        known.parent.mkdir(parents=True, exist_ok=True)
+        known.write_text(secrets.token_hex(4))
+    return known.read_text()
+
+
+def offline() -> bool:
+    """Whether to write locally only: WANDB_MODE says so, or there is no key or no answer. It never hangs."""
+    mode = os.environ.get("WANDB_MODE")
+    return mode in ("offline", "dryrun") or (mode is None and not (has_key() and answers()))
+
+
+def has_key() -> bool:
+    """Whether an account's key is set for this process, or stored by `wandb login`."""
+    with suppress(OSError, netrc.NetrcParseError):
+        stored = netrc.netrc()
+        if any(stored.authenticators(name) for url in servers() for name in (url.netloc, url.hostname or "")):
+            return True
+    return bool(os.environ.get("WANDB_API_KEY"))
+
+
+def servers() -> list[ParseResult]:
+    """The Weights & Biases server that was named; else those of which this client takes one."""
+    named = os.environ.get("WANDB_BASE_URL")
+    return [urlparse(url) for url in ([named] if named else SERVERS)]
+
+
+def answers(seconds: float = 3.0) -> bool:
+    """Whether the server takes a connection (each of them, where it is not known which)."""
+    try:
+        for url in servers():
+            port = url.port or (443 if url.scheme == "https" else 80)
+            socket.create_connection((url.hostname or "", port), timeout=seconds).close()
+        return True
+    except OSError:
+        return False
