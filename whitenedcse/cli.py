@@ -34,42 +34,87 @@ def _parser() -> argparse.ArgumentParser:
     about = "what training and evaluation read: is it here, is it right, get it"
     data = commands.add_parser("data", help=about, description=about)
     _data(data.add_subparsers(required=True, metavar="COMMAND", title="commands"))
-    about = "a published table or figure beside the numbers of your own runs"
+    about = "what came out: a run, a sweep, or a published table beside the numbers of your own runs"
     _report(commands.add_parser("report", help=about, description=about))
     _dashboard(commands)
     return parser
 
 
 def _report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("key", nargs="?", metavar="KEY", help="a table or figure, e.g. WhitenedCSE/T1")
-    parser.add_argument("--list", action="store_true", help="name them all")
-    runs = "runs of evaluate.py, or folders that hold some (default: outputs)"
+    what = (
+        "a published table or figure, e.g. WhitenedCSE/T1; or a run of train.py, a sweep, several, a pattern"
+    )
+    parser.add_argument("what", nargs="*", metavar="WHAT", help=what)
+    parser.add_argument("--list", action="store_true", help="name the published tables and figures")
+    runs = "beside a published table: runs of evaluate.py, or folders that hold some (default: outputs)"
     parser.add_argument("--runs", nargs="+", type=Path, metavar="DIR", help=runs)
     alias = "take a run, or the runs of a model, for those of this encoder: bert-base-uncased=outputs/mine"
     parser.add_argument("--as", dest="aliases", action="append", default=[], metavar="NAME=DIR", help=alias)
+    against = "of a sweep: the group that the others are compared with (default: the first)"
+    parser.add_argument("--against", metavar="LABEL", help=against)
+    out = "of runs: where the page goes (default: report.html in the directory, or here for several)"
+    parser.add_argument("--out", type=Path, metavar="PATH", help=out)
     forms = ("table", "markdown", "csv", "latex")
     parser.add_argument("--to", choices=forms, default="table", help=f"{', '.join(forms)} (default: table)")
     parser.set_defaults(run=report)
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """Print a published table beside our numbers, or the list of all."""
-    from whitenedcse.report import formats, published
+    """Print a published table beside our numbers, or the list of all; or report on runs of train.py."""
+    from whitenedcse.report import published
 
-    if arguments.list or arguments.key is None:
-        for key, title in published.names().items():
+    what, known = arguments.what, published.names()
+    if arguments.list or not what:
+        for key, title in known.items():
             say(f"{key}: {title}")
         return 0
+    papers = {key.partition("/")[0] for key in known}
+    is_key = what[0] in known or (what[0].partition("/")[0] in papers and not Path(what[0]).is_dir())
+    return report_published(arguments) if is_key and len(what) == 1 else report_runs(arguments)
+
+
+def report_published(arguments: argparse.Namespace) -> int:
+    """Print a published table beside our numbers."""
+    from whitenedcse.report import published
+
+    if arguments.out or arguments.against:
+        raise ValueError(
+            f"--out and --against are for runs of train.py; {arguments.what[0]} is a published table"
+        )
     wrong = [alias for alias in arguments.aliases if "=" not in alias]
     if wrong:
         raise ValueError(f"--as {wrong[0]}: NAME=DIR is expected, e.g. bert-base-uncased=outputs/mine")
     runs = arguments.runs or [path for path in [Path("outputs")] if path.is_dir()]
-    grid = published.report(arguments.key, runs, dict(alias.split("=", 1) for alias in arguments.aliases))
-    if arguments.to == "table":
-        say(formats.as_rich(grid))
-    else:
-        sys.stdout.write(getattr(formats, f"as_{arguments.to}")(grid))
+    aliases = dict(alias.split("=", 1) for alias in arguments.aliases)
+    show([published.report(arguments.what[0], runs, aliases)], arguments.to)
     return 0
+
+
+def report_runs(arguments: argparse.Namespace) -> int:
+    """Print the tables of a run or a sweep, write its page, and say where that is."""
+    from whitenedcse.report import page
+
+    if arguments.runs or arguments.aliases:
+        raise ValueError("--runs and --as go with a published table; name runs of train.py without them")
+    grids, files = page.write(arguments.what, arguments.out, arguments.against)
+    show(grids, arguments.to)
+    for file in files:
+        if arguments.to == "table":
+            say(f"written: {file}")
+        else:  # what reads the table reads the standard output
+            sys.stderr.write(f"written: {file}\n")
+    return 0
+
+
+def show(grids: Sequence[Any], form: str) -> None:
+    """Print tables in one of the forms."""
+    from whitenedcse.report import formats
+
+    if form == "table":
+        for grid in grids:
+            say(formats.as_rich(grid))
+    else:
+        sys.stdout.write("\n".join(getattr(formats, f"as_{form}")(grid) for grid in grids))
 
 
 def _dashboard(commands: Any) -> None:

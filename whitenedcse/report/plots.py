@@ -1,12 +1,14 @@
 """Pictures of the layer and dimension studies, each as PNG and SVG with the same bytes for the same numbers.
 
-`records` and `scores` are those of `evaluation.layers`.
+`records` and `scores` are those of `evaluation.layers`. `inline` is for those of a page, in `curves`.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,22 @@ def _saved(figure: Figure, path: Path) -> tuple[Path, Path]:
     figure.savefig(png, metadata={"Software": None})
     figure.savefig(svg, metadata={"Date": None, "Creator": None})
     return png, svg
+
+
+def inline(figure: Figure, name: str, about: str) -> str:
+    """A figure as an element of an HTML page: as wide as its place, ids that begin with `name`, no metadata.
+
+    name, about: of letters that HTML takes as they are.
+    """
+    stream = io.StringIO()
+    figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    svg = stream.getvalue()
+    svg = svg[svg.index("<svg") :]  # after the XML prolog
+    box = re.search(r'viewBox="[^"]*"', svg)
+    assert box, "matplotlib writes a viewBox"
+    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)  # it would hold for the whole page
+    svg = re.sub(r'(\bid="|\bhref="#|url\(#)', rf"\g<1>{name}-", svg)
+    return re.sub(r"<svg[^>]*>", f'<svg {box.group()} role="img" aria-label="{about}">', svg, count=1)
 
 
 def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:

@@ -1,0 +1,304 @@
+"""A page of a run or a sweep: what was logged and nothing else, in one file, quiet in a real browser."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from scipy import stats
+from test_sweep_report import SCORES, swept, trained
+
+from whitenedcse.report import contrasts, curves, groups, history, page
+
+HEALTH = {
+    "dev/effective_rank": {0: 3.0, 50: 5.0, 100: 6.0},
+    "dev/variance_top1": {0: 0.7, 50: 0.4, 100: 0.3},
+    "dev/variance_top2": {0: 0.8, 50: 0.6, 100: 0.5},
+    "dev/variance_top4": {0: 0.9, 50: 0.8, 100: 0.7},
+    "train/diversity_before": {10: 0.5, 60: 0.4, 90: 0.3},
+    "train/diversity_after": {10: 1.1, 60: 1.2, 90: 1.3},
+}
+CHARTS = ["dev", "loss", "shape", "spectrum", "rank", "diversity", "throughput"]
+
+
+def written(folder):
+    _, files = page.write([str(folder)], None, None)
+    return files[0]
+
+
+class Elements(HTMLParser):
+    """Every start tag with its attributes, and the text of headings and cells."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.words = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.words.append(data.strip())
+
+    def values(self, name):
+        return [attributes[name] for _, attributes in self.tags if name in attributes]
+
+    @property
+    def charts(self):
+        return [v.removeprefix("chart-") for v in self.values("id") if v.startswith("chart-")]
+
+
+def test_a_run_has_a_chart_for_each_thing_that_was_logged(tmp_path):
+    full = Elements(written(trained(tmp_path / "full", series=HEALTH)).read_text())
+    assert full.charts == CHARTS
+    assert sum(tag == "svg" for tag, _ in full.tags) == len(CHARTS)
+    series = {f"train/{name}": {} for name in ("lr", "sentences_per_second")} | {"dev/alignment": {}}
+    few = Elements(written(trained(tmp_path / "few", series=series)).read_text())
+    assert few.charts == ["dev", "loss"] and sum(tag == "figure" for tag, _ in few.tags) == 2
+
+
+def test_an_unfinished_run_has_what_there_is(tmp_path):
+    folder = trained(tmp_path / "a", finished=False)
+    found = Elements(written(folder).read_text())
+    assert "NOT FINISHED" in " ".join(found.words) and "dev set so far, Spearman x 100" in found.words
+    assert "61.00 → 70.00" in found.words and "at step 50" in found.words
+    (folder / "metrics.csv").unlink()
+    (folder / "versions.json").unlink()
+    bare = Elements(written(folder).read_text())
+    assert bare.charts == [] and "Settings (config.yaml)" in bare.words
+
+
+def test_what_a_finished_run_logged_is_what_an_unfinished_one_shows(tmp_path):
+    """Of the same lines, `dev` is the same, though one is read from scores.json and one from metrics.csv."""
+    one, other = (history.load(trained(tmp_path / n, finished=n == "a", series=HEALTH)) for n in "ab")
+    for name in ("before", "best", "best_step", "values_before", "values_best"):
+        assert history.dev(one)[name] == history.dev(other)[name]
+
+
+def test_the_numbers_to_look_at_first_are_those_of_the_files(tmp_path):
+    text = written(trained(tmp_path / "a", average=66.25, series=HEALTH)).read_text()
+    shown = dict(re.findall(r"<dd>(.*?)<small>(.*?)</small>", text))
+    assert shown == {
+        "61.00 → 70.00": "at step 50",
+        "62.00": "whitened on dev sentences (transductive), k=8",  # the best of step 0
+        "66.25": "as it is",
+        "5.0": "at the best checkpoint",
+        "470": "median of the run",
+    }
+
+
+@pytest.mark.parametrize(("scores", "best"), [((80, 60, 65), 100), ((60, 65, 65), 50), ((60,), 0)])
+def test_the_best_of_an_unfinished_run_is_the_first_highest_after_step_0(tmp_path, scores, best):
+    column = dict(zip((0, 50, 100), scores, strict=False))
+    run = history.load(trained(tmp_path / "a", finished=False, series={"dev/spearman": column}))
+    found = history.dev(run)
+    assert (found["before"], found["best_step"], found["best"]) == (scores[0], best, column[best])
+
+
+HOSTILE = "<script>document.title='x'</script>&\"'$a_b$"
+
+
+def test_what_comes_from_files_is_text(tmp_path):
+    name = HOSTILE.replace("/", "|")
+    folder = trained(tmp_path / "s" / name, 1, system=HOSTILE, average=60.0, data__corpus=HOSTILE)
+    for text in (written(folder).read_text(), written(tmp_path / "s").read_text()):
+        assert "<script" not in text and "&lt;script" in text
+        assert not {"script", "iframe", "img"} & {tag for tag, _ in Elements(text).tags}
+    assert HOSTILE in html.unescape(written(folder).read_text())
+    trained(tmp_path / "s" / "other", 1, system="_$x$", average=60.0, views=2)
+    text = written(tmp_path / "s").read_text()
+    assert "<script" not in text and "_$x$</text>" in text  # no mathematics, no private label
+
+
+@pytest.mark.parametrize("kind", ["run", "sweep"])
+def test_nothing_comes_from_outside_and_ids_are_one_of_a_kind(tmp_path, kind):
+    folder = trained(tmp_path / "r", series=HEALTH) if kind == "run" else swept(tmp_path / "s")
+    text = written(folder).read_text()
+    found = Elements(text)
+    assert not re.search(r"https?:|//[a-z]|@import|<\?xml|<!DOCTYPE svg", text)
+    links = [v for name in ("src", "href", "xlink:href", "action", "data") for v in found.values(name)]
+    inside = {v.removeprefix("#") for v in links if v.startswith("#")} | set(
+        re.findall(r"url\(#([^)]+)\)", text)
+    )
+    assert all(v.startswith(("#", "data:")) for v in links) and len(inside) > 5  # data: colours of a bar
+    ids = found.values("id")
+    assert len(ids) == len(set(ids)) and inside <= set(ids)
+    assert text.count("<style") == 1  # matplotlib's own would reach into the whole page
+
+
+def test_the_same_run_makes_the_same_bytes(tmp_path):
+    folder = trained(tmp_path / "a", average=60.0, series=HEALTH)
+    assert written(folder).read_bytes() == written(folder).read_bytes()
+    sweep = swept(tmp_path / "s")
+    before = written(sweep).read_bytes()
+    assert before == written(sweep).read_bytes()
+    shutil.copytree(sweep, tmp_path / "elsewhere" / "s")
+    assert written(tmp_path / "elsewhere" / "s").read_bytes() == before
+
+
+def axes():
+    return Figure().subplots()
+
+
+def lines(ax):
+    return {line.get_label(): (line.get_xdata(), line.get_ydata()) for line in ax.lines}
+
+
+def test_the_dev_chart_shows_the_best_k_of_each_judgement(tmp_path):
+    ax = axes()
+    curves.quality(ax, history.load(trained(tmp_path / "a")))
+    drawn = {name: (list(x), list(y)) for name, (x, y) in lines(ax).items()}
+    assert drawn["as it is"] == ([0, 50, 100], [61, 70, 69])
+    assert drawn["whitened (dev)"] == ([0, 50, 100], [62, 64, 68])  # k = 8, 4, 8
+    assert drawn["whitened (training)"] == ([0, 50, 100], [59.5, 61, 60])
+    assert ([50], [70]) in drawn.values()  # the ring
+
+
+def test_the_spectrum_is_that_of_the_first_the_best_and_the_last_judgement(tmp_path):
+    ax = axes()
+    curves.spectrum(ax, history.load(trained(tmp_path / "a", series=HEALTH)))
+    drawn = {name: (list(x), list(y)) for name, (x, y) in lines(ax).items()}
+    assert drawn == {
+        "step 0": ([1, 2, 4], [0.7, 0.8, 0.9]),
+        "step 50 (best)": ([1, 2, 4], [0.4, 0.6, 0.8]),
+        "step 100": ([1, 2, 4], [0.3, 0.5, 0.7]),
+    }
+
+
+def test_alignment_stands_against_uniformity_judgement_by_judgement(tmp_path):
+    ax = axes()
+    curves.shape(ax, history.load(trained(tmp_path / "a", best=70.0)))
+    points = ax.collections[0]
+    np.testing.assert_allclose(points.get_offsets(), [[-0.5, 0.05], [-2.7, 0.27], [-2.4, 0.3]])
+    assert points.get_array().tolist() == [0, 50, 100]
+    assert [t.get_text() for t in ax.texts] == ["first, step 0", "best, step 50", "last, step 100"]
+
+
+def groups_of(folder):
+    return groups.gathered(history.runs([folder])).groups
+
+
+def test_the_strip_has_every_seed_the_mean_and_scipys_interval(tmp_path):
+    found, ax = groups_of(swept(tmp_path / "s")), axes()
+    contrasts.strip(ax, found, lambda run: run.scores["dev"]["best"], "dev best")
+    for i, (name, by_seed) in enumerate(SCORES.items()):
+        best = [b for b, _ in by_seed.values()]
+        low, high = stats.t.interval(0.95, len(best) - 1, loc=np.mean(best), scale=stats.sem(best))
+        (bar,) = ax.containers[i].lines[2]
+        np.testing.assert_allclose(bar.get_segments()[0][:, 0], [low, high])
+        dots = next(line for line in ax.lines if len(line.get_xdata()) == 4 and line.get_ydata()[0] == -i)
+        assert sorted(dots.get_xdata()) == sorted(best) and ax.texts[i].get_text() == name
+        assert dots.get_color() == contrasts.look(i)[0]
+
+
+def test_dev_curves_are_the_mean_and_the_range_of_the_seeds(tmp_path):
+    found, ax = groups_of(swept(tmp_path / "s")), axes()
+    contrasts.quality(ax, found)
+    for i, by_seed in enumerate(SCORES.values()):
+        best = np.array([b for b, _ in by_seed.values()])
+        np.testing.assert_allclose(ax.lines[i].get_ydata(), [best.mean() - 9, best.mean(), best.mean() - 1])
+        y = ax.collections[i].get_paths()[0].vertices
+        assert {tuple(v) for v in y} >= {(50, best.min()), (50, best.max())}
+
+
+def test_49_groups_look_different():
+    assert len({contrasts.look(i) for i in range(49)}) == 49
+
+
+# the browser
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+
+
+def chromium(file, profile, *arguments):
+    """What headless Chromium writes of a file; fails for a word on the console."""
+    quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"]
+    log = ["--enable-logging=stderr", "--v=0"]
+    command = [CHROMIUM, *quiet, *log, *arguments, f"file://{file}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+    return done.stdout
+
+
+PROBE = """<!doctype html><meta charset="utf-8"><title>probe</title>
+<iframe id="it" width="WIDTH" height="900" srcdoc="PAGE"></iframe><pre id="said"></pre><script>
+const it = document.getElementById("it");
+it.onload = () => {
+  const inside = it.contentDocument;
+  const box = e => { const b = e.getBoundingClientRect(); return [b.width, b.height]; };
+  document.getElementById("said").textContent = JSON.stringify({
+    width: inside.documentElement.scrollWidth,
+    charts: [...inside.querySelectorAll("figure")].map(f => [f.id, ...box(f.querySelector("svg"))]),
+    letters: [...inside.querySelectorAll("svg text")].map(t => box(t)[1]),
+    rows: inside.querySelectorAll("tbody tr").length,
+    loaded: it.contentWindow.performance.getEntriesByType("resource").map(e => e.name),
+  });
+};
+</script>"""
+
+
+def probed(file, width, folder):
+    """The page in a window of a width, as the browser laid it out."""
+    probe = folder / f"probe{width}.html"
+    probe.write_text(PROBE.replace("WIDTH", str(width)).replace("PAGE", html.escape(file.read_text())))
+    dom = chromium(
+        probe, folder / "profile", "--virtual-time-budget=5000", "--window-size=1400,1000", "--dump-dom"
+    )
+    return json.loads(html.unescape(re.search(r'<pre id="said">(.*?)</pre>', dom).group(1)))
+
+
+@browser
+def test_a_word_on_the_console_and_a_request_are_heard(tmp_path):
+    loud = tmp_path / "loud.html"
+    loud.write_text("<script>console.error('loud')</script>")
+    with pytest.raises(AssertionError, match="loud"):
+        chromium(loud, tmp_path / "profile", "--dump-dom")
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{page.POLICY}">'
+    loud.write_text(policy + '<img src="https://example.org/x.png">')
+    with pytest.raises(AssertionError, match="Loading the image"):
+        chromium(loud, tmp_path / "profile", "--dump-dom")
+
+
+@browser
+@pytest.mark.parametrize("kind", ["run", "sweep"])
+def test_a_browser_shows_every_chart_on_a_laptop_and_on_a_phone_without_a_word(tmp_path, kind):
+    run = kind == "run"
+    folder = (
+        trained(tmp_path / HOSTILE.replace("/", "|"), average=66.0, series=HEALTH)
+        if run
+        else swept(tmp_path / "s")
+    )
+    file = tmp_path / "page.html"
+    page.write([str(folder)], file, None)
+    dom = chromium(file, tmp_path / "profile", "--dump-dom")
+    assert len(Elements(dom).charts) == (7 if run else 4)
+    for width in (1280, 390):
+        found = probed(file, width, tmp_path)
+        assert found["width"] <= width and found["loaded"] == []
+        assert [name.removeprefix("chart-") for name, *_ in found["charts"]] == (
+            CHARTS if run else list("0123")
+        )
+        assert all(w > 250 and h > 150 for _, w, h in found["charts"])
+        assert min(found["letters"]) > 9 and found["rows"] >= 8
+
+
+@browser
+def test_a_screenshot_has_ink_and_a_dark_screen_is_dark(tmp_path):
+    file = written(trained(tmp_path / "a", series=HEALTH))
+    shades = {}
+    for name, more in {"light": [], "dark": ["--blink-settings=preferredColorScheme=0"]}.items():
+        picture = tmp_path / f"{name}.png"
+        chromium(file, tmp_path / name, "--window-size=1280,2400", f"--screenshot={picture}", *more)
+        image = imread(picture)[..., :3]
+        assert image.shape[:2] == (2400, 1280) and image.std() > 0.05
+        blue = np.abs(image - np.array([0x00, 0x72, 0xB2]) / 255).max(axis=-1) < 0.02
+        assert blue.sum() > 500  # the curves
+        shades[name] = np.median(image[:, :20])  # the margin
+    assert shades["light"] > 0.9 and shades["dark"] < 0.2

@@ -1,0 +1,362 @@
+"""A sweep's table says what scipy says of the same scores, whatever the order and the names of the runs."""
+
+import csv
+import itertools
+import json
+import random
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from whitenedcse import cli
+from whitenedcse.report import groups, history, sweep
+
+SCORES = {  # by system and seed: dev best, test average; no pattern
+    "simcse": {1: (70.1, 66.0), 2: (69.2, 65.1), 3: (71.7, 67.9), 4: (70.9, 66.4)},
+    "group": {1: (71.4, 67.3), 2: (70.9, 66.9), 3: (71.9, 67.7), 4: (71.0, 67.6)},
+    "whitenedcse": {1: (73.0, 69.5), 2: (72.1, 68.2), 3: (73.3, 70.9), 5: (73.9, 70.0)},
+}
+
+
+def judged(average, rows=("as it is", "whitened (target)")):
+    """What evaluate.py adds to scores.json: two tasks around an average, each later row 2 better."""
+    lines = []
+    for i, name in enumerate(rows):
+        tasks = {
+            task: {"all": average + 2 * i + by, "n": 9} for task, by in (("STS12", -1.5), ("STS-B", 1.5))
+        }
+        for task in tasks.values():
+            task |= {"mean": 0.0, "wmean": 0.0, "interval": dict.fromkeys(("all", "mean", "wmean"))}
+        avg = {
+            "all": average + 2 * i,
+            "mean": 0.0,
+            "wmean": 0.0,
+            "interval": dict.fromkeys(("all", "mean", "wmean")),
+        }
+        lines.append({"name": name, "setting": "", "sts": {"tasks": tasks, "avg": avg}})
+    return {"protocol": "posthoc", "headline": "all", "rows": lines}
+
+
+def trained(folder, seed=1, best=70.0, average=None, system=None, finished=True, series=None, **settings):
+    """What train.py leaves, judged at steps 0, 50 and 100, the best at 50; `settings` by dotted name."""
+    folder.mkdir(parents=True)
+    config = {
+        "run": folder.name,
+        "seed": seed,
+        "data": {"corpus": "c.txt", "seed": seed},
+        "monitor": {"every": 50},
+    }
+    config |= {
+        "views": 3,
+        "logger": {},
+        "checkpoint_every": 10,
+        "head": {"whitening": {"kind": "group", "eps": 0.1}},
+    }
+    for name, value in settings.items():
+        *above, last = name.split("__")
+        node = config
+        for part in above:
+            node = node[part]
+        node[last] = value
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    facts = {
+        "command": f"train.py seed={seed}",
+        "experiment": None,
+        "seed": seed,
+        "system": system,
+        "commit": "c0ffee",
+    }
+    (folder / "versions.json").write_text(json.dumps(facts | {"machine": {"cores": 2, "gpus": []}}))
+    columns = {
+        "dev/spearman": {0: best - 9, 50: best, 100: best - 1},
+        "dev/alignment": {0: 0.05, 50: 0.2 + best / 1e3, 100: 0.3},
+        "dev/uniformity": {0: -0.5, 50: -2 - best / 1e2, 100: -2.4},
+        "dev/whitened_on_dev_k8": {0: 62.0, 50: 63.0, 100: 68.0},
+        "dev/whitened_on_dev_k4": {0: 61.0, 50: 64.0, 100: 60.0},
+        "dev/whitened_on_corpus_k8": {0: 59.5, 50: 61.0, 100: 60.0},
+        "train/loss": {10: 2.0, 60: 1.0, 90: 0.5},
+        "train/lr": {10: 3e-5, 60: 2e-5, 90: 1e-5},
+        "train/sentences_per_second": {10: 100.0, 60: 400.0 + best, 90: 900.0},
+    } | (series or {})
+    metrics(folder, columns)
+    values = [{n: column.get(s) for n, column in columns.items() if n.startswith("dev/")} for s in (0, 50)]
+    dev = {"before": best - 9, "best": best, "best_step": 50, "last": best - 1, "last_step": 100, "n": 7}
+    dev |= {"metric": "dev/spearman", "values_before": values[0], "values_best": values[1]}
+    if finished:
+        tests = {} if average is None else judged(average)
+        (folder / "scores.json").write_text(json.dumps({"dev": dev, **tests}))
+    return folder
+
+
+def metrics(folder, columns):
+    lines = [{"step": s, name: v} for name, column in columns.items() for s, v in column.items()]
+    with (folder / "metrics.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, ["step", *columns], lineterminator="\n")
+        table.writeheader()
+        table.writerows(sorted(lines, key=lambda line: line["step"]))
+
+
+def swept(folder, tests=True, start=0):
+    """The runs of SCORES as jobs of one sweep, every group with settings of its own."""
+    number = itertools.count(start)
+    for views, (system, by_seed) in enumerate(SCORES.items(), 2):
+        for seed, (best, average) in by_seed.items():
+            trained(folder / str(next(number)), seed, best, average if tests else None, system, views=views)
+    return folder
+
+
+def table(folders, against=None):
+    return sweep.comparison(groups.gathered(history.runs(folders)), against)
+
+
+def row(grid, label):
+    return dict(zip(grid.columns, next(line for line in grid.rows if line[0] == label), strict=True))
+
+
+def naive_holm(p):
+    """The step-down rule, one p after the other from the smallest."""
+    corrected, largest = {}, 0.0
+    for rank, (mine, i) in enumerate(sorted(zip(p, range(len(p)), strict=True))):
+        largest = max(largest, (len(p) - rank) * mine)
+        corrected[i] = min(1.0, largest)
+    return [corrected[i] for i in range(len(p))]
+
+
+@pytest.mark.parametrize(("tests", "which"), [(True, 1), (False, 0)])
+def test_differences_are_paired_by_seed_and_tested_as_scipy_tests_them(tmp_path, tests, which):
+    grid = table([swept(tmp_path / "s", tests)])[0]
+    first, others = SCORES["simcse"], {name: SCORES[name] for name in ("group", "whitenedcse")}
+    pairs = {n: [(s[k][which], first[k][which]) for k in s if k in first] for n, s in others.items()}
+    p = [stats.ttest_rel(*zip(*pairs[name], strict=True)).pvalue for name in others]
+    assert p[0] != p[1] and [len(pairs[name]) for name in others] == [4, 3]
+    for name, corrected in zip(others, naive_holm(p), strict=True):
+        d = [a - b for a, b in pairs[name]]
+        low, high = stats.t.interval(0.95, len(d) - 1, loc=np.mean(d), scale=stats.sem(d))
+        shown = row(grid, name)
+        assert shown["difference"] == f"{np.mean(d):+.2f}"
+        assert shown["95 % interval"] == f"{low:+.2f} .. {high:+.2f}"
+        assert shown["p (Holm)"] == f"{corrected:.2g}"
+    assert row(grid, "simcse")["difference"] == ""
+    assert any(note.startswith("whitenedcse: seeds 4, 5 have no partner") for note in grid.notes)
+
+
+def test_means_and_spreads_are_those_of_numpy_for_every_row_of_the_tests(tmp_path):
+    grid, space, tasks = table([swept(tmp_path / "s")])
+    for name, by_seed in SCORES.items():
+        dev, average = np.array(list(by_seed.values())).T
+        sd = average.std(ddof=1)
+        assert row(grid, name)["seeds"] == "4"
+        assert row(grid, name)["dev best"] == f"{dev.mean():.2f} ± {dev.std(ddof=1):.2f}"
+        assert row(grid, name)["test average"] == f"{average.mean():.2f} ± {sd:.2f}"
+        assert row(grid, name)["whitened (target)"] == f"{average.mean() + 2:.2f} ± {sd:.2f}"
+        assert row(tasks, name)["STS12"] == f"{average.mean() - 1.5:.2f} ± {sd:.2f}"
+        assert row(tasks, name)["STS-B"] == f"{average.mean() + 1.5:.2f} ± {sd:.2f}"
+        align, uniform = 0.2 + dev / 1e3, -2 - dev / 1e2
+        assert row(space, name)["alignment"] == f"{align.mean():.3f} ± {align.std(ddof=1):.3f}"
+        assert row(space, name)["uniformity"] == f"{uniform.mean():.3f} ± {uniform.std(ddof=1):.3f}"
+        assert row(space, name)["sentences/s (median)"] == f"{np.median(400 + dev):,.0f}"
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_is_the_step_down_rule(p):
+    assert sweep.holm(p) == pytest.approx(naive_holm(p), abs=1e-15)
+
+
+def test_the_order_of_the_directories_changes_nothing(tmp_path):
+    folders = list(swept(tmp_path / "s").iterdir())
+    results = []
+    for i in range(3):
+        random.Random(i).shuffle(folders)
+        found = groups.gathered(history.runs([*folders[:3], *folders]))
+        sweep.write_csv(found, tmp_path / "s" / "seeds.csv")
+        results.append((sweep.comparison(found), (tmp_path / "s/seeds.csv").read_bytes()))
+    assert results[0] == results[1] == results[2]
+    assert [line[0] for line in results[0][0][0].rows] == list(SCORES)  # 10 and 11 come after 9
+
+
+def test_against_names_the_group_to_compare_with(tmp_path):
+    folder = swept(tmp_path / "s")
+    there, back = table([folder])[0], table([folder], "group")[0]
+    assert row(back, "group")["difference"] == ""
+    assert float(row(back, "simcse")["difference"]) == -float(row(there, "group")["difference"])
+    with pytest.raises(
+        ValueError, match="--against 'none' is no group; they are 'simcse', 'group', 'whitenedcse'"
+    ):
+        table([folder], "none")
+
+
+def test_seeds_csv_has_every_run_with_all_its_digits(tmp_path):
+    folder = swept(tmp_path / "s", start=1)
+    trained(folder / "0", 6, system="group", finished=False, views=3)
+    assert cli.main(["report", str(folder), "--to", "csv"]) == 0
+    text = (folder / "seeds.csv").read_text()
+    lines = list(csv.DictReader(text.splitlines()))
+    assert [line["run"] for line in lines] == [str(i) for i in range(13)]
+    expected = [(name, str(s), *pair) for name, by_seed in SCORES.items() for s, pair in by_seed.items()]
+    for line, (system, seed, best, average) in zip(lines[1:], expected, strict=True):
+        assert (line["system"], line["seed"], line["finished"], line["commit"]) == (
+            system,
+            seed,
+            "yes",
+            "c0ffee",
+        )
+        assert (float(line["dev_best"]), line["dev_best_step"]) == (best, "50")
+        assert float(line["as it is: STS12"]) == average - 1.5
+        assert float(line["whitened (target): STS-B"]) == average + 3.5
+        assert float(line["whitened (target): average"]) == average + 2
+        assert float(line["alignment"]) == 0.2 + best / 1e3
+        assert float(line["sentences_per_second"]) == 400 + best
+        assert line["views"] == str(2 + list(SCORES).index(system))
+    assert (lines[0]["finished"], lines[0]["dev_best"], lines[0]["as it is: STS12"]) == ("no", "", "")
+    assert list(lines[0])[-2:] == ["commit", "run"]  # though that line has no tests
+
+
+def test_runs_that_differ_in_seed_name_logger_and_checkpoints_are_one_group(tmp_path):
+    trained(tmp_path / "a", 1)
+    trained(tmp_path / "b", 2, checkpoint_every=99, logger={"project": "x"})
+    trained(tmp_path / "c", 3, head__whitening__eps=0.2)
+    found = groups.gathered(history.runs([tmp_path]))
+    assert [(g.label, list(g.runs)) for g in found.groups] == [
+        ("head.whitening.eps=0.1", [1, 2]),
+        ("head.whitening.eps=0.2", [3]),
+    ]
+    assert found.differing == ["head.whitening.eps"]
+
+
+def test_a_label_is_the_system_and_only_the_settings_that_tell_groups_apart(tmp_path):
+    def labels(*settings):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        for i, more in enumerate(settings):
+            trained(folder / str(i), **more)
+        return [group.label for group in groups.gathered(history.runs([folder])).groups]
+
+    none = {"head__whitening": None}
+    assert labels({"system": "a", "views": 2}, {"system": "b", **none}) == ["a", "b"]  # implied by the system
+    assert labels({"system": "a"}, {"system": "a", "views": 4}, {"system": "b", **none}) == [
+        "a views=3",
+        "a views=4",
+        "b",
+    ]
+    assert labels({"system": "a"}, {"system": "a", "views": 4}) == [
+        "views=3",
+        "views=4",
+    ]  # all share the system
+    assert labels({}, none) == ["head.whitening=group", "head.whitening=null"]
+    assert labels({"checkpoint_every": 1}) == ["default settings"]
+    assert labels({}, none, {"head__whitening__kind": "zca"}, none | {"views": 2}) == [
+        "head.whitening=group",
+        "views=3, head.whitening=null",
+        "head.whitening=zca",
+        "views=2",
+    ]
+
+
+def test_unfinished_runs_and_repeated_seeds_are_named_and_not_counted(tmp_path):
+    trained(tmp_path / "s/0", 1, 70.0)
+    trained(tmp_path / "s/1", 2, 72.0)
+    trained(tmp_path / "s/2", 3, 99.0, finished=False)
+    trained(tmp_path / "s/3", 2, 99.0)
+    grid = table([tmp_path / "s"])[0]
+    assert row(grid, "default settings")["dev best"] == f"71.00 ± {np.std([70, 72], ddof=1):.2f}"
+    assert any(
+        note.startswith("not finished, not counted:") and note.endswith("s/2 (default settings)")
+        for note in grid.notes
+    )
+    assert any(
+        note.startswith("seed 2 of default settings again") and note.endswith("s/3") for note in grid.notes
+    )
+    with pytest.raises(ValueError, match="none of 1 runs is finished: .*s/2 has no scores"):
+        table([tmp_path / "s/2"])
+
+
+@pytest.mark.parametrize(
+    ("seeds", "expected"), [((1, 4), ("-", "-", "-")), ((1, 2), ("+3.00", "+3.00 .. +3.00", "-"))]
+)
+def test_one_common_seed_and_a_constant_difference_are_not_tested(tmp_path, seeds, expected):
+    for seed in (1, 2):
+        trained(tmp_path / f"a{seed}", seed, 60.0 + seed)
+    for seed in seeds:
+        trained(tmp_path / f"b{seed}", seed, 63.0 + seed, views=2)
+    shown = row(table([tmp_path])[0], "views=2")
+    assert (shown["difference"], shown["95 % interval"], shown["p (Holm)"]) == expected
+
+
+def test_what_a_run_holds_and_what_evaluate_left_are_no_runs(tmp_path):
+    trained(tmp_path / "s/0")
+    (tmp_path / "s/0/wandb/files").mkdir(parents=True)
+    (tmp_path / "s/0/wandb/files/config.yaml").write_text("monitor: {}\n")
+    (tmp_path / "s/judged").mkdir()
+    (tmp_path / "s/judged/config.yaml").write_text("model: x\n")
+    assert [run.path for run in history.runs([tmp_path / "s"])] == [tmp_path / "s/0"]
+
+
+def test_a_series_is_the_finite_values_of_whole_lines(tmp_path):
+    file = tmp_path / "metrics.csv"
+    file.write_text("step,a,b\n0,1.5,\n10,nan,2\n20,3.5,inf\n30,9")
+    found = history.series(file)
+    assert {name: (s.steps.tolist(), s.values.tolist()) for name, s in found.items()} == {
+        "a": ([0, 20], [1.5, 3.5]),
+        "b": ([10], [2.0]),
+    }
+    assert history.series(tmp_path / "none.csv") == {}
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["gone"], "gone is no directory, and no published table (--list names them)"),
+        (["WhitenedCSE/T1", "gone"], "WhitenedCSE/T1 is no directory"),
+        (["empty"], "no run of train.py in empty"),
+        (["run", "--against", "x"], "--against 'x': run is one run"),
+        (["run", "--runs", "run"], "--runs and --as go with a published table"),
+        (["WhitenedCSE/T1", "--out", "x"], "--out and --against are for runs"),
+        (["torn"], "torn/metrics.csv:3: not a step and numbers by column"),
+        (["scoreless"], "scoreless/scores.json is not JSON"),
+        (["odd"], "odd/config.yaml is not YAML"),
+        (["run", "--out", "gone/report.html"], "[Errno 2] No such file or directory: 'gone"),
+    ],
+)
+def test_a_report_that_cannot_be_made_says_why_in_one_line(argv, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    (tmp_path / "empty").mkdir()
+    for name in ("run", "torn", "scoreless", "odd"):
+        trained(tmp_path / name)
+    (tmp_path / "torn/metrics.csv").write_text("step,a\n1,2\n2,x\n")
+    (tmp_path / "scoreless/scores.json").write_text("{")
+    (tmp_path / "odd/config.yaml").write_text("a: [")
+    assert cli.main(["report", *argv]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}") and error.count("\n") == 1
+    assert not list(tmp_path.rglob("report.html"))
+
+
+def test_several_runs_report_here_and_one_in_its_directory(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for i in range(2):
+        trained(tmp_path / f"s/{i}", i)
+    for argv, files in (
+        (["s"], ["s/report.html", "s/seeds.csv"]),
+        (["s/1"], ["s/1/report.html"]),
+        (["s/*"], ["report.html", "seeds.csv"]),
+        (["s/0", "s/1", "--out", "s/1/both.html"], ["s/1/both.html", "s/1/seeds.csv"]),
+    ):
+        before = set(tmp_path.rglob("*"))
+        assert cli.main(["report", *argv]) == 0
+        written = sorted(str(path.relative_to(tmp_path)) for path in set(tmp_path.rglob("*")) - before)
+        out = capsys.readouterr().out
+        assert written == sorted(files) and all(f"written: {file}\n" in out for file in files)
+
+
+@pytest.mark.parametrize(
+    ("form", "mark"), [("markdown", "| --- |"), ("csv", ",seeds,"), ("latex", r"\toprule")]
+)
+def test_the_tables_come_in_every_form_alone_on_the_standard_output(tmp_path, capsys, form, mark):
+    swept(tmp_path / "s")
+    assert cli.main(["report", str(tmp_path / "s"), "--to", form]) == 0
+    out, error = capsys.readouterr()
+    assert mark in out and "written" not in out and error.count("written: ") == 2
