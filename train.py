@@ -19,9 +19,9 @@ from whitenedcse.evaluation.tasks import subsets, task
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import folder
 from whitenedcse.report import record
+from whitenedcse.training.health import Health
 from whitenedcse.training.loggers import Metrics, Record
 from whitenedcse.training.module import ContrastiveTraining
-from whitenedcse.training.monitor import Monitor
 from whitenedcse.training.progress import progress_bar
 from whitenedcse.training.safekeeping import Safekeeping
 from whitenedcse.training.trainer import Trainer
@@ -47,9 +47,9 @@ def trained(cfg: DictConfig, run: Path, settings: str) -> None:
     launch.say(f"{data.counts}; {module.embedder.encoder.batches} batches")
     facts = {"experiment": launch.choice("experiment"), "system": launch.choice("system"), "seed": cfg.seed}
     checkpoint = runs.begin(run, settings, facts, data.tokens.digests)
-    monitor: Monitor = instantiate(cfg.monitor)(dev=dev, directory=run / "best", say=launch.say)
+    monitor = instantiate(cfg.monitor)(dev=dev, directory=run / "best", say=launch.say)
     keep = Safekeeping(run / "checkpoints", cfg.checkpoint_every, monitor.every, settings, launch.say)
-    callbacks = [keep, Record(), monitor, progress_bar(launch.say)]
+    callbacks = [keep, Record(), monitor, Health(monitor, launch.say), progress_bar(launch.say)]
     extra = [instantiate(cfg.logger)(run=run)] if cfg.logger else []
     loggers = [Metrics(run / "metrics.csv", checkpoint), *extra]
     trainer: Trainer = instantiate(cfg.trainer)(logger=loggers, callbacks=callbacks)

@@ -9,6 +9,7 @@ import torch
 from whitenedcse.evaluation.geometry import (
     alignment,
     described,
+    diversity,
     effective_rank,
     isotropy,
     mean_cosine,
@@ -38,6 +39,20 @@ def test_alignment_runs_from_equal_over_orthogonal_to_opposite():
     for i, expected in enumerate([0, 2, 4]):
         assert alignment(x[i : i + 1], y[i : i + 1]).item() == pytest.approx(expected)
     assert alignment(x, y).item() == pytest.approx(2)
+
+
+def test_diversity_is_the_mean_distance_of_a_loop_over_pairs_of_views(x):
+    views = torch.stack([x, x.roll(1, 0) * 2, x.flip(0)])
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    loop = [
+        np.linalg.norm(unit(a) - unit(b)) for i, j in pairs for a, b in zip(views[i], views[j], strict=True)
+    ]
+    assert diversity(views).item() == pytest.approx(np.mean(loop), abs=1e-12)
+
+
+def test_diversity_runs_from_equal_to_opposite(x):
+    assert diversity(torch.stack([x, x, x])).item() == 0
+    assert diversity(torch.stack([x, -3 * x])).item() == pytest.approx(2)
 
 
 @pytest.mark.parametrize("t", [2.0, 0.5, 1e5])

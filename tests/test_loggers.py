@@ -1,12 +1,30 @@
 """metrics.csv has each step once, with the rate that the step took."""
 
+import copy
+import csv
+import itertools
+import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from conftest import SENTENCES, whitening
+from lightning import Callback
+from test_training import EightSentences, module_of, monitor_of
+from torch.utils.data import DataLoader
 
-from whitenedcse.training import progress
+from whitenedcse.data.datamodule import Batch
+from whitenedcse.data.tokens import token_ids
+from whitenedcse.evaluation.geometry import diversity
+from whitenedcse.model.head import Head
+from whitenedcse.ragged import ragged, repeat
+from whitenedcse.training import loggers, progress
 from whitenedcse.training.loggers import Metrics, Record, tensorboard_logger
+from whitenedcse.training.module import ContrastiveTraining
+from whitenedcse.training.monitor import Monitor
+from whitenedcse.training.randomness import reseed
+from whitenedcse.training.trainer import Trainer
 
 
 def test_files_lie_in_the_run_directory(tmp_path):
@@ -64,25 +82,177 @@ def test_a_name_with_a_comma_and_a_long_number_come_back(tmp_path):
     assert {name: float(line[name]) for name in values} == values
 
 
-def test_the_loss_is_logged_once_a_due_step_with_the_rate_that_step_took(tmp_path):
+def test_the_loss_is_logged_once_a_due_step_with_the_rate_that_step_took(tmp_path, monkeypatch):
     """Two batches a step, every second step: the rate is read before the schedule moves on."""
     record, metrics = Record(), Metrics(tmp_path / "m.csv", None)
-    group = {"lr": 0.0}
+    monkeypatch.setattr(time, "perf_counter", lambda: 10.0 * trainer.global_step)
+    group, batch = {"lr": 0.0}, Batch(None, None, 30)
     trainer = SimpleNamespace(
         optimizers=[SimpleNamespace(param_groups=[group])],
         loggers=[metrics],
         log_every_n_steps=2,
         global_step=0,
+        world_size=2,
+        callbacks=[],
         callback_metrics={"dev/x": torch.tensor(9.0)},
     )
-    for batch in range(8):
+    for index in range(8):
         group["lr"] = float(trainer.global_step)
-        trainer.callback_metrics["train/loss"] = torch.tensor(float(batch))
-        record.on_train_batch_start(trainer, None, None, batch)
-        trainer.global_step += batch % 2
+        trainer.callback_metrics["train/loss"] = torch.tensor(float(index))
+        record.on_train_batch_start(trainer, None, batch, index)
+        trainer.global_step += index % 2
         group["lr"] = 99.0
-        record.on_train_batch_end(trainer, None, None, None, batch)
-    assert (tmp_path / "m.csv").read_text() == "step,train/loss,train/lr\n2,3.0,1.0\n4,7.0,3.0\n"
+        record.on_train_batch_end(trainer, None, None, batch, index)
+    assert (tmp_path / "m.csv").read_text() == (  # 4 batches of 30 on 2 ranks in 20 seconds
+        "step,train/loss,train/lr,train/sentences_per_second\n2,3.0,1.0,12.0\n4,7.0,3.0,12.0\n"
+    )
+
+
+class Ticking(Monitor):
+    """A judgement takes 1000 seconds of the clock."""
+
+    clock = 0.0
+
+    def measure(self, *arguments):
+        def slow(*vectors):
+            Ticking.clock += 1000
+            return judge(*vectors)
+
+        judge, self.judge = self.judge, slow
+        slow.sentences = judge.sentences
+        super().measure(*arguments)
+        self.judge = judge
+
+
+@pytest.mark.parametrize(("chunk", "accumulated"), [(None, 1), (4, 1), (None, 2)])
+def test_speed_is_by_the_clock_without_judging(bert, tmp_path, monkeypatch, chunk, accumulated):
+    """A batch of 8 takes 2 seconds; judgements after every third step lie between lines and amid them."""
+
+    class Slow(ContrastiveTraining):
+        def training_step(self, *arguments):
+            Ticking.clock += 2
+            return super().training_step(*arguments)
+
+    monkeypatch.setattr(Ticking, "clock", 0.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: Ticking.clock)
+    module = module_of(bert, chunk=chunk)
+    module.__class__ = Slow
+    run(
+        module,
+        tmp_path,
+        Record(),
+        monitor_of(tmp_path, kind=Ticking, every=3),
+        accumulate_grad_batches=accumulated,
+    )
+    assert column(tmp_path, "train/sentences_per_second") == [4.0] * (6 // accumulated)
+    assert Ticking.clock == 12 * 2 + 1000 * (1 + 4 // accumulated)
+
+
+def run(module, tmp_path, *callbacks, batches=None, **settings):
+    """Twelve batches, with a line every second step."""
+    data = EightSentences(module.embedder.encoder.tokenizer, 12)
+    if batches:
+        data.train_dataloader = lambda: DataLoader(batches, batch_size=None, collate_fn=lambda batch: batch)
+    metrics = Metrics(tmp_path / "m.csv", None)
+    quiet = {"enable_progress_bar": False, "log_every_n_steps": 2, "max_epochs": 1}
+    Trainer(
+        chunk=None,
+        devices=1,
+        accelerator="cpu",
+        callbacks=list(callbacks),
+        logger=metrics,
+        **quiet | settings,
+    ).fit(module, data)
+    return module
+
+
+def column(tmp_path, name):
+    """The values of a name."""
+    with (tmp_path / "m.csv").open() as file:
+        return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
+
+
+def mean_distance(x):
+    """By a loop, in float64."""
+    x = x.detach().double().numpy()
+    x = x / np.linalg.norm(x, axis=-1, keepdims=True)
+    pairs = itertools.combinations(range(len(x)), 2)
+    return np.mean([np.linalg.norm(x[i, n] - x[j, n]) for i, j in pairs for n in range(x.shape[1])])
+
+
+@pytest.mark.parametrize("position", ["before", "after", "both"])
+@pytest.mark.parametrize(("passes", "negatives"), [(3, False), (2, True), (1, True), (1, False)])
+def test_diversity_is_that_of_the_steps_positives(bert, tmp_path, position, passes, negatives):
+    module = module_of(bert)
+    module.embedder.head = Head(width=16, whitening=whitening(), dense=True, position=position)
+    tokens = ragged(token_ids(SENTENCES, bert.tokenizer, 32))
+    other = ragged(token_ids(SENTENCES[::-1], bert.tokenizer, 32))
+    batch = Batch(repeat(tokens, passes), other if negatives else None, 8)
+
+    twin = copy.deepcopy(module)  # the first step by hand
+    x = twin.encoded(batch, (0, 0, 0, 0))
+    turns = [view % passes for view in range(3)] + [passes] * negatives
+    reseed(0, 0, 0)
+    head = twin.embedder.head
+    before = head.dense(x[turns]) if position == "after" else x[turns]
+    after = (head.after if position == "after" else head.before)(before)
+
+    run(module, tmp_path, Record(), batches=[batch], log_every_n_steps=1)
+    (found,) = column(tmp_path, "train/diversity_before")
+    assert found == pytest.approx(mean_distance(before[:3]), rel=1e-5)
+    assert (found == 0) == (passes == 1)
+    assert column(tmp_path, "train/diversity_after") == pytest.approx([mean_distance(after[:3])], rel=1e-5)
+
+
+def test_a_head_without_whitening_has_no_diversity(bert, tmp_path):
+    module = module_of(bert)
+    module.embedder.head = Head(width=16, whitening=None, dense=True, position="before")
+    run(module, tmp_path, Record())
+    assert "diversity" not in (tmp_path / "m.csv").read_text()
+    assert len(column(tmp_path, "train/loss")) == 6
+
+
+class Saved(Callback):
+    """Keeps a checkpoint of the middle; ends the run there if told to."""
+
+    def __init__(self, path, broken=False):
+        self.path, self.broken = path, broken
+
+    def on_train_batch_start(self, trainer, module, batch, index):
+        if index == 6:
+            trainer.save_checkpoint(self.path)
+            if self.broken:
+                raise KeyError("broken")
+
+
+def test_looking_changes_no_bit_and_leaves_nothing(bert, tmp_path, monkeypatch):
+    """Not on the weights, and not on the next random number; in no checkpoint, and on no module."""
+    calls, ends = [], []
+    monkeypatch.setattr(loggers, "diversity", lambda x: calls.append(x.shape) or diversity(x))
+    for callbacks in ([], [Record()]):
+        module = module_of(copy.deepcopy(bert))
+        folder = tmp_path / str(len(callbacks))
+        folder.mkdir()
+        module.embedder.embedding = "head"  # judging goes through the whitening too
+        run(module, folder, *callbacks, monitor_of(folder), Saved(folder / "c"))
+        (saved,) = (folder / "c").glob("step-*.ckpt")
+        state = torch.load(saved, weights_only=True)
+        ends.append((module.state_dict(), torch.get_rng_state(), state.keys(), state["callbacks"].keys()))
+        assert not any(part._forward_hooks for part in module.modules())
+    (record,) = callbacks
+    (one, rng, *names), (other, other_rng, *other_names) = ends
+    assert all(torch.equal(one[name], other[name]) for name in one | other)
+    assert torch.equal(rng, other_rng)
+    assert names == other_names
+    assert calls == [(3, 8, 16)] * 12  # two sides of six lines: in no other step, and in no judgement
+    assert all(value.untyped_storage().nbytes() <= 8 for value in record.diversity.values())
+
+
+def test_an_end_by_an_error_leaves_nothing_either(bert, tmp_path):
+    module = module_of(bert)
+    with pytest.raises(KeyError, match="broken"):
+        run(module, tmp_path, Record(), Saved(tmp_path / "c", broken=True))
+    assert not any(part._forward_hooks for part in module.modules())
 
 
 def test_a_bar_reads_the_loss_once_a_second(monkeypatch):

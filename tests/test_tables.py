@@ -95,6 +95,7 @@ def test_geometry_names_its_task_and_dashes_what_is_undefined():
 
 def test_training_is_shown_before_and_at_its_best():
     names = ["dev/spearman", "dev/alignment", "dev/whitened_on_dev_k64", "dev/whitened_on_corpus_k32"]
+    names += ["dev/effective_rank", "dev/variance_top1", "dev/variance_top64"]  # the spectrum is no table
     dev = {"n": 750, "best_step": 300, "values_before": dict.fromkeys(names, 24.186)}
     dev |= {"values_best": {**dict.fromkeys(names, 53.391), "dev/alignment": None}}
     grid = training_grid(dev)
@@ -104,4 +105,5 @@ def test_training_is_shown_before_and_at_its_best():
         ["alignment (lower is better)", "24.19", "-"],
         ["whitened on dev sentences (transductive), k=64", "24.19", "53.39"],
         ["whitened on training sentences (inductive), k=32", "24.19", "53.39"],
+        ["effective rank (axes in use)", "24.19", "53.39"],
     ]

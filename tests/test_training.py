@@ -79,9 +79,9 @@ def fit(module, tmp_path, *callbacks, steps=6, **settings):
     return trainer
 
 
-def monitor_of(tmp_path, **changes):
+def monitor_of(tmp_path, kind=Monitor, **changes):
     settings = {"dev": [DEV], "every": 2, "patience": None, "sample": 8, "directory": tmp_path / "best"}
-    return Monitor(**(settings | {"say": lambda text: None} | changes))
+    return kind(**(settings | {"say": lambda text: None} | changes))
 
 
 def test_dropout_is_on_though_the_encoder_was_loaded_in_eval_mode(bert):
@@ -216,7 +216,12 @@ def test_the_judge_scores_the_raw_and_whitened_vectors():
     )
     assert set(values) == {"dev/spearman", "dev/alignment", "dev/uniformity"} | {
         f"dev/whitened_on_{fitted}_k{k}" for fitted in ("dev", "corpus") for k in (40, 32)
-    }
+    } | {"dev/effective_rank"} | {f"dev/variance_top{k}" for k in (1, 2, 4, 8, 16, 32)}
+    p = np.linalg.svd(dev - dev.mean(0), compute_uv=False) ** 2  # eight rows: seven axes
+    p = p[:7] / p.sum()
+    assert values["dev/effective_rank"] == pytest.approx(np.exp(-(p * np.log(p)).sum()))
+    for k in (1, 2, 4, 8, 16, 32):
+        assert values[f"dev/variance_top{k}"] == pytest.approx(p[:k].sum())
 
 
 def test_a_dev_set_of_several_subsets_is_judged_as_one():
@@ -229,6 +234,9 @@ def test_a_dev_set_of_several_subsets_is_judged_as_one():
 def test_collapsed_vectors_have_no_score():
     values = Judge([DEV])(np.ones((8, 4), np.float32), np.ones((8, 4), np.float32))
     assert values["dev/spearman"] is None
+    assert values["dev/effective_rank"] == 0
+    assert values["dev/variance_top1"] is values["dev/variance_top2"] is None
+    assert "dev/variance_top4" not in values  # all of it, by definition
 
 
 def test_the_monitor_judges_before_each_few_steps_and_at_the_end(bert, tmp_path):

@@ -1,14 +1,18 @@
 """The shape of a cloud of embeddings: how near positives are, how evenly it spreads, how many axes it fills.
 
-n: sentences    d: width    [1] WhitenedCSE, arXiv:2305.17746    [2] Wang and Isola, arXiv:2005.10242
+v: views    n: sentences    d: width
+
+[1] WhitenedCSE, arXiv:2305.17746    [2] Wang and Isola, arXiv:2005.10242
 """
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -24,6 +28,15 @@ def alignment(x: Tensor, y: Tensor) -> Tensor:
     if x.shape != y.shape:
         raise ValueError(f"positives come in pairs, not as {tuple(x.shape)} and {tuple(y.shape)}")
     return (_unit(x) - _unit(y)).square().sum(-1).mean()
+
+
+def diversity(x: Tensor) -> Tensor:
+    """The mean distance of two views of a sentence, on the unit sphere: 0 where they are equal, at most 2.
+
+    x: (v, n, d) -> (), over all sentences and pairs of different views. What Figure 1d of [1] shows.
+    """
+    views = normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1).unbind()
+    return torch.stack([(a - b).norm(dim=-1).mean() for a, b in combinations(views, 2)]).mean()
 
 
 def uniformity(x: Tensor, t: float = 2.0, chunk: int = 1024) -> Tensor:
@@ -70,7 +83,11 @@ def effective_rank(x: Tensor) -> Tensor:
 
     (n, d) -> (). Roy and Vetterli, EUSIPCO 2007, of the covariance.
     """
-    shares = spectrum(x)
+    return axes_filled(spectrum(x))
+
+
+def axes_filled(shares: Tensor) -> Tensor:
+    """A `spectrum` (d,) -> its `effective_rank`, for who needs both: decomposing is what costs."""
     return torch.special.entr(shares).sum().exp() if shares.any() else shares.sum()
 
 

@@ -193,13 +193,9 @@ def run_grids(run: Run) -> list[Grid]:
 
 
 def dev_grid(summary: Mapping[str, Any]) -> Grid:
-    """The dev set's table; spectrum and rank are charts."""
-    before = {n: v for n, v in summary["values_before"].items() if not n.startswith(CHARTED)}
-    grid = training_grid({**summary, "values_before": before})
+    """The dev set's table."""
+    grid = training_grid(summary)
     return grid if summary["n"] else grid._replace(title="dev set so far, Spearman x 100")
-
-
-CHARTED = ("dev/variance_top", "dev/effective_rank")
 
 
 def table(grid: Grid) -> str:

@@ -23,6 +23,7 @@ def training_grid(dev: Mapping[str, Any]) -> Grid:
     rows = [
         (described(name), number(before), number(dev["values_best"][name]))
         for name, before in dev["values_before"].items()
+        if not name.startswith("dev/variance_top")  # the spectrum: a curve, for metrics.csv and its plots
     ]
     return Grid(f"dev set, {dev['n']} pairs, Spearman x 100", columns, rows, right=(1, 2))
 
@@ -33,6 +34,7 @@ def described(name: str) -> str:
         "dev/spearman": "embedding as it is",
         "dev/alignment": "alignment (lower is better)",
         "dev/uniformity": "uniformity (lower is better)",
+        "dev/effective_rank": "effective rank (axes in use)",
     }
     fitted, _, k = name.removeprefix("dev/whitened_on_").partition("_k")
     kind = {"dev": "dev sentences (transductive)", "corpus": "training sentences (inductive)"}

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import csv
+import time
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning import Callback, Trainer
+import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from whitenedcse.durable import settle, writing
+from whitenedcse.evaluation.geometry import diversity
 from whitenedcse.training.checkpoints import step_of
 
 
@@ -72,22 +78,74 @@ class Metrics(Logger):
 
 
 class Record(Callback):
-    """Logs train/loss, its parts and the learning rate every `trainer.log_every_n_steps` optimiser steps."""
+    """Logs the loss, its parts, the rate, the speed and diversity every `log_every_n_steps` optimiser steps.
+
+    train/sentences_per_second: rows of the batches of all ranks, over the time since the last such line. All
+        of that time counts but what callbacks say they spent `judging`.
+    train/diversity_before, train/diversity_after: `diversity` of the step's views on the two sides of the
+        head's first whitening, where there is one; of the first rank's, where ranks do not gather.
+    """
 
     lr = 0.0
     step = 0
+    sentences = 0  # since the last line
+    began: float | None = None
+    due = False
+    hook: RemovableHandle | None = None
+
+    def __init__(self) -> None:
+        self.diversity: dict[str, Tensor] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look at the first whitening from now on."""
+        module: Any = pl_module
+        head = module.embedder.head
+        if (whitener := head.after if head.before is None else head.before) is not None:
+            self.hook = whitener.register_forward_hook(partial(self.look, module.views))
+
+    def look(self, views: Any, whitener: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Views before and after whitening; `Embedder.project` puts those of hard negatives behind them."""
+        if self.due and whitener.training:
+            with torch.no_grad():
+                sides = {"before": inputs[0], "after": output}
+                self.diversity = {
+                    f"train/diversity_{side}": diversity(x[:views]) for side, x in sides.items()
+                }
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         """The rate that this step takes; afterwards the schedule has moved on."""
         self.lr, self.step = trainer.optimizers[0].param_groups[0]["lr"], trainer.global_step
+        self.due = (self.step + 1) % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        self.began = clock(trainer) if self.began is None else self.began
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+    def on_train_batch_end(  # noqa: PLR0913  Lightning's signature
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Log if this batch ended a step that is due."""
-        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if trainer.global_step > self.step and trainer.global_step % every == 0:
-            values = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("train/")}
+        self.sentences += batch.n * trainer.world_size
+        if trainer.global_step > self.step and self.due:
+            logged = {k: v for k, v in trainer.callback_metrics.items() if k.startswith("train/")}
+            values = {name: float(value) for name, value in (logged | self.diversity).items()}
+            now = clock(trainer)  # the device is done: the loss was read
+            assert self.began is not None
+            values |= {"train/lr": self.lr, "train/sentences_per_second": self.sentences / (now - self.began)}
+            self.began, self.sentences = now, 0
             for logger in trainer.loggers:
-                logger.log_metrics(values | {"train/lr": self.lr}, step=trainer.global_step)
+                logger.log_metrics(values, step=trainer.global_step)
+
+    def on_train_end(self, *_: Any) -> None:
+        """Leave the module as it was."""
+        if self.hook is not None:
+            self.hook.remove()
+
+    def on_exception(self, *_: Any) -> None:
+        """The same."""
+        self.on_train_end()
+
+
+def clock(trainer: Any) -> float:
+    """Seconds that pass while no callback is judging."""
+    return time.perf_counter() - sum(getattr(callback, "judging", 0.0) for callback in trainer.callbacks)
 
 
 def tensorboard_logger(*, run: Path) -> TensorBoardLogger:

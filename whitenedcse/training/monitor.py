@@ -5,6 +5,7 @@ n: sentences    d: width    k: components kept after whitening
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +14,10 @@ import numpy as np
 import torch
 from lightning import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
+from torch import Tensor
 
 from whitenedcse.evaluation.correlation import Index, pairs_index, scores_of
-from whitenedcse.evaluation.geometry import alignment, uniformity
+from whitenedcse.evaluation.geometry import alignment, axes_filled, uniformity
 from whitenedcse.evaluation.postprocess import Postprocess, ladder
 from whitenedcse.evaluation.sts import Subset
 from whitenedcse.model import checkpoint
@@ -28,7 +30,8 @@ Values = dict[str, float | None]
 class Judge:
     """Scores frozen embeddings of a dev set, raw and whitened.
 
-    Names are stable: dev/spearman, dev/alignment, dev/uniformity, and dev/whitened_on_{dev,corpus}_k{k}.
+    Names are stable: dev/spearman, dev/alignment, dev/uniformity, dev/whitened_on_{dev,corpus}_k{k},
+    dev/effective_rank, and dev/variance_top{k}: the share of the variance on the first k = 1, 2, 4, ... axes.
     Whitening fitted on the dev sentences themselves is transductive, on training sentences inductive.
     Alignment is over the pairs scored above 4 (SimCSE's definition); what is undefined is None.
     """
@@ -44,11 +47,24 @@ class Judge:
         values: Values = {METRIC: spearman(dev, self.index)}
         values["dev/alignment"] = float(alignment(x[positive[0]], x[positive[1]])) if positive.size else None
         values["dev/uniformity"] = float(uniformity(x))
-        for name, sample in {"dev": dev, "corpus": corpus}.items():
-            white = Postprocess(kind="whitening").fit(sample).transform(dev)
+        samples = {"dev": dev, "corpus": corpus}
+        maps = {name: Postprocess(kind="whitening").fit(sample) for name, sample in samples.items()}
+        for name, fitted in maps.items():
+            white = fitted.transform(dev)
             for k in ladder(dev.shape[1]):
                 values[f"dev/whitened_on_{name}_k{k}"] = spearman(white[:, :k], self.index)
-        return values
+        return values | shape(torch.from_numpy(maps["dev"].variances))
+
+
+def shape(variances: Tensor) -> Values:
+    """(d,) by principal axis -> how many axes are filled, and how much the first 1, 2, 4, ... < d hold."""
+    shares = variances / variances.sum() if variances.any() else variances
+    held = shares.cumsum(0).tolist() if shares.any() else [None] * len(shares)  # of no variance, no share
+    powers = [2**i for i in range((len(shares) - 1).bit_length())]
+    return {
+        "dev/effective_rank": float(axes_filled(shares)),
+        **{f"dev/variance_top{k}": held[k - 1] for k in powers},
+    }
 
 
 def spearman(vectors: NDArray[Any], index: Index) -> float | None:
@@ -68,7 +84,10 @@ class Monitor(Callback):
 
     The best is the highest dev/spearman after training began; it is written to `directory` at once. Training
     stops early after `patience` judgements without a new best (None: never).
+    judging: seconds that this took so far.
     """
+
+    judging = 0.0
 
     def __init__(
         self,
@@ -114,6 +133,7 @@ class Monitor(Callback):
 
     def measure(self, trainer: Trainer, module: Any) -> None:
         """Judge, log, keep the checkpoint if it is the best, and stop if none was for too long."""
+        began = time.perf_counter()
         dev = summed(module.embedder.encode(self.judge.sentences, share=place()))
         tokens = trainer.datamodule.sample_tokens(self.sample)  # type: ignore[attr-defined]
         corpus = summed(module.embedder.encode_rows(tokens, share=place()))
@@ -126,6 +146,7 @@ class Monitor(Callback):
         if len(self.rows) > 1 and self.best is row and trainer.is_global_zero:
             checkpoint.save(module.embedder, self.directory)
         self.stop_in_vain(trainer)
+        self.judging += time.perf_counter() - began
 
     def stop_in_vain(self, trainer: Trainer) -> None:
         """Stop if the last few judgements were all below the best."""

@@ -1,0 +1,201 @@
+"""The collapse alarm: real small trainings that go wrong, one that does not, and rows at its limits."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import whitening
+from lightning import Callback, seed_everything
+
+from whitenedcse.data.datamodule import SentenceData
+from whitenedcse.evaluation.tasks import subsets
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.encoder import small_bert
+from whitenedcse.model.head import Head
+from whitenedcse.model.pooling import Pooling
+from whitenedcse.training.health import Health
+from whitenedcse.training.loggers import Metrics, Record
+from whitenedcse.training.loss import MultiPositiveLoss
+from whitenedcse.training.module import ContrastiveTraining
+from whitenedcse.training.monitor import Monitor, Row
+from whitenedcse.training.optim import adamw
+from whitenedcse.training.trainer import Trainer
+
+STEPS, EVERY = 26, 8
+SOUND = {"lr": 4e-3, "temperature": 0.15, "passes": 3, "white": True}  # of the quick start
+COLLAPSE = SOUND | {"lr": 0.1}
+MEMORISING = {"lr": 0.02, "temperature": 0.01, "passes": 1, "white": False}  # the views are one
+
+
+class Saved(Callback):
+    """Writes a checkpoint before the step after the third judgement."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step == 3 * EVERY:
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """Trains a smaller quick start; gives what Health said and the judgements."""
+    monkeypatch.setenv("WHITENEDCSE_CACHE", str(tmp_path))
+
+    def life(checkpoint=None, *, lr, temperature, passes, white):
+        seed_everything(42, verbose=False)
+        size = {"vocabulary": 4000, "layers": 1, "width": 64, "heads": 2}
+        encoder = small_bert(corpus="quickstart", columns=[], batches="auto", **size)
+        head = Head(width=64, whitening=whitening() if white else None, dense=white, position="before")
+        embedder = Embedder(
+            encoder=encoder, pooling=Pooling(kind="mean", layers=[-1]), head=head, embedding="encoder"
+        )
+        loss = {"weights": [1.0], "denominator": "view", "hard_negative_log_weight": 0.0}
+        module = ContrastiveTraining(
+            embedder=embedder,
+            loss=MultiPositiveLoss(form="l1", temperature=temperature, force_literal=False, **loss),
+            optimizer=lambda parameters, total_steps: adamw(
+                parameters, total_steps=total_steps, lr=lr, weight_decay=0.0, warmup_steps=0
+            ),
+            **{"views": 3, "mlm": None, "seed": 42, "gather": True, "chunk": None},
+        )
+        sizes = {"sample": STEPS * 64, "max_length": 32, "batch_size": 64, "batch_tokens": None}
+        sizes["repetition"] = 0.0
+        data = SentenceData(corpus="quickstart", columns=[], passes=passes, seed=42, **sizes)
+        data.tokenizer = encoder.tokenizer
+        monitor = Monitor(
+            dev=subsets("quickstart/dev"), every=EVERY, patience=None, sample=256,
+            directory=tmp_path / "best", say=lambda text: None,
+        )  # fmt: skip
+        said = []
+        Trainer(
+            chunk=None, devices=1, accelerator="cpu", max_epochs=1, gradient_clip_val=1.0,
+            log_every_n_steps=4,
+            callbacks=[Saved(tmp_path / "saved"), Record(), monitor, Health(monitor, said.append)],
+            logger=Metrics(tmp_path / "metrics.csv", checkpoint), enable_progress_bar=False,
+        ).fit(module, data, ckpt_path=checkpoint, weights_only=True)  # fmt: skip
+        return said, monitor.rows
+
+    return life
+
+
+def test_a_sound_quick_start_is_not_alarmed_at(trained):
+    said, rows = trained(**SOUND)
+    assert [row.step for row in rows] == [0, 8, 16, 24, 26]
+    assert said == []
+
+
+def test_a_rate_that_collapses_the_space_is_said_once_and_not_again_after_a_resumption(trained, tmp_path):
+    said, rows = trained(**COLLAPSE)
+    start, second = rows[0].values, rows[2].values
+    (line,) = said
+    fell = f"fell from {start['dev/spearman']:.1f} (step 0) to {second['dev/spearman']:.1f}"
+    rank = f"from {start['dev/effective_rank']:.1f} (step 0) to {second['dev/effective_rank']:.1f}"
+    assert line.startswith(f"warning: step 16: dev/spearman {fell} and dev/effective_rank {rank}: ")
+    assert "Try a lower optim.lr" in line
+    (saved,) = (tmp_path / "saved").glob("step-*.ckpt")
+    again, rows = trained(checkpoint=saved, **COLLAPSE)
+    assert [row.step for row in rows] == [0, 8, 16, 24, 26]
+    assert again == []
+
+
+def test_a_loss_that_vanishes_while_dev_falls_is_said(trained):
+    said, rows = trained(**MEMORISING)
+    line, other = sorted(said, key=lambda line: "vanished" not in line)
+    assert "dev/effective_rank" in other  # half of the axes are lost too
+    assert f"a guess has {math.log(64):.2f}" in line
+    assert f"fell from {rows[0].values['dev/spearman']:.1f} (step 0)" in line
+
+
+HEALTHY = [  # dev/spearman and dev/effective_rank of the quick start with its own settings, seed 42
+    (23.108, 49.471), (37.845, 32.395), (41.514, 34.525), (48.067, 34.348), (48.759, 35.283),
+    (50.074, 35.266), (50.828, 35.574), (50.849, 35.599),
+]  # fmt: skip
+
+
+def heard(judgements, losses, name="train/loss", state=None):
+    """What Health says of judgements of 64 sentences, one after each step, and what it would keep."""
+    monitor, said = SimpleNamespace(rows=[]), []
+    health = Health(monitor, lambda text: said.append("memorising" if "vanished" in text else "collapse"))
+    if state:
+        health.load_state_dict(state)
+    trainer = SimpleNamespace(world_size=2, callback_metrics={})
+    for step, (dev, rank) in enumerate(judgements):
+        monitor.rows.append(Row(step, {"dev/spearman": dev, "dev/effective_rank": rank}))
+        if step:
+            trainer.callback_metrics[name] = torch.tensor(losses[step - 1])
+            health.on_train_batch_end(trainer, None, None, SimpleNamespace(n=32), step)
+    health.on_train_end(trainer, None)
+    return said, health.state_dict()
+
+
+def said_of(judgements, loss=1.0, **more):
+    return heard(judgements, [loss] * len(judgements), **more)[0]
+
+
+@pytest.mark.parametrize("loss", [0.3, 0.0, 1e-9])
+def test_a_healthy_run_hears_nothing_even_where_its_loss_vanishes(loss):
+    assert said_of(HEALTHY, loss) == []
+    waves = [(dev - 4.9 * (i % 3 > 0), rank) for i, (dev, rank) in enumerate(HEALTHY)]
+    assert said_of(waves, loss) == []
+
+
+GUESS = math.log(64)
+
+
+@pytest.mark.parametrize(
+    ("devs", "loss", "words"),
+    [
+        ([50, 44.9, 44.9], 0.0099 * GUESS, ["memorising"]),
+        ([50, 44.9, 44.9], 0.0101 * GUESS, []),  # there is still something to learn
+        ([50, 44.9, 45.1], 0.0, []),  # 4.9 points are no fall
+        ([50, 45.1, 44.9], 0.0, []),  # one judgement is none
+        ([20, 50, 44.9, 44.9, 10], 0.0, ["memorising"]),  # since the best, and once
+        ([50, 44.9], 0.0, []),
+        ([50, None, None], 0.0, ["memorising"]),  # undefined is as low as it gets
+        ([None, None, None], 0.0, []),
+    ],
+)
+def test_memorising_is_a_vanished_loss_beside_a_fall_of_two_judgements(devs, loss, words):
+    assert said_of([(dev, 30.0) for dev in devs], loss) == words
+    assert said_of([(dev, 30.0) for dev in devs], loss, name="train/contrastive") == words
+
+
+@pytest.mark.parametrize(
+    ("judgements", "words"),
+    [
+        ([(20, 30), (19, 14.9), (19, 14.9)], ["collapse"]),  # never as good as before training
+        ([(20, 30), (21, 14.9), (19, 14.9)], []),
+        ([(20, 30), (19, 15.1), (19, 14.9)], []),
+        ([(20, 30), (19, 14.9), (19, 15.1)], []),
+        ([(20, 30), (40, 14.9), (36, 14.9), (36, 14.9)], []),  # it learned, and holds it
+        ([(20, 30), (40, 30), (34, 14.9), (34, 14.9)], ["collapse"]),
+        ([(20, 30), (19, 14.9)], []),
+        ([(20, 30), (None, 0.0), (None, 0.0)], ["collapse"]),  # all sentences are one vector
+    ],
+)
+def test_a_collapse_is_half_of_the_axes_lost_beside_a_fall_of_two_judgements(judgements, words):
+    assert said_of(judgements) == words
+
+
+def test_the_parts_of_the_loss_are_told_apart():
+    """Beside a masked-language-model term, the contrastive part alone may vanish."""
+    monitor = SimpleNamespace(
+        rows=[Row(i, {"dev/spearman": d, "dev/effective_rank": 9.0}) for i, d in enumerate((50, 9, 9))]
+    )
+    said = []
+    values = {"train/loss": torch.tensor(5.0), "train/contrastive": torch.tensor(0.0)}
+    trainer = SimpleNamespace(world_size=1, callback_metrics=values)
+    Health(monitor, said.append).on_train_batch_end(trainer, None, None, SimpleNamespace(n=64), 0)
+    assert len(said) == 1
+
+
+def test_a_run_that_goes_on_remembers_what_was_said_and_seen():
+    fallen = [(50, 30), (40, 30), (40, 30)]
+    said, state = heard(fallen, [0.0, 0.0])
+    assert said == ["memorising"]
+    assert said_of([*fallen, (40, 30)], 0.0, state=state) == []
+    assert said_of([*fallen, (40, 9), (40, 9)], 0.0, state=state) == ["collapse"]  # of another kind
+    assert heard(fallen, [1.0, 1.0])[1] == {"said": [], "seen": 2}
