@@ -177,7 +177,7 @@ def test_alignment_stands_against_uniformity_judgement_by_judgement(tmp_path):
     points = ax.collections[0]
     np.testing.assert_allclose(points.get_offsets(), [[-0.5, 0.05], [-2.7, 0.27], [-2.4, 0.3]])
     assert points.get_array().tolist() == [0, 50, 100]
-    assert [t.get_text() for t in ax.texts] == ["first, step 0", "best, step 50", "last, step 100"]
+    assert [t.get_text() for t in ax.texts] == ["first, step 0", "best, step 50"]
 
 
 def groups_of(folder):

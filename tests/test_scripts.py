@@ -141,6 +141,14 @@ def test_the_best_checkpoint_is_evaluated_and_scores_what_the_monitor_said(train
     assert (scores["model"], scores["seed"], row["setting"]) == ("outputs/first", 42, "")
     assert set(row["sts"]["tasks"]["quickstart/test"]) >= {"all", "mean", "wmean", "n", "subsets", "interval"}
     assert row["sts"]["avg"]["all"] == row["sts"]["tasks"]["quickstart/test"]["all"]
+    at_the_end = json.loads((cwd / "outputs/first/scores.json").read_text())
+    plain, target, training = at_the_end["rows"]
+    assert plain["sts"] == row["sts"]
+    assert [r["setting"] for r in (plain, target, training)] == ["", "transductive", "inductive"]
+    assert (target["fit"], training["fit"]) == ("target", "quickstart")
+    with (cwd / "outputs/first/metrics.csv").open() as file:
+        *_, last = csv.DictReader(file)
+    assert float(last["test/avg"]) == row["sts"]["avg"]["all"] and last["step"] == "4"
     dev = script("evaluate.py", "model=outputs/first", "tasks.names=[quickstart/dev]", "run=dev", cwd=cwd)
     assert dev.returncode == 0, dev.stderr
     again = json.loads((cwd / "outputs" / "dev" / "scores.json").read_text())["rows"][0]["sts"]["avg"]["all"]

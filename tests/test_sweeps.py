@@ -2,8 +2,14 @@
 
 import importlib.util
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
+from test_ranks import until
 from test_scripts import ROOT, TINY, script
 
 SMALL = [*TINY, "encoder.width=48", "trainer.max_steps=4", "tasks=none", "data=file", "data.batch_size=16"]
@@ -87,3 +93,40 @@ def test_jobs_run_at_a_time_as_they_do_one_by_one(tmp_path):
         [(job / "scores.json").read_bytes() for job in jobs(tmp_path, n)] for n in ("apart", "together")
     ]
     assert len(scores[0]) == 2 and scores[0] == scores[1]
+
+
+def table(sweep):
+    """The scores that `whitenedcse report` makes of a sweep; what follows them is how fast it was."""
+    command = [sys.executable, "-m", "whitenedcse.cli", "report", str(sweep), "--to", "csv"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    return done.stdout.partition("\n\n")[0]
+
+
+def test_a_killed_sweep_goes_on_to_the_table_of_one_that_was_not(tmp_path):
+    arguments = [
+        "-m",
+        *SMALL,
+        "tasks=quickstart",
+        "+sweep=table3",
+        "system=simcse,group",
+        "seed=1,2",
+        "monitor.every=4",
+    ]
+    whole = script("train.py", *arguments, "run=whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    environment = os.environ | {"WHITENEDCSE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "train.py"), *arguments, "run=killed"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
+    killed = tmp_path / "outputs" / "killed"
+    try:
+        until(lambda: (killed / "1" / "config.yaml").exists(), 200)
+        time.sleep(0.5)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert 1 <= len(jobs(tmp_path, "killed")) < 4
+    again = script("train.py", *arguments, "run=killed", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "outputs/killed/0 is finished and left alone" in again.stdout
+    assert table(killed).count("\n") == 2  # a header and two systems
+    assert table(killed) == table(tmp_path / "outputs" / "whole")

@@ -120,9 +120,7 @@ def shape(ax: Axes, run: Run) -> None:
         ax.figure.colorbar(
             points, ax=ax, label="step", fraction=0.05, ticks=MaxNLocator(5, steps=[1, 2, 5, 10])
         )
-    named = {int(steps[0]): "first", int(steps[-1]): "last"}
-    best: int = (dev(run) or {}).get("best_step", -1)
-    named |= {best: "last and best" if named.get(best) == "last" else "best"} if best in steps else {}
+    named = {int(steps[0]): "first", (dev(run) or {}).get("best_step"): "best"}  # the last is often beside it
     for i, step in enumerate(steps.tolist()):
         if step in named:
             label, left = f"{named[step]}, step {step}", x[i] < (x.min() + x.max()) / 2
