@@ -128,5 +128,6 @@ def test_a_killed_sweep_goes_on_to_the_table_of_one_that_was_not(tmp_path):
     again = script("train.py", *arguments, "run=killed", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "outputs/killed/0 is finished and left alone" in again.stdout
+    assert json.loads((killed / "0" / "scores.json").read_text())["system"] == "simcse"
     assert table(killed).count("\n") == 2  # a header and two systems
     assert table(killed) == table(tmp_path / "outputs" / "whole")
