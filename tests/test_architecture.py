@@ -264,6 +264,11 @@ def test_the_jobs_of_a_sweep_are_as_many_as_the_table_and_all_different(sweep, c
         assert len({json.dumps(job) for job in jobs(sweep, f"+experiment={experiment}")}) == count
 
 
+def test_views_are_whitenings_of_one_pass_or_of_as_many():
+    found = {(job["data"]["passes"], job["views"]) for job in jobs("views", "+experiment=bert_base")}
+    assert found == {(p, v) for v in (2, 3, 4, 5) for p in (1, v)}
+
+
 def test_every_sweep_was_counted():
     assert SWEEPS == sorted([*COUNTS, "search"])
 
