@@ -39,6 +39,7 @@ ROOMS = {
     "model.operations": ["ragged"],
     "model.pooling": [],
     "model.head": ["whitening"],
+    "model.final": [],
     "model.embedder": ["model", "ragged", "data.tokens"],
     "model.mteb": ["model", "data.tokens"],
     "model.planes": ["model", "ragged"],

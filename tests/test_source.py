@@ -92,7 +92,7 @@ def test_modules_that_only_sentence_transformers_knows_are_left_to_it(bert, plai
     from sentence_transformers import SentenceTransformer, models
 
     layers = models.Transformer(plain), models.Pooling(bert.width, pooling_mode="mean")
-    dense = models.Dense(bert.width, 5, activation_function=torch.nn.Identity())
+    dense = models.Dense(bert.width, 5, activation_function=torch.nn.ReLU())
     SentenceTransformer(modules=[*layers, dense]).save(str(here / "theirs"))
     with pytest.raises(ForeignModules):
         checkpoint.load(str(here / "theirs"))

@@ -19,10 +19,11 @@ from whitenedcse.durable import digest, settle
 from whitenedcse.model import sentence_transformers
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import folder, pretrained, sound
+from whitenedcse.model.final import Final
 from whitenedcse.model.head import Head, Whitening
 from whitenedcse.model.pooling import Pooling
 
-SETTINGS = "whitenedcse.json"
+SETTINGS, FINAL = "whitenedcse.json", "final.safetensors"
 FOREIGN = "not what train.py wrote beside these weights; copy the whole checkpoint again"
 
 
@@ -55,6 +56,8 @@ def write(embedder: Embedder, directory: Path) -> None:
     embedder.encoder.tokenizer.save_pretrained(directory)
     head = {name: value.contiguous() for name, value in embedder.head.state_dict().items()}
     save_file(head, directory / "head.safetensors")
+    if embedder.final is not None:
+        save_file(dict(embedder.final.state_dict()), directory / FINAL)
     sentence_transformers.write(embedder, directory)
     content = {**settings(embedder), "sha256": digests(directory)}
     (directory / SETTINGS).write_text(json.dumps(content, indent=2))
@@ -86,7 +89,7 @@ def restore(directory: Path) -> None:
 
 def settings(embedder: Embedder) -> dict[str, Any]:
     """What, beside the weights, makes the embedding: plain values for `whitenedcse.json`."""
-    head = embedder.head
+    head, final = embedder.head, embedder.final
     whitening = None if head.whitening is None else asdict(head.whitening)
     return {
         "pooling": {"kind": embedder.pooling.kind, "layers": list(embedder.pooling.layers)},
@@ -98,6 +101,7 @@ def settings(embedder: Embedder) -> dict[str, Any]:
         },
         "embedding": embedder.embedding,
         "max_length": embedder.max_length,
+        "final": final and {"unit": final.unit, "provenance": final.provenance},
     }
 
 
@@ -138,6 +142,9 @@ def ours(directory: Path) -> Embedder:
         head.load_state_dict(weights)
         pooling, embedding, limit = (content[key] for key in ("pooling", "embedding", "max_length"))
         parts: dict[str, Any] = {"pooling": Pooling(**pooling), "embedding": embedding, "max_length": limit}
+        if last := content.get("final"):
+            tensors: dict[str, Any] = {"weight": None, "bias": None, **load_file(sound(directory / FINAL))}
+            parts["final"] = Final(**tensors, **last)
     except (AttributeError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"{directory / SETTINGS}: {error!r}; {FOREIGN}") from error
     return Embedder(encoder=encoder, head=head, **parts).eval()

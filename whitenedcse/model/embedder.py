@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model.encoder import Encoder
+from whitenedcse.model.final import Final
 from whitenedcse.model.head import Head
 from whitenedcse.model.pooling import Pooling
 from whitenedcse.ragged import Ragged, concatenate, ragged, taken
@@ -33,10 +34,18 @@ class Embedder(nn.Module):
     embedding: what `embed` and `encode` give: the pooled "encoder" output (the official code's choice), the
         "dense" layer above it, or the whole "head" with its running whitening statistics.
     max_length: tokens a sentence is cut to by `encode`; None is the encoder's own limit.
+    final: what comes after that, e.g. a whitening fitted to the trained encoder; None for nothing.
     """
 
     def __init__(
-        self, *, encoder: Encoder, pooling: Pooling, head: Head, embedding: str, max_length: int | None = None
+        self,
+        *,
+        encoder: Encoder,
+        pooling: Pooling,
+        head: Head,
+        embedding: str,
+        max_length: int | None = None,
+        final: Final | None = None,
     ) -> None:
         super().__init__()
         if embedding not in EMBEDDINGS:
@@ -54,6 +63,7 @@ class Embedder(nn.Module):
             encoder.layer(layer)  # raises for a layer that does not exist
         self.encoder, self.pooling, self.head, self.embedding = encoder, pooling, head, embedding
         self.max_length = min(max_length or encoder.max_length, encoder.max_length)
+        self.final, self.width = final, final.width(encoder.width) if final else encoder.width
 
     def pool(self, batch: Ragged) -> Tensor:
         """n sentences -> x: (n, d), float32."""
@@ -67,14 +77,14 @@ class Embedder(nn.Module):
         return self.encoder.pooler(x) if self.pooling.kind == "pooler" else x
 
     def embed(self, batch: Ragged) -> Tensor:
-        """n sentences -> (n, d): what evaluation sees. Call it in eval mode."""
+        """n sentences -> (n, k): what evaluation sees. Call it in eval mode."""
         return self.finish(self.pool(batch))
 
     def finish(self, x: Tensor) -> Tensor:
-        """Pooled x (n, d) -> the embedding (n, d): x itself, the dense layer above it, or the whole head."""
-        if self.embedding == "encoder":
-            return x
-        return self.head.dense(x) if self.embedding == "dense" else self.head(x.unsqueeze(0)).squeeze(0)
+        """Pooled x (n, d) -> the embedding (n, k): x, the dense layer above it, or the head; then `final`."""
+        if self.embedding != "encoder":
+            x = self.head.dense(x) if self.embedding == "dense" else self.head(x.unsqueeze(0)).squeeze(0)
+        return x if self.final is None else self.final(x)
 
     def project(self, x: Tensor, *, passes: int, views: int) -> tuple[Tensor, Tensor | None]:
         """Pooled x (p + r, n, d) -> z: (v, n, d), and (r n, d) of hard negatives if any: what the loss sees.
@@ -98,7 +108,7 @@ class Embedder(nn.Module):
         share: tuple[int, int] = (0, 1),
         bf16: bool = False,
     ) -> NDArray[np.float32]:
-        """n sentences -> (n, d) array, in the order given, in eval mode and without gradient.
+        """n sentences -> (n, k) array, in the order given, in eval mode and without gradient; k is `width`.
 
         Equal sentences are encoded once, all of them sorted by length, in batches of a number of tokens.
         share: (r, m) encodes every m-th of these batches from the r-th on and leaves the rest zero, so that
@@ -126,7 +136,7 @@ class Embedder(nn.Module):
     ) -> NDArray[np.float32]:
         """n lists of token ids, or these laid end to end -> (n, d) array, as `encode`."""
         rows = rows if isinstance(rows, Ragged) else ragged(rows)
-        out = np.zeros((rows.n, self.encoder.width), dtype=np.float32)
+        out = np.zeros((rows.n, self.width), dtype=np.float32)
 
         def embedded(batch: Ragged) -> list[Tensor]:
             x = self.pool(batch)

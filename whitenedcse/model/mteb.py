@@ -78,11 +78,12 @@ class Mteb:
     def _meta(self, name: str) -> Any:
         from mteb.models.model_meta import ModelMeta, ScoringFunction
 
-        embedder, d = self.embedder, self.embedder.encoder.width
+        embedder, d = self.embedder, self.embedder.width
         basis = self._finished(np.eye(d + 1, d, -1))  # zero and the unit vectors decide an affine map
         parts = [fingerprint(embedder.encoder), identity(embedder.encoder.tokenizer), settings(embedder)]
         content = hashlib.blake2b(json.dumps(parts).encode(), digest_size=12)
-        for tensor in (*embedder.head.state_dict().values(), torch.from_numpy(basis)):
+        final = embedder.final.state_dict().values() if embedder.final else ()
+        for tensor in (*embedder.head.state_dict().values(), *final, torch.from_numpy(basis)):
             content.update(tensor.float().cpu().numpy().tobytes())  # float32: as far as two machines agree
         known = {"name": name, "revision": content.hexdigest(), "embed_dim": basis.shape[1]}
         known |= {"max_tokens": embedder.max_length, "similarity_fn_name": ScoringFunction.COSINE}

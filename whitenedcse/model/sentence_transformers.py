@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder, pretrained, sound
+from whitenedcse.model.final import Final
 from whitenedcse.model.head import Head
 from whitenedcse.model.pooling import Pooling
 
@@ -41,6 +43,9 @@ def write(embedder: Embedder, directory: Path) -> None:
     dense = dense_modules(embedder)
     paths = ["", "1_Pooling"] + [f"{i}_Dense" for i in range(2, 2 + len(dense))]
     types = ["Transformer", "Pooling"] + ["Dense"] * len(dense)
+    if embedder.final is not None and embedder.final.unit:
+        paths.append(f"{len(paths)}_Normalize")
+        types.append("Normalize")
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": PREFIX + name}
         for i, (path, name) in enumerate(zip(paths, types, strict=True))
@@ -54,7 +59,7 @@ def write(embedder: Embedder, directory: Path) -> None:
     dump(
         directory / "1_Pooling" / "config.json", {"word_embedding_dimension": encoder.width, **pooling_modes}
     )
-    for path, (weight, bias, activation) in zip(paths[2:], dense, strict=True):
+    for path, (weight, bias, activation) in zip(paths[2:], dense, strict=False):
         shape = {"in_features": weight.shape[1], "out_features": weight.shape[0], "bias": True}
         dump(directory / path / "config.json", {**shape, "activation_function": ACTIVATIONS[activation]})
         tensors = {"linear.weight": weight.detach().contiguous(), "linear.bias": bias.detach().contiguous()}
@@ -74,35 +79,69 @@ def dense_modules(embedder: Embedder) -> list[Dense]:
         chain.append((head.linear.weight, head.linear.bias, "tanh"))
     if embedder.embedding == "head" and head.after is not None:
         chain.append((*head.after.dense(), "identity"))
+    if (final := embedder.final) is not None and final.weight is not None and final.bias is not None:
+        chain.append((final.weight, final.bias, "identity"))
     return chain
 
 
 def read(directory: Path) -> Embedder:
-    """An embedder from Transformer, Pooling, an optional dense layer with tanh, and an optional Normalize.
-
-    Normalize is left out: it changes no cosine. Raises ValueError for any other module.
+    """An embedder from Transformer, Pooling, then in this order, each of them optional: a square Dense with
+    tanh, any Dense without activation, Normalize. Raises ForeignModules for anything else.
     """
     modules = parsed(directory / "modules.json")
     try:
-        paths = {module["type"].rsplit(".", 1)[-1]: directory / module["path"] for module in modules}
-        paths["Transformer"], paths["Pooling"]
+        kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
+        paths = [directory / module["path"] for module in modules]
     except (AttributeError, KeyError, TypeError) as error:
+        raise ForeignModules(f"{directory / 'modules.json'} does not list modules: {error!r}") from error
+    if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Dense", "Normalize"}:
         raise ForeignModules(
-            f"{directory / 'modules.json'} does not list Transformer and Pooling modules: {error!r}"
-        ) from error
-    if unknown := set(paths) - {"Transformer", "Pooling", "Dense", "Normalize"}:
-        raise ForeignModules(
-            f"{directory / 'modules.json'} has modules that are not read here: {', '.join(unknown)}"
+            f"{directory / 'modules.json'} lists {', '.join(kinds)}; read here are Transformer, Pooling, "
+            "then Dense and Normalize"
         )
-    encoder = pretrained(path=str(paths["Transformer"]))
-    limit = paths["Transformer"] / "sentence_bert_config.json"
+    if "Normalize" in kinds[:-1]:
+        raise ForeignModules(f"{directory / 'modules.json'} normalises before its last module")
+    encoder = pretrained(path=str(paths[0]))
+    limit = paths[0] / "sentence_bert_config.json"
+    tanh, maps = layers_after(encoder.width, paths[2 : 2 + kinds[2:].count("Dense")])
     return Embedder(
         encoder=encoder,
-        pooling=Pooling(kind=pooling_kind(paths["Pooling"] / "config.json"), layers=[-1]),
-        head=dense_head(encoder, paths.get("Dense")),
-        embedding="dense" if "Dense" in paths else "encoder",
+        pooling=Pooling(kind=pooling_kind(paths[1] / "config.json"), layers=[-1]),
+        head=dense_head(encoder, tanh),
+        embedding="dense" if tanh else "encoder",
         max_length=parsed(limit).get("max_seq_length") if limit.exists() else None,
+        final=final(maps, unit=kinds[-1] == "Normalize", source=str(directory)),
     ).eval()
+
+
+def layers_after(d: int, folders: Sequence[Path]) -> tuple[Path | None, list[Path]]:
+    """Dense modules in order: the folder of a first square one with tanh, and those without activation."""
+    shapes = []
+    for folder in folders:
+        config = parsed(folder / "config.json")
+        shapes.append(
+            (config.get("in_features"), config.get("out_features"), config.get("activation_function"))
+        )
+    first = bool(shapes) and shapes[0] == (d, d, ACTIVATIONS["tanh"])
+    for folder, (_, _, activation) in zip(folders[first:], shapes[first:], strict=True):
+        if activation != ACTIVATIONS["identity"]:
+            raise ForeignModules(
+                f"{folder} is a Dense with {activation}; a square one with tanh, then any without, are read"
+            )
+    return folders[0] if first else None, list(folders[first:])
+
+
+def final(folders: Sequence[Path], *, unit: bool, source: str) -> Final | None:
+    """Linear layers one after the other as one map, and unit length; None where there is neither."""
+    weight, bias = None, None
+    for folder in folders:
+        layer = load_file(sound(folder / "model.safetensors"))
+        w = layer["linear.weight"].double()
+        b = layer["linear.bias"].double() if "linear.bias" in layer else torch.zeros(len(w)).double()
+        weight, bias = (w, b) if weight is None or bias is None else (w @ weight, w @ bias + b)
+    if weight is None and not unit:
+        return None
+    return Final(weight=weight, bias=bias, unit=unit, provenance={"read from": source})
 
 
 def pooling_kind(path: Path) -> str:
@@ -119,15 +158,10 @@ def pooling_kind(path: Path) -> str:
 
 
 def dense_head(encoder: Encoder, directory: Path | None) -> Head:
-    """The head of a Dense module with tanh and the encoder's width. Raises ValueError for another one."""
+    """The head of a Dense module with tanh, or none."""
     head = Head(width=encoder.width, whitening=None, dense=directory is not None, position="before")
-    if directory is None:
-        return head
-    config = parsed(directory / "config.json")
-    shape = tuple(config.get(key) for key in ("in_features", "out_features", "activation_function"))
-    if shape != (encoder.width, encoder.width, ACTIVATIONS["tanh"]):
-        raise ForeignModules(f"{directory} is Dense{shape}; only a square one with tanh is read here")
-    head.load_state_dict(load_file(sound(directory / "model.safetensors")))
+    if directory is not None:
+        head.load_state_dict(load_file(sound(directory / "model.safetensors")))
     return head
 
 

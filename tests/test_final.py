@@ -1,0 +1,160 @@
+"""A last map and unit length travel with a checkpoint, and Sentence-Transformers applies them too."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import SENTENCES, embedder_of, whitening
+from numpy.testing import assert_allclose
+from sentence_transformers import SentenceTransformer
+
+from whitenedcse.model import checkpoint
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.final import Final
+from whitenedcse.model.head import Head
+
+D = 16
+
+
+def numbers(*shape, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape))
+
+
+def final_of(k=5, unit=True, d=D):
+    weight, bias = (numbers(k, d), numbers(k, seed=1)) if k else (None, None)
+    return Final(weight=weight, bias=bias, unit=unit, provenance={"fitted on": "sts"})
+
+
+@pytest.mark.parametrize(("k", "unit"), [(5, True), (5, False), (None, True)])
+def test_it_is_the_map_written_out_and_then_unit_length(k, unit):
+    x, final = numbers(7, D, seed=2), final_of(k, unit)
+    y = x.numpy() if k is None else x.numpy() @ numbers(k, D).numpy().T + numbers(k, seed=1).numpy()
+    wanted = [row / np.sqrt(sum(v * v for v in row)) for row in y] if unit else y
+    assert_allclose(final(x.float()).numpy(), wanted, rtol=2e-6, atol=2e-6)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert final(x.float()).equal(final(x.float())) and final(x.float()).dtype == torch.float32
+        assert_allclose(final(x.float()).numpy(), wanted, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("embedding", ["encoder", "dense", "head"])
+@pytest.mark.parametrize(("k", "unit"), [(5, True), (5, False), (None, True)])
+def test_it_travels_with_the_checkpoint_and_sentence_transformers_knows_it(
+    bert, tmp_path, embedding, k, unit
+):
+    head = Head(width=D, whitening=whitening(), dense=True, position="before")
+    embedder = embedder_of(bert, kind="mean", head=head, embedding=embedding)
+    plain = embedder.encode(SENTENCES)
+    embedder = Embedder(
+        encoder=bert, pooling=embedder.pooling, head=head, embedding=embedding, final=final_of(k, unit)
+    )
+    got = embedder.encode(SENTENCES)
+    assert got.shape == (len(SENTENCES), k or D) and embedder.width == (k or D)
+    assert_allclose(got, final_of(k, unit)(torch.from_numpy(plain)).numpy(), atol=2e-6)
+    checkpoint.save(embedder, tmp_path / "best")
+    loaded = Embedder.load(tmp_path / "best")
+    assert loaded.final.provenance == {"fitted on": "sts"}
+    assert np.array_equal(loaded.encode(SENTENCES), got)
+    peer = SentenceTransformer(str(tmp_path / "best"), device="cpu")
+    assert_allclose(peer.encode(SENTENCES), got, atol=1e-5)
+    (tmp_path / "best" / "whitenedcse.json").unlink()  # what is left is that library's
+    if embedding == "head":  # a linear layer before that with tanh
+        with pytest.raises(ValueError, match="3_Dense is a Dense with .*Tanh"):
+            Embedder.load(tmp_path / "best")
+    else:
+        assert_allclose(Embedder.load(tmp_path / "best").encode(SENTENCES), got, atol=1e-5)
+
+
+@pytest.fixture
+def theirs(bert, tmp_path):
+    """Writes a model of that library from dense layers: (in, out, bias, activation), None for Normalize."""
+    checkpoint.save(embedder_of(bert), tmp_path / "plain")
+    for name in ("whitenedcse.json", "modules.json"):
+        (tmp_path / "plain" / name).unlink()
+
+    def made(*layers):
+        from sentence_transformers import models  # warns of its other name in new releases
+
+        torch.manual_seed(0)
+        first = models.Transformer(str(tmp_path / "plain")), models.Pooling(D, pooling_mode="mean")
+        more = [
+            models.Normalize() if layer is None
+            else models.Dense(layer[0], layer[1], bias=layer[2], activation_function=layer[3])
+            for layer in layers
+        ]  # fmt: skip
+        model = SentenceTransformer(modules=[*first, *more], device="cpu")
+        model.save(str(tmp_path / "theirs"))
+        return model, tmp_path / "theirs"
+
+    return made
+
+
+LINE, TANH, RELU = torch.nn.Identity(), torch.nn.Tanh(), torch.nn.ReLU()
+
+
+@pytest.mark.filterwarnings("ignore")  # that library's own
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [None],
+        [(D, D, True, TANH), None],
+        [(D, 9, True, LINE)],
+        [(D, 9, False, LINE), (9, 4, True, LINE), None],
+        [(D, D, True, TANH), (D, 9, True, LINE), (9, 4, False, LINE)],
+    ],
+)
+def test_a_chain_of_their_layers_is_read_as_it_is(theirs, layers):
+    peer, path = theirs(*layers)
+    assert_allclose(Embedder.load(path).encode(SENTENCES), peer.encode(SENTENCES), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")  # that library's own
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([(D, 9, True, RELU)], "is a Dense with .*ReLU; a square one with tanh, then any without, are read"),
+        ([(D, 9, True, TANH)], "is a Dense with .*Tanh"),
+        ([(D, D, True, LINE), (D, D, True, TANH)], "3_Dense is a Dense with .*Tanh"),
+        ([None, (D, 9, True, LINE)], "normalises before its last module"),
+    ],
+)
+def test_what_would_be_read_wrongly_is_left_to_that_library(theirs, layers, message):
+    _, path = theirs(*layers)
+    with pytest.raises(ValueError, match=message):
+        Embedder.load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": None, "bias": None, "unit": False}, "does nothing; leave it out"),
+        ({"bias": numbers(4)}, r"shapes \[\(5, 16\), \(4,\)\]"),
+        ({"weight": None}, r"shapes \[None, \(5,\)\]"),
+        ({"weight": numbers(5, D) / 0}, "the weight of the map holds numbers that are not finite"),
+        ({"bias": numbers(5) / 0}, "the bias of the map holds"),
+    ],
+)
+def test_what_is_no_map_is_refused(change, message):
+    parts = {"weight": numbers(5, D), "bias": numbers(5), "unit": True, "provenance": {}}
+    with pytest.raises(ValueError, match=message):
+        Final(**(parts | change))
+
+
+def test_a_map_of_another_width_or_a_damaged_one_is_refused(bert, tmp_path):
+    with pytest.raises(ValueError, match="a map of width 8 does not go with an embedding of 16"):
+        embedder_with(bert, final_of(d=8))
+    checkpoint.save(embedder_with(bert, final_of()), tmp_path / "best")
+    file = tmp_path / "best" / "final.safetensors"
+    file.write_bytes(file.read_bytes()[:-8] + b"12345678")
+    with pytest.raises(ValueError, match=r"final.safetensors is damaged: it is not what was written"):
+        Embedder.load(tmp_path / "best")
+    settings = json.loads((tmp_path / "best" / "whitenedcse.json").read_text())
+    (tmp_path / "best" / "whitenedcse.json").write_text(json.dumps(settings | {"final": {"unit": True}}))
+    with pytest.raises(ValueError):
+        Embedder.load(tmp_path / "best")
+
+
+def embedder_with(bert, final):
+    plain = embedder_of(bert, kind="mean")
+    parts = {"pooling": plain.pooling, "head": plain.head, "embedding": "encoder"}
+    return Embedder(encoder=bert, final=final, **parts)
