@@ -302,3 +302,11 @@ def test_a_screenshot_has_ink_and_a_dark_screen_is_dark(tmp_path):
         assert blue.sum() > 500  # the curves
         shades[name] = np.median(image[:, :20])  # the margin
     assert shades["light"] > 0.9 and shades["dark"] < 0.2
+
+
+def test_a_job_of_a_sweep_is_called_after_it(tmp_path):
+    for folder in ("alone", "table3/4"):
+        trained(tmp_path / folder)
+    (tmp_path / "table3" / "multirun.yaml").touch()
+    pages = {name: page.of_run(history.load(tmp_path / name)) for name in ("alone", "table3/4")}
+    assert all(f"<h1>{name}</h1>" in text for name, text in pages.items())

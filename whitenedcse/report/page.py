@@ -108,8 +108,10 @@ def document(title: str, body: Iterable[str]) -> str:
 
 def of_run(run: Run) -> str:
     """The page of one run, finished or not."""
+    here = run.path.resolve()
+    is_job = (here.parent / "multirun.yaml").exists()  # which Hydra leaves in a sweep's directory
     return document(
-        run.path.resolve().name,
+        f"{here.parent.name}/{here.name}" if is_job else here.name,
         [
             f'<p class="about">{html.escape(", ".join(about(run)))}</p>',
             keys(run),
