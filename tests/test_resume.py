@@ -303,8 +303,10 @@ def last_step(folder):
 
 def outcome(run):
     """All that a run leaves and that must not hang on how often it was cut."""
-    files = [run / "scores.json", run / "best" / "model.safetensors", run / "best" / "head.safetensors"]
-    return [lines(run), *(file.read_bytes() for file in files)]
+    scores = json.loads((run / "scores.json").read_text())
+    assert scores.pop("model") == str(run)
+    files = [run / "best" / "model.safetensors", run / "best" / "head.safetensors"]
+    return [lines(run), scores, *(file.read_bytes() for file in files)]
 
 
 def test_a_run_that_is_killed_stopped_and_forced_on_ends_with_the_bits_of_one_that_is_not(
