@@ -65,9 +65,8 @@ def job(script: Callable[..., Result]) -> Callable[..., Result]:
 
     @wraps(script)
     def one_line_at_most(*arguments: Any) -> Result:
-        logging.getLogger("lightning.pytorch").setLevel(
-            logging.WARNING
-        )  # here: a launcher's process starts here
+        # here, not in `start`: a launcher's own process begins here
+        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         for message in QUIET:
             warnings.filterwarnings("ignore", message=message)
         try:

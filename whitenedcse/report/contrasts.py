@@ -8,13 +8,12 @@ from functools import partial
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
-from scipy import stats
 
 from whitenedcse.report import plots
 from whitenedcse.report.curves import COLOURS, SIZE, STEP, drawn
 from whitenedcse.report.groups import Group
 from whitenedcse.report.history import DEV, at
-from whitenedcse.report.sweep import ALPHA, Measure, at_best, judged_by, rate, values
+from whitenedcse.report.sweep import Measure, at_best, half_width, judged_by, rate, values
 
 MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖"}
 
@@ -82,7 +81,7 @@ def strip(ax: Axes, groups: Sequence[Group], measure: Measure, what: str) -> Non
             markeredgewidth=0,
         )
         if n > 1:
-            half = stats.t.ppf(1 - ALPHA / 2, n - 1) * found.std(ddof=1) / np.sqrt(n)
+            half = half_width(found)
             ax.errorbar(found.mean(), -i - 0.22, xerr=half, fmt=mark, color=colour, capsize=3, markersize=6)
     ax.set(xlabel=f"{what}, x 100", yticks=[], ylim=(-len(groups) + 0.5, 0.6))
     ax.spines["left"].set_visible(False)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from whitenedcse.durable import writing
@@ -95,11 +96,17 @@ def paired_by_seed(one: Mapping[int, float], other: Mapping[int, float]) -> Diff
         return None
     a, b = (np.array([scores[number] for number in common]) for scores in (one, other))
     difference, n = a - b, len(common)
-    half = float(stats.t.ppf(1 - ALPHA / 2, n - 1) * difference.std(ddof=1) / np.sqrt(n))
+    half = half_width(difference)
     mean, constant = float(difference.mean()), np.ptp(difference) < 1e-9
     return Difference(
         mean, mean - half, mean + half, None if constant else float(stats.ttest_rel(a, b).pvalue), n
     )
+
+
+def half_width(sample: NDArray[np.float64]) -> float:
+    """Of the 95 % t interval of the mean of n >= 2 values: (n,) -> what lies on either side."""
+    n = len(sample)
+    return float(stats.t.ppf(1 - ALPHA / 2, n - 1) * sample.std(ddof=1) / np.sqrt(n))
 
 
 def holm(p: Sequence[float]) -> list[float]:
