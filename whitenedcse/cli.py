@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from whitenedcse.data import sources
+from whitenedcse.export import command as export
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     about = "what came out: a run, a sweep, or a published table beside the numbers of your own runs"
     _report(commands.add_parser("report", help=about, description=about))
     _dashboard(commands)
+    export.add(commands)
     return parser
 
 
@@ -185,9 +187,9 @@ def data_fetch(arguments: argparse.Namespace) -> int:
 
 def say(text: Any) -> None:
     """Print a line, or a table."""
-    from whitenedcse.report.formats import console
+    from whitenedcse.report import formats
 
-    console().print(text, soft_wrap=isinstance(text, str), highlight=False, markup=False)
+    formats.say(text)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse import ranks
 from whitenedcse.model.operations import precision
-from whitenedcse.report.formats import Grid, as_rich, console
+from whitenedcse.report import formats
 from whitenedcse.settings import flat, refuse_unknown, unknown
 from whitenedcse.training.dashboard import Dashboard
 
@@ -41,6 +41,7 @@ QUIET = (
 )
 
 
+say = rank_zero_only(formats.say)  # once, however many devices there are
 OmegaConf.register_new_resolver("precision", precision, replace=True)
 
 
@@ -185,13 +186,7 @@ def end(loggers: Iterable[Logger], run: Path) -> None:
     say(f"run: {run}")
 
 
-def show(grids: Iterable[Grid]) -> None:
+def show(grids: Iterable[formats.Grid]) -> None:
     """Print tables."""
     for grid in grids:
-        say(as_rich(grid))
-
-
-@rank_zero_only
-def say(text: Any) -> None:
-    """Print a line or a table, also where a progress bar is drawn; once, however many devices there are."""
-    console().print(text, soft_wrap=isinstance(text, str), highlight=False, markup=False)
+        say(formats.as_rich(grid))

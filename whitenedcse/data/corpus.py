@@ -60,7 +60,7 @@ def read(corpus: Corpus, *, longest: int) -> tuple[list[Row], Counts]:
     A row with a blank column is dropped. Text is otherwise left as it is: no stripping, no normalisation.
     """
     tally = Counter[str]()
-    usable = _usable(_rows(corpus), longest, tally)
+    usable = _usable(stream(corpus), longest, tally)
     kept = list(usable) if corpus.sample is None else _sampled(usable, corpus.sample)
     counts = Counts(tally["total"], tally["blank"], tally["cut"], len(kept))
     if not kept:
@@ -115,8 +115,8 @@ def _sampled(rows: Iterable[Row], size: int) -> list[Row]:
     return [row for _, row in sorted(drawn)]
 
 
-def _rows(corpus: Corpus) -> Iterator[Row]:
-    """Every row, in order."""
+def stream(corpus: Corpus) -> Iterator[Row]:
+    """Every row in order, as it is: none dropped, cut or drawn."""
     if (path := Path(corpus.path)).exists():
         for file in files(path):
             yield from READERS[_kind(file.name)](file, corpus.columns)

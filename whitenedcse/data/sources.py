@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from whitenedcse.data.corpus import is_hub_id
+from whitenedcse.data.corpus import Corpus, is_hub_id
 
 REPO = "princeton-nlp/datasets-for-simcse"  # a data set of the Hugging Face hub
 SECONDS = 5  # to wait for the hub to answer at all
@@ -58,6 +58,12 @@ def located(name: str) -> Path:
             f"{name}: no such file or directory, nor one of the names {list(CORPORA)}.{near}"
         )
     return present(name, roots()) or fetched(name)
+
+
+def named(name: str, columns: Sequence[str] = (), sample: int | None = None) -> Corpus:
+    """A corpus by name, path or hub id; one that has a name knows its columns."""
+    wanted = tuple(columns) or (CORPORA[name].columns if name in CORPORA else ())
+    return Corpus(str(located(name)), wanted, sample)
 
 
 def senteval() -> Path:

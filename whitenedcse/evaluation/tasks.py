@@ -7,8 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from whitenedcse.data.corpus import Corpus, read
-from whitenedcse.data.sources import CORPORA, RTE, located, roots, senteval
+from whitenedcse.data.corpus import read
+from whitenedcse.data.sources import RTE, named, roots, senteval
 from whitenedcse.evaluation import sts, transfer
 from whitenedcse.evaluation.files import SUFFIXES, rows
 from whitenedcse.evaluation.sts import TASKS, Subset
@@ -100,6 +100,5 @@ def own_texts(on: str, name: str, case: str = "as_is") -> list[str]:
 
 def corpus_texts(corpus: str, columns: Sequence[str] = (), sample: int | None = None) -> list[str]:
     """`sample` rows of a corpus by name, path or hub id, all their columns; None for all rows."""
-    wanted = tuple(columns) or (CORPORA[corpus].columns if corpus in CORPORA else ())
-    drawn, _ = read(Corpus(str(located(corpus)), wanted, sample), longest=LONGEST)
+    drawn, _ = read(named(corpus, columns, sample), longest=LONGEST)
     return list(chain.from_iterable(drawn))

@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import rich
 from rich.box import SIMPLE_HEAD
@@ -85,6 +85,11 @@ def as_latex(grid: Grid) -> str:
         + [rf"\begin{{tabular}}{{{align}}}", r"\toprule", header, r"\midrule", *rows, r"\bottomrule"]
         + [r"\end{tabular}", *notes, r"\end{table}", ""]
     )
+
+
+def say(text: Any) -> None:
+    """Print a line or a table, also where a progress bar is drawn."""
+    console().print(text, soft_wrap=isinstance(text, str), highlight=False, markup=False)
 
 
 def lines(grid: Grid) -> list[Sequence[str]]:

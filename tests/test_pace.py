@@ -1,0 +1,32 @@
+"""How far work is, in words."""
+
+from whitenedcse import pace
+
+
+def test_lines_tell_how_far_how_fast_and_how_long_but_seldom(monkeypatch):
+    clock = iter([0.0, 4.0, 10.0, 12.0, 20.0])
+    monkeypatch.setattr(pace.time, "monotonic", lambda: next(clock))
+    said = []
+    more = pace.lines("encoded", 1000, said.append)
+    for _ in range(4):
+        more(100)
+    assert said == [
+        "encoded 200 of 1,000  20 sentences/s  left 00:00:40",
+        "encoded 400 of 1,000  20 sentences/s  left 00:00:30",
+    ]
+
+
+def test_without_a_total_nothing_is_left(monkeypatch):
+    clock = iter([0.0, 10.0])
+    monkeypatch.setattr(pace.time, "monotonic", lambda: next(clock))
+    said = []
+    pace.lines("encoded", None, said.append)(50_000)
+    assert said == ["encoded 50,000  5,000 sentences/s"]
+
+
+def test_a_pipe_gets_lines_on_the_standard_error(monkeypatch, capsys):
+    monkeypatch.setattr(pace, "SECONDS", 0)
+    with pace.pace("encoded", 2) as more:
+        more(2)
+    out = capsys.readouterr()
+    assert out.out == "" and out.err.startswith("encoded 2 of 2")

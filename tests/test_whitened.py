@@ -1,0 +1,148 @@
+"""A map fitted to an embedder's vectors, and the embedder that ends with it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import SENTENCES, embedder_of
+from numpy.testing import assert_allclose
+
+from whitenedcse import cli
+from whitenedcse.data.corpus import Corpus
+from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.export import whitened as rooms
+from whitenedcse.export.whitened import fitted, scaled, whitened
+from whitenedcse.model import checkpoint
+from whitenedcse.model.final import Final
+
+TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
+D = 16
+
+
+@pytest.fixture
+def embedder(bert):
+    return embedder_of(bert, kind="mean").eval()
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "corpus.txt"
+    path.write_text("\n".join([*TEXTS, "", "  ", TEXTS[0]]) + "\n")
+    return Corpus(str(path))
+
+
+def by_hand(x, k=None):
+    """x (n, d) and y -> y whitened: from the eigenvectors of the covariance, in float64."""
+    x = x.astype(np.float64)
+    values, axes = np.linalg.eigh(np.cov(x.T, bias=True))
+    order = np.argsort(-values)[:k]
+    scale = (
+        np.where(values[order] > 1e-12 * values.max(), values[order], np.inf) ** -0.5
+    )  # LayerNorm: one is empty
+    return lambda y: (y - x.mean(0)) @ axes[:, order] * scale
+
+
+def up_to_sign(a, b):
+    signs = np.sign((a * b).sum(0))
+    return a * signs, b
+
+
+def fit_of(embedder, corpus, **settings):
+    fit = Postprocess("whitening", **settings)
+    fit.provenance = fitted(fit, embedder, corpus)
+    return fit
+
+
+@pytest.mark.parametrize("block", [7, 20_000])
+def test_it_is_fitted_to_every_text_that_is_not_blank_as_often_as_it_comes(
+    embedder, corpus, block, monkeypatch
+):
+    monkeypatch.setattr(rooms, "BLOCK", block)
+    fit = fit_of(embedder, corpus)
+    x = embedder.encode([*TEXTS, TEXTS[0]])
+    assert_allclose(fit.mean, x.astype(np.float64).mean(0), atol=1e-7)
+    assert_allclose(
+        fit.variances, np.sort(np.linalg.eigvalsh(np.cov(x.T, bias=True)))[::-1], rtol=1e-4, atol=1e-12
+    )
+    assert fit.provenance["texts"] == len(TEXTS) + 1 and fit.provenance["corpus"] == corpus.path
+
+
+@pytest.mark.parametrize("k", [None, 5])
+@pytest.mark.parametrize("unit", [False, True])
+def test_the_vectors_are_whitened_and_then_of_unit_length(embedder, corpus, k, unit, tmp_path):
+    x = embedder.encode(TEXTS)
+    wanted = by_hand(embedder.encode([*TEXTS, TEXTS[0]]), k)(x)
+    source = scaled(embedder, unit=unit)
+    ended = whitened(source, fit_of(source, corpus), k)
+    wanted = wanted / np.linalg.norm(wanted, axis=1, keepdims=True) if unit else wanted
+    got = ended.encode(TEXTS)
+    assert got.shape == (len(TEXTS), k or D) == (len(TEXTS), ended.width)
+    assert_allclose(*up_to_sign(got, wanted), atol=2e-3)  # float32 vectors with variances of 1e-5
+    checkpoint.save(ended, tmp_path / "ended")
+    again = checkpoint.load(str(tmp_path / "ended"))
+    assert np.array_equal(again.encode(TEXTS), got)
+    assert again.final.provenance["texts"] == len(TEXTS) + 1 and "probe" not in again.final.provenance
+
+
+def test_a_second_map_follows_the_first(embedder, corpus):
+    once = whitened(embedder, fit_of(embedder, corpus), 8)
+    fit = Postprocess("pca", k=3)
+    fit.provenance = fitted(fit, once, corpus)
+    assert_allclose(whitened(once, fit).encode(TEXTS), fit.transform(once.encode(TEXTS)), atol=1e-5)
+
+
+def test_unit_length_comes_and_goes_and_leaves_the_map(embedder):
+    last = Final(weight=torch.eye(D)[:4], bias=torch.ones(4), unit=False, provenance={"by": "hand"})
+    mapped = rooms.ending(embedder, last)
+    unit = scaled(mapped, unit=True)
+    assert_allclose(np.linalg.norm(unit.encode(TEXTS), axis=1), 1, rtol=1e-6)
+    assert np.array_equal(scaled(unit, unit=False).encode(TEXTS), mapped.encode(TEXTS))
+    assert unit.final.provenance == {"by": "hand"}
+    assert scaled(embedder, unit=False) is embedder
+    assert scaled(scaled(embedder, unit=True), unit=False).final is None
+
+
+def test_a_map_of_another_embedder_is_refused(embedder, corpus, bert):
+    fit = fit_of(embedder, corpus)
+    with pytest.raises(ValueError, match="fitted to another embedder"):
+        whitened(embedder_of(bert, kind="cls", layers=(0,)), fit)
+    with pytest.raises(ValueError, match="width 16 .* width 5"):
+        whitened(whitened(embedder, fit, 5), fit)
+    with pytest.raises(ValueError, match="k=17"):
+        whitened(embedder, fit, 17)
+
+
+def test_the_command_fits_and_writes_a_map_that_says_where_it_came_from(embedder, corpus, tmp_path, capsys):
+    checkpoint.save(embedder, tmp_path / "best")
+    source, out = str(tmp_path / "best"), tmp_path / "map.safetensors"
+    assert cli.main(["whiten", "fit", source, corpus.path, str(out)]) == 0
+    assert "65 texts" in capsys.readouterr().out
+    fit = Postprocess.load(out)
+    assert fit.provenance["source"] == source and fit.kind == "whitening"
+    wanted = by_hand(embedder.encode([*TEXTS, TEXTS[0]]))(embedder.encode(TEXTS))
+    assert_allclose(*up_to_sign(fit.transform(embedder.encode(TEXTS)), wanted), atol=2e-3)
+    sampled = tmp_path / "sampled.safetensors"
+    more = ["--sample", "20", "--kind", "pca", "--bf16"]
+    assert cli.main(["whiten", "fit", source, corpus.path, str(sampled), *more]) == 0
+    assert Postprocess.load(sampled).provenance["texts"] == 20
+
+
+def test_a_plain_encoder_is_pooled_as_asked_and_bad_input_is_one_line(bert, corpus, tmp_path, capsys):
+    plain = tmp_path / "plain"
+    bert.backbone.save_pretrained(plain)
+    bert.tokenizer.save_pretrained(plain)
+    out = str(tmp_path / "map.safetensors")
+    asked = ["--pooling", "mean", "--layers", "1", "-1"]
+    assert cli.main(["whiten", "fit", str(plain), corpus.path, out, *asked]) == 0
+    embedder = embedder_of(bert, kind="mean", layers=(1, -1)).eval()
+    assert_allclose(Postprocess.load(Path(out)).mean, embedder.encode([*TEXTS, TEXTS[0]]).mean(0), atol=1e-6)
+    (tmp_path / "one.txt").write_text("one line\n\n")
+    for wrong, message in {
+        (str(plain), str(tmp_path / "one.txt"), out): "1 texts that are not blank",
+        (str(plain), corpus.path, str(tmp_path / "no" / "map")): "no such directory",
+        (str(plain), str(tmp_path / "absent.txt"), out): "no such file",
+    }.items():
+        assert cli.main(["whiten", "fit", *wrong]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("error:") == 1 and "Traceback" not in error
