@@ -85,6 +85,9 @@ ROOMS = {
         "durable",
         "report.formats",
     ],
+    "demo.trial": ["evaluation.postprocess", "export.whitened", "model"],
+    "demo.page": ["demo.trial"],
+    "demo.command": ["demo", "data.sources", "export", "report.formats"],
     "report.record": ["durable", "settings"],
     "report.formats": [],
     "report.tables": ["report", "evaluation"],
@@ -100,7 +103,7 @@ ROOMS = {
     "report.page": ["report", "durable"],
     "report.published": ["report", "evaluation"],
     "report.workspace": ["training.dashboard"],
-    "cli": ["data.sources", "evaluation.doctor", "report", "export.command"],
+    "cli": ["data.sources", "evaluation.doctor", "report", "export.command", "demo.command"],
     "launch": ["settings", "ranks", "report.formats", "model.operations", "training.dashboard"],
     "runs": ["launch", "ranks", "report", "durable", "training.checkpoints"],
 }

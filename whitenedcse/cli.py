@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from whitenedcse.data import sources
+from whitenedcse.demo import command as demo
 from whitenedcse.export import command as export
 
 
@@ -39,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     _report(commands.add_parser("report", help=about, description=about))
     _dashboard(commands)
     export.add(commands)
+    demo.add(commands)
     return parser
 
 

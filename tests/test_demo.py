@@ -1,0 +1,212 @@
+"""The page to try an encoder on: what it computes, and what a browser shows of it."""
+
+import asyncio
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from conftest import SENTENCES, embedder_of
+
+from whitenedcse import cli
+from whitenedcse.demo.trial import Trial
+from whitenedcse.export.whitened import scaled
+from whitenedcse.model import checkpoint
+
+TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
+QUERY = "the small dog likes bread"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture
+def embedder(bert):
+    return embedder_of(bert, kind="mean").eval()
+
+
+def cosines(a, b):
+    return [[x @ y / np.sqrt((x @ x) * (y @ y)) for y in b] for x in a]
+
+
+def whitened(x, y, k):
+    """y by the map that whitens x, from the eigenvectors of its covariance, k of most variance."""
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    values, axes = np.linalg.eigh(np.cov(x.T, bias=True))
+    best = np.argsort(-values)[:k]
+    return (y - x.mean(0)) @ axes[:, best] / np.sqrt(values[best])
+
+
+@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize("k", [None, 4, 10])
+def test_neighbours_and_cosines_are_those_of_the_definition(embedder, k, unit):
+    trial = Trial(scaled(embedder, unit=unit), TEXTS)
+    x, query = embedder.encode(TEXTS), embedder.encode([QUERY])
+    if k is not None:
+        x, query = whitened(x, x, k), whitened(x, query, k)
+    (wanted,) = cosines(query, x)
+    best = np.argsort(-np.array(wanted), kind="stable")[:5]
+    got = trial.nearest(QUERY, k, 5)
+    assert [text for _, text in got] == [TEXTS[i] for i in best]
+    np.testing.assert_allclose([cosine for cosine, _ in got], [wanted[i] for i in best], atol=2e-3)
+    assert abs(trial.cosine(QUERY, TEXTS[3], k) - wanted[3]) < 2e-3
+
+
+def test_more_than_there_are_gives_all_of_them(embedder):
+    assert len(Trial(embedder, TEXTS[:3]).nearest(QUERY, 2, 10)) == 3
+
+
+def test_the_page_computes_what_it_is_asked_and_nothing_for_an_empty_box(embedder):
+    page = pytest.importorskip("whitenedcse.demo.page")
+    trial = Trial(embedder, TEXTS)
+    assert page.table(trial, "  ", 4) == [] and page.cosines(trial, "a", " ", 4) == ""
+    assert [row[1] for row in page.table(trial, QUERY, 4)] == [t for _, t in trial.nearest(QUERY, 4, 10)]
+    numbers = re.findall(r"-?\d\.\d{4}", page.cosines(trial, QUERY, TEXTS[0], 4))
+    wanted = [trial.cosine(QUERY, TEXTS[0], k) for k in (None, 4)]
+    np.testing.assert_allclose([float(number) for number in numbers], wanted, atol=1e-4)
+    asked = [page.components(said, 16) for said in (None, "4", "0", "99", "-1", "x", "")]
+    assert asked == [16, 4, 1, 16, 16, 16, 16]
+
+
+def test_without_gradio_the_command_says_what_to_install(embedder, tmp_path, capsys, monkeypatch):
+    checkpoint.save(embedder, tmp_path / "best")
+    (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
+    monkeypatch.setitem(__import__("sys").modules, "whitenedcse.demo.page", None)
+    assert cli.main(["demo", str(tmp_path / "best"), str(tmp_path / "corpus.txt")]) == 2
+    assert "pip install 'whitenedcse[demo]'" in capsys.readouterr().err
+
+
+# the browser, driven by its own protocol
+
+
+class Browser:
+    """A tab of headless Chromium: scripts in, values out; what it said on the console, what it asked for."""
+
+    def __init__(self, socket):
+        self.socket, self.number, self.console, self.asked = socket, 0, [], []
+
+    async def call(self, method, **parameters):
+        self.number += 1
+        await self.socket.send_json({"id": self.number, "method": method, "params": parameters})
+        while (answer := json.loads(await self.socket.receive_str(timeout=60))).get("id") != self.number:
+            if answer["method"] == "Runtime.consoleAPICalled" and answer["params"]["type"] == "error":
+                self.console.append(answer["params"]["args"])
+            if answer["method"] == "Network.requestWillBeSent":
+                self.asked.append(answer["params"]["request"]["url"])
+        return answer["result"]
+
+    async def value(self, script):
+        return (await self.call("Runtime.evaluate", expression=script))["result"].get("value")
+
+    async def until(self, script):
+        """The script's value once it is true."""
+        end = time.monotonic() + 40
+        while not (value := await self.value(script)) and time.monotonic() < end:
+            await asyncio.sleep(0.2)
+        assert value, f"not in 90 s: {script}; the page: {await self.value('document.body.innerText')}"
+        return value
+
+
+async def visited(address, profile, visit):
+    aiohttp = pytest.importorskip("aiohttp")
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+    ]
+    flags += [f"--user-data-dir={profile}", "--remote-debugging-port=0", "--window-size=1280,1000"]
+    process = subprocess.Popen([CHROMIUM, *flags, "about:blank"], stderr=subprocess.PIPE, text=True)
+    try:
+        line = next(line for line in process.stderr if "DevTools listening" in line)
+        port = re.search(r":(\d+)/", line).group(1)
+        tabs = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/json"))
+        tab = next(tab for tab in tabs if tab["type"] == "page")["webSocketDebuggerUrl"]
+        async with aiohttp.ClientSession() as session, session.ws_connect(tab, max_msg_size=0) as socket:
+            browser = Browser(socket)
+            for domain in ("Runtime", "Network", "Page"):
+                await browser.call(f"{domain}.enable")
+            await browser.call("Page.navigate", url=address)
+            await visit(browser)
+            return browser
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@contextmanager
+def demonstrated(*arguments):
+    """The address of the page that the command shows."""
+    pytest.importorskip("gradio")
+    command = [sys.executable, "-m", "whitenedcse.cli", "demo", *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            said = re.search(r"page: (\S+)", process.stdout.readline())
+            assert said or process.wait() is None, process.stderr.read()
+            yield said.group(1)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=30) == 0
+        finally:
+            process.kill()
+
+
+TEXT = "document.body.innerText"
+SET = """(() => { const box = document.querySelector('SELECTOR');
+const kind = box.tagName == 'TEXTAREA' ? HTMLTextAreaElement : HTMLInputElement;
+Object.getOwnPropertyDescriptor(kind.prototype, 'value').set.call(box, VALUE);
+for (const name of ['input', 'change', 'pointerup', 'blur'])
+  box.dispatchEvent(new Event(name, {bubbles: true}));
+box.dispatchEvent(new KeyboardEvent('keypress', {key: 'Enter', bubbles: true}));
+return true })()"""
+
+
+def typed(selector, value):
+    """A script that puts a value into a box and presses Enter."""
+    return SET.replace("SELECTOR", selector).replace("VALUE", json.dumps(str(value)))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+def test_a_browser_searches_moves_the_slider_and_compares(embedder, tmp_path):
+    page = pytest.importorskip("whitenedcse.demo.page")
+    checkpoint.save(embedder, tmp_path / "best")
+    (tmp_path / "corpus.txt").write_text("\n".join([*TEXTS, TEXTS[0], ""]))
+    trial = Trial(embedder, TEXTS)
+
+    async def visit(browser):
+        async def finds(query, k):
+            await browser.until("document.querySelectorAll('table').length > 1")
+            for row in page.table(trial, query, k):
+                await browser.until(f"{TEXT}.includes({json.dumps(row[1])})")
+                await browser.until(f"{TEXT}.includes({json.dumps(row[0][:5])})")
+
+        await finds(QUERY, 3)
+        await finds(QUERY, None)
+        assert await browser.value("document.querySelector('input[type=number]').value") == "3"
+        await browser.until(typed("input[type=range]", 7))
+        await finds(QUERY, 7)
+        await browser.until(typed("textarea", TEXTS[5]))
+        await finds(TEXTS[5], 7)
+        await browser.call("Page.captureScreenshot")
+        await browser.until("document.querySelectorAll('[role=tab]')[1].click() || true")
+        boxes = "[...document.querySelectorAll('textarea')].filter(t => t.offsetParent && !t.disabled)"
+        await browser.until(f"{boxes}.length == 2")
+        await browser.until(f"{boxes}.map((t, i) => t.id = 'box' + i).length")
+        await browser.until(typed("#box0", QUERY))
+        await browser.until(typed("#box1", TEXTS[5]))
+        wanted = page.cosines(trial, QUERY, TEXTS[5], 7)
+        said = "[...document.querySelectorAll('textarea')].map(t => t.value).join()"
+        await browser.until(f"{said}.includes({json.dumps(wanted)})")
+
+    with demonstrated(tmp_path / "best", tmp_path / "corpus.txt") as url:
+        address = f"{url}?q={urllib.request.quote(QUERY)}&k=3"
+        browser = asyncio.run(visited(address, tmp_path / "profile", visit))
+    assert url.startswith("http://127.0.0.1:")
+    assert browser.console == []
+    assert [asked for asked in browser.asked if not asked.startswith((url, "data:", "blob:"))] == []

@@ -1,0 +1,1 @@
+"""A page to try an encoder and its whitening."""
