@@ -1,0 +1,61 @@
+"""The wheel: what is installed elsewhere works without this folder."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def ran(*command, folder, **variables):
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | variables, capture_output=True, text=True, timeout=300
+    )
+
+
+def files():
+    """What git knows of, or would."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return [name for name in listed.stdout.splitlines() if (ROOT / name).exists()]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    copy = folder / "copy"  # pip builds in the folder itself, and what lies there from before goes in
+    for name in files():
+        if name.startswith("whitenedcse/") or "/" not in name:
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, copy / name)
+    done = ran(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", ".", "./copy", folder=folder)
+    if done.returncode and "No matching distribution found for setuptools" in done.stderr:
+        pytest.skip("pip cannot get setuptools from here to build with")
+    assert done.returncode == 0, done.stderr
+    return next(folder.glob("whitenedcse-*.whl"))
+
+
+def test_it_holds_the_package_and_its_data_and_nothing_else(wheel):
+    inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert inside == {name for name in files() if name.startswith("whitenedcse/")}
+
+
+def test_installed_elsewhere_the_command_and_the_package_work(wheel, tmp_path):
+    site = tmp_path / "site"
+    pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site), str(wheel))
+    assert ran(*pip, folder=tmp_path).returncode == 0
+    away = {"folder": tmp_path, "PYTHONPATH": str(site), "WHITENEDCSE_DATA": str(tmp_path)}
+    where = ran(
+        sys.executable, "-c", "import whitenedcse; print(whitenedcse.__file__, whitenedcse.Embedder)", **away
+    )
+    assert where.stdout.startswith(str(site)), where.stderr
+    listed = ran(str(site / "bin" / "whitenedcse"), "report", "--list", **away)
+    assert "WhitenedCSE/T1" in listed.stdout, listed.stderr
+    checked = ran(str(site / "bin" / "whitenedcse"), "data", "check", **away)
+    assert "STS" in checked.stdout and checked.returncode == 0, checked.stderr
