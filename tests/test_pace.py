@@ -24,6 +24,16 @@ def test_without_a_total_nothing_is_left(monkeypatch):
     assert said == ["encoded 50,000  5,000 sentences/s"]
 
 
+def test_what_was_done_before_counts_as_done_but_not_as_speed(monkeypatch):
+    clock = iter([0.0, 10.0, 20.0])
+    monkeypatch.setattr(pace.time, "monotonic", lambda: next(clock))
+    said = []
+    more = pace.lines("encoded", 1000, said.append, before=800)
+    more(0)  # nothing yet, so no speed to divide by
+    more(100)
+    assert said == ["encoded 900 of 1,000  5 sentences/s  left 00:00:20"]
+
+
 def test_a_pipe_gets_lines_on_the_standard_error(monkeypatch, capsys):
     monkeypatch.setattr(pace, "SECONDS", 0)
     with pace.pace("encoded", 2) as more:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from whitenedcse.bulk import command as bulk
 from whitenedcse.data import sources
 from whitenedcse.demo import command as demo
 from whitenedcse.export import command as export
@@ -41,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     _dashboard(commands)
     export.add(commands)
     demo.add(commands)
+    bulk.add(commands)
     return parser
 
 

@@ -26,6 +26,7 @@ from whitenedcse.ragged import Ragged, concatenate, ragged, taken
 EMBEDDINGS = ("encoder", "dense", "head")
 BATCH_TOKENS = 1024  # of one batch while encoding, padding counted; 8192 leave a CPU's cache
 BLOCK = 10_000  # sentences tokenised at a time
+Progress = bool | Callable[[int], None]  # a bar, or who is told of so many distinct sentences more
 
 
 class Embedder(nn.Module):
@@ -104,7 +105,7 @@ class Embedder(nn.Module):
         self,
         sentences: Sequence[str],
         *,
-        progress: bool = False,
+        progress: Progress = False,
         share: tuple[int, int] = (0, 1),
         bf16: bool = False,
     ) -> NDArray[np.float32]:
@@ -130,7 +131,7 @@ class Embedder(nn.Module):
         self,
         rows: Ragged | Sequence[Sequence[int]],
         *,
-        progress: bool = False,
+        progress: Progress = False,
         share: tuple[int, int] = (0, 1),
         bf16: bool = False,
     ) -> NDArray[np.float32]:
@@ -159,9 +160,9 @@ class Embedder(nn.Module):
 
 
 class Manner(NamedTuple):
-    """How sentences are encoded: with a bar on the screen, which share of them, in which precision."""
+    """How sentences are encoded: who is told how far it is, which share of them, in which precision."""
 
-    progress: bool = False
+    progress: Progress = False
     share: tuple[int, int] = (0, 1)
     bf16: bool = False
 
@@ -182,7 +183,7 @@ def fill(
     first, device = firsts(rows), next(module.parameters()).device
     budget = BATCH_TOKENS * (1 if device.type == "cpu" else 8)  # elsewhere it is launches that cost
     every = by_length(rows, np.unique(first), budget)[manner.share[0] :: manner.share[1]]
-    batches = track(every, "encoding", transient=True) if manner.progress else every
+    batches = track(every, "encoding", transient=True) if manner.progress is True else every
     was_training = module.training
     module.eval()
     try:
@@ -190,6 +191,8 @@ def fill(
             for at in batches:
                 for array, x in zip(out, run(taken(rows, torch.from_numpy(at))[0].to(device)), strict=True):
                     array[..., at, :] = x.float().cpu().numpy()
+                if callable(manner.progress):
+                    manner.progress(len(at))
     finally:
         module.train(was_training)
     again = np.flatnonzero(first != np.arange(rows.n))

@@ -1,0 +1,406 @@
+"""A corpus to files of vectors: every row in its place, whatever is killed in between."""
+
+import copy
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from conftest import SENTENCES, WORDS, embedder_of
+from filelock import FileLock
+from numpy.testing import assert_allclose
+from tokenizers import normalizers
+from torch.multiprocessing import ProcessRaisedException
+
+from whitenedcse import cli
+from whitenedcse.bulk import encoding, shards
+from whitenedcse.bulk.encoding import Job, encoded
+from whitenedcse.bulk.shards import Form, arrays
+from whitenedcse.data.corpus import Corpus
+from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.export.whitened import ending, whitened
+from whitenedcse.model import checkpoint
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.final import Final
+
+TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES[:3]]
+TEXTS[5:5] = ["", "  ", TEXTS[1], "the", " ".join(SENTENCES * 4)]  # blank, equal, short, beyond the limit
+FORM = Form(shard=7)
+
+
+@pytest.fixture
+def embedder(bert):
+    return embedder_of(bert, kind="mean").eval()
+
+
+def corpus_of(texts, folder, name="corpus.txt"):
+    path = folder / name
+    path.write_text("".join(f"{text}\n" for text in texts))
+    return Corpus(str(path))
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return corpus_of(TEXTS, tmp_path)
+
+
+def job_of(embedder, corpus, out, **changes):
+    return Job(**({"opened": lambda: embedder, "source": "mine", "corpus": corpus, "out": out} | changes))
+
+
+def many(count):
+    """So many different sentences of five words."""
+    n = len(WORDS)
+    return [" ".join(WORDS[i // n**p % n] for p in range(3)) + f" {i % 7} cat" for i in range(count)]
+
+
+def contents(out):
+    return {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("to", ["npy", "parquet"])
+def test_row_i_of_the_files_is_row_i_of_the_input(embedder, corpus, tmp_path, to, dtype):
+    out = tmp_path / "out"
+    assert encoded(job_of(embedder, corpus, out, form=Form(to, dtype, 7))) == len(TEXTS) == 29
+    got = list(arrays(out))
+    assert [len(x) for x in got] == [7, 7, 7, 7, 1] and {x.dtype.name for x in got} == {dtype}
+    one_by_one = np.concatenate([embedder.encode([text]) for text in TEXTS])
+    assert_allclose(np.concatenate(got), one_by_one, atol=2e-3 if dtype == "float16" else 1e-5)
+    names = [f"shard-0000{i}.{to}" for i in range(5)]
+    assert sorted(contents(out)) == [".lock", "manifest.json", *names]
+    peer = [np.load(out / n) if to == "npy" else pq.read_table(out / n) for n in names]
+    if to == "parquet":
+        assert [row for table in peer for row in table["row"].to_pylist()] == list(range(29))
+        peer = [np.array(table["vector"].to_pylist()) for table in peer]
+    assert np.array_equal(np.concatenate(peer), np.concatenate(got))
+
+
+def test_the_command_encodes_a_column_whitened_to_k_components(embedder, tmp_path, capsys):
+    checkpoint.save(embedder, tmp_path / "best")
+    rows = "".join(json.dumps({"id": str(i), "text": text}) + "\n" for i, text in enumerate(TEXTS))
+    (tmp_path / "corpus.jsonl").write_text(rows)
+    plain = corpus_of(TEXTS, tmp_path)
+    source, out = str(tmp_path / "best"), tmp_path / "out"
+    fit = tmp_path / "fit.safetensors"
+    assert cli.main(["whiten", "fit", source, plain.path, str(fit)]) == 0
+    command = [
+        "encode",
+        source,
+        str(tmp_path / "corpus.jsonl"),
+        str(out),
+        "--columns",
+        "text",
+        "--shard",
+        "9",
+    ]
+    command += ["--whiten", str(fit), "--dim", "5"]
+    capsys.readouterr()
+    assert cli.main(command) == 0
+    assert capsys.readouterr().out == f"29 rows of width 5: {out}\n"
+    wanted = whitened(embedder, Postprocess.load(fit), 5).encode(TEXTS)
+    assert_allclose(np.concatenate(list(arrays(out))), wanted, atol=1e-4)
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["embedding"]["final"]["provenance"]["k"] == 5 and manifest["source"] == source
+    assert (manifest["rows"], manifest["width"], manifest["shard"]) == (29, 5, 9)
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir() if path.name != ".lock"}
+    assert cli.main(command) == 0
+    assert capsys.readouterr().out == f"29 rows of width 5: {out}; 29 were here already\n"
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    assert cli.main(["encode", source, plain.path, str(tmp_path / "x"), "--dim", "5"]) == 2
+    assert "--dim 5" in capsys.readouterr().err and not (tmp_path / "x").exists()
+
+
+def test_only_what_is_missing_is_encoded_and_the_progress_says_so(embedder, corpus, tmp_path, monkeypatch):
+    out, seen, told = tmp_path / "out", [], []
+    assert encoded(job_of(embedder, corpus, out, form=FORM)) == 29
+    whole = contents(out)
+    for number in (0, 4):
+        (out / f"shard-0000{number}.npy").unlink()
+    (out / "shard-00000.npy.new").write_bytes(b"half")  # what a kill leaves
+    with pytest.raises(ValueError, match="lacks 2 of 5 files"):
+        list(arrays(out))
+
+    @contextmanager
+    def pace(*given):
+        told.append(given)
+        yield told.append
+
+    monkeypatch.setattr(encoding, "pace", pace)
+    plain = Embedder.encode
+    monkeypatch.setattr(
+        Embedder, "encode", lambda self, texts, **how: (seen.extend(texts), plain(self, texts, **how))[1]
+    )
+    assert encoded(job_of(embedder, corpus, out, form=FORM)) == 8
+    assert seen == [*TEXTS[:7], TEXTS[28]]  # two of them blank: one vector, two rows
+    assert told[0] == ("encoded", 29, 21) and sum(told[1:]) == 8
+    assert contents(out) == whole
+
+
+def test_a_job_goes_on_with_the_threads_it_began_with(embedder, corpus, tmp_path, monkeypatch):
+    out, asked = tmp_path / "out", []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    encoded(job_of(embedder, corpus, out, form=FORM))
+    (out / "shard-00001.npy").unlink()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    encoded(job_of(embedder, corpus, out, form=FORM))
+    assert asked == [6, 6, 6, 4]
+
+
+KILLED = """
+import os, signal, sys, time
+from functools import partial
+from pathlib import Path
+from whitenedcse.bulk.encoding import Job, encoded
+from whitenedcse.bulk.shards import Form
+from whitenedcse.data.corpus import Corpus
+from whitenedcse.model import checkpoint
+
+source, corpus, out = sys.argv[1:]
+done = lambda: len(list(Path(out).glob("shard-*.npy")))
+job = Job(partial(checkpoint.load, source), source, Corpus(corpus), Path(out), Form(shard=100))
+for processes, files in ((1, 3), (2, 9)):
+    if not (child := os.fork()):
+        encoded(job, processes)
+        os._exit(0)
+    while done() < files:
+        time.sleep(0.001)
+    workers = Path(f"/proc/{child}/task/{child}/children").read_text()
+    os.kill(child, signal.SIGKILL)
+    print(os.waitpid(child, 0)[1], done(), workers)
+"""
+
+
+def test_killed_twice_and_gone_on_with_the_bytes_are_those_of_an_uninterrupted_run(embedder, tmp_path):
+    """First alone, then with two processes, none of which outlives the one that is killed."""
+    source, out = str(tmp_path / "best"), tmp_path / "out"
+    checkpoint.save(embedder, Path(source))
+    corpus = corpus_of(many(3_000), tmp_path)
+    command = [sys.executable, "-c", KILLED, source, corpus.path, str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    (a, first), (b, second, *workers) = (map(int, line.split()) for line in done.stdout.splitlines())
+    assert a == b == signal.SIGKILL and 3 <= first < 30 > second >= 9 and len(workers) >= 2
+    until = time.monotonic() + 60
+    while any(map(alive, workers)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(map(alive, workers))
+    job = job_of(
+        None, corpus, out, opened=partial(checkpoint.load, source), source=source, form=Form(shard=100)
+    )
+    assert 0 < encoded(job) < 3_000
+    encoded(whole := replace(job, out=tmp_path / "whole"))
+    assert contents(out) == contents(whole.out)
+
+
+def test_when_one_of_two_processes_dies_what_is_finished_stays(embedder, tmp_path):
+    checkpoint.save(embedder, tmp_path / "best")
+    corpus, out = corpus_of(many(3_000), tmp_path), tmp_path / "out"
+    job = job_of(
+        None, corpus, out, opened=partial(checkpoint.load, str(tmp_path / "best")), form=Form(shard=100)
+    )
+
+    def kill_one():
+        while len(list(out.glob("shard-*.npy"))) < 4:
+            time.sleep(0.001)
+        multiprocessing.active_children()[-1].kill()
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    with pytest.raises(
+        OSError, match="SIGKILL; finished files are kept, and the same command goes on"
+    ) as error:
+        encoded(job, 2)
+    killer.join()
+    assert "\n" not in str(error.value) and not multiprocessing.active_children()
+    kept = {path: path.read_bytes() for path in out.glob("shard-*.npy")}
+    assert 4 <= len(kept) < 30
+    assert encoded(job) == 3_000 - 100 * len(kept)
+    encoded(whole := replace(job, out=tmp_path / "whole"))
+    assert contents(out) == contents(whole.out)
+
+
+def alive(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().split(") ")[1][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_an_error_in_a_process_is_one_line(embedder, corpus, tmp_path, monkeypatch):
+    class Workers:
+        def join(self, timeout):
+            raise ProcessRaisedException("-- Process 1:\nTraceback\n  line\nOSError: disk full\n", 1, 99)
+
+    monkeypatch.setattr(encoding, "spawn", lambda *args, **how: Workers())
+    with pytest.raises(OSError, match="^a process failed: OSError: disk full; finished files are kept"):
+        encoded(job_of(embedder, corpus, tmp_path / "out", form=FORM), 2)
+
+
+def test_each_of_two_processes_has_its_share(embedder, corpus, tmp_path):
+    job = job_of(embedder, corpus, tmp_path / "out", form=FORM)
+    encoded(job)
+    whole = contents(job.out)
+    for number in range(5):
+        (job.out / f"shard-0000{number}.npy").unlink()
+    manifest = shards.begun(job.out)
+    encoding.worker(1, job, manifest, [0, 1, 2, 4], 2)
+    assert shards.missing(job.out, manifest) == [0, 2, 3]
+    encoding.worker(0, job, manifest, [0, 2, 3], 1)
+    assert contents(job.out) == whole
+
+
+def test_no_file_is_there_before_all_of_it_is(embedder, corpus, tmp_path, monkeypatch):
+    def half(stream, x, **how):
+        stream.write(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(np, "save", half)
+    with pytest.raises(OSError, match="no space left"):
+        encoded(job_of(embedder, corpus, tmp_path / "out", form=FORM))
+    assert set(contents(tmp_path / "out")) == {".lock", "manifest.json"}
+
+
+def test_memory_does_not_grow_with_the_corpus(embedder, tmp_path):
+    peaks, sizes = [], []
+    for count in (300, 300, 1_800):  # the first warms up
+        corpus = corpus_of([f"{text} " * 40 for text in many(count)], tmp_path)
+        sizes.append(Path(corpus.path).stat().st_size)
+        tracemalloc.start()
+        encoded(job_of(embedder, corpus, tmp_path / f"out{len(peaks)}", form=Form(shard=100)))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[2] - peaks[1] < 0.1 * (sizes[2] - sizes[1])
+
+
+def test_going_on_otherwise_is_refused(embedder, corpus, bert, tmp_path):
+    out = tmp_path / "out"
+    encoded(job_of(embedder, corpus, out, form=FORM))
+    other = embedder_of(bert, kind="cls").eval()
+    for wrong, message in (
+        (job_of(embedder, corpus, out, form=Form(shard=8)), "shard was 7 and is now 8"),
+        (job_of(embedder, corpus, out, form=Form(dtype="float16", shard=7)), "dtype was 'float32'"),
+        (job_of(embedder, corpus, out, form=Form(to="parquet", shard=7)), "to was 'npy'"),
+        (job_of(embedder, corpus, out, form=FORM, bf16=True), "bf16 was False"),
+        (job_of(other, corpus, out, form=FORM), "the encoder, its pooling"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            encoded(wrong)
+    with torch.no_grad():
+        embedder.encoder.backbone.embeddings.word_embeddings.weight[7, 0] += 1e-3
+    with pytest.raises(ValueError, match="the encoder, its pooling"):
+        encoded(job_of(embedder, corpus, out, form=FORM))
+    with torch.no_grad():
+        embedder.encoder.backbone.embeddings.word_embeddings.weight[7, 0] -= 1e-3
+    corpus_of([*TEXTS[:-1], "the cat"], tmp_path)
+    with pytest.raises(ValueError, match="the input is another"):
+        encoded(job_of(embedder, corpus, out, form=FORM))
+
+
+def test_all_that_decides_a_vector_has_a_part_in_the_digest(embedder):
+    """Maps of one provenance and other numbers, other heads, another limit, another tokenizer."""
+    digests = [encoding.known_by(embedder)]
+    for scale in (1.0, 2.0):
+        last = Final(
+            weight=torch.eye(16) * scale, bias=torch.zeros(16), unit=False, provenance={"by": "hand"}
+        )
+        digests.append(encoding.known_by(ending(embedder, last)))
+    embedder.max_length -= 1
+    digests.append(encoding.known_by(embedder))
+    with torch.no_grad():
+        embedder.head.linear.weight[0, 0] += 1
+    digests.append(encoding.known_by(embedder))
+    embedder.encoder.tokenizer = copy.deepcopy(embedder.encoder.tokenizer)
+    embedder.encoder.tokenizer.backend_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
+    digests.append(encoding.known_by(embedder))
+    assert len(set(digests)) == len(digests) and encoding.known_by(embedder) == digests[-1]
+
+
+def test_bad_input_is_refused_before_anything_is_written(embedder, corpus, tmp_path, monkeypatch):
+    out, monkey = tmp_path / "out", monkeypatch.setattr
+    (tmp_path / "bad.txt").write_bytes(b"good\n" * 30 + b"\xff\n")
+    for wrong, message in (
+        ({"corpus": Corpus(str(tmp_path / "bad.txt"))}, "bad.txt:31: byte 0xff"),
+        ({"corpus": corpus_of([], tmp_path, "none.txt")}, "no rows"),
+        ({"corpus": Corpus("nli.csv", ("a", "b"))}, "name one column"),
+        ({"form": Form(shard=0)}, "shard=0"),
+        ({"form": Form(to="csv")}, "to='csv'"),
+        ({"form": Form(dtype="int8")}, "dtype='int8'"),
+        ({"out": tmp_path}, "holds something else, 'bad.txt'"),
+        ({"out": tmp_path / "a" / "b"}, "no such directory; make it first"),
+    ):
+        with pytest.raises((ValueError, OSError), match=message):
+            encoded(job_of(embedder, **({"corpus": corpus, "out": out} | wrong)))
+        assert not out.exists() or set(contents(out)) == {".lock"}
+    assert not (tmp_path / ".lock").exists()
+    with pytest.raises(ValueError, match="processes=0"):
+        encoded(job_of(embedder, corpus, out), 0)
+    monkey(encoding, "SECONDS", 0.01)
+    with FileLock(out / ".lock"), pytest.raises(ValueError, match="written by another process"):
+        encoded(job_of(embedder, corpus, out))
+    assert encoded(job_of(embedder, corpus, out)) == 29
+
+
+def test_an_input_that_changes_while_it_is_read_is_noticed(embedder, corpus, tmp_path):
+    out = tmp_path / "out"
+    encoded(job_of(embedder, corpus, out, form=FORM))
+    corpus_of(TEXTS[:-1], tmp_path)
+    with pytest.raises(ValueError, match="was changed while it was read"):
+        list(encoding.blocks(corpus, shards.begun(out), [4], 100))
+
+
+class Bomb:
+    """Unpickled, it leaves a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("name", ["shard-00001.npy", "shard-00001.parquet", "manifest.json"])
+@pytest.mark.parametrize("as_array", [True, False])
+def test_reading_runs_no_code_of_a_file(embedder, corpus, tmp_path, name, as_array):
+    out, bomb = tmp_path / "out", tmp_path / "ran"
+    encoded(job_of(embedder, corpus, out, form=Form("parquet" if "parquet" in name else "npy", shard=7)))
+    with (out / name).open("wb") as file:
+        if as_array:
+            np.save(file, np.array([Bomb(bomb)] * 7, dtype=object), allow_pickle=True)
+        else:
+            pickle.dump(Bomb(bomb), file)
+    with pytest.raises(ValueError, match=f"{name}.*is (damaged|not what)"):
+        list(arrays(out))
+    assert not bomb.exists()
+    pickle.loads(pickle.dumps(Bomb(bomb)))
+    assert bomb.exists()  # it would have gone off
+
+
+def test_a_damaged_file_is_named(embedder, corpus, tmp_path):
+    out = tmp_path / "out"
+    encoded(job_of(embedder, corpus, out, form=FORM))
+    first, third = out / "shard-00000.npy", out / "shard-00002.npy"
+    whole = third.read_bytes()
+    np.save(third, np.load(first)[:6])
+    with pytest.raises(ValueError, match="shard-00002.npy is damaged"):
+        list(arrays(out))
+    third.write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match="shard-00002.npy is damaged"):
+        list(arrays(out))
+    with pytest.raises(ValueError, match="no manifest.json"):
+        list(arrays(tmp_path / "absent"))

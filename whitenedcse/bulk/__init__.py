@@ -1,0 +1,1 @@
+"""Any corpus to vectors on disk, however large."""

@@ -1,0 +1,67 @@
+"""`whitenedcse encode`: its parser, and what it does."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from whitenedcse.data import sources
+from whitenedcse.export.command import CORPUS, SOURCE, pooling, reading, source
+
+
+def add(commands: Any) -> None:
+    """The command, added to those of `whitenedcse`."""
+    about = "encode a corpus of any size into files of vectors"
+    more = "Row i of the files is row i of the input. The same command again goes on with what a kill left."
+    parser = commands.add_parser("encode", help=about, description=f"{about}. {more}")
+    parser.add_argument("source", metavar="SOURCE", help=SOURCE)
+    parser.add_argument("input", metavar="INPUT", help=CORPUS + ", ".join(sources.CORPORA))
+    parser.add_argument("out", type=Path, metavar="OUT", help="the directory to write")
+    parser.add_argument("--whiten", type=Path, metavar="FIT", help="a file of whitenedcse whiten fit")
+    parser.add_argument("--dim", type=int, metavar="K", help="components of FIT to keep (default: all)")
+    parser.add_argument(
+        "--dtype", choices=("float32", "float16"), default="float32", help="(default: float32)"
+    )
+    parser.add_argument("--to", choices=("npy", "parquet"), default="npy", help="(default: npy)")
+    parser.add_argument(
+        "--shard", type=int, default=20_000, metavar="N", help="rows of a file (default: 20,000)"
+    )
+    about = "processes that share the work (default: one a GPU, or one)"
+    parser.add_argument("--processes", type=int, metavar="P", help=about)
+    reading(parser)
+    pooling(parser)
+    parser.set_defaults(run=encode)
+
+
+def encode(arguments: argparse.Namespace) -> int:
+    """Write the vectors, and say where they are."""
+    from whitenedcse import ranks
+    from whitenedcse.bulk.encoding import Job, encoded
+    from whitenedcse.bulk.shards import Form, begun
+    from whitenedcse.report.formats import say
+
+    ranks.refuse("whitenedcse encode")
+    if arguments.dim is not None and arguments.whiten is None:
+        raise ValueError(f"--dim {arguments.dim}: components of a whitening are kept; give --whiten too")
+    form = Form(arguments.to, arguments.dtype, arguments.shard)
+    corpus = sources.named(arguments.input, arguments.columns)
+    opened = partial(embedder, arguments)
+    job = Job(opened, arguments.source, corpus, arguments.out, form, arguments.bf16)
+    new = encoded(job, arguments.processes)
+    if manifest := begun(arguments.out):
+        here = f"; {manifest.rows - new:,} were here already" if new < manifest.rows else ""
+        say(f"{manifest.rows:,} rows of width {manifest.width}: {arguments.out}{here}")
+    return 0
+
+
+def embedder(arguments: argparse.Namespace) -> Any:
+    """The embedder that the arguments name, whitened as they ask."""
+    from whitenedcse.evaluation.postprocess import Postprocess
+    from whitenedcse.export.whitened import whitened
+
+    plain = source(arguments)
+    if arguments.whiten is None:
+        return plain
+    return whitened(plain, Postprocess.load(arguments.whiten), arguments.dim)
