@@ -169,3 +169,28 @@ def test_an_encoder_that_the_hub_cannot_give_is_named_at_once(tmp_path, monkeypa
         FileNotFoundError, match="encoder bert-of-nobody: no directory.*pass a local directory"
     ):
         folder("bert-of-nobody")
+
+
+@pytest.mark.parametrize("kind", ["bert", "unknown"])
+def test_python_that_comes_with_an_encoder_is_never_run(bert, tmp_path, kind, monkeypatch):
+    """Nor is anybody asked whether to: Transformers would, and waits for the answer."""
+    monkeypatch.setattr("builtins.input", lambda _: (tmp_path / "asked").touch() or "y")
+    path = tmp_path / "encoder"
+    bert.backbone.save_pretrained(path)
+    bert.tokenizer.save_pretrained(path)
+    code = f"open({str(tmp_path / 'ran')!r}, 'w').close()\nraise SystemExit\n"
+    (path / "bomb.py").write_text(code)
+    config = json.loads((path / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "bomb.Config", "AutoModel": "bomb.Model"}
+    config["model_type"] = kind
+    (path / "config.json").write_text(json.dumps(config))
+    words = json.loads((path / "tokenizer_config.json").read_text())
+    words["auto_map"] = {"AutoTokenizer": ["bomb.Tokenizer", "bomb.Tokenizer"]}
+    words["tokenizer_class"] = "Unknown" if kind == "unknown" else words["tokenizer_class"]
+    (path / "tokenizer_config.json").write_text(json.dumps(words))
+    if kind == "bert":
+        assert pretrained(path=str(path)).width == 16
+    else:
+        with pytest.raises(ValueError, match="encoder"):
+            pretrained(path=str(path))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["encoder"]

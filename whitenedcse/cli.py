@@ -16,6 +16,7 @@ from whitenedcse.bulk import command as bulk
 from whitenedcse.data import sources
 from whitenedcse.demo import command as demo
 from whitenedcse.export import command as export
+from whitenedcse.search import command as search
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     export.add(commands)
     demo.add(commands)
     bulk.add(commands)
+    search.add(commands)
     return parser
 
 
@@ -81,7 +83,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 def report_published(arguments: argparse.Namespace) -> int:
     """Print a published table beside our numbers."""
-    from whitenedcse.report import published
+    from whitenedcse.report import formats, published
 
     if arguments.out or arguments.against:
         raise ValueError(
@@ -92,35 +94,24 @@ def report_published(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--as {wrong[0]}: NAME=DIR is expected, e.g. bert-base-uncased=outputs/mine")
     runs = arguments.runs or [path for path in [Path("outputs")] if path.is_dir()]
     aliases = dict(alias.split("=", 1) for alias in arguments.aliases)
-    show([published.report(arguments.what[0], runs, aliases)], arguments.to)
+    formats.show([published.report(arguments.what[0], runs, aliases)], arguments.to)
     return 0
 
 
 def report_runs(arguments: argparse.Namespace) -> int:
     """Print the tables of a run or a sweep, write its page, and say where that is."""
-    from whitenedcse.report import page
+    from whitenedcse.report import formats, page
 
     if arguments.runs or arguments.aliases:
         raise ValueError("--runs and --as go with a published table; name runs of train.py without them")
     grids, files = page.write(arguments.what, arguments.out, arguments.against)
-    show(grids, arguments.to)
+    formats.show(grids, arguments.to)
     for file in files:
         if arguments.to == "table":
             say(f"written: {file}")
         else:  # what reads the table reads the standard output
             sys.stderr.write(f"written: {file}\n")
     return 0
-
-
-def show(grids: Sequence[Any], form: str) -> None:
-    """Print tables in one of the forms."""
-    from whitenedcse.report import formats
-
-    if form == "table":
-        for grid in grids:
-            say(formats.as_rich(grid))
-    else:
-        sys.stdout.write("\n".join(getattr(formats, f"as_{form}")(grid) for grid in grids))
 
 
 def _dashboard(commands: Any) -> None:

@@ -10,14 +10,14 @@ the division then follows the map: so the whole end is one affine map and unit l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 
-from whitenedcse.data.corpus import Corpus, read, stream
+from whitenedcse.data.corpus import Corpus, Row, read, stream
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.final import Final
@@ -34,10 +34,14 @@ def texts(corpus: Corpus) -> Iterator[list[str]]:
 
     They are read as they are asked for, unless the corpus is a sample.
     """
-    rows = stream(corpus) if corpus.sample is None else read(corpus, longest=LONGEST)[0]
-    every = (text[:LONGEST] for row in rows for text in row if text.strip())
+    every = (text[:LONGEST] for row in rows(corpus) for text in row if text.strip())
     while block := list(islice(every, BLOCK)):
         yield block
+
+
+def rows(corpus: Corpus) -> Iterable[Row]:
+    """The rows of a corpus in order, as they are asked for, or those of its sample."""
+    return stream(corpus) if corpus.sample is None else read(corpus, longest=LONGEST)[0]
 
 
 def fitted(fit: Postprocess, embedder: Embedder, corpus: Corpus, *, bf16: bool = False) -> dict[str, Any]:

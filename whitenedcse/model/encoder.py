@@ -28,6 +28,7 @@ from whitenedcse.model import packed
 from whitenedcse.ragged import Ragged
 
 SECONDS = 5  # to wait for the hub to answer at all
+OWN: Any = {"trust_remote_code": False}  # an encoder's own Python is never run; unless told, one is asked
 
 
 class Encoder(nn.Module):
@@ -110,8 +111,8 @@ def pretrained(*, path: str, batches: str = "auto") -> Encoder:
     for file in sorted(source.glob("*.safetensors")):
         sound(file)
     try:
-        backbone, info = AutoModel.from_pretrained(source, output_loading_info=True)
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        backbone, info = AutoModel.from_pretrained(source, output_loading_info=True, **OWN)
+        tokenizer = AutoTokenizer.from_pretrained(source, **OWN)
     except Exception as error:  # the kinds that Transformers raises share no class
         raise ValueError(
             f"{path}: {error}; an encoder is a directory with config.json, model.safetensors and "

@@ -38,7 +38,7 @@ class Final(nn.Module):
         for name, tensor in {"weight": weight, "bias": bias}.items():
             if tensor is not None and not tensor.isfinite().all():
                 raise ValueError(f"the {name} of the map holds numbers that are not finite")
-            self.register_buffer(name, None if tensor is None else tensor.to(torch.float32))
+            self.register_buffer(name, None if tensor is None else tensor.to(torch.float32).contiguous())
         self.unit, self.provenance = unit, dict(provenance)
 
     def width(self, d: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import sys
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -90,6 +91,16 @@ def as_latex(grid: Grid) -> str:
 def say(text: Any) -> None:
     """Print a line or a table, also where a progress bar is drawn."""
     console().print(text, soft_wrap=isinstance(text, str), highlight=False, markup=False)
+
+
+def show(grids: Sequence[Grid], form: str) -> None:
+    """Print tables in one of the forms: table, markdown, csv, latex."""
+    if form == "table":
+        for grid in grids:
+            say(as_rich(grid))
+    else:
+        forms = {"markdown": as_markdown, "csv": as_csv, "latex": as_latex}
+        sys.stdout.write("\n".join(forms[form](grid) for grid in grids))
 
 
 def lines(grid: Grid) -> list[Sequence[str]]:

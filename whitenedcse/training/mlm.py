@@ -31,7 +31,7 @@ class MaskedLanguageModel(nn.Module):
         if encoder.source is None:
             model: Any = AutoModelForMaskedLM.from_config(encoder.backbone.config)
         else:
-            model = AutoModelForMaskedLM.from_pretrained(encoder.source).float()
+            model = AutoModelForMaskedLM.from_pretrained(encoder.source, trust_remote_code=False).float()
         setattr(model, model.base_model_prefix, encoder.backbone)
         model.tie_weights()
         self.model = model

@@ -1,0 +1,1 @@
+"""The texts of a corpus nearest to a query."""

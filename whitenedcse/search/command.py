@@ -1,0 +1,180 @@
+"""`whitenedcse search`: parsers, and what they do."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from whitenedcse.data import sources
+from whitenedcse.export.command import CORPUS, SOURCE, pooling, reading, source
+
+
+def add(commands: Any) -> None:
+    """The commands, added to those of `whitenedcse`."""
+    about = "find the texts of a corpus nearest to a query"
+    search = commands.add_parser("search", help=about, description=about)
+    search = search.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    _build(search)
+    _extend(search)
+    _query(search)
+    _bench(search)
+
+
+def _build(commands: Any) -> None:
+    about = "make an index of a corpus of any size"
+    parser = commands.add_parser("build", help=about, description=about)
+    parser.add_argument("source", metavar="SOURCE", help=SOURCE)
+    parser.add_argument("corpus", metavar="CORPUS", help=CORPUS + ", ".join(sources.CORPORA))
+    parser.add_argument("index", type=Path, metavar="INDEX", help="the directory to write")
+    white = parser.add_mutually_exclusive_group()
+    white.add_argument("--whiten", type=Path, metavar="FIT", help="a file of whitenedcse whiten fit")
+    about = "whitening-k fitted to the corpus itself, which is encoded twice"
+    white.add_argument("--whiten-k", type=int, metavar="K", help=about)
+    parser.add_argument("--dim", type=int, metavar="k", help="components kept of --whiten (default: all)")
+    parser.add_argument("--sample", type=int, metavar="N", help="so many rows of the corpus (default: all)")
+    _reading(parser)
+    pooling(parser)
+    parser.set_defaults(run=build)
+
+
+def _extend(commands: Any) -> None:
+    about = "add a corpus to an index"
+    parser = commands.add_parser("add", help=about, description=about)
+    parser.add_argument("index", type=Path, metavar="INDEX")
+    parser.add_argument("corpus", metavar="CORPUS", help=CORPUS + ", ".join(sources.CORPORA))
+    parser.set_defaults(run=extend, sample=None)
+    _reading(parser)
+
+
+def _query(commands: Any) -> None:
+    about = "print the texts nearest to a query, found by exact search"
+    parser = commands.add_parser("query", help=about, description=about)
+    parser.add_argument("index", type=Path, metavar="INDEX")
+    parser.add_argument("text", nargs="?", metavar="TEXT", help="the query")
+    parser.add_argument("--file", metavar="QUERIES", help="a file of queries, or any other corpus")
+    parser.add_argument("--columns", nargs="+", default=(), metavar="NAME", help="of a table: its queries")
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="texts for a query (default: 10)")
+    _form(parser)
+    parser.set_defaults(run=query)
+
+
+def _bench(commands: Any) -> None:
+    about = "measure what whitening-k saves and loses: size, time and recall@10 for several k"
+    parser = commands.add_parser("bench", help=about, description=about)
+    parser.add_argument("index", type=Path, metavar="INDEX")
+    parser.add_argument("--queries", type=int, default=1000, metavar="N", help="(default: 1000)")
+    about = "(default: 256 128 64 32, as far as they are below the width)"
+    parser.add_argument("--dims", type=int, nargs="+", default=(), metavar="K", help=about)
+    _form(parser)
+    parser.set_defaults(run=measure)
+
+
+def _reading(parser: argparse.ArgumentParser) -> None:
+    reading(parser)
+    about = "of a table: the column with ids (default: the number of the text, from 0)"
+    parser.add_argument("--ids", metavar="NAME", help=about)
+
+
+def _form(parser: argparse.ArgumentParser) -> None:
+    forms = ("table", "markdown", "csv", "latex")
+    parser.add_argument("--to", choices=forms, default="table", help=f"{', '.join(forms)} (default: table)")
+
+
+def build(arguments: argparse.Namespace) -> int:
+    """Write an index, and say what it holds."""
+    from whitenedcse.report.formats import say
+    from whitenedcse.search import files, index
+
+    files.refuse_occupied(arguments.index)
+    pairs = _pairs(arguments, 0)
+    embedder = _ended(arguments)
+    index.write(arguments.index, embedder, pairs, bf16=arguments.bf16)
+    content = files.listed(arguments.index)
+    say(f"{content['parts'][0]['n']:,} texts, vectors of width {content['width']}: {arguments.index}")
+    return 0
+
+
+def extend(arguments: argparse.Namespace) -> int:
+    """Append to an index, and say how many texts it held and how many it holds."""
+    from whitenedcse.report.formats import say
+    from whitenedcse.search import files, index
+
+    found = index.Index.load(arguments.index)
+    more = index.encoded(found.embedder, _pairs(arguments, len(found)), bf16=arguments.bf16)
+    files.append(arguments.index, len(found), more)
+    n = files.listed(arguments.index)["parts"][-1]["n"]
+    say(f"{len(found):,} texts and {n:,} more: {arguments.index}")
+    return 0
+
+
+def _ended(arguments: argparse.Namespace) -> Any:
+    """The embedder, with the whitening that the arguments ask for."""
+    from whitenedcse.evaluation.postprocess import Postprocess
+    from whitenedcse.export.whitened import fitted, whitened
+
+    k = arguments.whiten_k or arguments.dim
+    if arguments.dim is not None and arguments.whiten is None:
+        raise ValueError(f"--dim {arguments.dim} goes with --whiten FIT; with --whiten-k K, K is enough")
+    embedder = source(arguments)
+    if arguments.whiten_k is not None:
+        if not 1 <= arguments.whiten_k <= embedder.width:
+            raise ValueError(f"--whiten-k {arguments.whiten_k} components of width {embedder.width}")
+        fit = Postprocess("whitening")
+        corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample)
+        fit.provenance = fitted(fit, embedder, corpus, bf16=arguments.bf16)
+    elif arguments.whiten is not None:
+        fit = Postprocess.load(arguments.whiten)
+    else:
+        return embedder
+    return whitened(embedder, fit, k)
+
+
+def _pairs(arguments: argparse.Namespace, start: int) -> Iterator[tuple[str, str]]:
+    """The ids and texts of the corpus."""
+    from whitenedcse.search.index import labelled
+
+    if arguments.ids and not arguments.columns:
+        raise ValueError(f"--ids {arguments.ids} goes with --columns, which name the texts")
+    columns = [*arguments.columns, *([arguments.ids] if arguments.ids else [])]
+    corpus = sources.named(arguments.corpus, columns, arguments.sample)
+    return labelled(corpus, start, ids=bool(arguments.ids))
+
+
+def query(arguments: argparse.Namespace) -> int:
+    """Print what is nearest to a text, or to each text of a file."""
+    from itertools import chain
+
+    from whitenedcse.export.whitened import texts
+    from whitenedcse.report.formats import Grid, show
+    from whitenedcse.search.index import Index
+
+    if (arguments.text is None) == (arguments.file is None):
+        raise ValueError("one query is a TEXT, several are a --file: give one of the two")
+    if arguments.top < 1:
+        raise ValueError(f"--top {arguments.top}: 1 or more")
+    asked = [arguments.text]
+    if arguments.file is not None:
+        asked = list(chain.from_iterable(texts(sources.named(arguments.file, arguments.columns))))
+    found = Index.load(arguments.index).query(asked, arguments.top)
+    rows = [
+        [text, str(rank), f"{hit.cosine:.4f}", hit.id, hit.text]
+        for text, hits in zip(asked, found, strict=True)
+        for rank, hit in enumerate(hits, 1)
+    ]
+    if arguments.to == "table":  # what a stranger's text would do to a terminal, it does not
+        rows = [["".join(c if c.isprintable() else " " for c in cell) for cell in row] for row in rows]
+    columns = ("query", "rank", "cosine", "id", "text")
+    show([Grid(f"The nearest texts in {arguments.index}", columns, rows, right=(1, 2))], arguments.to)
+    return 0
+
+
+def measure(arguments: argparse.Namespace) -> int:
+    """Print the table of `bench`."""
+    from whitenedcse.report.formats import show
+    from whitenedcse.search.bench import bench
+    from whitenedcse.search.index import Index
+
+    show([bench(Index.load(arguments.index), queries=arguments.queries, dims=arguments.dims)], arguments.to)
+    return 0
