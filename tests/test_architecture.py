@@ -77,6 +77,12 @@ ROOMS = {
     "evaluation.suite": ["evaluation"],
     "pace": [],
     "export.whitened": ["data.corpus", "evaluation.postprocess", "model", "pace"],
+    "export.transformers": ["model"],
+    "export.sentence_transformers": ["export.transformers", "model"],
+    "export.onnx": ["export.transformers", "model"],
+    "export.verify": ["data.sources", "evaluation"],
+    "export.card": ["model", "report"],
+    "export.directory": ["export", "durable", "model"],
     "export.command": [
         "export",
         "data.sources",

@@ -1,4 +1,4 @@
-"""`whitenedcse whiten fit`: parsers, and what they do."""
+"""`whitenedcse whiten fit` and `whitenedcse export`: parsers, and what they do."""
 
 from __future__ import annotations
 
@@ -31,6 +31,34 @@ def add(commands: Any) -> None:
     reading(fit)
     pooling(fit)
     fit.set_defaults(run=whiten_fit)
+    add_export(commands)
+
+
+def add_export(commands: Any) -> None:
+    """The parser of `whitenedcse export`."""
+    about = "write an encoder, whitening folded in, for another library; its vectors are compared"
+    parser = commands.add_parser("export", help=about, description=about)
+    parser.add_argument("source", metavar="SOURCE", help=SOURCE)
+    parser.add_argument("out", type=Path, metavar="OUT", help="the directory to write; replaced if an export")
+    forms = ("transformers", "sentence-transformers", "onnx")
+    parser.add_argument("--to", choices=forms, required=True, help=", ".join(forms))
+    whitened = parser.add_mutually_exclusive_group()
+    whitened.add_argument("--whiten", type=Path, metavar="FIT", help="a file of whitenedcse whiten fit")
+    whitened.add_argument("--whiten-on", metavar="CORPUS", help="fit a whitening to this corpus first")
+    parser.add_argument("--sample", type=int, metavar="N", help="so many rows of CORPUS (default: all)")
+    parser.add_argument(
+        "--dim", type=int, metavar="K", help="components kept of the whitening (default: all)"
+    )
+    unit = "end with unit length (default: as SOURCE does)"
+    parser.add_argument("--unit", action=argparse.BooleanOptionalAction, help=unit)
+    int8 = "int8 weights, for onnx: smaller, not faster; says what it costs on scored pairs"
+    parser.add_argument("--int8", action="store_true", help=int8)
+    parser.add_argument("--no-verify", action="store_true", help="do not compare the vectors with SOURCE's")
+    parser.add_argument("--license", metavar="ID", help="of the weights, for the card (default: unknown)")
+    parser.add_argument("--push", metavar="REPO", help="upload it to this repository of the hub")
+    reading(parser)
+    pooling(parser)
+    parser.set_defaults(run=export)
 
 
 def reading(parser: argparse.ArgumentParser) -> None:
@@ -76,3 +104,43 @@ def whiten_fit(arguments: argparse.Namespace) -> int:
     fit.save(arguments.out, {"source": arguments.source, **facts})
     say(f"{fit.kind} of width {len(fit.mean)}, fitted to {facts['texts']:,} texts: {arguments.out}")
     return 0
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Write an export, say what was compared, and push it if asked."""
+    from whitenedcse.export import directory
+    from whitenedcse.report.formats import say
+
+    asked = {"to": arguments.to, "int8": arguments.int8, "verify": not arguments.no_verify}
+    about = {"source": arguments.source, "name": arguments.push, "license": arguments.license}
+    wanted = directory.Wanted(**asked, **about)
+    directory.refuse(arguments.out, wanted)
+    facts = directory.export(ended(arguments), arguments.out, wanted)
+    if arguments.int8:
+        scores = "{pairs}: {spearman:.2f} in float32, {spearman_int8:.2f} in int8".format(**facts)
+        say(f"Spearman x 100 on {scores}")
+    compared = f"vectors differ by at most {facts['difference']:.1e}" if wanted.verify else "not verified"
+    say(f"{arguments.out}: for {arguments.to}, {compared}")
+    if arguments.push:
+        say(f"pushed: {directory.push(arguments.out, arguments.push)}")
+    return 0
+
+
+def ended(arguments: argparse.Namespace) -> Any:
+    """The embedder that the arguments name, with the whitening and the length that they ask for."""
+    from whitenedcse.evaluation.postprocess import Postprocess
+    from whitenedcse.export.whitened import fitted, scaled, whitened
+
+    if arguments.whiten is None and arguments.whiten_on is None and arguments.dim is not None:
+        raise ValueError(
+            f"--dim {arguments.dim} keeps components of a whitening: give --whiten or --whiten-on"
+        )
+    fit = Postprocess.load(arguments.whiten) if arguments.whiten else None
+    embedder = source(arguments)
+    if arguments.whiten_on:
+        fit = Postprocess("whitening")
+        corpus = sources.named(arguments.whiten_on, arguments.columns, arguments.sample)
+        fit.provenance = fitted(fit, embedder, corpus, bf16=arguments.bf16)
+        fit.provenance["source"] = arguments.source
+    embedder = embedder if fit is None else whitened(embedder, fit, arguments.dim)
+    return embedder if arguments.unit is None else scaled(embedder, unit=arguments.unit)

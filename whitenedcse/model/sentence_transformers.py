@@ -25,6 +25,7 @@ POOLING_KEYS = {
 }
 ACTIVATIONS = {"identity": "torch.nn.modules.linear.Identity", "tanh": "torch.nn.modules.activation.Tanh"}
 Dense = tuple[Tensor, Tensor, str]
+WEIGHT = 100  # a layer is not averaged more often
 
 
 class ForeignModules(ValueError):
@@ -34,36 +35,51 @@ class ForeignModules(ValueError):
 def write(embedder: Embedder, directory: Path) -> None:
     """Add modules.json and its modules to a Transformers directory: the embedding in that library's terms.
 
-    Writes nothing where its modules cannot express the embedding (pooling over other layers than the last).
+    Other layers than the last are averaged before they are pooled, which for cls and mean is the same.
+    Writes nothing where its modules cannot express the embedding (max over several layers).
     """
-    encoder, pooling = embedder.encoder, embedder.pooling
-    if [encoder.layer(layer) for layer in pooling.layers] != [encoder.depth]:
+    if not expressible(embedder.pooling):
         return
-    kind = "cls" if pooling.kind == "pooler" else pooling.kind
-    dense = dense_modules(embedder)
-    paths = ["", "1_Pooling"] + [f"{i}_Dense" for i in range(2, 2 + len(dense))]
-    types = ["Transformer", "Pooling"] + ["Dense"] * len(dense)
-    if embedder.final is not None and embedder.final.unit:
-        paths.append(f"{len(paths)}_Normalize")
-        types.append("Normalize")
+    encoder, pooling = embedder.encoder, embedder.pooling
+    layers = sorted(encoder.layer(layer) for layer in pooling.layers)
+    mixed, dense = set(layers) != {encoder.depth}, dense_modules(embedder)
+    unit = embedder.final is not None and embedder.final.unit
+    names = ["Transformer", *["WeightedLayerPooling"] * mixed, "Pooling"]
+    names += ["Dense"] * len(dense) + ["Normalize"] * unit
+    paths = ["", *(f"{i}_{name}" for i, name in enumerate(names) if i)]
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": PREFIX + name}
-        for i, (path, name) in enumerate(zip(paths, types, strict=True))
+        for i, (path, name) in enumerate(zip(paths, names, strict=True))
     ]
     dump(directory / "modules.json", modules)
-    dump(
-        directory / "sentence_bert_config.json",
-        {"max_seq_length": embedder.max_length, "do_lower_case": False},
-    )
-    pooling_modes = {key: kind == name for name, key in POOLING_KEYS.items()}
-    dump(
-        directory / "1_Pooling" / "config.json", {"word_embedding_dimension": encoder.width, **pooling_modes}
-    )
-    for path, (weight, bias, activation) in zip(paths[2:], dense, strict=False):
+    limit = {"max_seq_length": embedder.max_length, "do_lower_case": False}
+    dump(directory / "sentence_bert_config.json", limit)
+    if mixed:
+        write_average(directory, directory / paths[1], layers, encoder)
+    kind = "cls" if pooling.kind == "pooler" else pooling.kind
+    modes = {key: kind == name for name, key in POOLING_KEYS.items()}
+    dump(directory / paths[1 + mixed] / "config.json", {"word_embedding_dimension": encoder.width, **modes})
+    for path, (weight, bias, activation) in zip(paths[2 + mixed :], dense, strict=False):
         shape = {"in_features": weight.shape[1], "out_features": weight.shape[0], "bias": True}
         dump(directory / path / "config.json", {**shape, "activation_function": ACTIVATIONS[activation]})
         tensors = {"linear.weight": weight.detach().contiguous(), "linear.bias": bias.detach().contiguous()}
         save_file(tensors, directory / path / "model.safetensors")
+
+
+def expressible(pooling: Pooling) -> bool:
+    """Whether a maximum is taken over one layer, if at all: it is not that of the layers' average."""
+    return pooling.kind != "max" or len(set(pooling.layers)) == 1
+
+
+def write_average(directory: Path, folder: Path, layers: Sequence[int], encoder: Encoder) -> None:
+    """Write their WeightedLayerPooling, whose weights count the layers, and have the encoder show them."""
+    config = directory / "config.json"
+    dump(config, {**parsed(config), "output_hidden_states": True})
+    start, last = min(layers), encoder.depth
+    about = {"word_embedding_dimension": encoder.width, "num_hidden_layers": last, "layer_start": start}
+    dump(folder / "config.json", about)
+    counts = [float(layers.count(layer)) for layer in range(start, last + 1)]
+    save_file({"layer_weights": torch.tensor(counts)}, folder / "model.safetensors")
 
 
 @torch.no_grad()
@@ -85,8 +101,10 @@ def dense_modules(embedder: Embedder) -> list[Dense]:
 
 
 def read(directory: Path) -> Embedder:
-    """An embedder from Transformer, Pooling, then in this order, each of them optional: a square Dense with
-    tanh, any Dense without activation, Normalize. Raises ForeignModules for anything else.
+    """An embedder from Transformer, WeightedLayerPooling or none, Pooling, then in this order, each of them
+    optional: a square Dense with tanh, any Dense without activation, Normalize.
+
+    Raises ForeignModules for anything else.
     """
     modules = parsed(directory / "modules.json")
     try:
@@ -94,24 +112,44 @@ def read(directory: Path) -> Embedder:
         paths = [directory / module["path"] for module in modules]
     except (AttributeError, KeyError, TypeError) as error:
         raise ForeignModules(f"{directory / 'modules.json'} does not list modules: {error!r}") from error
+    layers, names = [-1], ", ".join(kinds)
+    if kinds[1:2] == ["WeightedLayerPooling"]:
+        layers = averaged(paths[0] / "config.json", paths.pop(1))
+        kinds.pop(1)
     if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Dense", "Normalize"}:
         raise ForeignModules(
-            f"{directory / 'modules.json'} lists {', '.join(kinds)}; read here are Transformer, Pooling, "
-            "then Dense and Normalize"
+            f"{directory / 'modules.json'} lists {names}; read here are Transformer, WeightedLayerPooling or "
+            "none, Pooling, then Dense and Normalize"
         )
     if "Normalize" in kinds[:-1]:
         raise ForeignModules(f"{directory / 'modules.json'} normalises before its last module")
     encoder = pretrained(path=str(paths[0]))
     limit = paths[0] / "sentence_bert_config.json"
     tanh, maps = layers_after(encoder.width, paths[2 : 2 + kinds[2:].count("Dense")])
+    pooling = Pooling(kind=pooling_kind(paths[1] / "config.json"), layers=layers)
+    if not expressible(pooling):
+        raise ForeignModules(f"{paths[1]} takes the maximum of an average of layers")
     return Embedder(
         encoder=encoder,
-        pooling=Pooling(kind=pooling_kind(paths[1] / "config.json"), layers=[-1]),
+        pooling=pooling,
         head=dense_head(encoder, tanh),
         embedding="dense" if tanh else "encoder",
         max_length=parsed(limit).get("max_seq_length") if limit.exists() else None,
         final=final(maps, unit=kinds[-1] == "Normalize", source=str(directory)),
     ).eval()
+
+
+def averaged(config: Path, folder: Path) -> list[int]:
+    """The layers that a WeightedLayerPooling averages, each as often as its weight says.
+
+    Raises ForeignModules for other weights, and where the encoder does not show its layers.
+    """
+    weights = load_file(sound(folder / "model.safetensors"))["layer_weights"].tolist()
+    counts = [int(weight) for weight in weights if 0 <= weight < WEIGHT]
+    if counts != weights or not any(counts) or not parsed(config).get("output_hidden_states"):
+        raise ForeignModules(f"{folder} weighs layers by {weights}; read here are counts of layers shown")
+    start = parsed(folder / "config.json").get("layer_start", 4)  # that library's default
+    return [start + i for i, count in enumerate(counts) for _ in range(count)]
 
 
 def layers_after(d: int, folders: Sequence[Path]) -> tuple[Path | None, list[Path]]:

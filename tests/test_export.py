@@ -1,0 +1,491 @@
+"""Exports: each library gives the source's vectors from what it is given, or nothing is written."""
+
+import base64
+import http.server
+import json
+import os
+import pickle
+import re
+from pathlib import Path
+
+import conftest
+import numpy as np
+import pytest
+import torch
+from conftest import SENTENCES, embedder_of, nowhere, serving
+from huggingface_hub import ModelCard
+from numpy.testing import assert_allclose
+from safetensors.torch import load_file, save_file
+
+from whitenedcse import cli
+from whitenedcse.data.corpus import Corpus
+from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.export import directory, onnx, transformers, verify
+from whitenedcse.export.directory import Wanted, export
+from whitenedcse.export.whitened import fitted, scaled, whitened
+from whitenedcse.model import checkpoint
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.encoder import Encoder
+from whitenedcse.model.head import Head
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries that load the exports
+BACKBONE = conftest.backbone
+TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
+LONG = " ".join(SENTENCES * 5)
+ASKED = [LONG, "", "cat", *SENTENCES, LONG[:200]]
+POOLINGS = [("cls", [-1]), ("mean", [-1]), ("mean", [1, -1])]
+
+
+@pytest.fixture(autouse=True)
+def lively(monkeypatch):
+    """Encoders whose vectors differ: else all texts are alike, and whitening amplifies rounding."""
+    monkeypatch.setattr(conftest, "backbone", lambda *shape: louder(BACKBONE(*shape)))
+
+
+def louder(model):
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(5 if weight.ndim > 1 else 1)
+    return model
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "corpus.txt"
+    path.write_text("\n".join(TEXTS) + "\n")
+    return path
+
+
+@pytest.fixture
+def embedder(bert):
+    return embedder_of(bert, kind="mean", layers=[1, -1]).eval()
+
+
+def fit_of(embedder, corpus):
+    fit = Postprocess("whitening")
+    fit.provenance = fitted(fit, embedder, Corpus(str(corpus)))
+    return fit
+
+
+def by_sentence_transformers(out, texts):
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(out), device="cpu").encode(texts)
+
+
+def by_onnxruntime(out, texts, size=3):
+    """In batches of a size that is not the traced one, each as long as its longest text."""
+    ort = pytest.importorskip("onnxruntime")
+    from transformers import AutoTokenizer
+
+    tokenizer, session = AutoTokenizer.from_pretrained(out), ort.InferenceSession(out / "model.onnx")
+    rows = []
+    for start in range(0, len(texts), size):
+        tokens = tokenizer(texts[start : start + size], padding=True, truncation=True, return_tensors="np")
+        feed = {name: tokens[name] for name in ("input_ids", "attention_mask")}
+        rows.append(session.run(None, feed)[0])
+    return np.concatenate(rows)
+
+
+def by_transformers(out, texts, kind, layers):
+    """One text at a time, without padding."""
+    from transformers import AutoModel, AutoTokenizer
+
+    model, tokenizer = AutoModel.from_pretrained(out).eval(), AutoTokenizer.from_pretrained(out)
+    rows = []
+    for text in texts:
+        with torch.no_grad():
+            hidden = model(**tokenizer(text, truncation=True, return_tensors="pt"), output_hidden_states=True)
+        x = torch.stack([hidden.hidden_states[layer][0] for layer in layers]).mean(0)
+        rows.append(x[0] if kind == "cls" else x.mean(0))
+    return torch.stack(rows).numpy()
+
+
+@pytest.mark.parametrize("k", [None, 5])
+@pytest.mark.parametrize(("kind", "layers"), POOLINGS)
+def test_sentence_transformers_gives_the_same_vectors(encoder, corpus, tmp_path, kind, layers, k):
+    embedder = embedder_of(encoder, kind=kind, layers=layers).eval()
+    embedder = whitened(embedder, fit_of(embedder, corpus), k) if k else embedder
+    found = export(embedder, tmp_path / "out", Wanted("sentence-transformers", "x"))
+    wanted = embedder.encode(ASKED)
+    assert wanted.shape == (len(ASKED), k or 16) and found["difference"] <= 1e-5
+    assert_allclose(by_sentence_transformers(tmp_path / "out", ASKED), wanted, atol=1e-5)
+    assert_allclose(Embedder.load(str(tmp_path / "out")).encode(ASKED), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("k", [None, 5])
+@pytest.mark.parametrize(("kind", "layers"), POOLINGS)
+def test_the_graph_before_it_is_traced_gives_the_same_vectors(encoder, corpus, kind, layers, k):
+    embedder = embedder_of(encoder, kind=kind, layers=layers).eval()
+    embedder = whitened(embedder, fit_of(embedder, corpus), k) if k else embedder
+    tokens = encoder.tokenizer(ASKED, padding=True, truncation=True, return_tensors="pt")
+    with torch.no_grad():
+        found = onnx.Graph(embedder)(tokens["input_ids"], tokens["attention_mask"]).numpy()
+    assert_allclose(found, embedder.encode(ASKED), atol=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "layers"), [("bert", [1, -1]), ("roberta", [-1])])
+def test_onnxruntime_gives_the_same_vectors(tokenizer, corpus, tmp_path, shape, layers):
+    """A trace takes seconds; what is traced was tested above."""
+    encoder = Encoder(conftest.backbone(shape, len(tokenizer)), tokenizer)
+    embedder = embedder_of(encoder, kind="mean", layers=layers).eval()
+    embedder = whitened(embedder, fit_of(embedder, corpus), 5)
+    pytest.importorskip("onnxruntime")
+    assert export(embedder, tmp_path / "out", Wanted("onnx", "x"))["difference"] <= 1e-5
+    for size in (1, 2, 11):
+        assert_allclose(by_onnxruntime(tmp_path / "out", ASKED, size), embedder.encode(ASKED), atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "layers"), POOLINGS)
+def test_transformers_gives_the_same_vectors(encoder, tmp_path, kind, layers):
+    embedder = embedder_of(encoder, kind=kind, layers=layers).eval()
+    assert export(embedder, tmp_path / "out", Wanted("transformers", "x"))["difference"] <= 1e-5
+    found = by_transformers(tmp_path / "out", ASKED, kind, layers)
+    assert_allclose(found, embedder.encode(ASKED), atol=1e-5)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"] == [type(encoder.backbone).__name__]
+
+
+def test_a_head_the_pooler_and_unit_length_are_folded_in(bert, tmp_path):
+    head = Head(width=16, whitening=None, dense=True, position="before")
+    embedder = embedder_of(bert, kind="pooler", head=head, embedding="dense").eval()
+    embedder = scaled(embedder, unit=True)
+    export(embedder, tmp_path / "out", Wanted("sentence-transformers", "x"))
+    found = by_sentence_transformers(tmp_path / "out", ASKED)
+    assert_allclose(found, embedder.encode(ASKED), atol=1e-5)
+    assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("layers", [[2], [-1, -1, 1]])
+def test_any_layers_travel_as_their_counts(bert, tmp_path, layers):
+    embedder = embedder_of(bert, kind="mean", layers=layers).eval()
+    export(embedder, tmp_path / "out", Wanted("sentence-transformers", "x"))
+    assert sorted(Embedder.load(str(tmp_path / "out")).pooling.layers) == sorted(n % 4 for n in layers)
+
+
+def test_the_maximum_of_several_layers_is_not_for_sentence_transformers(bert, tmp_path):
+    embedder = embedder_of(bert, kind="max", layers=[1, -1]).eval()
+    with pytest.raises(ValueError, match=r"max over layers \[1, -1\].* use --to onnx"):
+        export(embedder, tmp_path / "st", Wanted("sentence-transformers", "x"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights": [1.0, 0.5]}, r"weighs layers by \[1.0, 0.5\]"),
+        ({"weights": [0.0, 0.0]}, r"weighs layers by \[0.0, 0.0\]"),
+        ({"output_hidden_states": False}, "counts of layers shown"),
+        ({"pooling_mode_mean_tokens": False, "pooling_mode_max_tokens": True}, "maximum of an average"),
+    ],
+)
+def test_other_weighings_of_layers_are_left_to_that_library(embedder, tmp_path, change, message):
+    out = tmp_path / "out"
+    export(embedder, out, Wanted("sentence-transformers", "x"))
+    if "weights" in change:
+        weights = torch.tensor(change.pop("weights"))
+        save_file({"layer_weights": weights}, out / "1_WeightedLayerPooling" / "model.safetensors")
+    for path in (out / "config.json", out / "2_Pooling" / "config.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=message):
+        Embedder.load(str(out))
+
+
+@pytest.mark.parametrize("to", ["transformers", "sentence-transformers"])
+def test_an_export_holds_no_code_no_pickle_and_the_limit_of_its_source(embedder, tmp_path, to):
+    embedder.max_length = 20
+    out = tmp_path / "out"
+    export(embedder, out, Wanted(to, "x"))
+    kinds = {path.suffix for path in out.rglob("*") if path.is_file()}
+    assert kinds <= {".json", ".md", ".safetensors"}
+    text = "".join(path.read_text() for path in out.rglob("*.json"))
+    assert "auto_map" not in text and "whitenedcse.model" not in text
+    assert json.loads((out / "tokenizer_config.json").read_text())["model_max_length"] == 20
+    assert embedder.encoder.tokenizer.model_max_length == 128  # the source's own
+
+
+def spoiled(write):
+    """A form's `write` that moves one weight of the pooled layers a little."""
+
+    def spoiling(embedder, draft):
+        write(embedder, draft)
+        file = draft / "model.safetensors"
+        weights = load_file(file)
+        weights["encoder.layer.2.output.LayerNorm.bias"][3] += 1e-4
+        save_file(weights, file, {"format": "pt"})
+
+    return spoiling
+
+
+@pytest.mark.parametrize("to", ["transformers", "sentence-transformers"])
+def test_a_spoiled_export_is_refused_and_what_was_there_stays(embedder, tmp_path, to, monkeypatch):
+    out = tmp_path / "out"
+    export(embedder, out, Wanted(to, "x"))
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    monkeypatch.setattr(directory.FORMS[to], "write", spoiled(directory.FORMS[to].write))
+    with pytest.raises(ValueError, match="differ by .*e-05, more than 1e-05"):
+        export(embedder, out, Wanted(to, "x"))
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert "difference" not in export(embedder, out, Wanted(to, "x", verify=False))
+
+
+def test_the_difference_is_relative_to_long_vectors_and_infinite_where_there_is_none():
+    a, b = np.array([[3.0, 4.0], [0.1, 0.0]]), np.array([[3.0, 4.5], [0.1, -0.05]])
+    assert verify.difference(a, b) == pytest.approx(0.1)  # 0.5 / 5 and 0.05 / 1
+    assert verify.difference(a, b[:, :1]) == np.inf
+    assert verify.difference(a, np.where(b == 4.5, np.nan, b)) == np.inf
+    with pytest.raises(ValueError, match="differ by inf"):
+        verify.refuse(np.inf, verify.LIMIT)
+
+
+def test_what_is_compared_are_64_different_texts_of_all_lengths():
+    lengths = sorted(len(text.split()) for text in verify.TEXTS)
+    assert len(set(verify.TEXTS)) == len(verify.TEXTS) == 64
+    assert lengths[0] == 0 and lengths[-1] > 1000 and len(set(lengths)) > 20
+    assert any(not text.isascii() for text in verify.TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("there", "message"), [("file", "holds something else"), ("folder/notes", "holds something else")]
+)
+def test_what_is_no_export_is_not_replaced(embedder, tmp_path, there, message):
+    path = tmp_path / "out" / there.partition("/")[2]
+    path.parent.mkdir(exist_ok=True)
+    path = path / "x" if path.is_dir() else path
+    path.write_text("mine")
+    with pytest.raises(ValueError, match=message):
+        export(embedder, tmp_path / "out", Wanted("transformers", "x", verify=False))
+    assert path.read_text() == "mine"
+
+
+def test_a_kill_between_the_two_renames_loses_nothing(embedder, tmp_path):
+    out = tmp_path / "out"
+    export(embedder, out, Wanted("transformers", "x", verify=False))
+    out.rename(tmp_path / ".out.old")
+    (tmp_path / ".out.draft").mkdir()
+    with pytest.raises(RuntimeError, match="stop"), directory.drafted(out):
+        raise RuntimeError("stop")
+    assert (out / "export.json").is_file() and [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (Wanted("transformers", "x", int8=True), "--int8 is for --to onnx, not for --to transformers"),
+        (Wanted("onnx", "x", verify=False), "needs onnx onnxscript: pip install onnx onnxscript$"),
+        (Wanted("sentence-transformers", "x"), "pip install sentence-transformers, or do without: --no-ver"),
+    ],
+)
+def test_what_is_missing_is_named_before_anything_is_written(
+    embedder, tmp_path, wanted, message, monkeypatch
+):
+    monkeypatch.setattr(directory, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=message):
+        export(embedder, tmp_path / "out", wanted)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_int8_is_smaller_close_and_measured(tokenizer, tmp_path, monkeypatch):
+    from transformers import BertConfig, BertModel
+
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("WHITENEDCSE_DATA", str(tmp_path))  # the bundled pairs
+    torch.manual_seed(0)
+    shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256}
+    wide = Encoder(BertModel(BertConfig(vocab_size=len(tokenizer), **shape)), tokenizer)
+    embedder = scaled(embedder_of(wide, kind="mean").eval(), unit=True)
+    sizes, quantise = [], onnx.quantise
+    monkeypatch.setattr(
+        onnx, "quantise", lambda at: (sizes.append((at / "model.onnx").stat().st_size), quantise(at))
+    )
+    facts = export(embedder, tmp_path / "out", Wanted("onnx", "x", int8=True))
+    assert (tmp_path / "out" / "model.onnx").stat().st_size < 0.75 * sizes[0]
+    found = np.abs(by_onnxruntime(tmp_path / "out", ASKED) - embedder.encode(ASKED)).max()
+    assert 1e-5 < found < 1e-2
+    from whitenedcse.evaluation.correlation import evaluate
+    from whitenedcse.evaluation.tasks import subsets
+
+    pairs = {"dev": subsets("quickstart/dev")}
+    for name, encode in (("", embedder.encode), ("_int8", lambda t: by_onnxruntime(tmp_path / "out", t, 64))):
+        assert facts[f"spearman{name}"] == pytest.approx(evaluate(pairs, encode)["avg"]["all"], abs=1e-3)
+    assert (
+        f"int8: quickstart/dev scores {facts['spearman_int8']:.2f}"
+        in (tmp_path / "out/README.md").read_text()
+    )
+
+
+CARDS = [
+    ("sentence-transformers", "mean"),
+    ("onnx", "max"),
+    ("transformers", "mean"),
+    ("transformers", "cls"),
+]
+
+
+@pytest.mark.parametrize(("to", "kind"), [*CARDS, ("transformers", "max"), ("transformers", "pooler")])
+def test_the_card_s_own_lines_load_the_vectors(bert, tmp_path, to, kind, monkeypatch):
+    if to == "onnx":
+        pytest.importorskip("onnxruntime")
+    layers = [1, -1] if kind in ("mean", "cls") or to == "onnx" else [-1]
+    embedding = "head" if to == "onnx" else "encoder"  # and its dense layers in the graph
+    embedder = embedder_of(bert, kind=kind, layers=layers, embedding=embedding).eval()
+    embedder = scaled(embedder, unit=kind != "cls")
+    export(embedder, tmp_path / "out", Wanted(to, "x/y", verify=False, license="apache-2.0"))
+    card = (tmp_path / "out" / "README.md").read_text()
+    code, scope = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1], {}
+    monkeypatch.chdir(tmp_path)
+    with torch.no_grad():
+        exec(code, scope)
+    assert to != "onnx" or {path.suffix for path in (tmp_path / "out").iterdir()} == {".json", ".md", ".onnx"}
+    assert_allclose(np.asarray(scope["x"]), embedder.encode(["a sentence"]), atol=1e-5)
+    data = ModelCard(card).data.to_dict()
+    assert data["library_name"] == to and data["pipeline_tag"] == "sentence-similarity"
+    assert (data["license"], data["base_model"]) == ("apache-2.0", "x/y")
+
+
+def run_of(folder, embedder):
+    """A run directory as train.py leaves it."""
+    checkpoint.save(embedder, folder / "best")
+    config = "data: {corpus: mine.txt, sample: 7}\nencoder: {path: owner/base}\n"
+    (folder / "config.yaml").write_text(config)
+    versions = {"experiment": "tiny", "seed": 3, "commit": "abc", "packages": {"torch": "2"}}
+    (folder / "versions.json").write_text(json.dumps(versions))
+    interval = {mean: [70.1, 75.9] for mean in ("all", "mean", "wmean")}
+    values = {"all": 73.0, "mean": 73.0, "wmean": 73.0, "interval": interval}
+    row = {"name": "as it is", "setting": "", "sts": {"tasks": {"STS-B": {**values, "n": 9}}, "avg": values}}
+    (folder / "scores.json").write_text(json.dumps({"rows": [row], "headline": "all"}))
+
+
+@pytest.mark.parametrize("part", ["", "best"])
+def test_the_card_of_a_run_says_what_it_was_trained_on_and_what_it_scored(embedder, tmp_path, part):
+    run_of(tmp_path / "run", embedder)
+    source, out = str(tmp_path / "run" / part), tmp_path / "out"
+    assert cli.main(["export", source, str(out), "--to", "transformers"]) == 0
+    card = (out / "README.md").read_text()
+    for said in ("experiment: tiny", "seed: 3", "corpus: mine.txt", "sentences: 7", "torch 2", "commit: abc"):
+        assert said in card
+    assert re.search(r"\| STS-B \| 9 \| 73 ±3 \|", card)
+    assert ModelCard(card).data.base_model == "owner/base" and str(tmp_path) not in card
+
+
+def test_the_command_fits_a_whitening_or_takes_one_and_says_what_it_compared(
+    embedder, corpus, tmp_path, capsys
+):
+    checkpoint.save(embedder, tmp_path / "best")
+    fit_of(embedder, corpus).save(tmp_path / "fit", fit_of(embedder, corpus).provenance)
+    command = ["export", str(tmp_path / "best"), str(tmp_path / "out"), "--to", "sentence-transformers"]
+    for more in (["--whiten", str(tmp_path / "fit")], ["--whiten-on", str(corpus)]):
+        assert cli.main([*command, *more, "--dim", "4", "--unit"]) == 0
+        wanted = scaled(whitened(embedder, fit_of(embedder, corpus), 4), unit=True).encode(ASKED)
+        assert_allclose(by_sentence_transformers(tmp_path / "out", ASKED), wanted, atol=1e-5)
+        assert "for sentence-transformers, vectors differ by at most" in capsys.readouterr().out
+    assert (
+        "whitening, 4 components, fitted to 64 texts of corpus.txt"
+        in (tmp_path / "out/README.md").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--to", "transformers", "--dim", "4"], "--dim 4 keeps components of a whitening"),
+        (["--to", "transformers", "--whiten-on", "CORPUS"], "holds the encoder alone"),
+        (["--to", "transformers", "--whiten", "nowhere"], "No such file or directory: nowhere"),
+    ],
+)
+def test_what_cannot_be_written_is_one_line(embedder, corpus, tmp_path, more, message, capsys):
+    checkpoint.save(embedder, tmp_path / "best")
+    more = [str(corpus) if word == "CORPUS" else word for word in more]
+    assert cli.main(["export", str(tmp_path / "best"), str(tmp_path / "out"), *more]) == 2
+    assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, (self.place,)
+
+
+@pytest.mark.parametrize("form", ["raw", "torch"])
+def test_the_weights_of_a_stranger_run_no_code(embedder, tmp_path, form, capsys):
+    source, bomb = tmp_path / "source", Bomb()
+    transformers.write(embedder, source)
+    (source / "model.safetensors").unlink()
+    bomb.place = str(tmp_path / "exploded")
+    if form == "torch":
+        torch.save({"embeddings.word_embeddings.weight": bomb}, source / "pytorch_model.bin")
+    else:
+        (source / "pytorch_model.bin").write_bytes(pickle.dumps(bomb))
+    assert cli.main(["export", str(source), str(tmp_path / "out"), "--to", "transformers"]) == 2
+    assert not Path(bomb.place).exists() and "error: " in capsys.readouterr().err
+
+
+def received(handler):
+    """What a client sent, whole or in chunks."""
+    if handler.headers.get("Transfer-Encoding") != "chunked":
+        return handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+    body = b""
+    while size := int(handler.rfile.readline(), 16):
+        body += handler.rfile.read(size)
+        handler.rfile.readline()
+    return body
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    """A hub that keeps what it is sent: (method, path) -> bytes."""
+    got = {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):  # noqa: N802
+            got[self.path] = body = received(self)
+            place = f"http://{self.headers['Host']}/me/tiny"
+            answer = {"url": place, "commitUrl": f"{place}/commit/1", "commitOid": "1", "success": True}
+            if "preupload" in self.path:
+                names = [file["path"] for file in json.loads(body)["files"]]
+                kinds = {"uploadMode": "regular", "shouldIgnore": False}
+                answer = {"files": [{"path": name, **kinds} for name in names]}
+            self.say(200, answer)
+
+        def do_GET(self):  # noqa: N802
+            self.say(404, {"error": "not found"})
+
+        def say(self, status, answer):
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *_):
+            pass
+
+    with serving(Handler) as address:
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        monkeypatch.setenv("HF_TOKEN", "hf_x")
+        yield got
+
+
+def test_push_creates_the_repository_and_sends_every_file(embedder, tmp_path, stub, capsys):
+    checkpoint.save(embedder, tmp_path / "best")
+    command = ["export", str(tmp_path / "best"), str(tmp_path / "out"), "--to", "transformers"]
+    assert cli.main(command) == 0 and not stub
+    assert cli.main([*command, "--push", "me/tiny"]) == 0
+    assert json.loads(stub["/api/repos/create"])["name"] == "tiny"
+    sent = [json.loads(line) for line in stub["/api/models/me/tiny/commit/main"].splitlines()]
+    files = {part["value"]["path"]: part["value"]["content"] for part in sent if part["key"] == "file"}
+    assert {name: base64.b64decode(text) for name, text in files.items()} == {
+        path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()
+    }
+    assert "pushed: " in capsys.readouterr().out
+    assert 'from_pretrained("me/tiny")' in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_push_that_the_hub_refuses_is_one_line_and_the_export_stays(
+    embedder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("HF_ENDPOINT", nowhere())
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    checkpoint.save(embedder, tmp_path / "best")
+    command = ["export", str(tmp_path / "best"), str(tmp_path / "out"), "--to", "transformers"]
+    assert cli.main([*command, "--push", "me/tiny"]) == 2
+    assert "out is written, but me/tiny was not pushed" in capsys.readouterr().err
+    assert (tmp_path / "out" / "export.json").is_file()

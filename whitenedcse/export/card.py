@@ -1,0 +1,179 @@
+"""The model card of an export: which vector it gives, how to load it, where it comes from, what it scored."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.report import record
+from whitenedcse.report.formats import as_markdown
+from whitenedcse.report.tables import grids
+
+HUB_ID = r"\w[\w.-]*(/[\w.-]+)?"
+
+LOAD = {
+    "sentence-transformers": """from sentence_transformers import SentenceTransformer
+
+x = SentenceTransformer("{name}").encode(["a sentence"])  # (1, {k})""",
+    "transformers": """from transformers import AutoModel, AutoTokenizer
+
+tokenizer, model = AutoTokenizer.from_pretrained("{name}"), AutoModel.from_pretrained("{name}").eval()
+tokens = tokenizer(["a sentence"], padding=True, truncation=True, return_tensors="pt")
+out = model(**tokens, output_hidden_states=True)
+{pool}""",
+    "onnx": """import onnxruntime, transformers
+
+tokens = transformers.AutoTokenizer.from_pretrained("{name}")(
+    ["a sentence"], padding=True, truncation=True, return_tensors="np", return_token_type_ids=False
+)
+x = onnxruntime.InferenceSession("{name}/model.onnx").run(None, dict(tokens))[0]  # (1, {k})""",
+}
+POOL = {
+    "cls": "x = sum(out.hidden_states[i][:, 0] for i in {layers}) / {n}",
+    "mean": """mask = tokens["attention_mask"].unsqueeze(-1)
+x = sum((out.hidden_states[i] * mask).sum(1) / mask.sum(1) for i in {layers}) / {n}""",
+    "max": """mask = tokens["attention_mask"].unsqueeze(-1) == 0
+x = sum(out.hidden_states[i].masked_fill(mask, -float("inf")).amax(1) for i in {layers}) / {n}""",
+    "pooler": "x = out.pooler_output",
+}
+
+
+def text(embedder: Embedder, facts: Mapping[str, Any], name: str) -> str:
+    """The card as Markdown with a YAML head. facts: what export.json holds. name: of the directory."""
+    run = run_of(facts["source"])
+    front = head(facts, run)
+    title = f"# {name}\n\nSentence vectors of width {embedder.width}, from {shown(facts['source'])}"
+    said = f"{title}, exported by whitenedcse {facts['whitenedcse']} to {facts['to']}."
+    parts = [
+        front,
+        said,
+        vector(embedder, facts),
+        loading(embedder, facts["to"], name),
+        training(run),
+        scores(run),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def head(facts: Mapping[str, Any], run: Path | None) -> str:
+    """The fields that the hub reads. The licence is unknown unless told: it is that of encoder and data."""
+    tags = ["sentence-similarity", "feature-extraction", "whitening", facts["to"]]
+    base = (encoder_of(run) if run else facts["source"]) or ""
+    fields = {"library_name": facts["to"], "pipeline_tag": "sentence-similarity", "tags": tags}
+    fields["license"] = facts["license"] or "unknown"
+    if re.fullmatch(HUB_ID, base) and not Path(base).exists():
+        fields["base_model"] = base
+    return "\n".join(["---", *(f"{key}: {json.dumps(value)}" for key, value in fields.items()), "---"])
+
+
+def vector(embedder: Embedder, facts: Mapping[str, Any]) -> str:
+    """Which vector it is, step by step."""
+    steps = [
+        f"texts are cut to {embedder.max_length} tokens, special ones counted",
+        f"pooling: {embedder.pooling} (0 is the embedding layer, -1 the last)",
+    ]
+    if embedder.embedding != "encoder":
+        steps.append(
+            {"dense": "a dense layer and tanh", "head": "the head that it was trained with"}[
+                embedder.embedding
+            ]
+        )
+    if (final := embedder.final) is not None:
+        steps += mapped(final.provenance) if final.weight is not None else []
+    unit = final is not None and final.unit
+    steps.append("divided by their length" if unit else "not divided by their length; compare by the cosine")
+    return "## Which vector this is\n\n" + "\n".join(f"- {step}" for step in [*steps, checked(facts)])
+
+
+def checked(facts: Mapping[str, Any]) -> str:
+    """What was found out about the vectors."""
+    found = facts.get("difference")
+    said = (
+        "not compared with the source"
+        if found is None
+        else f"64 texts differ by at most {found:.1e} from the source"
+    )
+    if facts["int8"]:
+        before, after = facts["spearman"], facts["spearman_int8"]
+        said += f"; int8: {facts['pairs']} scores {after:.2f}, and {before:.2f} in float32"
+    return said
+
+
+def loading(embedder: Embedder, to: str, name: str) -> str:
+    """How to load it."""
+    layers = embedder.pooling.layers
+    pool = POOL[embedder.pooling.kind].format(layers=list(layers), n=len(layers))
+    if embedder.final is not None:
+        pool += "\nx = x / x.norm(dim=-1, keepdim=True)"
+    return f"## How to load it\n\n```python\n{LOAD[to].format(name=name, k=embedder.width, pool=pool)}\n```"
+
+
+def run_of(source: str) -> Path | None:
+    """The run directory that a source is or lies in."""
+    folders = (
+        folder for folder in (Path(source), Path(source).parent) if (folder / "versions.json").is_file()
+    )
+    return next((folder for folder in folders if (folder / "config.yaml").is_file()), None)
+
+
+def encoder_of(run: Path) -> str | None:
+    """The encoder that a run began with; None for one made anew."""
+    with suppress(KeyError, TypeError):
+        return str(settings(run)["encoder"]["path"])
+    return None
+
+
+def settings(run: Path) -> Any:
+    """config.yaml of a run."""
+    return record.plain((run / "config.yaml").read_text(encoding="utf-8"))
+
+
+def training(run: Path | None) -> str:
+    """What it was trained on and with."""
+    if run is None:
+        return ""
+    versions = json.loads((run / "versions.json").read_text(encoding="utf-8"))
+    config, origin = settings(run), record.origin(str(run))
+    said = {name: value for name, value in origin.items() if value is not None}
+    said |= {"encoder": shown(encoder_of(run) or "made anew"), "commit": versions.get("commit")}
+    with suppress(KeyError, TypeError):
+        said |= {"corpus": shown(config["data"]["corpus"]), "sentences": config["data"]["sample"] or "all"}
+    lines = [f"- {name}: {value}" for name, value in said.items()]
+    packages = ", ".join(f"{name} {number}" for name, number in versions.get("packages", {}).items())
+    return "\n".join(["## Training", "", *lines, f"- packages: {packages}"])
+
+
+def scores(run: Path | None) -> str:
+    """What the run scored, with intervals."""
+    found = record.scores(run) if run is not None else None
+    if not found or "rows" not in found:
+        return ""
+    about = (
+        "Of the run's best checkpoint, before anything that the export added; the rows say what was fitted."
+    )
+    return "\n\n".join(["## Scores", about, *(as_markdown(grid).strip() for grid in grids(found, None))])
+
+
+def shown(place: str) -> str:
+    """A hub id or a name as it is, of a local path its last part."""
+    return Path(place).name if Path(place).exists() or place.startswith(("/", ".", "~")) else place
+
+
+def mapped(provenance: Mapping[str, Any]) -> list[str]:
+    """What was fitted to what, a step for each map that is folded into the one."""
+    steps = mapped(provenance["before"]) if provenance.get("before") else []
+    if "kind" not in provenance:
+        return [
+            *steps,
+            f"an affine map ({json.dumps({k: v for k, v in provenance.items() if k != 'before'})})",
+        ]
+    fields = {"corpus": "an unknown corpus", "texts": "some", "sample": None, **provenance}
+    drawn = f", drawn as a sample of {fields['sample']}" if fields["sample"] else ""
+    corpus = shown(str(fields["corpus"]))
+    fitted = f"fitted to {fields['texts']} texts of {corpus}{drawn}"
+    return [*steps, f"{fields['kind']}, {fields['k']} components, {fitted}"]
