@@ -153,3 +153,11 @@ def test_a_report_that_cannot_be_made_says_why_in_one_line(argv, message, capsys
     assert cli.main(argv) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {message}") and error.count("\n") == 1
+
+
+def test_ctrl_c_is_no_traceback(monkeypatch):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "data_check", interrupted)
+    assert cli.main(["data", "check"]) == 130

@@ -20,10 +20,14 @@ from whitenedcse.search import command as search
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command: 0 done, 1 done and something is wrong, 2 an error; HYDRA_FULL_ERROR=1 shows where."""
+    """Run one command: 0 done, 1 done and something is wrong, 2 an error (HYDRA_FULL_ERROR=1 shows where),
+    130 stopped by Ctrl-C.
+    """
     arguments = _parser().parse_args(argv)
     try:
         return arguments.run(arguments)
+    except KeyboardInterrupt:
+        return 130
     except (ValueError, OSError) as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise

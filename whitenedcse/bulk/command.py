@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from whitenedcse.data import sources
-from whitenedcse.export.command import CORPUS, SOURCE, pooling, reading, source
+from whitenedcse.export.command import CORPUS, SOURCE, ended, pooling, reading, refuse_dim
 
 
 def add(commands: Any) -> None:
@@ -43,25 +43,12 @@ def encode(arguments: argparse.Namespace) -> int:
     from whitenedcse.report.formats import say
 
     ranks.refuse("whitenedcse encode")
-    if arguments.dim is not None and arguments.whiten is None:
-        raise ValueError(f"--dim {arguments.dim}: components of a whitening are kept; give --whiten too")
+    refuse_dim(arguments)
     form = Form(arguments.to, arguments.dtype, arguments.shard)
     corpus = sources.named(arguments.input, arguments.columns)
-    opened = partial(embedder, arguments)
-    job = Job(opened, arguments.source, corpus, arguments.out, form, arguments.bf16)
+    job = Job(partial(ended, arguments), arguments.source, corpus, arguments.out, form, arguments.bf16)
     new = encoded(job, arguments.processes)
     if manifest := begun(arguments.out):
         here = f"; {manifest.rows - new:,} were here already" if new < manifest.rows else ""
         say(f"{manifest.rows:,} rows of width {manifest.width}: {arguments.out}{here}")
     return 0
-
-
-def embedder(arguments: argparse.Namespace) -> Any:
-    """The embedder that the arguments name, whitened as they ask."""
-    from whitenedcse.evaluation.postprocess import Postprocess
-    from whitenedcse.export.whitened import whitened
-
-    plain = source(arguments)
-    if arguments.whiten is None:
-        return plain
-    return whitened(plain, Postprocess.load(arguments.whiten), arguments.dim)

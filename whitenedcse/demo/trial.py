@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.export.whitened import scaled
 from whitenedcse.model.embedder import Embedder
+from whitenedcse.search.nearest import nearest
 
 Array = NDArray[np.float32]
 
@@ -34,9 +35,8 @@ class Trial:
 
     def nearest(self, text: str, k: int | None, top: int) -> list[tuple[float, str]]:
         """The `top` sentences of highest cosine with a text, best first; k: None for no whitening."""
-        cosines = unit(self.of([text], k)) @ unit(self.rows[k is not None][:, :k]).T
-        best = np.argsort(-cosines[0], kind="stable")[:top]
-        return [(float(cosines[0, i]), self.sentences[i]) for i in best]
+        cosines, best = nearest(unit(self.of([text], k)), [unit(self.rows[k is not None][:, :k])], top)
+        return [(float(c), self.sentences[i]) for c, i in zip(cosines[0], best[0], strict=True)]
 
     def cosine(self, one: str, other: str, k: int | None) -> float:
         """Of two texts; k: None for no whitening."""

@@ -109,13 +109,17 @@ def whiten_fit(arguments: argparse.Namespace) -> int:
 def export(arguments: argparse.Namespace) -> int:
     """Write an export, say what was compared, and push it if asked."""
     from whitenedcse.export import directory
+    from whitenedcse.export.whitened import scaled
     from whitenedcse.report.formats import say
 
     asked = {"to": arguments.to, "int8": arguments.int8, "verify": not arguments.no_verify}
     about = {"source": arguments.source, "name": arguments.push, "license": arguments.license}
     wanted = directory.Wanted(**asked, **about)
     directory.refuse(arguments.out, wanted)
-    facts = directory.export(ended(arguments), arguments.out, wanted)
+    embedder = ended(arguments, arguments.whiten_on)
+    if arguments.unit is not None:
+        embedder = scaled(embedder, unit=arguments.unit)
+    facts = directory.export(embedder, arguments.out, wanted)
     if arguments.int8:
         scores = "{pairs}: {spearman:.2f} in float32, {spearman_int8:.2f} in int8".format(**facts)
         say(f"Spearman x 100 on {scores}")
@@ -126,21 +130,27 @@ def export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def ended(arguments: argparse.Namespace) -> Any:
-    """The embedder that the arguments name, with the whitening and the length that they ask for."""
-    from whitenedcse.evaluation.postprocess import Postprocess
-    from whitenedcse.export.whitened import fitted, scaled, whitened
-
-    if arguments.whiten is None and arguments.whiten_on is None and arguments.dim is not None:
+def refuse_dim(arguments: argparse.Namespace, on: str | None = None) -> None:
+    """Raise ValueError for components of no whitening."""
+    if arguments.dim is not None and on is None and arguments.whiten is None:
         raise ValueError(
-            f"--dim {arguments.dim} keeps components of a whitening: give --whiten or --whiten-on"
+            f"--dim {arguments.dim} keeps components of a whitening, but none is asked for: --whiten FIT"
         )
+
+
+def ended(arguments: argparse.Namespace, on: str | None = None) -> Any:
+    """The embedder that the arguments name, ending with the whitening of --whiten or one fitted to `on`."""
+    from whitenedcse.evaluation.postprocess import Postprocess
+    from whitenedcse.export.whitened import fitted, whitened
+
+    refuse_dim(arguments, on)
+    k = arguments.dim
     fit = Postprocess.load(arguments.whiten) if arguments.whiten else None
     embedder = source(arguments)
-    if arguments.whiten_on:
-        fit = Postprocess("whitening")
-        corpus = sources.named(arguments.whiten_on, arguments.columns, arguments.sample)
-        fit.provenance = fitted(fit, embedder, corpus, bf16=arguments.bf16)
-        fit.provenance["source"] = arguments.source
-    embedder = embedder if fit is None else whitened(embedder, fit, arguments.dim)
-    return embedder if arguments.unit is None else scaled(embedder, unit=arguments.unit)
+    if k is not None and not 1 <= k <= embedder.width:
+        raise ValueError(f"{k} components of width {embedder.width}: 1 to {embedder.width} can be kept")
+    if on is not None:
+        fit, corpus = Postprocess("whitening"), sources.named(on, arguments.columns, arguments.sample)
+        facts = fitted(fit, embedder, corpus, bf16=arguments.bf16)
+        fit.provenance = {"source": arguments.source, **facts}
+    return embedder if fit is None else whitened(embedder, fit, k)

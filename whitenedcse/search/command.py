@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from whitenedcse.data import sources
-from whitenedcse.export.command import CORPUS, SOURCE, pooling, reading, source
+from whitenedcse.export.command import CORPUS, SOURCE, ended, pooling, reading
 
 
 def add(commands: Any) -> None:
@@ -89,7 +89,10 @@ def build(arguments: argparse.Namespace) -> int:
 
     files.refuse_occupied(arguments.index)
     pairs = _pairs(arguments, 0)
-    embedder = _ended(arguments)
+    if arguments.whiten_k is not None and arguments.dim is not None:
+        raise ValueError(f"--dim {arguments.dim} goes with --whiten FIT; with --whiten-k K, K is enough")
+    arguments.dim = arguments.dim or arguments.whiten_k
+    embedder = ended(arguments, None if arguments.whiten_k is None else arguments.corpus)
     index.write(arguments.index, embedder, pairs, bf16=arguments.bf16)
     content = files.listed(arguments.index)
     say(f"{content['parts'][0]['n']:,} texts, vectors of width {content['width']}: {arguments.index}")
@@ -107,28 +110,6 @@ def extend(arguments: argparse.Namespace) -> int:
     n = files.listed(arguments.index)["parts"][-1]["n"]
     say(f"{len(found):,} texts and {n:,} more: {arguments.index}")
     return 0
-
-
-def _ended(arguments: argparse.Namespace) -> Any:
-    """The embedder, with the whitening that the arguments ask for."""
-    from whitenedcse.evaluation.postprocess import Postprocess
-    from whitenedcse.export.whitened import fitted, whitened
-
-    k = arguments.whiten_k or arguments.dim
-    if arguments.dim is not None and arguments.whiten is None:
-        raise ValueError(f"--dim {arguments.dim} goes with --whiten FIT; with --whiten-k K, K is enough")
-    embedder = source(arguments)
-    if arguments.whiten_k is not None:
-        if not 1 <= arguments.whiten_k <= embedder.width:
-            raise ValueError(f"--whiten-k {arguments.whiten_k} components of width {embedder.width}")
-        fit = Postprocess("whitening")
-        corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample)
-        fit.provenance = fitted(fit, embedder, corpus, bf16=arguments.bf16)
-    elif arguments.whiten is not None:
-        fit = Postprocess.load(arguments.whiten)
-    else:
-        return embedder
-    return whitened(embedder, fit, k)
 
 
 def _pairs(arguments: argparse.Namespace, start: int) -> Iterator[tuple[str, str]]:
