@@ -45,10 +45,8 @@ def _parser() -> argparse.ArgumentParser:
     about = "what came out: a run, a sweep, or a published table beside the numbers of your own runs"
     _report(commands.add_parser("report", help=about, description=about))
     _dashboard(commands)
-    export.add(commands)
-    demo.add(commands)
-    bulk.add(commands)
-    search.add(commands)
+    for part in (export, bulk, search, demo):
+        part.add(commands)
     return parser
 
 

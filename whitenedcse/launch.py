@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import logging
 import os
 import re
@@ -9,6 +11,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -79,8 +82,17 @@ def job(script: Callable[..., Result]) -> Callable[..., Result]:
         except RuntimeError:
             ranks.let_others_speak()
             raise
+        finally:
+            give_back()
 
     return one_line_at_most
+
+
+def give_back() -> None:
+    """Return to the system what a job has freed: glibc keeps it, and a sweep goes on in this process."""
+    gc.collect()
+    with suppress(AttributeError, OSError, TypeError):  # other systems have no such thing, or need none
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def refuse(error: Exception) -> NoReturn:
