@@ -35,6 +35,12 @@ SENTENCES = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def no_tracebacks(monkeypatch):
+    """A script that was started in this process asks for them, and would for every test that follows."""
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+
+
 @pytest.fixture(scope="session")
 def tokenizer():
     core = Tokenizer(models.WordPiece({w: i for i, w in enumerate(SPECIAL + WORDS)}, unk_token="[UNK]"))

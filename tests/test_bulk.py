@@ -192,7 +192,8 @@ def test_killed_twice_and_gone_on_with_the_bytes_are_those_of_an_uninterrupted_r
     checkpoint.save(embedder, Path(source))
     corpus = corpus_of(many(3_000), tmp_path)
     command = [sys.executable, "-c", KILLED, source, corpus.path, str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    one = os.environ | {"OMP_NUM_THREADS": "1"}  # as in this process: bits depend on the number of threads
+    done = subprocess.run(command, env=one, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     (a, first), (b, second, *workers) = (map(int, line.split()) for line in done.stdout.splitlines())
     assert a == b == signal.SIGKILL and 3 <= first < 30 > second >= 9 and len(workers) >= 2
