@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.util
 import inspect
 import json
 import re
@@ -319,6 +320,19 @@ def test_the_jobs_of_a_table_s_sweep_are_its_rows(table):
         asked = row["match"]["config"].items()
         same = [job for job in composed_jobs if all(OmegaConf.select(job, k) == v for k, v in asked)]
         assert len(same) == 1, row["label"]
+
+
+SCRIPTS = [path for folder in ("results", "bench", "data") for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_script_takes_from_the_package_is_there(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "whitenedcse":
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                inside = f"{node.module}.{alias.name}"
+                assert hasattr(module, alias.name) or importlib.util.find_spec(inside), inside
 
 
 def test_the_readme_draws_every_room():

@@ -15,7 +15,7 @@ from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.sources import located
 from whitenedcse.evaluation.correlation import Index, pairs_index, scores_of
 from whitenedcse.evaluation.postprocess import Postprocess, ladder
-from whitenedcse.evaluation.suite import subsets
+from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model.checkpoint import load
 from whitenedcse.model.pooling import Pooling
 
