@@ -1,5 +1,9 @@
 """The packed way through BERT and its relatives is Transformers' own forward and gradient, unpadded."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -257,3 +261,12 @@ def test_foreign_code_is_padded():
         pass
 
     assert not packed.fits(Own(BertConfig(**SHAPE)))
+
+
+def test_onednn_keeps_few_shapes_unless_told_otherwise():
+    names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+    code = f"import os, whitenedcse.model.packed; print([os.environ[name] for name in {names}])"
+    clean = {name: value for name, value in os.environ.items() if name not in names}
+    for given, wanted in (({}, ["32", "32"]), ({names[1]: "7"}, ["32", "7"])):
+        said = subprocess.check_output([sys.executable, "-c", code], env=clean | given, text=True)
+        assert said.strip() == str(wanted)

@@ -9,6 +9,7 @@ of equal length and needs no mask.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,11 @@ from torch.utils.checkpoint import checkpoint
 
 from whitenedcse.model.operations import Lengths, attention, dropout, linear
 from whitenedcse.ragged import Ragged, places, taken
+
+# oneDNN, and PyTorch's way to it, keep what they built for each of the last 1,024 shapes, and batches without
+# padding hardly repeat one: after 70 steps of wiki_mini 3.1 GB and growing, with 32 steady at 1.7, as fast.
+for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(name, "32")
 
 KINDS = ("bert", "roberta", "xlm-roberta", "camembert")
 
