@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
     more = "Row i of the files is row i of the input. The same command again goes on with what a kill left."
     parser = commands.add_parser("encode", help=about, description=f"{about}. {more}")
     parser.add_argument("source", metavar="SOURCE", help=SOURCE)
-    parser.add_argument("input", metavar="INPUT", help=CORPUS + ", ".join(sources.CORPORA))
+    parser.add_argument("input", metavar="INPUT", help=CORPUS)
     parser.add_argument("out", type=Path, metavar="OUT", help="the directory to write")
     parser.add_argument("--whiten", type=Path, metavar="FIT", help="a file of whitenedcse whiten fit")
     parser.add_argument("--dim", type=int, metavar="K", help="components of FIT to keep (default: all)")

@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
         "demo", help=about, description=f"{about}. Needs pip install 'whitenedcse[demo]'."
     )
     demo.add_argument("source", metavar="SOURCE", help=SOURCE)
-    demo.add_argument("corpus", metavar="CORPUS", help=CORPUS + ", ".join(sources.CORPORA))
+    demo.add_argument("corpus", metavar="CORPUS", help=CORPUS)
     demo.add_argument("--columns", nargs="+", default=(), metavar="NAME", help="of a table: those with text")
     sample = "so many of the sentences, drawn uniformly (default: 10000)"
     demo.add_argument("--sample", type=int, default=10_000, metavar="N", help=sample)

@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.export.whitened import scaled
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.search.nearest import nearest
-
-Array = NDArray[np.float32]
+from whitenedcse.search.nearest import Array, nearest, unit
 
 
 class Trial:
@@ -47,9 +44,3 @@ class Trial:
         """(n, d), or (n, k) of the whitening."""
         x = self.embedder.encode(texts)
         return x if k is None else self.fit.transform(x, k).astype(np.float32)
-
-
-def unit(x: Array) -> Array:
-    """(n, k) -> (n, k), rows of length one; a row of zeros stays."""
-    lengths = np.linalg.norm(x, axis=1, keepdims=True)
-    return (x / np.maximum(lengths, np.finfo(np.float32).tiny)).astype(np.float32)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from whitenedcse.data.corpus import read
-from whitenedcse.data.sources import RTE, named, roots, senteval
+from whitenedcse.data.sources import LONGEST, RTE, named, roots, senteval
 from whitenedcse.evaluation import sts, transfer
 from whitenedcse.evaluation.files import SUFFIXES, rows
 from whitenedcse.evaluation.sts import TASKS, Subset
@@ -17,7 +17,6 @@ from whitenedcse.evaluation.transfer import TRANSFER, Labelled
 Task = list[Subset] | Labelled
 OWN = ("target", "year")  # fitted to sentences of the task itself: transductive
 CASES = ("as_is", "lower", "lower_but_sick")  # the last is that of WhiteningBERT's files
-LONGEST = 2048  # characters of a corpus' line that are read
 
 
 def subsets(name: str) -> list[Subset]:

@@ -9,7 +9,10 @@ from typing import Any
 from whitenedcse.data import sources
 
 SOURCE = "a run directory, a checkpoint, an encoder in a local directory, or a hub id"
-CORPUS = "a text, csv, tsv, jsonl or parquet file, a directory of them, a hub data set, or one of "
+CORPUS = (
+    "a text, csv, tsv, jsonl or parquet file, a directory of them, a hub data set, or one of "
+    + ", ".join(sources.CORPORA)
+)
 
 
 def add(commands: Any) -> None:
@@ -20,7 +23,7 @@ def add(commands: Any) -> None:
         "fit", help=about, description=f"{about}; for --whiten of the other commands"
     )
     fit.add_argument("source", metavar="SOURCE", help=SOURCE)
-    fit.add_argument("corpus", metavar="CORPUS", help=CORPUS + ", ".join(sources.CORPORA))
+    fit.add_argument("corpus", metavar="CORPUS", help=CORPUS)
     fit.add_argument("out", type=Path, metavar="OUT", help="the file to write, e.g. whitening.safetensors")
     kinds = ("whitening", "pca", "zca", "centre", "abtt")
     fit.add_argument("--kind", choices=kinds, default="whitening", help="(default: whitening)")

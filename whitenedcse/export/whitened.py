@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from whitenedcse.data.corpus import Corpus, Row, read, stream
+from whitenedcse.data.sources import LONGEST
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.final import Final
 from whitenedcse.pace import pace
 
 BLOCK = 20_000  # sentences at a time
-LONGEST = 2048  # characters of a text that are read
 PROBE = "one text, by whose vector an embedder is known again"
 ALIKE = 0.99  # cosine of two such vectors: bfloat16 and other machines stay above, other encoders below
 

@@ -17,7 +17,7 @@ from whitenedcse.evaluation.postprocess import ORDERED, Postprocess, ladder
 from whitenedcse.pace import pace
 from whitenedcse.report.formats import Grid
 from whitenedcse.search.index import Index
-from whitenedcse.search.nearest import Array, Rows, by_faiss, engine_at_hand, nearest, pieces, taken
+from whitenedcse.search.nearest import Array, Rows, by_faiss, engine_at_hand, nearest, pieces, taken, unit
 
 TOP, ALONE = 10, 20  # texts that recall looks at; queries that are timed one by one
 BLOCK = 20_000  # rows at a time
@@ -85,9 +85,7 @@ def made(name: str, index: Index, mapped: Callable[[Array], np.ndarray], before:
     """The index's vectors, mapped and of unit length again."""
     began, parts = time.perf_counter(), []
     for _, block in pieces(index.vectors, BLOCK):
-        x = mapped(block)
-        lengths = np.linalg.norm(x, axis=1, keepdims=True)
-        parts.append((x / np.where(lengths > 0, lengths, 1)).astype(np.float32))
+        parts.append(unit(mapped(block)))
     return Way(name, parts, before + time.perf_counter() - began)
 
 

@@ -26,7 +26,7 @@ def _build(commands: Any) -> None:
     about = "make an index of a corpus of any size"
     parser = commands.add_parser("build", help=about, description=about)
     parser.add_argument("source", metavar="SOURCE", help=SOURCE)
-    parser.add_argument("corpus", metavar="CORPUS", help=CORPUS + ", ".join(sources.CORPORA))
+    parser.add_argument("corpus", metavar="CORPUS", help=CORPUS)
     parser.add_argument("index", type=Path, metavar="INDEX", help="the directory to write")
     white = parser.add_mutually_exclusive_group()
     white.add_argument("--whiten", type=Path, metavar="FIT", help="a file of whitenedcse whiten fit")
@@ -43,7 +43,7 @@ def _extend(commands: Any) -> None:
     about = "add a corpus to an index"
     parser = commands.add_parser("add", help=about, description=about)
     parser.add_argument("index", type=Path, metavar="INDEX")
-    parser.add_argument("corpus", metavar="CORPUS", help=CORPUS + ", ".join(sources.CORPORA))
+    parser.add_argument("corpus", metavar="CORPUS", help=CORPUS)
     parser.set_defaults(run=extend, sample=None)
     _reading(parser)
 

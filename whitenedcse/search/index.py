@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from whitenedcse.data.corpus import Corpus
-from whitenedcse.export.whitened import LONGEST, rows, scaled, texts
+from whitenedcse.data.sources import LONGEST
+from whitenedcse.export.whitened import rows, scaled, texts
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.pace import pace
 from whitenedcse.search import files

@@ -127,3 +127,9 @@ def largest(scores: Array, top: int) -> tuple[Array, Rows]:
     """(q, n) -> the `top` largest of each row and their columns; torch's selection, faster than NumPy's."""
     values, columns = torch.from_numpy(scores).topk(top, dim=1, sorted=False)
     return values.numpy(), columns.numpy()
+
+
+def unit(x: NDArray[Any]) -> Array:
+    """(n, k) -> (n, k), rows of length one; a row of zeros stays."""
+    lengths = np.linalg.norm(x, axis=1, keepdims=True)
+    return (x / np.where(lengths > 0, lengths, 1)).astype(np.float32)
