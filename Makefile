@@ -11,6 +11,7 @@ test:
 bench: # a quick look at each; without --quick they take long
 	python -m bench.whitening --quick
 	python -m bench.step --quick
+	python -m bench.systems --quick
 	python -m bench.loading --quick
 	python -m bench.encode --quick
 	python -m bench.evaluate --quick

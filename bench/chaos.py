@@ -46,7 +46,7 @@ LIMIT = 3600.0  # seconds for one job
 GONE = 30.0  # seconds for all processes of a job to end after one was killed: the promise
 TRIES = 8  # of a round, where the run ended before its kill
 VICTIMS = ("all", "front", "rank 1", "rank 0")
-FILES = ("draft.new", "best.new", "draft", "draft.new", "best.old")  # seen while something is written
+FILES = ("draft.new", ".best.new", "draft", "draft.new", ".best.old")  # seen while something is written
 numbers = itertools.count()
 
 
@@ -233,7 +233,7 @@ def killed(bench: Bench, number: int, rng: random.Random) -> Result:
     else:
         return Result(case, processes, wrong=[f"ended {TRIES} times before its kill"])
     gone = job.gone()
-    drafts = [*job.run.glob("checkpoints/draft*"), *job.run.glob("best.*")]
+    drafts = [*job.run.glob("checkpoints/draft*"), *job.run.glob(".best.*")]
     result = state(case, processes, job.run)._replace(draft=", ".join(p.name for p in drafts), gone=gone)
     wrong = [f"processes ran on for more than {GONE:.0f} s"] if gone > GONE else []
     return result._replace(wrong=wrong + bench.wrong(bench.job(job.run.name, processes), processes))

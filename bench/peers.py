@@ -7,7 +7,9 @@ A loop trains `work.steps` steps on the same sentences in the same order, from t
 from __future__ import annotations
 
 import bz2
+import logging
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +35,7 @@ from whitenedcse.data.datamodule import EpochOrder
 from whitenedcse.data.sources import located, roots
 from whitenedcse.evaluation.tasks import TASKS, task, texts
 from whitenedcse.launch import CONF
+from whitenedcse.model.encoder import quiet
 from whitenedcse.training.loggers import Metrics, Record
 from whitenedcse.training.progress import PlainProgress
 
@@ -136,8 +139,13 @@ def ours(work: Work, *, precision: str, head: str = "dense", passes: int | None 
         "trainer.max_steps": work.steps,
     }
     options = ["encoder=pretrained", "pooling=cls", "data=file", f"head={head}"]
+    return trained([*options, *(f"{key}={value}" for key, value in settings.items())])
+
+
+def trained(settings: list[str]) -> Loop:
+    """train.py's module, data and trainer with these settings, as `ours`."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("train", [*options, *(f"{key}={value}" for key, value in settings.items())])
+        cfg = compose("train", settings)
     module, data = built(cfg)
 
     def run(turn: Turn) -> None:
@@ -147,6 +155,14 @@ def ours(work: Work, *, precision: str, head: str = "dense", passes: int | None 
             instantiate(cfg.trainer)(logger=logger, callbacks=callbacks).fit(module, data)
 
     return run
+
+
+def silence() -> None:
+    """Say nothing but the tables."""
+    warnings.simplefilter("ignore")
+    quiet()
+    for name in ("lightning.pytorch", "lightning.fabric", "sentence_transformers"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def plain(batches: Iterable[Any], loss: Callable[[Any], Tensor], optimizer: Optimizer, turn: Turn) -> None:

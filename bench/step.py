@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import logging
 import os
 import resource
 import statistics
@@ -33,7 +32,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -47,9 +45,8 @@ from transformers import AutoModel, AutoTokenizer
 
 from bench import measure
 from bench.measure import Variant
-from bench.peers import BERTS, Loop, Work, corpus, encoder, ours, sentence_transformers, simcse
+from bench.peers import BERTS, Loop, Work, corpus, encoder, ours, sentence_transformers, silence, simcse
 from whitenedcse.data.tokens import token_ids
-from whitenedcse.model.encoder import quiet
 from whitenedcse.model.operations import multiply, prefers_onednn
 
 TRAINER = measure.installed("accelerate")
@@ -318,10 +315,7 @@ def results(work: Work, options: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> None:
     """Build the work, measure, print."""
     options = arguments()
-    warnings.simplefilter("ignore")
-    quiet()
-    for name in ("lightning.pytorch", "lightning.fabric", "sentence_transformers"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    silence()
     with tempfile.TemporaryDirectory() as name:
         folder, steps = Path(name), 4 if options.profile or options.measure else options.rounds + 1
         made = encoder(options.shape, folder), corpus(options.text, folder)

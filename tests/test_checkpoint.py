@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def killed_at(monkeypatch, number, step):
     monkeypatch.setattr(*step, call)
 
 
-RENAME, REMOVE = (Path, "rename"), (checkpoint.shutil, "rmtree")
+RENAME, REMOVE = (Path, "rename"), (shutil, "rmtree")
 
 
 @pytest.mark.parametrize("name", ["run", "run/best"])
@@ -81,7 +82,7 @@ def test_and_the_next_one_is_written_as_ever(best, monkeypatch, step, number):
 
 def test_reading_removes_nothing_of_the_users(best):
     directory, _, _ = best
-    mine = directory.with_name("best.old")
+    mine = directory.with_name(".best.old")
     mine.mkdir()
     (mine / "mine").touch()
     Embedder.load(directory)
@@ -104,11 +105,11 @@ def test_all_of_it_is_on_the_disk_before_it_has_its_name(best, monkeypatch):
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "rename", renamed)
     checkpoint.save(embedder, directory)
-    new = f"{directory}.new"
-    first = told.index(f"{directory} -> best.old")
+    new = str(directory.with_name(".best.new"))
+    first = told.index(f"{directory} -> .best.old")
     inside = {str(path).replace(str(directory), new) for path in directory.rglob("*")}
     assert inside | {new} <= set(told[:first])
-    assert told[first:] == [f"{directory} -> best.old", f"{new} -> best", str(directory.parent)]
+    assert told[first:] == [f"{directory} -> .best.old", f"{new} -> best", str(directory.parent)]
 
 
 def test_a_full_disk_leaves_the_old_one(best, monkeypatch):

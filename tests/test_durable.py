@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from whitenedcse.durable import write_json, writing
+from whitenedcse.durable import drafted, restore, write_json, writing
 
 OLD, NEW = b"old" * 1000, b"new!" * 100_000
 
@@ -90,6 +90,36 @@ def test_the_content_is_on_the_disk_before_it_has_the_name_and_then_the_name_is(
     with writing(path) as stream:
         stream.write(NEW)
     assert told == [("sync", "file.new", len(NEW)), ("name", "file", None), ("sync", path.parent.name, None)]
+
+
+def test_a_folder_is_whole_before_it_takes_the_place_of_the_old(tmp_path):
+    out = tmp_path / "a" / "out"
+    for content in ("old", "new"):
+        with drafted(out) as draft:
+            (draft / content).touch()
+            assert not (out / content).exists()
+        assert os.listdir(out) == [content]
+    assert os.listdir(out.parent) == ["out"]
+
+
+def test_an_error_leaves_the_old_folder_and_no_draft(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "old").touch()
+    with pytest.raises(KeyboardInterrupt), drafted(tmp_path / "out") as draft:
+        (draft / "new").touch()
+        raise KeyboardInterrupt
+    assert os.listdir(tmp_path) == ["out"] and os.listdir(tmp_path / "out") == ["old"]
+
+
+def test_after_a_kill_between_the_two_renames_of_a_folder_the_old_one_is_found(tmp_path):
+    for left in (".out.old", ".out.new"):
+        (tmp_path / left).mkdir()
+        (tmp_path / left / left).touch()
+    restore(tmp_path / "out")
+    assert os.listdir(tmp_path / "out") == [".out.old"]
+    with drafted(tmp_path / "out") as draft:
+        assert os.listdir(draft) == []  # not what the killed had written
+    assert os.listdir(tmp_path) == ["out"]
 
 
 def test_json_is_written_whole_or_not(tmp_path):

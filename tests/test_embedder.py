@@ -245,7 +245,7 @@ def test_pooling_belongs_to_the_checkpoint_and_is_free_for_a_plain_encoder(bert,
 def test_a_new_best_replaces_the_old_one_whole(bert, tmp_path):
     checkpoint.save(embedder_of(bert), tmp_path / "best")
     (tmp_path / "best" / "stale").touch()
-    (tmp_path / "best.new").mkdir()  # what a kill left behind
+    (tmp_path / ".best.new").mkdir()  # what a kill left behind
     checkpoint.save(embedder_of(bert), tmp_path / "best")
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
     assert not (tmp_path / "best" / "stale").exists()

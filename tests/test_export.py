@@ -258,16 +258,6 @@ def test_what_is_no_export_is_not_replaced(embedder, tmp_path, there, message):
     assert path.read_text() == "mine"
 
 
-def test_a_kill_between_the_two_renames_loses_nothing(embedder, tmp_path):
-    out = tmp_path / "out"
-    export(embedder, out, Wanted("transformers", "x", verify=False))
-    out.rename(tmp_path / ".out.old")
-    (tmp_path / ".out.draft").mkdir()
-    with pytest.raises(RuntimeError, match="stop"), directory.drafted(out):
-        raise RuntimeError("stop")
-    assert (out / "export.json").is_file() and [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [

@@ -1,10 +1,11 @@
-"""Files that a kill cannot leave half written."""
+"""Files and folders that a kill cannot leave half written."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,43 @@ def writing(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def drafted(path: Path) -> Iterator[Path]:
+    """A new folder beside `path`; at the end it is on the disk and takes the place of `path`.
+
+    Whatever stops the writing, `path` holds all of the old content or all of the new: after a kill between
+    the two renames, once `restore` was called. What a kill left beside is removed by the next writing.
+    """
+    restore(path)
+    draft, old = beside(path, "new"), beside(path, "old")
+    for left in (draft, old):
+        shutil.rmtree(left, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        yield draft
+        for written in (draft, *draft.rglob("*")):
+            settle(written)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    if path.exists():
+        path.rename(old)
+    draft.rename(path)
+    settle(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def restore(path: Path) -> None:
+    """Undo the one moment in which a kill leaves the old folder under another name."""
+    if (old := beside(path, "old")).exists() and not path.exists():
+        old.rename(path)
+
+
+def beside(path: Path, name: str) -> Path:
+    """A hidden neighbour."""
+    return path.with_name(f".{path.name}.{name}")
 
 
 def settle(path: Path) -> None:

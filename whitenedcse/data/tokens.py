@@ -10,9 +10,7 @@ import json
 import math
 import os
 import re
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,7 +28,7 @@ from rich.progress import track
 
 from whitenedcse.data.corpus import Corpus, Counts, files, fingerprint, read
 from whitenedcse.data.words import memory, own
-from whitenedcse.durable import writing
+from whitenedcse.durable import drafted, writing
 from whitenedcse.ragged import Ragged
 
 if TYPE_CHECKING:
@@ -155,13 +153,8 @@ def _made(
     max_length: int,
 ) -> TokenRows:
     """A new cache in this folder, in the place of a damaged one."""
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with drafted(folder) as draft:
         _write(draft, corpus, tokenizer, max_length)
-        shutil.rmtree(folder, ignore_errors=True)
-        draft.rename(folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     if (found := _opened(folder, digests)) is None:
         raise OSError(f"{folder}: vanished or was damaged just after it was written; start again")
     return found

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whitenedcse.durable import digest, settle, write_json
+from whitenedcse.durable import digest, drafted, write_json
 from whitenedcse.export import card, onnx, sentence_transformers, transformers, verify
 from whitenedcse.model.embedder import Embedder
 
@@ -97,29 +94,6 @@ def digests(directory: Path) -> dict[str, str]:
     """The SHA-256 of each file, by its path in the directory."""
     files = (path for path in sorted(directory.rglob("*")) if path.is_file())
     return {path.relative_to(directory).as_posix(): digest(path) for path in files}
-
-
-@contextmanager
-def drafted(out: Path) -> Iterator[Path]:
-    """A new folder beside `out`, which takes its place at the end, and of which an error leaves nothing."""
-    draft, old = (out.with_name(f".{out.name}.{name}") for name in ("draft", "old"))
-    if old.exists() and not out.exists():  # a kill between the two renames
-        old.rename(out)
-    for left in (draft, old):
-        shutil.rmtree(left, ignore_errors=True)
-    draft.mkdir(parents=True)
-    try:
-        yield draft
-        for path in (draft, *draft.rglob("*")):
-            settle(path)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
-    if out.exists():
-        out.rename(old)
-    draft.rename(out)
-    settle(out.parent)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def push(out: Path, repository: str) -> str:

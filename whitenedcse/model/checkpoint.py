@@ -7,7 +7,6 @@ that library can express the embedding, and ours (`whitenedcse.json`, `head.safe
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from whitenedcse.durable import digest, settle
+from whitenedcse.durable import digest, drafted, restore
 from whitenedcse.model import sentence_transformers
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import folder, pretrained, sound
@@ -32,22 +31,11 @@ def save(embedder: Embedder, directory: Path) -> None:
 
     Raises OSError, the directory untouched.
     """
-    new, old = directory.with_name(directory.name + ".new"), directory.with_name(directory.name + ".old")
-    restore(directory)
-    for left in (new, old):  # by a save that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    new.mkdir(parents=True)
     try:
-        write(embedder, new)
+        with drafted(directory) as draft:
+            write(embedder, draft)
     except SafetensorError as error:  # what it makes of an OSError
         raise OSError(f"{directory}: not written ({error}); what was there is whole") from error
-    for path in (new, *new.rglob("*")):
-        settle(path)
-    if directory.exists():
-        directory.rename(old)
-    new.rename(directory)
-    settle(directory.parent)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def write(embedder: Embedder, directory: Path) -> None:
@@ -78,13 +66,6 @@ def refuse_damaged(directory: Path, written: dict[str, str]) -> None:
                 f"{directory / name} is damaged: it is not what was written; copy it again, or, if the change"
                 f' is yours, delete "sha256" from {directory / SETTINGS}'
             )
-
-
-def restore(directory: Path) -> None:
-    """Undo the one moment in which a kill leaves the old directory under another name."""
-    old = directory.with_name(directory.name + ".old")
-    if old.exists() and not directory.exists():
-        old.rename(directory)
 
 
 def settings(embedder: Embedder) -> dict[str, Any]:

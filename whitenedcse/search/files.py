@@ -12,7 +12,6 @@ n: texts    d: width
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from filelock import FileLock
 from numpy.lib.format import dtype_to_descr, open_memmap, write_array_header_1_0
 from numpy.typing import NDArray
 
-from whitenedcse.durable import digest, settle, write_json
+from whitenedcse.durable import digest, drafted, settle, write_json
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.sentence_transformers import parsed
@@ -81,14 +80,10 @@ def write(directory: Path, embedder: Embedder, parts: Iterable[Part]) -> None:
     It is written beside and renamed when it is whole. Raises FileExistsError for anything that is there.
     """
     refuse_occupied(directory)
-    with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as draft:
-        new = Path(draft) / directory.name
-        new.mkdir()
+    with drafted(directory) as new:
         checkpoint.save(embedder, new / EMBEDDER)
         first = written(new / "part-0", parts)
         write_json(new / INDEX, {"format": 1, "width": embedder.width, "parts": [first]})
-        new.rename(directory)
-        settle(directory.parent)
 
 
 def refuse_occupied(directory: Path) -> None:
