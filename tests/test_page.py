@@ -277,6 +277,7 @@ def test_a_browser_shows_every_chart_on_a_laptop_and_on_a_phone_without_a_word(t
     )
     file = tmp_path / "page.html"
     page.write([str(folder)], file, None)
+    assert page.write([str(folder)], tmp_path, None)[1][0] == tmp_path / "report.html"
     dom = chromium(file, tmp_path / "profile", "--dump-dom")
     assert len(Elements(dom).charts) == (7 if run else 4)
     for width in (1280, 390):

@@ -30,5 +30,12 @@ def test_alone_auto_is_what_there_is_and_a_number_is_that_number(monkeypatch):
     assert trainer(devices=2).num_devices == 2
 
 
+def test_srun_with_a_number_of_tasks_in_all_is_told_what_to_say(monkeypatch):
+    for name, value in {"SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_JOB_NAME": "x"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="say srun --ntasks-per-node=N"):
+        trainer()
+
+
 def test_its_checkpoints_are_ours():
     assert isinstance(trainer(devices=1).strategy.checkpoint_io, Checkpoints)

@@ -62,7 +62,7 @@ def _report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--as", dest="aliases", action="append", default=[], metavar="NAME=DIR", help=alias)
     against = "of a sweep: the group that the others are compared with (default: the first)"
     parser.add_argument("--against", metavar="LABEL", help=against)
-    out = "of runs: where the page goes (default: report.html in the directory, or here for several)"
+    out = "of runs: file or folder of the page (default: report.html in the directory, or here for several)"
     parser.add_argument("--out", type=Path, metavar="PATH", help=out)
     forms = ("table", "markdown", "csv", "latex")
     parser.add_argument("--to", choices=forms, default="table", help=f"{', '.join(forms)} (default: table)")

@@ -123,6 +123,10 @@ def described(hint: Any) -> str:
 
 def unknown(key: str, known: Iterable[str]) -> str:
     """What to say of a key that does not exist."""
-    names = sorted(known)
-    near = difflib.get_close_matches(key, names, n=1, cutoff=0.0)
-    return f"no setting {key!r}; the nearest is {near[0]!r}" if near else f"no setting {key!r}"
+    names = sorted(name for name in known if not name.rpartition(".")[2].startswith("_"))
+    if near := difflib.get_close_matches(key, names, n=1, cutoff=0.8):
+        return f"no setting {key!r}; the nearest is {near[0]!r}"
+    group = key.rpartition(".")[0]
+    inside = [name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == group]
+    there = f"; {group or 'the top level'} has {', '.join(inside)}" if inside else ""
+    return f"no setting {key!r}{there}"

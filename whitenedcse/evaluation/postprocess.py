@@ -193,7 +193,7 @@ class Postprocess:
                 f"{self.kind} is fitted to two rows or more, not to {moments.n if moments else 0}"
             )
         if not (self.k is None or 1 <= self.k <= moments.d):
-            raise ValueError(f"k={self.k} components, of rows of width {moments.d}")
+            raise ValueError(f"k={self.k} components, of rows of width {moments.d}; keep from 1 to as many")
         variances, axes = principal_axes(torch.from_numpy(moments.covariance))
         shrunk = shrink(torch.diag(variances), self.shrinkage).diagonal().numpy()  # commutes with rotation
         return Fitted(moments.mean, self._matrix(shrunk, axes.numpy()), variances.numpy())

@@ -69,11 +69,12 @@ pre { font-size: .82rem; overflow-x: auto; white-space: pre-wrap; overflow-wrap:
 def write(names: Sequence[str], out: Path | None, against: str | None) -> tuple[list[Grid], list[Path]]:
     """The page of a run, or of a sweep with seeds.csv beside it; returns the tables and the files written.
 
-    names: a run, a directory of runs, or several of both, patterns too. Raises FileNotFoundError or
-    ValueError for what is none, and for a group `against` that does not exist.
+    names: a run, a directory of runs, or several of both, patterns too. out: its file, or a folder.
+    Raises FileNotFoundError or ValueError for what is none, and for a group `against` that does not exist.
     """
     folders = history.paths(names)
-    file = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    file = out or (folders[0] if len(folders) == 1 else Path())
+    file = file / "report.html" if file.is_dir() else file
     if len(folders) == 1 and history.is_run(folders[0]):
         if against:
             raise ValueError(f"--against {against!r}: {folders[0]} is one run, with nothing to compare")

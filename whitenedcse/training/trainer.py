@@ -28,8 +28,7 @@ class Trainer(lightning.Trainer):
         plugins: list[Any] = [Checkpoints()]
         if here is not None and devices == "auto":
             devices, num_nodes = here.on_machine, here.world // here.on_machine
-        if SLURMEnvironment.detect():
-            plugins.append(SLURMEnvironment(auto_requeue=False))  # training/safekeeping.py does that
+        plugins += slurm()
         super().__init__(
             devices=devices,
             num_nodes=num_nodes,
@@ -42,3 +41,14 @@ class Trainer(lightning.Trainer):
         # Lightning would ask the device at every step whether a rank has a signal; Safekeeping asks the hosts
         loop: Any = self.fit_loop.epoch_loop
         loop._broadcast_sigterm_tensor = lambda: None
+
+
+def slurm() -> list[SLURMEnvironment]:
+    """What Lightning needs to know where srun started this process. Raises ValueError for what it refuses."""
+    try:
+        # training/safekeeping.py does the requeueing
+        return [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
+    except RuntimeError as error:
+        raise ValueError(
+            "started by srun --ntasks=N: say srun --ntasks-per-node=N, as Lightning asks"
+        ) from error
