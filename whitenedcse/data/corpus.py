@@ -229,8 +229,7 @@ def _numbered(records: Iterable[Any], columns: Sequence[str], place: object) -> 
 def _checked(wanted: Sequence[str], present: Sequence[str], place: object) -> Sequence[str]:
     """The wanted columns, if all are present."""
     if not wanted:
-        why = f"does not say which of {list(present)} to read; name it, e.g. [{present[-1]}]"
-        raise ValueError(f"{place}: columns=[] {why}")
+        raise ValueError(f"{place}: columns=[] does not say which of {list(present)} to read; name it")
     for name in set(wanted).difference(present):
         near = "".join(f"; did you mean {n!r}?" for n in difflib.get_close_matches(name, present, 1))
         raise ValueError(f"{place}: no column {name!r} among {list(present)}{near}")

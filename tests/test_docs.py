@@ -1,0 +1,253 @@
+"""Every command of README.md and docs/ runs as it is printed, in a folder that has what it names.
+
+But train.py does two steps, the encoder is 16 wide, so that 256 components are 8, the sets have a few dozen
+rows, srun is a few lines, and nothing is installed. Of troubleshooting.md each error is that of its command.
+"""
+
+import multiprocessing
+import os
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from conftest import SENTENCES, WORDS, backbone
+from test_doctor import COUNTS, MRPC, SICK, write
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FEW = ["trainer.max_steps=2", "trainer.log_every_n_steps=1", "monitor.every=2", "trainer.accelerator=cpu"]
+ELSEWHERE = ("pip", "pytest", "git", "cd")  # CI begins with the first two
+ENDS = {  # exit code and part of what is printed, where they are not what the page means
+    "whitenedcse dashboard PROJECT": (2, "no Weights & Biases account"),  # with one: tests/test_dashboard.py
+    "whitenedcse data check": (1, "24 scored pairs, 189 published"),
+}
+SRUN = """#!/bin/bash
+shift; n=$1; shift
+export SLURM_NTASKS_PER_NODE=$n SLURM_JOB_ID=7
+export SLURM_STEP_ID=0 SLURM_NTASKS=$n SLURM_NNODES=1 SLURM_NODELIST=localhost SLURM_NODEID=0
+for i in $(seq 0 $((n - 1))); do SLURM_PROCID=$i SLURM_LOCALID=$i "$@" & all="$all $!"; done
+for one in $all; do wait $one || exit; done
+"""
+
+
+def some(n):
+    """Different sentences."""
+    words = [word for word in WORDS if word.isalpha()]
+    return [f"{SENTENCES[i % 8]} {words[i % 31]} {words[i // 31 % 31]}" for i in range(n)]
+
+
+def datasets(root):  # noqa: C901
+    """Two dozen rows of each set, in the form of the real files."""
+    x, senteval = some(72), root / "senteval"
+    pairs = [(f"{i % 6 * 0.9:.1f}", x[i], x[-i - 1]) for i in range(24)]
+    for year, parts in COUNTS.items():
+        for name in parts:
+            folder = senteval / f"STS/{year}-en-test"
+            write(folder / f"STS.input.{name}.txt", "".join(f"{a}\t{b}\n" for _, a, b in pairs))
+            write(folder / f"STS.gs.{name}.txt", "".join(f"{gold}\n" for gold, _, _ in pairs))
+    rows = "".join(f"g\tf\ty\t{i}\t{gold}\t{a}\t{b}\n" for i, (gold, a, b) in enumerate(pairs))
+    for part in ("train", "dev", "test"):
+        write(senteval / f"STS/STSBenchmark/sts-{part}.csv", rows)
+    rows = "".join(f"{i}\t{a}\t{b}\t{1 + i % 5}\tNEUTRAL\n" for i, (_, a, b) in enumerate(pairs))
+    for part in ("train", "trial", "test_annotated"):
+        write(senteval / f"SICK/SICK_{part}.txt", f"{SICK}\n{rows}")
+    halves = {"MR/rt-polarity": ("pos", "neg"), "CR/custrev": ("pos", "neg"), "MPQA/mpqa": ("pos", "neg")}
+    halves["SUBJ/subj"] = ("subjective", "objective")
+    for stem, ends in halves.items():
+        for i, end in enumerate(ends):
+            write(senteval / f"{stem}.{end}", "".join(f"{text}\n" for text in x[i::2]))
+    for part in ("train", "dev", "test"):
+        write(senteval / f"SST/binary/sentiment-{part}", "".join(f"{t}\t{i % 2}\n" for i, t in enumerate(x)))
+    kinds = ("NUM:dist", "ENTY:other", "LOC:city", "HUM:ind", "DESC:def", "ABBR:exp")
+    for name in ("train_5500", "TREC_10"):
+        write(senteval / f"TREC/{name}.label", "".join(f"{kinds[i % 6]} {t}\n" for i, t in enumerate(x)))
+    rows = "".join(f"{i % 2}\t{i}\t{i}\t{a}\t{b}\n" for i, (_, a, b) in enumerate(pairs))
+    for part in ("train", "test"):
+        write(senteval / f"MRPC/msr_paraphrase_{part}.txt", f"{MRPC}\n{rows}")
+    rows = "".join(f"{a}\t{b}\t{i % 2}\t{i}\n" for i, (_, a, b) in enumerate(pairs))
+    write(root / "rte/dev.tsv", f"sentence1\tsentence2\tlabel\tidx\n{rows}")
+    write(root / "wiki1m_for_simcse.txt", "".join(f"{text}\n" for text in some(128)))
+    rows = "".join(f"{a},{b},{c}\n" for a, b, c in zip(some(128), some(129)[1:], some(130)[2:], strict=True))
+    write(root / "nli_for_simcse.csv", f"sent0,sent1,hard_neg\n{rows}")
+
+
+def files(home):
+    """What the pages call my.txt, MODEL and so on."""
+    x = some(40)
+    write(home / "my.txt", "".join(f"{text}\n" for text in some(128)))
+    write(home / "more.txt", "".join(f"{text}\n" for text in x[:5]))
+    write(home / "questions.txt", "".join(f"{text}\n" for text in x[:3]))
+    write(home / "docs.csv", "key,text\n" + "".join(f"{i},{text}\n" for i, text in enumerate(some(128))))
+    pairs = "score\tsentence1\tsentence2\n" + "".join(f"{i % 6}\t{x[i]}\t{x[-i - 1]}\n" for i in range(20))
+    for name in ("my_pairs.tsv", "my_folder/a.tsv", "my_folder/b.tsv"):
+        write(home / name, pairs)
+    write(home / "my_texts.csv", "text,label\n" + "".join(f"{t},{'ab'[i % 2]}\n" for i, t in enumerate(x)))
+    write(home / "bin/srun", SRUN)
+    (home / "bin/srun").chmod(0o755)
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory, tokenizer, python):
+    """A folder with all that the pages name."""
+    home = tmp_path_factory.mktemp("user")
+    for name, kind in (("MODEL", "bert"), ("bert-base-uncased", "bert"), ("roberta-base", "roberta")):
+        encoder = backbone(kind, len(tokenizer))
+        for weights in encoder.parameters():  # random ones give all sentences nearly the same vector
+            weights.data *= 1 if weights.dim() == 1 else 8
+        encoder.save_pretrained(home / name)
+        tokenizer.save_pretrained(home / name)
+    datasets(home / "data")
+    files(home)
+    import pandas
+
+    pandas.read_csv(home / "docs.csv", dtype=str).to_parquet(home / "docs.parquet")
+    assert run(shlex.split("python train.py +experiment=bert_base run=NAME"), home, python)[0] == 0
+    return home
+
+
+@pytest.fixture(scope="module")
+def python():
+    """Starts Python programs in processes that have the large packages already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["lightning", "transformers", "datasets", "hydra", "whitenedcse.cli"])
+    return context
+
+
+def inside(program, words, cwd, environment):
+    """In a new process: the program, with what it prints in a file."""
+    os.chdir(cwd)
+    os.environ.update(environment)
+    out = os.open("printed", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    sys.argv = [str(program), *words]
+    sys.path[0:0] = [str(ROOT)]
+    few_rows(Path(environment["WHITENEDCSE_DATA"]))
+    if program == "whitenedcse":
+        from whitenedcse.cli import main
+
+        sys.exit(main(words))
+    runpy.run_path(str(program), run_name="__main__")
+
+
+def few_rows(data):
+    """No transfer task asks for as many rows as were published."""
+    from whitenedcse.evaluation.transfer import TRANSFER
+
+    for name, task in TRANSFER.items():
+        files = [data / "senteval" / part.file if part.file else data / "rte/dev.tsv" for part in task.parts]
+        counts = [len(file.read_bytes().splitlines()) - task.header for file in files]
+        parts = [part._replace(rows=n) for part, n in zip(task.parts, counts, strict=True)]
+        TRANSFER[name] = task._replace(parts=tuple(parts))
+
+
+def commands(text):
+    """Every command of a page, as words; of a block of Python `python -c` and the block."""
+    for kind, block in re.findall(r"^```(bash|python)\n(.*?)^```", text, re.M | re.S):
+        if kind == "python":
+            if "import mteb" not in block:  # which fetches: tests/test_mteb.py
+                yield ["python", "-c", block]
+            continue
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            while words:
+                end = words.index("&&") if "&&" in words else len(words)
+                yield words[:end]
+                words = words[end + 1 :]
+
+
+def run(words, home, python):
+    """Exit code and what was printed."""
+    environment = {"WHITENEDCSE_DATA": str(home / "data"), "WHITENEDCSE_CACHE": str(home / "cache")}
+    environment |= {"HF_HUB_OFFLINE": "1", "WANDB_API_KEY": "", "OMP_NUM_THREADS": "1", "COLUMNS": "150"}
+    environment |= {"PATH": f"{home / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment |= {"PYTHONPATH": str(ROOT), "HYDRA_FULL_ERROR": "0"}
+    while re.match(r"[A-Z_]+=", words[0]):
+        name, _, value = words.pop(0).partition("=")
+        environment[name] = value
+    words = [{"256": "8", "k=256": "k=8"}.get(word, word) for word in words]
+    words += ["k=8"] if "protocol=bert_whitening" in words else []
+    scripts = [i for i, word in enumerate(words) if word in ("train.py", "evaluate.py")]
+    for i in scripts:
+        words = [*words[:i], str(ROOT / words[i]), *words[i + 1 :], *(FEW if words[i] == "train.py" else [])]
+    alone = any("joblib" in word for word in words)  # which waits for workers of its own at the end
+    if not alone and (words[0] == "python" and scripts == [1] or words[0] == "whitenedcse"):
+        program, rest = (words[1], words[2:]) if words[0] == "python" else (words[0], words[1:])
+        process = python.Process(target=inside, args=(program, rest, home, environment))
+        process.start()
+        process.join(240)
+        process.kill()
+        return process.exitcode, (home / "printed").read_text()
+    done = subprocess.run(
+        words, cwd=home, env=os.environ | environment, capture_output=True, text=True, timeout=240
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def page_of(words, home):
+    """A command that serves until it is stopped: what it printed by then."""
+    run = ["-u", "-c", "import sys; from whitenedcse.cli import main; sys.exit(main())"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with (home / "printed").open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, *run, *words[1:]], cwd=home, env=environment, stdout=out, stderr=out
+        )
+        until = time.monotonic() + 120
+        while process.poll() is None and "http://127.0.0.1" not in (home / "printed").read_text():
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        process.terminate()
+        process.wait(30)
+    return (home / "printed").read_text()
+
+
+def refuse_unknown_extras(words):
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r"\[(\w+)\]", " ".join(words))) <= set(extras)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_runs(page, user, python, tmp_path):
+    text, home = page.read_text(), tmp_path / "home"
+    shutil.copytree(user, home)
+    if re.search("run=NAME|outputs/NAME|$", text)[0] == "run=NAME":
+        shutil.rmtree(home / "outputs")  # the page makes it
+    for words in commands(text):
+        said = " ".join(words)
+        if words[0] in ELSEWHERE or words[:2] == ["make", "check"]:
+            refuse_unknown_extras(words)
+        elif words[:2] == ["whitenedcse", "demo"]:
+            assert "http://127.0.0.1" in page_of(words, home), said
+        else:
+            expected, part = ENDS.get(said, (0, ""))
+            code, printed = run(words, home, python)
+            assert code == expected and part in printed, f"{said}\n{printed[-3000:]}"
+
+
+def test_every_error_of_the_page_on_trouble_is_the_one_that_comes(user, python, tmp_path):
+    home = tmp_path / "home"
+    shutil.copytree(user, home)
+    shutil.rmtree(home / "outputs")
+    text = (ROOT / "docs/troubleshooting.md").read_text()
+    blocks = re.findall(r"^```console\n(.*?)^```", text, re.M | re.S)
+    assert len(blocks) >= 8
+    for block in blocks:
+        *before, line = block.splitlines()
+        for command in before:
+            code, printed = run(shlex.split(command.removeprefix("$ ")), home, python)
+        assert code != 0, block
+        assert line in printed.replace(str(home), "HERE"), f"{block}\n{printed}"
+
+
+def test_every_link_leads_somewhere():
+    others = [ROOT / "bench/README.md", ROOT / "data/README.md", *(ROOT / "results").rglob("*.md")]
+    for page in [*PAGES, *others]:
+        for target in re.findall(r"\]\((?!http|#)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page}: {target}"
