@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+import time
 from typing import Any
 
 from whitenedcse.data import sources
@@ -46,5 +48,9 @@ def demonstrate(arguments: argparse.Namespace) -> int:
     trial = Trial(source(arguments), sentences, progress=rich.get_console().is_terminal)
     blocks = page(trial, f"{arguments.source} on {arguments.corpus}")
     say(f"page: {serve(blocks, arguments.port)} (Ctrl-C ends it)")
-    blocks.block_thread()
-    return 0
+    sys.stdout.flush()
+    try:
+        while True:
+            time.sleep(1)
+    except KeyboardInterrupt:
+        os._exit(0)  # at once: the page's threads would wait for browsers that still show it
