@@ -122,6 +122,13 @@ def test_after_a_kill_between_the_two_renames_of_a_folder_the_old_one_is_found(t
     assert os.listdir(tmp_path) == ["out"]
 
 
+def test_an_error_after_such_a_kill_leaves_the_old_folder(tmp_path):
+    (tmp_path / ".out.old").mkdir()
+    with pytest.raises(OSError), drafted(tmp_path / "out"):
+        raise OSError
+    assert os.listdir(tmp_path) == ["out"]
+
+
 def test_json_is_written_whole_or_not(tmp_path):
     write_json(tmp_path / "a.json", {"x": [1.5, None, "ä"]})
     with pytest.raises(TypeError):
