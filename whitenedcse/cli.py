@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from whitenedcse import arguments as given
 from whitenedcse.bulk import command as bulk
 from whitenedcse.data import sources
 from whitenedcse.demo import command as demo
@@ -64,8 +65,7 @@ def _report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", metavar="LABEL", help=against)
     out = "of runs: file or folder of the page (default: report.html in the directory, or here for several)"
     parser.add_argument("--out", type=Path, metavar="PATH", help=out)
-    forms = ("table", "markdown", "csv", "latex")
-    parser.add_argument("--to", choices=forms, default="table", help=f"{', '.join(forms)} (default: table)")
+    given.form(parser)
     parser.set_defaults(run=report)
 
 

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from whitenedcse import arguments as given
 from whitenedcse.data import sources
-from whitenedcse.export.command import CORPUS, SOURCE, ended, pooling, reading, refuse_dim
 
 
 def add(commands: Any) -> None:
@@ -16,11 +16,10 @@ def add(commands: Any) -> None:
     about = "encode a corpus of any size into files of vectors"
     more = "Row i of the files is row i of the input. The same command again goes on with what a kill left."
     parser = commands.add_parser("encode", help=about, description=f"{about}. {more}")
-    parser.add_argument("source", metavar="SOURCE", help=SOURCE)
-    parser.add_argument("input", metavar="INPUT", help=CORPUS)
+    given.encoder(parser)
+    given.corpus(parser, "input")
     parser.add_argument("out", type=Path, metavar="OUT", help="the directory to write")
-    parser.add_argument("--whiten", type=Path, metavar="FIT", help="a file of whitenedcse whiten fit")
-    parser.add_argument("--dim", type=int, metavar="K", help="components of FIT to keep (default: all)")
+    given.whiten(parser)
     parser.add_argument(
         "--dtype", choices=("float32", "float16"), default="float32", help="(default: float32)"
     )
@@ -30,8 +29,8 @@ def add(commands: Any) -> None:
     )
     about = "processes that share the work (default: one a GPU, or one)"
     parser.add_argument("--processes", type=int, metavar="P", help=about)
-    reading(parser)
-    pooling(parser)
+    given.columns(parser)
+    given.bf16(parser)
     parser.set_defaults(run=encode)
 
 
@@ -43,10 +42,10 @@ def encode(arguments: argparse.Namespace) -> int:
     from whitenedcse.report.formats import say
 
     ranks.refuse("whitenedcse encode")
-    refuse_dim(arguments)
+    given.refuse_dim(arguments)
     form = Form(arguments.to, arguments.dtype, arguments.shard)
     corpus = sources.named(arguments.input, arguments.columns)
-    job = Job(partial(ended, arguments), arguments.source, corpus, arguments.out, form, arguments.bf16)
+    job = Job(partial(given.ended, arguments), arguments.source, corpus, arguments.out, form, arguments.bf16)
     new = encoded(job, arguments.processes)
     if manifest := begun(arguments.out):
         here = f"; {manifest.rows - new:,} were here already" if new < manifest.rows else ""

@@ -8,8 +8,8 @@ import sys
 import time
 from typing import Any
 
+from whitenedcse import arguments as given
 from whitenedcse.data import sources
-from whitenedcse.export.command import CORPUS, SOURCE, pooling, source
 
 
 def add(commands: Any) -> None:
@@ -18,13 +18,11 @@ def add(commands: Any) -> None:
     demo = commands.add_parser(
         "demo", help=about, description=f"{about}. Needs pip install 'whitenedcse[demo]'."
     )
-    demo.add_argument("source", metavar="SOURCE", help=SOURCE)
-    demo.add_argument("corpus", metavar="CORPUS", help=CORPUS)
-    demo.add_argument("--columns", nargs="+", default=(), metavar="NAME", help="of a table: those with text")
-    sample = "so many of the sentences, drawn uniformly (default: 10000)"
-    demo.add_argument("--sample", type=int, default=10_000, metavar="N", help=sample)
+    given.encoder(demo)
+    given.corpus(demo)
+    given.columns(demo)
+    given.sample(demo, 10_000)
     demo.add_argument("--port", type=int, metavar="PORT", help="(default: a free one from 7860 on)")
-    pooling(demo)
     demo.set_defaults(run=demonstrate)
 
 
@@ -45,7 +43,7 @@ def demonstrate(arguments: argparse.Namespace) -> int:
 
     corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample)
     sentences = list(dict.fromkeys(text for block in texts(corpus) for text in block))
-    trial = Trial(source(arguments), sentences, progress=rich.get_console().is_terminal)
+    trial = Trial(given.opened(arguments), sentences, progress=rich.get_console().is_terminal)
     blocks = page(trial, f"{arguments.source} on {arguments.corpus}")
     say(f"page: {serve(blocks, arguments.port)} (Ctrl-C ends it)")
     sys.stdout.flush()

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from whitenedcse import arguments as given
 from whitenedcse.data import sources
-from whitenedcse.export.command import CORPUS, SOURCE, ended, pooling, reading
 
 
 def add(commands: Any) -> None:
@@ -25,17 +25,13 @@ def add(commands: Any) -> None:
 def _build(commands: Any) -> None:
     about = "make an index of a corpus of any size"
     parser = commands.add_parser("build", help=about, description=about)
-    parser.add_argument("source", metavar="SOURCE", help=SOURCE)
-    parser.add_argument("corpus", metavar="CORPUS", help=CORPUS)
+    given.encoder(parser)
+    given.corpus(parser)
     parser.add_argument("index", type=Path, metavar="INDEX", help="the directory to write")
-    white = parser.add_mutually_exclusive_group()
-    white.add_argument("--whiten", type=Path, metavar="FIT", help="a file of whitenedcse whiten fit")
     about = "whitening-k fitted to the corpus itself, which is encoded twice"
-    white.add_argument("--whiten-k", type=int, metavar="K", help=about)
-    parser.add_argument("--dim", type=int, metavar="k", help="components kept of --whiten (default: all)")
-    parser.add_argument("--sample", type=int, metavar="N", help="so many rows of the corpus (default: all)")
+    given.whiten(parser).add_argument("--whiten-k", type=int, metavar="K", help=about)
+    given.sample(parser)
     _reading(parser)
-    pooling(parser)
     parser.set_defaults(run=build)
 
 
@@ -43,7 +39,7 @@ def _extend(commands: Any) -> None:
     about = "add a corpus to an index"
     parser = commands.add_parser("add", help=about, description=about)
     parser.add_argument("index", type=Path, metavar="INDEX")
-    parser.add_argument("corpus", metavar="CORPUS", help=CORPUS)
+    given.corpus(parser)
     parser.set_defaults(run=extend, sample=None)
     _reading(parser)
 
@@ -54,9 +50,9 @@ def _query(commands: Any) -> None:
     parser.add_argument("index", type=Path, metavar="INDEX")
     parser.add_argument("text", nargs="?", metavar="TEXT", help="the query")
     parser.add_argument("--file", metavar="QUERIES", help="a file of queries, or any other corpus")
-    parser.add_argument("--columns", nargs="+", default=(), metavar="NAME", help="of a table: its queries")
+    given.columns(parser, "its queries")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="texts for a query (default: 10)")
-    _form(parser)
+    given.form(parser)
     parser.set_defaults(run=query)
 
 
@@ -67,19 +63,15 @@ def _bench(commands: Any) -> None:
     parser.add_argument("--queries", type=int, default=1000, metavar="N", help="(default: 1000)")
     about = "(default: 256 128 64 32, as far as they are below the width)"
     parser.add_argument("--dims", type=int, nargs="+", default=(), metavar="K", help=about)
-    _form(parser)
+    given.form(parser)
     parser.set_defaults(run=measure)
 
 
 def _reading(parser: argparse.ArgumentParser) -> None:
-    reading(parser)
+    given.columns(parser)
+    given.bf16(parser)
     about = "of a table: the column with ids (default: the number of the text, from 0)"
     parser.add_argument("--ids", metavar="NAME", help=about)
-
-
-def _form(parser: argparse.ArgumentParser) -> None:
-    forms = ("table", "markdown", "csv", "latex")
-    parser.add_argument("--to", choices=forms, default="table", help=f"{', '.join(forms)} (default: table)")
 
 
 def build(arguments: argparse.Namespace) -> int:
@@ -92,7 +84,7 @@ def build(arguments: argparse.Namespace) -> int:
     if arguments.whiten_k is not None and arguments.dim is not None:
         raise ValueError(f"--dim {arguments.dim} goes with --whiten FIT; with --whiten-k K, K is enough")
     arguments.dim = arguments.dim or arguments.whiten_k
-    embedder = ended(arguments, None if arguments.whiten_k is None else arguments.corpus)
+    embedder = given.ended(arguments, None if arguments.whiten_k is None else arguments.corpus)
     index.write(arguments.index, embedder, pairs, bf16=arguments.bf16)
     content = files.listed(arguments.index)
     say(f"{content['parts'][0]['n']:,} texts, vectors of width {content['width']}: {arguments.index}")
