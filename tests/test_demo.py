@@ -146,7 +146,12 @@ def demonstrated(*arguments):
     """The address of the page that the command shows."""
     pytest.importorskip("gradio")
     command = [sys.executable, "-m", "whitenedcse.cli", "demo", *map(str, arguments)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+
+    def hears():  # whoever started the tests in the background had Ctrl-C ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, preexec_fn=hears, **pipes) as process:
         try:
             said = re.search(r"page: (\S+)", process.stdout.readline())
             assert said or process.wait() is None, process.stderr.read()
