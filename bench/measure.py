@@ -58,10 +58,15 @@ def machine(threads: int) -> dict[str, Any]:
         "bf16": [flag for flag in ("avx512_bf16", "amx_bf16") if flag in flags],
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
-        "command": " ".join(["python -m", module(), *sys.argv[1:]]),
+        "command": " ".join(["python -m", module(), *map(shown, sys.argv[1:])]),
         "python": platform.python_version(),
         **{name: version(name) for name in LIBRARIES if installed(name)},
     }
+
+
+def shown(argument: str) -> str:
+    """An argument, of a place on this machine its name."""
+    return Path(argument).name if Path(argument).is_absolute() else argument
 
 
 def module() -> str:

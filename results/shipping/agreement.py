@@ -3,7 +3,7 @@
 WHITENEDCSE_DATA=DATA python results/shipping/agreement.py NAME=MODEL ... > results/shipping/agreement.csv
 
 Each encoder is pooled by cls, mean, and mean over layers 1 and -1, as it is and whitened to 256 components on
-4,096 Wikipedia sentences. A checkpoint's own pooling is replaced: its encoder is what is tried.
+4,096 Wikipedia sentences. MODEL is a directory, of which the encoder alone is taken.
 """
 
 import csv
@@ -20,36 +20,25 @@ from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.export.directory import Wanted, export
 from whitenedcse.export.whitened import fitted, whitened
-from whitenedcse.model.checkpoint import load
-from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.head import Head
+from whitenedcse.model.checkpoint import plain
 from whitenedcse.model.pooling import Pooling
+from whitenedcse.report.published import STS
 
-TESTS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 POOLINGS = [("cls", [-1]), ("mean", [-1]), ("mean", [1, -1])]
-
-
-def repooled(model: str, kind: str, layers: list[int]) -> Embedder:
-    """The encoder of a model, with another pooling and nothing after it."""
-    encoder = load(model).encoder
-    head = Head(width=encoder.width, whitening=None, dense=False, position="before")
-    return Embedder(
-        encoder=encoder, pooling=Pooling(kind=kind, layers=layers), head=head, embedding="encoder"
-    ).eval()
 
 
 def main() -> None:
     """One csv row for each encoder, pooling and map."""
-    sentences, index = pairs_index({name: subsets(name) for name in TESTS})
+    sentences, index = pairs_index({name: subsets(name) for name in STS})
     table = csv.writer(sys.stdout)
     header = ["sentence-transformers", "onnx", "transformers", "average, ours", "average, theirs"]
     table.writerow(["encoder", "pooling", "k", *header, "largest difference of a test"])
     for name, model in (argument.split("=", 1) for argument in sys.argv[1:]):
         for kind, layers in POOLINGS:
-            plain = repooled(model, kind, layers)
+            source = plain(Path(model), Pooling(kind=kind, layers=layers)).eval()
             fit = Postprocess("whitening")
-            fit.provenance = fitted(fit, plain, named("wiki1m_like", sample=4096))
-            for embedder, k in ((plain, ""), (whitened(plain, fit, 256), 256)):
+            fit.provenance = fitted(fit, source, named("wiki1m_like", sample=4096))
+            for embedder, k in ((source, ""), (whitened(source, fit, 256), 256)):
                 row = [name, f"{kind} {layers}", k]
                 with tempfile.TemporaryDirectory() as folder:
                     for to in ("sentence-transformers", "onnx", *([] if k else ["transformers"])):
@@ -59,8 +48,8 @@ def main() -> None:
                     peer = SentenceTransformer(str(Path(folder) / "sentence-transformers"), device="cpu")
                     theirs = scores_of(peer.encode(sentences, batch_size=64), index)
                 ours = scores_of(embedder.encode(sentences), index)
-                apart = [abs(ours["tasks"][t]["all"] - theirs["tasks"][t]["all"]) for t in TESTS]
-                averages = [np.mean([scores["tasks"][t]["all"] for t in TESTS]) for scores in (ours, theirs)]
+                apart = [abs(ours["tasks"][t]["all"] - theirs["tasks"][t]["all"]) for t in STS]
+                averages = [np.mean([scores["tasks"][t]["all"] for t in STS]) for scores in (ours, theirs)]
                 table.writerow([*row, *(f"{average:.3f}" for average in averages), f"{max(apart):.4f}"])
                 sys.stdout.flush()
 

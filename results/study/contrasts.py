@@ -8,6 +8,8 @@ from pathlib import Path
 import pandas
 from scipy import stats
 
+from whitenedcse.report.sweep import half_width
+
 RUNS = pandas.read_csv(Path(__file__).with_name("seeds.csv")).set_index(["system", "seed"]).sort_index()
 PAIRS = [  # a system and how its vectors are used: against another
     (("whitenedcse", "as it is"), ("simcse", "whitened (training)")),
@@ -27,7 +29,7 @@ PAIRS = [  # a system and how its vectors are used: against another
 for one, other in PAIRS:
     first, second = (RUNS.loc[system][f"{row}: average"] for system, row in (one, other))
     apart = (first - second).to_numpy()
-    half = stats.t.ppf(0.975, len(apart) - 1) * stats.sem(apart)
+    half = half_width(apart)
     p = stats.ttest_rel(first, second).pvalue
     names = " - ".join(f"{system} {row}" for system, row in (one, other))
     low, middle, high = apart.mean() - half, apart.mean(), apart.mean() + half
