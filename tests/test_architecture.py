@@ -13,7 +13,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-import whitenedcse.launch  # noqa: F401  the resolvers of conf/
+import whitenedcse.launch
 from whitenedcse.report import published
 from whitenedcse.settings import flat
 
@@ -247,6 +247,23 @@ def test_an_experiment_opens_with_its_lab_note(path):
     text = path.read_text()
     assert text.startswith("# @package _global_\n# ")
     assert f"python train.py +experiment={path.stem}" in text
+
+
+@pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_every_file_of_settings_opens_with_what_it_is_for(path):
+    assert path.read_text().removeprefix("# @package _global_\n").startswith("# ")
+
+
+@pytest.mark.parametrize("group", ["experiment", "system", "sweep"])
+def test_a_lab_note_begins_with_what_help_says_in_a_line(group):
+    for path in (CONF / group).glob("*.yaml"):
+        said = whitenedcse.launch.note(path)
+        assert 15 < len(said) <= 105 and "python train.py" not in said, path.stem
+
+
+def test_a_note_may_speak_of_the_environment(tmp_path):
+    (tmp_path / "x.yaml").write_text("# @package _global_\n# From $HOME, in\n# 2.5 steps. More.\nviews: 2\n")
+    assert whitenedcse.launch.note(tmp_path / "x.yaml") == "From $$HOME, in 2.5 steps"
 
 
 @pytest.mark.parametrize(

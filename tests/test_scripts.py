@@ -245,10 +245,19 @@ def test_without_a_network_all_that_is_missing_is_said_at_once(tmp_path, refusal
     assert not list((tmp_path / "outputs").rglob("best"))
 
 
-def test_help_and_the_resolved_config_are_readable(tmp_path):
+def test_help_lists_what_there_is_and_the_resolved_config_is_readable(tmp_path):
     text = script("train.py", "--help", cwd=tmp_path).stdout
     assert "python train.py +experiment=bert_base" in text
-    assert "head: dense, group, identity, pca, shuffled_group, zca" in text
+    lines = text.splitlines()
+    assert "  head        dense, group, identity, pca, shuffled_group, zca" in lines
+    assert "  bert_large          WhitenedCSE, BERT-large" in lines
+    assert (
+        '  sgw                 Shuffled group whitening alone: two views (Table 6; "2" of Table 5)' in lines
+    )
+    assert all(f"  {path.stem:20}" in text for path in (ROOT / "conf").glob("sweep/*.yaml"))
+    told = script("evaluate.py", "--help", cwd=tmp_path).stdout
+    groups = told.split("(GROUP=OPTION):")[1].split("Settings")[0].split("\n  ")[1:]
+    assert [line.split()[0] for line in groups] == ["tasks", "protocol", "pooling", "postprocess"]
     job = script("train.py", "+experiment=wiki_mini", "--cfg", "job", cwd=tmp_path).stdout
     assert "sample: 32000" in job
 

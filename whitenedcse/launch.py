@@ -46,6 +46,7 @@ QUIET = (
 
 say = rank_zero_only(formats.say)  # once, however many devices there are
 OmegaConf.register_new_resolver("precision", precision, replace=True)
+OmegaConf.register_new_resolver("options", lambda name: options(name), replace=True)
 
 
 def start(script: Callable[[], Any]) -> None:
@@ -116,11 +117,11 @@ def one_line(error: BaseException) -> str:
 
 def known_keys(argv: list[str]) -> list[str]:
     """The groups, and the settings that exist with the groups and the experiment of this command line."""
-    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
-    chosen = [text for text in argv[1:] if text.partition("=")[0].lstrip("+") in groups]
+    folders = {path.name for path in CONF.iterdir() if path.is_dir()}
+    chosen = [text for text in argv[1:] if text.partition("=")[0].lstrip("+") in folders]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return [*groups, *flat(plain(compose(Path(argv[0]).stem, chosen)))]
+        return [*folders, *flat(plain(compose(Path(argv[0]).stem, chosen)))]
 
 
 def choice(group: str) -> str | None:
@@ -160,12 +161,38 @@ def plain(config: DictConfig) -> Mapping[str, Any]:
 def checked(config: DictConfig) -> Path:
     """Refuse settings that nothing reads; name the run after its directory, and return that."""
     refuse_order(list(HydraConfig.get().overrides.task))
-    primary = OmegaConf.load(CONF / f"{HydraConfig.get().job.config_name}.yaml")
-    groups = [str(name) for entry in primary.defaults if isinstance(entry, DictConfig) for name in entry]
-    refuse_unknown(plain(config), [*map(str, primary), *groups])
+    name = HydraConfig.get().job.config_name
+    refuse_unknown(plain(config), [*map(str, OmegaConf.load(CONF / f"{name}.yaml")), *groups(str(name))])
     run = Path(HydraConfig.get().runtime.output_dir)
     config.run = run.name
     return run
+
+
+def groups(script: str) -> list[str]:
+    """The groups that train.yaml or evaluate.yaml has an option of."""
+    defaults = OmegaConf.load(CONF / f"{script}.yaml").defaults
+    return [str(name) for entry in defaults if isinstance(entry, DictConfig) for name in entry]
+
+
+def options(name: str) -> str:
+    """For --help: the options of a script's groups; or of one group, each with how its lab note begins."""
+    if not (CONF / name).is_dir():
+        return "\n".join(f"  {group:12}{', '.join(stems(group))}" for group in groups(name))
+    return "\n".join(f"  {stem:20}{note(CONF / name / f'{stem}.yaml')}" for stem in stems(name))
+
+
+def stems(group: str) -> list[str]:
+    """The options of a group."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def note(file: Path) -> str:
+    """The first sentence of the comment that a file opens with."""
+    lines = [
+        line for line in file.read_text().splitlines() if line.startswith("# ") and "@package" not in line
+    ]
+    sentence = " ".join(line[2:] for line in lines).partition(". ")[0].removesuffix(".")
+    return sentence.replace("$", "$$")  # Hydra fills in what a $ announces
 
 
 def refuse_order(overrides: list[str]) -> None:
