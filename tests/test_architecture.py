@@ -23,7 +23,7 @@ FILES = sorted((ROOT / "whitenedcse").rglob("*.py"))
 
 # room: the rooms it may import, beside its own package's __init__
 ROOMS = {
-    "__init__": ["model.embedder"],
+    "__init__": ["model.embedder", "search.index", "evaluation.postprocess"],
     "whitening": [],
     "ragged": [],
     "settings": [],
@@ -74,7 +74,7 @@ ROOMS = {
     "evaluation.tasks": ["evaluation", "data.corpus", "data.sources"],
     "evaluation.protocol": ["evaluation", "data.sources"],
     "evaluation.geometry": [],
-    "evaluation.postprocess": ["evaluation.moments", "whitening"],
+    "evaluation.postprocess": ["evaluation.moments", "durable", "whitening"],
     "evaluation.suite": ["evaluation"],
     "pace": [],
     "export.whitened": ["data", "evaluation.postprocess", "model", "pace"],
@@ -97,14 +97,14 @@ ROOMS = {
     "search.index": ["search", "data", "export.whitened", "model", "pace"],
     "search.bench": ["search", "evaluation.postprocess", "pace", "report.formats"],
     "search.command": ["arguments", "search", "data.sources", "export.whitened", "report.formats"],
-    "report.record": ["durable", "settings"],
+    "report.record": ["report.history", "durable", "settings"],
     "report.formats": [],
     "report.tables": ["report", "evaluation"],
     "report.judgements": ["report", "evaluation", "durable"],
     "report.comparison": ["report", "evaluation"],
     "report.plots": [],
     "report.figures": ["report", "evaluation"],
-    "report.history": [],
+    "report.history": ["durable"],
     "report.groups": ["report", "settings"],
     "report.sweep": ["report", "evaluation", "durable"],
     "report.curves": ["report"],
@@ -122,7 +122,14 @@ ROOMS = {
         "export.command",
         "search.command",
     ],
-    "launch": ["settings", "ranks", "report.formats", "model.operations", "training.dashboard"],
+    "launch": [
+        "settings",
+        "ranks",
+        "report.formats",
+        "report.history",
+        "model.operations",
+        "training.dashboard",
+    ],
     "runs": ["launch", "ranks", "report", "durable", "training.checkpoints"],
 }
 

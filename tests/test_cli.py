@@ -1,6 +1,7 @@
 """The command line: exit statuses, errors of one line, and nothing heavy before a command needs it."""
 
 import csv
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from conftest import nowhere
 from test_doctor import copy, edited
 from test_sources import TEXT, hub, root  # noqa: F401 (fixtures)
 
+import whitenedcse
 from whitenedcse import cli
 
 PACKAGE = Path(cli.__file__).parent
@@ -38,6 +40,20 @@ print(sorted(heavy & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]" and "usage: whitenedcse" in done.stdout
+
+
+def test_it_says_its_version(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"whitenedcse {importlib.metadata.version('whitenedcse')}\n"
+
+
+def test_public_names_are_there_and_others_are_not():
+    for name in whitenedcse.__all__:
+        assert getattr(whitenedcse, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Embeder'"):
+        whitenedcse.Embeder  # noqa: B018
 
 
 def test_the_module_runs_as_a_program():

@@ -17,7 +17,7 @@ from whitenedcse.model import embedder as room
 from whitenedcse.model.embedder import Embedder, by_length
 from whitenedcse.model.head import Head
 from whitenedcse.model.pooling import Pooling
-from whitenedcse.ragged import concatenate, ragged, repeat, rows
+from whitenedcse.ragged import concatenate, ragged, rows
 
 
 def tokens(embedder, sentences=SENTENCES):
@@ -118,12 +118,12 @@ def test_the_mode_is_put_back_when_encoding_is_broken_off(bert, monkeypatch):
 def test_a_view_has_its_own_dropout_and_one_pass_serves_many_views(bert):
     embedder = embedder_of(bert, head=identity(16)).train()
     batch = tokens(embedder)
-    z, _ = projected(embedder, repeat(batch, 3), n=8, views=3)
+    z, _ = projected(embedder, concatenate([batch] * 3), n=8, views=3)
     assert len({tuple(view.flatten().tolist()) for view in z}) == 3
     one, _ = projected(embedder, batch, n=8, views=3)
     assert torch.equal(one[0], one[1])
     assert torch.equal(one[0], one[2])
-    two, _ = projected(embedder, repeat(batch, 2), n=8, views=3)
+    two, _ = projected(embedder, concatenate([batch] * 2), n=8, views=3)
     assert torch.equal(two[0], two[2])
     assert not torch.equal(two[0], two[1])
 
@@ -136,7 +136,7 @@ def test_one_pass_gives_different_views_by_shuffled_whitening(bert):
 def test_hard_negatives_are_projected_apart(bert):
     embedder = embedder_of(bert, head=identity(16)).eval()
     batch, other = tokens(embedder), tokens(embedder, SENTENCES[::-1])
-    z, negatives = projected(embedder, repeat(batch, 2), other, n=8, views=2)
+    z, negatives = projected(embedder, concatenate([batch] * 2), other, n=8, views=2)
     x = embedder.pool(concatenate([batch, other]))
     assert_close(z, x[:8].expand(2, 8, 16), atol=1e-6, rtol=1e-5)
     assert_close(negatives, x[8:], atol=1e-6, rtol=1e-5)
@@ -145,7 +145,7 @@ def test_hard_negatives_are_projected_apart(bert):
 def test_more_passes_than_views_are_refused(bert):
     embedder = embedder_of(bert)
     with pytest.raises(ValueError, match="3 encoder passes for 2 views"):
-        projected(embedder, repeat(tokens(embedder), 3), n=8, views=2)
+        projected(embedder, concatenate([tokens(embedder)] * 3), n=8, views=2)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from test_training import LOSS
 
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model.head import Head
-from whitenedcse.ragged import ragged, repeat
+from whitenedcse.ragged import concatenate, ragged
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,7 +26,7 @@ def test_one_batch_is_learnt_by_heart(bert, kind):
     embedder = embedder_of(
         bert, head=Head(width=16, whitening=settings, dense=True, position="before")
     ).train()
-    batch = repeat(ragged(token_ids(SENTENCES, bert.tokenizer, 32)), 2)
+    batch = concatenate([ragged(token_ids(SENTENCES, bert.tokenizer, 32))] * 2)
     optimizer = torch.optim.AdamW(embedder.parameters(), lr=3e-3)
     losses = []
     for _ in range(150):

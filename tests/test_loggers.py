@@ -18,7 +18,7 @@ from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.evaluation.geometry import diversity
 from whitenedcse.model.head import Head
-from whitenedcse.ragged import ragged, repeat
+from whitenedcse.ragged import concatenate, ragged
 from whitenedcse.training import loggers, progress
 from whitenedcse.training.loggers import Metrics, Record, tensorboard_logger
 from whitenedcse.training.module import ContrastiveTraining
@@ -36,6 +36,12 @@ def test_files_lie_in_the_run_directory(tmp_path):
         logger.finalize("success")
     assert list((run / "tensorboard").glob("events.out.tfevents.*"))
     assert (run / "metrics.csv").read_text().split() == ["step,dev/spearman", "1,50.0"]
+
+
+def test_tensorboard_that_is_not_installed_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(loggers, "find_spec", {}.get)
+    with pytest.raises(ValueError, match=r"pip install 'whitenedcse\[tensorboard\]'"):
+        tensorboard_logger(run=tmp_path)
 
 
 LIFE = [(0, {"dev": 1.0}), (1, {"loss": 3.0}), (2, {"loss": 2.0}), (2, {"dev": 4.0}), (3, {"loss": 1.0})]
@@ -187,7 +193,7 @@ def test_diversity_is_that_of_the_steps_positives(bert, tmp_path, position, pass
     module.embedder.head = Head(width=16, whitening=whitening(), dense=True, position=position)
     tokens = ragged(token_ids(SENTENCES, bert.tokenizer, 32))
     other = ragged(token_ids(SENTENCES[::-1], bert.tokenizer, 32))
-    batch = Batch(repeat(tokens, passes), other if negatives else None, 8)
+    batch = Batch(concatenate([tokens] * passes), other if negatives else None, 8)
 
     twin = copy.deepcopy(module)  # the first step by hand
     x = twin.encoded(batch, (0, 0, 0, 0))

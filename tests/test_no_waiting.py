@@ -14,7 +14,7 @@ from whitenedcse.model import operations, packed
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Head
 from whitenedcse.model.pooling import Pooling
-from whitenedcse.ragged import ragged, repeat
+from whitenedcse.ragged import concatenate, ragged
 from whitenedcse.training.loggers import Record
 from whitenedcse.training.loss import MultiPositiveLoss
 from whitenedcse.training.module import ContrastiveTraining
@@ -60,7 +60,9 @@ class Watch(Callback):
 class Sentences(LightningDataModule):
     def __init__(self, tokenizer):
         super().__init__()
-        self.batch = Batch(repeat(ragged(token_ids(SENTENCES, tokenizer, 32)), 2), None, len(SENTENCES))
+        self.batch = Batch(
+            concatenate([ragged(token_ids(SENTENCES, tokenizer, 32))] * 2), None, len(SENTENCES)
+        )
 
     def train_dataloader(self):
         return DataLoader([self.batch] * STEPS, batch_size=None, collate_fn=lambda batch: batch)

@@ -16,7 +16,7 @@ from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.evaluation.sts import Subset
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.ragged import ragged, repeat
+from whitenedcse.ragged import concatenate, ragged
 from whitenedcse.training.loss import MultiPositiveLoss
 from whitenedcse.training.mlm import MaskedLanguageModel
 from whitenedcse.training.module import ContrastiveTraining
@@ -44,7 +44,7 @@ class EightSentences(LightningDataModule):
         self.batch, self.steps = ragged(token_ids(SENTENCES, tokenizer, 32)), steps
 
     def train_dataloader(self):
-        batches = [Batch(repeat(self.batch, 3), None, 8)] * self.steps
+        batches = [Batch(concatenate([self.batch] * 3), None, 8)] * self.steps
         return DataLoader(batches, batch_size=None, collate_fn=lambda batch: batch)
 
     def sample_tokens(self, k):
@@ -105,7 +105,9 @@ def test_the_step_is_the_loss_of_the_projected_views(bert):
 
 def test_every_weight_that_takes_part_has_a_gradient(encoder):
     module = module_of(encoder)
-    z, _ = projected(module.embedder, repeat(EightSentences(encoder.tokenizer, 1).batch, 3), n=8, views=3)
+    z, _ = projected(
+        module.embedder, concatenate([EightSentences(encoder.tokenizer, 1).batch] * 3), n=8, views=3
+    )
     LOSS(z).backward()
     without = [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None]
     assert without == []  # several devices would wait for such a weight for ever

@@ -1,21 +1,26 @@
 """Contrastive training of sentence encoders with whitening inside.
 
-from whitenedcse import Embedder
-Embedder.load("outputs/NAME").encode(["a sentence"])  # (1, d)
+from whitenedcse import Embedder, Index, Postprocess
+embedder = Embedder.load("outputs/NAME")             # a run, a checkpoint, an encoder, a hub id
+x = embedder.encode(["a sentence", "another one"])   # (2, d)
+Postprocess("whitening", k=256).fit(x).transform(x)  # whitening-k; also pca, zca, centre, abtt
+Index.build(embedder, ["a text"]).query(["a question"], 10)
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from whitenedcse.evaluation.postprocess import Postprocess
     from whitenedcse.model.embedder import Embedder
+    from whitenedcse.search.index import Index
 
-__all__ = ["Embedder"]
+__all__ = ["Embedder", "Index", "Postprocess"]
+ROOMS = {"Embedder": "model.embedder", "Index": "search.index", "Postprocess": "evaluation.postprocess"}
 
 
 def __getattr__(name: str) -> Any:
     """Public names, imported when they are first asked for: `whitenedcse --help` need not wait for torch."""
     if name not in __all__:
         raise AttributeError(f"module 'whitenedcse' has no attribute {name!r}")
-    from whitenedcse.model.embedder import Embedder
-
-    return Embedder
+    return getattr(import_module(f"whitenedcse.{ROOMS[name]}"), name)

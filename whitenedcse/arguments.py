@@ -55,7 +55,7 @@ def whiten(parser: argparse.ArgumentParser) -> Any:
 
 def form(parser: argparse.ArgumentParser) -> None:
     """--to, of a table that is printed."""
-    parser.add_argument("--to", choices=FORMS, default="table", help=f"{', '.join(FORMS)} (default: table)")
+    parser.add_argument("--to", choices=FORMS, default="table", help="(default: table)")
 
 
 def opened(arguments: argparse.Namespace) -> Any:

@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="whitenedcse", description="Tools beside train.py and evaluate.py.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('whitenedcse')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
     about = "what training and evaluation read: is it here, is it right, get it"
     data = commands.add_parser("data", help=about, description=about)

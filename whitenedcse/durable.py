@@ -45,8 +45,7 @@ def drafted(path: Path) -> Iterator[Path]:
     draft.mkdir(parents=True)
     try:
         yield draft
-        for written in (draft, *draft.rglob("*")):
-            settle(written)
+        settle_all(draft)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
@@ -77,6 +76,18 @@ def settle(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def settle_all(folder: Path) -> None:
+    """Put a folder and all that is in it on the disk."""
+    for written in (folder, *folder.rglob("*")):
+        settle(written)
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file that grows by them, or of none; one that a kill cut short is no line."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return text[: text.rfind("\n") + 1].splitlines()
 
 
 def digest(path: Path) -> str:

@@ -29,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from whitenedcse import ranks
 from whitenedcse.model.operations import precision
 from whitenedcse.report import formats
+from whitenedcse.report.history import run_of
 from whitenedcse.settings import flat, refuse_unknown, unknown
 from whitenedcse.training.dashboard import Dashboard
 
@@ -134,10 +135,9 @@ def fit(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[str]]:
     """What maps are fitted on, and its columns; "training" stands for the corpus of the model's own run."""
     if name != "training":
         return name, list(columns)
-    for folder in (Path(model), Path(model).parent):
-        if (folder / "config.yaml").is_file():
-            data = OmegaConf.load(folder / "config.yaml").data
-            return data.corpus, list(data.columns)
+    if run := run_of(Path(model)):
+        data = OmegaConf.load(run / "config.yaml").data
+        return data.corpus, list(data.columns)
     raise ValueError(
         f"fit=training: {model} is no run of train.py; name a corpus, e.g. fit=wiki1m, or a file"
     )

@@ -62,11 +62,6 @@ def concatenate(batches: Sequence[Ragged]) -> Ragged:
     return Ragged(torch.cat([b.ids for b in batches]), offsets(lengths), max(b.longest for b in batches))
 
 
-def repeat(batch: Ragged, times: int) -> Ragged:
-    """n sentences -> times * n: the whole batch, again and again (so views are a leading axis)."""
-    return concatenate([batch] * times)
-
-
 def between(batch: Ragged, first: int, last: int) -> Ragged:
     """Sentences first .. last - 1."""
     bounds = batch.offsets[first : last + 1]

@@ -85,16 +85,14 @@ def lbfgs(x: NDArray[Any], y: Labels, split: Split) -> tuple[NDArray[Any], float
     return _in_order(cases, predictions), 100 * float(np.mean(scores))
 
 
-def senteval(
-    x: NDArray[Any], y: Labels, split: Split, device: str | None = None
-) -> tuple[NDArray[Any], float]:
+def senteval(x: NDArray[Any], y: Labels, split: Split) -> tuple[NDArray[Any], float]:
     """One linear layer by Adam with early stopping, its weight decay chosen by ten inner folds [1].
 
     What SentEval trains one by one, 410 classifiers in a cross-validated task, is trained together: they
     share seed, initial weights and, among equally many rows, permutations. With dev rows, [1] trains the
-    chosen one again, to the same weights. device: None is CUDA where there is one.
+    chosen one again, to the same weights. It computes on CUDA where there is one.
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     data, cases = Data.on(device, x, y), _cases(y, split)
     grid = torch.tensor(DECAYS, device=device)
     pairs = [pair for case in cases for pair in case.pairs]

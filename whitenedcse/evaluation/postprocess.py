@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
+from whitenedcse.durable import writing
 from whitenedcse.evaluation.moments import Moments, Update
 from whitenedcse.whitening import principal_axes, shrink
 
@@ -130,10 +131,10 @@ class Postprocess:
             metadata = {"settings": json.dumps(self.settings), "provenance": json.dumps(dict(provenance))}
         except TypeError as error:
             raise ValueError(f"provenance must be plain JSON values: {error}") from error
-        new = path.with_name(path.name + ".new")
+        # `save` would write strided arrays in the wrong order
         tensors = {name: np.ascontiguousarray(array) for name, array in self.fitted._asdict().items()}
-        save_file(tensors, new, metadata)  # which would write strided arrays in the wrong order
-        new.replace(path)
+        with writing(path) as stream:
+            stream.write(save(tensors, metadata))
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -226,8 +226,8 @@ def accuracy(task: Labelled, x: NDArray[Any], classify: Classify) -> dict[str, A
     return scores
 
 
-def threshold(task: Labelled, cosines: NDArray[Any], at: float = 0.5) -> dict[str, Any]:
-    """Entailment where the cosine (n,) is at least `at`; 0.5 by hand, nothing trained: appendix A.2 of [2].
+def threshold(task: Labelled, cosines: NDArray[Any]) -> dict[str, Any]:
+    """Entailment where the cosine (n,) is at least 0.5, by hand, nothing trained: appendix A.2 of [2].
 
     majority: what the larger class alone would score. confusion: counts by gold, then by predicted class.
     """
@@ -238,7 +238,7 @@ def threshold(task: Labelled, cosines: NDArray[Any], at: float = 0.5) -> dict[st
         )
     if cosines.shape != task.labels.shape or not np.isfinite(cosines).all():
         raise ValueError(f"{task.name}: {len(task.labels)} finite cosines expected; {cosines.shape} given")
-    predicted = np.where(cosines >= at, 0, 1)
+    predicted = np.where(cosines >= 0.5, 0, 1)
     correct = predicted == task.labels
     table = np.bincount(2 * task.labels + predicted, minlength=4).reshape(2, 2).tolist()
     return {

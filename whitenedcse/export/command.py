@@ -38,7 +38,7 @@ def add_export(commands: Any) -> None:
     given.encoder(parser)
     parser.add_argument("out", type=Path, metavar="OUT", help="the directory to write; replaced if an export")
     forms = ("transformers", "sentence-transformers", "onnx")
-    parser.add_argument("--to", choices=forms, required=True, help=", ".join(forms))
+    parser.add_argument("--to", choices=forms, required=True, help="for which library")
     about = "fit a whitening to this corpus first"
     given.whiten(parser).add_argument("--whiten-on", metavar="CORPUS", help=about)
     for add_more in (given.sample, given.columns, given.bf16):

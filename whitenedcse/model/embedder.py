@@ -78,8 +78,10 @@ class Embedder(nn.Module):
         return self.encoder.pooler(x) if self.pooling.kind == "pooler" else x
 
     def embed(self, batch: Ragged) -> Tensor:
-        """n sentences -> (n, k): what evaluation sees. Call it in eval mode."""
-        return self.finish(self.pool(batch))
+        """n sentences -> (n, k): what evaluation sees, at least in float32. Call it in eval mode."""
+        x = self.pool(batch)
+        with torch.autocast(x.device.type, enabled=False):
+            return self.finish(x.to(torch.promote_types(x.dtype, torch.float32)))
 
     def finish(self, x: Tensor) -> Tensor:
         """Pooled x (n, d) -> the embedding (n, k): x, the dense layer above it, or the head; then `final`."""
@@ -138,14 +140,7 @@ class Embedder(nn.Module):
         """n lists of token ids, or these laid end to end -> (n, d) array, as `encode`."""
         rows = rows if isinstance(rows, Ragged) else ragged(rows)
         out = np.zeros((rows.n, self.width), dtype=np.float32)
-
-        def embedded(batch: Ragged) -> list[Tensor]:
-            x = self.pool(batch)
-            x = x.to(torch.promote_types(x.dtype, torch.float32))
-            with torch.autocast(x.device.type, enabled=False):
-                return [self.finish(x)]
-
-        fill([out], rows, self, embedded, Manner(progress, share, bf16))
+        fill([out], rows, self, lambda batch: [self.embed(batch)], Manner(progress, share, bf16))
         return out
 
     @staticmethod

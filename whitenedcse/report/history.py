@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
+from whitenedcse.durable import whole_lines
+
 DEV = "dev/spearman"
 
 
@@ -56,6 +58,12 @@ def natural(path: Path) -> list[tuple[int, str]]:
 def is_run(path: Path) -> bool:
     """Whether train.py wrote here; evaluate.py has a config.yaml too, which no monitor is in."""
     return (path / "config.yaml").is_file() and "monitor" in settings(path / "config.yaml")
+
+
+def run_of(model: Path) -> Path | None:
+    """The run directory that a model is, or lies in; None where it is none."""
+    folders = (model, model.parent) if model.exists() else ()
+    return next((folder for folder in folders if (folder / "config.yaml").is_file()), None)
 
 
 def below(folder: Path) -> Iterator[Path]:
@@ -110,9 +118,8 @@ def facts(file: Path) -> dict[str, Any] | None:
 
 
 def series(file: Path) -> dict[str, Series]:
-    """metrics.csv by column; a line that a kill cut short is no line, and what is not finite is left out."""
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    lines = csv.reader(text[: text.rfind("\n") + 1].splitlines())
+    """metrics.csv by column, without what is not finite."""
+    lines = csv.reader(whole_lines(file))
     header = next(lines, ["step"])
     columns: dict[str, list[tuple[int, float]]] = {name: [] for name in header if name != "step"}
     for number, cells in enumerate(lines, 2):

@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from whitenedcse.evaluation.correlation import MEANS
 from whitenedcse.report.figures import best
 from whitenedcse.report.formats import Grid
+from whitenedcse.report.history import facts, run_of
 from whitenedcse.report.tables import number
 
 STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
@@ -113,20 +114,16 @@ def found(paths: Iterable[str | Path]) -> list[Run]:
 
 def read(file: Path) -> Run:
     """A scores.json and the settings behind it."""
-    try:
-        scores = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON ({error}); run evaluate.py again") from None
+    scores = facts(file) or {}
     return Run(file.parent, scores, training(scores.get("model", ""), file.parent))
 
 
 def training(model: str, run: Path) -> DictConfig | None:
     """config.yaml of the train run that a model is, or is in; its path may start anywhere above `run`."""
-    for base in (Path(), *run.resolve().parents):
-        for folder in (base / model, (base / model).parent) if model and (base / model).exists() else ():
-            if (folder / "config.yaml").is_file():
-                config = OmegaConf.load(folder / "config.yaml")
-                return config if isinstance(config, DictConfig) else None
+    for base in (Path(), *run.resolve().parents) if model else ():
+        if folder := run_of(base / model):
+            config = OmegaConf.load(folder / "config.yaml")
+            return config if isinstance(config, DictConfig) else None
     return None
 
 

@@ -19,6 +19,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import OmegaConf
 
 from whitenedcse.durable import write_json, writing
+from whitenedcse.report.history import run_of
 from whitenedcse.settings import flat
 
 PACKAGES = ("whitenedcse", "torch", "transformers", "lightning", "datasets", "hydra-core", "numpy", "scipy")
@@ -122,11 +123,11 @@ def plain(config: str) -> Mapping[str, Any]:
 
 def origin(model: str) -> dict[str, Any]:
     """Experiment, system and seed of the train run that a model is, or lies in; None where it is none."""
-    for folder in (Path(model), Path(model).parent):
+    facts: dict[str, Any] = {}
+    if run := run_of(Path(model)):
         with suppress(OSError, ValueError):
-            facts = json.loads((folder / "versions.json").read_text())
-            return {key: facts.get(key) for key in ORIGIN}
-    return dict.fromkeys(ORIGIN)
+            facts = json.loads((run / "versions.json").read_text())
+    return {key: facts.get(key) for key in ORIGIN}
 
 
 def environment() -> dict[str, Any]:

@@ -23,7 +23,7 @@ from filelock import FileLock
 from numpy.lib.format import dtype_to_descr, open_memmap, write_array_header_1_0
 from numpy.typing import NDArray
 
-from whitenedcse.durable import digest, drafted, settle, write_json
+from whitenedcse.durable import digest, drafted, settle, settle_all, write_json
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.sentence_transformers import parsed
@@ -106,6 +106,7 @@ def append(directory: Path, n: int, parts: Iterable[Part]) -> None:
         new = directory / f"part-{len(content['parts'])}"
         shutil.rmtree(new, ignore_errors=True)  # of a kill
         content["parts"].append(written(new, parts))
+        settle_all(new)
         settle(directory)
         write_json(directory / INDEX, content)
 
@@ -125,9 +126,6 @@ def written(directory: Path, parts: Iterable[Part]) -> dict[str, Any]:
             raise ValueError("no text that is not blank: an index holds one or more")
         for file in files.values():
             file.finish()
-    for name in FILES:
-        settle(path(directory, name))
-    settle(directory)
     return {"n": n, "sha256": {name: digest(path(directory, name)) for name in FILES}}
 
 

@@ -6,6 +6,7 @@ import csv
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from whitenedcse.durable import settle, writing
+from whitenedcse.durable import settle, whole_lines, writing
 from whitenedcse.evaluation.geometry import diversity
 from whitenedcse.training.checkpoints import step_of
 
@@ -56,9 +57,8 @@ class Metrics(Logger):
                 csv.DictWriter(stream, self.columns, lineterminator="\n").writerow(line)
 
     def lines(self) -> list[dict[str, str]]:
-        """What the file holds; a line that a kill cut short is no line."""
-        text = self.path.read_text() if self.path.exists() else ""
-        return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
+        """What the file holds."""
+        return list(csv.DictReader(whole_lines(self.path)))
 
     def rewrite(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Replace the file."""
@@ -149,5 +149,7 @@ def clock(trainer: Any) -> float:
 
 
 def tensorboard_logger(*, run: Path) -> TensorBoardLogger:
-    """TensorBoard event files in the run directory."""
+    """TensorBoard event files in the run directory. Raises ValueError where TensorBoard is not installed."""
+    if find_spec("tensorboard") is None:
+        raise ValueError("logger=tensorboard needs that package: pip install 'whitenedcse[tensorboard]'")
     return TensorBoardLogger(save_dir=run.parent, name=run.name, version="", sub_dir="tensorboard")
