@@ -237,7 +237,7 @@ TRAINING = [
     ({"e.txt": ""}, "data.corpus=e.txt", ["e.txt: 0 usable sentences in 0 lines"]),
     ({"e.txt": "\n \n\t\n"}, "data.corpus=e.txt", ["e.txt: 0 usable sentences in 3 lines, 3 blank"]),
     ({"e.txt": b"fine\nb\xe9\n"}, "data.corpus=e.txt",
-     ["e.txt:2: byte 0xe9 at position 1 is not UTF-8", "iconv"]),
+     ["e.txt:2: byte 0xe9 is not UTF-8", "iconv (position 1 of the line)"]),
     ({"e.csv": "a,b\nx,y\nz\n"}, "data.corpus=e.csv data.columns=[a]", ["e.csv:3: 1 fields, 2 expected"]),
     ({"e.csv": 'a,b\n"x,y\nz,w\n'}, "data.corpus=e.csv data.columns=[a]",
      ["e.csv:3: unexpected end of data"]),
@@ -328,8 +328,8 @@ PAIRS_FILES = {
     "e.jsonl": [
         ('{"score": true, "sentence1": "a", "sentence2": "b"}', ["e.jsonl:1: the score is True, not"]),
         (f'{{"score": 1{"0" * 400}, "sentence1": "a", "sentence2": "b"}}', ["e.jsonl:1: the score is 1000"]),
-        ('[["score", 1], ["sentence1", "a"], ["sentence2", "b"]]', ["e.jsonl:1: not a JSON object"]),
-        ("[" * 99_999, ["e.jsonl:1: not a JSON object", "recursion"]),
+        ('[["score", 1], ["sentence1", "a"], ["sentence2", "b"]]', ["e.jsonl:1: an object with fields"]),
+        ("[" * 99_999, ["e.jsonl:1: not JSON", "recursion"]),
         ('{"score": 1, "sentence1": "\\ud800", "sentence2": "b"}', ["e.jsonl:1", "surrogates"]),
     ],
 }  # fmt: skip
@@ -488,7 +488,10 @@ def table(records):
     """Records below a header as dictionaries, None for a blank line; None if one has not as many fields."""
     if records is None:
         return None
-    header, *rest = records or [[]]
+    first = next(
+        (i for i, record in enumerate(records) if record), 0
+    )  # blank lines may stand above the header
+    header, *rest = records[first:] or [[]]
     if any(row and len(row) != len(header) for row in rest):
         return None
     places = {name: header.index(name) for name in header}  # the first of a name
@@ -586,7 +589,7 @@ def pairs(kind, data):
     if lines is None:
         return None
     records = [] if kind == "jsonl" else RECORDS[kind](lines)
-    records = records and [record for record in records if record]  # blank lines may stand above the header
+    records = records and [record for record in records if record]
     named = [name for name in records[0] if name] if records else []
     if records is None or len(set(named)) < len(named):
         return None

@@ -63,6 +63,18 @@ def test_a_tab_separated_file_knows_no_quotes(tmp_path):
     assert sentences(path, "a", "b") == [('"open', "x"), ('y"', "z")]
 
 
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_blank_lines_may_stand_above_a_header(tmp_path, kind):
+    path = written(tmp_path / f"x.{kind}", "\n\r\na\none\n\ntwo\n")
+    rows, counts = read(Corpus(str(path), ("a",)), longest=9)
+    assert (rows, counts.total, counts.blank) == ([("one",), ("two",)], 3, 1)
+
+
+def test_an_object_without_fields_is_no_blank_line(tmp_path):
+    with pytest.raises(ValueError, match=r"x.jsonl:1: no column 'a' among \[\]"):
+        sentences(written(tmp_path / "x.jsonl", "{}\n"), "a")
+
+
 def test_a_quoted_field_keeps_its_line_break(tmp_path):
     assert sentences(written(tmp_path / "x.csv", 'a\n"one\ntwo"\n'), "a") == [("one\ntwo",)]
 

@@ -1,5 +1,6 @@
 """Pairs are read to the last tab, and a damaged file is named with its line."""
 
+import gzip
 import os
 from pathlib import Path
 
@@ -88,6 +89,11 @@ def test_the_same_pairs_come_out_of_every_format(tmp_path, name, text):
     assert (got.name, *three(got)) == ("p", ['"a', "d\u2028e"], ["b, c", '"f"'], [1, 2.5])
 
 
+def test_pairs_may_be_compressed(tmp_path):
+    (tmp_path / "p.tsv.gz").write_bytes(gzip.compress(f"{HEADER}1\ta\tb\n2.5\tc\td\n".encode()))
+    assert three(read_pairs(tmp_path / "p.tsv.gz")) == (["a", "c"], ["b", "d"], [1, 2.5])
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -98,7 +104,7 @@ def test_the_same_pairs_come_out_of_every_format(tmp_path, name, text):
         ("p.tsv", HEADER + "1\ta\t \n", r"p.tsv:2: 'a', ' ' are not two sentences"),
         ("p.tsv", "label\tsentence1\tsentence2\n1\ta\tb\n", r"p.tsv:2: no score among label, sentence1"),
         ("p.csv", 'score,sentence1,sentence2\n1,a,"b" c\n', r"p.csv:2: "),
-        ("p.jsonl", '{"score": 1, "sentence1": "a", "sentence2": "b"}\n{"score"\n', r"p.jsonl:2: not a JSON"),
+        ("p.jsonl", '{"score": 1, "sentence1": "a", "sentence2": "b"}\n{"score"\n', r"p.jsonl:2: not JSON"),
         ("p.jsonl", '{"score": 1, "sentence1": 3, "sentence2": "b"}\n', r"p.jsonl:1: 3, 'b' are not two"),
         ("p.txt", "", r"p.txt: rows are read from .tsv, .csv, .jsonl, not '.txt'"),
     ],

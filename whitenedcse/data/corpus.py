@@ -6,14 +6,8 @@ or as many as there are columns: (anchor, positive), (anchor, positive, hard neg
 
 from __future__ import annotations
 
-import bz2
-import csv
 import difflib
-import gzip
 import hashlib
-import io
-import json
-import lzma
 import random
 import re
 import warnings
@@ -22,6 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from whitenedcse.data.files import COMPRESSIONS, lines, objects, suffix, table
 
 Row = tuple[str, ...]
 
@@ -139,62 +135,29 @@ def files(path: Path) -> list[Path]:
 
 def _kind(name: str) -> str:
     """The suffix that says how to read a file, or nothing."""
-    *_, inner, last = ["", "", *Path(name.lower()).suffixes]
-    kind = inner if last in COMPRESSIONS and inner != ".parquet" else last
-    return kind if kind in READERS else ""
-
-
-def _zst(path: Path) -> Any:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise OSError("to read .zst, pip install zstandard") from error
-    return zstandard.open(path, "rb")
-
-
-def _lines(path: Path) -> Iterator[str]:
-    r"""Lines without their end; only \n ends one, so U+2028 or a form feed stays inside."""
-    try:
-        with COMPRESSIONS.get(path.suffix.lower(), io.FileIO)(path) as raw, io.BufferedReader(raw) as stream:
-            for number, line in enumerate(stream, 1):
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        byte = f"byte 0x{error.object[error.start]:02x} at position {error.start}"
-        raise ValueError(f"{path}:{number}: {byte} is not UTF-8; convert the file with iconv") from error
-    except Exception as error:  # the kinds that the five formats raise share no class
-        raise OSError(f"{path}: cannot be read: {error}") from error
+    kind = suffix(name)
+    return kind if kind in READERS and (kind != ".parquet" or name.lower().endswith(kind)) else ""
 
 
 def _text(path: Path, columns: Sequence[str]) -> Iterator[Row]:
     if columns:
         raise ValueError(f"{path}: plain text has no columns, so columns={list(columns)} must be []")
-    return ((line,) for line in _lines(path))
+    return ((line,) for line in lines(path))
 
 
 def _table(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    """Comma-separated values, quoted as csv does; tab-separated values, without quotes."""
-    tabs = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if _kind(path.name) == ".tsv" else {}
-    reader = csv.reader((line + "\n" for line in _lines(path)), strict=True, **tabs)  # type: ignore[arg-type]
-    try:
-        header = next(reader, [])
-        places = [header.index(name) for name in _checked(columns, header, path)] if header else []
-        for fields in reader:
-            if fields and len(fields) != len(header):
-                raise ValueError(f"{path}:{reader.line_num}: {len(fields)} fields, {len(header)} expected")
+    places: list[int] = []
+    for _, fields in table(path):
+        if places:
             yield tuple(fields[place] for place in places) if fields else ("",)
-    except csv.Error as error:  # a quote that never closes runs into the limit of csv, 131,072 characters
-        raise ValueError(f"{path}:{reader.line_num}: {error}") from error
+        else:
+            places = [fields.index(name) for name in _checked(columns, fields, path)]
 
 
 def _json(path: Path, columns: Sequence[str]) -> Iterator[Row]:
-    for number, line in enumerate(_lines(path), 1):
-        try:
-            record = json.loads(line) if line.strip() else dict.fromkeys(columns, "")
-            if "\\u" in line:
-                json.dumps(record, ensure_ascii=False).encode()  # half a surrogate pair is no text
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}:{number}: not JSON: {error}") from error
-        yield _fields(record, columns, f"{path}:{number}")
+    for number, record in objects(path):
+        blank = dict.fromkeys(columns, "")
+        yield _fields(blank if record is None else record, columns, f"{path}:{number}")
 
 
 def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Row]:
@@ -238,8 +201,6 @@ def _checked(wanted: Sequence[str], present: Sequence[str], place: object) -> Se
 
 def _fields(record: Any, columns: Sequence[str], place: str) -> Row:
     """The wanted fields of a record, all of them text."""
-    if not isinstance(record, dict):
-        raise ValueError(f"{place}: an object with fields expected, {type(record).__name__} found")
     for name in _checked(columns, list(record), place):
         if not isinstance(record[name], str):
             raise ValueError(f"{place}: text expected in {name!r}, {record[name]!r} found")
@@ -247,4 +208,3 @@ def _fields(record: Any, columns: Sequence[str], place: str) -> Row:
 
 
 READERS = {".txt": _text, ".csv": _table, ".tsv": _table, ".jsonl": _json, ".parquet": _parquet}
-COMPRESSIONS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _zst}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from whitenedcse.data.corpus import Corpus, is_hub_id
+from whitenedcse.durable import digest
 
 REPO = "princeton-nlp/datasets-for-simcse"  # a data set of the Hugging Face hub
 LONGEST = 2048  # characters of a corpus' text that judging and shipping read
@@ -125,9 +125,9 @@ def _downloaded(hub_file: str) -> Path:
     # asks once; the download itself retries a dead network for 23 s
     etag = get_hf_file_metadata(url, timeout=SECONDS).etag or ""
     path = _brought(hub_file, endpoint)
-    if re.fullmatch("[0-9a-f]{64}", etag) and (digest := sha256(path)) != etag:
+    if re.fullmatch("[0-9a-f]{64}", etag) and (came := digest(path)) != etag:
         path.unlink()
-        raise ValueError(f"came with sha256 {digest[:12]}..., not {etag[:12]}...; deleted, try again")
+        raise ValueError(f"came with sha256 {came[:12]}..., not {etag[:12]}...; deleted, try again")
     return path
 
 
@@ -142,12 +142,6 @@ def _brought(hub_file: str, endpoint: str | None) -> Path:
             if getattr(error, "response", None) is not None:
                 raise
     return Path(fetch(REPO, hub_file))
-
-
-def sha256(path: Path) -> str:
-    """The checksum of a file, as sha256sum prints it."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, inside: Path) -> None:

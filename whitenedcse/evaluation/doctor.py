@@ -18,7 +18,8 @@ import numpy as np
 from rich.table import Table
 
 from whitenedcse.data import corpus
-from whitenedcse.data.sources import CORPORA, RTE, SENTEVAL, places, present, roots, sha256
+from whitenedcse.data.sources import CORPORA, RTE, SENTEVAL, places, present, roots
+from whitenedcse.durable import digest
 from whitenedcse.evaluation import transfer
 from whitenedcse.evaluation.sts import TASKS, read
 from whitenedcse.evaluation.transfer import TRANSFER
@@ -116,7 +117,7 @@ def _judged(
     except (ValueError, OSError) as error:
         return unread._replace(why=" ".join(str(error).split()))
     known = json.loads((files("whitenedcse.data") / "checksums.json").read_text())
-    other = [name for name in names if known.get(name, "") not in ("", sha256(base / name))]
+    other = [name for name in names if known.get(name, "") not in ("", digest(base / name))]
     differs = [f"{name} differs from the copy that was checked" for name in other]
     verdict = "wrong" if wrong else "differs" if differs else "ok"
     repeated = len(rows) - len(set(rows))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from whitenedcse.evaluation.files import lines, rows
+from whitenedcse.data.files import lines, rows
 
 COLUMNS = ("score", "sentence1", "sentence2")
 
@@ -72,7 +72,7 @@ def read(name: str, folder: Path) -> list[Subset]:
 
 def _scored(task: Task, part: str, folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
     text, gold = (folder / task.folder / file.format(part) for file in (task.text, task.gold))
-    pairs, scores = lines(text), lines(gold)
+    pairs, scores = list(lines(text)), list(lines(gold))
     if len(pairs) != len(scores):
         raise ValueError(f"{gold}: {len(scores)} lines, for the {len(pairs)} pairs of {text}")
     left, right, score = task.columns

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from whitenedcse.data.corpus import read
+from whitenedcse.data.files import NAMED, rows, suffix
 from whitenedcse.data.sources import LONGEST, RTE, named, roots, senteval
 from whitenedcse.evaluation import sts, transfer
-from whitenedcse.evaluation.files import SUFFIXES, rows
 from whitenedcse.evaluation.sts import TASKS, Subset
 from whitenedcse.evaluation.transfer import TRANSFER, Labelled
 
@@ -27,7 +27,7 @@ def subsets(name: str) -> list[Subset]:
     """
     if name in TASKS:
         return sts.read(name, senteval())
-    parts = sorted(path for path in Path(name).glob("*") if path.suffix in SUFFIXES)
+    parts = sorted(path for path in Path(name).glob("*") if suffix(path.name) in NAMED)
     return [sts.read_pairs(path) for path in parts or [_file(name)]]
 
 
@@ -51,7 +51,7 @@ def _first(name: str) -> dict[str, Any]:
 
 
 def _file(name: str) -> Path:
-    candidates = [Path(name), *(root / f"{name}{suffix}" for root in roots() for suffix in SUFFIXES)]
+    candidates = [Path(name), *(root / f"{name}{kind}" for root in roots() for kind in NAMED)]
     for path in candidates:
         if path.is_file():
             return path

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from whitenedcse.evaluation.files import lines, rows
+from whitenedcse.data.files import lines, rows
 from whitenedcse.evaluation.linear import FOLDS, Classify
 
 SPLITS = ("train", "dev", "test")
@@ -43,7 +43,7 @@ class Task(NamedTuple):
     label: int | None = None
     cut: tuple[str, int] = ("\t", -1)
     header: int = 0
-    encoding: str = "utf-8-sig"
+    encoding: str = "utf-8"
 
 
 class Labelled(NamedTuple):
@@ -126,7 +126,7 @@ def read(name: str, folder: Path) -> Labelled:
 
 
 def _rows(task: Task, part: Part, path: Path) -> Iterator[_Row]:
-    text = lines(path, task.encoding)[task.header :]
+    text = list(lines(path, task.encoding))[task.header :]
     if len(text) != part.rows:
         raise ValueError(
             f"{path}: {len(text)} rows, not the {part.rows} published; the file is damaged or of another set"
