@@ -308,11 +308,11 @@ EVALUATION = [
     ({}, "protocol.rows=[{fit:year}]", ["protocol.rows: {'fit': 'year'} must have a name"]),
     ({}, "protocol.rows=[{a:1}]", ["protocol.rows: {'a': 1} must have a name"]),
     ({"x/model.safetensors": half("bert/model.safetensors")}, "model=x", ["x/model.safetensors is damaged"]),
-    ({"y/whitenedcse.json": "{"}, "model=y", ["y/whitenedcse.json is damaged", "again"]),
+    ({"y/whitenedcse.json": "{"}, "model=y", ["y/whitenedcse.json is not JSON", "again"]),
     ({"y/whitenedcse.json": "{}"}, "model=y",
      ["y/whitenedcse.json: KeyError('head')", "copy the whole checkpoint"]),
     ({"y/head.safetensors": "no"}, "model=y", ["y/head.safetensors is damaged", "again"]),
-    ({"y/whitenedcse.json": None, "y/modules.json": "{"}, "model=y", ["y/modules.json is damaged", "again"]),
+    ({"y/whitenedcse.json": None, "y/modules.json": "{"}, "model=y", ["y/modules.json is not JSON", "again"]),
     ({"file": ""}, "hydra.run.dir=file/x", ["file/x: Not a directory; write elsewhere with"]),
 ]  # fmt: skip
 PAIRS_FILES = {

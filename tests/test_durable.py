@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from whitenedcse.durable import drafted, restore, write_json, writing
+from whitenedcse import durable
+from whitenedcse.durable import drafted, read_json, restore, whole_lines, write_json, writing
 
 OLD, NEW = b"old" * 1000, b"new!" * 100_000
 
@@ -135,3 +137,27 @@ def test_json_is_written_whole_or_not(tmp_path):
         write_json(tmp_path / "a.json", {"x": object()})
     assert json.loads((tmp_path / "a.json").read_text()) == {"x": [1.5, None, "ä"]}
     assert os.listdir(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("content", [b"", b'{"x": 1', b'{"x": "\xff"}'])
+def test_json_that_is_none_is_named(path, content):
+    path.write_bytes(b'{"x": "\xc3\xa4"}')
+    assert read_json(path) == {"x": "ä"}
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(f"{path} is not JSON (")):
+        read_json(path)
+
+
+def test_a_line_that_a_kill_cut_short_is_no_line(path):
+    path.write_bytes("ä\n2\n3".encode())
+    assert whole_lines(path) == ["ä", "2"]
+    assert whole_lines(path.with_name("none")) == []
+
+
+def test_a_folder_is_put_on_the_disk_with_all_that_is_in_it(tmp_path, monkeypatch):
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/b/c").touch()
+    seen = []
+    monkeypatch.setattr(durable, "settle", seen.append)
+    durable.settle_all(tmp_path / "a")
+    assert sorted(seen) == [tmp_path / "a", tmp_path / "a/b", tmp_path / "a/b/c"]

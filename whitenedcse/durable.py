@@ -96,6 +96,14 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def read_json(path: Path) -> Any:
+    """What a JSON file holds. Raises ValueError, naming the file, for what is no JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); copy or make it again") from error
+
+
 def write_json(path: Path, content: Any) -> None:
     """Replace a JSON file."""
     with writing(path, "w") as stream:

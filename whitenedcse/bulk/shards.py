@@ -5,7 +5,6 @@ n: rows of a file    k: width
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from whitenedcse.durable import write_json, writing
+from whitenedcse.durable import read_json, write_json, writing
 
 MANIFEST, LOCK = "manifest.json", ".lock"
 OURS = {MANIFEST, f"{MANIFEST}.new", LOCK}  # may be here before a job has begun
@@ -85,7 +84,7 @@ def begun(out: Path) -> Manifest | None:
             raise ValueError(f"{out} holds something else, {other[0]!r}; name a new directory")
         return None
     try:
-        return Manifest(**json.loads((out / MANIFEST).read_text()))
+        return Manifest(**read_json(out / MANIFEST))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{out / MANIFEST} is not what whitenedcse encode wrote: {error}") from error
 

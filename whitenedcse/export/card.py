@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from whitenedcse.durable import read_json
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.report import record
 from whitenedcse.report.formats import as_markdown
@@ -137,7 +138,7 @@ def training(run: Path | None) -> str:
     """What it was trained on and with."""
     if run is None:
         return ""
-    versions = json.loads((run / "versions.json").read_text(encoding="utf-8"))
+    versions = read_json(run / "versions.json")
     config, origin = settings(run), record.origin(str(run))
     said = {name: value for name, value in origin.items() if value is not None}
     said |= {"encoder": shown(encoder_of(run) or "made anew"), "commit": versions.get("commit")}

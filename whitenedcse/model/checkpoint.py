@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from whitenedcse.durable import digest, drafted, restore
+from whitenedcse.durable import digest, drafted, read_json, restore
 from whitenedcse.model import sentence_transformers
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import folder, pretrained, sound
@@ -113,7 +113,7 @@ def plain(directory: Path, pooling: Pooling) -> Embedder:
 
 def ours(directory: Path) -> Embedder:
     """A checkpoint that `save` wrote."""
-    content = sentence_transformers.parsed(directory / SETTINGS)
+    content = read_json(directory / SETTINGS)
     refuse_damaged(directory, content.get("sha256", {}))
     weights = load_file(sound(directory / "head.safetensors"))
     encoder = pretrained(path=str(directory))

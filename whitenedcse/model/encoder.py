@@ -23,11 +23,10 @@ from transformers.utils import logging as transformers_logging
 
 from whitenedcse import ragged
 from whitenedcse.data.corpus import Corpus, read
-from whitenedcse.data.sources import located
+from whitenedcse.data.sources import SECONDS, located
 from whitenedcse.model import packed
 from whitenedcse.ragged import Ragged
 
-SECONDS = 5  # to wait for the hub to answer at all
 OWN: Any = {"trust_remote_code": False}  # an encoder's own Python is never run; unless told, one is asked
 
 

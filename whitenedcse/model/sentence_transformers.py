@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from whitenedcse.durable import read_json
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder, pretrained, sound
 from whitenedcse.model.final import Final
@@ -74,7 +75,7 @@ def expressible(pooling: Pooling) -> bool:
 def write_average(directory: Path, folder: Path, layers: Sequence[int], encoder: Encoder) -> None:
     """Write their WeightedLayerPooling, whose weights count the layers, and have the encoder show them."""
     config = directory / "config.json"
-    dump(config, {**parsed(config), "output_hidden_states": True})
+    dump(config, {**read_json(config), "output_hidden_states": True})
     start, last = min(layers), encoder.depth
     about = {"word_embedding_dimension": encoder.width, "num_hidden_layers": last, "layer_start": start}
     dump(folder / "config.json", about)
@@ -106,7 +107,7 @@ def read(directory: Path) -> Embedder:
 
     Raises ForeignModules for anything else.
     """
-    modules = parsed(directory / "modules.json")
+    modules = read_json(directory / "modules.json")
     try:
         kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
         paths = [directory / module["path"] for module in modules]
@@ -134,7 +135,7 @@ def read(directory: Path) -> Embedder:
         pooling=pooling,
         head=dense_head(encoder, tanh),
         embedding="dense" if tanh else "encoder",
-        max_length=parsed(limit).get("max_seq_length") if limit.exists() else None,
+        max_length=read_json(limit).get("max_seq_length") if limit.exists() else None,
         final=final(maps, unit=kinds[-1] == "Normalize", source=str(directory)),
     ).eval()
 
@@ -146,9 +147,9 @@ def averaged(config: Path, folder: Path) -> list[int]:
     """
     weights = load_file(sound(folder / "model.safetensors"))["layer_weights"].tolist()
     counts = [int(weight) for weight in weights if 0 <= weight < WEIGHT]
-    if counts != weights or not any(counts) or not parsed(config).get("output_hidden_states"):
+    if counts != weights or not any(counts) or not read_json(config).get("output_hidden_states"):
         raise ForeignModules(f"{folder} weighs layers by {weights}; read here are counts of layers shown")
-    start = parsed(folder / "config.json").get("layer_start", 4)  # that library's default
+    start = read_json(folder / "config.json").get("layer_start", 4)  # that library's default
     return [start + i for i, count in enumerate(counts) for _ in range(count)]
 
 
@@ -156,7 +157,7 @@ def layers_after(d: int, folders: Sequence[Path]) -> tuple[Path | None, list[Pat
     """Dense modules in order: the folder of a first square one with tanh, and those without activation."""
     shapes = []
     for folder in folders:
-        config = parsed(folder / "config.json")
+        config = read_json(folder / "config.json")
         shapes.append(
             (config.get("in_features"), config.get("out_features"), config.get("activation_function"))
         )
@@ -184,7 +185,7 @@ def final(folders: Sequence[Path], *, unit: bool, source: str) -> Final | None:
 
 def pooling_kind(path: Path) -> str:
     """The one kind that a Pooling module's config turns on. Raises ValueError for one that is not ours."""
-    config: dict[str, Any] = parsed(path)
+    config: dict[str, Any] = read_json(path)
     kinds = [config["pooling_mode"]] if "pooling_mode" in config else []
     kinds += [key for key, on in config.items() if key.startswith("pooling_mode_") and on is True]
     ours = {**{key: name for name, key in POOLING_KEYS.items()}, **{name: name for name in POOLING_KEYS}}
@@ -201,14 +202,6 @@ def dense_head(encoder: Encoder, directory: Path | None) -> Head:
     if directory is not None:
         head.load_state_dict(load_file(sound(directory / "model.safetensors")))
     return head
-
-
-def parsed(path: Path) -> Any:
-    """What a JSON file holds. Raises ValueError naming the file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); copy or download it again") from error
 
 
 def dump(path: Path, content: Any) -> None:

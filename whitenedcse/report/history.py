@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import glob
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from whitenedcse.durable import whole_lines
+from whitenedcse.durable import read_json, whole_lines
 
 DEV = "dev/spearman"
 
@@ -108,10 +107,7 @@ def facts(file: Path) -> dict[str, Any] | None:
     """A JSON file, if there is one."""
     if not file.is_file():
         return None
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON ({error})") from None
+    content = read_json(file)
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds no names and values")
     return content

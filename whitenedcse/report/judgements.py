@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from whitenedcse.durable import write_json
+from whitenedcse.durable import read_json, write_json
 from whitenedcse.evaluation.protocol import Row
 from whitenedcse.evaluation.suite import Judgement, Plan, by_task
 from whitenedcse.evaluation.tasks import setting
@@ -50,7 +49,7 @@ def save(
 def load(run: Path) -> Judged:
     """What `save` wrote. Raises FileNotFoundError or ValueError for another directory."""
     try:
-        scores = json.loads((run / "scores.json").read_text())
+        scores = read_json(run / "scores.json")
         with np.load(run / "items.npz") as arrays:
             items = dict(arrays)
     except FileNotFoundError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -18,7 +17,7 @@ from filelock import FileLock, Timeout
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import OmegaConf
 
-from whitenedcse.durable import write_json, writing
+from whitenedcse.durable import read_json, write_json, writing
 from whitenedcse.report.history import run_of
 from whitenedcse.settings import flat
 
@@ -66,7 +65,7 @@ def write(run: Path, config: str, versions: Mapping[str, Any]) -> None:
 def scores(run: Path) -> dict[str, Any] | None:
     """scores.json of a finished run; None before."""
     with suppress(FileNotFoundError):
-        content: dict[str, Any] = json.loads((run / "scores.json").read_text())
+        content: dict[str, Any] = read_json(run / "scores.json")
         return content
     return None
 
@@ -100,14 +99,14 @@ def refuse_other(run: Path, config: str, exact: Mapping[str, Any], *, force: boo
 
 def began_with(run: Path, exact: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by dotted name, and those facts of `exact` that were written down."""
-    versions = json.loads((run / "versions.json").read_text())
+    versions = read_json(run / "versions.json")
     return flat(plain((run / "config.yaml").read_text())) | {name: versions.get(name) for name in exact}
 
 
 @rank_zero_only
 def resumed(run: Path, config: str, facts: Mapping[str, Any], step: int) -> list[str]:
     """Note that a run goes on; returns what of commit, packages and threads is no longer as it began."""
-    versions = json.loads((run / "versions.json").read_text())
+    versions = read_json(run / "versions.json")
     now = environment()
     changed = {name: value for name, value in flat(now).items() if flat(versions).get(name) != value}
     again = {"step": step, "command": " ".join(sys.argv), **changed}
@@ -126,7 +125,7 @@ def origin(model: str) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     if run := run_of(Path(model)):
         with suppress(OSError, ValueError):
-            facts = json.loads((run / "versions.json").read_text())
+            facts = read_json(run / "versions.json")
     return {key: facts.get(key) for key in ORIGIN}
 
 

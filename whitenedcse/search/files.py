@@ -23,10 +23,9 @@ from filelock import FileLock
 from numpy.lib.format import dtype_to_descr, open_memmap, write_array_header_1_0
 from numpy.typing import NDArray
 
-from whitenedcse.durable import digest, drafted, settle, settle_all, write_json
+from whitenedcse.durable import digest, drafted, read_json, settle, settle_all, write_json
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.sentence_transformers import parsed
 
 INDEX, EMBEDDER = "index.json", "embedder"
 FILES: dict[str, Any] = {
@@ -167,7 +166,7 @@ def listed(directory: Path) -> dict[str, Any]:
         raise FileNotFoundError(
             f"{directory} is not an index: no {INDEX} there; make one with whitenedcse search build"
         )
-    content = parsed(directory / INDEX)
+    content = read_json(directory / INDEX)
     try:
         known = content["format"] == 1 and content["parts"]
         if not (known and all(type(x) is int for x in [content["width"], *(p["n"] for p in known)])):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import netrc
 import os
 import secrets
@@ -17,6 +16,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import OmegaConf
 
+from whitenedcse.durable import read_json
 from whitenedcse.evaluation.suite import by_task
 
 STEP = "trainer/global_step"  # optimiser steps done, as Lightning logs them: the x axis of every series
@@ -48,7 +48,7 @@ class Dashboard(WandbLogger):
     @rank_zero_only
     def finish(self, run: Path) -> None:
         """Log what scores.json says, of tests as a table, and best/, if that was asked for; close the run."""
-        scores = json.loads((run / "scores.json").read_text())
+        scores = read_json(run / "scores.json")
         self.experiment.summary["dev/best"] = scores["dev"]["best"]  # unlike the maximum, never of step 0
         if rows := scores.get("rows"):
             found = [{"row": row["name"]} | by_task(row, scores["headline"]) for row in rows]
@@ -89,7 +89,7 @@ def summary(name: str) -> str | None:
 def facts(run: Path) -> dict[str, Any]:
     """What a run can be searched by: its settings, and what versions.json says of code and machine."""
     settings: Any = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
-    return {**json.loads((run / "versions.json").read_text()), **settings}
+    return {**read_json(run / "versions.json"), **settings}
 
 
 def tags(facts: Mapping[str, Any]) -> list[str]:
