@@ -72,9 +72,12 @@ def stamp() -> str:
     return shared("stamp", time.strftime("%Y-%m-%d_%H-%M-%S"))
 
 
-def end_with_parent() -> None:
-    """End this process soon after the one that started it, however that ends: no rank is left alone."""
-    parent = int(os.environ.get("WHITENEDCSE_FRONT", os.getppid()))  # it may be gone before this is asked
+def end_with_parent(parent: int | None = None) -> None:
+    """End this process soon after the one that started it, however that ends: no rank is left alone.
+
+    parent: its number, which may be gone before this is asked; None: that of `run`, or this one's parent.
+    """
+    parent = parent or int(os.environ.get("WHITENEDCSE_FRONT", os.getppid()))
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -9,8 +9,6 @@ import hashlib
 import json
 import logging
 import multiprocessing
-import os
-import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +28,7 @@ from whitenedcse.model import planes
 from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.pace import pace
+from whitenedcse.ranks import end_with_parent
 
 SECONDS = 5.0  # for a process that was just killed to let go of its directory
 More = Callable[[int], None]
@@ -188,15 +187,9 @@ def together(job: Job, manifest: Manifest, missing: list[int], count: int, more:
 
 def worker(rank: int, job: Job, manifest: Manifest, missing: list[int], count: int) -> None:
     """One of `count` processes: every `count`-th block; of GPUs, the one of its rank."""
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    if (parent := multiprocessing.parent_process()) is not None:
+        end_with_parent(parent.pid)  # a resumed job is then alone
     torch.set_num_threads(manifest.threads)
     if torch.cuda.is_available():
         torch.cuda.set_device(rank % torch.cuda.device_count())
     fill(job, manifest, missing[rank::count], job.opened(), lambda _: None)
-
-
-def end_with_parent() -> None:
-    """End this process when the one that started it ends, however it does: a resumed job is then alone."""
-    if (parent := multiprocessing.parent_process()) is not None:
-        parent.join()
-        os._exit(1)

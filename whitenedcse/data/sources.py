@@ -49,6 +49,11 @@ def roots() -> list[Path]:
     return list(dict.fromkeys([chosen, Path(__file__).resolve().parents[2] / "data"]))
 
 
+def cache() -> Path:
+    """$WHITENEDCSE_CACHE or ~/.cache/whitenedcse: token ids and vectors, all of which can be made again."""
+    return Path(os.environ.get("WHITENEDCSE_CACHE") or "~/.cache/whitenedcse").expanduser()
+
+
 def located(name: str) -> Path:
     """A path as it is, the `owner/name` of a hub data set as it is, or a named corpus, fetched if need be."""
     if Path(name).exists() or ("/" in name and is_hub_id(name)):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 import sys
 import time
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
+from whitenedcse.data import sources
 from whitenedcse.data.corpus import Corpus, Counts, files, fingerprint, read
 from whitenedcse.data.words import memory, own
 from whitenedcse.durable import drafted, writing
@@ -75,12 +75,11 @@ def tokenised(
 ) -> TokenRows:
     """The token ids of a corpus: from the cache if these bytes and this tokenizer were seen before.
 
-    cache_dir: by default $WHITENEDCSE_CACHE or ~/.cache/whitenedcse. A folder is written beside its place and
+    cache_dir: by default `sources.cache`. A folder is written beside its place and
     then renamed, so a reader finds all of it or nothing. Of several processes, one writes and the rest wait.
     """
     refuse_length(max_length, tokenizer)
-    default = os.environ.get("WHITENEDCSE_CACHE") or "~/.cache/whitenedcse"
-    cache = cache_dir or Path(default).expanduser()
+    cache = cache_dir or sources.cache()
     digests = {"corpus": _noted(corpus, cache), "tokenizer": _digest(identity(tokenizer))}
     folder = cache / _digest(json.dumps([FORMAT, *digests.values(), max_length]))
     if (found := _opened(folder, digests)) is not None:

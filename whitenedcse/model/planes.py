@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from whitenedcse.data.sources import cache
 from whitenedcse.model.embedder import Manner, fill
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.pooling import pooled
@@ -65,14 +66,13 @@ def planes(
 ) -> Planes:
     """The planes of n sentences given as token ids; only those that the disk does not hold are encoded.
 
-    They lie in $WHITENEDCSE_CACHE/vectors, keyed by the encoder's weights, its precision (bf16: the backbone
+    They lie in `sources.cache`, keyed by the encoder's weights, its precision (bf16: the backbone
     computes in bfloat16) and each sentence's ids, so other tasks, text handling or post-processing of the
     same encoder find what they share.
     """
     layers = tuple(sorted({encoder.layer(layer) for layer in layers}))
     kinds = sorted(set(kinds))
-    default = os.environ.get("WHITENEDCSE_CACHE") or "~/.cache/whitenedcse"
-    folder = Path(default).expanduser() / "vectors" / (fingerprint(encoder) + "-bf16" * bf16)
+    folder = cache() / "vectors" / (fingerprint(encoder) + "-bf16" * bf16)
     folder.mkdir(parents=True, exist_ok=True)
     os.utime(folder)
     names = np.array([digest(row) for row in rows])
