@@ -71,7 +71,9 @@ def trained(tmp_path_factory):
 
 def test_the_last_line_names_the_run_directory(trained):
     cwd, output = trained
-    assert output.splitlines()[-1] == f"run: {cwd / 'outputs' / 'first'}"
+    *_, where, last = output.splitlines()
+    assert last == f"run: {cwd / 'outputs' / 'first'}"
+    assert where.startswith("best checkpoint: outputs/first/best ")  # as the next command takes it
 
 
 def test_a_run_directory_holds_all_that_a_number_depends_on(trained):

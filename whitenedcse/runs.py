@@ -71,7 +71,8 @@ def end(run: Path, dev: dict[str, Any], loggers: list[Logger], judged: Callable[
         for logger in loggers:
             logger.log_metrics(judgements.series(scores), dev["last_step"])
     launch.show([training_grid(dev), *(grids(scores, None) if judged else [])])
-    say(f"best checkpoint: {run}/best   metrics: {run}/metrics.csv   scores: {run}/scores.json")
+    here = run.relative_to(Path.cwd()) if run.is_relative_to(Path.cwd()) else run
+    say(f"best checkpoint: {here}/best   metrics: {here}/metrics.csv   scores: {here}/scores.json")
     launch.end(loggers, run)
 
 
