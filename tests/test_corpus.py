@@ -152,6 +152,7 @@ def test_a_sample_is_uniform_without_repeats_in_order_and_always_the_same(tmp_pa
         ("x.jsonl", b'{"a": "x"}\n{"a": null}\n', ("a",), ["x.jsonl:2", "'a'", "None"]),
         ("x.parquet", b"nonsense", ("a",), ["x.parquet"]),
         ("x.docx", b"x", (), ["x.docx", ".jsonl", ".zst"]),
+        ("x.parquet.gz", b"x", (), ["x.parquet.gz: no text"]),
         ("txt", b"x", (), ["txt: no text"]),
     ],
 )

@@ -170,6 +170,16 @@ def test_hf_pooler_is_the_models_own(bert):
     assert_close(embedder_of(bert, kind="pooler").eval().embed(ragged(row)), theirs)
 
 
+@torch.no_grad()
+def test_what_follows_a_pooler_in_bfloat16_is_in_float32(bert):
+    embedder = embedder_of(bert, kind="pooler", embedding="dense").eval()
+    precise = embedder.embed(tokens(embedder))
+    with torch.autocast("cpu", torch.bfloat16):
+        x = embedder.embed(tokens(embedder))
+    assert x.dtype == torch.float32
+    assert_close(x, precise, atol=0.02, rtol=0.02)
+
+
 CASES = [("cls", "encoder"), ("mean", "encoder"), ("max", "encoder"), ("cls", "dense"), ("mean", "head")]
 
 

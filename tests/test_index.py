@@ -100,6 +100,15 @@ def test_what_is_added_is_found_and_appended(embedder, tmp_path):
     assert Index.load(tmp_path / "copy").query(ASKED, 64) == whole.query(ASKED, 64)
 
 
+def test_a_part_is_on_the_disk_before_the_index_names_it(embedder, tmp_path, monkeypatch):
+    index, seen = Index.build(embedder, TEXTS[:40]), []
+    index.save(tmp_path / "index")
+    monkeypatch.setattr(files, "settle_all", lambda folder: seen.append(folder.name))
+    monkeypatch.setattr(files, "write_json", lambda file, content: seen.append(file.name))
+    index.add(TEXTS[40:]).save(tmp_path / "index")
+    assert seen == ["part-1", "index.json"]
+
+
 def test_ids_and_any_text_travel_along(embedder, tmp_path):
     texts = ["the cat", "", "naïve 猫 \U0001f408", "a\nb\t\u2028c"]
     index = Index.build(embedder, texts, ["a/1", "", "ü", 4])

@@ -1,5 +1,7 @@
 """Tasks by name, and what a map for them is fitted to: each sentence as often as it occurs."""
 
+import gzip
+
 import numpy as np
 import pytest
 
@@ -61,7 +63,11 @@ def test_a_folder_of_pairs_is_a_task_with_subsets(data):
     (data / "deutsch").mkdir()
     for name in ("zeitung", "forum"):
         (data / "deutsch" / f"{name}.tsv").write_text(f"score\tsentence1\tsentence2\n1\t{name}\tx\n2\ta\tb\n")
-    assert [(s.name, s.left[0]) for s in task("deutsch")] == [("forum", "forum"), ("zeitung", "zeitung")]
+    packed = gzip.compress((data / "deutsch/forum.tsv").read_bytes())
+    (data / "deutsch/wiki.tsv.gz").write_bytes(packed)
+    (data / "deutsch/README.md").write_text("no pairs")
+    found = [("forum", "forum"), ("wiki.tsv", "forum"), ("zeitung", "zeitung")]
+    assert [(s.name, s.left[0]) for s in task("deutsch")] == found
 
 
 def test_a_corpus_gives_a_sample_of_its_rows_and_all_their_columns(data):
