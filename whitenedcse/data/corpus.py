@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from whitenedcse.data.files import COMPRESSIONS, lines, objects, suffix, table
 
 Row = tuple[str, ...]
+LONGEST = 2048  # characters of a text that judging and shipping read
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,16 @@ def stream(corpus: Corpus) -> Iterator[Row]:
     data = _hub(corpus.path)
     wanted = list(_checked(corpus.columns, data.column_names, corpus.path))
     yield from _numbered(data.select_columns(wanted), wanted, corpus.path)
+
+
+def rows(corpus: Corpus) -> Iterable[Row]:
+    """The rows in order, as they are asked for; or those of the sample."""
+    return stream(corpus) if corpus.sample is None else read(corpus, longest=LONGEST)[0]
+
+
+def texts(corpus: Corpus) -> Iterator[str]:
+    """The texts of all columns in order, without blank ones, cut to LONGEST; read as they are asked for."""
+    return (text[:LONGEST] for row in rows(corpus) for text in row if text.strip())
 
 
 def files(path: Path) -> list[Path]:

@@ -17,7 +17,6 @@ from whitenedcse.data.corpus import Corpus, is_hub_id
 from whitenedcse.durable import digest
 
 REPO = "princeton-nlp/datasets-for-simcse"  # a data set of the Hugging Face hub
-LONGEST = 2048  # characters of a corpus' text that judging and shipping read
 SECONDS = 5  # to wait for the hub to answer at all
 TRIES = 3  # for a connection that drops
 

@@ -37,12 +37,12 @@ def demonstrate(arguments: argparse.Namespace) -> int:
         from whitenedcse.demo.page import page, serve
     except ImportError as error:
         raise ValueError(f"the page needs Gradio ({error}); pip install 'whitenedcse[demo]'") from error
+    from whitenedcse.data.corpus import texts
     from whitenedcse.demo.trial import Trial
-    from whitenedcse.export.whitened import texts
     from whitenedcse.report.formats import say
 
     corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample)
-    sentences = list(dict.fromkeys(text for block in texts(corpus) for text in block))
+    sentences = list(dict.fromkeys(texts(corpus)))
     trial = Trial(given.opened(arguments), sentences, progress=rich.get_console().is_terminal)
     blocks = page(trial, f"{arguments.source} on {arguments.corpus}")
     say(f"page: {serve(blocks, arguments.port)} (Ctrl-C ends it)")

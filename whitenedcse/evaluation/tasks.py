@@ -7,9 +7,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from whitenedcse.data.corpus import read
+from whitenedcse.data.corpus import LONGEST, read
 from whitenedcse.data.files import NAMED, rows, suffix
-from whitenedcse.data.sources import LONGEST, RTE, named, roots, senteval
+from whitenedcse.data.sources import RTE, named, roots, senteval
 from whitenedcse.evaluation import sts, transfer
 from whitenedcse.evaluation.sts import TASKS, Subset
 from whitenedcse.evaluation.transfer import TRANSFER, Labelled

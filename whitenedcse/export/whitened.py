@@ -10,15 +10,13 @@ the division then follows the map: so the whole end is one affine map and unit l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 
-from whitenedcse.data.corpus import Corpus, Row, read, stream
-from whitenedcse.data.sources import LONGEST
+from whitenedcse.data.corpus import Corpus, texts
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.final import Final
@@ -29,30 +27,15 @@ PROBE = "one text, by whose vector an embedder is known again"
 ALIKE = 0.99  # cosine of two such vectors: bfloat16 and other machines stay above, other encoders below
 
 
-def texts(corpus: Corpus) -> Iterator[list[str]]:
-    """The texts of a corpus in order, of all its columns, without blank ones, 20,000 at a time.
-
-    They are read as they are asked for, unless the corpus is a sample.
-    """
-    every = (text[:LONGEST] for row in rows(corpus) for text in row if text.strip())
-    while block := list(islice(every, BLOCK)):
-        yield block
-
-
-def rows(corpus: Corpus) -> Iterable[Row]:
-    """The rows of a corpus in order, as they are asked for, or those of its sample."""
-    return stream(corpus) if corpus.sample is None else read(corpus, longest=LONGEST)[0]
-
-
 def fitted(fit: Postprocess, embedder: Embedder, corpus: Corpus, *, bf16: bool = False) -> dict[str, Any]:
     """Fit a map to what the embedder gives for a corpus of any size; returns where it came from, for `save`.
 
     The moments of the parts are joined exactly, in float64; memory does not grow with the corpus.
     Raises ValueError for fewer than two texts.
     """
-    plain = scaled(embedder, unit=False)
+    plain, every = scaled(embedder, unit=False), texts(corpus)
     with pace("encoded") as more:
-        for block in texts(corpus):
+        while block := list(islice(every, BLOCK)):
             fit.partial_fit(plain.encode(block, bf16=bf16))
             more(len(block))
     n = fit.moments.n if fit.moments else 0

@@ -117,9 +117,7 @@ def _pairs(arguments: argparse.Namespace, start: int) -> Iterator[tuple[str, str
 
 def query(arguments: argparse.Namespace) -> int:
     """Print what is nearest to a text, or to each text of a file."""
-    from itertools import chain
-
-    from whitenedcse.export.whitened import texts
+    from whitenedcse.data.corpus import texts
     from whitenedcse.report.formats import Grid, show
     from whitenedcse.search.index import Index
 
@@ -129,7 +127,7 @@ def query(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--top {arguments.top}: 1 or more")
     asked = [arguments.text]
     if arguments.file is not None:
-        asked = list(chain.from_iterable(texts(sources.named(arguments.file, arguments.columns))))
+        asked = list(texts(sources.named(arguments.file, arguments.columns)))
     found = Index.load(arguments.index).query(asked, arguments.top)
     rows = [
         [text, str(rank), f"{hit.cosine:.4f}", hit.id, hit.text]

@@ -6,15 +6,14 @@ n: texts    d: width
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, count, islice
+from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from whitenedcse.data.corpus import Corpus
-from whitenedcse.data.sources import LONGEST
-from whitenedcse.export.whitened import rows, scaled, texts
+from whitenedcse.data.corpus import LONGEST, Corpus, rows, texts
+from whitenedcse.export.whitened import scaled
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.pace import pace
 from whitenedcse.search import files
@@ -122,7 +121,7 @@ def labelled(corpus: Corpus, start: int = 0, *, ids: bool = False) -> Iterator[t
     The id is the number of the text, from `start` on, or what stands in the last column, of `ids`.
     """
     if not ids:
-        return zip(map(str, count(start)), chain.from_iterable(texts(corpus)), strict=False)
+        return zip(map(str, count(start)), texts(corpus), strict=False)
     return ((row[-1], text[:LONGEST]) for row in rows(corpus) for text in row[:-1] if text.strip())
 
 
