@@ -15,6 +15,7 @@ from test_sources import TEXT, hub, root  # noqa: F401 (fixtures)
 
 import whitenedcse
 from whitenedcse import cli
+from whitenedcse.evaluation import command
 
 PACKAGE = Path(cli.__file__).parent
 STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
@@ -175,5 +176,5 @@ def test_ctrl_c_is_no_traceback(monkeypatch):
     def interrupted(arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "data_check", interrupted)
+    monkeypatch.setattr(command, "data_check", interrupted)
     assert cli.main(["data", "check"]) == 130
