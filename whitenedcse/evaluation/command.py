@@ -46,11 +46,12 @@ def data_check(arguments: argparse.Namespace) -> int:
     import rich
 
     from whitenedcse.evaluation import doctor
-    from whitenedcse.report.formats import say
+    from whitenedcse.report.formats import Grid, as_rich, say
 
     with rich.get_console().status("reading"):
         found = doctor.examined(arguments.folder)
-    say(doctor.table(found))
+    table = Grid("tasks and corpora", doctor.COLUMNS, doctor.lines(found), right=range(2, 6))
+    say(as_rich(table))
     for remark in doctor.remarks(found):
         say(remark)
     return int(any(finding.verdict == "wrong" for finding in found))

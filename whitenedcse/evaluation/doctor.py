@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from rich.table import Table
 
 from whitenedcse.data import corpus
 from whitenedcse.data.sources import CORPORA, RTE, SENTEVAL, places, present, roots
@@ -37,6 +36,7 @@ PAIRS = {  # scored pairs of each subset, in the order of sts.TASKS
     "SICK-R/dev": (500,),
     "SICK-R/train": (4500,),
 }
+COLUMNS = ("task", "files", "rows", "published", "repeated", "blank", "verdict")  # rows: those here
 ROWS = {"wiki1m": 1_000_000, "wiki1m_like": 1_000_000, "nli": 275_601}  # of corpora
 AGAIN = "move the folder and any senteval.tar away, then: whitenedcse data fetch senteval"
 CORRUPTED = (
@@ -164,18 +164,13 @@ def _text(path: Path, columns: tuple[str, ...], expected: int) -> Contents:
     return Contents(rows, counts.blank, wrong)
 
 
-def table(found: Iterable[Finding]) -> Table:
-    """A row a task: its files, how many rows, and the verdict; `remarks` says where and why."""
-    content = Table(title="tasks and corpora; rows found / published")
-    for column in ("task", "files", "rows", "repeated", "blank", "verdict"):
-        right = column in ("rows", "repeated", "blank")
-        content.add_column(column, justify="right" if right else "left", overflow="fold", no_wrap=right)
-    for f in found:
-        rows = "-" if f.rows is None else f"{f.rows:,}"
-        content.add_row(
-            f.task, f.files, f"{rows} / {f.expected:,}", f"{f.repeated:,}", f"{f.blank:,}", f.verdict
-        )
-    return content
+def lines(found: Iterable[Finding]) -> list[list[str]]:
+    """COLUMNS of each; `remarks` says where and why."""
+    return [
+        [f.task, f.files, "-" if f.rows is None else f"{f.rows:,}"]
+        + [f"{f.expected:,}", f"{f.repeated:,}", f"{f.blank:,}", f.verdict]
+        for f in found
+    ]
 
 
 def remarks(found: Sequence[Finding]) -> list[str]:
