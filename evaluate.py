@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-import rich
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
@@ -62,7 +61,7 @@ def judged(cfg: DictConfig, run: Path, trained: dict[str, Any] | None) -> tuple[
     launch.say(f"model: {cfg.model}   pooling: {source.pooling}   sentences: {len(agenda.sentences):,}")
     poolings = [Pooling(kind=row.pooling, layers=row.layers) if row.pooling else None for row in rows]
     wanted = Wanted(poolings, protocol.max_length, protocol.extra, cfg.figures, cfg.bf16)
-    x, planes = vectors(source, agenda.sentences, wanted, progress=rich.get_console().is_terminal)
+    x, planes = vectors(source, agenda.sentences, wanted)
     launch.say(f"encoded: {planes.encoded:,}" if planes else "encoded")
     systems = [System(part, row.maker, row.fit) for part, row in zip(x, rows, strict=True)]
     results = [judge(system, agenda, classify, cfg.draws, launch.say) for system in systems]

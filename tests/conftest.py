@@ -110,3 +110,16 @@ def projected(embedder, positives, negatives=None, *, n, views):
     tokens = positives if negatives is None else concatenate([positives, negatives])
     x = embedder.pool(tokens).unflatten(0, (-1, n))
     return embedder.project(x, passes=positives.n // n, views=views)
+
+
+def paced(room, monkeypatch):
+    """What a room says through `pace`: what it does and of how many, then how many more at a time."""
+    told = []
+
+    @contextmanager
+    def pace(*given):
+        told.append(given)
+        yield told.append
+
+    monkeypatch.setattr(room, "pace", pace)
+    return told

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 import tracemalloc
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import SENTENCES, WORDS, embedder_of
+from conftest import SENTENCES, WORDS, embedder_of, paced
 from filelock import FileLock
 from numpy.testing import assert_allclose
 from tokenizers import normalizers
@@ -126,7 +125,7 @@ def test_the_command_encodes_a_column_whitened_to_k_components(embedder, tmp_pat
 
 
 def test_only_what_is_missing_is_encoded_and_the_progress_says_so(embedder, corpus, tmp_path, monkeypatch):
-    out, seen, told = tmp_path / "out", [], []
+    out, seen = tmp_path / "out", []
     assert encoded(job_of(embedder, corpus, out, form=FORM)) == 29
     whole = contents(out)
     for number in (0, 4):
@@ -135,12 +134,7 @@ def test_only_what_is_missing_is_encoded_and_the_progress_says_so(embedder, corp
     with pytest.raises(ValueError, match="lacks 2 of 5 files"):
         list(arrays(out))
 
-    @contextmanager
-    def pace(*given):
-        told.append(given)
-        yield told.append
-
-    monkeypatch.setattr(encoding, "pace", pace)
+    told = paced(encoding, monkeypatch)
     plain = Embedder.encode
     monkeypatch.setattr(
         Embedder, "encode", lambda self, texts, **how: (seen.extend(texts), plain(self, texts, **how))[1]

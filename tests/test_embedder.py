@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import SENTENCES, embedder_of, projected, whitening
+from conftest import SENTENCES, embedder_of, paced, projected, whitening
 from numpy.testing import assert_allclose
 from sentence_transformers import SentenceTransformer
 from torch.testing import assert_close
@@ -161,6 +161,17 @@ def test_the_embedding_is_what_the_setting_says(bert):
             "head": torch.tanh(head.linear(white)),
         }
         assert_close(embedder.embed(tokens(embedder)), expected[embedding], atol=1e-5, rtol=1e-4)
+
+
+def test_how_far_it_is_is_told_if_asked(bert, monkeypatch):
+    embedder, told = embedder_of(bert), paced(room, monkeypatch)
+    embedder.encode(SENTENCES * 2)
+    assert told == []
+    embedder.encode(SENTENCES * 2, progress=True)
+    assert told[0] == ("encoded", len(SENTENCES)) and sum(told[1:]) == len(SENTENCES)
+    numbers = []
+    embedder.encode(SENTENCES * 2, progress=numbers.append)
+    assert numbers == told[1:]
 
 
 @torch.no_grad()

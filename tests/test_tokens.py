@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import paced
 from transformers import ByT5Tokenizer
 
 from whitenedcse.data import tokens
@@ -54,6 +55,15 @@ def test_a_batch_of_rows_is_what_the_tokenizer_says_of_each(corpus, lines, token
     assert rows_of(rows.rows(index, [0])) == [oracle(lines[i], tokenizer) for i in index]
     assert rows_of(rows.rows(np.arange(1300), [0])) == [oracle(line, tokenizer) for line in lines]
     assert (len(rows), rows.ids.dtype, rows.counts.kept) == (1300, np.uint16, 1300)
+
+
+def test_how_far_it_is_is_told(corpus, tokenizer, tmp_path, monkeypatch):
+    told = paced(tokens, monkeypatch)
+    tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path)
+    assert told[0] == ("tokenised", 1300) and sum(told[1:]) == 1300
+    told.clear()
+    tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path)
+    assert told == []  # the cache has it
 
 
 def test_columns_follow_one_another_whole(pairs, lines, tokenizer, tmp_path):

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
-import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -22,13 +20,12 @@ import numpy as np
 import torch
 from filelock import FileLock
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import track
 
 from whitenedcse.data import sources
 from whitenedcse.data.corpus import Corpus, Counts, files, fingerprint, read
 from whitenedcse.data.words import memory, own
 from whitenedcse.durable import drafted, writing
+from whitenedcse.pace import pace
 from whitenedcse.ragged import Ragged
 
 if TYPE_CHECKING:
@@ -189,19 +186,16 @@ def _opened(folder: Path, digests: Mapping[str, str]) -> TokenRows | None:
 
 
 def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-    """Tokenise into a folder, one pass, with a progress bar in a terminal."""
+    """Tokenise into a folder, one pass."""
     rows, counts = read(corpus, longest=CHARACTERS_A_TOKEN * max_length)
     sentences = list(chain.from_iterable(rows))
     dtype = np.uint16 if max(tokenizer.get_vocab().values()) < 1 << 16 else np.int32
     lengths = [0]
-    batches: Iterable[list[list[int]]] = batches_of_ids(sentences, tokenizer, max_length)
-    if sys.stderr.isatty():
-        total, console = math.ceil(len(sentences) / BATCH), Console(stderr=True)
-        batches = track(batches, "tokenising", total, console=console, transient=True)
-    with writing(folder / "ids") as stream:
-        for batch in batches:
+    with pace("tokenised", len(sentences)) as more, writing(folder / "ids") as stream:
+        for batch in batches_of_ids(sentences, tokenizer, max_length):
             lengths.extend(map(len, batch))
             stream.write(np.fromiter(chain.from_iterable(batch), dtype).tobytes())
+            more(len(batch))
     offsets = np.cumsum(lengths, dtype=np.int64)
     with writing(folder / "offsets") as stream:
         stream.write(offsets.tobytes())

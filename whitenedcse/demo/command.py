@@ -28,8 +28,6 @@ def add(commands: Any) -> None:
 
 def demonstrate(arguments: argparse.Namespace) -> int:
     """Encode the sentences, show the page until Ctrl-C."""
-    import rich
-
     os.environ.setdefault(
         "GRADIO_ANALYTICS_ENABLED", "False"
     )  # before its import: nothing leaves this machine
@@ -43,7 +41,7 @@ def demonstrate(arguments: argparse.Namespace) -> int:
 
     corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample)
     sentences = list(dict.fromkeys(texts(corpus)))
-    trial = Trial(given.opened(arguments), sentences, progress=rich.get_console().is_terminal)
+    trial = Trial(given.opened(arguments), sentences)
     blocks = page(trial, f"{arguments.source} on {arguments.corpus}")
     say(f"page: {serve(blocks, arguments.port)} (Ctrl-C ends it)")
     sys.stdout.flush()

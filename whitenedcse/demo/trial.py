@@ -23,9 +23,9 @@ class Trial:
     Raises ValueError for fewer than two sentences.
     """
 
-    def __init__(self, embedder: Embedder, sentences: Sequence[str], *, progress: bool = False) -> None:
+    def __init__(self, embedder: Embedder, sentences: Sequence[str]) -> None:
         self.embedder, self.sentences = scaled(embedder, unit=False), list(sentences)
-        x = self.embedder.encode(self.sentences, progress=progress)
+        x = self.embedder.encode(self.sentences, progress=True)
         self.fit = Postprocess("whitening").fit(x)
         self.width = x.shape[1]
         self.rows: list[Array] = [x, self.fit.transform(x).astype(np.float32)]

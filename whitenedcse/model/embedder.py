@@ -6,6 +6,7 @@ v: views    n: sentences    d: width
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.progress import track
 from torch import Tensor, nn
 
 from whitenedcse.data.tokens import token_ids
@@ -21,12 +21,13 @@ from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.final import Final
 from whitenedcse.model.head import Head
 from whitenedcse.model.pooling import Pooling
+from whitenedcse.pace import pace
 from whitenedcse.ragged import Ragged, concatenate, ragged, taken
 
 EMBEDDINGS = ("encoder", "dense", "head")
 BATCH_TOKENS = 1024  # of one batch while encoding, padding counted; 8192 leave a CPU's cache
 BLOCK = 10_000  # sentences tokenised at a time
-Progress = bool | Callable[[int], None]  # a bar, or who is told of so many distinct sentences more
+Progress = bool | Callable[[int], None]  # a `pace`, or who is told of so many distinct sentences more
 
 
 class Embedder(nn.Module):
@@ -178,21 +179,27 @@ def fill(
     first, device = firsts(rows), next(module.parameters()).device
     budget = BATCH_TOKENS * (1 if device.type == "cpu" else 8)  # elsewhere it is launches that cost
     every = by_length(rows, np.unique(first), budget)[manner.share[0] :: manner.share[1]]
-    batches = track(every, "encoding", transient=True) if manner.progress is True else every
     was_training = module.training
     module.eval()
     try:
-        with torch.autocast(device.type, torch.bfloat16, enabled=manner.bf16):
-            for at in batches:
+        bf16 = torch.autocast(device.type, torch.bfloat16, enabled=manner.bf16)
+        with bf16, told(manner.progress, sum(map(len, every))) as more:
+            for at in every:
                 for array, x in zip(out, run(taken(rows, torch.from_numpy(at))[0].to(device)), strict=True):
                     array[..., at, :] = x.float().cpu().numpy()
-                if callable(manner.progress):
-                    manner.progress(len(at))
+                more(len(at))
     finally:
         module.train(was_training)
     again = np.flatnonzero(first != np.arange(rows.n))
     for array in out:
         array[..., again, :] = array[..., first[again], :]
+
+
+def told(progress: Progress, total: int) -> AbstractContextManager[Callable[[int], None]]:
+    """Who is told of so many sentences more: a `pace`, or the function that asked, or nobody."""
+    if progress is True:
+        return pace("encoded", total)
+    return nullcontext(progress if callable(progress) else lambda _: None)
 
 
 def tokenised(sentences: Sequence[str], tokenizer: Any, max_length: int) -> Ragged:

@@ -61,7 +61,6 @@ def planes(
     kinds: Sequence[str],
     layers: Sequence[int],
     *,
-    progress: bool = False,
     bf16: bool = False,
 ) -> Planes:
     """The planes of n sentences given as token ids; only those that the disk does not hold are encoded.
@@ -82,7 +81,7 @@ def planes(
     row_of = dict(zip(names.tolist(), rows, strict=True))
     missing = [row_of[name] for name in new]
     if missing:
-        path = write(folder, encoder, missing, kinds, layers, Manner(progress, bf16=bf16))
+        path = write(folder, encoder, missing, kinds, layers, Manner(progress=True, bf16=bf16))
         written = Shard.open(path, kinds, layers)
         shards += [written] if written else []
         prune(folder.parent, keep=folder)

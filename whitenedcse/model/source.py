@@ -86,9 +86,7 @@ def opened(model: str, pooling: Pooling | None) -> Source:
     return Source(embedder.encode, str(embedder.pooling), embedder)
 
 
-def vectors(
-    source: Source, sentences: list[str], wanted: Wanted, *, progress: bool = False
-) -> tuple[list[NDArray[Any]], Planes | None]:
+def vectors(source: Source, sentences: list[str], wanted: Wanted) -> tuple[list[NDArray[Any]], Planes | None]:
     """n distinct sentences -> an (n, d) array for each pooling, from one pass; and the planes behind them."""
     embedder = source.embedder
     if embedder is None:
@@ -107,7 +105,7 @@ def vectors(
     layers |= set(range(embedder.encoder.depth + 1)) if wanted.every else set()
     limit = min(wanted.max_length or embedder.max_length, embedder.max_length)
     rows = token_ids(sentences, embedder.encoder.tokenizer, limit)
-    got = planes(embedder.encoder, rows, sorted(kinds), sorted(layers), progress=progress, bf16=wanted.bf16)
+    got = planes(embedder.encoder, rows, sorted(kinds), sorted(layers), bf16=wanted.bf16)
     return [
         averaged(embedder, got, pooling or embedder.pooling, wanted.extra, finish=pooling is None)
         for pooling in wanted.poolings
