@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SENTENCES, embedder_of
+from conftest import SENTENCES, embedder_of, paced
 from numpy.testing import assert_allclose, assert_array_equal
 
 from whitenedcse.data.corpus import Corpus
@@ -98,6 +98,13 @@ def test_what_is_added_is_found_and_appended(embedder, tmp_path):
     again.save(tmp_path / "copy")
     assert len(list((tmp_path / "copy").glob("part-*"))) == 1
     assert Index.load(tmp_path / "copy").query(ASKED, 64) == whole.query(ASKED, 64)
+
+
+def test_how_far_it_is_is_told(embedder, monkeypatch):
+    told = paced(room, monkeypatch)
+    monkeypatch.setattr(room, "BLOCK", 40)
+    Index.build(embedder, TEXTS)
+    assert told == [("encoded",), 40, 24]
 
 
 def test_a_part_is_on_the_disk_before_the_index_names_it(embedder, tmp_path, monkeypatch):

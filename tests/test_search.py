@@ -172,6 +172,13 @@ def test_the_bench_by_default_takes_the_usual_widths(embedder):
     assert [r["k"] for r in cells(bench(Index.build(embedder, TEXTS), queries=2))] == ["16", "16"]
 
 
+@pytest.mark.parametrize(("n", "few"), [(2, True), (159, True), (160, False)])
+def test_a_small_index_is_measured_and_the_bench_says_that_it_is_small(embedder, n, few):
+    grid = bench(Index.build(embedder, (TEXTS * 3)[:n]), queries=1, dims=[1])
+    assert [row["k"] for row in cells(grid)] == ["16", "16", "1"]
+    assert any("few texts for so many components" in note for note in grid.notes) == few
+
+
 @pytest.mark.parametrize(
     ("n", "more"), [(1, {}), (5, {"dims": [0]}), (5, {"dims": [17]}), (5, {"queries": 0})]
 )
