@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+from itertools import count
 
 import numpy as np
 import pytest
@@ -56,6 +57,7 @@ def test_build_query_add_and_a_file_of_queries(source, corpus, place, embedder, 
     ]
     assert_allclose([float(r["cosine"]) for r in rows], [h.cosine for h in hits], atol=6e-5)
 
+    assert len(asked(capsys, place, TEXTS[9])) == 10
     (tmp_path / "more.tsv").write_text("key\ttext\nmine\tthe cat\n\t \n")
     argv = ["search", "add", place, str(tmp_path / "more.tsv"), "--columns", "text", "--ids", "key"]
     assert cli.main(argv) == 0
@@ -97,6 +99,7 @@ def test_what_a_text_would_do_to_a_terminal_it_does_not(source, place, tmp_path,
         (["build", "SOURCE", "gone.txt", "INDEX"], "gone.txt: no such file"),
         (["build", "SOURCE", "CORPUS", "INDEX", "--dim", "4"], "--dim 4 keeps components"),
         (["build", "SOURCE", "CORPUS", "INDEX", "--whiten-k", "17"], "17 components of width 16"),
+        (["build", "SOURCE", "CORPUS", "INDEX", "--whiten-k", "8", "--dim", "4"], "with --whiten-k K, K is"),
         (["build", "SOURCE", "CORPUS", "INDEX", "--whiten-k", "0"], "0 components of width 16"),
         (["build", "SOURCE", "CORPUS", "INDEX", "--whiten", "gone"], "gone"),
         (["build", "SOURCE", "CORPUS", "INDEX", "--ids", "key"], "--ids key goes with --columns"),
@@ -170,6 +173,17 @@ def test_the_bench_only_cuts_an_index_that_is_whitened(source, corpus, place, ca
 
 def test_the_bench_by_default_takes_the_usual_widths(embedder):
     assert [r["k"] for r in cells(bench(Index.build(embedder, TEXTS), queries=2))] == ["16", "16"]
+
+
+def test_the_bench_says_what_was_timed_and_what_texts_take(embedder, monkeypatch):
+    """With a clock that is one second later whenever it is asked."""
+    index = Index.build(embedder, TEXTS * 60)
+    monkeypatch.setattr("time.perf_counter", count().__next__)
+    grid = bench(index, queries=3, dims=[4])
+    times = [(row["made in s"], row["queries/s"], row["ms for one"]) for row in cells(grid)]
+    assert times == [("0.0", "3", "1000.0"), ("2.0", "3", "1000.0"), ("2.0", "3", "1000.0")]
+    size = sum(len(text.encode()) + len(str(i)) + 16 for i, text in enumerate(TEXTS * 60)) / 1e6
+    assert any(f"texts and ids add {size:.1f} MB to each" in note for note in grid.notes)
 
 
 @pytest.mark.parametrize(("n", "few"), [(2, True), (159, True), (160, False)])
