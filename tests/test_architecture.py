@@ -112,9 +112,10 @@ ROOMS = {
     "report.page": ["report", "durable"],
     "report.published": ["report", "evaluation"],
     "report.workspace": ["training.dashboard"],
-    "evaluation.command": ["evaluation.doctor", "data.sources", "report.formats"],
+    "evaluation.command": ["arguments", "evaluation.doctor", "data.sources", "report.formats"],
     "report.command": ["arguments", "report"],
     "cli": [
+        "arguments",
         "evaluation.command",
         "report.command",
         "export.command",

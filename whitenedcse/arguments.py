@@ -11,6 +11,16 @@ from whitenedcse.data import sources
 FORMS = ("table", "markdown", "csv", "latex")
 
 
+def group(commands: Any, name: str, about: str) -> Any:
+    """A command that has commands of its own, which are added to what this returns."""
+    return subcommands(commands.add_parser(name, help=about, description=about))
+
+
+def subcommands(parser: argparse.ArgumentParser) -> Any:
+    """The commands of a parser, one of which has to be given."""
+    return parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+
+
 def encoder(parser: argparse.ArgumentParser) -> None:
     """SOURCE, and what a plain encoder does not say; refused for a SOURCE that carries its own."""
     about = "a run directory, a checkpoint, an encoder in a local directory, or a hub id"

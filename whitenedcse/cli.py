@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from whitenedcse.arguments import subcommands
 from whitenedcse.bulk import command as bulk
 from whitenedcse.demo import command as demo
 from whitenedcse.evaluation import command as evaluation
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="whitenedcse", description="Tools beside train.py and evaluate.py.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('whitenedcse')}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    commands = subcommands(parser)
     for part in (evaluation, report, export, bulk, search, demo):
         part.add(commands)
     return parser

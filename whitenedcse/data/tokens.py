@@ -72,8 +72,8 @@ def tokenised(
 ) -> TokenRows:
     """The token ids of a corpus: from the cache if these bytes and this tokenizer were seen before.
 
-    cache_dir: by default `sources.cache`. A folder is written beside its place and
-    then renamed, so a reader finds all of it or nothing. Of several processes, one writes and the rest wait.
+    cache_dir: by default `sources.cache`. A folder is written beside its place and then renamed, so a reader
+    finds all of it or nothing. Of several processes, one writes and the rest wait.
     """
     refuse_length(max_length, tokenizer)
     cache = cache_dir or sources.cache()

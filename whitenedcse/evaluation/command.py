@@ -6,14 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from whitenedcse import arguments as given
 from whitenedcse.data import sources
 
 
 def add(commands: Any) -> None:
     """The commands, added to those of `whitenedcse`."""
-    about = "what training and evaluation read: is it here, is it right, get it"
-    data = commands.add_parser("data", help=about, description=about)
-    data = data.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    data = given.group(commands, "data", "what training and evaluation read: is it here, is it right, get it")
     _check(data)
     _fetch(data)
 

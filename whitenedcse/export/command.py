@@ -13,10 +13,8 @@ from whitenedcse.data import sources
 def add(commands: Any) -> None:
     """The commands, added to those of `whitenedcse`."""
     about = "fit a whitening to an encoder's vectors of a corpus of any size"
-    whiten = commands.add_parser("whiten", help=about, description=about)
-    fit = whiten.add_subparsers(required=True, metavar="COMMAND", title="commands").add_parser(
-        "fit", help=about, description=f"{about}; for --whiten of the other commands"
-    )
+    whiten = given.group(commands, "whiten", about)
+    fit = whiten.add_parser("fit", help=about, description=f"{about}; for --whiten of the other commands")
     given.encoder(fit)
     given.corpus(fit)
     fit.add_argument("out", type=Path, metavar="OUT", help="the file to write, e.g. whitening.safetensors")

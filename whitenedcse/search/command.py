@@ -13,9 +13,7 @@ from whitenedcse.data import sources
 
 def add(commands: Any) -> None:
     """The commands, added to those of `whitenedcse`."""
-    about = "find the texts of a corpus nearest to a query"
-    search = commands.add_parser("search", help=about, description=about)
-    search = search.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    search = given.group(commands, "search", "find the texts of a corpus nearest to a query")
     _build(search)
     _extend(search)
     _query(search)
