@@ -47,7 +47,8 @@ from bench import measure
 from bench.measure import Variant
 from bench.peers import BERTS, Loop, Work, corpus, encoder, ours, sentence_transformers, silence, simcse
 from whitenedcse.data.tokens import token_ids
-from whitenedcse.model.operations import multiply, prefers_onednn
+from whitenedcse.model.operations import multiply
+from whitenedcse.precision import prefers_onednn
 
 TRAINER = measure.installed("accelerate")
 ONEDNN = {torch.ops.mkldnn._linear_pointwise: lambda x, weight, *_, **__: 2 * x[0] * x[1] * weight[0]}

@@ -92,8 +92,9 @@ def nowhere():
 
 def whitening(**changes):
     """SGW with two channels a group, and what a test changes of it."""
-    settings = {"kind": "shuffled_group", "groups": None, "group_width": 2, "eps": 1e-5, "shrinkage": 0.0}
-    return Whitening(**(settings | {"gradient": "centre", "partition": "view", "momentum": 0.99} | changes))
+    settings = {"kind": "shuffled_group", "groups": None, "group_width": 2, "eps": 1e-5, "floor": 0.0}
+    settings |= {"shrinkage": 0.0, "gradient": "centre", "partition": "view", "momentum": 0.99}
+    return Whitening(**(settings | changes))
 
 
 def embedder_of(encoder, *, kind="cls", layers=(-1,), embedding="encoder", head=None):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import embedder_of
 from safetensors import SafetensorError
+from torch.testing import assert_close
 
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
@@ -139,3 +140,23 @@ def test_a_flipped_bit_is_named(best, name):
     assert {"model.safetensors", "head.safetensors"} <= set(settings.pop("sha256"))
     (directory / "whitenedcse.json").write_text(json.dumps(settings))
     Embedder.load(directory)
+
+
+@torch.no_grad()
+def test_a_head_trained_with_an_absolute_eps_keeps_it(best, bert):
+    """Checkpoints of before 23 November 2026 have no floor: their eps was an absolute variance."""
+    directory, embedder, _ = best
+    x = 1e-2 * torch.randn(2, 40, 16, generator=torch.Generator().manual_seed(0))
+    embedder.head.train()(x)
+    embedder.embedding = "head"
+    checkpoint.save(embedder, directory)
+    settings = json.loads((directory / "whitenedcse.json").read_text())
+    now = Embedder.load(directory).finish(x[0])
+    del settings["head"]["whitening"]["floor"]
+    settings["head"]["whitening"]["eps"] = 1e-3
+    (directory / "whitenedcse.json").write_text(json.dumps(settings))
+    old, head = Embedder.load(directory).finish(x[0]), embedder.head.before
+    values, u = torch.linalg.eigh(head.covariance.double() + 1e-3 * torch.eye(2))
+    white = (x[0] - head.mean).double() @ torch.block_diag(*(u / values.sqrt().unsqueeze(-2) @ u.mT))
+    assert_close(old.double(), torch.tanh(embedder.head.linear.double()(white)), atol=1e-5, rtol=0)
+    assert (old - now).abs().max() > 1e-2

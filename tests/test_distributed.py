@@ -375,7 +375,8 @@ def test_the_step_of_one_process_is_the_loss_written_out(worlds, tokenizer):
 
     def white(block):
         centred = block - block.mean(0)
-        values, axes = torch.linalg.eigh(centred.T @ centred / N + 1e-5 * torch.eye(4))
+        covariance = centred.T @ centred / N
+        values, axes = torch.linalg.eigh(covariance + 1e-5 * covariance.trace() / 4 * torch.eye(4))
         return centred @ (axes / values.sqrt()) @ axes.T
 
     groups = [torch.cat([white(block) for block in view.split(4, dim=1)], dim=1) for view in x]

@@ -154,7 +154,8 @@ def test_the_embedding_is_what_the_setting_says(bert):
     for embedding in ("encoder", "dense", "head"):
         embedder = trained(embedder_of(bert, embedding=embedding))
         head = embedder.head
-        white = (pooled - head.before.mean) @ torch.block_diag(*head.before.matrix(head.before.covariance))
+        matrices = head.before.matrix(head.before.mean, head.before.covariance)
+        white = (pooled - head.before.mean) @ torch.block_diag(*matrices)
         expected = {
             "encoder": pooled,
             "dense": torch.tanh(head.linear(pooled)),

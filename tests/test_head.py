@@ -116,6 +116,18 @@ def test_the_head_works_in_float32_whatever_surrounds_it():
         assert torch.equal(module(x), plain)
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1e-2, 1e3])
+@pytest.mark.parametrize("kind", ["pca", "zca", "group", "shuffled_group"])
+def test_vectors_of_any_scale_leave_the_head_the_same(kind, scale):
+    x = views()
+    plain, scaled = (head(dense=False, kind=kind, seed=7) for _ in "ab")
+    for training in (True, False):
+        torch.manual_seed(3)  # of the permutations
+        expected = plain.train(training)(x)
+        torch.manual_seed(3)
+        assert_close(scaled.train(training)(scale * x), expected, atol=2e-4, rtol=0)
+
+
 @pytest.mark.parametrize("kind", ["pca", "zca", "group", "shuffled_group"])
 @pytest.mark.parametrize("gradient", ["centre", "none"])
 def test_gradients_are_finite_even_for_equal_sentences(kind, gradient):
@@ -136,7 +148,8 @@ def test_the_gradient_of_momentum_whitening_stops_where_the_setting_says(gradien
     covariance = (old_covariance + torch.stack([torch.cov(v.T, correction=0) for v in y]).mean(0)) / 2
     mean = mean.detach() if gradient == "none" else mean
     covariance = covariance if gradient == "full" else covariance.detach()
-    values, u = torch.linalg.eigh(covariance + 1e-5 * torch.eye(8))
+    ridge = 1e-5 * covariance.diagonal().mean() * torch.eye(8)
+    values, u = torch.linalg.eigh(covariance + ridge)
     ((y - mean) @ (u / values.sqrt()) @ u.T).backward(grad)
     assert_close(x.grad, y.grad)
 
@@ -155,6 +168,8 @@ def test_statistics_travel_with_the_weights():
         ({"gradient": "all"}, "'all' is not one of full, centre, none"),
         ({"kind": "pca", "gradient": "full"}, "no full gradient"),
         ({"momentum": 1.0}, "momentum=1.0"),
+        ({"eps": 0.0}, "eps=0.0 is not finite and above 0, if whitening.floor is not"),
+        ({"eps": -1e-5, "floor": 1.0}, "floor=1.0 is not 0 or above, as whitening.eps must be"),
         ({"groups": 3}, "3.*8"),
         ({"group_width": 5}, "5.*8"),
     ],

@@ -149,3 +149,88 @@ def test_batches_that_cannot_train_are_refused():
         loss()(views(2, 1))
     with pytest.raises(ValueError, match="for 3 positives; give 1 or 3"):
         loss(weights=[1.0, 1.0])(views(4))
+
+
+def crowd(temperature, noise, v=3, n=16, d=48):
+    """float32 (v, n, d) and (n, d): anchors in all directions, positives off them by some noise."""
+    draws = torch.Generator().manual_seed(3)
+    anchors = torch.randn(n, d, generator=draws)
+    z = torch.stack([anchors, *(anchors + noise * torch.randn(n, d, generator=draws) for _ in range(v - 1))])
+    return z * torch.rand(v, n, 1, generator=draws).add(0.5), torch.randn(n, d, generator=draws)
+
+
+def exact(z, negatives, form, denominator, weights, temperature):
+    """The loss and its gradients in float64, from the closed form of the gradient by each logit.
+
+    A candidate j has e^(s_j - s_p) / (1 + sum of such), the positive minus their sum: nothing cancels.
+    """
+    leaves = [x.double().requires_grad_() for x in (z, negatives)]
+    u, hard = (x / x.norm(dim=-1, keepdim=True) for x in leaves)
+    n, own, total, surrogate = z.shape[1], torch.eye(z.shape[1], dtype=torch.bool), 0.0, 0.0
+    ways = [(u[:1].expand_as(u[1:]), u[1:])] + (
+        [(u[1:], u[:1].expand_as(u[1:]))] * (denominator == "symmetric")
+    )
+    for anchors, others in ways:
+        s = anchors @ others.mT / temperature
+        rest = [x[~own].view(n, n - 1) for x in s]
+        rest = [torch.cat(rest, dim=1)] * len(rest) if denominator == "joint" else rest
+        rest = [torch.cat([r, a @ hard.T / temperature], dim=1) for r, a in zip(rest, anchors, strict=True)]
+        above = [r - x.diagonal()[:, None] for r, x in zip(rest, s, strict=True)]  # s_j - s_p
+        sums = [a.exp().sum(dim=1) for a in above]
+        terms = torch.stack([torch.log1p(x) for x in sums])
+        inner = [
+            ((a.exp() / (1 + x)[:, None]).detach() * a).sum(dim=1) for a, x in zip(above, sums, strict=True)
+        ]
+        inner, lam = torch.stack(inner), torch.tensor(weights, dtype=torch.float64)[:, None]
+        if form == "l1":
+            value, share = (lam * terms).sum(dim=0), lam.expand_as(terms)
+        elif form == "l2":
+            share = (lam * terms.exp() / (lam * terms.exp()).sum(dim=0)).detach()
+            value = (lam / lam.sum() * terms.expm1()).sum(dim=0).log1p() + math.log(sum(weights))
+        else:
+            positive = torch.stack([x.diagonal() for x in s])
+            logits = lam.log() - 2 * positive - terms
+            value, share, inner = (
+                -logits.logsumexp(dim=0),
+                logits.softmax(dim=0).detach(),
+                inner + 2 * positive,
+            )
+        total, surrogate = total + value.mean() / len(ways), surrogate + (share * inner).sum() / n / len(ways)
+    return float(total.detach()), torch.autograd.grad(surrogate, leaves)
+
+
+CROWDS = [(2.0, 1.0), (0.3, 0.5), (0.1, 0.3), (0.05, 0.2), (0.03, 0.1), (0.02, 0.05), (0.008, 0.02)]
+FORMS = ["l1", "l2", "l2_literal"]
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("denominator", ["view", "joint", "symmetric"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("temperature", "noise"), CROWDS)
+def test_the_gradient_keeps_its_digits_however_small_the_loss(
+    temperature, noise, form, denominator, autocast
+):
+    (z, negatives), weights = crowd(temperature, noise), [0.6, 0.4]
+    settings = {"form": form, "denominator": denominator, "weights": weights, "temperature": temperature}
+    value, wanted = exact(z, negatives, form, denominator, weights, temperature)
+    leaves = [x.clone().requires_grad_() for x in (z, negatives)]
+    with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+        found = loss(**settings, force_literal=True)(*leaves)
+    assert found.dtype == torch.float32
+    assert float(found.detach()) == pytest.approx(value, rel=1e-4, abs=0)
+    for ours, truth in zip(torch.autograd.grad(found, leaves), wanted, strict=True):
+        ours = ours.double() / truth.norm()  # float32 holds the smallest; their squares it would not
+        assert (ours * truth).sum() / truth.norm() > 0.9999 * ours.norm()  # the cosine
+        assert (ours - truth / truth.norm()).norm() < 1e-4
+
+
+def test_these_losses_reach_from_that_of_a_guess_to_nothing():
+    sizes = [exact(*crowd(t, noise), "l1", "view", [0.6, 0.4], t)[0] for t, noise in CROWDS]
+    assert sizes[0] > 3 and sizes[-2] < 1e-12 and sizes[-1] < 1e-30
+    assert all(1e-8 < small / large < 1 for large, small in zip(sizes[:-2], sizes[1:-1], strict=True))
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_vectors_of_a_few_digits_are_taken_as_they_are(kind):
+    z = crowd(0.05, 0.2)[0].to(kind)
+    assert torch.equal(loss(temperature=0.05)(z), loss(temperature=0.05)(z.float()))

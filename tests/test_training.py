@@ -1,21 +1,25 @@
 """The training step, its optimiser, its masked-language-model term, and the monitor that judges it."""
 
 import csv
+import math
 
 import numpy as np
 import pytest
 import torch
-from conftest import SENTENCES, embedder_of, projected
+from conftest import SENTENCES, embedder_of, projected, whitening
 from lightning import LightningDataModule, Trainer, seed_everything
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins import MixedPrecision
 from scipy.stats import spearmanr
 from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
+from whitenedcse import ragged as ragged_module
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.evaluation.sts import Subset
 from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.head import Head
 from whitenedcse.ragged import concatenate, ragged
 from whitenedcse.training.loss import MultiPositiveLoss
 from whitenedcse.training.mlm import MaskedLanguageModel
@@ -141,6 +145,96 @@ def test_fused_steps_clip_gradients_under_autocast(bert, tmp_path):
     clipped = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None]).norm()
     assert min(norms) > 1e-2
     assert float(clipped) == pytest.approx(1e-3, rel=1e-3)
+
+
+class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+    """The types of all floating-point results, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.kinds = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        self.kinds += [out.dtype] if isinstance(out, torch.Tensor) and out.is_floating_point() else []
+        return out
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("whitening_kind", ["shuffled_group", "zca", None])
+def test_from_the_pooled_vectors_to_the_loss_no_number_has_few_digits(bert, kind, whitening_kind):
+    """Every operation after pooling is watched, forward and backward, under autocast."""
+    settings = whitening_kind and whitening(kind=whitening_kind, group_width=2, gradient="full")
+    head = Head(width=16, whitening=settings, dense=True, position="both")
+    embedder, watch = embedder_of(bert, head=head), Seen()
+    x, hard = (torch.randn(3, 40, 16, generator=torch.Generator().manual_seed(i)) for i in range(2))
+    x = torch.cat([x, hard[:1]]).to(kind).requires_grad_()
+    loss = MultiPositiveLoss(**(vars(LOSS) | {"denominator": "symmetric"}))
+    with watch:
+        with torch.autocast("cpu", kind):
+            value = loss(*embedder.project(x, passes=3, views=3))
+        value.backward()
+    assert watch.kinds.count(kind) <= 2  # x itself as the head takes it, and its gradient
+    assert watch.kinds.count(torch.float32) > 50 and value.dtype == torch.float32
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
+def test_weights_of_a_few_digits_are_refused(bert, tmp_path, precision):
+    with pytest.raises(ValueError, match=f"trainer.precision={precision} .* use one of 32-true, bf16-mixed"):
+        fit(module_of(bert), tmp_path, precision=precision)
+
+
+def test_rounded_products_of_float32_are_refused(bert, tmp_path):
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(ValueError, match=r"set_float32_matmul_precision\('high'\) rounds whitening"):
+            fit(module_of(bert), tmp_path)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("precision", ["64-true", "32-true", "bf16-mixed"])
+def test_other_precisions_train(bert, tmp_path, precision):
+    module = module_of(bert)
+    fit(module, tmp_path, precision=precision)
+    kind = torch.float64 if precision == "64-true" else torch.float32
+    assert {p.dtype for p in module.parameters()} == {kind}
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_float16_trains_with_its_scaler_which_halves_where_a_gradient_overflows(bert, tmp_path):
+    """On CPU Lightning takes bfloat16 for 16-mixed; with a scaler of our own it does as on a GPU."""
+    module, scaler, norms = module_of(bert), torch.amp.GradScaler("cpu", init_scale=2.0**40), []
+    module.on_before_optimizer_step = lambda optimizer: norms.append(
+        float(torch.stack([p.grad.norm() for p in module.parameters() if p.grad is not None]).norm())
+    )
+    plugin = MixedPrecision("16-mixed", "cpu", scaler)
+    before = [p.detach().clone() for p in module.parameters()]
+    trainer = fit(module, tmp_path, steps=40, plugins=[plugin], gradient_clip_val=1.0)
+    overflowed = [not math.isfinite(norm) for norm in norms]
+    assert overflowed[0] and not overflowed[-1]  # 2 ** 40 is too much, and the scaler finds what is not
+    assert scaler.get_scale() == 2.0 ** (40 - sum(overflowed))
+    assert all(p.isfinite().all() for p in module.parameters())
+    moved = [not torch.equal(p, old) for p, old in zip(module.parameters(), before, strict=True)]
+    assert any(moved) and trainer.global_step == 40
+
+
+def test_the_language_models_cross_entropy_is_that_of_float32_logits(bert):
+    mlm = MaskedLanguageModel(encoder=bert, weight=0.1, probability=0.9)
+    batch = EightSentences(bert.tokenizer, 1).batch
+    mlm.model.eval()
+    torch.manual_seed(0)
+    ids, labels = mlm.masked(batch.ids)
+    torch.manual_seed(0)
+    with torch.autocast("cpu", torch.bfloat16):
+        value = mlm(batch)
+        padded = ragged_module.pad(batch._replace(ids=ids), bert.tokenizer.pad_token_id)
+        logits = mlm.model(input_ids=padded, attention_mask=ragged_module.mask(batch).long()).logits
+    assert logits.dtype == torch.bfloat16 and value.dtype == torch.float32
+    wanted = torch.nn.functional.cross_entropy(
+        ragged_module.unpad(logits, batch).double(), labels, ignore_index=-100
+    )
+    assert float(value.detach()) == pytest.approx(float(wanted.detach()), rel=1e-6)
 
 
 @pytest.mark.parametrize("lr", [0.0, -1.0, float("nan"), float("inf")])

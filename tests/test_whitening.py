@@ -31,12 +31,17 @@ def draw(n, d, seed=0):
     return torch.randn(2, n, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 1
 
 
-def oracle_matrix(x, eps, shrinkage=0.0):
-    """numpy: covariance by its definition, inverse square root by eigenvectors. (n, d) -> (d, d)."""
+def oracle_matrix(x, eps, shrinkage=0.0, floor=0.0):
+    """numpy: covariance by its definition, inverse square root by eigenvectors. (n, d) -> (d, d).
+
+    eps is a share of the mean variance, floor an absolute one; 100 roundings of the mean do not count.
+    """
     cov = sum(np.outer(row, row) for row in x - x.mean(axis=0)) / len(x)
-    cov = (1 - shrinkage) * cov + shrinkage * np.trace(cov) / len(cov) * np.eye(len(cov))
+    variance = np.trace(cov) / len(cov)
+    cov = (1 - shrinkage) * cov + shrinkage * variance * np.eye(len(cov))
+    floor += np.mean((100 * np.finfo(x.dtype).eps * x.mean(axis=0)) ** 2)
     values, vectors = np.linalg.eigh(cov)
-    return vectors @ np.diag((values.clip(0) + eps) ** -0.5) @ vectors.T
+    return vectors @ np.diag((values.clip(0) + eps * variance + floor) ** -0.5) @ vectors.T
 
 
 def oracle(x, *settings):
@@ -110,9 +115,12 @@ def test_degenerate_batches_give_what_the_oracle_gives_and_finite_gradients(dama
 @pytest.mark.parametrize("d", [2, 4, 8])
 @pytest.mark.parametrize("shrinkage", [0.0, 0.3])
 def test_full_gradient_equals_finite_differences_of_the_oracle(damage, d, shrinkage):
+    """With a floor, without which batches of equal sentences have no derivative, as x / |x| at 0."""
     x, grad = damage(draw(6, d))[:1].requires_grad_(), damage(draw(6, d, seed=1))[:1]
-    wh.whiten(x, eps=0.1, gradient="full", shrinkage=shrinkage).backward(grad)
-    expected = numeric_gradient(lambda m: oracle(m, 0.1, shrinkage), x[0].detach().numpy(), grad[0].numpy())
+    wh.whiten(x, eps=0.1, floor=0.05, gradient="full", shrinkage=shrinkage).backward(grad)
+    expected = numeric_gradient(
+        lambda m: oracle(m, 0.1, shrinkage, 0.05), x[0].detach().numpy(), grad[0].numpy()
+    )
     near(x.grad[0], expected, atol=1e-7)
 
 
@@ -141,6 +149,53 @@ def test_each_group_has_identity_covariance_after_whitening(x, width, policy):
     near(y.mean(dim=1), torch.zeros(3, 24 // width, width), atol=1e-5)
     for group in y.movedim(2, 1).flatten(0, 1).double().numpy():
         np.testing.assert_allclose(np.cov(group, rowvar=False, bias=True), np.eye(width), atol=1e-4)
+
+
+SCALES = [1e-12, 1e-6, 1e-3, 1e-2, 1.0, 7.0, 1e4, 1e12]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(("n", "width"), [(40, 2), (40, 6), (40, 24), (12, 24)])
+@POLICIES
+def test_the_scale_of_the_input_changes_neither_the_output_nor_the_direction_of_the_gradient(
+    x, scale, n, width, policy
+):
+    x, grad, found = x[:, :n], torch.randn(3, n, 24), []
+    for factor in (1.0, scale):
+        leaf = (factor * x).requires_grad_()
+        y = wh.group_whiten(leaf, width=width, eps=1e-5, gradient=policy)
+        y.backward(grad)
+        found += [y.detach(), factor * leaf.grad]
+    near(found[2], found[0], atol=2e-4)
+    near(found[3], found[1], atol=2e-4 * found[1].abs().max().item())
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("kind", [wh.zca, wh.pca])
+def test_a_covariance_of_any_scale_is_whitened_as_far(scale, kind):
+    cov = wh.covariance(draw(50, 5)).float() * scale**2
+    matrix = kind(cov, eps=1e-5)
+    near(matrix.mT @ cov @ matrix, torch.eye(5).expand(2, 5, 5), atol=1e-3)
+
+
+def test_channels_of_unequal_scale_come_out_as_white_as_their_group_allows():
+    x = draw(200, 6)[0].float() * torch.tensor([1e-3, 1e-3, 1.0, 1.0, 50.0, 50.0]) + 1
+    y = wh.group_whiten(x, width=2, eps=1e-5).unflatten(-1, (-1, 2)).movedim(1, 0)
+    near(wh.covariance(y), torch.eye(2).expand(3, 2, 2), atol=1e-3)
+
+
+def test_a_floor_alone_is_the_absolute_eps_of_heads_trained_before():
+    x = 1e-3 * draw(40, 2)
+    near(wh.whiten(x, eps=0.0, floor=1e-5), each(oracle, x, 0.0, 0.0, 1e-5), atol=1e-9)
+    assert 0.2 < wh.whiten(x, eps=0.0, floor=1e-5).std() < 0.4  # far from white, as it was
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_the_rounding_of_a_constant_channel_is_not_blown_up(kind):
+    x = draw(7, 4)[0].to(kind)
+    x[:, 2:] = torch.tensor([1 / 3, 1e4 / 3])
+    y = wh.group_whiten(x, width=2, eps=1e-5)
+    assert y[:, 2:].abs().max() < 0.05 and y[:, :2].abs().max() > 1
 
 
 @WIDTHS
@@ -243,7 +298,9 @@ def test_rank_deficiency_is_announced_once(monkeypatch, n, width):
     monkeypatch.setattr(wh, "_warned", False)
     with warnings.catch_warnings(action="error"):
         wh.group_whiten(draw(width + 1, 8), width=width, eps=1e-4)  # full rank: silent
-    with pytest.warns(UserWarning, match=rf"{n} sentences <= {width} channels .* 1/sqrt\(eps\) = 100"):
+    with pytest.warns(
+        UserWarning, match=rf"{n} sentences <= {width} channels .* eps=0.0001, floor=0.0 alone bound"
+    ):
         wh.group_whiten(draw(n, 8), width=width, eps=1e-4)
     with warnings.catch_warnings(action="error"):
         wh.group_whiten(draw(n, 8), width=width, eps=1e-4)

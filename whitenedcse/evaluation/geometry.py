@@ -7,6 +7,7 @@ v: views    n: sentences    d: width
 
 from __future__ import annotations
 
+import math
 from itertools import combinations
 from typing import Any
 
@@ -14,12 +15,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from whitenedcse.precision import at_least_float32, full_precision
+
 
 def _unit(x: Tensor) -> Tensor:
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    x = at_least_float32(x)
     return x / x.norm(dim=-1, keepdim=True)  # a zero row has no direction, and becomes NaN
 
 
+@full_precision
 def alignment(x: Tensor, y: Tensor) -> Tensor:
     """The mean squared distance between positives, rows x[i] and y[i], on the unit sphere: 0 to 4.
 
@@ -30,15 +34,17 @@ def alignment(x: Tensor, y: Tensor) -> Tensor:
     return (_unit(x) - _unit(y)).square().sum(-1).mean()
 
 
+@full_precision
 def diversity(x: Tensor) -> Tensor:
     """The mean distance of two views of a sentence, on the unit sphere: 0 where they are equal, at most 2.
 
     x: (v, n, d) -> (), over all sentences and pairs of different views. What Figure 1d of [1] shows.
     """
-    views = normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1).unbind()
+    views = normalize(at_least_float32(x), dim=-1).unbind()
     return torch.stack([(a - b).norm(dim=-1).mean() for a, b in combinations(views, 2)]).mean()
 
 
+@full_precision
 def uniformity(x: Tensor, t: float = 2.0, chunk: int = 1024) -> Tensor:
     """The log of the mean of exp(-t ||x_i - x_j||^2) over all i < j, on the unit sphere: 0 when collapsed.
 
@@ -47,14 +53,12 @@ def uniformity(x: Tensor, t: float = 2.0, chunk: int = 1024) -> Tensor:
     n = len(x)
     if n < 2:
         raise ValueError(f"uniformity compares pairs, and {n} rows make none")
-    with torch.autocast(x.device.type, enabled=False):
-        x, sums = _unit(x), []
-        for start in range(0, n, chunk):
-            squares = 2 - 2 * x[start : start + chunk] @ x[start:].mT
-            later = torch.ones_like(squares, dtype=torch.bool).triu(1)  # each pair once, and none with itself
-            sums.append((-t * squares).masked_fill(~later, -torch.inf).logsumexp(dim=(0, 1)))
-        pairs = torch.tensor(n * (n - 1) / 2, dtype=x.dtype, device=x.device)
-        return torch.stack(sums).logsumexp(dim=0) - pairs.log()
+    x, sums = _unit(x), []
+    for start in range(0, n, chunk):
+        squares = 2 - 2 * x[start : start + chunk] @ x[start:].mT
+        later = torch.ones_like(squares, dtype=torch.bool).triu(1)  # each pair once, and none with itself
+        sums.append((-t * squares).masked_fill(~later, -torch.inf).logsumexp(dim=(0, 1)))
+    return torch.stack(sums).logsumexp(dim=0) - math.log(n * (n - 1) / 2)
 
 
 def mean_cosine(x: Tensor) -> Tensor:

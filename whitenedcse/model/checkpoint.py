@@ -68,6 +68,11 @@ def refuse_damaged(directory: Path, written: dict[str, str]) -> None:
             )
 
 
+def dated(whitening: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a head's whitening; one that has no `floor` was trained with an absolute eps."""
+    return whitening if "floor" in whitening else {**whitening, "eps": 0.0, "floor": whitening["eps"]}
+
+
 def settings(embedder: Embedder) -> dict[str, Any]:
     """What, beside the weights, makes the embedding: plain values for `whitenedcse.json`."""
     head, final = embedder.head, embedder.final
@@ -119,7 +124,7 @@ def ours(directory: Path) -> Embedder:
     encoder = pretrained(path=str(directory))
     try:
         whitening = content["head"].pop("whitening")
-        head = Head(whitening=Whitening(**whitening) if whitening else None, **content["head"])
+        head = Head(whitening=Whitening(**dated(whitening)) if whitening else None, **content["head"])
         head.load_state_dict(weights)
         pooling, embedding, limit = (content[key] for key in ("pooling", "embedding", "max_length"))
         parts: dict[str, Any] = {"pooling": Pooling(**pooling), "embedding": embedding, "max_length": limit}

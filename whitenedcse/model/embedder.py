@@ -22,6 +22,7 @@ from whitenedcse.model.final import Final
 from whitenedcse.model.head import Head
 from whitenedcse.model.pooling import Pooling
 from whitenedcse.pace import pace
+from whitenedcse.precision import full_precision
 from whitenedcse.ragged import Ragged, concatenate, ragged, taken
 
 EMBEDDINGS = ("encoder", "dense", "head")
@@ -80,10 +81,9 @@ class Embedder(nn.Module):
 
     def embed(self, batch: Ragged) -> Tensor:
         """n sentences -> (n, k): what evaluation sees, at least in float32. Call it in eval mode."""
-        x = self.pool(batch)
-        with torch.autocast(x.device.type, enabled=False):
-            return self.finish(x.to(torch.promote_types(x.dtype, torch.float32)))
+        return self.finish(self.pool(batch))
 
+    @full_precision
     def finish(self, x: Tensor) -> Tensor:
         """Pooled x (n, d) -> the embedding (n, k): x, the dense layer above it, or the head; then `final`."""
         if self.embedding != "encoder":

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from whitenedcse import whitening
+from whitenedcse.precision import full_precision
+from whitenedcse.roots import Ridge
 
 KINDS = ("pca", "zca", "group", "shuffled_group")
 PARTITIONS = ("view", "joint", "official_slice")
@@ -32,6 +34,7 @@ class Whitening:
     kind: "pca" and "zca" whiten all d channels with momentum statistics ([1] Eq. 13, Table 3); "group" and
         "shuffled_group" whiten groups with the statistics of the batch ([1] Eq. 5, 6).
     groups: the NUMBER of groups (the paper's "group size"); None derives it from group_width.
+    eps, floor: what is added to each variance: a share of the group's mean variance, and a fixed one.
     gradient: "full", "centre" (the matrix is a constant, as in the official code) or "none".
     partition: "view" (each view on its own, [1] section 3.2.2), "joint" (all views together), or
         "official_slice" (v consecutive parts of the sentence-major batch, as the official code cuts it).
@@ -42,6 +45,7 @@ class Whitening:
     groups: int | None
     group_width: int | None
     eps: float
+    floor: float
     shrinkage: float
     gradient: whitening.Gradient
     partition: str
@@ -59,7 +63,8 @@ class Whitening:
         for name, sound, words in (
             ("momentum", 0 <= self.momentum < 1, "in [0, 1)"),
             ("shrinkage", 0 <= self.shrinkage <= 1, "in [0, 1]"),
-            ("eps", 0 < self.eps < math.inf, "finite and above 0"),
+            ("eps", 0 < self.eps + self.floor < math.inf, "finite and above 0, if whitening.floor is not"),
+            ("floor", self.floor >= 0 <= self.eps, "0 or above, as whitening.eps must be"),
         ):
             if not sound:
                 raise ValueError(f"whitening.{name}={getattr(self, name)} is not {words}")
@@ -129,11 +134,12 @@ class Whitener(nn.Module):
     def over_batch(self, x: Tensor) -> Tensor:
         """(v, n, d) -> (v, n, d): each view by its own statistics and, if shuffled, its own permutation."""
         settings = self.settings
-        options: Any = {"width": self.width, "eps": settings.eps, "shrinkage": settings.shrinkage}
+        names = ("eps", "floor", "gradient", "shrinkage")
+        options: Any = {"width": self.width, **{name: getattr(settings, name) for name in names}}
         if settings.kind == "group":
-            return whitening.group_whiten(x, gradient=settings.gradient, **options)
+            return whitening.group_whiten(x, **options)
         order = whitening.permutations(x.shape[:-2], x.shape[-1], device=x.device)
-        return whitening.shuffled_group_whiten(x, order, gradient=settings.gradient, **options)
+        return whitening.shuffled_group_whiten(x, order, **options)
 
     def affine(self, x: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
         """(v, n, d), (d,), (g, w, w) -> (v, n, d) by given statistics."""
@@ -142,18 +148,18 @@ class Whitener(nn.Module):
         if self.settings.gradient == "none":
             mean = mean.detach()
         grouped = (x - mean).unflatten(-1, (-1, self.width)).unsqueeze(-2)  # (v, n, g, 1, w)
-        return (grouped @ self.matrix(covariance)).flatten(-3)
+        return (grouped @ self.matrix(mean, covariance)).flatten(-3)
 
-    def matrix(self, covariance: Tensor) -> Tensor:
-        """(g, w, w) covariances -> (g, w, w) whitening matrices for row vectors."""
-        covariance = whitening.shrink(covariance, self.settings.shrinkage)
-        return (whitening.pca if self.settings.kind == "pca" else whitening.zca)(
-            covariance, eps=self.settings.eps
-        )
+    def matrix(self, mean: Tensor, covariance: Tensor) -> Tensor:
+        """(d,) mean, (g, w, w) covariances -> (g, w, w) whitening matrices for row vectors."""
+        settings = self.settings
+        covariance = whitening.shrink(covariance, settings.shrinkage)
+        eps, floor = Ridge(settings.eps, settings.floor).above(mean.unflatten(-1, (-1, self.width)))
+        return (whitening.pca if settings.kind == "pca" else whitening.zca)(covariance, eps=eps, floor=floor)
 
     def dense(self) -> tuple[Tensor, Tensor]:
         """(d, d) weight and (d,) bias: eval mode as y = x @ weight.T + bias."""
-        matrix = torch.block_diag(*self.matrix(self.covariance))
+        matrix = torch.block_diag(*self.matrix(self.mean, self.covariance))
         return matrix.T, -self.mean @ matrix
 
     def blended(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -199,13 +205,12 @@ class Head(nn.Module):
             nn.init.normal_(self.linear.weight, std=0.02)
             nn.init.zeros_(self.linear.bias)
 
+    @full_precision
     def forward(self, x: Tensor) -> Tensor:
-        """(v, n, d) -> (v, n, d)."""
-        with torch.autocast(x.device.type, enabled=False):
-            z = x.to(torch.promote_types(x.dtype, torch.float32))
-            z = self.before(z) if self.before is not None else z
-            z = self.dense(z) if self.linear is not None else z
-            return self.after(z) if self.after is not None else z
+        """(v, n, d) -> (v, n, d), in float32 at least."""
+        z = self.before(x) if self.before is not None else x
+        z = self.dense(z) if self.linear is not None else z
+        return self.after(z) if self.after is not None else z
 
     def dense(self, x: Tensor) -> Tensor:
         """(..., d) -> (..., d): the linear layer and tanh alone. Raises ValueError without one."""

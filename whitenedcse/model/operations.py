@@ -12,7 +12,6 @@ from functools import cache
 from inspect import signature
 from itertools import accumulate
 from math import prod
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 from torch.nn import functional as F
 
+from whitenedcse.precision import at_least_float32, prefers_onednn
 from whitenedcse.ragged import Ragged
 
 LEVELS = 1 << 16  # dropout on CPU rounds its probability to a 65,536th
@@ -34,28 +34,6 @@ def linear(layer: nn.Module, x: Tensor) -> Tensor:
         if not torch.is_autocast_enabled("cpu"):
             return _Linear.apply(x, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
     return layer(x)
-
-
-def precision(accelerator: str) -> str:
-    """Lightning's name of the quickest sound one: bfloat16 where a GPU or AMX multiplies it, else float32."""
-    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
-        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
-    return "bf16-mixed" if accelerator in ("auto", "cpu") and "amx_bf16" in cpu().split() else "32-true"
-
-
-@cache
-def cpu() -> str:
-    """What Linux says of the processor; nothing elsewhere."""
-    file = Path("/proc/cpuinfo")
-    return file.read_text() if file.exists() else ""
-
-
-@cache
-def prefers_onednn() -> bool:
-    """Whether oneDNN multiplies float32 matrices faster than MKL, which PyTorch takes: on AMD."""
-    amd = "AuthenticAMD" in cpu()
-    available = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return amd and available and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -155,7 +133,7 @@ def takes_sizes() -> bool:
 def grouped_attention(q: Tensor, k: Tensor, v: Tensor, groups: Groups) -> Tensor:
     """`attention` by PyTorch's own, group by group."""
     places, rows = groups.places(len(q)), groups.places(len(k))
-    parts = [precise(x) for x in (q, k, v)]
+    parts = [at_least_float32(x) for x in (q, k, v)]
 
     def by_head(x: Tensor, at: Sequence[tuple[int, int, int]]) -> list[Tensor]:
         """Views by `split`: of slices, autograd would fill a gradient of all rows for each."""
@@ -188,7 +166,7 @@ class Groups(NamedTuple):
         """(t, d) -> (c h, l, d / h) float32: the rows of one group."""
         start, c, length = place
         rows = x[start : start + c * length].view(c, length, self.heads, -1).transpose(1, 2)
-        return precise(rows).reshape(c * self.heads, length, -1)
+        return at_least_float32(rows).reshape(c * self.heads, length, -1)
 
     def put(self, out: Tensor, place: tuple[int, int, int], x: Tensor) -> None:
         """`take` the other way."""
@@ -202,11 +180,6 @@ class Groups(NamedTuple):
         shapes = [(c * self.heads, rows, length) for (_, c, rows), (_, _, length) in pairs]
         parts = kept([sum(map(prod, shapes))], self.p).split([prod(shape) for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
-def precise(x: Tensor) -> Tensor:
-    """In float32 at least: bfloat16 attention of short sentences is slower on CPU."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class _Attention(Function):

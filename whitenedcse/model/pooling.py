@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whitenedcse.precision import at_least_float32
+
 KINDS = ("cls", "mean", "max", "pooler")
 
 
@@ -59,7 +61,7 @@ def requested(said: Any, layers: Sequence[int] | None) -> Pooling | None:
 
 def pooled(kind: str, hidden: Tensor, offsets: Tensor) -> Tensor:
     """(k, t, d), (n + 1,) -> (k, n, d): each sentence's own tokens reduced, layer by layer."""
-    hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+    hidden = at_least_float32(hidden)
     if kind in ("mean", "max"):
         return torch.stack([torch.segment_reduce(x, kind, offsets=offsets, axis=0) for x in hidden])
     return hidden[:, offsets[:-1]]

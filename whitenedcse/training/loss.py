@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import logsigmoid, normalize
+
+from whitenedcse.precision import full_precision
 
 FORMS = ("l1", "l2", "l2_literal")
 DENOMINATORS = ("view", "joint", "symmetric")
@@ -25,6 +27,7 @@ class MultiPositiveLoss:
     """Every view is a positive of the anchor view; the other sentences of the batch are negatives.
 
     z: (v, n, d), negatives: (h, d) or None -> scalar, averaged over sentences. v = 2 is SimCSE's loss.
+    float32 vectors give float64's gradient to 1e-4 for losses down to 1e-34, where float32 itself ends.
 
     form: "l1" is the weighted sum of one cross-entropy for each positive ([1] Eq. 7).
         "l2" is log sum_p lambda_p e^(cross-entropy_p); with one denominator for all positives that is
@@ -64,8 +67,12 @@ class MultiPositiveLoss:
             if not sound:
                 raise ValueError(f"loss.{name}={getattr(self, name)} must be {words}")
 
+    @full_precision
     def __call__(self, z: Tensor, negatives: Tensor | None = None) -> Tensor:
-        """(v, n, d), (h, d) -> scalar. Raises ValueError for fewer than two views or two sentences."""
+        """(v, n, d), (h, d) -> scalar, in float32 at least, whatever autocast says.
+
+        Raises ValueError for fewer than two views or two sentences.
+        """
         views, n, _ = z.shape
         if views < 2 or n < 2:
             raise ValueError(f"a contrastive loss needs 2 views of 2 sentences; got {views} of {n}")
@@ -79,25 +86,28 @@ class MultiPositiveLoss:
         return loss
 
     def combined(self, s: Tensor, extra: Tensor) -> Tensor:
-        """(v - 1, n, n) logits, (v - 1 or 1, n, h) logits of hard negatives -> scalar."""
-        positive = s.diagonal(dim1=-2, dim2=-1)  # (v - 1, n)
-        denominator = self.log_denominators(s, extra)
-        log_weights = s.new_tensor(self.lambdas(len(s))).log().unsqueeze(-1)
-        if self.form == "l2_literal":
-            return -(log_weights - positive - denominator).logsumexp(dim=0).mean()
-        cross_entropy = denominator - positive
-        if self.form == "l2":
-            return (log_weights + cross_entropy).logsumexp(dim=0).mean()
-        return (log_weights.exp() * cross_entropy).sum(dim=0).mean()
+        """(v - 1, n, n) logits, (v - 1 or 1, n, h) logits of hard negatives -> scalar.
 
-    def log_denominators(self, s: Tensor, extra: Tensor) -> Tensor:
-        """(v - 1, n, n), (v - 1 or 1, n, h) -> (v - 1, n): log of the sum over each positive's candidates."""
-        if self.denominator != "joint":
-            return torch.cat([s, extra.expand(len(s), -1, -1)], dim=-1).logsumexp(dim=-1)
+        A cross-entropy is log(1 + e^(o - s_p)), o being the log of the sum over the other candidates. Written
+        so, it and its gradient keep their digits however small they are; log(sum) - s_p does not.
+        """
+        positive = s.diagonal(dim1=-2, dim2=-1)  # (v - 1, n)
+        cross_entropy = -logsigmoid(positive - self.others(s, extra))
+        weights = self.lambdas(len(s))  # numbers of the host: a tensor of them would make a GPU wait
+        if self.form == "l1":
+            return torch.stack([w * c for w, c in zip(weights, cross_entropy, strict=True)]).sum(dim=0).mean()
+        if self.form == "l2":
+            return log_mean_exp(cross_entropy, weights).mean() + math.log(sum(weights))
+        printed = [math.log(w) - c for w, c in zip(weights, cross_entropy + 2 * positive, strict=True)]
+        return -torch.stack(printed).logsumexp(dim=0).mean()
+
+    def others(self, s: Tensor, extra: Tensor) -> Tensor:
+        """(v - 1, n, n), (v - 1 or 1, n, h) -> (v - 1 or 1, n): log of the sum over the other candidates."""
         own = torch.eye(s.shape[-1], dtype=torch.bool, device=s.device)
-        others = s.masked_fill(own, -math.inf).movedim(0, 1).flatten(1)  # (n, (v - 1) n)
-        others = torch.cat([others, extra[0]], dim=-1).logsumexp(dim=-1)
-        return torch.logaddexp(s.diagonal(dim1=-2, dim2=-1), others)
+        rest = s.masked_fill(own, -math.inf)
+        if self.denominator == "joint":
+            rest = rest.movedim(0, 1).flatten(1).unsqueeze(0)  # (1, n, (v - 1) n)
+        return torch.cat([rest, extra.expand(len(rest), -1, -1)], dim=-1).logsumexp(dim=-1)
 
     def negative_logits(self, anchors: Tensor, negatives: Tensor | None) -> Tensor:
         """(k, n, d), (h, d) -> (k, n, h): logits of the hard negatives, n of which belong to the anchors."""
@@ -114,3 +124,10 @@ class MultiPositiveLoss:
                 f"loss.weights={list(self.weights)} for {positives} positives; give 1 or {positives}"
             )
         return list(self.weights) * (positives if len(self.weights) == 1 else 1)
+
+
+def log_mean_exp(x: Tensor, weights: Sequence[float]) -> Tensor:
+    """log of the weighted mean of e^x over the first axis, exact near 0 too: (p, n), p weights -> (n,)."""
+    most, total = x.detach().amax(dim=0), sum(weights)
+    below = [w / total * row.expm1() for w, row in zip(weights, x - most, strict=True)]  # -1 .. 0
+    return most + torch.stack(below).sum(dim=0).log1p()

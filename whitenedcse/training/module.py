@@ -22,6 +22,8 @@ from whitenedcse.training.loss import MultiPositiveLoss
 from whitenedcse.training.mlm import MaskedLanguageModel
 from whitenedcse.training.randomness import reseed
 
+EXACT = ("32-true", "bf16-mixed", "16-mixed", "64-true")  # of Lightning's, those that may train
+
 
 class ContrastiveTraining(LightningModule):
     """Sentences -> views -> head -> loss, and an optional masked-language-model term.
@@ -56,6 +58,10 @@ class ContrastiveTraining(LightningModule):
         self.embedder, self.loss, self.optimizer = embedder, loss, optimizer
         self.views, self.mlm, self.seed, self.gather, self.chunk = views, mlm, seed, gather, chunk
         self.train()  # Transformers loads in eval mode, and Lightning keeps it: dropout would be off
+
+    def on_fit_start(self) -> None:
+        """Raise ValueError for precisions in which the loss would be exact and its effect not."""
+        refuse_rounding(str(self.trainer.precision))
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         """The loss of one batch; of the batches of all ranks, if vectors are gathered."""
@@ -102,3 +108,17 @@ class ContrastiveTraining(LightningModule):
         steps = int(self.trainer.estimated_stepping_batches)
         optimizer, schedule = self.optimizer(self.parameters(), total_steps=steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def refuse_rounding(precision: str) -> None:
+    """Raise ValueError where weights, or the whitening and the loss, would be rounded to a few digits."""
+    if precision not in EXACT:
+        raise ValueError(
+            f"trainer.precision={precision} keeps the weights themselves in a few digits, where a step of the"
+            f" usual optim.lr is lost in rounding; use one of {', '.join(EXACT)}"
+        )
+    if (matmul := torch.get_float32_matmul_precision()) != "highest":
+        raise ValueError(
+            f"torch.set_float32_matmul_precision({matmul!r}) rounds whitening and loss too; leave it at"
+            ' "highest" and use trainer.precision=bf16-mixed, which makes the encoder as fast'
+        )
