@@ -662,7 +662,7 @@ def test_any_bytes_are_counted_right_or_refused_as_a_benchmark(rows, rest, scrat
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=3), SCALARS, max_size=2)
 W = {"kind": "group", "groups": None, "group_width": 2, "eps": 1e-5, "shrinkage": 0.0, "gradient": "centre"}
-W |= {"partition": "view", "momentum": 0.99}
+W |= {"floor": 0.0, "partition": "view", "momentum": 0.99}
 BUILT = {  # a symbol, its settings, and what a script gives it
     "training.loss.MultiPositiveLoss": (
         {"form": "l1", "temperature": 0.05, "weights": [1.0], "denominator": "view",

@@ -159,3 +159,12 @@ def test_a_description_holds_every_measure_and_says_none_where_there_is_none(x):
     assert len(got["spectrum"]) == 5 and got["effective_rank"] == pytest.approx(effective_rank(x).item())
     assert described(x, positives[:, :0])["alignment"] is None
     assert described(torch.zeros(4, 3), positives[:, :0])["isotropy"] is None
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int8, torch.float16, torch.bfloat16])
+def test_vectors_of_any_kind_of_number_are_described(kind):
+    x = torch.tensor([[1, 2, 0], [0, 3, -1], [2, 2, 2], [-4, 0, 1]])
+    pairs = torch.tensor([[0, 1], [2, 3]])
+    found, expected = (described(y, pairs) for y in (x.to(kind), x.double()))
+    assert found.pop("spectrum") == pytest.approx(expected.pop("spectrum"), rel=1e-5)
+    assert found == pytest.approx(expected, rel=1e-5)

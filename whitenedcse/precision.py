@@ -20,8 +20,8 @@ P = ParamSpec("P")
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """The same tensor, of any shape, in float32; float64 stays, and so do whole numbers."""
-    return x.to(torch.promote_types(x.dtype, torch.float32)) if x.is_floating_point() else x
+    """The same tensor, of any shape and kind of number, in float32; float64 stays."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -31,8 +31,13 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, enabled=False)
 
 
+def floating(x: object) -> bool:
+    """Whether this is a tensor of floating-point numbers: token ids and masks are not."""
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
 def full_precision(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """The same function with autocast off and its tensors, given by position, in float32 at least.
+    """The same function with autocast off and its floating-point arguments, by position, in float32 at least.
 
     bfloat16 statistics whiten to 1e-2 instead of 1e-6, and a bfloat16 loss of 1e-3 has a gradient whose
     cosine with the true one is 0.2.
@@ -40,7 +45,7 @@ def full_precision(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
     @functools.wraps(function)
     def precise(*args: P.args, **kwargs: P.kwargs) -> Tensor:
-        given: Any = [at_least_float32(a) if isinstance(a, Tensor) else a for a in args]
+        given: Any = [at_least_float32(a) if floating(a) else a for a in args]
         device = next(a.device for a in given if isinstance(a, Tensor))
         with without_autocast(device):
             return function(*given, **kwargs)
