@@ -8,7 +8,6 @@ from typing import Any
 
 import hydra
 from hydra.utils import instantiate
-from lightning import seed_everything
 from omegaconf import DictConfig, OmegaConf
 
 from evaluate import judged
@@ -23,6 +22,7 @@ from whitenedcse.training.health import Health
 from whitenedcse.training.loggers import Metrics, Record
 from whitenedcse.training.module import ContrastiveTraining
 from whitenedcse.training.progress import progress_bar
+from whitenedcse.training.randomness import seed_everything
 from whitenedcse.training.safekeeping import Safekeeping
 from whitenedcse.training.trainer import Trainer
 
@@ -42,7 +42,7 @@ def trained(cfg: DictConfig, run: Path, settings: str) -> None:
     find: list[Any] = [lambda: folder(cfg.encoder.path)] if "path" in cfg.encoder else []
     find += [partial(task, name) for name in cfg.tasks.names]
     dev = launch.require([*find, lambda: located(cfg.data.corpus), lambda: subsets(cfg.monitor.dev)])[-1]
-    seed_everything(cfg.seed, verbose=False)
+    seed_everything(cfg.seed)
     module, data = built(cfg)
     launch.say(f"{data.counts}; {module.embedder.encoder.batches} batches")
     facts = {"experiment": launch.choice("experiment"), "system": launch.choice("system"), "seed": cfg.seed}

@@ -41,6 +41,13 @@ def no_tracebacks(monkeypatch):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
 
+@pytest.fixture
+def threaded():
+    """A function that says how many threads to use; one again afterwards."""
+    yield torch.set_num_threads
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def tokenizer():
     core = Tokenizer(models.WordPiece({w: i for i, w in enumerate(SPECIAL + WORDS)}, unk_token="[UNK]"))

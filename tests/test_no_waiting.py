@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
-from whitenedcse.model import operations, packed
+from whitenedcse.model import packed
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Head
 from whitenedcse.model.pooling import Pooling
@@ -108,9 +108,11 @@ HEADS = {
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("kind", ["cls", "mean", "max"])
 def test_a_step_between_two_logged_ones_waits_for_nothing(kind, head, bert, tmp_path, monkeypatch):
-    monkeypatch.setattr(packed, "laid_out", lambda batch: packed.Layout(batch, None, None, None))
+    monkeypatch.setattr(
+        packed, "laid_out", lambda b, *_: packed.Layout(b, None, None, len(b.ids), b.n, None, 0)
+    )
     monkeypatch.setattr(  # PyTorch's jagged attention has other kernels on a CPU
-        operations, "jagged_attention", lambda q, k, v, **_: q * 1.0 + v[: len(q)] * 0.0 + k[: len(q)] * 0.0
+        packed, "jagged_attention", lambda q, k, v, **_: q * 1.0 + v[: len(q)] * 0.0 + k[: len(q)] * 0.0
     )
     assert watched(bert, tmp_path, kind, HEADS[head]) == []
 

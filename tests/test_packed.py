@@ -28,7 +28,7 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from whitenedcse.model import operations, packed
+from whitenedcse.model import attention, operations, packed
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.ragged import mask, pad, ragged, unpad
 
@@ -141,8 +141,8 @@ def test_the_way_of_other_devices_is_the_same(name, first, monkeypatch):
     model, rows = backbone("roberta").train(), batch(name)
     expected = packed.hidden(model, rows, [0, 2, 3], first=first)
     wanted = gradients(model, expected)
-    layout = packed.Layout(rows, None, None, None)
-    monkeypatch.setattr(packed, "laid_out", lambda batch: layout)
+    layout = packed.Layout(rows, None, None, len(rows.ids), rows.n, None, 0)
+    monkeypatch.setattr(packed, "laid_out", lambda *_: layout)
     hidden = packed.hidden(model, rows, [0, 2, 3], first=first)
     assert_close(hidden, expected, atol=1e-12, rtol=1e-12)
     for weight, value in gradients(model, hidden).items():
@@ -161,8 +161,9 @@ def halved(monkeypatch):
     monkeypatch.setattr(
         F, "dropout", lambda x, p=0.5, training=True, inplace=False: x * rates[p] if training else x
     )
-    monkeypatch.setattr(operations, "kept", lambda shape, p: torch.ones(*shape, dtype=torch.bool))
-    monkeypatch.setattr(operations, "scale", lambda p: rates[p])
+    for module in (operations, attention):
+        monkeypatch.setattr(module, "kept", lambda shape, p, seed: torch.ones(*shape, dtype=torch.uint8))
+        monkeypatch.setattr(module, "scale", lambda p: rates[p])
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -189,8 +190,7 @@ def test_gradient_checkpointing_changes_nothing_but_memory(monkeypatch):
     model, calls = backbone(dropout=0.2).train(), []
     found = []
     for _ in range(2):
-        torch.manual_seed(7)
-        found.append(gradients(model, packed.hidden(model, batch(), [2, 3], first=True)))
+        found.append(gradients(model, packed.hidden(model, batch(), [2, 3], first=True, seed=7)))
         model.gradient_checkpointing_enable()
         block = packed.block
         monkeypatch.setattr(packed, "block", lambda *args, block=block: calls.append(1) or block(*args))
@@ -199,16 +199,25 @@ def test_gradient_checkpointing_changes_nothing_but_memory(monkeypatch):
         assert torch.equal(found[1][name], value), name
 
 
-def test_nothing_is_computed_for_padding_or_for_rows_that_nobody_reads(monkeypatch):
+def test_little_is_computed_for_padding_and_nothing_for_rows_that_nobody_reads(monkeypatch):
     monkeypatch.setattr(operations, "prefers_onednn", lambda: False)  # the counter does not know oneDNN's
     model, rows = backbone(dropout=0.1).train(), batch()
     with FlopCounterMode(display=False) as counter:
         packed.hidden(model, rows, [3], first=True)
-    t, n, d, wide = len(rows.ids), rows.n, 24, 40
-    squares = rows.lengths.square().sum().item()
+    t, n, d, wide = packed.rounded(len(rows.ids)), packed.rounded(rows.n), 24, 40
+    tiles = attention.planned(rows.lengths.sort().values.tolist(), 2, t, n).tiles
+    squares = sum(tile.sentences * tile.length**2 for tile in tiles)
+    keys = sum(tile.sentences * tile.length for tile in tiles)
     full = 2 * t * (4 * d * d + 2 * d * wide) + 2 * 2 * d * squares
-    last = 2 * t * 2 * d * d + 2 * n * (2 * d * d + 2 * d * wide) + 2 * 2 * d * t
+    last = 2 * t * 2 * d * d + 2 * n * (2 * d * d + 2 * d * wide) + 2 * 2 * d * keys
     assert counter.get_total_flops() == 2 * full + last
+    assert squares < 1.2 * rows.lengths.square().sum()
+
+
+def test_rows_are_rounded_up_by_little_to_few_numbers():
+    found = [packed.rounded(rows) for rows in range(1, 9000)]
+    assert all(rows <= up < rows + max(16, rows / 16 + 1) for rows, up in enumerate(found, 1))
+    assert len({up for up in found if 4096 <= up < 8192}) == 16
 
 
 def test_no_layer_above_the_highest_is_computed():
@@ -263,10 +272,41 @@ def test_foreign_code_is_padded():
     assert not packed.fits(Own(BertConfig(**SHAPE)))
 
 
+def test_dropout_is_a_function_of_the_seed_and_else_drawn_from_pytorchs_generator():
+    model = backbone(dropout=0.3).train()
+
+    def states(**settings):
+        return packed.hidden(model, batch(), [3], first=False, **settings)
+
+    assert torch.equal(states(seed=1), states(seed=1))
+    assert not torch.equal(states(seed=1), states(seed=2))
+    torch.manual_seed(3)
+    first, second = states(), states()
+    torch.manual_seed(3)
+    assert torch.equal(states(), first) and not torch.equal(first, second)
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    model.eval()
+    states()
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_no_two_layers_and_no_two_places_of_a_layer_drop_the_same(monkeypatch):
+    seen, kept = [], operations.kept
+    for module in (operations, attention):
+        monkeypatch.setattr(
+            module, "kept", lambda shape, p, seed: seen.append(tuple(seed)) or kept(shape, p, seed)
+        )
+    packed.hidden(backbone(dropout=0.3).train(), batch(), [3], first=False, seed=5)
+    assert (
+        len(seen) == len(set(seen)) == 1 + 3 * 3
+    )  # embeddings; attention and two dense layers in each layer
+
+
 def test_onednn_keeps_few_shapes_unless_told_otherwise():
     names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
     code = f"import os, whitenedcse.model.packed; print([os.environ[name] for name in {names}])"
     clean = {name: value for name, value in os.environ.items() if name not in names}
-    for given, wanted in (({}, ["32", "32"]), ({names[1]: "7"}, ["32", "7"])):
+    for given, wanted in (({}, ["128", "128"]), ({names[1]: "7"}, ["128", "7"])):
         said = subprocess.check_output([sys.executable, "-c", code], env=clean | given, text=True)
         assert said.strip() == str(wanted)

@@ -208,3 +208,15 @@ def test_what_works_in_one_process_is_refused_in_several(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match=r"evaluate\.py works in one process; .* \(now 2 ranks\)"):
         ranks.refuse("evaluate.py")
+
+
+@pytest.mark.parametrize(("cores", "given", "each"), [(8, None, 4), (1, None, 1), (9, None, 4), (8, "3", 3)])
+def test_ranks_share_the_cores_unless_told_otherwise(cores, given, each, tmp_path, monkeypatch):
+    monkeypatch.setattr(ranks, "cores", lambda: cores)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    said = "import os; open(os.environ['RANK'], 'w').write(os.environ['OMP_NUM_THREADS'])"
+    monkeypatch.chdir(tmp_path)
+    assert run([sys.executable, "-c", said], 2) == 0
+    assert [(tmp_path / rank).read_text() for rank in "01"] == [str(each)] * 2

@@ -1,19 +1,21 @@
 """The training step, its optimiser, its masked-language-model term, and the monitor that judges it."""
 
 import csv
+import gc
 import math
 
 import numpy as np
 import pytest
 import torch
 from conftest import SENTENCES, embedder_of, projected, whitening
-from lightning import LightningDataModule, Trainer, seed_everything
+from lightning import Callback, LightningDataModule, Trainer, seed_everything
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
 from scipy.stats import spearmanr
 from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
+from whitenedcse import launch
 from whitenedcse import ragged as ragged_module
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
@@ -26,7 +28,7 @@ from whitenedcse.training.mlm import MaskedLanguageModel
 from whitenedcse.training.module import ContrastiveTraining
 from whitenedcse.training.monitor import Judge, Monitor
 from whitenedcse.training.optim import adamw
-from whitenedcse.training.randomness import reseed
+from whitenedcse.training.randomness import reseed, seed_of
 
 GOLD = np.array([5.0, 4.5, 4.2, 3.5, 2.0, 1.0, 0.5, 0.0])
 DEV = Subset("dev", SENTENCES, SENTENCES[3:] + SENTENCES[:3], GOLD)
@@ -99,8 +101,8 @@ def test_the_step_is_the_loss_of_the_projected_views(bert):
     batch = EightSentences(bert.tokenizer, 1).train_dataloader().dataset[0]
     module.log = lambda *args, **kwargs: None
     step = module.training_step(batch, 5)
-    reseed(0, 0, 5, 0, 0)  # seed, epoch, batch, rank, part
-    x = module.embedder.pool(batch.positives).unflatten(0, (3, 8))
+    seed = seed_of(0, 0, 5, 0, 0)  # seed, epoch, batch, rank, part
+    x = module.embedder.pool(batch.positives, seed).unflatten(0, (3, 8))
     reseed(0, 0, 5)
     z, _ = module.embedder.project(x, passes=3, views=3)
     assert_close(step, LOSS(z))
@@ -365,3 +367,23 @@ def test_training_stops_when_patience_is_over(bert, tmp_path):
     )  # nothing moves, so the first judgement stays the best
     fit(module, tmp_path, monitor, steps=9)
     assert monitor.rows[-1].step == 3
+
+
+def test_pythons_search_for_garbage_leaves_out_what_a_run_is_made_of(bert, tmp_path, monkeypatch):
+    frozen = []
+
+    class Watch(Callback):
+        def on_train_batch_start(self, *_):
+            frozen.append(gc.get_freeze_count())
+
+    fit(module_of(bert), tmp_path, Watch(), steps=2)
+    assert min(frozen) > 10_000 and gc.get_freeze_count() == 0
+
+    class Ended(Watch):
+        def on_train_batch_start(self, *_):
+            raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        fit(module_of(bert), tmp_path, Ended(), steps=2)
+    launch.give_back()
+    assert gc.get_freeze_count() == 0

@@ -7,6 +7,7 @@ Postprocess("whitening", k=256).fit(x).transform(x)  # whitening-k; also pca, zc
 Index.build(embedder, ["a text"]).query(["a question"], 10)
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from whitenedcse.evaluation.postprocess import Postprocess
     from whitenedcse.model.embedder import Embedder
     from whitenedcse.search.index import Index
+
+# Before torch is imported, whose library reads it then. Threads that spin while they wait take the core that
+# another process needs: training beside one took 4 times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __all__ = ["Embedder", "Index", "Postprocess"]
 ROOMS = {"Embedder": "model.embedder", "Index": "search.index", "Postprocess": "evaluation.postprocess"}

@@ -93,6 +93,7 @@ def job(script: Callable[..., Result]) -> Callable[..., Result]:
 
 def give_back() -> None:
     """Return to the system what a job has freed: glibc keeps it, and a sweep goes on in this process."""
+    gc.unfreeze()  # a run that ended early has frozen
     gc.collect()
     with suppress(AttributeError, OSError, TypeError):  # other systems have no such thing, or need none
         ctypes.CDLL(None).malloc_trim(0)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeGuard
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, enabled=False)
 
 
-def floating(x: object) -> bool:
+def floating(x: object) -> TypeGuard[Tensor]:
     """Whether this is a tensor of floating-point numbers: token ids and masks are not."""
     return isinstance(x, Tensor) and x.is_floating_point()
 

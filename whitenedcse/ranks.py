@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from omegaconf import OmegaConf
 
+from whitenedcse.threads import cores
+
 USR1 = getattr(signal, "SIGUSR1", signal.SIGTERM)  # SLURM's "your time is nearly over"
 ASKING = (signal.SIGTERM, signal.SIGINT, USR1)  # to stop
 STOPPED = {128 + number for number in ASKING}  # exit codes of ranks that were asked to
@@ -141,6 +143,8 @@ def start(command: Sequence[str], here: Place, port: int, said: Path) -> subproc
         "MASTER_PORT": port,
         "TORCHELASTIC_RUN_ID": os.getpid(),
         "WHITENEDCSE_FRONT": os.getpid(),
+        # every one of them would take all cores, and wait for the others
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", max(1, cores() // here.on_machine)),
     }
     silent = here.rank > 0
     with said.open("wb") as stream:

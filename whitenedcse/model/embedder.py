@@ -6,7 +6,7 @@ v: views    n: sentences    d: width
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from whitenedcse.model.pooling import Pooling
 from whitenedcse.pace import pace
 from whitenedcse.precision import full_precision
 from whitenedcse.ragged import Ragged, concatenate, ragged, taken
+from whitenedcse.threads import alone, each
 
 EMBEDDINGS = ("encoder", "dense", "head")
 BATCH_TOKENS = 1024  # of one batch while encoding, padding counted; 8192 leave a CPU's cache
@@ -68,10 +69,10 @@ class Embedder(nn.Module):
         self.max_length = min(max_length or encoder.max_length, encoder.max_length)
         self.final, self.width = final, final.width(encoder.width) if final else encoder.width
 
-    def pool(self, batch: Ragged) -> Tensor:
-        """n sentences -> x: (n, d), float32."""
+    def pool(self, batch: Ragged, seed: int | None = None) -> Tensor:
+        """n sentences -> x: (n, d), float32. seed: of dropout, where the encoder is `parallel`."""
         first = self.pooling.reads_first
-        hidden = self.encoder(batch, self.pooling.layers, first=first)
+        hidden = self.encoder(batch, self.pooling.layers, first=first, seed=seed)
         offsets = torch.arange(batch.n + 1, device=hidden.device) if first else batch.offsets
         return self.pooler(self.pooling(hidden, offsets))
 
@@ -163,7 +164,6 @@ class Manner(NamedTuple):
     bf16: bool = False
 
 
-@torch.inference_mode()
 def fill(
     out: Sequence[NDArray[np.float32]],
     rows: Ragged,
@@ -179,15 +179,24 @@ def fill(
     first, device = firsts(rows), next(module.parameters()).device
     budget = BATCH_TOKENS * (1 if device.type == "cpu" else 8)  # elsewhere it is launches that cost
     every = by_length(rows, np.unique(first), budget)[manner.share[0] :: manner.share[1]]
+
+    def work(at: NDArray[np.intp]) -> int:
+        for array, x in zip(out, run(taken(rows, torch.from_numpy(at))[0].to(device)), strict=True):
+            array[..., at, :] = x.float().cpu().numpy()
+        return len(at)
+
+    def modes() -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(torch.inference_mode())
+        stack.enter_context(torch.autocast(device.type, torch.bfloat16, enabled=manner.bf16))
+        return stack
+
     was_training = module.training
     module.eval()
     try:
-        bf16 = torch.autocast(device.type, torch.bfloat16, enabled=manner.bf16)
-        with bf16, told(manner.progress, sum(map(len, every))) as more:
-            for at in every:
-                for array, x in zip(out, run(taken(rows, torch.from_numpy(at))[0].to(device)), strict=True):
-                    array[..., at, :] = x.float().cpu().numpy()
-                more(len(at))
+        with told(manner.progress, sum(map(len, every))) as more:
+            for count in each(work, every, modes) if device.type == "cpu" else alone(work, every, modes):
+                more(count)
     finally:
         module.train(was_training)
     again = np.flatnonzero(first != np.arange(rows.n))

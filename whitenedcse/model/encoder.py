@@ -54,20 +54,30 @@ class Encoder(nn.Module):
         self.max_length = tokenizer.model_max_length = longest(self.backbone, tokenizer.model_max_length)
         refuse_foreign(tokenizer, self.backbone, source)
 
-    def forward(self, batch: Ragged, layers: Sequence[int], *, first: bool = False) -> Tensor:
+    def forward(
+        self, batch: Ragged, layers: Sequence[int], *, first: bool = False, seed: int | None = None
+    ) -> Tensor:
         """n sentences -> (k, t, d): the hidden states of the layers asked for; 0 is the embedding layer.
 
-        first: of the first token of each sentence alone, (k, n, d).
+        first: of the first token of each sentence alone, (k, n, d). seed: of dropout, where `parallel`.
         """
         wanted = [self.layer(layer) for layer in layers]
         if self.batches == "packed":
-            return packed.hidden(self.backbone, batch, wanted, first=first)
+            return packed.hidden(self.backbone, batch, wanted, first=first, seed=seed)
         where = ragged.mask(batch)
         padded = ragged.pad(batch, self.tokenizer.pad_token_id or 0)
         every = wanted != [self.depth]
         out = self.backbone(input_ids=padded, attention_mask=where.long(), output_hidden_states=every)
         hidden = [out.hidden_states[layer] if every else out.last_hidden_state for layer in wanted]
         return torch.stack([layer[:, 0] if first else ragged.unpad(layer, batch) for layer in hidden])
+
+    @property
+    def parallel(self) -> bool:
+        """Whether pieces of a batch may be encoded in parallel threads: packed batches on a CPU.
+
+        Their dropout is a function of a seed. Others draw from PyTorch's generator, which all threads share.
+        """
+        return self.batches == "packed" and self.backbone.device.type == "cpu"
 
     def layer(self, index: int) -> int:
         """A layer counted from the embeddings: -1 -> depth. Raises ValueError outside -depth - 1 .. depth."""

@@ -3,8 +3,8 @@
 t: tokens    n: sentences    d: width    k: layers asked for
 
 The backbone is Transformers' own, and so are its weights; this is another way through them, with the same
-result and gradient to float32 rounding. On CPU sentences are sorted by length, so that attention sees groups
-of equal length and needs no mask.
+result and gradient to float32 rounding. On CPU sentences are sorted by length, so that attention sees like
+ones together, and a few rows of zeros stand behind the last token.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from whitenedcse.model.operations import Lengths, attention, dropout, linear
+from whitenedcse.model.attention import Plan, Settings, attention, jagged_attention, planned
+from whitenedcse.model.operations import dropout, linear
 from whitenedcse.ragged import Ragged, places, taken
 
-# oneDNN, and PyTorch's way to it, keep what they built for each of the last 1,024 shapes, and batches without
-# padding hardly repeat one: after 70 steps of wiki_mini 3.1 GB and growing, with 32 steady at 1.7, as fast.
+# oneDNN, and PyTorch's way to it, keep what they built for each of the last 1,024 shapes, which cost 1.4 GB;
+# a training run takes about 100 in turn (`rounded`).
 for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-    os.environ.setdefault(name, "32")
+    os.environ.setdefault(name, "128")
 
 KINDS = ("bert", "roberta", "xlm-roberta", "camembert")
 
@@ -41,50 +42,73 @@ def fits(backbone: Any) -> bool:
 
 
 class Layout(NamedTuple):
-    """A batch as the layers see it. batch: its sentences, by length where there are `groups`.
+    """A batch as the layers see it: on CPU sorted by length, with rows to fill up, elsewhere as it came.
 
     order: (n,), tokens: (t,), where each sentence and token stands in the batch as it came; None if still so.
+    rows, firsts: how many rows the layers compute for tokens, and for first tokens. plan, seed: of attention
+    and of dropout on CPU.
     """
 
     batch: Ragged
-    groups: Lengths | None
     order: Tensor | None
     tokens: Tensor | None
+    rows: int
+    firsts: int
+    plan: Plan | None
+    seed: int
 
 
-def laid_out(batch: Ragged) -> Layout:
+def laid_out(batch: Ragged, heads: int, seed: int) -> Layout:
     """The layout for the device that the batch is on."""
     if batch.ids.device.type != "cpu":
-        return Layout(batch, None, None, None)
+        return Layout(batch, None, None, len(batch.ids), batch.n, None, 0)
     order = batch.lengths.argsort(stable=True)
     by_length, tokens = taken(batch, order)
-    values, counts = by_length.lengths.unique_consecutive(return_counts=True)
-    groups = list(zip(counts.tolist(), values.tolist(), strict=True))
-    return Layout(by_length, groups, order, tokens)
+    rows, firsts = rounded(len(tokens)), rounded(batch.n)
+    plan = planned(by_length.lengths.tolist(), heads, rows, firsts)
+    return Layout(by_length, order, tokens, rows, firsts, plan, seed)
 
 
-def hidden(backbone: Any, batch: Ragged, layers: Sequence[int], *, first: bool) -> Tensor:
+def rounded(rows: int) -> int:
+    """So many rows or up to a sixteenth more, so that shapes repeat: oneDNN compiles a kernel for each.
+
+    With rows as they come that was a sixth of a training step.
+    """
+    step = max(16, (1 << rows.bit_length()) // 32)
+    return -(-rows // step) * step
+
+
+def hidden(
+    backbone: Any, batch: Ragged, layers: Sequence[int], *, first: bool, seed: int | None = None
+) -> Tensor:
     """n sentences -> (k, t, d) hidden states of these layers, 0 the embeddings.
 
     first: of first tokens alone, (k, n, d). No layer above the highest is computed, and of that one no other
-    row than these.
+    row than these. seed: of dropout on CPU; None draws one from PyTorch's generator.
     """
-    layout, highest = laid_out(batch), max(layers)
+    if seed is None:
+        seed = int(torch.randint(2**62, ())) if backbone.training else 0
+    layout, highest = laid_out(batch, backbone.config.num_attention_heads, seed), max(layers)
     x, found = embedded(backbone.embeddings, layout), {}
-    starts = layout.batch.offsets[:-1]
+    starts, t = layout.batch.offsets[:-1], len(layout.batch.ids)
     save = backbone.training and saves_memory(backbone)
     if 0 in layers:
-        found[0] = x[starts] if first else x
+        found[0] = x[starts] if first else x[:t]
     for number, layer in enumerate(backbone.encoder.layer[:highest], 1):
-        rows = starts if first and number == highest else None
+        rows = filled(starts, layout.firsts) if first and number == highest else None
         x = (
-            checkpoint(block, layer, x, layout, rows, use_reentrant=False)
+            checkpoint(block, layer, x, layout, number, rows, use_reentrant=False)
             if save
-            else block(layer, x, layout, rows)
+            else block(layer, x, layout, number, rows)
         )
         if number in layers:
-            found[number] = x[starts] if first and rows is None else x
+            found[number] = x[: batch.n] if rows is not None else x[starts] if first else x[:t]
     return unsorted(torch.stack([found[layer] for layer in layers]), layout.order if first else layout.tokens)
+
+
+def filled(x: Tensor, rows: int) -> Tensor:
+    """(r, ...) -> (rows, ...), zeros behind what was there."""
+    return x if len(x) == rows else torch.cat([x, x.new_zeros(rows - len(x), *x.shape[1:])])
 
 
 def saves_memory(backbone: Any) -> bool:
@@ -103,7 +127,7 @@ def unsorted(x: Tensor, to: Tensor | None) -> Tensor:
 
 
 def embedded(module: Any, layout: Layout) -> Tensor:
-    """(t,) ids -> (t, d): words, positions and the first token type, normalised."""
+    """(t,) ids -> (rows, d): words, positions and the first token type, normalised."""
     ids, pad = layout.batch.ids, module.position_embeddings.padding_idx
     sentence, at = places(layout.batch)
     if pad is not None:  # RoBERTa counts from behind the padding token, and passes over one in the text
@@ -111,27 +135,26 @@ def embedded(module: Any, layout: Layout) -> Tensor:
         before = words.cumsum(0) - words
         at = pad + words * (before - before[layout.batch.offsets[sentence]] + 1)
     x = module.word_embeddings(ids) + module.token_type_embeddings.weight[0]
-    return dropout(module.LayerNorm(x + module.position_embeddings(at)), module.dropout)
+    x = dropout(module.LayerNorm(x + module.position_embeddings(at)), module.dropout, [layout.seed, 0, 0])
+    return filled(x, layout.rows)
 
 
-def block(layer: Any, x: Tensor, layout: Layout, rows: Tensor | None) -> Tensor:
-    """(t, d) -> (t, d) through one layer, or (n, d) for these rows alone."""
+def block(layer: Any, x: Tensor, layout: Layout, number: int, rows: Tensor | None) -> Tensor:
+    """(rows, d) -> (rows, d) through one layer, or (firsts, d) for these rows alone."""
     own, out = layer.attention.self, layer.attention.output
     low = lowered(x)
     some, some_low = (x, low) if rows is None else (x[rows], low[rows])
+    seeds = [[layout.seed, number, place] for place in range(3)]
+    q, k, v = linear(own.query, some_low), linear(own.key, low), linear(own.value, low)
     p = own.dropout.p if own.training else 0.0
-    seen = attention(
-        linear(own.query, some_low),
-        linear(own.key, low),
-        linear(own.value, low),
-        heads=own.num_attention_heads,
-        p=p,
-        where=layout.batch if layout.groups is None else layout.groups,
-    )
-    x = out.LayerNorm(dropout(linear(out.dense, seen), out.dropout) + some)
+    if layout.plan is None:
+        seen = jagged_attention(q, k, v, heads=own.num_attention_heads, p=p, batch=layout.batch)
+    else:
+        seen = attention(q, k, v, Settings(layout.plan, rows is not None, p, seeds[0]))
+    x = out.LayerNorm(dropout(linear(out.dense, seen), out.dropout, seeds[1], onto=some))
     wide, out = layer.intermediate, layer.output
     y = linear(out.dense, wide.intermediate_act_fn(linear(wide.dense, x)))
-    return out.LayerNorm(dropout(y, out.dropout) + x)
+    return out.LayerNorm(dropout(y, out.dropout, seeds[2], onto=x))
 
 
 def lowered(x: Tensor) -> Tensor:

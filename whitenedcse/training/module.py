@@ -5,22 +5,25 @@ p: encoder passes    v: views    n: sentences    d: width
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from lightning import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.ragged import Ragged, concatenate, split
+from whitenedcse.threads import cores
 from whitenedcse.training.gather import equal_sizes, gathered, place
 from whitenedcse.training.loss import MultiPositiveLoss
 from whitenedcse.training.mlm import MaskedLanguageModel
-from whitenedcse.training.randomness import reseed
+from whitenedcse.training.pieces import Manner, cut, encoded
+from whitenedcse.training.randomness import reseed, seed_of, start
 
 EXACT = ("32-true", "bf16-mixed", "16-mixed", "64-true")  # of Lightning's, those that may train
 
@@ -63,6 +66,15 @@ class ContrastiveTraining(LightningModule):
         """Raise ValueError for precisions in which the loss would be exact and its effect not."""
         refuse_rounding(str(self.trainer.precision))
 
+    def on_train_start(self) -> None:
+        """Leave all that exists by now out of Python's search for garbage, a tenth of a small step."""
+        gc.collect()
+        gc.freeze()
+
+    def on_train_end(self) -> None:
+        """Let it be searched again."""
+        gc.unfreeze()
+
     def training_step(self, batch: Batch, index: int) -> Tensor:
         """The loss of one batch; of the batches of all ranks, if vectors are gathered."""
         at = (self.seed, self.current_epoch, index)
@@ -87,21 +99,36 @@ class ContrastiveTraining(LightningModule):
         tokens = (
             batch.positives if batch.negatives is None else concatenate([batch.positives, batch.negatives])
         )
-        if self.chunk is None:
-            return self.pooled(tokens, *position, 0).unflatten(0, (-1, batch.n))
-        parts = [
-            checkpoint(self.pooled, part, *position, i, use_reentrant=False, preserve_rng_state=False)
-            for i, part in enumerate(split(tokens, self.chunk))
-        ]
-        return torch.cat(parts).unflatten(0, (-1, batch.n))
+        encoder = self.embedder.encoder
+        parallel, encode = encoder.parallel and cores() > 1, partial(self.pooled, self.autocast(), position)
+        manner = Manner(encode, parallel, keep=self.chunk is None)
+        if self.chunk is not None:
+            x = encoded(split(tokens, self.chunk), manner, encoder.parameters())
+        elif parallel:
+            pieces, order = cut(tokens, cores())
+            x = encoded(pieces, manner, encoder.parameters()).index_select(0, order.argsort())
+        else:
+            x = encode(tokens, 0)
+        return x.unflatten(0, (-1, batch.n))
 
-    def pooled(self, tokens: Ragged, *position: int) -> Tensor:
-        """Sentences -> x, with the dropout that belongs to this position."""
-        reseed(*position)
+    def autocast(self) -> dict[str, Any]:
+        """The precision in which the encoder computes now, for other threads and the backward pass too."""
         device = self.device.type
-        # with one cast of a weight for all chunks, autograd would add up their gradients in bfloat16
-        with torch.autocast(device, enabled=torch.is_autocast_enabled(device), cache_enabled=False):
-            return self.embedder.pool(tokens)
+        if not torch.amp.is_autocast_available(device):
+            return {"device_type": "cpu", "enabled": False}
+        # with one cast of a weight for all pieces, autograd would add up their gradients in bfloat16
+        enabled, kind = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        return {"device_type": device, "enabled": enabled, "dtype": kind, "cache_enabled": False}
+
+    def pooled(
+        self, autocast: dict[str, Any], position: tuple[int, ...], tokens: Ragged, part: int
+    ) -> Tensor:
+        """A part of the sentences -> x, with the dropout that belongs to this position."""
+        seed = seed_of(*position, part)
+        if not self.embedder.encoder.parallel:  # then dropout draws from PyTorch's generators
+            start(seed)
+        with torch.autocast(**autocast):
+            return self.embedder.pool(tokens, seed)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Optimiser and schedule, sized to this run."""

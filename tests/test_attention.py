@@ -1,0 +1,88 @@
+"""Attention on CPU against sentences taken one by one."""
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from whitenedcse.model.attention import Settings, attention, cuts, planned
+
+LENGTHS = [1, 1, 4, 4, 4, 9, 16, 17, 18, 18]
+HEADS, D, BEYOND = 3, 12, 5
+T, N = sum(LENGTHS), len(LENGTHS)
+PLAN = planned(LENGTHS, HEADS, T + BEYOND, N + BEYOND)
+KEPT = 1 - round(0.3 * 2**16) / 2**16
+
+
+def rows(n=T, kind=torch.float64):
+    """Random rows, and some that belong to no sentence."""
+    return torch.randn(n + BEYOND, D, dtype=kind, requires_grad=True)
+
+
+def masks_by_sentence(settings):
+    """(h, l, l) of each sentence: what dropout keeps, divided by how much it keeps."""
+    for tile, mask in zip(PLAN.tiles, settings.masks(), strict=True):
+        each = mask.view(HEADS, tile.sentences, *mask.shape[1:]).double() / KEPT
+        yield from each.unbind(1)
+
+
+def naive(q, k, v, settings):
+    """Sentence by sentence and head by head; rows of no sentence are zeros."""
+    masks = list(masks_by_sentence(settings)) if settings.p else [None] * N
+    out, start = [], 0
+    for i, (length, mask) in enumerate(zip(LENGTHS, masks, strict=True)):
+        mine = slice(i, i + 1) if settings.first else slice(start, start + length)
+        heads = []
+        for h in range(HEADS):
+            channels = slice(h * D // HEADS, (h + 1) * D // HEADS)
+            scores = q[mine, channels] @ k[start : start + length, channels].T / math.sqrt(D / HEADS)
+            weights = scores.softmax(dim=-1)
+            weights = (
+                weights if mask is None else weights * mask[h, : len(weights), :length].to(weights.dtype)
+            )
+            heads.append(weights @ v[start : start + length, channels])
+        out.append(torch.cat(heads, dim=-1))
+        start += length
+    return torch.cat([*out, torch.zeros(BEYOND, D, dtype=q.dtype)])
+
+
+def test_the_plan_has_full_and_padded_tiles_and_none_that_is_mostly_padding():
+    assert [(tile.sentences, tile.length) for tile in PLAN.tiles] == [(2, 1), (3, 4), (1, 9), (4, 18)]
+    assert [tile.valid is None for tile in PLAN.tiles] == [True, True, True, False]
+    for lengths in (list(range(1, 60)), [7] * 5, [1], sorted(torch.randint(1, 33, (200,)).tolist())):
+        for low, high in cuts(torch.tensor(lengths).numpy()):
+            assert lengths[low] >= 0.84 * lengths[high - 1]
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("first", [False, True])
+def test_attention_and_its_gradient_are_the_naive_ones(first, p):
+    q, k, v = rows(N if first else T), rows(), rows()
+    settings = Settings(PLAN, first, p, [5, 1])
+    expected, out = naive(q, k, v, settings), attention(q, k, v, settings)
+    assert_close(out, expected, atol=1e-12, rtol=1e-12)
+    weight = torch.randn_like(out)  # of the rows beyond the sentences too, which have no effect
+    wanted = torch.autograd.grad((expected * weight).sum(), (q, k, v))
+    for ours, theirs in zip(torch.autograd.grad((out * weight).sum(), (q, k, v)), wanted, strict=True):
+        assert_close(ours, theirs, atol=1e-12, rtol=1e-11)
+
+
+def test_attention_stays_in_float32_under_autocast_also_backward():
+    q, k, v = (rows().detach().bfloat16().requires_grad_() for _ in range(3))
+    settings = Settings(PLAN, False, 0.3, 3)
+    expected = naive(q.float(), k.float(), v.float(), settings)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attention(q, k, v, settings)
+        grads = torch.autograd.grad(out.float().sum(), (q, k, v))
+    assert_close(out.double(), expected.double(), atol=1e-6, rtol=2**-8)  # one rounding, at the end
+    wanted = torch.autograd.grad(expected.sum(), (q, k, v))
+    for ours, theirs in zip(grads, wanted, strict=True):
+        assert_close(ours.float(), theirs.float(), atol=1e-3, rtol=2**-7)
+
+
+def test_dropout_differs_between_heads_sentences_and_seeds():
+    masks = [mask for mask in Settings(PLAN, False, 0.5, 0).masks() if mask.shape[-1] > 8]
+    again = [mask for mask in Settings(PLAN, False, 0.5, 1).masks() if mask.shape[-1] > 8]
+    parts = [part for mask in (*masks, *again) for part in mask]
+    assert len({part.numpy().tobytes() for part in parts}) == len(parts)

@@ -1,0 +1,165 @@
+"""A batch encoded in pieces has the vectors and the gradient of a batch encoded at once."""
+
+import gc
+import weakref
+from functools import partial
+
+import pytest
+import torch
+from conftest import embedder_of
+from test_training import LOSS, module_of
+from torch.testing import assert_close
+
+from whitenedcse.data.datamodule import Batch
+from whitenedcse.ragged import concatenate, ragged, rows
+from whitenedcse.training.pieces import Manner, cut, encoded
+from whitenedcse.training.randomness import reseed
+
+
+def batch_of(n=24, passes=2):
+    draws = torch.Generator().manual_seed(0)
+    lengths = torch.randint(3, 30, (n,), generator=draws).tolist()
+    sentences = ragged([torch.randint(5, 40, (length,), generator=draws).tolist() for length in lengths])
+    return Batch(concatenate([sentences] * passes), sentences, n)
+
+
+def steady(module):
+    """Without dropout: pieces have their own."""
+    for part in module.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    return module
+
+
+def stepped(module, batch):
+    """Vectors, loss, and the gradient of every weight."""
+    module.zero_grad()
+    x = module.encoded(batch, (1, 2, 3, 0))
+    reseed(4)  # of the permutations
+    loss = LOSS(*module.embedder.project(x, passes=2, views=2))
+    loss.backward()
+    grads = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+    return x.detach(), loss.detach(), grads
+
+
+@pytest.mark.parametrize("chunk", [None, 7, 1000])
+@pytest.mark.parametrize("k", [2, 3, 50])
+def test_any_number_of_threads_gives_the_vectors_and_the_gradient_of_one(encoder, k, chunk, threaded):
+    module, batch = steady(module_of(encoder).double()), batch_of()
+    expected = stepped(module, batch)
+    module.chunk = chunk
+    threaded(k)
+    found = stepped(module, batch)
+    assert found[2].keys() == expected[2].keys() and len(found[2]) > 30
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_close(ours, theirs, atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize("chunk", [None, 7])
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_the_same_number_of_threads_gives_the_same_bits(bert, k, chunk, threaded):
+    threaded(k)
+    module, batch = module_of(bert, chunk=chunk), batch_of()
+    first = stepped(module, batch)
+    torch.manual_seed(99)  # which has no part in it
+    for _ in range(3):
+        again = stepped(module, batch)
+        assert torch.equal(first[0], again[0])
+        assert all(torch.equal(first[2][name], grad) for name, grad in again[2].items())
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_an_encoding_that_is_made_again_is_the_same(bert, autocast, threaded):
+    """Dropout and autocast of the forward pass hold in the backward pass, which is outside of both."""
+    module, pieces = module_of(bert), cut(batch_of().negatives, 3)[0]
+    for parallel in (False, True):
+        threaded(1 + parallel)
+        grads = []
+        for keep in (True, False):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                encode = partial(module.pooled, module.autocast(), (1,))
+                x = encoded(pieces, Manner(encode, parallel, keep), bert.parameters())
+            words = bert.backbone.get_input_embeddings().weight
+            grads += torch.autograd.grad(x.square().sum(), [words])
+        assert torch.equal(*grads)
+
+
+def test_pieces_drop_different_tokens(bert):
+    module, one = module_of(bert), batch_of().negatives
+    same = Batch(concatenate([one, one]), None, one.n)
+    module.chunk = one.n  # two pieces of the same sentences
+    x = module.encoded(same, (0, 0, 0, 0))
+    assert not torch.isclose(x[0], x[1]).all(dim=-1).any()
+
+
+def test_the_cut_keeps_every_sentence_once_and_shares_the_work():
+    batch = batch_of(200, passes=1).negatives
+    for k in (1, 2, 3, 8):
+        pieces, order = cut(batch, k)
+        assert len(pieces) == k
+        whole = rows(batch)
+        assert [row for piece in pieces for row in rows(piece)] == [whole[i] for i in order.tolist()]
+        work = [len(piece.ids) + 8 * piece.n for piece in pieces]
+        assert max(work) < 1.05 * sum(work) / k + 38
+    few, order = cut(ragged([[1, 2], [3]]), 8)
+    assert [rows(piece) for piece in few] == [[[3]], [[1, 2]]] and order.tolist() == [1, 0]
+
+
+def test_a_weight_that_takes_no_part_has_no_gradient_and_a_frozen_one_none_either(bert):
+    weight, unused, frozen = (torch.nn.Parameter(torch.ones(3)) for _ in range(3))
+    frozen.requires_grad_(False)
+    manner = Manner(lambda piece, i: piece.offsets[1:, None] * weight * frozen, False, True)
+    pieces = [ragged([[1], [2, 3]]), ragged([[4, 5, 6]])]
+    encoded(pieces, manner, [weight, unused, frozen]).sum().backward()
+    assert weight.grad.tolist() == [1 + 3 + 3] * 3
+    assert unused.grad is None and frozen.grad is None
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_activations_live_until_the_backward_pass_only_if_they_are_kept(bert, keep):
+    alive = []
+
+    class Big(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(made := x * 2)
+            alive.append(weakref.ref(made))
+            return made + 0
+
+        @staticmethod
+        def backward(ctx, grad):
+            return 2 * grad + 0 * ctx.saved_tensors[0]
+
+    weight = torch.nn.Parameter(torch.ones(3))
+    manner = Manner(lambda piece, i: Big.apply(weight * piece.offsets[1:, None]), False, keep)
+    x = encoded([ragged([[1], [2]])] * 4, manner, [weight])
+    gc.collect()
+    assert [ref() is not None for ref in alive] == [keep] * 4
+    x.sum().backward()
+    gc.collect()
+    assert not any(ref() is not None for ref in alive)
+    assert weight.grad.tolist() == [4 * 2 * 3] * 3
+
+
+def test_padded_batches_draw_from_the_generator_and_so_have_one_thread(bert, threaded):
+    bert.batches = "padded"
+    threaded(2)
+    module, batch = module_of(bert), batch_of()
+    first, again = stepped(module, batch), stepped(module, batch)
+    assert torch.equal(first[0], again[0])
+    assert not bert.parallel
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("batches", ["packed", "padded"])
+def test_vectors_of_encode_are_the_same_bits_for_any_number_of_threads(bert, batches, bf16, threaded):
+    bert.batches = batches
+    embedder = embedder_of(bert).eval()
+    tokens = rows(batch_of(3000, passes=1).negatives)
+    expected = embedder.encode_rows(tokens, bf16=bf16)
+    told = []
+    for k in (2, 3):
+        threaded(k)
+        assert (embedder.encode_rows(tokens, bf16=bf16, progress=told.append) == expected).all()
+        assert sum(told) == len({tuple(row) for row in tokens})
+        told.clear()

@@ -1,0 +1,149 @@
+"""Work in parallel threads: in order, each thread on one core, no thread left behind by an error."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from whitenedcse.threads import alone, each
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_results_come_in_order_whichever_is_ready_first(k, threaded):
+    threaded(k)
+    seen = set()
+
+    def slow_at_first(i):
+        seen.add(threading.get_ident())
+        time.sleep(0.02 if i < 3 else 0)
+        return i * i
+
+    assert list(each(slow_at_first, range(20))) == [i * i for i in range(20)]
+    assert len(seen) == k and (threading.get_ident() in seen) == (k == 1)
+
+
+def test_each_thread_computes_on_one_core_and_the_others_keep_theirs(threaded):
+    threaded(3)
+    assert list(each(lambda _: torch.get_num_threads(), range(9))) == [1] * 9
+    assert torch.get_num_threads() == 3
+    found = []
+    other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    other.start()
+    other.join()
+    assert found == [3]  # of a thread that knows nothing of ours
+
+
+def test_a_thread_that_first_computes_later_does_so_on_one_core(threaded):
+    """PyTorch would let it have the number of that moment."""
+    for k in (5, 6, 7):
+        threaded(k)
+        list(each(lambda _: time.sleep(0.05), range(2)))  # the others have nothing to do
+        threaded(9)
+        threaded(k)
+        found = list(each(lambda _: (time.sleep(0.02), torch.get_num_threads())[1], range(2 * k)))
+        assert found == [1] * 2 * k
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_context_holds_in_every_thread_and_is_left_at_the_end(k, threaded):
+    threaded(k)
+    assert (
+        list(each(lambda _: torch.is_inference_mode_enabled(), range(6), torch.inference_mode)) == [True] * 6
+    )
+    assert list(each(lambda _: torch.is_inference_mode_enabled(), range(6))) == [False] * 6
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_an_error_reaches_the_caller_and_what_has_not_begun_is_left_out(k, threaded):
+    threaded(k)
+    done = []
+
+    def failing(i):
+        if i == 2:
+            raise ValueError("item 2")
+        done.append(i)
+        time.sleep(0.01)
+        return i
+
+    with pytest.raises(ValueError, match="item 2"):
+        list(each(failing, range(1000)))
+    assert len(done) < 100
+    assert list(each(lambda i: i, range(5))) == [0, 1, 2, 3, 4]  # the threads still work
+
+
+def test_a_context_that_fails_ends_the_work(threaded):
+    threaded(2)
+
+    def broken():
+        raise OSError("no context")
+
+    with pytest.raises(OSError, match="no context"):
+        list(each(lambda i: i, range(5), broken))
+
+
+def test_nothing_begins_once_nobody_wants_the_rest(threaded):
+    threaded(2)
+    done = []
+    results = each(lambda i: (done.append(i), time.sleep(0.01)), range(1000))
+    next(results)
+    results.close()
+    count = len(done)
+    time.sleep(0.1)
+    assert count == len(done) < 100
+
+
+def test_one_item_is_no_work_for_threads(threaded):
+    threaded(3)
+    assert list(each(lambda _: threading.get_ident(), [0])) == [threading.get_ident()]
+    assert list(alone(lambda _: threading.get_ident(), [0, 1])) == [threading.get_ident()] * 2
+
+
+def test_a_forked_child_has_threads_of_its_own(threaded):
+    threaded(2)
+    list(each(abs, range(4)))
+    code = "import torch; torch.set_num_threads(2); import os; from whitenedcse.threads import each\n"
+    code += "list(each(abs, range(4))); pid = os.fork()\n"
+    code += "print(list(each(abs, range(4))), flush=True); os._exit(0) if pid == 0 else os.waitpid(pid, 0)"
+    said = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert said.stdout == "[0, 1, 2, 3]\n" * 2, said.stderr
+
+
+def test_omp_num_threads_is_obeyed_and_without_it_all_cores_are_taken():
+    code = "from whitenedcse.threads import cores; print(cores())"
+    free = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    said = [subprocess.check_output([sys.executable, "-c", code], env=env) for env in (
+        free | {"OMP_NUM_THREADS": "1"}, free
+    )]  # fmt: skip
+    assert list(map(int, said)) == [1, os.cpu_count()]
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_threads_that_wait_sleep_unless_told_otherwise(given, expected):
+    """Those that spin take the core that another process needs: four times as long beside one."""
+    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | given
+    code = (
+        "import sys, whitenedcse, os; assert 'torch' not in sys.modules; print(os.environ['OMP_WAIT_POLICY'])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], env=env).decode().strip() == expected
+
+
+@pytest.mark.parametrize("script", ["train", "evaluate"])
+def test_and_the_scripts_import_nothing_that_would_read_it_before(script):
+    """Whether torch was imported before that was set."""
+    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    code = (
+        "import os, sys; from importlib.abc import MetaPathFinder\n"
+        "class Watch(MetaPathFinder):\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'torch': print(os.environ.get('OMP_WAIT_POLICY'))\n"
+        f"sys.meta_path.insert(0, Watch()); import {script}"
+    )
+    root = Path(__file__).parents[1]
+    assert subprocess.check_output([sys.executable, "-c", code], env=env, cwd=root).decode() == "PASSIVE\n"

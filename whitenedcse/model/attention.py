@@ -1,0 +1,245 @@
+"""Attention of each sentence's tokens to its own tokens, in a batch without padding.
+
+t: tokens    n: sentences    d: width    h: heads    c: sentences of a tile    l: tokens of its longest
+
+On CPU sentences of like length are laid into tiles, padded to the longest of the tile, so that a few large
+products do the work of one for each length; nothing but attention sees that padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from inspect import signature
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
+from torch.nn import functional as F
+
+from whitenedcse.model.operations import Seed, kept, scale
+from whitenedcse.precision import at_least_float32
+from whitenedcse.ragged import Ragged
+
+ALIKE = (
+    0.84  # of the longest sentence of a tile, the shortest that joins it: padding costs a tenth on average
+)
+
+
+class Tile(NamedTuple):
+    """c sentences as (c, l) tokens. valid: (c, l, 1), 0 at padding and else 1; None without padding."""
+
+    sentences: int
+    length: int
+    valid: Tensor | None
+
+
+class Rows(NamedTuple):
+    """Where rows of (t, d), each split into h heads, stand tile by tile, head by head, sentence by sentence.
+
+    take: of each such place, the row and head that stands there. back: of each row and head, its place; rows
+    that belong to no sentence have the last place of all, which holds zeros.
+    """
+
+    take: Tensor
+    back: Tensor
+
+
+class Plan(NamedTuple):
+    """The tiles of a batch, and where its tokens, and the first tokens of its sentences, stand in them."""
+
+    heads: int
+    tiles: list[Tile]
+    tokens: Rows
+    firsts: Rows
+
+
+def planned(lengths: Sequence[int], heads: int, rows: int, firsts: int) -> Plan:
+    """A plan for sentences of these lengths, ascending, of a batch of so many rows, or rows of first tokens.
+
+    rows, firsts: at least the tokens and the sentences; what is beyond them belongs to no sentence.
+    """
+    length, starts = np.array(lengths), np.concatenate([[0], np.cumsum(lengths)])[:-1]
+    tiles, every, first = [], [], []
+    for low, high in cuts(length):
+        top = int(length[high - 1])
+        valid = np.arange(top) < length[low:high, None]
+        every.append(np.where(valid, starts[low:high, None] + np.arange(top), -1))
+        first.append(np.arange(low, high)[:, None])
+        mask = None if valid.all() else torch.from_numpy(valid[..., None].astype(np.float32))
+        tiles.append(Tile(high - low, top, mask))
+    return Plan(heads, tiles, split_rows(every, heads, rows), split_rows(first, heads, firsts))
+
+
+def cuts(lengths: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Ascending lengths -> first and last sentence, exclusive, of each tile."""
+    found, high = [], len(lengths)
+    while high:
+        low = int(np.searchsorted(lengths, ALIKE * lengths[high - 1]))
+        found.append((low, high))
+        high = low
+    return found[::-1]
+
+
+def split_rows(tiles: Sequence[NDArray[np.int64]], heads: int, rows: int) -> Rows:
+    """(c, l) row numbers of each tile, -1 for padding -> where they stand once they are split by head."""
+    head = np.arange(heads)[:, None]
+    places = [np.where(tile.ravel() < 0, -1, tile.ravel() * heads + head).ravel() for tile in tiles]
+    flat = np.concatenate(places)
+    back = np.full(rows * heads, len(flat))
+    real = np.flatnonzero(flat >= 0)
+    back[flat[real]] = real
+    return Rows(torch.from_numpy(flat.clip(0)), torch.from_numpy(back))
+
+
+class Settings(NamedTuple):
+    """How to attend. first: the queries are those of first tokens. p: dropout of the probabilities."""
+
+    plan: Plan
+    first: bool
+    p: float
+    seed: Seed
+
+    @property
+    def queries(self) -> Rows:
+        """Where the queries stand."""
+        return self.plan.firsts if self.first else self.plan.tokens
+
+    def places(self, queries: bool) -> list[tuple[slice, tuple[int, int]]]:
+        """Of each tile: its places, and (h c, l), l being 1 for queries of first tokens."""
+        found, start = [], 0
+        for tile in self.plan.tiles:
+            shape = self.plan.heads * tile.sentences, 1 if queries and self.first else tile.length
+            found.append((slice(start, start + shape[0] * shape[1]), shape))
+            start += shape[0] * shape[1]
+        return found
+
+    def masks(self) -> list[Tensor | None]:
+        """Of each tile: (h c, l, l) of what dropout keeps; None without dropout."""
+        if self.p == 0:
+            return [None] * len(self.plan.tiles)
+        both = zip(self.places(True), self.places(False), strict=True)
+        shapes = [(hc, rows, length) for (_, (hc, rows)), (_, (_, length)) in both]
+        sizes = [hc * rows * length for hc, rows, length in shapes]
+        parts = kept([sum(sizes)], self.p, self.seed).split(sizes)
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, settings: Settings) -> Tensor:
+    """Softmax attention on CPU, in float32 at least: bfloat16 is slower there for short sentences.
+
+    q: (rows, d) of the tokens, or of first tokens; k, v: (rows, d) -> as q. Rows of no sentence become zeros.
+    """
+    with torch.autocast("cpu", enabled=False):
+        return _Attention.apply(q, k, v, settings)  # type: ignore[no-untyped-call]
+
+
+def tiled(x: Tensor, rows: Rows, heads: int) -> Tensor:
+    """(rows, d) -> (places, d / h)."""
+    return at_least_float32(x).reshape(len(x) * heads, -1).index_select(0, rows.take)
+
+
+def merged(x: Tensor, rows: Rows, heads: int) -> Tensor:
+    """(places + 1, d / h), the last of zeros -> (rows, d)."""
+    return x.index_select(0, rows.back).view(-1, heads * x.shape[-1])
+
+
+def places_like(x: Tensor) -> Tensor:
+    """(places, d / h) -> (places + 1, d / h) that are yet to be written, but for the last one."""
+    made = x.new_empty(len(x) + 1, x.shape[-1])
+    made[-1] = 0
+    return made
+
+
+def probabilities(a: Tensor, b: Tensor, tile: Tile) -> Tensor:
+    """(h c, l, d / h) queries and keys of a tile -> (h c, l, l)."""
+    scores = torch.bmm(a, b.mT).mul_(a.shape[-1] ** -0.5)
+    if tile.valid is not None:
+        absent = tile.valid.mT.to(scores.dtype).log()  # (c, 1, l): 0, or -inf at padding
+        scores.view(-1, tile.sentences, *scores.shape[1:]).add_(absent)
+    return scores.softmax(dim=-1)
+
+
+class _Attention(Function):
+    """Tile by tile. With dropout, which PyTorch's kernel for CPU lacks."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, settings: Settings) -> Tensor:
+        plan, queries = settings.plan, settings.queries
+        a, b, c = (
+            tiled(x, rows, plan.heads) for x, rows in ((q, queries), (k, plan.tokens), (v, plan.tokens))
+        )
+        out, saved, masks = places_like(a), [], settings.masks()
+        where = zip(plan.tiles, settings.places(True), settings.places(False), masks, strict=True)
+        for tile, (rows, some), (keys, every), mask in where:
+            weights = probabilities(a[rows].view(*some, -1), b[keys].view(*every, -1), tile)
+            used = weights if mask is None else mask.to(weights.dtype).mul_(weights)
+            product(used, c[keys].view(*every, -1), scale(settings.p), out[rows].view(*some, -1))
+            saved.append(weights)
+        ctx.settings, ctx.dtypes = settings, [x.dtype for x in (q, k, v)]
+        ctx.save_for_backward(a, b, c, *saved, *masks)
+        return merged(out, queries, plan.heads).to(q.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast("cpu", enabled=False):
+            grads = gradients(ctx.settings, grad, *ctx.saved_tensors)
+        each = zip(grads, ctx.dtypes, strict=True)
+        return *(x.to(dtype) for x, dtype in each), None
+
+
+def product(a: Tensor, b: Tensor, factor: float, out: Tensor) -> None:
+    """factor a @ b into `out`."""
+    torch.baddbmm(out, a, b, beta=0, alpha=factor, out=out)
+
+
+def gradients(settings: Settings, grad: Tensor, a: Tensor, b: Tensor, c: Tensor, *saved: Any) -> list[Tensor]:
+    """Of queries, keys and values. a, b, c: those, tiled; saved: probabilities of each tile, then masks."""
+    plan, factor, dim = settings.plan, scale(settings.p), a.shape[-1]
+    g, outs = tiled(grad, settings.queries, plan.heads), [places_like(x) for x in (a, b, c)]
+    pairs = zip(saved[: len(plan.tiles)], saved[len(plan.tiles) :], strict=True)
+    where = zip(plan.tiles, settings.places(True), settings.places(False), pairs, strict=True)
+    for tile, (rows, some), (keys, every), (weights, mask) in where:
+        x = g[rows].view(*some, dim)
+        if tile.valid is not None and not settings.first:  # padding has no gradient
+            x.view(-1, tile.sentences, tile.length, dim).mul_(tile.valid)
+        used = weights if mask is None else mask.to(weights.dtype)
+        s = torch.bmm(x, c[keys].view(*every, dim).mT)
+        s = torch.ops.aten._softmax_backward_data(s if mask is None else s.mul_(used), weights, -1, s.dtype)
+        used = used if mask is None else used.mul_(weights)
+        for out, at, shape, left, right in (
+            (outs[0], rows, some, s, b[keys].view(*every, dim)),
+            (outs[1], keys, every, s.mT, a[rows].view(*some, dim)),
+        ):
+            product(left, right, factor * dim**-0.5, out[at].view(*shape, dim))
+        product(used.mT, x, factor, outs[2][keys].view(*every, dim))
+    each = zip(outs, (settings.queries, plan.tokens, plan.tokens), strict=True)
+    return [merged(out, rows, plan.heads) for out, rows in each]
+
+
+def jagged_attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, p: float, batch: Ragged) -> Tensor:
+    """`attention` by PyTorch's jagged tensors: on CUDA its kernels for sequences of varying length.
+
+    q: (t, d), or (n, d) of first tokens; k, v: (t, d) -> as q.
+    """
+    first = torch.arange(batch.n + 1, device=q.device)
+    of_queries = (batch.offsets, batch.longest) if len(q) == len(k) else (first, 1)
+
+    def jagged(x: Tensor, offsets: Tensor, longest: int) -> Tensor:
+        x = x.unflatten(-1, (heads, -1))
+        sizes: Any = {"min_seqlen": 1, "max_seqlen": longest} if takes_sizes() else {}
+        return torch.nested.nested_tensor_from_jagged(x, offsets, **sizes).transpose(1, 2)
+
+    keys, values = (jagged(x, batch.offsets, batch.longest) for x in (k, v))
+    out = F.scaled_dot_product_attention(jagged(q, *of_queries), keys, values, dropout_p=p)
+    return out.transpose(1, 2).values().flatten(-2)
+
+
+@cache
+def takes_sizes() -> bool:
+    """Whether jagged tensors can be told their lengths; PyTorch 2.4 asks the device."""
+    return "max_seqlen" in signature(torch.nested.nested_tensor_from_jagged).parameters
