@@ -37,6 +37,7 @@ ROOMS = {
     "data.sources": ["data", "durable"],
     "data.tokens": ["data", "ragged", "durable", "pace"],
     "data.words": [],
+    "data.workers": ["data.words"],
     "data.repetition": ["ragged"],
     "data.datamodule": ["data", "ragged"],
     "model.encoder": ["data", "ragged", "model.packed"],

@@ -80,7 +80,7 @@ def test_a_large_vocabulary_keeps_its_large_ids(corpus, lines, tokenizer, tmp_pa
     whole = tokens.batches_of_ids
 
     def shifted(sentences, *args):
-        yield [[i + 70_000 for i in ids] for batch in whole(sentences, *args) for ids in batch]
+        yield from ((ids + 70_000, lengths) for ids, lengths in whole(sentences, *args))
 
     monkeypatch.setattr(tokens, "batches_of_ids", shifted)
     monkeypatch.setattr(type(tokenizer), "get_vocab", lambda self: {"high": 70_040})

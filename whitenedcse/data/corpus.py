@@ -92,7 +92,7 @@ def _usable(rows: Iterable[Row], longest: int, tally: Counter[str]) -> Iterator[
     """The rows without a blank field, cut, while `tally` counts."""
     for row in rows:
         tally["total"] += 1
-        if not all(field.strip() for field in row):
+        if not all(map(str.strip, row)):
             tally["blank"] += 1
             continue
         if max(map(len, row)) > longest:

@@ -9,8 +9,8 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from whitenedcse.data import sources
 from whitenedcse.data.corpus import Corpus, Counts, files, fingerprint, read
-from whitenedcse.data.words import memory, own
+from whitenedcse.data.words import Ids, listed, memory, own
+from whitenedcse.data.workers import ids_of_several
 from whitenedcse.durable import drafted, writing
 from whitenedcse.pace import pace
 from whitenedcse.ragged import Ragged
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # of the folder; another number is another key
 BATCH = 2048  # sentences: 8,192 were no faster
+EACH = 10_000  # sentences for each process
 FEW = 1024  # sentences, of which so many words are new that a memory of them is no faster
 SETTLED = 2_000_000_000  # ns after which a change of a file shows in its times, however coarse its clock
 CHARACTERS_A_TOKEN = 64  # a longer line is cut before the tokenizer sees it: 10 MB cost it 15 s
@@ -73,7 +75,8 @@ def tokenised(
     """The token ids of a corpus: from the cache if these bytes and this tokenizer were seen before.
 
     cache_dir: by default `sources.cache`. A folder is written beside its place and then renamed, so a reader
-    finds all of it or nothing. Of several processes, one writes and the rest wait.
+    finds all of it or nothing. Of several processes, one writes and the rest wait. It tokenises in as many
+    processes of its own as torch has threads here, with the same bytes as in one.
     """
     refuse_length(max_length, tokenizer)
     cache = cache_dir or sources.cache()
@@ -93,17 +96,29 @@ def token_ids(
 ) -> list[list[int]]:
     """The ids of each sentence, special tokens among them, cut to `max_length`."""
     refuse_length(max_length, tokenizer)
-    return list(chain.from_iterable(batches_of_ids(sentences, tokenizer, max_length)))
+    return list(chain.from_iterable(listed(*ids) for ids in batches_of_ids(sentences, tokenizer, max_length)))
 
 
 def batches_of_ids(
-    sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> Iterator[list[list[int]]]:
-    """As `token_ids`, BATCH sentences at a time; of many sentences each word is tokenised once."""
+    sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int, processes: int = 1
+) -> Generator[Ids, None, None]:
+    """As `token_ids`, BATCH sentences at a time; of many sentences each word is tokenised once.
+
+    processes: at most so many, and one where more would take longer or words are not tokenised one by one.
+    """
+
+    def batch(start: int) -> list[str]:
+        return [s[: CHARACTERS_A_TOKEN * max_length] for s in sentences[start : start + BATCH]]
+
+    starts = range(0, len(sentences), BATCH)
     known = memory(tokenizer, max_length) if len(sentences) >= FEW else None
-    for start in range(0, len(sentences), BATCH):
-        batch = [s[: CHARACTERS_A_TOKEN * max_length] for s in sentences[start : start + BATCH]]
-        yield own(batch, tokenizer, max_length) if known is None else known.rows(batch)
+    processes = min(processes, len(sentences) // EACH)
+    if known is None:
+        yield from (own(batch(start), tokenizer, max_length) for start in starts)
+    elif processes > 1:
+        yield from ids_of_several(known, processes, batch, starts)
+    else:
+        yield from (known.ids_of(batch(start)) for start in starts)
 
 
 def refuse_length(max_length: int, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -190,13 +205,18 @@ def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max
     rows, counts = read(corpus, longest=CHARACTERS_A_TOKEN * max_length)
     sentences = list(chain.from_iterable(rows))
     dtype = np.uint16 if max(tokenizer.get_vocab().values()) < 1 << 16 else np.int32
-    lengths = [0]
-    with pace("tokenised", len(sentences)) as more, writing(folder / "ids") as stream:
-        for batch in batches_of_ids(sentences, tokenizer, max_length):
-            lengths.extend(map(len, batch))
-            stream.write(np.fromiter(chain.from_iterable(batch), dtype).tobytes())
-            more(len(batch))
-    offsets = np.cumsum(lengths, dtype=np.int64)
+    counted = [np.zeros(1, np.int64)]
+    batches = batches_of_ids(sentences, tokenizer, max_length, torch.get_num_threads())
+    with (
+        pace("tokenised", len(sentences)) as more,
+        closing(batches),
+        writing(folder / "ids") as stream,
+    ):
+        for ids, lengths in batches:
+            stream.write(ids.astype(dtype).tobytes())
+            counted.append(lengths)
+            more(len(lengths))
+    offsets = np.concatenate(counted).cumsum()
     with writing(folder / "offsets") as stream:
         stream.write(offsets.tobytes())
     meta = {

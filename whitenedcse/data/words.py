@@ -7,22 +7,37 @@ which tokenizers that is so, and a sentence with anything in it that could break
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
+Ids = tuple[NDArray[np.int32], NDArray[np.int64]]  # of n sentences: all ids end to end (t,), lengths (n,)
 MOST = 1 << 20  # words remembered, some 250 bytes each; then it begins anew
 
 PROBE = ["a b", "b"]  # tells special tokens that are not simply put around a sentence
 CALLS = ("__call__", "_encode_plus", "_batch_encode_plus")  # of Transformers 4 and 5
 
 
-def own(sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[list[int]]:
+def flat(rows: Sequence[Sequence[int]]) -> Ids:
+    """Lists of ids end to end."""
+    return np.fromiter(chain.from_iterable(rows), np.int32), np.fromiter(map(len, rows), np.int64, len(rows))
+
+
+def listed(ids: NDArray[np.integer], lengths: NDArray[np.int64]) -> list[list[int]]:
+    """The lists again."""
+    every, bounds = ids.tolist(), [0, *lengths.cumsum().tolist()]
+    return [every[a:b] for a, b in pairwise(bounds)]
+
+
+def own(sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> Ids:
     """The ids of each sentence as the tokenizer's own call gives them."""
     encoded = tokenizer(
         sentences,
@@ -31,7 +46,7 @@ def own(sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length
         return_attention_mask=False,
         return_token_type_ids=False,
     )
-    return encoded["input_ids"]
+    return flat(encoded["input_ids"])
 
 
 def memory(tokenizer: PreTrainedTokenizerBase, max_length: int) -> Words | None:
@@ -50,8 +65,9 @@ def memory(tokenizer: PreTrainedTokenizerBase, max_length: int) -> Words | None:
     if 0 not in marks:
         return None
     frame = ids[len(ids) - marks[::-1].index(0) :], ids[: marks.index(0)]
-    known = Words(tokenizer, max_length, frame, [token.content for token in added])
-    return known if known.rows(PROBE) == own(PROBE, tokenizer, max_length) else None
+    core = tokenizer.backend_tokenizer
+    known = Words(core, core.encode_special_tokens, max_length, frame, [token.content for token in added])
+    return known if listed(*known.ids_of(PROBE)) == listed(*own(PROBE, tokenizer, max_length)) else None
 
 
 def _plain(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -83,29 +99,41 @@ def _by_word(tokenizer: PreTrainedTokenizerBase) -> bool:
 class Words(dict[str, int]):
     r"""Word -> 2 * its number, + 1 if it begins a sentence, which is then written "\n" before it.
 
-    The ids of word i are ids[bounds[i]:bounds[i + 1]]; those of a beginning have in front what ends the
-    sentence before and what begins this one. Number 0 is any word that only the tokenizer itself may judge:
-    an empty one (two spaces, or one at an end), one with a special token or a character that does not print.
+    The ids of word i are the `lengths[i]` from `starts[i]` on; those of a beginning have in front what ends
+    the sentence before and what begins this one. Number 0 is any word that only the tokenizer itself may
+    judge: an empty one (two spaces, or one at an end), one with a special token or a character that does
+    not print.
+    Pickled, it is an empty memory of the same tokenizer, whose `literal` says that special tokens are text.
     """
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        core: Tokenizer,
+        literal: bool,
         max_length: int,
         frame: tuple[list[int], list[int]],
         added: Sequence[str],
     ) -> None:
         super().__init__()
-        self.tokenizer, self.max_length, self.after = tokenizer, max_length, len(frame[0])
+        self.made_of = core, literal, max_length, frame, added
+        self.core, self.max_length, self.after = core, max_length, len(frame[0])
+        self.core.encode_special_tokens = literal  # which a pickled core forgets
         self.frame = np.array([*frame[0], *frame[1]], dtype=np.int32)
         self.added = re.compile("|".join(map(re.escape, added)) or r"(?!)")
         self.forget()
+
+    def __reduce__(self) -> Any:
+        return Words, self.made_of
 
     def forget(self) -> None:
         """Begin anew."""
         self.clear()
         self.new: list[str] = []
-        self.ids, self.bounds = self.frame, np.array([0, len(self.frame)])
+        self.ids, self.starts, self.lengths = (
+            array("i", self.frame),
+            array("q", [0]),
+            array("q", self.frame.shape),
+        )
 
     def __missing__(self, word: str) -> int:
         """Number a word that was not seen before."""
@@ -113,12 +141,12 @@ class Words(dict[str, int]):
         text = word[1:] if begins else f" {word}"
         number = 0
         if word[begins:] and text.isprintable() and not self.added.search(text):
-            number = len(self.bounds) - 1 + len(self.new)
+            number = len(self.starts) + len(self.new)
             self.new.append(text)
         self[word] = 2 * number + begins
         return self[word]
 
-    def rows(self, sentences: Sequence[str]) -> list[list[int]]:
+    def ids_of(self, sentences: Sequence[str]) -> Ids:
         """The ids of each sentence, special tokens among them, cut to `max_length`."""
         if len(self) > MOST:
             self.forget()
@@ -128,37 +156,54 @@ class Words(dict[str, int]):
             self.learn()
         first = np.flatnonzero(words & 1)
         if len(first) != len(sentences) + 1:  # a line end within a sentence
-            return own(sentences, self.tokenizer, self.max_length)
+            return self.whole(sentences)
         words >>= 1
-        starts, lengths = self.bounds[words], self.bounds[words + 1] - self.bounds[words]
+        ids, counts = self.put_together(words, first)
+        unclear = np.zeros(len(first), dtype=bool)
+        unclear[np.searchsorted(first, np.flatnonzero(words == 0), side="right") - 1] = True
+        unclear = unclear[:-1]  # the last one is no sentence
+        if not unclear.any():
+            return ids, counts
+        clear = np.repeat(~unclear, counts)
+        told, counts[unclear] = self.whole([s for s, odd in zip(sentences, unclear, strict=True) if odd])
+        both = np.empty(counts.sum(), np.int32)
+        both[np.repeat(unclear, counts)], both[np.repeat(~unclear, counts)] = told, ids[clear]
+        return both, counts
+
+    def whole(self, sentences: Sequence[str]) -> Ids:
+        """The same as the core itself gives it."""
+        self.core.enable_truncation(self.max_length)
+        self.core.no_padding()
+        return flat([found.ids for found in self.core.encode_batch(sentences)])
+
+    def put_together(self, words: NDArray[np.int64], first: NDArray[np.int64]) -> Ids:
+        """The ids of sentences from the numbers of their words and the places of their first ones."""
+        starts, lengths = (
+            np.frombuffer(self.starts, np.int64)[words],
+            np.frombuffer(self.lengths, np.int64)[words],
+        )
         ends = lengths.cumsum()
         before = ends - lengths
         before -= np.repeat(before[first], np.diff(first, append=len(words)))  # in its sentence
         lengths = np.clip(self.max_length - before, 0, lengths)
         ends = lengths.cumsum()
         places = np.arange(ends[-1]) + np.repeat(starts - ends + lengths, lengths)
-        flat = self.ids[places].tolist()
-        bounds = ((ends - lengths)[first] + self.after).tolist()
-        rows = [flat[a:b] for a, b in pairwise(bounds)]
-        odd = np.unique(np.searchsorted(first, np.flatnonzero(words == 0), side="right") - 1)
-        unclear = odd[:-1].tolist()  # the last one is no sentence
-        if unclear:
-            told = own([sentences[row] for row in unclear], self.tokenizer, self.max_length)
-            for row, ids in zip(unclear, told, strict=True):
-                rows[row] = ids
-        return rows
+        edges = (ends - lengths)[first] + self.after
+        return np.frombuffer(self.ids, np.int32)[places[edges[0] : edges[-1]]], np.diff(edges)
 
     def learn(self) -> None:
         """Tokenise the new words, each by itself."""
-        core = self.tokenizer.backend_tokenizer
-        core.no_truncation()
-        core.no_padding()
-        found = core.encode(self.new, is_pretokenized=True, add_special_tokens=False)
+        self.core.no_truncation()
+        self.core.no_padding()
+        # all as one text takes a third less time, but the offsets that byte-level tokenizers give tell words
+        # apart only where no token begins or ends within a character
+        found = self.core.encode(self.new, is_pretokenized=True, add_special_tokens=False)
         counts = np.bincount(np.array(found.word_ids, dtype=np.int64), minlength=len(self.new))
-        begins = np.array([word[0] != " " for word in self.new])
-        places = np.repeat((counts.cumsum() - counts)[begins], len(self.frame))
-        ids = np.insert(np.array(found.ids, np.int32), places, np.tile(self.frame, begins.sum()))
+        begins = np.flatnonzero([word[0] != " " for word in self.new])
+        frames = np.repeat((counts.cumsum() - counts)[begins], len(self.frame))
+        ids = np.insert(np.array(found.ids, np.int32), frames, np.tile(self.frame, len(begins)))
         counts[begins] += len(self.frame)
-        self.ids = np.concatenate([self.ids, ids])
-        self.bounds = np.concatenate([self.bounds, self.bounds[-1] + counts.cumsum()])
+        self.starts.frombytes((len(self.ids) + counts.cumsum() - counts).tobytes())
+        self.lengths.frombytes(counts.tobytes())
+        self.ids.frombytes(ids.tobytes())
         self.new = []
