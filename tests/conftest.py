@@ -1,15 +1,27 @@
 """Tiny random encoders and a forty-word tokenizer, built here: no test needs a file it did not make."""
 
 import http.server
+import runpy
 import socket
+import sys
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from lightning import seed_everything
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import BertConfig, BertModel, BertTokenizerFast, RobertaConfig, RobertaModel
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    BertConfig,
+    BertModel,
+    BertTokenizerFast,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaModel,
+)
 
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
@@ -17,6 +29,7 @@ from whitenedcse.model.head import Head, Whitening
 from whitenedcse.model.pooling import Pooling
 from whitenedcse.ragged import concatenate
 
+ROOT = Path(__file__).parents[1]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits
 WORDS = (
@@ -76,6 +89,65 @@ def encoder(request, tokenizer):
 @pytest.fixture
 def bert(tokenizer):
     return Encoder(backbone("bert", len(tokenizer)), tokenizer)
+
+
+def byte_level(*, ends):
+    """A decoder's tokenizer: byte-level, no padding token, nothing around a sentence but perhaps its end."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    settings = {"vocab_size": 300, "special_tokens": ["<|end|>"], "initial_alphabet": alphabet}
+    core.train_from_iterator(SENTENCES, trainers.BpeTrainer(**settings, show_progress=False))
+    if ends:
+        around = {"single": "$A <|end|>", "special_tokens": [("<|end|>", 0)]}
+        core.post_processor = processors.TemplateProcessing(**around)
+    names = {"eos_token": "<|end|>", "padding_side": "left"}
+    return PreTrainedTokenizerFast(tokenizer_object=core, model_max_length=64, **names)
+
+
+DECODERS = {  # settings that an architecture needs besides; each has three layers of width 16
+    "gpt2": {},
+    "llama": {},
+    "mistral": {"num_key_value_heads": 1},
+    "qwen2": {"num_key_value_heads": 1},
+    "gemma": {"num_key_value_heads": 1, "head_dim": 8},
+}
+
+
+def architecture(kind, vocabulary, **settings):
+    """A tiny backbone of any architecture, with weights large enough that sentences differ."""
+    torch.manual_seed(0)
+    shape = {"vocab_size": vocabulary, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    shape |= {"intermediate_size": 32, "max_position_embeddings": 80, "pad_token_id": 0}
+    made = AutoModel.from_config(AutoConfig.for_model(kind, **shape | settings))
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.mul_(5 if weight.ndim > 1 else 1)
+    return made.eval()
+
+
+def decoder_of(kind, *, ends=False):
+    """A decoder, and its tokenizer as those come: without a padding token."""
+    tokenizer = byte_level(ends=ends)
+    return Encoder(architecture(kind, 300, pad_token_id=None, **DECODERS[kind]), tokenizer)
+
+
+@pytest.fixture
+def refusal(monkeypatch, tmp_path, capsys):
+    """Starts a script in this process, offline and in an empty directory; gives the line it ends with."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WHITENEDCSE_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def start(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [str(ROOT / f"{name}.py"), *arguments])
+        with pytest.raises(SystemExit) as exit:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        assert exit.value.code == 2
+        return capsys.readouterr().err.removesuffix("\n")
+
+    return start
 
 
 @contextmanager

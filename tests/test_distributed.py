@@ -6,6 +6,7 @@ import itertools
 import os
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from whitenedcse.model.head import Head
 from whitenedcse.ragged import between, concatenate, ragged, rows, split
 from whitenedcse.training.gather import agreed, equal_sizes, everyones, from_first, gathered, place, summed
 from whitenedcse.training.loss import MultiPositiveLoss
+from whitenedcse.training.mlm import MaskedLanguageModel
 from whitenedcse.training.module import ContrastiveTraining
 from whitenedcse.training.monitor import Monitor
 from whitenedcse.training.randomness import reseed
@@ -86,13 +88,13 @@ def encoder_of(tokenizer, dtype=torch.float64, dropout=0.0):
     return encoder.to(dtype)
 
 
-def module_of(encoder, head="none", views=2, form="l1", **settings):
+def module_of(encoder, head="none", views=2, form="l1", layers=(-2, -1), **settings):  # noqa: PLR0913
     """The real training module around a copy of this encoder; without a trainer its log goes nowhere."""
     white = whitening(**WHITE[head]) if head in WHITE else None
     torch.manual_seed(1)
     embedder = embedder_of(
         Encoder(copy.deepcopy(encoder.backbone), encoder.tokenizer),
-        layers=(-2, -1),
+        layers=layers,
         head=Head(width=WIDTH, whitening=white, dense=head != "none", position="before"),
     ).to(encoder.backbone.dtype)
     loss = MultiPositiveLoss(
@@ -104,8 +106,10 @@ def module_of(encoder, head="none", views=2, form="l1", **settings):
         force_literal=False,
     )
     settings = {"mlm": None, "seed": SEED, "gather": True, "chunk": None, "optimizer": sgd} | settings
+    if masked := settings["mlm"]:
+        settings["mlm"] = masked(encoder=embedder.encoder).to(encoder.backbone.dtype)
     module = ContrastiveTraining(embedder=embedder, loss=loss, views=views, **settings)
-    module.log = lambda *args, **kwargs: None
+    module.log = module.log_dict = lambda *args, **kwargs: None
     return module
 
 
@@ -200,6 +204,18 @@ def chunked(tokenizer):
     return outcomes
 
 
+def shallow(tokenizer):
+    """Two steps where pooling reads the first layer of three, without and with a masked term beside it."""
+    outcomes = {}
+    for mlm in (None, partial(MaskedLanguageModel, weight=0.1, probability=0.3)):
+        module = module_of(encoder_of(tokenizer), "dense", layers=(1,), mlm=mlm)
+        step = ready(module)
+        for _ in range(2):  # at the second DDP misses a gradient that did not come
+            stepped(module, batch_of(share_of(*place()), 2, False), step)
+        outcomes[mlm is not None] = {name: p.grad for name, p in module.named_parameters()}
+    return outcomes
+
+
 def collectives():
     """What each function of gather.py gives on this rank."""
     rank, world = place()
@@ -284,6 +300,7 @@ def everything(tokenizer, folder):
         "own": own_statistics(tokenizer),
         "dropped_out": dropped_out(tokenizer),
         "chunked": chunked(tokenizer),
+        "shallow": shallow(tokenizer),
     }
     if place()[1] < 4:
         outcome["fits"] = {head: fitted(tokenizer, folder, head) for head in FITS}
@@ -453,6 +470,19 @@ def test_chunks_need_no_more_all_reduces(worlds, world):
         assert parts["calls"] == whole["calls"] == [0]  # the one bucket of a small model
         assert apart(whole["gradient"], expected) < 1e-10
         assert apart(parts["gradient"], expected) < 1e-10
+
+
+@pytest.mark.parametrize("world", (1, *WORLDS))
+def test_layers_that_pooling_does_not_read_are_waited_for_by_nobody(worlds, world):
+    one = worlds[1][0]["shallow"][False]
+    for rank in worlds[world]:
+        plain, masked = rank["shallow"][False], rank["shallow"][True]
+        without = {name.partition("backbone.")[2] for name, grad in plain.items() if grad is None}
+        assert {name.rsplit(".layer.")[-1][0] for name in without if ".layer." in name} == {"1", "2"}
+        assert all(name.startswith(("encoder.layer.", "pooler.")) for name in without)
+        for name, grad in plain.items():
+            assert grad is None or apart(grad, one[name]) < 1e-8 or float(one[name].norm()) < 1e-12, name
+        assert {name.rpartition("pooler.")[1] for name, grad in masked.items() if grad is None} == {"pooler."}
 
 
 @pytest.mark.parametrize("world", (1, *WORLDS))

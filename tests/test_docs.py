@@ -17,7 +17,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import SENTENCES, WORDS, backbone
+from conftest import SENTENCES, WORDS, backbone, decoder_of
 from test_doctor import COUNTS, MRPC, SICK, write
 
 ROOT = Path(__file__).parents[1]
@@ -103,6 +103,9 @@ def user(tmp_path_factory, tokenizer, python):
             weights.data *= 1 if weights.dim() == 1 else 8
         encoder.save_pretrained(home / name)
         tokenizer.save_pretrained(home / name)
+    decoder = decoder_of("gpt2")
+    decoder.backbone.save_pretrained(home / "DECODER")
+    decoder.tokenizer.save_pretrained(home / "DECODER")
     datasets(home / "data")
     files(home)
     import pandas

@@ -193,6 +193,7 @@ def test_what_follows_a_pooler_in_bfloat16_is_in_float32(bert):
 
 
 CASES = [("cls", "encoder"), ("mean", "encoder"), ("max", "encoder"), ("cls", "dense"), ("mean", "head")]
+CASES += [("last", "encoder")]
 
 
 @pytest.mark.parametrize(("kind", "embedding"), [*CASES, ("pooler", "encoder")])
@@ -228,7 +229,7 @@ def test_a_checkpoint_that_sentence_transformers_cannot_express_claims_nothing_t
     assert_allclose(Embedder.load(tmp_path).encode(SENTENCES), embedder.encode(SENTENCES), atol=1e-6)
 
 
-@pytest.mark.parametrize(("kind", "dense"), [("cls", True), ("mean", False)])
+@pytest.mark.parametrize(("kind", "dense"), [("cls", True), ("mean", False), ("last", False)])
 def test_a_sentence_transformers_directory_is_read(bert, tmp_path, kind, dense):
     head = Head(width=16, whitening=None, dense=dense, position="before")
     embedder = embedder_of(bert, kind=kind, head=head, embedding="dense" if dense else "encoder")

@@ -312,11 +312,11 @@ CARDS = [
 ]
 
 
-@pytest.mark.parametrize(("to", "kind"), [*CARDS, ("transformers", "max"), ("transformers", "pooler")])
+@pytest.mark.parametrize(("to", "kind"), [*CARDS, *(("transformers", k) for k in ("max", "last", "pooler"))])
 def test_the_card_s_own_lines_load_the_vectors(bert, tmp_path, to, kind, monkeypatch):
     if to == "onnx":
         pytest.importorskip("onnxruntime")
-    layers = [1, -1] if kind in ("mean", "cls") or to == "onnx" else [-1]
+    layers = [1, -1] if kind in ("mean", "cls", "last") or to == "onnx" else [-1]
     embedding = "head" if to == "onnx" else "encoder"  # and its dense layers in the graph
     embedder = embedder_of(bert, kind=kind, layers=layers, embedding=embedding).eval()
     embedder = scaled(embedder, unit=kind != "cls")
@@ -356,6 +356,25 @@ def test_the_card_of_a_run_says_what_it_was_trained_on_and_what_it_scored(embedd
         assert said in card
     assert re.search(r"\| STS-B \| 9 \| 73 ±3 \|", card)
     assert ModelCard(card).data.base_model == "owner/base" and str(tmp_path) not in card
+
+
+def test_the_card_of_a_run_says_what_was_not_trained(bert, tmp_path):
+    embedder = embedder_of(bert, kind="mean", layers=[1]).eval()  # which freezes the pooler
+    bert.backbone.encoder.layer[1:].requires_grad_(False)  # and training the layers above
+    run_of(tmp_path / "run", embedder)
+    assert cli.main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "transformers"]) == 0
+    said = "- left as they came, no part of the vector: encoder.layer.1, encoder.layer.2, pooler\n"
+    assert said in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_a_graph_leaves_out_the_layers_that_pooling_does_not_read(bert, tmp_path):
+    kept = []
+    for layers in ([1], [2], [-1]):
+        embedder = embedder_of(bert, kind="mean", layers=layers).eval()
+        export(embedder, tmp_path / "out", Wanted("onnx", "x", verify=False))
+        kept.append((tmp_path / "out" / "model.onnx").stat().st_size)
+    layer = sum(weight.numel() for weight in bert.backbone.encoder.layer[0].parameters()) * 4
+    assert kept[1] - kept[0] > layer and kept[2] - kept[1] > layer  # bytes
 
 
 def test_the_command_fits_a_whitening_or_takes_one_and_says_what_it_compared(

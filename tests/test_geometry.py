@@ -14,6 +14,7 @@ from whitenedcse.evaluation.geometry import (
     isotropy,
     mean_cosine,
     spectrum,
+    spread,
     uniformity,
 )
 
@@ -39,6 +40,22 @@ def test_alignment_runs_from_equal_over_orthogonal_to_opposite():
     for i, expected in enumerate([0, 2, 4]):
         assert alignment(x[i : i + 1], y[i : i + 1]).item() == pytest.approx(expected)
     assert alignment(x, y).item() == pytest.approx(2)
+
+
+def test_spread_is_the_share_of_the_squared_length_that_is_not_the_means(x):
+    rows = x.numpy() + 3
+    apart = [((row - rows.mean(0)) ** 2).sum() for row in rows]
+    expected = np.mean(apart) / np.mean([(row**2).sum() for row in rows])
+    assert spread(x + 3).item() == pytest.approx(expected, rel=1e-12)
+    assert spread(1e-3 * (x + 3)).item() == pytest.approx(expected, rel=1e-12)  # whatever the scale
+    assert spread(x - x.mean(dim=0)).item() == pytest.approx(1)
+
+
+def test_equal_rows_have_no_spread_and_rounding_leaves_next_to_none(x):
+    same = x[:1].float().expand(40, -1)
+    assert spread(same).item() == spread(torch.zeros(4, 3)).item() == 0
+    noisy = same * (1 + 1e-7 * torch.randn(40, 5, generator=torch.Generator().manual_seed(1)))
+    assert 0 < spread(noisy).item() < 1e-13 and effective_rank(noisy) > 1  # which takes it for directions
 
 
 def test_diversity_is_the_mean_distance_of_a_loop_over_pairs_of_views(x):

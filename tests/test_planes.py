@@ -45,11 +45,12 @@ def alone(encoder, row, layer):
 
 
 REDUCED = {"cls": lambda h: h[0], "mean": lambda h: h.mean(0), "max": lambda h: h.max(0)}
+REDUCED["last"] = lambda h: h[-1]
 
 
 def test_each_plane_is_what_a_sentence_alone_gives_from_memory_and_from_disk(encoder, rows):
     for _ in range(2):  # encoded, then read
-        got = planes(encoder, rows, ["mean", "cls", "max"], [0, 1, -1])
+        got = planes(encoder, rows, ["mean", "cls", "max", "last"], [0, 1, -1])
         assert got.layers == (0, 1, 3)
         for kind, reduced in REDUCED.items():
             for k, layer in enumerate(got.layers):

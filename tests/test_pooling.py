@@ -18,19 +18,20 @@ def hidden():
 NAIVE = {
     "cls": lambda tokens: tokens[0],
     "pooler": lambda tokens: tokens[0],
+    "last": lambda tokens: tokens[-1],
     "mean": lambda tokens: sum(tokens) / len(tokens),
     "max": lambda tokens: torch.stack([max(channel) for channel in tokens.T]),
 }
 
 
-@pytest.mark.parametrize("kind", ["cls", "mean", "max"])
+@pytest.mark.parametrize("kind", ["cls", "mean", "max", "last"])
 def test_pooling_is_a_loop_over_sentences_averaged_over_layers(hidden, kind):
     x = Pooling(kind=kind, layers=[0, 1])(hidden, offsets(LENGTHS))
     loop = [[NAIVE[kind](part) for part in layer.split(LENGTHS)] for layer in hidden]
     assert_close(x, sum(torch.stack(layer) for layer in loop) / 2)
 
 
-@pytest.mark.parametrize("kind", ["cls", "mean", "max"])
+@pytest.mark.parametrize("kind", ["cls", "mean", "max", "last"])
 def test_gradient_is_right(hidden, kind):
     pooling = Pooling(kind=kind, layers=[0, 1])
     assert torch.autograd.gradcheck(lambda h: pooling(h, offsets(LENGTHS)), hidden.requires_grad_())
@@ -47,7 +48,7 @@ def test_half_precision_is_averaged_in_float32():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "median", "layers": [-1]}, "median.*cls, mean, max, pooler"),
+        ({"kind": "median", "layers": [-1]}, "median.*cls, mean, max, last, pooler"),
         ({"kind": "mean", "layers": []}, "layers is empty"),
         ({"kind": "pooler", "layers": [1, -1]}, "last layer only"),
     ],

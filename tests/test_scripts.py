@@ -4,13 +4,16 @@ import csv
 import importlib.metadata
 import json
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import SENTENCES, embedder_of
+from numpy.testing import assert_allclose
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, AutoTokenizer
 
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
@@ -38,24 +41,6 @@ def script(name, *arguments, cwd, **environment):
         text=True,
         timeout=300,
     )
-
-
-@pytest.fixture
-def refusal(monkeypatch, tmp_path, capsys):
-    """Starts a script in this process, offline and in an empty directory; gives the line it ends with."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WHITENEDCSE_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-
-    def start(name, *arguments):
-        monkeypatch.setattr(sys, "argv", [str(ROOT / f"{name}.py"), *arguments])
-        with pytest.raises(SystemExit) as exit:
-            runpy.run_path(sys.argv[0], run_name="__main__")
-        assert exit.value.code == 2
-        return capsys.readouterr().err.removesuffix("\n")
-
-    return start
 
 
 @pytest.fixture(scope="module")
@@ -283,6 +268,39 @@ def test_two_processes_make_one_run(tmp_path):
     assert result.stdout.count("step 2: dev/spearman") == 1
     assert result.stdout.count(f"run: {tmp_path / 'outputs' / 'two'}") == 1
     assert json.loads((tmp_path / "outputs" / "two" / "scores.json").read_text())["dev"]["last_step"] == 2
+
+
+def test_two_processes_train_the_layers_that_pooling_reads(tmp_path):
+    two = ["trainer.devices=2", "trainer.max_steps=2", "tasks=none"]
+    shallow = ["encoder.layers=2", "pooling.layers=[1]", "run=shallow"]
+    result = script("train.py", *TINY, *two, *shallow, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    best = tmp_path / "outputs" / "shallow" / "best"
+    assert json.loads((best / "whitenedcse.json").read_text())["frozen"] == ["encoder.layer.1"]
+    ours = Embedder.load(best).encode(SENTENCES)
+    assert_allclose(SentenceTransformer(str(best), device="cpu").encode(SENTENCES), ours, atol=1e-5)
+    model, tokenizer = AutoModel.from_pretrained(best), AutoTokenizer.from_pretrained(best)
+    with torch.no_grad():
+        states = [
+            model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True) for text in SENTENCES
+        ]
+    theirs = torch.stack([out.hidden_states[1][0].mean(0) for out in states])
+    assert_allclose(theirs.numpy(), ours, atol=1e-5)
+
+
+def test_training_one_vector_for_all_is_one_line_and_ends_every_rank(bert, tmp_path):
+    with torch.no_grad():
+        for table in (bert.backbone.embeddings.word_embeddings, bert.backbone.embeddings.position_embeddings):
+            table.weight.zero_()
+    bert.backbone.save_pretrained(tmp_path / "dead")
+    bert.tokenizer.save_pretrained(tmp_path / "dead")
+    two = ["trainer.devices=2", "trainer.accelerator=cpu", "data.sample=640", "run=dead"]
+    dead = ["encoder=pretrained", "encoder.path=dead", "pooling=mean"]
+    result = script("train.py", *two, *dead, cwd=tmp_path)
+    lightnings, line = result.stderr.splitlines()
+    assert result.returncode == 2 and lightnings.startswith("Initializing distributed"), result.stderr
+    assert line.startswith("error: step 0: all 1500 dev sentences have the same vector")
+    assert not (tmp_path / "outputs" / "dead" / "best").exists()
 
 
 def test_an_error_of_ranks_is_one_line_too(tmp_path):

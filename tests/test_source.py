@@ -66,7 +66,7 @@ def test_bf16_reaches_the_encoder(bert, plain):
 
 
 def test_a_kind_of_pooling_that_does_not_exist_is_refused(plain):
-    with pytest.raises(ValueError, match="figures=median: every layer is pooled by cls, mean or max"):
+    with pytest.raises(ValueError, match="figures=median: every layer is pooled by cls, mean, max or last"):
         vectors(opened(plain, None), SENTENCES, Wanted([None], every="median"))
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import gc
+import json
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from conftest import SENTENCES, embedder_of, projected, whitening
 from lightning import Callback, LightningDataModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
 from scipy.stats import spearmanr
@@ -20,6 +22,7 @@ from whitenedcse import ragged as ragged_module
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.evaluation.sts import Subset
+from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Head
 from whitenedcse.ragged import concatenate, ragged
@@ -61,11 +64,12 @@ def optimizer(parameters, *, total_steps):
     return adamw(parameters, total_steps=total_steps, lr=1e-2, weight_decay=0.0, warmup_steps=0)
 
 
-def module_of(encoder, mlm=None, **changes):
+def module_of(encoder, mlm=None, kind="cls", layers=(-1,), **changes):
     settings = {"seed": 0, "gather": True, "chunk": None} | changes
     seed_everything(0, verbose=False)
+    embedder = embedder_of(encoder, kind=kind, layers=layers)
     return ContrastiveTraining(
-        embedder=embedder_of(encoder), loss=LOSS, optimizer=optimizer, views=3, mlm=mlm, **settings
+        embedder=embedder, loss=LOSS, optimizer=optimizer, views=3, mlm=mlm, **settings
     )
 
 
@@ -117,6 +121,34 @@ def test_every_weight_that_takes_part_has_a_gradient(encoder):
     LOSS(z).backward()
     without = [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None]
     assert without == []  # several devices would wait for such a weight for ever
+
+
+def moved(module, tmp_path, **settings):
+    """The names of the encoder's weights that a few steps moved."""
+    backbone = module.embedder.encoder.backbone
+    before = {name: weight.detach().clone() for name, weight in backbone.named_parameters()}
+    fit(module, tmp_path, steps=3, **settings)
+    return {name for name, weight in backbone.named_parameters() if not torch.equal(weight, before[name])}
+
+
+ABOVE = ("encoder.layer.1.", "encoder.layer.2.", "pooler.")
+
+
+def test_layers_above_those_that_pooling_reads_stay_as_they_came(bert, tmp_path):
+    module = module_of(bert, kind="mean", layers=[0, 1])
+    every = {name for name, _ in bert.backbone.named_parameters()}
+    assert moved(module, tmp_path) == {name for name in every if not name.startswith(ABOVE)}
+    checkpoint.save(module.embedder, tmp_path / "best")
+    noted = json.loads((tmp_path / "best" / "whitenedcse.json").read_text())["frozen"]
+    assert noted == [name.removesuffix(".") for name in ABOVE]
+    assert_close(Embedder.load(tmp_path).encode(SENTENCES), module.embedder.encode(SENTENCES))
+
+
+def test_a_masked_language_model_trains_all_layers_whatever_pooling_reads(bert, tmp_path):
+    mlm = MaskedLanguageModel(encoder=bert, weight=0.1, probability=0.3)
+    module = module_of(bert, mlm, kind="mean", layers=[1])
+    every = {name for name, _ in bert.backbone.named_parameters()}
+    assert moved(module, tmp_path) == {name for name in every if not name.startswith("pooler.")}
 
 
 def test_the_rate_falls_linearly_to_zero_after_the_warm_up():
@@ -357,6 +389,41 @@ def test_the_best_checkpoint_is_the_one_that_scored_best(bert, tmp_path):
     again = Judge([DEV])(best.encode(monitor.judge.sentences), best.encode(SENTENCES))
     assert again["dev/spearman"] == pytest.approx(monitor.summary()["best"], abs=1e-9)
     assert module.training
+
+
+@pytest.fixture
+def dead(bert):
+    """An encoder that gives the same vector to everything, but for rounding."""
+    with torch.no_grad():
+        for table in (bert.backbone.embeddings.word_embeddings, bert.backbone.embeddings.position_embeddings):
+            table.weight.zero_()
+    return bert
+
+
+def test_training_ends_where_all_sentences_have_one_vector(dead, tmp_path):
+    monitor = monitor_of(tmp_path)
+    said = r"step 0: all 8 dev sentences have the same vector.*pooling=mean, or pooling=last"
+    with pytest.raises(ValueError, match=said):
+        fit(module_of(dead, kind="mean"), tmp_path, monitor)
+    assert monitor.rows == [] and not (tmp_path / "best").exists()
+
+
+def test_it_ends_at_a_later_judgement_too(bert, tmp_path):
+    scale = bert.backbone.embeddings.LayerNorm.weight.data
+    dying = LambdaCallback(on_train_batch_end=lambda *_: scale.zero_())
+    with pytest.raises(ValueError, match="step 2: all 8 dev sentences have the same vector"):
+        fit(module_of(bert, kind="mean"), tmp_path, dying, monitor_of(tmp_path))
+
+
+def test_the_vectors_of_an_untrained_encoder_are_alike_and_not_the_same(bert, tmp_path):
+    monitor = monitor_of(tmp_path)
+    with torch.no_grad():  # a tenth of what a new encoder has, and first tokens, which hardly differ
+        for weight in bert.backbone.parameters():
+            weight.mul_(0.1 if weight.ndim > 1 else 1)
+    x = torch.from_numpy(embedder_of(bert).encode(SENTENCES)).double()
+    assert (x - x[:1]).norm(dim=1).max() < 1e-3 * x.norm(dim=1).min()
+    fit(module_of(bert), tmp_path, monitor)
+    assert len(monitor.rows) == 4
 
 
 def test_training_stops_when_patience_is_over(bert, tmp_path):

@@ -25,8 +25,8 @@ def encoder(parser: argparse.ArgumentParser) -> None:
     """SOURCE, and what a plain encoder does not say; refused for a SOURCE that carries its own."""
     about = "a run directory, a checkpoint, an encoder in a local directory, or a hub id"
     parser.add_argument("source", metavar="SOURCE", help=about)
-    kinds = ("cls", "mean", "max", "pooler")
-    about = "of a plain encoder, which says nothing of its pooling (default: cls)"
+    kinds = ("cls", "mean", "max", "last", "pooler")
+    about = "of a plain encoder, which says nothing of its pooling (default: cls, of a decoder last)"
     parser.add_argument("--pooling", choices=kinds, help=about)
     about = "the layers that are pooled, 0 being the embeddings (default: -1)"
     parser.add_argument("--layers", nargs="+", type=int, metavar="LAYER", help=about)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -105,6 +105,7 @@ def batches_of_ids(
     """As `token_ids`, BATCH sentences at a time; of many sentences each word is tokenised once.
 
     processes: at most so many, and one where more would take longer or words are not tokenised one by one.
+    Where the tokenizer gives no ids, as a decoder's does of "", its end token stands in: no row is empty.
     """
 
     def batch(start: int) -> list[str]:
@@ -113,12 +114,23 @@ def batches_of_ids(
     starts = range(0, len(sentences), BATCH)
     known = memory(tokenizer, max_length) if len(sentences) >= FEW else None
     processes = min(processes, len(sentences) // EACH)
+    every: Iterator[Ids]
     if known is None:
-        yield from (own(batch(start), tokenizer, max_length) for start in starts)
+        every = (own(batch(start), tokenizer, max_length) for start in starts)
     elif processes > 1:
-        yield from ids_of_several(known, processes, batch, starts)
+        every = ids_of_several(known, processes, batch, starts)
     else:
-        yield from (known.ids_of(batch(start)) for start in starts)
+        every = (known.ids_of(batch(start)) for start in starts)
+    for ids, lengths in every:
+        yield none_empty(ids, lengths, tokenizer)
+
+
+def none_empty(ids: NDArray[np.int32], lengths: NDArray[np.int64], tokenizer: PreTrainedTokenizerBase) -> Ids:
+    """The same, with the id of the tokenizer's end in the place of no ids at all."""
+    empty = lengths == 0
+    if not empty.any():
+        return ids, lengths
+    return np.insert(ids, (lengths.cumsum() - lengths)[empty], tokenizer.eos_token_id or 0), lengths + empty
 
 
 def refuse_length(max_length: int, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -70,6 +70,17 @@ def mean_cosine(x: Tensor) -> Tensor:
     return (x.sum(dim=0).square().sum() - len(x)) / (len(x) * (len(x) - 1))
 
 
+def spread(x: Tensor) -> Tensor:
+    """The mean squared distance from the mean, over the mean squared length: 0 where all rows are equal.
+
+    (n, d) -> (), float64, at most 1. Unlike the `effective_rank` it does not take rounding for a direction.
+    """
+    x = x.double()
+    apart = x - x[:1]  # equal rows become exact zeros, which a rounded mean would not grant
+    length = x.square().sum()
+    return (apart - apart.mean(dim=0)).square().sum() / length if length else length
+
+
 def spectrum(x: Tensor) -> Tensor:
     """The share of the variance along each principal axis, largest first. (n, d) -> (d,), float64.
 

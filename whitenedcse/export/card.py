@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from whitenedcse.durable import read_json
+from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.report import record
 from whitenedcse.report.formats import as_markdown
@@ -40,6 +41,8 @@ POOL = {
 x = sum((out.hidden_states[i] * mask).sum(1) / mask.sum(1) for i in {layers}) / {n}""",
     "max": """mask = tokens["attention_mask"].unsqueeze(-1) == 0
 x = sum(out.hidden_states[i].masked_fill(mask, -float("inf")).amax(1) for i in {layers}) / {n}""",
+    "last": """ends = tokens["attention_mask"].sum(1) - 1
+x = sum(out.hidden_states[i][range(len(ends)), ends] for i in {layers}) / {n}""",
     "pooler": "x = out.pooler_output",
 }
 
@@ -144,9 +147,17 @@ def training(run: Path | None) -> str:
     said |= {"encoder": shown(encoder_of(run) or "made anew"), "commit": versions.get("commit")}
     with suppress(KeyError, TypeError):
         said |= {"corpus": shown(config["data"]["corpus"]), "sentences": config["data"]["sample"] or "all"}
+    if frozen := untrained(run):
+        said["left as they came, no part of the vector"] = ", ".join(frozen)
     lines = [f"- {name}: {value}" for name, value in said.items()]
     packages = ", ".join(f"{name} {number}" for name, number in versions.get("packages", {}).items())
     return "\n".join(["## Training", "", *lines, f"- packages: {packages}"])
+
+
+def untrained(run: Path) -> list[str]:
+    """The parts of the encoder that the run froze, as it noted."""
+    noted = run / "best" / checkpoint.SETTINGS
+    return read_json(noted).get("frozen", []) if noted.is_file() else []
 
 
 def scores(run: Path | None) -> str:

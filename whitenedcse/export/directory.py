@@ -48,7 +48,7 @@ def export(embedder: Embedder, out: Path, wanted: Wanted) -> dict[str, Any]:
         facts = {"whitenedcse": version("whitenedcse"), **wanted._asdict()}
         facts |= quantised(embedder, draft) if wanted.int8 else {}
         if wanted.verify:
-            texts = verify.TEXTS
+            texts = verify.texts(embedder.encoder.tokenizer)
             found = verify.difference(embedder.encode(texts), form.vectors(embedder, draft, texts))
             verify.refuse(found, verify.LIMIT_INT8 if wanted.int8 else verify.LIMIT)
             facts["difference"] = found

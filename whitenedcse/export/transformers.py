@@ -78,4 +78,7 @@ def pooled(kind: str, hidden: Sequence[Tensor], mask: Tensor) -> Tensor:
         return ((x * real).sum(-2) / real.sum(-2)).mean(0)
     if kind == "max":
         return x.masked_fill(real == 0, -torch.inf).amax(-2).mean(0)
+    if kind == "last":
+        ends = mask.sum(-1, keepdim=True).unsqueeze(-1) - 1  # padding is on the right
+        return x.gather(-2, ends.expand_as(x[..., :1, :])).squeeze(-2).mean(0)
     return x[:, :, 0].mean(0)

@@ -49,6 +49,11 @@ SPECIAL = [
 TEXTS = [*SPECIAL, *(" ".join(STORY.split()[start : start + start + 1]) for start in range(40))]  # 64
 
 
+def texts(tokenizer: Any) -> list[str]:
+    """The texts that are compared; instead of "" another where that has no token, and elsewhere no vector."""
+    return TEXTS if tokenizer("")["input_ids"] else [text or "b" for text in TEXTS]
+
+
 def difference(a: NDArray[Any], b: NDArray[Any]) -> float:
     """(n, k), (n, k) -> the largest |a - b| of any number, relative to a vector a longer than 1.
 

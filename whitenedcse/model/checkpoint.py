@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from whitenedcse.durable import digest, drafted, read_json, restore
 from whitenedcse.model import sentence_transformers
+from whitenedcse.model.backbones import causal, frozen
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import folder, pretrained, sound
 from whitenedcse.model.final import Final
@@ -47,7 +48,8 @@ def write(embedder: Embedder, directory: Path) -> None:
     if embedder.final is not None:
         save_file(dict(embedder.final.state_dict()), directory / FINAL)
     sentence_transformers.write(embedder, directory)
-    content = {**settings(embedder), "sha256": digests(directory)}
+    untrained = {"frozen": list(frozen(embedder.encoder.backbone))}
+    content = {**settings(embedder), **untrained, "sha256": digests(directory)}
     (directory / SETTINGS).write_text(json.dumps(content, indent=2))
 
 
@@ -94,7 +96,8 @@ def settings(embedder: Embedder) -> dict[str, Any]:
 def load(path: str, pooling: Pooling | None = None) -> Embedder:
     """An embedder from a run directory, a checkpoint, a Sentence-Transformers or plain encoder, or a hub id.
 
-    pooling: for a plain encoder, which says nothing of its own (None is the paper's: cls of the last layer).
+    pooling: for a plain encoder, which says nothing of its own. None is the paper's, cls of the last layer,
+        or for a decoder its last token.
         Raises ValueError where the checkpoint carries its own: that is part of what was trained.
     """
     restore(Path(path) if Path(path).name == "best" else Path(path) / "best")
@@ -102,16 +105,17 @@ def load(path: str, pooling: Pooling | None = None) -> Embedder:
     directory = directory / "best" if (directory / "best").is_dir() else directory
     own, modules = directory / SETTINGS, directory / "modules.json"
     if not (own.exists() or modules.exists()):
-        return plain(directory, pooling or Pooling(kind="cls", layers=[-1]))
+        return plain(directory, pooling)
     if pooling is not None:
         name = own.name if own.exists() else modules.name
         raise ValueError(f"{path} carries its own pooling ({name}); leave pooling= and layers= out")
     return ours(directory) if own.exists() else sentence_transformers.read(directory)
 
 
-def plain(directory: Path, pooling: Pooling) -> Embedder:
+def plain(directory: Path, pooling: Pooling | None) -> Embedder:
     """An encoder that says nothing of pooling."""
     encoder = pretrained(path=str(directory))
+    pooling = pooling or Pooling(kind="last" if causal(encoder) else "cls", layers=[-1])
     head = Head(width=encoder.width, whitening=None, dense=False, position="before")
     return Embedder(encoder=encoder, pooling=pooling, head=head, embedding="encoder")
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from whitenedcse.data.tokens import token_ids
+from whitenedcse.model.backbones import causal
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.final import Final
 from whitenedcse.model.head import Head
@@ -56,15 +57,10 @@ class Embedder(nn.Module):
             raise ValueError(f"embedding={embedding!r} is not one of {', '.join(EMBEDDINGS)}")
         if embedding == "dense" and head.linear is None:
             raise ValueError("embedding=dense, but this head has no dense layer")
-        if pooling.kind == "pooler" and not encoder.has_pooler:
-            raise ValueError(
-                "pooling.kind=pooler, but this checkpoint has no pooler of its own; use cls or mean"
-            )
+        refuse_pooling(pooling, encoder)
         if pooling.kind != "pooler" and encoder.has_pooler:
             # it takes no part, and several devices would wait for its gradient
             encoder.backbone.pooler.requires_grad_(False)
-        for layer in pooling.layers:
-            encoder.layer(layer)  # raises for a layer that does not exist
         self.encoder, self.pooling, self.head, self.embedding = encoder, pooling, head, embedding
         self.max_length = min(max_length or encoder.max_length, encoder.max_length)
         self.final, self.width = final, final.width(encoder.width) if final else encoder.width
@@ -149,11 +145,25 @@ class Embedder(nn.Module):
     def load(path: str | Path) -> Embedder:
         """From a run directory, an export, an encoder in a local directory, or a hub id.
 
-        A plain encoder says nothing of its pooling: it gets the paper's, the first token of the last layer.
+        A plain encoder says nothing of its pooling: it gets the paper's, the first token of the last layer,
+        or the last token if it is a decoder.
         """
         from whitenedcse.model.checkpoint import load  # the two rooms know each other
 
         return load(str(path))
+
+
+def refuse_pooling(pooling: Pooling, encoder: Encoder) -> None:
+    """Raise ValueError for a pooling that says nothing with this encoder, or that it does not have."""
+    if pooling.kind == "pooler" and not encoder.has_pooler:
+        raise ValueError("pooling.kind=pooler, but this checkpoint has no pooler of its own; use cls or mean")
+    for layer in pooling.layers:
+        encoder.layer(layer)  # raises for a layer that does not exist
+    if pooling.reads_first and causal(encoder):
+        raise ValueError(
+            f"pooling.kind={pooling.kind}, but in this encoder the first token sees none of those after it,"
+            " as in a decoder, and so says nothing of the sentence; use pooling=last or pooling=mean"
+        )
 
 
 class Manner(NamedTuple):

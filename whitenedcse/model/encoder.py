@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from whitenedcse import ragged
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.sources import SECONDS, located
-from whitenedcse.model import packed
+from whitenedcse.model import backbones, packed
 from whitenedcse.ragged import Ragged
 
 OWN: Any = {"trust_remote_code": False}  # an encoder's own Python is never run; unless told, one is asked
@@ -47,7 +47,7 @@ class Encoder(nn.Module):
         self.source = source
         self.batches = chosen(batches, backbone)
         self.backbone: Any = backbone
-        self.tokenizer = tokenizer
+        self.tokenizer = backbones.padded_right(tokenizer)
         config: Any = backbone.config
         self.width: int = config.hidden_size
         self.depth: int = config.num_hidden_layers
@@ -87,12 +87,12 @@ class Encoder(nn.Module):
 
     def pooler(self, x: Tensor) -> Tensor:
         """(n, d) first tokens -> (n, d) through the checkpoint's own pooler (dense, tanh)."""
-        return self.backbone.pooler(x.unsqueeze(1))
+        return backbones.own_pooler(self.backbone)(x)
 
     @property
     def has_pooler(self) -> bool:
         """Whether the checkpoint came with the weights of a pooler."""
-        return getattr(self.backbone, "pooler", None) is not None
+        return backbones.pooler_layer(self.backbone) is not None
 
 
 def chosen(batches: str, backbone: nn.Module) -> str:
@@ -154,12 +154,12 @@ def longest(backbone: Any, limit: float) -> int:
     table = getattr(getattr(backbone, "embeddings", None), "position_embeddings", None)
     if table is None:
         return int(limit)
-    return min(int(limit), table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1))
+    return min(int(limit), len(table.weight) - (0 if table.padding_idx is None else table.padding_idx + 1))
 
 
 def refuse_foreign(tokenizer: Any, backbone: Any, source: Path | None) -> None:
     """Raise ValueError for a tokenizer that is not the backbone's: no words, or ids without an embedding."""
-    words, rows = tokenizer.get_vocab(), backbone.get_input_embeddings().num_embeddings
+    words, rows = tokenizer.get_vocab(), len(backbone.get_input_embeddings().weight)
     if set(words) <= set(tokenizer.all_special_tokens):
         raise ValueError(
             f"{source} has no tokenizer, no tokenizer.json or vocab.txt with words; copy its files there"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from whitenedcse.precision import at_least_float32
 
-KINDS = ("cls", "mean", "max", "pooler")
+KINDS = ("cls", "mean", "max", "last", "pooler")
 
 
 class Pooling:
@@ -27,7 +27,8 @@ class Pooling:
     hidden: (k, t, d), offsets: (n + 1,) -> (n, d) in float32 (float64 stays).
     Layer 0 is the embedding layer, -1 the last. "pooler" gives the first token as "cls" does; the dense
     layer and tanh of the checkpoint's own pooler follow in the encoder. "mean" counts special tokens, as
-    SimCSE and WhiteningBERT do.
+    SimCSE and WhiteningBERT do. "last" is the last token, whatever the tokenizer ends with: in a decoder it
+    alone sees the whole sentence.
     """
 
     def __init__(self, *, kind: str, layers: Sequence[int]) -> None:
@@ -64,4 +65,4 @@ def pooled(kind: str, hidden: Tensor, offsets: Tensor) -> Tensor:
     hidden = at_least_float32(hidden)
     if kind in ("mean", "max"):
         return torch.stack([torch.segment_reduce(x, kind, offsets=offsets, axis=0) for x in hidden])
-    return hidden[:, offsets[:-1]]
+    return hidden[:, offsets[1:] - 1 if kind == "last" else offsets[:-1]]

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from whitenedcse.durable import read_json
+from whitenedcse.model.backbones import pooler_layer
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder, pretrained, sound
 from whitenedcse.model.final import Final
@@ -23,6 +24,7 @@ POOLING_KEYS = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
     "max": "pooling_mode_max_tokens",
+    "last": "pooling_mode_lasttoken",
 }
 ACTIVATIONS = {"identity": "torch.nn.modules.linear.Identity", "tanh": "torch.nn.modules.activation.Tanh"}
 Dense = tuple[Tensor, Tensor, str]
@@ -88,7 +90,7 @@ def dense_modules(embedder: Embedder) -> list[Dense]:
     """What follows pooling in eval mode, as dense layers: (out, in) weight, (out,) bias, activation."""
     head, chain = embedder.head, []
     if embedder.pooling.kind == "pooler":
-        pooler = embedder.encoder.backbone.pooler.dense
+        pooler: Any = pooler_layer(embedder.encoder.backbone)
         chain.append((pooler.weight, pooler.bias, "tanh"))
     if embedder.embedding == "head" and head.before is not None:
         chain.append((*head.before.dense(), "identity"))
@@ -188,7 +190,8 @@ def pooling_kind(path: Path) -> str:
     config: dict[str, Any] = read_json(path)
     kinds = [config["pooling_mode"]] if "pooling_mode" in config else []
     kinds += [key for key, on in config.items() if key.startswith("pooling_mode_") and on is True]
-    ours = {**{key: name for name, key in POOLING_KEYS.items()}, **{name: name for name in POOLING_KEYS}}
+    ours = {key: name for name, key in POOLING_KEYS.items()} | {name: name for name in POOLING_KEYS}
+    ours |= {"lasttoken": "last"}  # its newer releases name most as here
     if len(kinds) != 1 or kinds[0] not in ours:
         raise ForeignModules(
             f"{path} asks for pooling {kinds}; one of {', '.join(POOLING_KEYS)} is read here"

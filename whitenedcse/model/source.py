@@ -95,8 +95,8 @@ def vectors(source: Source, sentences: list[str], wanted: Wanted) -> tuple[list[
         if wanted.bf16:
             raise ValueError("bf16=true: this model chooses its precision itself; leave it out")
         return [np.asarray(source.encode(sentences))] * len(wanted.poolings), None
-    if wanted.every not in (None, "cls", "mean", "max"):
-        raise ValueError(f"figures={wanted.every}: every layer is pooled by cls, mean or max")
+    if wanted.every not in (None, "cls", "mean", "max", "last"):
+        raise ValueError(f"figures={wanted.every}: every layer is pooled by cls, mean, max or last")
     poolings = [pooling or embedder.pooling for pooling in wanted.poolings]
     kinds = {plane_kind(pooling) for pooling in poolings} | (
         {"cls", "mean", wanted.every} if wanted.every else set()

@@ -30,6 +30,11 @@ class MaskedLanguageModel(nn.Module):
             raise ValueError(
                 f"mlm.probability={probability} must be in (0, 1) and mlm.weight={weight} above 0"
             )
+        if encoder.tokenizer.mask_token_id is None:
+            raise ValueError(
+                f"mlm.weight={weight}, but this encoder's tokenizer has no mask token, as that of a decoder;"
+                " use mlm.weight=0"
+            )
         self.weight, self.probability = weight, probability
         self.tokenizer = encoder.tokenizer
         special = torch.tensor(encoder.tokenizer.all_special_ids)

@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from whitenedcse.data.datamodule import Batch
+from whitenedcse.model.backbones import unread
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.ragged import Ragged, concatenate, split
 from whitenedcse.threads import cores
@@ -58,6 +59,9 @@ class ContrastiveTraining(LightningModule):
             )
         if chunk is not None and (chunk < 1 or mlm is not None):
             raise ValueError(f"trainer.chunk={chunk} must be 1 or more, and has no use beside mlm.weight > 0")
+        if mlm is None:  # several devices would wait for a gradient of layers that pooling does not read
+            for weight in unread(embedder.encoder, embedder.pooling.layers):
+                weight.requires_grad_(False)
         self.embedder, self.loss, self.optimizer = embedder, loss, optimizer
         self.views, self.mlm, self.seed, self.gather, self.chunk = views, mlm, seed, gather, chunk
         self.train()  # Transformers loads in eval mode, and Lightning keeps it: dropout would be off

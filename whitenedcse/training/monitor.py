@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whitenedcse.evaluation.correlation import Index, pairs_index, scores_of
-from whitenedcse.evaluation.geometry import alignment, axes_filled, uniformity
+from whitenedcse.evaluation.geometry import alignment, axes_filled, spread, uniformity
 from whitenedcse.evaluation.postprocess import Postprocess, ladder
 from whitenedcse.evaluation.sts import Subset
 from whitenedcse.model import checkpoint
 from whitenedcse.training.gather import from_first, place, summed
 
 METRIC = "dev/spearman"
+SAME = 1e-12  # spread: rounding leaves 5e-15 of equal vectors; rates that collapse the space, 1e-5 and more
 Values = dict[str, float | None]
 
 
@@ -67,6 +68,16 @@ def shape(variances: Tensor) -> Values:
     }
 
 
+def refuse_same(dev: NDArray[Any], step: int) -> None:
+    """Raise ValueError if all sentences have one vector, (n, d): nothing can be ranked or learned then."""
+    if len(dev) > 1 and spread(torch.from_numpy(dev)) < SAME:
+        raise ValueError(
+            f"step {step}: all {len(dev)} dev sentences have the same vector, so nothing can be learned. Use"
+            " pooling=mean, or pooling=last for a decoder (after step 0, a lower optim.lr); if that is no"
+            " help, the encoder's weights are damaged, or its tokenizer knows no word of these sentences"
+        )
+
+
 def spearman(vectors: NDArray[Any], index: Index) -> float | None:
     """Spearman x 100 over the dev pairs, None where it is undefined."""
     return scores_of(vectors, index)["tasks"]["dev"]["all"]
@@ -83,7 +94,8 @@ class Monitor(Callback):
     """Judges before step 1, every `every` optimiser steps and at the end; keeps the best checkpoint.
 
     The best is the highest dev/spearman after training began; it is written to `directory` at once. Training
-    stops early after `patience` judgements without a new best (None: never).
+    stops early after `patience` judgements without a new best (None: never). Where all dev sentences have the
+    same vector it raises ValueError, on every rank.
     judging: seconds that this took so far.
     """
 
@@ -135,6 +147,7 @@ class Monitor(Callback):
         """Judge, log, keep the checkpoint if it is the best, and stop if none was for too long."""
         began = time.perf_counter()
         dev = summed(module.embedder.encode(self.judge.sentences, share=place()))
+        refuse_same(dev, trainer.global_step)
         tokens = trainer.datamodule.sample_tokens(self.sample)  # type: ignore[attr-defined]
         corpus = summed(module.embedder.encode_rows(tokens, share=place()))
         row = Row(trainer.global_step, from_first(lambda: self.judge(dev, corpus)))

@@ -1,0 +1,159 @@
+"""Poolers, decoders and the weights behind a layer, against what Transformers' own forward computes."""
+
+import pytest
+import torch
+from conftest import DECODERS, SENTENCES, architecture, backbone, decoder_of, embedder_of
+from torch import nn
+from torch.testing import assert_close
+from transformers import BertConfig, BertModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from whitenedcse.data.tokens import token_ids
+from whitenedcse.model import packed
+from whitenedcse.model.backbones import behind, causal, frozen, padded_right, unread
+from whitenedcse.model.encoder import Encoder
+from whitenedcse.ragged import ragged
+
+POOLED = {  # every encoder of text in Transformers that comes with a pooler, and what it needs besides
+    "albert": {"embedding_size": 8},
+    "bert": {},
+    "big_bird": {},
+    "camembert": {},
+    "data2vec-text": {},
+    "ernie": {},
+    "esm": {"mask_token_id": 4},
+    "fnet": {},
+    "ibert": {},
+    "jina_embeddings_v3": {},
+    "layoutlm": {},
+    "longformer": {"attention_window": 8},
+    "luke": {"entity_vocab_size": 5, "entity_emb_size": 16},
+    "markuplm": {"max_xpath_tag_unit_embeddings": 20, "tag_pad_id": 1, "subs_pad_id": 1},
+    "megatron-bert": {},
+    "mobilebert": {"embedding_size": 16, "intra_bottleneck_size": 8, "true_hidden_size": 8},
+    "mpnet": {},
+    "rembert": {"input_embedding_size": 8},
+    "roberta": {},
+    "roberta-prelayernorm": {},
+    "roc_bert": {"pronunciation_vocab_size": 5, "shape_vocab_size": 5},
+    "squeezebert": {"embedding_size": 16}
+    | {f"{part}_groups": 1 for part in ("q", "k", "v", "post_attention", "intermediate", "output")},
+    "tapas": {},
+    "visual_bert": {},
+    "xlm-roberta": {},
+    "xlm-roberta-xl": {},
+    "xmod": {"languages": ["en"], "default_language": "en"},
+}
+ENCODERS = {
+    **{kind: POOLED[kind] for kind in ("albert", "bert", "mpnet", "roberta")},
+    "deberta-v2": {},
+    "distilbert": {},
+    "electra": {"embedding_size": 8},
+    "modernbert": {},
+}
+
+
+def encoder_of(kind, settings, tokenizer):
+    if kind not in CONFIG_MAPPING:
+        pytest.skip(f"this release of Transformers has no {kind}")
+    return Encoder(architecture(kind, len(tokenizer), **settings), tokenizer)
+
+
+def any_encoder(kind, tokenizer):
+    return decoder_of(kind) if kind in DECODERS else encoder_of(kind, ENCODERS[kind], tokenizer)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", POOLED)
+def test_the_pooler_is_the_models_own(kind, tokenizer):
+    encoder = encoder_of(kind, POOLED[kind], tokenizer)
+    embedder = embedder_of(encoder, kind="pooler").eval()
+    rows = token_ids(SENTENCES, tokenizer, 32)
+    theirs = torch.cat([encoder.backbone(input_ids=torch.tensor([row])).pooler_output for row in rows])
+    assert theirs.std(dim=0).mean() > 1e-3  # sentences differ, so equality says something
+    ours = torch.cat([embedder.pool(ragged([row])) for row in rows])
+    assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [*ENCODERS, *DECODERS])
+def test_a_decoder_is_known_by_what_its_first_token_sees(kind, tokenizer):
+    assert causal(any_encoder(kind, tokenizer)) == (kind in DECODERS)
+
+
+def test_a_bert_told_to_be_a_decoder_is_one(tokenizer):
+    shape = {"vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 2}
+    config = BertConfig(**shape, num_attention_heads=2, is_decoder=True)
+    encoder = Encoder(BertModel(config, add_pooling_layer=False).train(), tokenizer)
+    assert causal(encoder) and encoder.backbone.training  # in the mode it was
+
+
+def test_a_trained_mode_encoder_with_dropout_is_no_decoder_by_chance(tokenizer):
+    encoder = Encoder(backbone("bert", len(tokenizer)), tokenizer).train()
+    state = torch.get_rng_state()
+    assert not causal(encoder)
+    assert torch.equal(torch.get_rng_state(), state) and encoder.training  # nothing was drawn
+
+
+def own_gradients(encoder, layer):
+    """The names of the weights that a gradient of Transformers' own padded states reaches."""
+    backbone = encoder.backbone.train()
+    tokens = torch.tensor([token_ids(SENTENCES[:1], encoder.tokenizer, 16)[0]])
+    out = backbone(input_ids=tokens, output_hidden_states=True)
+    (out.last_hidden_state if layer == 3 else out.hidden_states[layer]).square().sum().backward()
+    found = {name for name, weight in backbone.named_parameters() if weight.grad is not None}
+    backbone.zero_grad()
+    return found
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layers", [[0], [1], [0, 2], [-2]])
+@pytest.mark.parametrize("kind", [*ENCODERS, *DECODERS])
+def test_what_lies_above_the_highest_layer_is_what_no_gradient_of_it_reaches(kind, layers, tokenizer):
+    encoder = any_encoder(kind, tokenizer)
+    names = {id(weight): name for name, weight in encoder.backbone.named_parameters()}
+    found = {names[id(weight)] for weight in unread(encoder, layers)}
+    highest = max(encoder.layer(layer) for layer in layers)
+    assert found == own_gradients(encoder, 3) - own_gradients(encoder, highest)
+    assert bool(found) == (kind != "albert" or highest == 0)  # ALBERT's layers are one
+
+
+@pytest.mark.parametrize("layers", [[-1], [0, 3]])
+def test_nothing_lies_above_the_last_layer(encoder, layers):
+    assert unread(encoder, layers) == []
+
+
+def test_a_last_norm_is_above_every_layer_but_the_last(tokenizer):
+    encoder = encoder_of("modernbert", {}, tokenizer)
+    above = {id(weight) for weight in unread(encoder, [2])}
+    assert id(encoder.backbone.final_norm.weight) in above
+
+
+def test_of_padded_and_packed_batches_the_same_lies_above(bert):
+    ways = []
+    for batches in ("packed", "padded"):
+        bert.batches = batches
+        ways.append([id(weight) for weight in unread(bert, [1])])
+    assert ways[0] == ways[1] != []
+    assert packed.fits(bert.backbone)
+
+
+def test_behind_a_product_are_its_factors():
+    a, b, c = (nn.Parameter(torch.ones(2)) for _ in range(3))
+    product = a * b
+    assert behind(product + product.exp()) == {a, b}
+    assert behind(c.detach()) == set()
+
+
+def test_frozen_parts_are_named_by_the_outermost(bert):
+    assert list(frozen(bert.backbone)) == []
+    for part in (bert.backbone.encoder.layer[1:], bert.backbone.pooler):
+        part.requires_grad_(False)
+    bert.backbone.encoder.layer[0].output.dense.bias.requires_grad_(False)  # not all of its part
+    assert list(frozen(bert.backbone)) == ["encoder.layer.1", "encoder.layer.2", "pooler"]
+
+
+def test_a_tokenizer_pads_as_batches_are_padded(tokenizer):
+    decoders, own = decoder_of("gpt2").tokenizer, tokenizer.pad_token
+    assert (decoders.padding_side, decoders.pad_token) == ("right", decoders.eos_token)
+    assert padded_right(tokenizer).pad_token == own
