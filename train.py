@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.utils import instantiate
@@ -26,26 +26,32 @@ from whitenedcse.training.randomness import seed_everything
 from whitenedcse.training.safekeeping import Safekeeping
 from whitenedcse.training.trainer import Trainer
 
+if TYPE_CHECKING:
+    import torch
+
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 @launch.job
 def train(cfg: DictConfig) -> float | None:
     """One run, begun or continued; returns the best dev score, for a sweeper to maximise."""
     run, settings = launch.checked(cfg), OmegaConf.to_yaml(cfg, resolve=True)
-    if runs.mine(run, settings, instantiate(cfg.trainer)(logger=False).num_devices):
-        trained(cfg, run, settings)
+    plain = instantiate(cfg.trainer)(logger=False)
+    if runs.mine(run, settings, plain.num_devices):
+        trained(cfg, run, settings, plain.strategy.root_device)
     return record.best(run)
 
 
-def trained(cfg: DictConfig, run: Path, settings: str) -> None:
+def trained(cfg: DictConfig, run: Path, settings: str, device: torch.device) -> None:
     """Train in this process, alone or as one of several ranks."""
     find: list[Any] = [lambda: folder(cfg.encoder.path)] if "path" in cfg.encoder else []
     find += [partial(task, name) for name in cfg.tasks.names]
     dev = launch.require([*find, lambda: located(cfg.data.corpus), lambda: subsets(cfg.monitor.dev)])[-1]
     seed_everything(cfg.seed)
     module, data = built(cfg)
-    launch.say(f"{data.counts}; {module.embedder.encoder.batches} batches")
+    attention = module.embedder.encoder.attention(device)
+    launch.say(f"{data.counts}; {module.embedder.encoder.batches} batches, attention by {attention}")
     facts = {"experiment": launch.choice("experiment"), "system": launch.choice("system"), "seed": cfg.seed}
+    facts |= {"device": device.type, "attention": attention}
     checkpoint = runs.begin(run, settings, facts, data.tokens.digests)
     monitor = instantiate(cfg.monitor)(dev=dev, directory=run / "best", say=launch.say)
     keep = Safekeeping(run / "checkpoints", cfg.checkpoint_every, monitor.every, settings, launch.say)

@@ -110,7 +110,7 @@ class Baton:
     def live(self, name: str, loop: Loop) -> None:
         """A thread."""
         self.free[name].acquire()
-        torch.set_num_threads(self.threads)
+        torch.set_num_threads(1)  # FLOPs of the first step are counted in this thread alone
         try:
             counter = self.counting.enter_context(FlopCounterMode(display=False, custom_mapping=ONEDNN))
             loop(partial(self.turn, name, counter))
@@ -126,6 +126,7 @@ class Baton:
             self.seconds[name].append(seconds - self.began)
         else:
             self.counting.close()
+            torch.set_num_threads(self.threads)
             self.losses[name], self.flops[name] = loss, counter.get_total_flops()
         self.free[self.after[name]].release()
         self.free[name].acquire()

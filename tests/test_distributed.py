@@ -32,7 +32,7 @@ from whitenedcse.training.loss import MultiPositiveLoss
 from whitenedcse.training.mlm import MaskedLanguageModel
 from whitenedcse.training.module import ContrastiveTraining
 from whitenedcse.training.monitor import Monitor
-from whitenedcse.training.randomness import reseed
+from whitenedcse.training.randomness import reseed, seed_of
 from whitenedcse.training.trainer import Trainer
 
 N, WIDTH, SEED, STEP = 64, 16, 5, 3
@@ -446,8 +446,8 @@ def test_dropout_is_a_function_of_seed_step_and_rank(worlds, tokenizer, world):
     embedder = module_of(encoder_of(tokenizer, dropout=0.3)).embedder
     batch, seen = batch_of(slice(0, 8), 2, False), set()
     for rank, index in itertools.product(range(world), (0, 1)):
-        reseed(SEED, 0, index, rank, 0)  # seed, epoch, batch, rank, chunk
-        expected = embedder.pool(batch.positives).detach().unflatten(0, (2, 8))
+        seed = seed_of(SEED, 0, index, rank, 0)  # seed, epoch, batch, rank, piece
+        expected = embedder.pool(batch.positives, seed).detach().unflatten(0, (2, 8))
         first, second, again = worlds[world][rank]["dropped_out"]
         assert torch.equal(second if index else first, expected)
         assert torch.equal(first, again)
@@ -561,8 +561,7 @@ def test_chunks_have_the_gradient_of_their_own_dropout(tokenizer):
     module.zero_grad()
     x = []
     for i, part in enumerate(split(concatenate([batch.positives, batch.negatives]), 11)):
-        reseed(SEED, 0, STEP, 0, i)
-        x.append(module.embedder.pool(part))
+        x.append(module.embedder.pool(part, seed_of(SEED, 0, STEP, 0, i)))
     reseed(SEED, 0, STEP)
     plain = module.loss(*module.embedder.project(torch.cat(x).unflatten(0, (3, N)), passes=2, views=2))
     plain.backward()

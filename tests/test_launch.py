@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from whitenedcse import launch
+
 JOB = """
 from whitenedcse import launch
 
@@ -41,3 +43,33 @@ def test_what_a_job_frees_is_free_for_the_next_one(fails):
     said = subprocess.check_output([sys.executable, "-c", code], text=True)  # a heap without holes
     at_end, afterwards = map(int, said.split())
     assert at_end > 200e6 and afterwards < 100e6
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TypeError(
+            "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64."
+        ),
+        NotImplementedError("The operator 'aten::x' is not currently implemented for the MPS device."),
+        RuntimeError("Placeholder storage has not been allocated on MPS device!"),
+    ],
+)
+def test_what_an_apple_gpu_lacks_is_one_line_with_the_way_out(error, capsys):
+    def script():
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        launch.job(script)()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.count("\n") == 1
+    assert said.startswith("error: this does not work on an Apple GPU (") and str(error) in said
+    assert "use trainer.accelerator=cpu" in said
+
+
+def test_other_errors_keep_their_traceback():
+    def script():
+        raise TypeError("COMPS of another kind")
+
+    with pytest.raises(TypeError, match="COMPS"):
+        launch.job(script)()

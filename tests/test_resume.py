@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import test_scripts
 import torch
 from conftest import SENTENCES, backbone, embedder_of
 from lightning import Callback, seed_everything
@@ -32,7 +31,6 @@ from whitenedcse.training.optim import adamw
 from whitenedcse.training.safekeeping import Safekeeping
 from whitenedcse.training.trainer import Trainer
 
-refusal = test_scripts.refusal  # a fixture
 BATCHES, SIZE = 7, 4
 SPEED = "train/sentences_per_second"
 SETTINGS = {"max_epochs": 2, "max_steps": -1, "accumulate_grad_batches": 1}

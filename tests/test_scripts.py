@@ -67,6 +67,8 @@ def test_a_run_directory_holds_all_that_a_number_depends_on(trained):
     assert versions["packages"]["torch"] == importlib.metadata.version("torch")
     assert set(versions) == {"command", "experiment", "seed", "corpus", "tokenizer", "processes"} | {
         "system",
+        "device",
+        "attention",
         "packages",
         "python",
         "commit",

@@ -78,17 +78,25 @@ def job(script: Callable[..., Result]) -> Callable[..., Result]:
             warnings.filterwarnings("ignore", message=message)
         try:
             return script(*arguments)
-        except MENDABLE as error:
-            refuse(error)
-        except KeyboardInterrupt:
-            sys.exit(128 + signal.SIGINT)
-        except RuntimeError:
-            ranks.let_others_speak()
+        except BaseException as error:
+            explain(error)
             raise
         finally:
             give_back()
 
     return one_line_at_most
+
+
+def explain(error: BaseException) -> None:
+    """End the process with one line if the user can mend this, and in a rank leave others time for theirs."""
+    if isinstance(error, KeyboardInterrupt):
+        sys.exit(128 + signal.SIGINT)
+    if isinstance(error, MENDABLE):
+        refuse(error)
+    if re.search(r"\bMPS\b", str(error)):  # PyTorch lacks something on Apple's GPUs
+        refuse(ValueError(f"this does not work on an Apple GPU ({error}); use trainer.accelerator=cpu"))
+    if isinstance(error, RuntimeError):
+        ranks.let_others_speak()
 
 
 def give_back() -> None:

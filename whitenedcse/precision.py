@@ -31,6 +31,13 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, enabled=False)
 
 
+def autocast_type(device: str) -> torch.dtype | None:
+    """The type that autocast gives matrix products on a kind of device now; None where it is off."""
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return None
+
+
 def floating(x: object) -> TypeGuard[Tensor]:
     """Whether this is a tensor of floating-point numbers: token ids and masks are not."""
     return isinstance(x, Tensor) and x.is_floating_point()

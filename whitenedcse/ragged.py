@@ -16,12 +16,14 @@ class Ragged(NamedTuple):
     """Token ids of n sentences laid end to end.
 
     ids: (t,) int64. offsets: (n + 1,) int64; sentence i is ids[offsets[i]:offsets[i + 1]].
-    longest: l, or more. It is a number of the host, so that nobody has to wait for a device to know it.
+    longest: l, or more. on_host: the offsets where the host can read them, None where they are that already.
+    With both nobody has to wait for a device to know its own numbers.
     """
 
     ids: Tensor
     offsets: Tensor
     longest: int
+    on_host: Tensor | None = None
 
     @property
     def n(self) -> int:
@@ -33,9 +35,17 @@ class Ragged(NamedTuple):
         """(n,) tokens in each sentence."""
         return self.offsets.diff()
 
-    def to(self, device: torch.device) -> Ragged:
-        """The same batch there."""
-        return Ragged(self.ids.to(device), self.offsets.to(device), self.longest)
+    def to(self, device: torch.device, non_blocking: bool | None = None) -> Ragged:
+        """The same batch there. non_blocking: None waits for a CPU and an Apple GPU, as Lightning does."""
+        if non_blocking is None:
+            non_blocking = torch.device(device).type not in ("cpu", "mps")
+        ids, offsets = (x.to(device, non_blocking=non_blocking) for x in (self.ids, self.offsets))
+        return Ragged(ids, offsets, self.longest, self.bounds)
+
+    @property
+    def bounds(self) -> Tensor:
+        """The offsets on the host."""
+        return self.offsets if self.on_host is None else self.on_host
 
 
 def ragged(rows: Sequence[Sequence[int]]) -> Ragged:
@@ -58,14 +68,18 @@ def rows(batch: Ragged) -> list[list[int]]:
 
 def concatenate(batches: Sequence[Ragged]) -> Ragged:
     """The sentences of all batches, in order."""
-    lengths = torch.cat([b.lengths for b in batches])
-    return Ragged(torch.cat([b.ids for b in batches]), offsets(lengths), max(b.longest for b in batches))
+    lengths, on_host = torch.cat([b.lengths for b in batches]), None
+    if batches[0].on_host is not None:
+        on_host = offsets(torch.cat([b.bounds.diff() for b in batches]))
+    ids, longest = torch.cat([b.ids for b in batches]), max(b.longest for b in batches)
+    return Ragged(ids, offsets(lengths), longest, on_host)
 
 
 def between(batch: Ragged, first: int, last: int) -> Ragged:
     """Sentences first .. last - 1."""
-    bounds = batch.offsets[first : last + 1]
-    return Ragged(batch.ids[bounds[0] : bounds[-1]], bounds - bounds[0], batch.longest)
+    bounds, there = batch.bounds[first : last + 1], batch.offsets[first : last + 1]
+    ids, on_host = batch.ids[bounds[0] : bounds[-1]], None if batch.on_host is None else bounds - bounds[0]
+    return Ragged(ids, there - there[0], batch.longest, on_host)
 
 
 def taken(batch: Ragged, at: Tensor) -> tuple[Ragged, Tensor]:

@@ -9,6 +9,7 @@ products do the work of one for each length; nothing but attention sees that pad
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from inspect import signature
 from typing import Any, NamedTuple
@@ -24,6 +25,12 @@ from whitenedcse.model.operations import Seed, kept, scale
 from whitenedcse.precision import at_least_float32
 from whitenedcse.ragged import Ragged
 
+varlen_attn: Any = None  # since PyTorch 2.10; it has no dropout
+with suppress(ImportError):
+    from torch.nn.attention.varlen import varlen_attn
+
+HALF = torch.float16, torch.bfloat16
+WIDEST = 256  # channels of a head that the kernels for CUDA take
 ALIKE = (
     0.84  # of the longest sentence of a tile, the shortest that joins it: padding costs a tenth on average
 )
@@ -221,13 +228,29 @@ def gradients(settings: Settings, grad: Tensor, a: Tensor, b: Tensor, c: Tensor,
     return [merged(out, rows, plan.heads) for out, rows in each]
 
 
+def way(device: str, width: int) -> str:
+    """How attention of this width of a head is computed on a kind of device.
+
+    tiles: on CPU, here. jagged: PyTorch's kernels for sequences of varying length, made for CUDA and widths
+    that are a multiple of 8; without gradient and dropout in float16 and bfloat16 `varlen_attn`, where
+    PyTorch has it. padded: Transformers' own, anywhere else.
+    """
+    if device == "cpu":
+        return "tiles"
+    return "jagged" if device == "cuda" and width % 8 == 0 and width <= WIDEST else "padded"
+
+
 def jagged_attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, p: float, batch: Ragged) -> Tensor:
-    """`attention` by PyTorch's jagged tensors: on CUDA its kernels for sequences of varying length.
+    """`attention` by PyTorch's kernels for sequences of varying length, which CUDA has.
 
     q: (t, d), or (n, d) of first tokens; k, v: (t, d) -> as q.
     """
     first = torch.arange(batch.n + 1, device=q.device)
     of_queries = (batch.offsets, batch.longest) if len(q) == len(k) else (first, 1)
+    if varlen_attn is not None and p == 0 and not torch.is_grad_enabled() and q.dtype in HALF:
+        bounds = (x.to(torch.int32) for x in (of_queries[0], batch.offsets))
+        split = (x.unflatten(-1, (heads, -1)) for x in (q, k, v))
+        return varlen_attn(*split, *bounds, of_queries[1], batch.longest).flatten(-2)
 
     def jagged(x: Tensor, offsets: Tensor, longest: int) -> Tensor:
         x = x.unflatten(-1, (heads, -1))

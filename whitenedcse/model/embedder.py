@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -195,15 +196,10 @@ def fill(
             array[..., at, :] = x.float().cpu().numpy()
         return len(at)
 
-    def modes() -> ExitStack:
-        stack = ExitStack()
-        stack.enter_context(torch.inference_mode())
-        stack.enter_context(torch.autocast(device.type, torch.bfloat16, enabled=manner.bf16))
-        return stack
-
     was_training = module.training
     module.eval()
     try:
+        modes = partial(encoding, device, manner.bf16)
         with told(manner.progress, sum(map(len, every))) as more:
             for count in each(work, every, modes) if device.type == "cpu" else alone(work, every, modes):
                 more(count)
@@ -212,6 +208,15 @@ def fill(
     again = np.flatnonzero(first != np.arange(rows.n))
     for array in out:
         array[..., again, :] = array[..., first[again], :]
+
+
+def encoding(device: torch.device, bf16: bool) -> ExitStack:
+    """The modes of PyTorch in which sentences are encoded, for one thread."""
+    stack = ExitStack()
+    stack.enter_context(torch.inference_mode())
+    if bf16:
+        stack.enter_context(torch.autocast(device.type, torch.bfloat16))
+    return stack
 
 
 def told(progress: Progress, total: int) -> AbstractContextManager[Callable[[int], None]]:

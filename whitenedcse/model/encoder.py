@@ -25,6 +25,7 @@ from whitenedcse import ragged
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.sources import SECONDS, located
 from whitenedcse.model import backbones, packed
+from whitenedcse.model.attention import way
 from whitenedcse.ragged import Ragged
 
 OWN: Any = {"trust_remote_code": False}  # an encoder's own Python is never run; unless told, one is asked
@@ -62,7 +63,7 @@ class Encoder(nn.Module):
         first: of the first token of each sentence alone, (k, n, d). seed: of dropout, where `parallel`.
         """
         wanted = [self.layer(layer) for layer in layers]
-        if self.batches == "packed":
+        if self.attention(batch.ids.device) != "padded":
             return packed.hidden(self.backbone, batch, wanted, first=first, seed=seed)
         where = ragged.mask(batch)
         padded = ragged.pad(batch, self.tokenizer.pad_token_id or 0)
@@ -70,6 +71,12 @@ class Encoder(nn.Module):
         out = self.backbone(input_ids=padded, attention_mask=where.long(), output_hidden_states=every)
         hidden = [out.hidden_states[layer] if every else out.last_hidden_state for layer in wanted]
         return torch.stack([layer[:, 0] if first else ragged.unpad(layer, batch) for layer in hidden])
+
+    def attention(self, device: torch.device) -> str:
+        """How sentences attend on a device: `attention.way`, "padded" where batches are."""
+        if self.batches == "padded":
+            return "padded"
+        return way(device.type, self.width // self.backbone.config.num_attention_heads)
 
     @property
     def parallel(self) -> bool:

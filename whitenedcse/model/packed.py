@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from whitenedcse.model.attention import Plan, Settings, attention, jagged_attention, planned
 from whitenedcse.model.operations import dropout, linear
+from whitenedcse.precision import autocast_type
 from whitenedcse.ragged import Ragged, places, taken
 
 # oneDNN, and PyTorch's way to it, keep what they built for each of the last 1,024 shapes, which cost 1.4 GB;
@@ -159,5 +160,4 @@ def block(layer: Any, x: Tensor, layout: Layout, number: int, rows: Tensor | Non
 
 def lowered(x: Tensor) -> Tensor:
     """In autocast's type, once for the three layers that read it."""
-    device = x.device.type
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+    return x.to(autocast_type(x.device.type) or x.dtype)

@@ -63,6 +63,19 @@ def requested(said: Any, layers: Sequence[int] | None) -> Pooling | None:
 def pooled(kind: str, hidden: Tensor, offsets: Tensor) -> Tensor:
     """(k, t, d), (n + 1,) -> (k, n, d): each sentence's own tokens reduced, layer by layer."""
     hidden = at_least_float32(hidden)
+    if kind in ("mean", "max") and hidden.device.type == "mps":
+        return scattered(kind, hidden, offsets)
     if kind in ("mean", "max"):
         return torch.stack([torch.segment_reduce(x, kind, offsets=offsets, axis=0) for x in hidden])
     return hidden[:, offsets[1:] - 1 if kind == "last" else offsets[:-1]]
+
+
+def scattered(kind: str, hidden: Tensor, offsets: Tensor) -> Tensor:
+    """Mean and max for Apple's GPUs, which lack `segment_reduce`."""
+    k, t, d = hidden.shape
+    lengths = offsets.diff()
+    owner = torch.arange(len(lengths), device=offsets.device).repeat_interleave(lengths, output_size=t)
+    if kind == "mean":
+        return hidden.new_zeros(k, len(lengths), d).index_add(1, owner, hidden) / lengths.unsqueeze(-1)
+    lowest = hidden.new_full((k, len(lengths), d), -torch.inf)
+    return lowest.scatter_reduce(1, owner[:, None].expand_as(hidden), hidden, "amax")

@@ -18,6 +18,7 @@ from torch import Tensor
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.model.backbones import unread
 from whitenedcse.model.embedder import Embedder
+from whitenedcse.precision import autocast_type
 from whitenedcse.ragged import Ragged, concatenate, split
 from whitenedcse.threads import cores
 from whitenedcse.training.gather import equal_sizes, gathered, place
@@ -121,8 +122,8 @@ class ContrastiveTraining(LightningModule):
         if not torch.amp.is_autocast_available(device):
             return {"device_type": "cpu", "enabled": False}
         # with one cast of a weight for all pieces, autograd would add up their gradients in bfloat16
-        enabled, kind = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-        return {"device_type": device, "enabled": enabled, "dtype": kind, "cache_enabled": False}
+        kind = autocast_type(device)
+        return {"device_type": device, "enabled": kind is not None, "dtype": kind, "cache_enabled": False}
 
     def pooled(
         self, autocast: dict[str, Any], position: tuple[int, ...], tokens: Ragged, part: int
