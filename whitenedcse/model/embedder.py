@@ -77,6 +77,11 @@ class Embedder(nn.Module):
         """(n, d) -> (n, d): through the checkpoint's own pooler where that is the pooling."""
         return self.encoder.pooler(x) if self.pooling.kind == "pooler" else x
 
+    @property
+    def parallel(self) -> bool:
+        """As of the encoder."""
+        return self.encoder.parallel
+
     def embed(self, batch: Ragged) -> Tensor:
         """n sentences -> (n, k): what evaluation sees, at least in float32. Call it in eval mode."""
         return self.finish(self.pool(batch))
@@ -178,7 +183,7 @@ class Manner(NamedTuple):
 def fill(
     out: Sequence[NDArray[np.float32]],
     rows: Ragged,
-    module: nn.Module,
+    module: Embedder | Encoder,
     run: Callable[[Ragged], Sequence[Tensor]],
     manner: Manner,
 ) -> None:
@@ -201,7 +206,8 @@ def fill(
     try:
         modes = partial(encoding, device, manner.bf16)
         with told(manner.progress, sum(map(len, every))) as more:
-            for count in each(work, every, modes) if device.type == "cpu" else alone(work, every, modes):
+            # Transformers' own classes are not made for several threads; their operators share the cores
+            for count in each(work, every, modes) if module.parallel else alone(work, every, modes):
                 more(count)
     finally:
         module.train(was_training)
