@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hydra
 from hydra.utils import instantiate
@@ -26,9 +26,6 @@ from whitenedcse.training.randomness import seed_everything
 from whitenedcse.training.safekeeping import Safekeeping
 from whitenedcse.training.trainer import Trainer
 
-if TYPE_CHECKING:
-    import torch
-
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 @launch.job
@@ -41,7 +38,7 @@ def train(cfg: DictConfig) -> float | None:
     return record.best(run)
 
 
-def trained(cfg: DictConfig, run: Path, settings: str, device: torch.device) -> None:
+def trained(cfg: DictConfig, run: Path, settings: str, device: Any) -> None:
     """Train in this process, alone or as one of several ranks."""
     find: list[Any] = [lambda: folder(cfg.encoder.path)] if "path" in cfg.encoder else []
     find += [partial(task, name) for name in cfg.tasks.names]
@@ -49,9 +46,9 @@ def trained(cfg: DictConfig, run: Path, settings: str, device: torch.device) -> 
     seed_everything(cfg.seed)
     module, data = built(cfg)
     attention = module.embedder.encoder.attention(device)
-    launch.say(f"{data.counts}; {module.embedder.encoder.batches} batches, attention by {attention}")
-    facts = {"experiment": launch.choice("experiment"), "system": launch.choice("system"), "seed": cfg.seed}
-    facts |= {"device": device.type, "attention": attention}
+    launch.say(f"{data.counts}; attention: {attention}")
+    facts = {"seed": cfg.seed, "device": device.type, "attention": attention}
+    facts |= {name: launch.choice(name) for name in ("experiment", "system")}
     checkpoint = runs.begin(run, settings, facts, data.tokens.digests)
     monitor = instantiate(cfg.monitor)(dev=dev, directory=run / "best", say=launch.say)
     keep = Safekeeping(run / "checkpoints", cfg.checkpoint_every, monitor.every, settings, launch.say)

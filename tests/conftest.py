@@ -118,7 +118,7 @@ def architecture(kind, vocabulary, **settings):
     """A tiny backbone of any architecture, with weights large enough that sentences differ."""
     torch.manual_seed(0)
     shape = {"vocab_size": vocabulary, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
-    shape |= {"intermediate_size": 32, "max_position_embeddings": 80, "pad_token_id": 0}
+    shape |= {"intermediate_size": 32, "max_position_embeddings": 130, "pad_token_id": 0}
     made = AutoModel.from_config(AutoConfig.for_model(kind, **shape | settings))
     with torch.no_grad():
         for weight in made.parameters():

@@ -102,9 +102,9 @@ def by_transformers(out, texts, kind, layers):
 
 
 def assert_alike(found, wanted):
-    """To float32's rounding of the length of each vector, which whitening with k = 5 makes about 10."""
+    """Within the limit that an export is held to, 1e-5 of a vector's length if that is above 1."""
     assert found.shape == wanted.shape
-    assert (np.abs(found - wanted) <= 2e-6 * np.linalg.norm(wanted, axis=1, keepdims=True) + 1e-6).all()
+    assert (np.abs(found - wanted) <= 1e-5 * np.linalg.norm(wanted, axis=1, keepdims=True).clip(1)).all()
 
 
 @pytest.mark.parametrize("k", [None, 5])

@@ -187,10 +187,11 @@ def test_they_need_neither_torch_nor_transformers():
 
 
 UNGUARDED = """
-import os, pathlib, sys, torch
+import os, pathlib, signal, sys, torch
 from transformers import PreTrainedTokenizerFast
 from whitenedcse.data import tokens, workers
 from whitenedcse.data.corpus import Corpus
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 folder, how = pathlib.Path(sys.argv[1]), sys.argv[2]
 tokens.EACH, tokens.BATCH, tell, told = 1, 16, workers.told, []
 torch.set_num_threads(2)

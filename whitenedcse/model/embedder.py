@@ -24,7 +24,7 @@ from whitenedcse.model.final import Final
 from whitenedcse.model.head import Head
 from whitenedcse.model.pooling import Pooling
 from whitenedcse.pace import pace
-from whitenedcse.precision import full_precision
+from whitenedcse.precision import full_precision, without_autocast
 from whitenedcse.ragged import Ragged, concatenate, ragged, taken
 from whitenedcse.threads import alone, each
 
@@ -220,8 +220,7 @@ def encoding(device: torch.device, bf16: bool) -> ExitStack:
     """The modes of PyTorch in which sentences are encoded, for one thread."""
     stack = ExitStack()
     stack.enter_context(torch.inference_mode())
-    if bf16:
-        stack.enter_context(torch.autocast(device.type, torch.bfloat16))
+    stack.enter_context(torch.autocast(device.type, torch.bfloat16) if bf16 else without_autocast(device))
     return stack
 
 
