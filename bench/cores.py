@@ -2,7 +2,7 @@
 
 Every variant is a process of its own, to which OMP_NUM_THREADS gives 1 or 2 threads and which does a turn
 when it is asked to, so that variants take turns and nothing but the one at work is awake. Wall clock: the
-machine has to be quiet. Beside: a process that keeps one core busy meanwhile; not with --quick.
+machine has to be quiet. Beside: a process that keeps one core busy meanwhile; not with --quick or --alone.
 
   step small fp32, bf16   a training step, BERT of 4 x 256, 64 Wikipedia sentences, two views, as bench.step
   step base bf16          the same, bert-base shape
@@ -50,6 +50,7 @@ def main() -> None:
     """A table for each work, alone and beside."""
     parser = measure.parser(__doc__)
     parser.add_argument("works", nargs="?", help=f"some of {','.join(WORKS)} (default: all)")
+    parser.add_argument("--alone", action="store_true", help="without the busy process")
     parser.add_argument("--serve", nargs=2, metavar=("WHO", "WORK"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -60,7 +61,7 @@ def main() -> None:
     options.threads = 2  # the wall clock
     here, tables = measure.begin(options), []
     for work in works:
-        for beside in (False,) if options.quick else (False, True):
+        for beside in (False,) if options.quick or options.alone else (False, True):
             tables.append(compared(work, beside, options))
     return measure.end(options, here, tables)
 
