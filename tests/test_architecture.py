@@ -35,7 +35,7 @@ ROOMS = {
     "data.files": [],
     "data.corpus": ["data.files"],
     "data.sources": ["data", "durable"],
-    "data.tokens": ["data", "ragged", "durable", "pace"],
+    "data.tokens": ["data", "ragged", "durable", "pace", "threads"],
     "data.words": [],
     "data.workers": ["data.words"],
     "data.repetition": ["ragged"],

@@ -28,6 +28,7 @@ from whitenedcse.data.workers import ids_of_several
 from whitenedcse.durable import drafted, writing
 from whitenedcse.pace import pace
 from whitenedcse.ragged import Ragged
+from whitenedcse.threads import cores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -218,7 +219,7 @@ def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max
     sentences = list(chain.from_iterable(rows))
     dtype = np.uint16 if max(tokenizer.get_vocab().values()) < 1 << 16 else np.int32
     counted = [np.zeros(1, np.int64)]
-    batches = batches_of_ids(sentences, tokenizer, max_length, torch.get_num_threads())
+    batches = batches_of_ids(sentences, tokenizer, max_length, cores())
     with (
         pace("tokenised", len(sentences)) as more,
         closing(batches),

@@ -84,7 +84,7 @@ class Encoder(nn.Module):
 
         Their dropout is a function of a seed. Others draw from PyTorch's generator, which all threads share.
         """
-        return self.batches == "packed" and self.backbone.device.type == "cpu"
+        return self.attention(self.backbone.device) == "tiles"
 
     def layer(self, index: int) -> int:
         """A layer counted from the embeddings: -1 -> depth. Raises ValueError outside -depth - 1 .. depth."""
