@@ -18,8 +18,6 @@ from torch.autograd.function import Function, once_differentiable
 from whitenedcse.ragged import Ragged, taken
 from whitenedcse.threads import cores, each
 
-SENTENCE = 8  # tokens that a sentence costs beside its own, measured at 4 layers x 256
-
 Gradients = list[Tensor | None]
 
 
@@ -42,10 +40,13 @@ def encoded(pieces: Sequence[Ragged], manner: Manner, parameters: Iterable[Tenso
 
 
 def cut(batch: Ragged, k: int) -> tuple[list[Ragged], Tensor]:
-    """A batch on CPU -> at most k pieces that take equally long; (n,): where each sentence stood."""
+    """A batch on CPU -> at most k pieces of as many tokens; (n,): where each sentence stood.
+
+    A token takes as long in a short sentence as in a long one, from 4 tokens to 64.
+    """
     order = batch.lengths.argsort(stable=True)  # sorted, so that a piece has few lengths
-    cost = (batch.lengths[order] + SENTENCE).cumsum(0)
-    bounds = torch.searchsorted(cost, torch.arange(1, k) * (cost[-1] / k))
+    tokens = batch.lengths[order].cumsum(0)
+    bounds = torch.searchsorted(tokens, torch.arange(1, k) * (tokens[-1] / k))
     parts = [part for part in order.tensor_split(bounds.tolist()) if len(part)]
     return [taken(batch, part)[0] for part in parts], order
 
