@@ -8,14 +8,16 @@ from itertools import product
 
 import pytest
 import torch
-from conftest import SENTENCES, whitening
+from conftest import SENTENCES, architecture, whitening
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import CONFIG_MAPPING
 
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
-from whitenedcse.model import attention, packed, pooling
+from whitenedcse.model import attention, packed, pooling, unpadded
 from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Head
 from whitenedcse.model.pooling import Pooling
 from whitenedcse.ragged import Ragged, concatenate, offsets, ragged
@@ -60,7 +62,8 @@ def strict(monkeypatch):
         mode.attended.append(p)
         return q * 1.0 + v[: len(q)] * 0.0 + k[: len(q)] * 0.0
 
-    monkeypatch.setattr(packed, "jagged_attention", stand_in)
+    for module in (packed, unpadded):
+        monkeypatch.setattr(module, "jagged_attention", stand_in)
     monkeypatch.setattr(
         "whitenedcse.model.encoder.way",
         lambda device, width: attention.way("cuda" if device == "meta" else device, width),
@@ -149,6 +152,23 @@ def test_a_training_step_of_another_kind(settings, batches, bert, strict):
     bert.batches = batches
     hard = settings.get("hard", False)
     stepped(strict, module_of(bert, **{k: v for k, v in settings.items() if k != "hard"}), hard=hard)
+    assert strict.waited == []
+
+
+@pytest.mark.parametrize("kind", unpadded.KINDS)
+def test_encoders_with_attention_of_ours(kind, tokenizer, strict, monkeypatch):
+    if kind not in CONFIG_MAPPING:
+        pytest.skip(f"this release of Transformers has no {kind}")
+    encoder = Encoder(architecture(kind, len(tokenizer)), tokenizer)
+    if encoder.batches == "padded":
+        pytest.skip(f"this release of Transformers' {kind} takes no attention of others")
+    module = module_of(encoder)
+    module.train()
+    stepped(strict, module)
+    assert len(strict.attended) == 3 and strict.waited == []
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda x: torch.zeros(x.shape))
+    with strict:
+        module.embedder.encode(SENTENCES)
     assert strict.waited == []
 
 

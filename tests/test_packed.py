@@ -250,12 +250,14 @@ def test_the_architecture_chooses(kind, tokenizer):
     model, config = (RELATIVES | OTHERS)[kind]
     small = {"vocab_size": len(tokenizer), "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     made = model(config(**small, intermediate_size=8, pad_token_id=0))
-    expected = "packed" if kind in RELATIVES else "padded"
-    assert Encoder(made, tokenizer).batches == expected
+    encoder = Encoder(made, tokenizer)
+    assert encoder.batches == ("padded" if kind == "mpnet" else "packed")
+    assert encoder.attention(torch.device("cpu")) == ("tiles" if kind in RELATIVES else "padded")
+    assert encoder.parallel == (kind in RELATIVES)
     assert Encoder(made, tokenizer, batches="padded").batches == "padded"
     with pytest.raises(ValueError, match=r"encoder\.batches='paged' is not one of auto, packed, padded"):
         Encoder(made, tokenizer, batches="paged")
-    if expected == "padded":
+    if kind in OTHERS:
         with pytest.raises(ValueError, match=rf"encoder\.batches=packed: .* {type(made).__name__}; use auto"):
             Encoder(made, tokenizer, batches="packed")
 

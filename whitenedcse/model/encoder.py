@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from whitenedcse import ragged
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.sources import SECONDS, located
-from whitenedcse.model import backbones, packed
+from whitenedcse.model import backbones, packed, unpadded
 from whitenedcse.model.attention import way
 from whitenedcse.ragged import Ragged
 
@@ -36,8 +36,8 @@ class Encoder(nn.Module):
 
     Padding happens here and nowhere else. The length limit is the tokenizer's, or else the config's, but
     never above the number of positions; the tokenizer is told so.
-    batches: "packed" computes on the tokens alone (BERT and RoBERTa), "padded" is Transformers' own way, and
-        "auto" is packed for an architecture that allows it.
+    batches: "packed" computes on the tokens alone (BERT and RoBERTa; ModernBERT and some others on a GPU),
+        "padded" is Transformers' own way, and "auto" is packed for an architecture that allows it.
     """
 
     def __init__(
@@ -64,7 +64,10 @@ class Encoder(nn.Module):
         """
         wanted = [self.layer(layer) for layer in layers]
         if self.attention(batch.ids.device) != "padded":
-            return packed.hidden(self.backbone, batch, wanted, first=first, seed=seed)
+            if packed.fits(self.backbone):
+                return packed.hidden(self.backbone, batch, wanted, first=first, seed=seed)
+            if unpadded.possible(self.backbone, batch.longest):
+                return unpadded.hidden(self.backbone, batch, wanted, first=first)
         where = ragged.mask(batch)
         padded = ragged.pad(batch, self.tokenizer.pad_token_id or 0)
         every = wanted != [self.depth]
@@ -76,7 +79,8 @@ class Encoder(nn.Module):
         """How sentences attend on a device: `attention.way`, "padded" where batches are."""
         if self.batches == "padded":
             return "padded"
-        return way(device.type, self.width // self.backbone.config.num_attention_heads)
+        found = way(device.type, self.width // self.backbone.config.num_attention_heads)
+        return found if found == "jagged" or packed.fits(self.backbone) else "padded"
 
     @property
     def parallel(self) -> bool:
@@ -111,9 +115,9 @@ def chosen(batches: str, backbone: nn.Module) -> str:
     if batches == "packed" and not fits:
         raise ValueError(
             f"encoder.batches=packed: there is no such way through {type(backbone).__name__}; use auto, which"
-            f" takes it for {', '.join(packed.KINDS)}"
+            f" takes it for {', '.join(packed.KINDS)}, and on a GPU for {', '.join(unpadded.KINDS)}"
         )
-    return batches if batches != "auto" else "packed" if fits else "padded"
+    return batches if batches != "auto" else "packed" if fits or unpadded.fits(backbone) else "padded"
 
 
 def pretrained(*, path: str, batches: str = "auto") -> Encoder:
