@@ -1,5 +1,8 @@
 """ModernBERT and other encoders without padding: Transformers' own forward and gradient of padded batches."""
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import pytest
 import torch
 from conftest import SENTENCES, architecture, embedder_of
@@ -91,6 +94,25 @@ def test_sentences_longer_than_a_window_are_padded(longest, window, gpu, tokeniz
     encoder.batches = "padded"
     assert used == [1] * window
     assert_close(found, encoder(rows, [-1]), atol=1e-5, rtol=1e-5)
+
+
+def test_threads_do_not_take_one_anothers_attention(gpu, tokenizer):
+    model = architecture("modernbert", len(tokenizer), local_attention=16)
+    encoder = Encoder(model, tokenizer).eval()
+    batches = [
+        ragged([[5 + i] * n, [7] * 3]) for i in range(20) for n in (4, 30)
+    ]  # unpadded and padded in turn
+    with torch.no_grad():
+        expected = [encoder(rows, [-1]) for rows in batches]
+        with ThreadPoolExecutor(4) as pool:
+            for _ in range(3):
+                for ours, alone in zip(pool.map(partial(still, encoder), batches), expected, strict=True):
+                    assert_close(ours, alone)
+
+
+def still(encoder, rows):
+    with torch.no_grad():  # each thread has its own
+        return encoder(rows, [-1])
 
 
 def test_a_window_would_be_missed(tokenizer):

@@ -71,7 +71,8 @@ class Encoder(nn.Module):
         where = ragged.mask(batch)
         padded = ragged.pad(batch, self.tokenizer.pad_token_id or 0)
         every = wanted != [self.depth]
-        out = self.backbone(input_ids=padded, attention_mask=where.long(), output_hidden_states=every)
+        with unpadded.undisturbed(self.backbone):
+            out = self.backbone(input_ids=padded, attention_mask=where.long(), output_hidden_states=every)
         hidden = [out.hidden_states[layer] if every else out.last_hidden_state for layer in wanted]
         return torch.stack([layer[:, 0] if first else ragged.unpad(layer, batch) for layer in hidden])
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from threading import Lock
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from whitenedcse.model.attention import jagged_attention
 from whitenedcse.ragged import Ragged, places
 
 NAME = "whitenedcse"  # of our attention, in Transformers' register
+LOCK = Lock()  # held while an encoder has an attention that another thread must not take for its own
 KINDS = ("albert", "distilbert", "electra", "ernie", "eurobert", "modernbert", "nomic_bert")
 
 known = False
@@ -52,20 +54,27 @@ def possible(backbone: Any, longest: int) -> bool:
     return not again and (window is None or longest <= window + 1)
 
 
+def undisturbed(backbone: Any) -> AbstractContextManager[Any]:
+    """A context in which no other thread exchanges the attention of a backbone."""
+    return LOCK if fits(backbone) else nullcontext()
+
+
 def hidden(backbone: Any, batch: Ragged, layers: Sequence[int], *, first: bool) -> Tensor:
     """n sentences -> (k, t, d) hidden states of these layers, 0 the embeddings; first: (k, n, d)."""
-    own, every = backbone.config._attn_implementation, list(layers) != [backbone.config.num_hidden_layers]
+    every = list(layers) != [backbone.config.num_hidden_layers]
     given = {"input_ids": batch.ids, "position_ids": places(batch)[1]}
     if "token_type_ids" in inspect.signature(backbone.forward).parameters:
         given["token_type_ids"] = torch.zeros_like(
             batch.ids
         )  # else some releases have no more than positions
     rows: Any = {name: x.unsqueeze(0) for name, x in given.items()}
-    backbone.set_attn_implementation(NAME)
-    try:
-        out = backbone(**rows, output_hidden_states=every, ragged=batch)
-    finally:
-        backbone.set_attn_implementation(own)
+    with undisturbed(backbone):
+        own = backbone.config._attn_implementation
+        backbone.set_attn_implementation(NAME)
+        try:
+            out = backbone(**rows, output_hidden_states=every, ragged=batch)
+        finally:
+            backbone.set_attn_implementation(own)
     found = [out.hidden_states[layer] if every else out.last_hidden_state for layer in layers]
     return torch.stack([x[0, batch.offsets[:-1]] if first else x[0] for x in found])
 
