@@ -26,15 +26,21 @@ WORDS = 50
 LENGTHS = {"one": [7], "ones": [1, 1, 1], "mixed": [9, 2, 31, 2, 5, 9, 1], "long": [30] * 5}
 
 
-def backbone(kind, **settings):
+def made(kind, words=WORDS, **settings):
+    """A tiny backbone that can be computed without padding."""
     if kind not in CONFIG_MAPPING:
         pytest.skip(f"this release of Transformers has no {kind}")
-    made = architecture(kind, WORDS, **SETTINGS.get(kind, {}) | settings)
-    if not unpadded.fits(made):
+    model = architecture(kind, words, **SETTINGS.get(kind, {}) | settings)
+    if not unpadded.fits(model):
         pytest.skip(f"this release of Transformers' {kind} takes no attention of others")
-    for weight in made.parameters():  # as if trained
+    return model
+
+
+def backbone(kind, **settings):
+    model = made(kind, **settings)
+    for weight in model.parameters():  # as if trained
         weight.data += 0.2 * torch.randn_like(weight)
-    return made.double()
+    return model.double()
 
 
 def batch(name):
@@ -85,7 +91,7 @@ def test_others_are_not_taken(kind):
 
 @pytest.mark.parametrize(("longest", "window"), [(9, True), (10, False)])
 def test_sentences_longer_than_a_window_are_padded(longest, window, gpu, tokenizer, monkeypatch):
-    model = architecture("modernbert", len(tokenizer), local_attention=16)
+    model = made("modernbert", len(tokenizer), local_attention=16)
     encoder, used = Encoder(model, tokenizer).eval(), []
     whole = unpadded.hidden
     monkeypatch.setattr(unpadded, "hidden", lambda *a, **k: used.append(1) or whole(*a, **k))
@@ -97,7 +103,7 @@ def test_sentences_longer_than_a_window_are_padded(longest, window, gpu, tokeniz
 
 
 def test_threads_do_not_take_one_anothers_attention(gpu, tokenizer):
-    model = architecture("modernbert", len(tokenizer), local_attention=16)
+    model = made("modernbert", len(tokenizer), local_attention=16)
     encoder = Encoder(model, tokenizer).eval()
     batches = [
         ragged([[5 + i] * n, [7] * 3]) for i in range(20) for n in (4, 30)
@@ -117,7 +123,7 @@ def still(encoder, rows):
 
 def test_a_window_would_be_missed(tokenizer):
     """Beyond it the two differ, so that the test above says something."""
-    model = architecture("modernbert", len(tokenizer), local_attention=16).eval()
+    model = made("modernbert", len(tokenizer), local_attention=16).eval()
     for weight in model.parameters():
         weight.data += 0.2 * torch.randn_like(weight)
     rows = ragged([list(range(5, 5 + n)) for n in (3, 30)])
@@ -130,7 +136,7 @@ def test_a_window_would_be_missed(tokenizer):
 
 
 def test_encode_gives_the_vectors_of_padded_batches(gpu, tokenizer):
-    embedder = embedder_of(Encoder(architecture("modernbert", len(tokenizer)), tokenizer), kind="mean").eval()
+    embedder = embedder_of(Encoder(made("modernbert", len(tokenizer)), tokenizer), kind="mean").eval()
     assert embedder.encoder.attention(torch.device("cuda")) == "jagged"
     found = embedder.encode(SENTENCES)
     embedder.encoder.batches = "padded"
@@ -154,7 +160,7 @@ def test_dropout_of_attention_is_the_encoders(monkeypatch):
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
 def test_with_gradient_checkpointing_batches_are_padded(gpu, tokenizer):
     """A layer computed again in the backward pass would have another attention than the first time."""
-    encoder = Encoder(architecture("electra", WORDS, **SETTINGS["electra"]), tokenizer).train()
+    encoder = Encoder(made("electra"), tokenizer).train()
     for part in encoder.modules():
         if isinstance(part, torch.nn.Dropout):
             part.p = 0.0

@@ -63,10 +63,8 @@ def hidden(backbone: Any, batch: Ragged, layers: Sequence[int], *, first: bool) 
     """n sentences -> (k, t, d) hidden states of these layers, 0 the embeddings; first: (k, n, d)."""
     every = list(layers) != [backbone.config.num_hidden_layers]
     given = {"input_ids": batch.ids, "position_ids": places(batch)[1]}
-    if "token_type_ids" in inspect.signature(backbone.forward).parameters:
-        given["token_type_ids"] = torch.zeros_like(
-            batch.ids
-        )  # else some releases have no more than positions
+    if "token_type_ids" in inspect.signature(backbone.forward).parameters:  # else no more than positions
+        given["token_type_ids"] = torch.zeros_like(batch.ids)
     rows: Any = {name: x.unsqueeze(0) for name, x in given.items()}
     with undisturbed(backbone):
         own = backbone.config._attn_implementation
