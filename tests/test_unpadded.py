@@ -105,9 +105,8 @@ def test_sentences_longer_than_a_window_are_padded(longest, window, gpu, tokeniz
 def test_threads_do_not_take_one_anothers_attention(gpu, tokenizer):
     model = made("modernbert", len(tokenizer), local_attention=16)
     encoder = Encoder(model, tokenizer).eval()
-    batches = [
-        ragged([[5 + i] * n, [7] * 3]) for i in range(20) for n in (4, 30)
-    ]  # unpadded and padded in turn
+    in_turn = [(i, n) for i in range(20) for n in (4, 30)]  # unpadded and padded
+    batches = [ragged([[5 + i] * n, [7] * 3]) for i, n in in_turn]
     with torch.no_grad():
         expected = [encoder(rows, [-1]) for rows in batches]
         with ThreadPoolExecutor(4) as pool:
@@ -128,10 +127,8 @@ def test_a_window_would_be_missed(tokenizer):
         weight.data += 0.2 * torch.randn_like(weight)
     rows = ragged([list(range(5, 5 + n)) for n in (3, 30)])
     layer = [model.config.num_hidden_layers]
-    ours, theirs = (
-        unpadded.hidden(model, rows, layer, first=False),
-        transformers_own(model, rows, layer, False),
-    )
+    ours = unpadded.hidden(model, rows, layer, first=False)
+    theirs = transformers_own(model, rows, layer, False)
     assert (ours - theirs).abs().max() > 1e-3
 
 

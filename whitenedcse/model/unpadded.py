@@ -66,7 +66,7 @@ def hidden(backbone: Any, batch: Ragged, layers: Sequence[int], *, first: bool) 
     if "token_type_ids" in inspect.signature(backbone.forward).parameters:  # else no more than positions
         given["token_type_ids"] = torch.zeros_like(batch.ids)
     rows: Any = {name: x.unsqueeze(0) for name, x in given.items()}
-    with undisturbed(backbone):
+    with LOCK:
         own = backbone.config._attn_implementation
         backbone.set_attn_implementation(NAME)
         try:
