@@ -3,63 +3,60 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from evaluate import judged
-from whitenedcse import launch, runs
+from evaluate import scored
+from whitenedcse.app import configuration, launch
+from whitenedcse.app.run import Run
 from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.data.sources import located
 from whitenedcse.evaluation.tasks import subsets, task
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import folder
-from whitenedcse.report import record
-from whitenedcse.training.health import Health
-from whitenedcse.training.loggers import Metrics, Record
-from whitenedcse.training.module import ContrastiveTraining
-from whitenedcse.training.progress import progress_bar
-from whitenedcse.training.randomness import seed_everything
-from whitenedcse.training.safekeeping import Safekeeping
-from whitenedcse.training.trainer import Trainer
+from whitenedcse.training.loggers import Metrics, Record, progress_bar
+from whitenedcse.training.module import ContrastiveTraining, seed_everything
+from whitenedcse.training.monitor import Health
+from whitenedcse.training.trainer import Safekeeping, Trainer
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 @launch.job
 def train(cfg: DictConfig) -> float | None:
-    """One run, begun or continued; returns the best dev score, for a sweeper to maximise."""
-    run, settings = launch.checked(cfg), OmegaConf.to_yaml(cfg, resolve=True)
+    """One run, begun or resumed; returns the best dev score, for a sweeper to maximise."""
+    run, settings = configuration.checked(cfg), OmegaConf.to_yaml(cfg, resolve=True)
     plain = instantiate(cfg.trainer)(logger=False)
-    if runs.mine(run, settings, plain.num_devices):
+    if launch.mine(run, settings, plain.num_devices):
         trained(cfg, run, settings, plain.strategy.root_device)
-    return record.best(run)
+    return run.best_score
 
 
-def trained(cfg: DictConfig, run: Path, settings: str, device: Any) -> None:
+def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     """Train in this process, alone or as one of several ranks."""
     find: list[Any] = [lambda: folder(cfg.encoder.path)] if "path" in cfg.encoder else []
     find += [partial(task, name) for name in cfg.tasks.names]
-    dev = launch.require([*find, lambda: located(cfg.data.corpus), lambda: subsets(cfg.monitor.dev)])[-1]
+    find += [lambda: located(cfg.data.corpus), lambda: subsets(cfg.monitor.dev)]
+    dev = configuration.require(find)[-1]
     seed_everything(cfg.seed)
     module, data = built(cfg)
     attention = module.embedder.encoder.attention(device)
     launch.say(f"{data.counts}; attention: {attention}")
     facts = {"seed": cfg.seed, "device": device.type, "attention": attention}
-    facts |= {name: launch.choice(name) for name in ("experiment", "system")}
-    checkpoint = runs.begin(run, settings, facts, data.tokens.digests)
-    monitor = instantiate(cfg.monitor)(dev=dev, directory=run / "best", say=launch.say)
-    keep = Safekeeping(run / "checkpoints", cfg.checkpoint_every, monitor.every, settings, launch.say)
+    facts |= {name: configuration.choice(name) for name in ("experiment", "system")}
+    checkpoint = launch.begin(run, settings, facts, data.tokens.digests)
+    monitor = instantiate(cfg.monitor)(dev=dev, directory=run.best, say=launch.say)
+    keep = Safekeeping(run.checkpoints, cfg.checkpoint_every, monitor.every, settings, launch.say)
     callbacks = [keep, Record(), monitor, Health(monitor, launch.say), progress_bar(launch.say)]
-    extra = [instantiate(cfg.logger)(run=run)] if cfg.logger else []
-    loggers = [Metrics(run / "metrics.csv", checkpoint), *extra]
+    extra = [instantiate(cfg.logger)(run=run.path)] if cfg.logger else []
+    loggers = [Metrics(run.metrics, checkpoint), *extra]
     trainer: Trainer = instantiate(cfg.trainer)(logger=loggers, callbacks=callbacks)
     trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
     if trainer.is_global_zero:
-        tests = launch.tests(cfg, run)
-        runs.end(run, monitor.summary(), loggers, partial(judged, tests) if tests else None)
+        tests = configuration.tests(cfg, run)
+        launch.finish(run, monitor.summary(), loggers, partial(scored, tests) if tests else None)
 
 
 def built(cfg: DictConfig) -> tuple[ContrastiveTraining, SentenceData]:

@@ -32,10 +32,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from whitenedcse.durable import digest
-from whitenedcse.report import record
-from whitenedcse.report.formats import Grid, as_rich, console
-from whitenedcse.training.checkpoints import step_of, written
+from whitenedcse.app.compute import environment
+from whitenedcse.app.durable import digest
+from whitenedcse.app.terminal import Grid, as_rich, console
+from whitenedcse.training.trainer import step_of, written
 
 ROOT = Path(__file__).parents[1]
 TINY = ["encoder.width=16", "encoder.layers=1", "encoder.heads=2", "trainer.max_steps=60"]
@@ -430,7 +430,7 @@ def main() -> None:
     grid = Grid("chaos", columns, [row.cells() for row in rows], summary(rows), {1, 2, 3, 5})
     console().print(as_rich(grid))
     if options.json:
-        facts = {"seed": options.seed, "quick": options.quick, **record.environment()}
+        facts = {"seed": options.seed, "quick": options.quick, **environment()}
         text = json.dumps(
             {**facts, "summary": summary(rows), "rows": [row._asdict() for row in rows]}, indent=2
         )

@@ -16,7 +16,6 @@ import time
 import torch
 
 from whitenedcse.data.datamodule import Batch
-from whitenedcse.model.checkpoint import load
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Head, Whitening
 from whitenedcse.ragged import ragged
@@ -71,7 +70,7 @@ def alone(model: str, n: int, chunk: int, tokens: int) -> tuple[float, float]:
 
 def measured(model: str, n: int, chunk: int | None, tokens: int) -> tuple[float, float]:
     """Peak MiB of a second step beyond what the process held before any, and its seconds."""
-    plain = load(model)
+    plain = Embedder.load(model)
     head = Head(
         width=plain.encoder.width,
         whitening=Whitening(**ZCA, gradient="centre", partition="view", momentum=0.99),
@@ -80,7 +79,7 @@ def measured(model: str, n: int, chunk: int | None, tokens: int) -> tuple[float,
     )
     module = ContrastiveTraining(
         embedder=Embedder(encoder=plain.encoder, pooling=plain.pooling, head=head, embedding="encoder"),
-        loss=MultiPositiveLoss(**LOSS, hard_negative_log_weight=0.0, force_literal=False),
+        loss=MultiPositiveLoss(**LOSS, hard_negative_log_weight=0.0),
         optimizer=lambda parameters, total_steps: None,
         views=2,
         mlm=None,

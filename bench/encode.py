@@ -27,7 +27,6 @@ from sentence_transformers.sentence_transformer import modules
 from bench import measure
 from bench.measure import Variant
 from whitenedcse.data.sources import present, roots
-from whitenedcse.model.checkpoint import load
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.pooling import Pooling
 
@@ -85,7 +84,7 @@ def plain(model: str) -> bool:
 
 def embedder(model: str) -> Embedder:
     """Ours, a plain encoder with the mean of its last layer."""
-    ours = load(model, Pooling(kind="mean", layers=[-1]) if plain(model) else None).eval()
+    ours = Embedder.load(model, Pooling(kind="mean", layers=[-1]) if plain(model) else None).eval()
     ours.max_length = min(ours.max_length, MAX_LENGTH)
     return ours
 

@@ -30,8 +30,7 @@ from transformers import AutoModel
 from bench import measure
 from bench.encode import embedder, parsed, plain
 from bench.measure import Variant
-from whitenedcse.evaluation.correlation import evaluate
-from whitenedcse.evaluation.sts import Subset
+from whitenedcse.evaluation.sts import Subset, evaluate
 from whitenedcse.evaluation.suite import plan
 from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model.embedder import Embedder

@@ -30,14 +30,13 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from train import built
+from whitenedcse.app.configuration import CONF
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.datamodule import EpochOrder
 from whitenedcse.data.sources import located, roots
 from whitenedcse.evaluation.tasks import TASKS, task, texts
-from whitenedcse.launch import CONF
 from whitenedcse.model.encoder import quiet
-from whitenedcse.training.loggers import Metrics, Record
-from whitenedcse.training.progress import PlainProgress
+from whitenedcse.training.loggers import Metrics, PlainProgress, Record
 
 SEED, LR, CLIP, TEMPERATURE = 0, 3e-5, 1.0, 0.05
 

@@ -46,9 +46,9 @@ from transformers import AutoModel, AutoTokenizer
 from bench import measure
 from bench.measure import Variant
 from bench.peers import BERTS, Loop, Work, corpus, encoder, ours, sentence_transformers, silence, simcse
+from whitenedcse.app.compute import prefers_onednn
 from whitenedcse.data.tokens import token_ids
-from whitenedcse.model.operations import multiply
-from whitenedcse.precision import prefers_onednn
+from whitenedcse.model.packed import multiply
 
 TRAINER = measure.installed("accelerate")
 ONEDNN = {torch.ops.mkldnn._linear_pointwise: lambda x, weight, *_, **__: 2 * x[0] * x[1] * weight[0]}

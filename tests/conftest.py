@@ -8,6 +8,7 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
+import fsspec
 import pytest
 import torch
 from lightning import seed_everything
@@ -150,16 +151,31 @@ def refusal(monkeypatch, tmp_path, capsys):
     return start
 
 
+@pytest.fixture
+def remote():
+    """A function that puts bytes at memory://NAME, a file system without a disk, and returns that URL."""
+    memory = fsspec.filesystem("memory")
+
+    def put(name, data):
+        memory.pipe(f"/{name}", data)
+        return f"memory://{name}"
+
+    yield put
+    memory.store.clear()
+
+
 @contextmanager
 def serving(handler):
     """A web server on this machine; yields its address."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:  # else pytest waits for the thread of a test that failed
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def nowhere():
@@ -192,8 +208,8 @@ def projected(embedder, positives, negatives=None, *, n, views):
     return embedder.project(x, passes=positives.n // n, views=views)
 
 
-def paced(room, monkeypatch):
-    """What a room says through `pace`: what it does and of how many, then how many more at a time."""
+def paced(module, monkeypatch):
+    """What a module says through `pace`: what it does and of how many, then how many more at a time."""
     told = []
 
     @contextmanager
@@ -201,5 +217,5 @@ def paced(room, monkeypatch):
         told.append(given)
         yield told.append
 
-    monkeypatch.setattr(room, "pace", pace)
+    monkeypatch.setattr(module, "pace", pace)
     return told

@@ -1,4 +1,4 @@
-"""The house as the README's layout table draws it: who may import whom, and what a setting builds."""
+"""The layout as CONTRIBUTING.md draws it: which module may import which, and what a setting builds."""
 
 import ast
 import importlib
@@ -13,133 +13,34 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-import whitenedcse.launch
+from whitenedcse.app import configuration
+from whitenedcse.app.run import flat
 from whitenedcse.report import published
-from whitenedcse.settings import flat
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 FILES = sorted((ROOT / "whitenedcse").rglob("*.py"))
+MOST = 60  # modules, packages' docstrings aside
 
-# room: the rooms it may import, beside its own package's __init__
-ROOMS = {
-    "__init__": ["model.embedder", "search.index", "evaluation.postprocess"],
-    "precision": [],
-    "threads": [],
-    "roots": [],
-    "whitening": ["precision", "roots"],
+# what every module may import, and what these may import themselves
+GROUND = {
+    "app.compute": [],
+    "app.durable": [],
+    "app.terminal": [],
+}
+# a folder, or a module beside the folders: what else of the package it may import
+FOLDERS = {
+    "linalg": [],
+    "whitening": ["linalg"],
     "ragged": [],
-    "settings": [],
-    "durable": [],
-    "ranks": ["threads"],
-    "data.files": [],
-    "data.corpus": ["data.files"],
-    "data.sources": ["data", "durable"],
-    "data.tokens": ["data", "ragged", "durable", "pace", "threads"],
-    "data.words": [],
-    "data.workers": ["data.words"],
-    "data.repetition": ["ragged"],
-    "data.datamodule": ["data", "ragged"],
-    "model.encoder": ["data", "ragged", "model"],
-    "model.backbones": ["ragged"],
-    "model.packed": ["precision", "ragged", "model.attention", "model.operations"],
-    "model.unpadded": ["model.attention", "ragged"],
-    "model.attention": ["model.operations", "precision", "ragged"],
-    "model.operations": ["precision"],
-    "model.pooling": ["precision"],
-    "model.head": ["precision", "roots", "whitening"],
-    "model.final": [],
-    "model.embedder": ["model", "precision", "ragged", "data.tokens", "pace", "threads"],
-    "model.mteb": ["model", "data.tokens"],
-    "model.planes": ["model", "ragged", "data.sources"],
-    "model.source": ["model", "data.tokens"],
-    "model.sentence_transformers": ["model", "durable"],
-    "model.checkpoint": ["model", "durable"],
-    "training.loss": ["precision"],
-    "training.optim": [],
-    "training.mlm": ["model", "precision", "ragged"],
-    "training.module": ["training", "model", "data", "precision", "ragged", "threads"],
-    "training.pieces": ["ragged", "threads"],
-    "training.monitor": ["training", "model.checkpoint", "evaluation"],
-    "training.progress": [],
-    "training.loggers": ["training.checkpoints", "durable", "evaluation.geometry"],
-    "training.dashboard": ["evaluation.suite", "durable"],
-    "training.health": ["training.monitor"],
-    "training.gather": [],
-    "training.randomness": [],
-    "training.checkpoints": ["durable"],
-    "training.safekeeping": ["training.gather", "ranks"],
-    "training.trainer": ["training.checkpoints", "ranks"],
-    "evaluation.sts": ["data.files"],
-    "evaluation.transfer": ["data.files", "evaluation.linear"],
-    "evaluation.linear": [],
-    "evaluation.classifiers": ["evaluation.linear"],
-    "evaluation.correlation": ["evaluation.sts"],
-    "evaluation.statistics": [],
-    "evaluation.moments": [],
-    "evaluation.doctor": ["evaluation", "data", "durable"],
-    "evaluation.layers": ["evaluation"],
-    "evaluation.tasks": ["evaluation", "data"],
-    "evaluation.protocol": ["evaluation", "data.sources"],
-    "evaluation.geometry": ["precision"],
-    "evaluation.postprocess": ["evaluation.moments", "durable", "whitening"],
-    "evaluation.suite": ["evaluation"],
-    "pace": [],
-    "export.whitened": ["data", "evaluation.postprocess", "model", "pace"],
-    "export.transformers": ["model"],
-    "export.sentence_transformers": ["export.transformers", "model"],
-    "export.onnx": ["export.transformers", "model"],
-    "export.verify": ["data.sources", "evaluation"],
-    "export.card": ["model", "report", "durable"],
-    "export.directory": ["export", "durable", "model"],
-    "arguments": ["data.sources", "evaluation.postprocess", "export.whitened", "model"],
-    "export.command": ["arguments", "export", "data.sources", "evaluation.postprocess", "report.formats"],
-    "demo.trial": ["evaluation.postprocess", "export.whitened", "model", "search.nearest"],
-    "demo.page": ["demo.trial"],
-    "demo.command": ["arguments", "demo", "data", "report.formats"],
-    "bulk.shards": ["durable"],
-    "bulk.encoding": ["bulk", "data", "model", "pace", "ranks"],
-    "bulk.command": ["arguments", "bulk", "data.sources", "ranks", "report.formats"],
-    "search.nearest": [],
-    "search.files": ["durable", "model"],
-    "search.index": ["search", "data", "export.whitened", "model", "pace"],
-    "search.bench": ["search", "evaluation.postprocess", "pace", "report.formats"],
-    "search.command": ["arguments", "search", "data", "report.formats"],
-    "report.record": ["report.history", "durable", "settings"],
-    "report.formats": [],
-    "report.tables": ["report", "evaluation"],
-    "report.judgements": ["evaluation", "durable"],
-    "report.comparison": ["report", "evaluation"],
-    "report.plots": [],
-    "report.figures": ["report", "evaluation"],
-    "report.history": ["durable"],
-    "report.groups": ["report", "settings"],
-    "report.sweep": ["report", "evaluation", "durable"],
-    "report.curves": ["report"],
-    "report.contrasts": ["report"],
-    "report.page": ["report", "durable"],
-    "report.published": ["report", "evaluation"],
-    "report.workspace": ["training.dashboard"],
-    "evaluation.command": ["arguments", "evaluation.doctor", "data.sources", "report.formats"],
-    "report.command": ["arguments", "report"],
-    "cli": [
-        "arguments",
-        "evaluation.command",
-        "report.command",
-        "export.command",
-        "bulk.command",
-        "search.command",
-        "demo.command",
-    ],
-    "launch": [
-        "settings",
-        "ranks",
-        "report.formats",
-        "report.history",
-        "precision",
-        "training.dashboard",
-    ],
-    "runs": ["launch", "ranks", "report", "durable", "training.checkpoints"],
+    "data": ["ragged"],
+    "model": ["linalg", "whitening", "ragged", "data"],
+    "evaluation": ["linalg", "whitening", "data"],
+    "training": ["ragged", "data", "model", "evaluation", "app.ranks", "app.run"],
+    "report": ["evaluation", "app.run"],
+    "serving": ["data", "model", "evaluation", "report", "app.ranks", "app.run"],
+    "app": ["data", "model", "evaluation", "training", "report", "serving"],
+    "__init__": ["model.embedder", "serving.index", "evaluation.postprocess"],
 }
 
 GROUPS = {  # conf/<group> builds symbols of
@@ -148,57 +49,91 @@ GROUPS = {  # conf/<group> builds symbols of
     "pooling": "whitenedcse.model.pooling",
     "head": "whitenedcse.model.head",
     "loss": "whitenedcse.training.loss",
-    "optim": "whitenedcse.training.optim",
+    "optim": "whitenedcse.training.module",
     "monitor": "whitenedcse.training.monitor",
     "logger": "whitenedcse.training.(loggers|dashboard)",
-    "mlm": "whitenedcse.training.mlm",
+    "mlm": "whitenedcse.training.loss",
     "trainer": "whitenedcse.training.trainer",
 }
 
 
-def room(path):
+def named(path):
+    """The dotted name of a module below the package."""
     name = ".".join(path.relative_to(ROOT / "whitenedcse").with_suffix("").parts)
     return name.removesuffix(".__init__") if name != "__init__" else name
 
 
+MODULES = {named(path): path for path in FILES}
+
+
+def for_types_alone(tree):
+    """The nodes below `if TYPE_CHECKING:`, which nothing runs."""
+    tests = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+    return {id(node) for test in tests for node in ast.walk(test)}
+
+
 def imports(path):
-    """The rooms that a file imports, and the outside packages."""
+    """The modules that a file imports, wherever it does: of the package and from outside."""
     tree = ast.parse(path.read_text())
+    skipped = for_types_alone(tree) if path.name != "__init__.py" else set()
     for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module == "whitenedcse":
-            yield from (f"whitenedcse.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module.startswith("whitenedcse."):
-            submodules = [f"{node.module}.{alias.name}" for alias in node.names]
-            known = [name for name in submodules if name.removeprefix("whitenedcse.") in ROOMS]
-            yield from known or [node.module]
         elif isinstance(node, ast.ImportFrom):
-            yield node.module
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            known = [name for name in inside if name.removeprefix("whitenedcse.") in MODULES]
+            yield from known or [node.module]
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if room(p) in ROOMS or p.name != "__init__.py"], ids=room)
-def test_a_room_imports_only_from_the_rooms_the_table_allows(path):
-    used = {name.removeprefix("whitenedcse.") for name in imports(path) if name.startswith("whitenedcse.")}
-    allowed = ROOMS[room(path)]  # a new file has no line in the table: write one
-    assert {name for name in used if not any(f"{name}.".startswith(f"{a}.") for a in allowed)} == set()
-    assert [a for a in allowed if not any(f"{name}.".startswith(f"{a}.") for name in used)] == []
+def used(path):
+    """The modules of the package that a file imports."""
+    return {name.removeprefix("whitenedcse.") for name in imports(path) if name.startswith("whitenedcse.")}
 
 
-def test_every_line_of_the_table_is_a_room():
-    assert set(ROOMS) <= {room(path) for path in FILES}
+def within(name, folders):
+    """Whether a module is one of these, or in one of these folders."""
+    return any(f"{name}.".startswith(f"{folder}.") for folder in folders)
 
 
-@pytest.mark.parametrize(
-    ("package", "rooms"), [("hydra", {"launch", "runs"}), ("wandb", {"report.workspace"})]
-)
-def test_only_these_rooms_know(package, rooms):
-    assert {room(path) for path in FILES if any(n.split(".")[0] == package for n in imports(path))} == rooms
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_imports_only_what_its_folder_may(name):
+    allowed = GROUND.get(name)
+    if allowed is None:
+        folder = name.partition(".")[0]
+        allowed = [folder, *FOLDERS[folder], *GROUND]
+    assert {other for other in used(MODULES[name]) if not within(other, allowed)} == set()
 
 
-@pytest.mark.parametrize("path", FILES, ids=room)
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_permission_is_used(folder):
+    found = set().union(*(used(path) for name, path in MODULES.items() if within(name, [folder])))
+    assert [other for other in FOLDERS[folder] if not any(within(name, [other]) for name in found)] == []
+
+
+def test_no_module_imports_itself_through_others():
+    later = {name: used(path) & MODULES.keys() for name, path in MODULES.items()}
+    while ends := [name for name, others in later.items() if not others & later.keys()]:
+        for name in ends:
+            del later[name]
+    assert later == {}
+
+
+def test_there_are_few_modules():
+    assert len([path for path in FILES if path.name != "__init__.py"]) <= MOST
+
+
+@pytest.mark.parametrize(("package", "modules"), [("hydra", "app"), ("wandb", "training.dashboard")])
+def test_only_these_know(package, modules):
+    found = {name for name, path in MODULES.items() if any(n.split(".")[0] == package for n in imports(path))}
+    assert found and all(within(name, [modules]) for name in found)
+
+
+@pytest.mark.parametrize("path", FILES, ids=named)
 def test_files_are_short_and_named_for_what_they_hold(path):
-    assert len(path.read_text().splitlines()) <= 300
+    lines = len(path.read_text().splitlines())
+    assert lines <= 300 and (lines >= 40 or path.name == "__init__.py")
     assert path.stem not in ("utils", "helpers", "common", "misc", "base")
 
 
@@ -274,13 +209,13 @@ def test_every_file_of_settings_opens_with_what_it_is_for(path):
 @pytest.mark.parametrize("group", ["experiment", "system", "sweep"])
 def test_a_lab_note_begins_with_what_help_says_in_a_line(group):
     for path in (CONF / group).glob("*.yaml"):
-        said = whitenedcse.launch.note(path)
+        said = configuration.note(path)
         assert 15 < len(said) <= 105 and "python train.py" not in said, path.stem
 
 
 def test_a_note_may_speak_of_the_environment(tmp_path):
     (tmp_path / "x.yaml").write_text("# @package _global_\n# From $HOME, in\n# 2.5 steps. More.\nviews: 2\n")
-    assert whitenedcse.launch.note(tmp_path / "x.yaml") == "From $$HOME, in 2.5 steps"
+    assert configuration.note(tmp_path / "x.yaml") == "From $$HOME, in 2.5 steps"
 
 
 @pytest.mark.parametrize(
@@ -364,8 +299,15 @@ def test_what_a_script_takes_from_the_package_is_there(path):
                 assert hasattr(module, alias.name) or importlib.util.find_spec(inside), inside
 
 
-def test_the_readme_draws_every_room():
+def test_the_layout_in_contributing_has_every_module():
+    drawn = re.findall(r"^\| `([a-z_/]+\.py)`", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.M)
+    assert drawn == sorted(drawn, key=drawn.index)
+    assert set(drawn) == {str(p.relative_to(ROOT / "whitenedcse")) for p in FILES if p.name != "__init__.py"}
+
+
+def test_the_layout_in_the_readme_has_every_folder_and_is_short():
     readme = (ROOT / "README.md").read_text()
-    for name in ROOMS:
-        file = re.sub(r"\.", "/", name) + ".py"
-        assert name == "__init__" or f"`whitenedcse/{file}`" in readme, file
+    rows = re.findall(r"^\| `([a-z_/.]+)`", readme[readme.index("## Layout") :], flags=re.M)
+    assert len(rows) <= 12
+    folders = {path.parent.name for path in FILES if path.parent.name != "whitenedcse"}
+    assert {f"whitenedcse/{folder}/" for folder in folders} <= set(rows)

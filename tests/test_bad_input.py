@@ -24,13 +24,13 @@ from hydra.utils import instantiate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from whitenedcse.app.configuration import refuse_unknown
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.evaluation.sts import read as read_task
 from whitenedcse.evaluation.sts import read_pairs
 from whitenedcse.model import checkpoint
 from whitenedcse.model.encoder import Encoder, longest
 from whitenedcse.model.head import refuse
-from whitenedcse.settings import refuse_unknown
 
 ROOT = Path(__file__).parents[1]
 HEADER = "score\tsentence1\tsentence2\n"
@@ -127,7 +127,7 @@ TRAINING = [
     ({}, "loss.temperature=null", ["loss.temperature=null must be a number"]),
     ({}, "loss.weights=3", ["loss.weights=3 must be a list of numbers ([...])"]),
     ({}, "loss.weights=[a]", ['loss.weights=["a"] must be a list of numbers']),
-    ({}, "loss.force_literal=3", ["loss.force_literal=3 must be true or false"]),
+    ({}, "gather=3", ["gather=3 must be true or false"]),
     ({}, "head.whitening.eps=null", ["head.whitening.eps=null must be a number"]),
     ({}, "head.whitening.group_width=2.0", ["head.whitening.group_width=2.0 must be a whole number or null"]),
     ({}, "head.whitening.gradient=some",
@@ -163,7 +163,7 @@ TRAINING = [
     ({}, "loss.weights=[1,inf]", ["loss.weights=[1, inf] must be one or more positive numbers"]),
     ({}, "loss.weights=[1,1,1]", ["loss.weights=[1, 1, 1] for 2 positives; give 1 or 2"]),
     ({}, "loss.hard_negative_log_weight=nan", ["loss.hard_negative_log_weight=nan must be finite"]),
-    ({}, "loss.form=l3", ["loss.form='l3' is not one of l1, l2, l2_literal"]),
+    ({}, "loss.form=l3", ["loss.form='l3' is not one of l1, l2"]),
     ({}, "loss=foo", ["'loss/foo'", "multi_positive"]),
     ({}, "head=foo", ["'head/foo'", "shuffled_group"]),
     ({}, "pooling=foo", ["'pooling/foo'", "cls first_last last max mean pooler"]),
@@ -233,6 +233,8 @@ TRAINING = [
     ),
     # the corpus
     ({}, "data.corpus=no.txt", ["no.txt: no such file or directory"]),
+    ({}, "data.corpus=s4://b/no.txt.gz", ["s4://b/no.txt.gz: cannot be read: Protocol not known: s4"]),
+    ({}, "data.corpus=memory://no.txt", ["memory://no.txt: no such file, or out of reach"]),
     ({"empty/x.bin": ""}, "data.corpus=empty", ["empty: no text here", ".jsonl"]),
     ({"e.txt": ""}, "data.corpus=e.txt", ["e.txt: 0 usable sentences in 0 lines"]),
     ({"e.txt": "\n \n\t\n"}, "data.corpus=e.txt", ["e.txt: 0 usable sentences in 3 lines, 3 blank"]),
@@ -666,7 +668,7 @@ W |= {"floor": 0.0, "partition": "view", "momentum": 0.99}
 BUILT = {  # a symbol, its settings, and what a script gives it
     "training.loss.MultiPositiveLoss": (
         {"form": "l1", "temperature": 0.05, "weights": [1.0], "denominator": "view",
-         "hard_negative_log_weight": 0.0, "force_literal": False}, {},
+         "hard_negative_log_weight": 0.0}, {},
     ),
     "model.head.Whitening": (W, {}),
     "model.head.Head": ({"whitening": None, "dense": True, "position": "before"}, {"width": 16}),

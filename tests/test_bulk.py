@@ -25,16 +25,16 @@ from numpy.testing import assert_allclose
 from tokenizers import normalizers
 from torch.multiprocessing import ProcessRaisedException
 
-from whitenedcse import cli
-from whitenedcse.bulk import encoding, shards
-from whitenedcse.bulk.encoding import Job, encoded
-from whitenedcse.bulk.shards import Form, arrays
+from whitenedcse.app import cli, durable
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.export.whitened import ending, whitened
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.final import Final
+from whitenedcse.model.planes import digest_of
+from whitenedcse.model.pooling import Final
+from whitenedcse.serving import bulk as bulk_module
+from whitenedcse.serving.bulk import Form, Job, arrays, encoded
+from whitenedcse.serving.exports import ending, whitened
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES[:3]]
 TEXTS[5:5] = ["", "  ", TEXTS[1], "the", " ".join(SENTENCES * 4)]  # blank, equal, short, beyond the limit
@@ -89,6 +89,17 @@ def test_row_i_of_the_files_is_row_i_of_the_input(embedder, corpus, tmp_path, to
     assert np.array_equal(np.concatenate(peer), np.concatenate(got))
 
 
+def test_a_corpus_at_a_url_gives_the_vectors_of_the_local_one(embedder, corpus, tmp_path, remote):
+    url = remote("far/corpus.txt", Path(corpus.path).read_bytes())
+    for name, path in {"near": corpus.path, "far": url}.items():
+        assert encoded(job_of(embedder, Corpus(path), tmp_path / name, form=FORM)) == len(TEXTS)
+    near, far = (np.concatenate(list(arrays(tmp_path / name))) for name in ("near", "far"))
+    assert np.array_equal(near, far)
+    remote("far/corpus.txt", b"another text\n")
+    with pytest.raises(ValueError, match="the input is another, or was changed"):
+        encoded(job_of(embedder, Corpus(url), tmp_path / "far", form=FORM))
+
+
 def test_the_command_encodes_a_column_whitened_to_k_components(embedder, tmp_path, capsys):
     checkpoint.save(embedder, tmp_path / "best")
     rows = "".join(json.dumps({"id": str(i), "text": text}) + "\n" for i, text in enumerate(TEXTS))
@@ -134,7 +145,7 @@ def test_only_what_is_missing_is_encoded_and_the_progress_says_so(embedder, corp
     with pytest.raises(ValueError, match="lacks 2 of 5 files"):
         list(arrays(out))
 
-    told = paced(encoding, monkeypatch)
+    told = paced(bulk_module, monkeypatch)
     plain = Embedder.encode
     monkeypatch.setattr(
         Embedder, "encode", lambda self, texts, **how: (seen.extend(texts), plain(self, texts, **how))[1]
@@ -160,14 +171,14 @@ KILLED = """
 import os, signal, sys, time
 from functools import partial
 from pathlib import Path
-from whitenedcse.bulk.encoding import Job, encoded
-from whitenedcse.bulk.shards import Form
+from whitenedcse.serving.bulk import Job, encoded
+from whitenedcse.serving.bulk import Form
 from whitenedcse.data.corpus import Corpus
-from whitenedcse.model import checkpoint
+from whitenedcse.model.embedder import Embedder
 
 source, corpus, out = sys.argv[1:]
 done = lambda: len(list(Path(out).glob("shard-*.npy")))
-job = Job(partial(checkpoint.load, source), source, Corpus(corpus), Path(out), Form(shard=100))
+job = Job(partial(Embedder.load, source), source, Corpus(corpus), Path(out), Form(shard=100))
 for processes, files in ((1, 3), (2, 9)):
     if not (child := os.fork()):
         encoded(job, processes)
@@ -196,7 +207,7 @@ def test_killed_twice_and_gone_on_with_the_bytes_are_those_of_an_uninterrupted_r
         time.sleep(0.05)
     assert not any(map(alive, workers))
     job = job_of(
-        None, corpus, out, opened=partial(checkpoint.load, source), source=source, form=Form(shard=100)
+        None, corpus, out, opened=partial(Embedder.load, source), source=source, form=Form(shard=100)
     )
     assert 0 < encoded(job) < 3_000
     encoded(whole := replace(job, out=tmp_path / "whole"))
@@ -207,7 +218,7 @@ def test_when_one_of_two_processes_dies_what_is_finished_stays(embedder, tmp_pat
     checkpoint.save(embedder, tmp_path / "best")
     corpus, out = corpus_of(many(3_000), tmp_path), tmp_path / "out"
     job = job_of(
-        None, corpus, out, opened=partial(checkpoint.load, str(tmp_path / "best")), form=Form(shard=100)
+        None, corpus, out, opened=partial(Embedder.load, str(tmp_path / "best")), form=Form(shard=100)
     )
 
     def kill_one():
@@ -217,9 +228,7 @@ def test_when_one_of_two_processes_dies_what_is_finished_stays(embedder, tmp_pat
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    with pytest.raises(
-        OSError, match="SIGKILL; finished files are kept, and the same command goes on"
-    ) as error:
+    with pytest.raises(OSError, match="SIGKILL; files are kept, and the same command resumes") as error:
         encoded(job, 2)
     killer.join()
     assert "\n" not in str(error.value) and not multiprocessing.active_children()
@@ -242,8 +251,8 @@ def test_an_error_in_a_process_is_one_line(embedder, corpus, tmp_path, monkeypat
         def join(self, timeout):
             raise ProcessRaisedException("-- Process 1:\nTraceback\n  line\nOSError: disk full\n", 1, 99)
 
-    monkeypatch.setattr(encoding, "spawn", lambda *args, **how: Workers())
-    with pytest.raises(OSError, match="^a process failed: OSError: disk full; finished files are kept"):
+    monkeypatch.setattr(bulk_module, "spawn", lambda *args, **how: Workers())
+    with pytest.raises(OSError, match="^a process failed: OSError: disk full; files are kept"):
         encoded(job_of(embedder, corpus, tmp_path / "out", form=FORM), 2)
 
 
@@ -253,10 +262,10 @@ def test_each_of_two_processes_has_its_share(embedder, corpus, tmp_path):
     whole = contents(job.out)
     for number in range(5):
         (job.out / f"shard-0000{number}.npy").unlink()
-    manifest = shards.begun(job.out)
-    encoding.worker(1, job, manifest, [0, 1, 2, 4], 2)
-    assert shards.missing(job.out, manifest) == [0, 2, 3]
-    encoding.worker(0, job, manifest, [0, 2, 3], 1)
+    manifest = bulk_module.begun(job.out)
+    bulk_module.worker(1, job, manifest, [0, 1, 2, 4], 2)
+    assert bulk_module.unwritten(job.out, manifest) == [0, 2, 3]
+    bulk_module.worker(0, job, manifest, [0, 2, 3], 1)
     assert contents(job.out) == whole
 
 
@@ -309,21 +318,21 @@ def test_going_on_otherwise_is_refused(embedder, corpus, bert, tmp_path):
 
 def test_all_that_decides_a_vector_has_a_part_in_the_digest(embedder):
     """Maps of one provenance and other numbers, other heads, another limit, another tokenizer."""
-    digests = [encoding.known_by(embedder)]
+    digests = [digest_of(embedder)]
     for scale in (1.0, 2.0):
         last = Final(
             weight=torch.eye(16) * scale, bias=torch.zeros(16), unit=False, provenance={"by": "hand"}
         )
-        digests.append(encoding.known_by(ending(embedder, last)))
+        digests.append(digest_of(ending(embedder, last)))
     embedder.max_length -= 1
-    digests.append(encoding.known_by(embedder))
+    digests.append(digest_of(embedder))
     with torch.no_grad():
         embedder.head.linear.weight[0, 0] += 1
-    digests.append(encoding.known_by(embedder))
+    digests.append(digest_of(embedder))
     embedder.encoder.tokenizer = copy.deepcopy(embedder.encoder.tokenizer)
     embedder.encoder.tokenizer.backend_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
-    digests.append(encoding.known_by(embedder))
-    assert len(set(digests)) == len(digests) and encoding.known_by(embedder) == digests[-1]
+    digests.append(digest_of(embedder))
+    assert len(set(digests)) == len(digests) and digest_of(embedder) == digests[-1]
 
 
 def test_bad_input_is_refused_before_anything_is_written(embedder, corpus, tmp_path, monkeypatch):
@@ -345,7 +354,7 @@ def test_bad_input_is_refused_before_anything_is_written(embedder, corpus, tmp_p
     assert not (tmp_path / ".lock").exists()
     with pytest.raises(ValueError, match="processes=0"):
         encoded(job_of(embedder, corpus, out), 0)
-    monkey(encoding, "SECONDS", 0.01)
+    monkey(durable, "SECONDS", 0.01)
     with FileLock(out / ".lock"), pytest.raises(ValueError, match="written by another process"):
         encoded(job_of(embedder, corpus, out))
     assert encoded(job_of(embedder, corpus, out)) == 29
@@ -356,7 +365,7 @@ def test_an_input_that_changes_while_it_is_read_is_noticed(embedder, corpus, tmp
     encoded(job_of(embedder, corpus, out, form=FORM))
     corpus_of(TEXTS[:-1], tmp_path)
     with pytest.raises(ValueError, match="was changed while it was read"):
-        list(encoding.blocks(corpus, shards.begun(out), [4], 100))
+        list(bulk_module.blocks(corpus, bulk_module.begun(out), [4], 100))
 
 
 class Bomb:

@@ -11,8 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from whitenedcse.evaluation import classifiers
-from whitenedcse.evaluation.classifiers import DECAYS, classifier, lbfgs, senteval
-from whitenedcse.evaluation.linear import initial_weights
+from whitenedcse.evaluation.classifiers import DECAYS, classifier, initial_weights, lbfgs, senteval
 
 
 def blobs(n, d, c, seed, noise=1.5):

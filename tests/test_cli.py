@@ -14,8 +14,7 @@ from test_doctor import copy, edited
 from test_sources import TEXT, hub, root  # noqa: F401 (fixtures)
 
 import whitenedcse
-from whitenedcse import cli
-from whitenedcse.evaluation import command
+from whitenedcse.app import cli
 
 PACKAGE = Path(cli.__file__).parent
 STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
@@ -31,12 +30,12 @@ def wide(monkeypatch):
 def test_help_comes_without_the_heavy_packages():
     code = """
 import sys
-from whitenedcse import cli
+from whitenedcse.app import cli
 try:
     cli.main(["--help"])
 except SystemExit as end:
     assert end.code == 0
-heavy = {"torch", "numpy", "transformers", "lightning", "datasets", "huggingface_hub", "rich", "hydra"}
+heavy = {"torch", "numpy", "transformers", "lightning", "datasets", "huggingface_hub", "hydra"}
 print(sorted(heavy & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -58,8 +57,8 @@ def test_public_names_are_there_and_others_are_not():
 
 
 def test_the_module_runs_as_a_program():
-    command = [sys.executable, "-m", "whitenedcse.cli", "data", "check", "/nowhere"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=PACKAGE.parent)
+    commands = [sys.executable, "-m", "whitenedcse.app.cli", "data", "check", "/nowhere"]
+    done = subprocess.run(commands, capture_output=True, text=True, cwd=PACKAGE.parent)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: /nowhere: no such folder (HYDRA_FULL_ERROR=1 shows where)\n"
 
@@ -176,5 +175,5 @@ def test_ctrl_c_is_no_traceback(monkeypatch):
     def interrupted(arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "data_check", interrupted)
+    monkeypatch.setattr(cli, "data_check", interrupted)
     assert cli.main(["data", "check"]) == 130

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from whitenedcse.evaluation.protocol import Row
+from whitenedcse.app.run import Run
 from whitenedcse.evaluation.sts import Subset
-from whitenedcse.evaluation.suite import System, judge, plan
+from whitenedcse.evaluation.suite import System, evaluated, headline, plan, recorded
+from whitenedcse.evaluation.tasks import Row
 from whitenedcse.evaluation.transfer import Labelled
-from whitenedcse.report.comparison import compared
-from whitenedcse.report.judgements import headline, load, save
+from whitenedcse.report.tables import compared
 
 
 def task(n, number):
@@ -34,7 +34,7 @@ def run(folder, noise, seed, tasks=None, rows=("as it is",), head="all"):
             )
     x = np.array([[np.cos(angle.get(i, 0)), np.sin(angle.get(i, 0))] for i in range(len(agenda.sentences))])
     turns = [System(x + 0.5 * i * rng.standard_normal(x.shape)) for i in range(len(rows))]  # rows differ
-    judged = [judge(system, agenda, lambda *_: (None, 0), 50) for system in turns]
+    judged = [evaluated(system, agenda, lambda *_: (None, 0), 50) for system in turns]
     facts = {
         "model": "m",
         "experiment": None,
@@ -43,7 +43,7 @@ def run(folder, noise, seed, tasks=None, rows=("as it is",), head="all"):
         "protocol": "simcse",
         "headline": head,
     }
-    save(folder, facts, [Row(name) for name in rows], judged, agenda)
+    Run(folder).end(*recorded(facts, [Row(name) for name in rows], judged, agenda))
     return folder
 
 
@@ -53,7 +53,7 @@ def cells(grid, task):
 
 def test_a_run_is_read_back_as_it_was_written(tmp_path):
     folder = run(tmp_path / "a", 0.1, 0)
-    got = load(folder)
+    got = Run(folder)
     assert got.scores == json.loads((folder / "scores.json").read_text())
     gold, similarity = got.items["gold/B"], got.items["0/B"]
     assert got.items["sizes/B"].tolist() == [80, 80]
@@ -67,7 +67,7 @@ def test_a_real_difference_is_marked_and_noise_is_not(tmp_path):
     a, b, c = run(tmp_path / "a", 0.2, 0), run(tmp_path / "b", 0.21, 1), run(tmp_path / "c", 0.6, 2)
     (grid,) = compared([str(a), str(b), str(c)], 500, 2)
     assert [row[0] for row in grid.rows] == ["A", "B", "average"]
-    mine = [load(path).scores["rows"][0]["sts"]["tasks"]["A"]["all"] for path in (a, b, c)]
+    mine = [Run(path).scores["rows"][0]["sts"]["tasks"]["A"]["all"] for path in (a, b, c)]
     line = cells(grid, "A")
     for i, value in enumerate(mine, 1):
         assert line[str(i)].startswith(f"{value:.2f} ±")
@@ -75,7 +75,7 @@ def test_a_real_difference_is_marked_and_noise_is_not(tmp_path):
     assert line["less 1 3"].startswith(f"{mine[2] - mine[0]:.2f} ±") and line["less 1 3"].endswith("**")
     assert float(line["p of 3"]) < 0.01 < float(line["p of 2"])
     averages = [
-        np.mean([t["all"] for t in load(p).scores["rows"][0]["sts"]["tasks"].values()]) for p in (a, c)
+        np.mean([t["all"] for t in Run(p).scores["rows"][0]["sts"]["tasks"].values()]) for p in (a, c)
     ]
     assert cells(grid, "average")["less 1 3"].startswith(f"{averages[1] - averages[0]:.2f}")
 
@@ -91,7 +91,7 @@ def test_a_pattern_is_one_system_with_its_mean_and_spread_over_seeds(tmp_path):
     good = [run(tmp_path / f"good-{i}", 0.2, i) for i in range(3)]
     run(tmp_path / "bad", 0.7, 9)
     (grid,) = compared([str(tmp_path / "bad"), str(tmp_path / "good-*")], 300, 2)
-    values = [load(path).scores["rows"][0]["sts"]["tasks"]["A"]["all"] for path in good]
+    values = [Run(path).scores["rows"][0]["sts"]["tasks"]["A"]["all"] for path in good]
     shown = cells(grid, "A")["2"]
     assert shown.startswith(f"{np.mean(values):.2f} ±")
     assert shown.endswith(f"(sd {np.std(values, ddof=1):.2f})")
@@ -106,8 +106,8 @@ def test_rows_of_the_same_name_are_compared_with_each_other(tmp_path):
     assert [grid.title for grid in grids] == ["raw: Spearman x 100", "white: Spearman x 100"]
     for grid, numbers in zip(grids, ((0, 1), (1, 0)), strict=True):
         for column, path, number in zip("12", (a, b), numbers, strict=True):
-            value = load(path).scores["rows"][number]["sts"]["tasks"]["A"]["all"]
-            low, high = load(path).scores["rows"][number]["sts"]["tasks"]["A"]["interval"]["all"]
+            value = Run(path).scores["rows"][number]["sts"]["tasks"]["A"]["all"]
+            low, high = Run(path).scores["rows"][number]["sts"]["tasks"]["A"]["interval"]["all"]
             shown = cells(grid, "A")[column]
             assert shown.startswith(f"{value:.2f} ±")
             assert float(shown.split("±")[1]) == pytest.approx((high - low) / 2, rel=0.5)
@@ -121,9 +121,9 @@ def test_accuracies_are_compared_on_the_same_texts(tmp_path):
     for name, wrong in (("a", 60), ("b", 20)):
         (tmp_path / name).mkdir()
         predicted = np.where(np.arange(200) < wrong, 1 - texts.labels, texts.labels)
-        judged = judge(System(np.ones((200, 3))), agenda, lambda *_, p=predicted: (p, 50.0), 20)
+        judged = evaluated(System(np.ones((200, 3))), agenda, lambda *_, p=predicted: (p, 50.0), 20)
         facts = {"model": "m", "pooling": "own", "headline": "all", "protocol": "simcse"}
-        save(tmp_path / name, facts, [Row("x")], [judged], agenda)
+        Run(tmp_path / name).end(*recorded(facts, [Row("x")], [judged], agenda))
     (grid,) = compared([str(tmp_path / "a"), str(tmp_path / "b")], 300, 2)
     line = cells(grid, "MR")
     assert line["1"].startswith("70.00 ±") and line["2"].startswith("90.00 ±")

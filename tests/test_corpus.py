@@ -3,17 +3,24 @@
 import bz2
 import csv
 import gzip
+import http.server
 import json
 import lzma
 import sys
+from functools import partial
+from pathlib import Path
 
 import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
+from conftest import nowhere, serving
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
 
 from whitenedcse.data.corpus import Corpus, fingerprint, is_hub_id, read
+from whitenedcse.data.sources import located
 
 PAIRS = [("one, two", 'said "so"'), ("drei\u2028vier", "five\x0bsix"), (" seven ", "acht ü")]
 COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
@@ -85,10 +92,13 @@ def test_a_compressed_file_gives_what_the_plain_one_gives(tmp_path, suffix):
     assert sentences(written(tmp_path / f"x.txt{suffix}", COMPRESS[suffix](text))) == [("one",), ("two",)]
 
 
-def test_zstandard_is_asked_for_by_name_when_absent(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(OSError, match="x.txt.zst: .*pip install zstandard"):
-        sentences(written(tmp_path / "x.txt.zst", b""))
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_compressed_file_may_have_several_parts_and_none_cut_short(tmp_path, suffix):
+    part = COMPRESS[suffix](b"some words\n" * 50_000)
+    assert len(sentences(written(tmp_path / f"x.txt{suffix}", part * 2))) == 100_000
+    for size in (1, len(part) // 2):
+        with pytest.raises(OSError, match=f"x.txt{suffix}: cannot be read: .*(ended before|[Tt]runcated)"):
+            sentences(written(tmp_path / f"x.txt{suffix}", part + part[:-size]))
 
 
 def test_only_a_newline_ends_a_line_and_marks_of_files_vanish(tmp_path):
@@ -225,3 +235,104 @@ def test_the_fingerprint_changes_with_all_that_changes_the_rows_and_with_nothing
     (path.parent / "y.csv").rename(path.parent / "z.csv")
     others |= {fingerprint(folder)}
     assert len(others | {base}) == 7
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_url_gives_the_rows_and_the_fingerprint_of_the_local_file(tmp_path, remote, kind):
+    path = tmp_path / f"pairs.{kind}"
+    WRITERS[kind](path, PAIRS)
+    url = remote(f"far/pairs.{kind}", path.read_bytes())
+    assert sentences(url, "a", "b") == PAIRS
+    assert fingerprint(Corpus(url, ("a",))) == fingerprint(Corpus(str(path), ("a",)))
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_url_is_unpacked_by_its_suffix(remote, suffix):
+    assert sentences(remote(f"x.TXT{suffix.upper()}", COMPRESS[suffix](b"one\ntwo\n"))) == [
+        ("one",),
+        ("two",),
+    ]
+
+
+def test_a_url_without_a_suffix_is_a_directory_as_a_local_one_is(tmp_path, remote):
+    for name in ("a-b/z.txt", "a/z.txt", "c.txt", "README.md"):  # as strings, a-b/z.txt comes first
+        written(tmp_path / "far" / name, name)
+        remote(f"far/{name}", name.encode())
+    expected = [("a/z.txt",), ("a-b/z.txt",), ("c.txt",)]
+    assert sentences("memory://far") == sentences(tmp_path / "far") == expected
+    assert fingerprint(Corpus("memory://far")) == fingerprint(Corpus(str(tmp_path / "far")))
+
+
+def test_a_file_of_the_web_is_read_as_a_local_one(tmp_path, capfd):
+    path = written(tmp_path / "x.txt.gz", gzip.compress(b"one\ntwo\n"))
+    with serving(partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))) as url:
+        for place in (f"{url}/x.txt.gz", f"simplecache::{url}/x.txt.gz"):
+            assert sentences(place) == [("one",), ("two",)]
+            assert fingerprint(Corpus(place)) == fingerprint(Corpus(str(path)))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "columns", "words"),
+    [
+        ("x.txt", b"fine\nab\xe9cd\n", (), [":2: byte 0xe9 is not UTF-8"]),
+        ("x.csv", b"a,b\nz\n", ("a",), [":2: 1 fields, 2 expected"]),
+        ("x.parquet", b"nonsense", ("a",), [": ", "Parquet"]),
+        ("x.jsonl", b'{"a": 1}\n', ("a",), [":1: text expected in 'a'"]),
+        ("x.docx", b"", (), [": no text here"]),
+    ],
+)
+def test_bad_input_at_a_url_is_named_with_its_place(remote, name, data, columns, words):
+    url = remote(f"far/{name}", data)
+    with pytest.raises(ValueError) as error:
+        sentences(url, *columns)
+    assert str(error.value).startswith(f"{url}{words[0]}") and words[-1] in str(error.value)
+
+
+def test_a_damaged_archive_at_a_url_is_named(remote):
+    whole = gzip.compress(b"some words\n" * 1000)
+    with pytest.raises(OSError, match="^memory://far/x.txt.gz: cannot be read: Compressed"):
+        sentences(remote("far/x.txt.gz", whole[: len(whole) // 2]))
+
+
+@pytest.mark.parametrize("url", ["memory://no.txt", "memory://no.parquet", "server/x.txt"])
+def test_a_url_where_nothing_is_says_so(url):
+    url = url.replace("server", nowhere())  # here: two processes must collect the same names
+    for asked in (fingerprint, partial(read, longest=9)):
+        with pytest.raises(FileNotFoundError, match=f"^{url}: no such file, or out of reach$"):
+            asked(Corpus(url, ("a",) if url.endswith("parquet") else ()))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "package"), [("s3", "s3fs"), ("gs", "gcsfs"), ("hf", "huggingface_hub")]
+)
+@pytest.mark.parametrize("chain", ["", "simplecache::"])
+def test_a_package_that_a_url_needs_is_asked_for_by_name(monkeypatch, protocol, package, chain):
+    monkeypatch.delitem(_registry, protocol, raising=False)  # where it is installed, and was asked for before
+    monkeypatch.setitem(sys.modules, package, None)
+    url = f"{chain}{protocol}://datasets/owner/x.txt.gz"
+    for asked in (sentences, located):
+        with pytest.raises(ValueError, match=f"^{url}: .*; pip install {package}$"):
+            asked(url)
+
+
+def test_a_protocol_that_nobody_knows_is_named():
+    for asked in (sentences, located):
+        with pytest.raises(OSError, match="^s4://b/x.txt: cannot be read: Protocol not known: s4$"):
+            asked("s4://b/x.txt")
+
+
+def test_an_error_without_words_is_named_by_its_kind(remote, monkeypatch):
+    def late(*args, **kwargs):
+        raise TimeoutError
+
+    url = remote("x.txt", b"one")
+    monkeypatch.setattr(MemoryFileSystem, "open", late)
+    with pytest.raises(OSError, match="^memory://x.txt: cannot be read: TimeoutError$"):
+        sentences(url)
+
+
+@pytest.mark.parametrize("name", ["~x.txt", "a::b.txt", "[x]*.txt", "file:x.txt"])
+def test_a_local_name_is_taken_literally(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    assert sentences(written(Path(name), "one\n")) == [("one",)]
+    assert fingerprint(Corpus(name)) == fingerprint(Corpus(str(tmp_path / name)))

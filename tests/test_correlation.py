@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata, spearmanr
 
-from whitenedcse.evaluation.correlation import cosine, evaluate, pairs_index, score, spearman
-from whitenedcse.evaluation.sts import Subset
+from whitenedcse.evaluation.sts import Subset, cosine, evaluate, pairs_index, score, spearman
 
 
 def encode(sentences):

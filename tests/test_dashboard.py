@@ -15,7 +15,7 @@ from conftest import nowhere, serving
 from lightning.pytorch.utilities import rank_zero_only
 from test_scripts import ROOT, TINY, script
 
-from whitenedcse import cli
+from whitenedcse.app import cli
 from whitenedcse.evaluation.suite import by_task
 from whitenedcse.training import dashboard
 from whitenedcse.training.dashboard import sweep, tags, wandb_logger
@@ -318,7 +318,7 @@ def sent():
     with serving(Answer) as address:
         account = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
         account |= {"WANDB_BASE_URL": address, "WANDB_API_KEY": "k" * 40}
-        command = [sys.executable, "-m", "whitenedcse.cli", "dashboard", "mine"]
+        command = [sys.executable, "-m", "whitenedcse.app.cli", "dashboard", "mine"]
         done = subprocess.run(command, cwd=ROOT, env=account, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (request,) = requests

@@ -9,15 +9,16 @@ from test_export import by_onnxruntime, by_sentence_transformers
 from test_training import fit, module_of, monitor_of
 from transformers import AutoModel, AutoTokenizer
 
+from whitenedcse.app.configuration import opened
 from whitenedcse.data.tokens import token_ids
-from whitenedcse.export.directory import Wanted, export
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Head
+from whitenedcse.model.planes import Wanted as Vectors
+from whitenedcse.model.planes import vectors
 from whitenedcse.model.pooling import Pooling
-from whitenedcse.model.source import Wanted as Vectors
-from whitenedcse.model.source import opened, vectors
-from whitenedcse.training.mlm import MaskedLanguageModel
+from whitenedcse.serving.exports import Wanted, export
+from whitenedcse.training.loss import MaskedLanguageModel
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries that load what is written
 PLAIN = Head(width=16, whitening=None, dense=False, position="before")
@@ -70,7 +71,7 @@ def test_where_nobody_asked_a_decoder_is_pooled_by_its_last_token(saved):
     (x,), _ = vectors(source, SENTENCES, Vectors([None]))
     assert_allclose(x, embedder_with("llama", ends=False).encode(SENTENCES), atol=1e-5)
     with pytest.raises(ValueError, match="use pooling=last or pooling=mean"):
-        checkpoint.load(str(saved), Pooling(kind="cls", layers=[-1]))
+        Embedder.load(str(saved), Pooling(kind="cls", layers=[-1]))
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from conftest import SENTENCES, embedder_of
 
-from whitenedcse import cli
-from whitenedcse.demo.trial import Trial
-from whitenedcse.export.whitened import scaled
+from whitenedcse.app import cli
 from whitenedcse.model import checkpoint
+from whitenedcse.serving.demo import Trial
+from whitenedcse.serving.exports import scaled
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
 QUERY = "the small dog likes bread"
@@ -62,7 +62,7 @@ def test_more_than_there_are_gives_all_of_them(embedder):
 
 
 def test_the_page_computes_what_it_is_asked_and_nothing_for_an_empty_box(embedder):
-    page = pytest.importorskip("whitenedcse.demo.page")
+    page = pytest.importorskip("whitenedcse.serving.demo")
     trial = Trial(embedder, TEXTS)
     assert page.table(trial, "  ", 4) == [] and page.cosines(trial, "a", " ", 4) == ""
     assert [row[1] for row in page.table(trial, QUERY, 4)] == [t for _, t in trial.nearest(QUERY, 4, 10)]
@@ -76,7 +76,7 @@ def test_the_page_computes_what_it_is_asked_and_nothing_for_an_empty_box(embedde
 def test_without_gradio_the_command_says_what_to_install(embedder, tmp_path, capsys, monkeypatch):
     checkpoint.save(embedder, tmp_path / "best")
     (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
-    monkeypatch.setitem(__import__("sys").modules, "whitenedcse.demo.page", None)
+    monkeypatch.setitem(__import__("sys").modules, "whitenedcse.serving.demo", None)
     assert cli.main(["demo", str(tmp_path / "best"), str(tmp_path / "corpus.txt")]) == 2
     assert "pip install 'whitenedcse[demo]'" in capsys.readouterr().err
 
@@ -145,7 +145,7 @@ async def visited(address, profile, visit):
 def demonstrated(*arguments):
     """The address of the page that the command shows."""
     pytest.importorskip("gradio")
-    command = [sys.executable, "-m", "whitenedcse.cli", "demo", *map(str, arguments)]
+    command = [sys.executable, "-m", "whitenedcse.app.cli", "demo", *map(str, arguments)]
 
     def hears():  # whoever started the tests in the background had Ctrl-C ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -179,7 +179,7 @@ def typed(selector, value):
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 def test_a_browser_searches_moves_the_slider_and_compares(embedder, tmp_path):
-    page = pytest.importorskip("whitenedcse.demo.page")
+    page = pytest.importorskip("whitenedcse.serving.demo")
     checkpoint.save(embedder, tmp_path / "best")
     (tmp_path / "corpus.txt").write_text("\n".join([*TEXTS, TEXTS[0], ""]))
     trial = Trial(embedder, TEXTS)

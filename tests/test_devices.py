@@ -15,15 +15,14 @@ from transformers import CONFIG_MAPPING
 
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
-from whitenedcse.model import attention, packed, pooling, unpadded
+from whitenedcse.model import attention, backbones, packed, pooling
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Head
 from whitenedcse.model.pooling import Pooling
 from whitenedcse.ragged import Ragged, concatenate, offsets, ragged
-from whitenedcse.training import gather
-from whitenedcse.training.loss import MultiPositiveLoss
-from whitenedcse.training.mlm import MaskedLanguageModel
+from whitenedcse.training import parallel
+from whitenedcse.training.loss import MaskedLanguageModel, MultiPositiveLoss
 from whitenedcse.training.module import ContrastiveTraining
 
 META = torch.device("meta")
@@ -62,7 +61,7 @@ def strict(monkeypatch):
         mode.attended.append(p)
         return q * 1.0 + v[: len(q)] * 0.0 + k[: len(q)] * 0.0
 
-    for module in (packed, unpadded):
+    for module in (packed, backbones):
         monkeypatch.setattr(module, "jagged_attention", stand_in)
     monkeypatch.setattr(
         "whitenedcse.model.encoder.way",
@@ -89,7 +88,7 @@ HEADS = {
 
 def module_of(encoder, *, kind="cls", head="pairs", layers=(-1,), mlm=False, chunk=None, **loss):
     settings = {"form": "l1", "temperature": 0.05, "weights": [1.0], "denominator": "view"}
-    settings |= {"hard_negative_log_weight": 0.0, "force_literal": False}
+    settings |= {"hard_negative_log_weight": 0.0}
     return ContrastiveTraining(
         embedder=Embedder(
             encoder=encoder,
@@ -155,7 +154,7 @@ def test_a_training_step_of_another_kind(settings, batches, bert, strict):
     assert strict.waited == []
 
 
-@pytest.mark.parametrize("kind", unpadded.KINDS)
+@pytest.mark.parametrize("kind", backbones.KINDS)
 def test_encoders_with_attention_of_ours(kind, tokenizer, strict, monkeypatch):
     if kind not in CONFIG_MAPPING:
         pytest.skip(f"this release of Transformers has no {kind}")
@@ -207,7 +206,7 @@ def test_a_tensor_on_the_wrong_device_is_found(bert, strict, monkeypatch):
 
 @pytest.mark.parametrize("read", [float, lambda x: x.nonzero(), lambda x: x[x > 0], lambda x: x.tolist()])
 def test_a_number_that_the_host_reads_is_found(read, bert, strict, monkeypatch):
-    whole = gather.gathered
+    whole = parallel.gathered
 
     def reading(x):
         read(x.detach().sum(-1).flatten()[0])

@@ -27,12 +27,10 @@ from whitenedcse.model import embedder as embedder_file
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Head
 from whitenedcse.ragged import between, concatenate, ragged, rows, split
-from whitenedcse.training.gather import agreed, equal_sizes, everyones, from_first, gathered, place, summed
-from whitenedcse.training.loss import MultiPositiveLoss
-from whitenedcse.training.mlm import MaskedLanguageModel
-from whitenedcse.training.module import ContrastiveTraining
+from whitenedcse.training.loss import MaskedLanguageModel, MultiPositiveLoss
+from whitenedcse.training.module import ContrastiveTraining, reseed, seed_of
 from whitenedcse.training.monitor import Monitor
-from whitenedcse.training.randomness import reseed, seed_of
+from whitenedcse.training.parallel import agreed, equal_sizes, everyones, from_first, gathered, place, summed
 from whitenedcse.training.trainer import Trainer
 
 N, WIDTH, SEED, STEP = 64, 16, 5, 3
@@ -103,7 +101,6 @@ def module_of(encoder, head="none", views=2, form="l1", layers=(-2, -1), **setti
         weights=[1.0],
         denominator="view",
         hard_negative_log_weight=0.5,
-        force_literal=False,
     )
     settings = {"mlm": None, "seed": SEED, "gather": True, "chunk": None, "optimizer": sgd} | settings
     if masked := settings["mlm"]:
@@ -249,7 +246,7 @@ def weights(rank, world):
 
 
 def fitted(tokenizer, folder, head):
-    """Weights after four clipped steps of the real trainer, on the real data, and the judgements."""
+    """Weights after four clipped steps of the real trainer, on the real data, and the evaluations."""
     rank, world = place()
     if world > 1:
         keys = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "TORCHELASTIC_RUN_ID": "x"}

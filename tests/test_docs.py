@@ -119,7 +119,7 @@ def user(tmp_path_factory, tokenizer, python):
 def python():
     """Starts Python programs in processes that have the large packages already."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lightning", "transformers", "datasets", "hydra", "whitenedcse.cli"])
+    context.set_forkserver_preload(["lightning", "transformers", "datasets", "hydra", "whitenedcse.app.cli"])
     return context
 
 
@@ -134,7 +134,7 @@ def inside(program, words, cwd, environment):
     sys.path[0:0] = [str(ROOT)]
     few_rows(Path(environment["WHITENEDCSE_DATA"]))
     if program == "whitenedcse":
-        from whitenedcse.cli import main
+        from whitenedcse.app.cli import main
 
         sys.exit(main(words))
     runpy.run_path(str(program), run_name="__main__")
@@ -197,7 +197,7 @@ def run(words, home, python):
 def page_of(words, home):
     """A command that serves until it is stopped: what it printed by then."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-u", "-m", "whitenedcse.cli", *words[1:]]
+    command = [sys.executable, "-u", "-m", "whitenedcse.app.cli", *words[1:]]
     with (home / "printed").open("w") as out:
         process = subprocess.Popen(command, cwd=home, env=environment, stdout=out, stderr=out)
         until = time.monotonic() + 120

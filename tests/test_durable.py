@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from whitenedcse import durable
-from whitenedcse.durable import drafted, read_json, restore, whole_lines, write_json, writing
+from whitenedcse.app import durable
+from whitenedcse.app.durable import drafted, read_json, restore, whole_lines, write_json, writing
 
 OLD, NEW = b"old" * 1000, b"new!" * 100_000
 
@@ -42,7 +42,7 @@ def test_an_error_leaves_the_old_content_and_no_draft(path, error):
 DYING = """
 import os, resource, signal, sys
 from pathlib import Path
-from whitenedcse.durable import writing
+from whitenedcse.app.durable import writing
 
 path, how = Path(sys.argv[1]), sys.argv[2]
 if how == "full":

@@ -17,16 +17,17 @@ from huggingface_hub import ModelCard
 from numpy.testing import assert_allclose
 from safetensors.torch import load_file, save_file
 
-from whitenedcse import cli
+from whitenedcse.app import cli
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.export import directory, onnx, transformers, verify
-from whitenedcse.export.directory import Wanted, export
-from whitenedcse.export.whitened import fitted, scaled, whitened
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Head
+from whitenedcse.serving import card as card_module
+from whitenedcse.serving import exports, layouts
+from whitenedcse.serving.card import shown
+from whitenedcse.serving.exports import Wanted, export, fitted, scaled, whitened
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries that load the exports
 BACKBONE = conftest.backbone
@@ -126,7 +127,7 @@ def test_the_graph_before_it_is_traced_gives_the_same_vectors(encoder, corpus, k
     embedder = whitened(embedder, fit_of(embedder, corpus), k) if k else embedder
     tokens = encoder.tokenizer(ASKED, padding=True, truncation=True, return_tensors="pt")
     with torch.no_grad():
-        found = onnx.Graph(embedder)(tokens["input_ids"], tokens["attention_mask"]).numpy()
+        found = layouts.Graph(embedder)(tokens["input_ids"], tokens["attention_mask"]).numpy()
     assert_alike(found, embedder.encode(ASKED))
 
 
@@ -227,7 +228,8 @@ def test_a_spoiled_export_is_refused_and_what_was_there_stays(embedder, tmp_path
     out = tmp_path / "out"
     export(embedder, out, Wanted(to, "x"))
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    monkeypatch.setattr(directory.FORMS[to], "write", spoiled(directory.FORMS[to].write))
+    layout = layouts.LAYOUTS[to]
+    monkeypatch.setitem(layouts.LAYOUTS, to, layout._replace(write=spoiled(layout.write)))
     with pytest.raises(ValueError, match="differ by .*e-05, more than 1e-05"):
         export(embedder, out, Wanted(to, "x"))
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -237,18 +239,18 @@ def test_a_spoiled_export_is_refused_and_what_was_there_stays(embedder, tmp_path
 
 def test_the_difference_is_relative_to_long_vectors_and_infinite_where_there_is_none():
     a, b = np.array([[3.0, 4.0], [0.1, 0.0]]), np.array([[3.0, 4.5], [0.1, -0.05]])
-    assert verify.difference(a, b) == pytest.approx(0.1)  # 0.5 / 5 and 0.05 / 1
-    assert verify.difference(a, b[:, :1]) == np.inf
-    assert verify.difference(a, np.where(b == 4.5, np.nan, b)) == np.inf
+    assert card_module.difference(a, b) == pytest.approx(0.1)  # 0.5 / 5 and 0.05 / 1
+    assert card_module.difference(a, b[:, :1]) == np.inf
+    assert card_module.difference(a, np.where(b == 4.5, np.nan, b)) == np.inf
     with pytest.raises(ValueError, match="differ by inf"):
-        verify.refuse(np.inf, verify.LIMIT)
+        card_module.refuse(np.inf, card_module.LIMIT)
 
 
 def test_what_is_compared_are_64_different_texts_of_all_lengths():
-    lengths = sorted(len(text.split()) for text in verify.TEXTS)
-    assert len(set(verify.TEXTS)) == len(verify.TEXTS) == 64
+    lengths = sorted(len(text.split()) for text in card_module.TEXTS)
+    assert len(set(card_module.TEXTS)) == len(card_module.TEXTS) == 64
     assert lengths[0] == 0 and lengths[-1] > 1000 and len(set(lengths)) > 20
-    assert any(not text.isascii() for text in verify.TEXTS)
+    assert any(not text.isascii() for text in card_module.TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +277,7 @@ def test_what_is_no_export_is_not_replaced(embedder, tmp_path, there, message):
 def test_what_is_missing_is_named_before_anything_is_written(
     embedder, tmp_path, wanted, message, monkeypatch
 ):
-    monkeypatch.setattr(directory, "find_spec", lambda name: None)
+    monkeypatch.setattr(exports, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=message):
         export(embedder, tmp_path / "out", wanted)
     assert list(tmp_path.iterdir()) == []
@@ -290,15 +292,15 @@ def test_int8_is_smaller_close_and_measured(tokenizer, tmp_path, monkeypatch):
     shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256}
     wide = Encoder(BertModel(BertConfig(vocab_size=len(tokenizer), **shape)), tokenizer)
     embedder = scaled(embedder_of(wide, kind="mean").eval(), unit=True)
-    sizes, quantise = [], onnx.quantise
+    sizes, quantise = [], layouts.quantise
     monkeypatch.setattr(
-        onnx, "quantise", lambda at: (sizes.append((at / "model.onnx").stat().st_size), quantise(at))
+        layouts, "quantise", lambda at: (sizes.append((at / "model.onnx").stat().st_size), quantise(at))
     )
     facts = export(embedder, tmp_path / "out", Wanted("onnx", "x", int8=True))
     assert (tmp_path / "out" / "model.onnx").stat().st_size < 0.75 * sizes[0]
     found = np.abs(by_onnxruntime(tmp_path / "out", ASKED) - embedder.encode(ASKED)).max()
     assert 1e-5 < found < 1e-2
-    from whitenedcse.evaluation.correlation import evaluate
+    from whitenedcse.evaluation.sts import evaluate
     from whitenedcse.evaluation.tasks import subsets
 
     pairs = {"dev": subsets("quickstart/dev")}
@@ -364,6 +366,11 @@ def test_the_card_of_a_run_says_what_it_was_trained_on_and_what_it_scored(embedd
     assert ModelCard(card).data.base_model == "owner/base" and str(tmp_path) not in card
 
 
+def test_a_card_tells_nobody_in_which_folder_or_bucket_a_corpus_lies(tmp_path):
+    given = ("wiki1m", "owner/pairs", str(tmp_path), "/gone/x.txt", "s3://secret/bucket/x.txt.gz")
+    assert [shown(place) for place in given] == ["wiki1m", "owner/pairs", tmp_path.name, "x.txt", "x.txt.gz"]
+
+
 def test_the_card_of_a_run_says_what_was_not_trained(bert, tmp_path):
     embedder = embedder_of(bert, kind="mean", layers=[1]).eval()  # which freezes the pooler
     bert.backbone.encoder.layer[1:].requires_grad_(False)  # and training the layers above
@@ -423,7 +430,7 @@ class Bomb:
 @pytest.mark.parametrize("form", ["raw", "torch"])
 def test_the_weights_of_a_stranger_run_no_code(embedder, tmp_path, form, capsys):
     source, bomb = tmp_path / "source", Bomb()
-    transformers.write(embedder, source)
+    layouts.write_transformers(embedder, source)
     (source / "model.safetensors").unlink()
     bomb.place = str(tmp_path / "exploded")
     if form == "torch":

@@ -6,11 +6,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from whitenedcse.evaluation.correlation import evaluate
 from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.evaluation.sts import Subset
+from whitenedcse.evaluation.sts import Subset, evaluate
 from whitenedcse.evaluation.suite import System, plan
-from whitenedcse.report.figures import draw
+from whitenedcse.report.plots import draw
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from sentence_transformers import SentenceTransformer
 
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.final import Final
 from whitenedcse.model.head import Head
+from whitenedcse.model.pooling import Final
 
 D = 16
 

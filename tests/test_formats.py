@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from whitenedcse.report.formats import Grid, as_csv, as_latex, as_markdown, as_rich
+from whitenedcse.app.terminal import Grid, as_csv, as_latex, as_markdown, as_rich
 
 AWKWARD = [
     "a & b",

@@ -14,12 +14,10 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import small_bert
 from whitenedcse.model.head import Head
 from whitenedcse.model.pooling import Pooling
-from whitenedcse.training.health import Health
 from whitenedcse.training.loggers import Metrics, Record
 from whitenedcse.training.loss import MultiPositiveLoss
-from whitenedcse.training.module import ContrastiveTraining
-from whitenedcse.training.monitor import Monitor, Row
-from whitenedcse.training.optim import adamw
+from whitenedcse.training.module import ContrastiveTraining, adamw
+from whitenedcse.training.monitor import Health, Monitor, Row
 from whitenedcse.training.trainer import Trainer
 
 STEPS, EVERY = 26, 8
@@ -29,7 +27,7 @@ MEMORISING = {"lr": 0.02, "temperature": 0.01, "passes": 1, "white": False}  # t
 
 
 class Saved(Callback):
-    """Writes a checkpoint before the step after the third judgement."""
+    """Writes a checkpoint before the step after the third evaluation."""
 
     def __init__(self, path):
         self.path = path
@@ -41,7 +39,7 @@ class Saved(Callback):
 
 @pytest.fixture
 def trained(tmp_path, monkeypatch):
-    """Trains a smaller quick start; gives what Health said and the judgements."""
+    """Trains a smaller quick start; gives what Health said and the evaluations."""
     monkeypatch.setenv("WHITENEDCSE_CACHE", str(tmp_path))
 
     def life(checkpoint=None, *, lr, temperature, passes, white):
@@ -55,7 +53,7 @@ def trained(tmp_path, monkeypatch):
         loss = {"weights": [1.0], "denominator": "view", "hard_negative_log_weight": 0.0}
         module = ContrastiveTraining(
             embedder=embedder,
-            loss=MultiPositiveLoss(form="l1", temperature=temperature, force_literal=False, **loss),
+            loss=MultiPositiveLoss(form="l1", temperature=temperature, **loss),
             optimizer=lambda parameters, total_steps: adamw(
                 parameters, total_steps=total_steps, lr=lr, weight_decay=0.0, warmup_steps=0
             ),
@@ -115,14 +113,14 @@ HEALTHY = [  # dev/spearman and dev/effective_rank of the quick start with its o
 ]  # fmt: skip
 
 
-def heard(judgements, losses, name="train/loss", state=None):
-    """What Health says of judgements of 64 sentences, one after each step, and what it would keep."""
+def heard(evaluations, losses, name="train/loss", state=None):
+    """What Health says of evaluations of 64 sentences, one after each step, and what it would keep."""
     monitor, said = SimpleNamespace(rows=[]), []
     health = Health(monitor, lambda text: said.append("memorising" if "vanished" in text else "collapse"))
     if state:
         health.load_state_dict(state)
     trainer = SimpleNamespace(world_size=2, callback_metrics={})
-    for step, (dev, rank) in enumerate(judgements):
+    for step, (dev, rank) in enumerate(evaluations):
         monitor.rows.append(Row(step, {"dev/spearman": dev, "dev/effective_rank": rank}))
         if step:
             trainer.callback_metrics[name] = torch.tensor(losses[step - 1])
@@ -131,8 +129,8 @@ def heard(judgements, losses, name="train/loss", state=None):
     return said, health.state_dict()
 
 
-def said_of(judgements, loss=1.0, **more):
-    return heard(judgements, [loss] * len(judgements), **more)[0]
+def said_of(evaluations, loss=1.0, **more):
+    return heard(evaluations, [loss] * len(evaluations), **more)[0]
 
 
 @pytest.mark.parametrize("loss", [0.3, 0.0, 1e-9])
@@ -151,7 +149,7 @@ GUESS = math.log(64)
         ([50, 44.9, 44.9], 0.0099 * GUESS, ["memorising"]),
         ([50, 44.9, 44.9], 0.0101 * GUESS, []),  # there is still something to learn
         ([50, 44.9, 45.1], 0.0, []),  # 4.9 points are no fall
-        ([50, 45.1, 44.9], 0.0, []),  # one judgement is none
+        ([50, 45.1, 44.9], 0.0, []),  # one evaluation is none
         ([20, 50, 44.9, 44.9, 10], 0.0, ["memorising"]),  # since the best, and once
         ([50, 44.9], 0.0, []),
         ([50, None, None], 0.0, ["memorising"]),  # undefined is as low as it gets
@@ -164,7 +162,7 @@ def test_memorising_is_a_vanished_loss_beside_a_fall_of_two_judgements(devs, los
 
 
 @pytest.mark.parametrize(
-    ("judgements", "words"),
+    ("evaluations", "words"),
     [
         ([(20, 30), (19, 14.9), (19, 14.9)], ["collapse"]),  # never as good as before training
         ([(20, 30), (21, 14.9), (19, 14.9)], []),
@@ -176,8 +174,8 @@ def test_memorising_is_a_vanished_loss_beside_a_fall_of_two_judgements(devs, los
         ([(20, 30), (None, 0.0), (None, 0.0)], ["collapse"]),  # all sentences are one vector
     ],
 )
-def test_a_collapse_is_half_of_the_axes_lost_beside_a_fall_of_two_judgements(judgements, words):
-    assert said_of(judgements) == words
+def test_a_collapse_is_half_of_the_axes_lost_beside_a_fall_of_two_judgements(evaluations, words):
+    assert said_of(evaluations) == words
 
 
 def test_the_parts_of_the_loss_are_told_apart():

@@ -15,15 +15,16 @@ from conftest import SENTENCES, embedder_of, paced
 from numpy.testing import assert_allclose, assert_array_equal
 from rich.console import Console
 
+from whitenedcse.app.durable import digest, write_json
 from whitenedcse.data.corpus import Corpus
-from whitenedcse.durable import digest, write_json
 from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.export.whitened import fitted, whitened
 from whitenedcse.model import checkpoint
-from whitenedcse.search import files
-from whitenedcse.search import index as room
-from whitenedcse.search.files import FILES, Strings
-from whitenedcse.search.index import Index, labelled, write
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.serving import index as index_module
+from whitenedcse.serving import index_files
+from whitenedcse.serving.exports import fitted, whitened
+from whitenedcse.serving.index import Index, labelled, write
+from whitenedcse.serving.index_files import FILES, Strings
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
 ASKED = ["the small dog sees a tree", "bread"]
@@ -31,7 +32,7 @@ ASKED = ["the small dog sees a tree", "bread"]
 
 @pytest.fixture(autouse=True)
 def blocks(monkeypatch):
-    monkeypatch.setattr(room, "BLOCK", 27)
+    monkeypatch.setattr(index_module, "BLOCK", 27)
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_the_nearest_by_cosine_are_found_in_memory_and_on_the_disk(kind, request
 
 def test_the_index_needs_nothing_beside_it_and_maps_queries_alike(white, tmp_path):
     checkpoint.save(white, tmp_path / "model")
-    Index.build(checkpoint.load(str(tmp_path / "model")), TEXTS).save(tmp_path / "index")
+    Index.build(Embedder.load(str(tmp_path / "model")), TEXTS).save(tmp_path / "index")
     shutil.rmtree(tmp_path / "model")
     (tmp_path / "index").rename(tmp_path / "elsewhere")
     index = Index.load(tmp_path / "elsewhere")
@@ -103,8 +104,8 @@ def test_what_is_added_is_found_and_appended(embedder, tmp_path):
 
 
 def test_how_far_it_is_is_told(embedder, monkeypatch):
-    told = paced(room, monkeypatch)
-    monkeypatch.setattr(room, "BLOCK", 40)
+    told = paced(index_module, monkeypatch)
+    monkeypatch.setattr(index_module, "BLOCK", 40)
     Index.build(embedder, TEXTS)
     assert told == [("encoded",), 40, 24]
 
@@ -112,8 +113,8 @@ def test_how_far_it_is_is_told(embedder, monkeypatch):
 def test_a_part_is_on_the_disk_before_the_index_names_it(embedder, tmp_path, monkeypatch):
     index, seen = Index.build(embedder, TEXTS[:40]), []
     index.save(tmp_path / "index")
-    monkeypatch.setattr(files, "settle_all", lambda folder: seen.append(folder.name))
-    monkeypatch.setattr(files, "write_json", lambda file, content: seen.append(file.name))
+    monkeypatch.setattr(index_files, "settle_all", lambda folder: seen.append(folder.name))
+    monkeypatch.setattr(index_files, "write_json", lambda file, content: seen.append(file.name))
     index.add(TEXTS[40:]).save(tmp_path / "index")
     assert seen == ["part-1", "index.json"]
 
@@ -213,7 +214,7 @@ def test_a_kill_leaves_the_old_or_the_new(embedder, tmp_path, moment, n, monkeyp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(files, "write_json", killed)
+        patch.setattr(index_files, "write_json", killed)
         Index.load(tmp_path / "index").add(["the cat", "a dog"]).save(tmp_path / "index")
     assert (tmp_path / "index" / "part-1" / "vectors.npy").exists()
     index = Index.load(tmp_path / "index")
@@ -370,4 +371,4 @@ def test_strings_are_the_texts_they_were_made_of():
     strings = Strings.of(texts)
     assert [strings[i] for i in range(len(strings))] == texts
     assert_array_equal(strings.ends, [0, 0, 1, 6, 6, 11])
-    assert files.path(Path("a"), "b") == Path("a/b.npy")
+    assert index_files.path(Path("a"), "b") == Path("a/b.npy")

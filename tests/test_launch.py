@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from whitenedcse import launch
+from whitenedcse.app import launch
 
 JOB = """
-from whitenedcse import launch
+from whitenedcse.app import launch
 
 kept, seen = [], []
 

@@ -19,11 +19,10 @@ from whitenedcse.data.tokens import token_ids
 from whitenedcse.evaluation.geometry import diversity
 from whitenedcse.model.head import Head
 from whitenedcse.ragged import concatenate, ragged
-from whitenedcse.training import loggers, progress
+from whitenedcse.training import loggers
 from whitenedcse.training.loggers import Metrics, Record, tensorboard_logger
-from whitenedcse.training.module import ContrastiveTraining
+from whitenedcse.training.module import ContrastiveTraining, reseed
 from whitenedcse.training.monitor import Monitor
-from whitenedcse.training.randomness import reseed
 from whitenedcse.training.trainer import Trainer
 
 
@@ -115,7 +114,7 @@ def test_the_loss_is_logged_once_a_due_step_with_the_rate_that_step_took(tmp_pat
 
 
 class Ticking(Monitor):
-    """A judgement takes 1000 seconds of the clock."""
+    """A evaluation takes 1000 seconds of the clock."""
 
     clock = 0.0
 
@@ -124,15 +123,15 @@ class Ticking(Monitor):
             Ticking.clock += 1000
             return judge(*vectors)
 
-        judge, self.judge = self.judge, slow
+        judge, self.dev_set = self.dev_set, slow
         slow.sentences = judge.sentences
         super().measure(*arguments)
-        self.judge = judge
+        self.dev_set = judge
 
 
 @pytest.mark.parametrize(("chunk", "accumulated"), [(None, 1), (4, 1), (None, 2)])
 def test_speed_is_by_the_clock_without_judging(bert, tmp_path, monkeypatch, chunk, accumulated):
-    """A batch of 8 takes 2 seconds; judgements after every third step lie between lines and amid them."""
+    """A batch of 8 takes 2 seconds; evaluations after every third step lie between lines and amid them."""
 
     class Slow(ContrastiveTraining):
         def training_step(self, *arguments):
@@ -250,7 +249,7 @@ def test_looking_changes_no_bit_and_leaves_nothing(bert, tmp_path, monkeypatch):
     assert all(torch.equal(one[name], other[name]) for name in one | other)
     assert torch.equal(rng, other_rng)
     assert names == other_names
-    assert calls == [(3, 8, 16)] * 12  # two sides of six lines: in no other step, and in no judgement
+    assert calls == [(3, 8, 16)] * 12  # two sides of six lines: in no other step, and in no evaluation
     assert all(value.untyped_storage().nbytes() <= 8 for value in record.diversity.values())
 
 
@@ -271,8 +270,8 @@ def test_a_bar_reads_the_loss_once_a_second(monkeypatch):
 
     clock, trainer = [100.0], SimpleNamespace(callback_metrics={"train/loss": Loss()}, loggers=[])
     trainer.progress_bar_metrics = {}
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    bar = progress.Bar()
+    monkeypatch.setattr(loggers.time, "monotonic", lambda: clock[0])
+    bar = loggers.Bar()
     for later in (0.0, 0.3, 0.6, 1.5):
         clock[0] = 100.0 + later
         assert bar.get_metrics(trainer, None)["loss"] == 0.5

@@ -12,9 +12,7 @@ from whitenedcse.training.loss import MultiPositiveLoss
 
 def loss(**changes):
     settings = {"form": "l1", "temperature": 0.5, "weights": [1.0], "denominator": "view"}
-    return MultiPositiveLoss(
-        **(settings | {"hard_negative_log_weight": 0.0, "force_literal": False} | changes)
-    )
+    return MultiPositiveLoss(**(settings | {"hard_negative_log_weight": 0.0} | changes))
 
 
 def views(v=3, n=5, d=4, seed=0):
@@ -98,14 +96,6 @@ def test_every_positive_is_pulled(form, denominator):
     assert (s.grad.masked_fill(torch.eye(5, dtype=bool), 1.0) > 0).all()
 
 
-def test_the_printed_equation_8_pushes_positives_apart_and_is_refused():
-    with pytest.raises(ValueError, match="pushes positives apart; use l2"):
-        loss(form="l2_literal")
-    s = (views(4, 5, 5)[1:]).requires_grad_()
-    loss(form="l2_literal", force_literal=True).combined(s, s.new_empty(1, 5, 0)).backward()
-    assert (s.grad.diagonal(dim1=-2, dim2=-1) > 0).all()
-
-
 @pytest.mark.parametrize("denominator", ["view", "joint"])
 def test_hard_negatives_join_the_denominator_with_their_own_weight(denominator):
     z, negatives, weight = views(2), views(1, 5, 4, seed=1)[0], 0.7
@@ -184,23 +174,15 @@ def exact(z, negatives, form, denominator, weights, temperature):
         inner, lam = torch.stack(inner), torch.tensor(weights, dtype=torch.float64)[:, None]
         if form == "l1":
             value, share = (lam * terms).sum(dim=0), lam.expand_as(terms)
-        elif form == "l2":
+        else:
             share = (lam * terms.exp() / (lam * terms.exp()).sum(dim=0)).detach()
             value = (lam / lam.sum() * terms.expm1()).sum(dim=0).log1p() + math.log(sum(weights))
-        else:
-            positive = torch.stack([x.diagonal() for x in s])
-            logits = lam.log() - 2 * positive - terms
-            value, share, inner = (
-                -logits.logsumexp(dim=0),
-                logits.softmax(dim=0).detach(),
-                inner + 2 * positive,
-            )
         total, surrogate = total + value.mean() / len(ways), surrogate + (share * inner).sum() / n / len(ways)
     return float(total.detach()), torch.autograd.grad(surrogate, leaves)
 
 
 CROWDS = [(2.0, 1.0), (0.3, 0.5), (0.1, 0.3), (0.05, 0.2), (0.03, 0.1), (0.02, 0.05), (0.008, 0.02)]
-FORMS = ["l1", "l2", "l2_literal"]
+FORMS = ["l1", "l2"]
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16], ids=str)
@@ -215,7 +197,7 @@ def test_the_gradient_keeps_its_digits_however_small_the_loss(
     value, wanted = exact(z, negatives, form, denominator, weights, temperature)
     leaves = [x.clone().requires_grad_() for x in (z, negatives)]
     with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
-        found = loss(**settings, force_literal=True)(*leaves)
+        found = loss(**settings)(*leaves)
     assert found.dtype == torch.float32
     assert float(found.detach()) == pytest.approx(value, rel=1e-4, abs=0)
     for ours, truth in zip(torch.autograd.grad(found, leaves), wanted, strict=True):

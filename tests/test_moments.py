@@ -6,8 +6,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from whitenedcse.evaluation import moments
-from whitenedcse.evaluation.moments import Moments
+from whitenedcse import linalg as linalg_module
+from whitenedcse.linalg import Moments
 
 
 def two_passes(x):
@@ -33,7 +33,7 @@ def chunks(x, rng):
 @pytest.mark.parametrize("mean", [0.0, 3.0, 1e4, -1e8])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_they_are_those_of_two_passes_however_far_the_mean_lies(monkeypatch, mean, dtype):
-    monkeypatch.setattr(moments, "BLOCK", 64)
+    monkeypatch.setattr(linalg_module, "BLOCK", 64)
     x = sample(mean=mean if dtype == np.float64 else min(abs(mean), 1e3), dtype=dtype)
     fitted = Moments(6).update(x)
     mean, covariance = two_passes(x)
@@ -48,7 +48,7 @@ def test_any_chunking_and_any_order_of_merges_give_the_same(monkeypatch, seed):
     rng = np.random.default_rng(seed)
     x = sample(mean=1e4, seed=seed)
     _, covariance = two_passes(x)
-    monkeypatch.setattr(moments, "BLOCK", int(rng.integers(1, 100)))
+    monkeypatch.setattr(linalg_module, "BLOCK", int(rng.integers(1, 100)))
     streamed = Moments(6)
     for chunk in chunks(x, rng):
         streamed.update(chunk)
@@ -96,7 +96,7 @@ def test_nothing_merged_changes_nothing():
 
 @pytest.mark.parametrize("update", ["exact", "paper"])
 def test_equal_rows_have_no_scatter_at_all(monkeypatch, update):
-    monkeypatch.setattr(moments, "BLOCK", 4)
+    monkeypatch.setattr(linalg_module, "BLOCK", 4)
     x = np.full((7, 3), 0.1)  # whose sum over 7 is not 0.1 to the last bit
     assert np.any(x - x.mean(axis=0))
     fitted = Moments(3, update).update(x).update(x[:3])
@@ -125,7 +125,7 @@ def recursion(x):
 def test_paper_is_the_printed_recursion_in_any_chunks(monkeypatch):
     x = sample(150)
     mean, covariance = recursion(x)
-    monkeypatch.setattr(moments, "BLOCK", 37)
+    monkeypatch.setattr(linalg_module, "BLOCK", 37)
     for split in ([], [1], [1, 2, 80], [64]):
         fitted = Moments(6, "paper")
         for chunk in np.split(x, split):
@@ -160,7 +160,7 @@ def peak(x):
 
 
 def test_memory_does_not_grow_with_the_rows_of_a_memory_map(tmp_path, monkeypatch):
-    monkeypatch.setattr(moments, "BLOCK", 512)
+    monkeypatch.setattr(linalg_module, "BLOCK", 512)
     peaks = []
     for n in (2_000, 40_000):
         file = np.memmap(tmp_path / str(n), np.float32, "w+", shape=(n, 32))
@@ -173,7 +173,7 @@ def test_memory_does_not_grow_with_the_rows_of_a_memory_map(tmp_path, monkeypatc
 @pytest.mark.parametrize("row", [0, 3, 69, 699])
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
 def test_nan_and_infinity_are_refused_by_row_and_nothing_is_taken_in(monkeypatch, row, broken):
-    monkeypatch.setattr(moments, "BLOCK", 64)
+    monkeypatch.setattr(linalg_module, "BLOCK", 64)
     x = sample()
     x[row, 2] = broken
     fitted = Moments(6).update(sample(50, seed=1))

@@ -12,11 +12,10 @@ from sentence_transformers import SentenceTransformer
 from sklearn.metrics import average_precision_score
 from tokenizers import normalizers
 
-from whitenedcse.evaluation.correlation import cosine, evaluate
 from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.evaluation.sts import Subset
+from whitenedcse.evaluation.sts import Subset, cosine, evaluate
 from whitenedcse.model import checkpoint
-from whitenedcse.model.mteb import Mteb
+from whitenedcse.serving.benchmarks import Mteb
 
 mteb = pytest.importorskip("mteb", reason="mteb is not installed: pip install 'whitenedcse[mteb]'")
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from whitenedcse.search import nearest as room
-from whitenedcse.search.nearest import by_faiss, by_numpy, engine_at_hand, nearest
+from whitenedcse.serving import index as index_module
+from whitenedcse.serving.index import by_faiss, by_numpy, engine_at_hand, nearest
 
 ENGINES = [by_numpy, by_faiss]
 
@@ -21,8 +21,8 @@ def engine(request):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(room, "ROWS", 37)
-    monkeypatch.setattr(room, "QUERIES", 5)
+    monkeypatch.setattr(index_module, "ROWS", 37)
+    monkeypatch.setattr(index_module, "QUERIES", 5)
 
 
 def rows_of(n, d, seed=0):

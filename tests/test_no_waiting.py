@@ -15,13 +15,10 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Head
 from whitenedcse.model.pooling import Pooling
 from whitenedcse.ragged import concatenate, ragged
-from whitenedcse.training.loggers import Record
+from whitenedcse.training.loggers import PlainProgress, Record
 from whitenedcse.training.loss import MultiPositiveLoss
-from whitenedcse.training.module import ContrastiveTraining
-from whitenedcse.training.optim import adamw
-from whitenedcse.training.progress import PlainProgress
-from whitenedcse.training.safekeeping import Safekeeping
-from whitenedcse.training.trainer import Trainer
+from whitenedcse.training.module import ContrastiveTraining, adamw
+from whitenedcse.training.trainer import Safekeeping, Trainer
 
 FIRST, LAST, STEPS = 1, 4, 120  # steps that are watched, and all of them
 
@@ -80,7 +77,7 @@ def watched(encoder, tmp_path, kind, head, log_every=100):
         ),
         loss=MultiPositiveLoss(
             form="l1", temperature=0.05, weights=[1.0], denominator="view",
-            hard_negative_log_weight=0.0, force_literal=False,
+            hard_negative_log_weight=0.0,
         ),
         optimizer=lambda parameters, total_steps: adamw(
             parameters, total_steps=total_steps, lr=1e-3, weight_decay=0.0, warmup_steps=0

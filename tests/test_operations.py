@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from whitenedcse.model import operations
-from whitenedcse.model.operations import dropout, kept, linear
+from whitenedcse.model import packed
+from whitenedcse.model.attention import kept
+from whitenedcse.model.packed import dropout, linear
 
 T, D = 23, 12
 
@@ -20,7 +21,7 @@ def rows(n=T):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("onednn", [True, False])
 def test_linear_and_its_gradient(onednn, bias, monkeypatch):
-    monkeypatch.setattr(operations, "prefers_onednn", lambda: onednn)
+    monkeypatch.setattr(packed, "prefers_onednn", lambda: onednn)
     layer, x = nn.Linear(D, 7, bias=bias), rows().float().detach().requires_grad_()
     weight = torch.randn(T, 7)
     out = linear(layer, x)
@@ -34,7 +35,7 @@ def test_linear_and_its_gradient(onednn, bias, monkeypatch):
 
 
 def test_a_frozen_linear_layer_gets_no_gradient(monkeypatch):
-    monkeypatch.setattr(operations, "prefers_onednn", lambda: True)
+    monkeypatch.setattr(packed, "prefers_onednn", lambda: True)
     layer, x = nn.Linear(D, 7).requires_grad_(False), rows().float().detach().requires_grad_()
     linear(layer, x).sum().backward()
     assert layer.weight.grad is None and layer.bias.grad is None
@@ -46,7 +47,7 @@ def test_a_layer_in_the_place_of_a_linear_one_is_called(monkeypatch):
         def forward(self, x):
             return super().forward(x) + 1
 
-    monkeypatch.setattr(operations, "prefers_onednn", lambda: True)
+    monkeypatch.setattr(packed, "prefers_onednn", lambda: True)
     layer, x = Adapted(D, 7), rows().float()
     assert torch.equal(linear(layer, x), layer(x))
 
@@ -115,6 +116,6 @@ def test_all_dropped_is_zero():
 
 
 def test_under_autocast_a_linear_layer_is_autocasts(monkeypatch):
-    monkeypatch.setattr(operations, "prefers_onednn", lambda: True)
+    monkeypatch.setattr(packed, "prefers_onednn", lambda: True)
     with torch.autocast("cpu", torch.bfloat16):
         assert linear(nn.Linear(D, 7), rows().float()).dtype == torch.bfloat16

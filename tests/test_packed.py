@@ -28,7 +28,7 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from whitenedcse.model import attention, operations, packed
+from whitenedcse.model import attention, packed
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.ragged import mask, pad, ragged, unpad
 
@@ -122,7 +122,7 @@ def test_states_and_gradient_are_those_of_transformers(kind, name, layers, first
 @pytest.mark.parametrize("onednn", [False, True])
 @pytest.mark.parametrize("kind", RELATIVES)
 def test_float32_is_exact_to_rounding(kind, onednn, monkeypatch):
-    monkeypatch.setattr(operations, "prefers_onednn", lambda: onednn)
+    monkeypatch.setattr(packed, "prefers_onednn", lambda: onednn)
     exact, model, rows = backbone(kind), backbone(kind).float(), batch()
     ours = packed.hidden(model, rows, [1, 3], first=False)
     truth = transformers_own(exact, rows, [1, 3], first=False)
@@ -161,7 +161,7 @@ def halved(monkeypatch):
     monkeypatch.setattr(
         F, "dropout", lambda x, p=0.5, training=True, inplace=False: x * rates[p] if training else x
     )
-    for module in (operations, attention):
+    for module in (packed, attention):
         monkeypatch.setattr(module, "kept", lambda shape, p, seed: torch.ones(*shape, dtype=torch.uint8))
         monkeypatch.setattr(module, "scale", lambda p: rates[p])
 
@@ -200,7 +200,7 @@ def test_gradient_checkpointing_changes_nothing_but_memory(monkeypatch):
 
 
 def test_little_is_computed_for_padding_and_nothing_for_rows_that_nobody_reads(monkeypatch):
-    monkeypatch.setattr(operations, "prefers_onednn", lambda: False)  # the counter does not know oneDNN's
+    monkeypatch.setattr(packed, "prefers_onednn", lambda: False)  # the counter does not know oneDNN's
     model, rows = backbone(dropout=0.1).train(), batch()
     with FlopCounterMode(display=False) as counter:
         packed.hidden(model, rows, [3], first=True)
@@ -294,8 +294,8 @@ def test_dropout_is_a_function_of_the_seed_and_else_drawn_from_pytorchs_generato
 
 
 def test_no_two_layers_and_no_two_places_of_a_layer_drop_the_same(monkeypatch):
-    seen, kept = [], operations.kept
-    for module in (operations, attention):
+    seen, kept = [], attention.kept
+    for module in (packed, attention):
         monkeypatch.setattr(
             module, "kept", lambda shape, p, seed: seen.append(tuple(seed)) or kept(shape, p, seed)
         )

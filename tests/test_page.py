@@ -6,15 +6,19 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
+from jinja2 import nodes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from scipy import stats
 from test_sweep_report import SCORES, swept, trained
 
-from whitenedcse.report import contrasts, curves, groups, history, page
+from whitenedcse.app import terminal
+from whitenedcse.app.run import Run
+from whitenedcse.report import contrasts, page, sweep
 
 HEALTH = {
     "dev/effective_rank": {0: 3.0, 50: 5.0, 100: 6.0},
@@ -24,7 +28,16 @@ HEALTH = {
     "train/diversity_before": {10: 0.5, 60: 0.4, 90: 0.3},
     "train/diversity_after": {10: 1.1, 60: 1.2, 90: 1.3},
 }
-CHARTS = ["dev", "loss", "shape", "spectrum", "rank", "diversity", "throughput"]
+TITLES = {
+    "dev": "Dev score",
+    "loss": "Loss and learning rate",
+    "shape": "Alignment and uniformity",
+    "spectrum": "Spectrum of the dev embeddings",
+    "rank": "Effective rank",
+    "diversity": "Diversity of views",
+    "throughput": "Throughput",
+}
+CHARTS = list(TITLES)
 
 
 def written(folder):
@@ -58,6 +71,8 @@ def test_a_run_has_a_chart_for_each_thing_that_was_logged(tmp_path):
     full = Elements(written(trained(tmp_path / "full", series=HEALTH)).read_text())
     assert full.charts == CHARTS
     assert sum(tag == "svg" for tag, _ in full.tags) == len(CHARTS)
+    titles = list(TITLES.values())
+    assert full.values("aria-label") == titles == [word for word in full.words if word in titles]
     series = {f"train/{name}": {} for name in ("lr", "sentences_per_second")} | {"dev/alignment": {}}
     few = Elements(written(trained(tmp_path / "few", series=series)).read_text())
     assert few.charts == ["dev", "loss"] and sum(tag == "figure" for tag, _ in few.tags) == 2
@@ -76,9 +91,9 @@ def test_an_unfinished_run_has_what_there_is(tmp_path):
 
 def test_what_a_finished_run_logged_is_what_an_unfinished_one_shows(tmp_path):
     """Of the same lines, `dev` is the same, though one is read from scores.json and one from metrics.csv."""
-    one, other = (history.load(trained(tmp_path / n, finished=n == "a", series=HEALTH)) for n in "ab")
+    one, other = (Run(trained(tmp_path / n, finished=n == "a", series=HEALTH)).checked() for n in "ab")
     for name in ("before", "best", "best_step", "values_before", "values_best"):
-        assert history.dev(one)[name] == history.dev(other)[name]
+        assert one.dev[name] == other.dev[name]
 
 
 def test_the_numbers_to_look_at_first_are_those_of_the_files(tmp_path):
@@ -96,12 +111,35 @@ def test_the_numbers_to_look_at_first_are_those_of_the_files(tmp_path):
 @pytest.mark.parametrize(("scores", "best"), [((80, 60, 65), 100), ((60, 65, 65), 50), ((60,), 0)])
 def test_the_best_of_an_unfinished_run_is_the_first_highest_after_step_0(tmp_path, scores, best):
     column = dict(zip((0, 50, 100), scores, strict=False))
-    run = history.load(trained(tmp_path / "a", finished=False, series={"dev/spearman": column}))
-    found = history.dev(run)
+    run = Run(trained(tmp_path / "a", finished=False, series={"dev/spearman": column})).checked()
+    found = run.dev
     assert (found["before"], found["best_step"], found["best"]) == (scores[0], best, column[best])
 
 
-HOSTILE = "<script>document.title='x'</script>&\"'$a_b$"
+def test_a_table_has_the_cells_of_its_grid_and_numbers_on_the_right():
+    macros = page.TEMPLATES.get_template("macros.html").module
+    grid = terminal.Grid("scores", ["task", "n"], [["a", "1"], ["b", "2"]], ["x & y"], right=(1,))
+    assert re.sub(r"\s*\n\s*", "", macros.table(grid)) == (
+        '<section><h2>scores</h2><div class="wide"><table>'
+        '<thead><tr><th>task</th><th class="right">n</th></tr></thead>'
+        '<tbody><tr><td>a</td><td class="right">1</td></tr>'
+        '<tr><td>b</td><td class="right">2</td></tr></tbody>'
+        '</table></div><ul class="notes"><li>x &amp; y</li></ul></section>'
+    )
+    assert "notes" not in macros.table(grid._replace(notes=()))
+
+
+def test_the_legend_of_a_sweep_has_the_colour_and_the_mark_of_each_group(tmp_path):
+    trained(swept(tmp_path / "s") / "more", 9, system="simcse", finished=False, views=2)
+    text = written(tmp_path / "s").read_text()
+    found = re.findall(r'<li><span style="color:(.*?)">(.*?)</span>(.*?)</li>', text)
+    looks = [contrasts.look(i) for i in range(len(SCORES))]
+    assert [line[:2] for line in found] == [(colour, contrasts.MARKS[mark]) for colour, mark in looks]
+    assert [label for *_, label in found] == list(SCORES)
+    assert "3 groups, 13 runs, 12 finished; every run is a line of seeds.csv" in Elements(text).words
+
+
+HOSTILE = "<script>document.title='x'</script>&\"'$a_b$ {{7}}"
 
 
 def test_what_comes_from_files_is_text(tmp_path):
@@ -114,6 +152,50 @@ def test_what_comes_from_files_is_text(tmp_path):
     trained(tmp_path / "s" / "other", 1, system="_$x$", average=60.0, views=2)
     text = written(tmp_path / "s").read_text()
     assert "<script" not in text and "_$x$</text>" in text  # no mathematics, no private label
+
+
+def named(folder, word, i):
+    """Run i, in which a word stands wherever a page shows what a file says."""
+    name = f"{word} {i}"
+    folder = trained(folder / name.replace("/", "|"), 1, 70.0, 60.0, name, series=HEALTH, data__corpus=word)
+    facts, scores = (json.loads((folder / file).read_text()) for file in ("versions.json", "scores.json"))
+    facts |= dict.fromkeys(("command", "experiment"), word) | {"machine": {"gpus": [word]}}
+    for row in scores["rows"]:
+        row |= {"name": f"{word} {row['name']}", "setting": word}
+        row["sts"]["tasks"] = {f"{word} {task}": by for task, by in row["sts"]["tasks"].items()}
+        row["sts"]["avg"]["why"] = word
+    (folder / "versions.json").write_text(json.dumps(facts))
+    (folder / "scores.json").write_text(json.dumps(scores))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["run", "sweep"])
+def test_a_name_is_shown_as_it_is_and_adds_no_element_and_no_attribute(tmp_path, kind):
+    pages = []
+    for word, folder in (("tame", tmp_path / "a" / "s"), (HOSTILE, tmp_path / "b" / "s")):
+        run, _ = (named(folder, word, i) for i in (1, 2))
+        pages.append(Elements(written(run if kind == "run" else folder).read_text()))
+    tame, hostile = pages
+    assert [(tag, [*names]) for tag, names in tame.tags] == [(tag, [*names]) for tag, names in hostile.tags]
+    pairs = zip(tame.words, hostile.words, strict=True)
+    shown = [(a.replace("tame", HOSTILE), b) for a, b in pairs if "tame" in a and not a.startswith("run:")]
+    plain = str.maketrans("/", "|", "\\")  # no folder has a slash in its name; JSON and repr escape quotes
+    assert all(a.translate(plain) == b.translate(plain) for a, b in shown) and len(shown) == 14
+
+
+def test_no_template_marks_a_value_as_safe():
+    names = page.TEMPLATES.list_templates()
+    assert "page.html" in names
+    for name in names:
+        tree = page.TEMPLATES.parse(page.TEMPLATES.loader.get_source(page.TEMPLATES, name)[0])
+        assert "safe" not in {found.name for found in tree.find_all(nodes.Filter)}, name
+        assert not list(tree.find_all((nodes.EvalContextModifier, nodes.MarkSafe))), name
+
+
+def test_a_label_that_looks_like_an_id_is_shown_as_it_is(tmp_path):
+    for i, label in enumerate(('id="a" url(#b)', "other")):
+        trained(tmp_path / "s" / str(i), system=label, views=2 + i)
+    assert '>id="a" url(#b)</text>' in written(tmp_path / "s").read_text()
 
 
 @pytest.mark.parametrize("kind", ["run", "sweep"])
@@ -130,6 +212,7 @@ def test_nothing_comes_from_outside_and_ids_are_one_of_a_kind(tmp_path, kind):
     ids = found.values("id")
     assert len(ids) == len(set(ids)) and inside <= set(ids)
     assert text.count("<style") == 1  # matplotlib's own would reach into the whole page
+    assert (Path(page.__file__).parent / "templates" / "page.css").read_text() in text
 
 
 def test_the_same_run_makes_the_same_bytes(tmp_path):
@@ -152,7 +235,7 @@ def lines(ax):
 
 def test_the_dev_chart_shows_the_best_k_of_each_judgement(tmp_path):
     ax = axes()
-    curves.quality(ax, history.load(trained(tmp_path / "a")))
+    page.quality(ax, Run(trained(tmp_path / "a")).checked())
     drawn = {name: (list(x), list(y)) for name, (x, y) in lines(ax).items()}
     assert drawn["as it is"] == ([0, 50, 100], [61, 70, 69])
     assert drawn["whitened (dev)"] == ([0, 50, 100], [62, 64, 68])  # k = 8, 4, 8
@@ -162,7 +245,7 @@ def test_the_dev_chart_shows_the_best_k_of_each_judgement(tmp_path):
 
 def test_the_spectrum_is_that_of_the_first_the_best_and_the_last_judgement(tmp_path):
     ax = axes()
-    curves.spectrum(ax, history.load(trained(tmp_path / "a", series=HEALTH)))
+    page.spectrum(ax, Run(trained(tmp_path / "a", series=HEALTH)).checked())
     drawn = {name: (list(x), list(y)) for name, (x, y) in lines(ax).items()}
     assert drawn == {
         "step 0": ([1, 2, 4], [0.7, 0.8, 0.9]),
@@ -173,7 +256,7 @@ def test_the_spectrum_is_that_of_the_first_the_best_and_the_last_judgement(tmp_p
 
 def test_alignment_stands_against_uniformity_judgement_by_judgement(tmp_path):
     ax = axes()
-    curves.shape(ax, history.load(trained(tmp_path / "a", best=70.0)))
+    page.shape(ax, Run(trained(tmp_path / "a", best=70.0)).checked())
     points = ax.collections[0]
     np.testing.assert_allclose(points.get_offsets(), [[-0.5, 0.05], [-2.7, 0.27], [-2.4, 0.3]])
     assert points.get_array().tolist() == [0, 50, 100]
@@ -181,7 +264,7 @@ def test_alignment_stands_against_uniformity_judgement_by_judgement(tmp_path):
 
 
 def groups_of(folder):
-    return groups.gathered(history.runs([folder])).groups
+    return sweep.gathered(sweep.runs([folder])).groups
 
 
 def test_the_strip_has_every_seed_the_mean_and_scipys_interval(tmp_path):
@@ -309,5 +392,5 @@ def test_a_job_of_a_sweep_is_called_after_it(tmp_path):
     for folder in ("alone", "table3/4"):
         trained(tmp_path / folder)
     (tmp_path / "table3" / "multirun.yaml").touch()
-    pages = {name: page.of_run(history.load(tmp_path / name)) for name in ("alone", "table3/4")}
+    pages = {name: page.of_run(Run(tmp_path / name).checked()) for name in ("alone", "table3/4")}
     assert all(f"<h1>{name}</h1>" in text for name, text in pages.items())

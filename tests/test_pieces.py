@@ -13,8 +13,8 @@ from torch.testing import assert_close
 
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.ragged import concatenate, ragged, rows
-from whitenedcse.training.pieces import Manner, cut, encoded
-from whitenedcse.training.randomness import reseed
+from whitenedcse.training.module import reseed
+from whitenedcse.training.parallel import Manner, cut, encoded
 
 
 def batch_of(n=24, passes=2):

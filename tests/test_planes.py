@@ -9,7 +9,7 @@ import torch
 from conftest import SENTENCES, embedder_of
 
 from whitenedcse.data.tokens import token_ids
-from whitenedcse.model import planes as room
+from whitenedcse.model import planes as planes_module
 from whitenedcse.model.planes import planes
 from whitenedcse.ragged import rows as lists
 
@@ -122,7 +122,7 @@ def test_a_damaged_or_half_written_shard_is_not_read(encoder, rows, cache):
 
 
 def test_a_kill_while_encoding_leaves_nothing_behind(encoder, rows, cache, monkeypatch):
-    monkeypatch.setattr(room, "pooled", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(planes_module, "pooled", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         planes(encoder, rows, ["mean"], [1])
     assert [path for folder in cache.iterdir() for path in folder.iterdir()] == []
@@ -135,15 +135,15 @@ def test_the_encoder_unused_for_longest_gives_way(encoder, rows, cache, monkeypa
         os.utime(cache / name, (1e9 - age, 1e9 - age))
     planes(encoder, rows, ["mean"], [1])
     mine = sum(f.stat().st_size for f in cache.rglob("*") if f.is_file() and f.name != "x")
-    monkeypatch.setattr(room, "LIMIT", mine + 1500)
-    room.prune(cache, keep=next(p for p in cache.iterdir() if "old" not in p.name))
+    monkeypatch.setattr(planes_module, "LIMIT", mine + 1500)
+    planes_module.prune(cache, keep=next(p for p in cache.iterdir() if "old" not in p.name))
     assert not (cache / "older").exists() and (cache / "old").exists()
     mine = next(p for p in cache.iterdir() if "old" not in p.name)
     os.utime(mine, (1, 1))
     assert planes(encoder, rows, ["mean"], [1]).encoded == 0
     assert mine.stat().st_mtime > 1e9  # used, so not the next to go
-    monkeypatch.setattr(room, "LIMIT", 0)
-    room.prune(cache, keep=mine)
+    monkeypatch.setattr(planes_module, "LIMIT", 0)
+    planes_module.prune(cache, keep=mine)
     assert list(cache.iterdir()) == [mine]
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from whitenedcse import precision
+from whitenedcse.app import compute
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from whitenedcse import precision
     ],
 )
 def test_bfloat16_is_chosen_where_the_hardware_multiplies_it(accelerator, flags, cuda, expected, monkeypatch):
-    monkeypatch.setattr(precision, "cpu", lambda: f"flags : {flags}\n")
+    monkeypatch.setattr(compute, "cpu", lambda: f"flags : {flags}\n")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda is not None)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bool(cuda))
-    assert precision.quickest(accelerator) == expected
+    assert compute.quickest(accelerator) == expected

@@ -15,8 +15,7 @@ from scipy.stats import spearmanr
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
-from whitenedcse.evaluation.protocol import Protocol, Row, chosen
-from whitenedcse.evaluation.tasks import setting
+from whitenedcse.evaluation.tasks import Protocol, Row, chosen, setting
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.ragged import rows as rows_of
 
@@ -244,7 +243,7 @@ def test_nothing_is_encoded_twice_and_a_second_run_encodes_nothing(world, monkey
 
 def test_rows_whose_corpus_is_not_here_are_left_out_aloud(monkeypatch, tmp_path):
     monkeypatch.setattr(
-        "whitenedcse.evaluation.protocol.located", lambda _: (_ for _ in ()).throw(FileNotFoundError("gone"))
+        "whitenedcse.evaluation.tasks.located", lambda _: (_ for _ in ()).throw(FileNotFoundError("gone"))
     )
     rows = [
         {"name": "a"},

@@ -2,8 +2,8 @@
 
 import torch
 
-from whitenedcse.training import randomness
-from whitenedcse.training.randomness import reseed
+from whitenedcse.training import module
+from whitenedcse.training.module import reseed
 
 
 def draw(*position):
@@ -23,6 +23,6 @@ def test_the_other_devices_start_there_too(monkeypatch):
         seeds = []
         manual_seed = seeds.append
 
-    monkeypatch.setattr(randomness, "_devices", lambda: [Device])
+    monkeypatch.setattr(module, "_devices", lambda: [Device])
     reseed(3, 4)
     assert Device.seeds == [torch.initial_seed()]

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from whitenedcse import ranks
-from whitenedcse.ranks import Place, placed, run, shared, stamp
+from whitenedcse.app import ranks
+from whitenedcse.app.ranks import Place, placed, run, shared, stamp
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_NNODES")
 NAMES += ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_USE_AGENT_STORE", "MASTER_ADDR", "MASTER_PORT")
@@ -182,12 +182,12 @@ if rank == 1:
     Path("pid1").write_text(str(os.getpid()))
     while not Path("go").exists():
         time.sleep(0.02)
-from whitenedcse.ranks import end_with_parent
+from whitenedcse.app.ranks import end_with_parent
 end_with_parent()
 Path(f"pid{rank}").write_text(str(os.getpid()))
 time.sleep(60)
 """
-    front = f"from whitenedcse.ranks import run; run({command(code)!r}, 2)"
+    front = f"from whitenedcse.app.ranks import run; run({command(code)!r}, 2)"
     here = {"PYTHONPATH": str(Path(__file__).parents[1])}
     with subprocess.Popen([sys.executable, "-c", front], cwd=tmp_path, env=os.environ | here) as process:
         files = [tmp_path / f"pid{rank}" for rank in (0, 1)]

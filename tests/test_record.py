@@ -1,5 +1,6 @@
 """A directory belongs to one run with its settings, and to one process at a time."""
 
+import importlib
 import importlib.metadata
 import json
 import subprocess
@@ -8,7 +9,9 @@ import sys
 import pytest
 from filelock import FileLock, Timeout
 
-from whitenedcse.report import record
+from whitenedcse.app import compute, durable
+from whitenedcse.app import run as run_module
+from whitenedcse.app.run import Run
 
 CONFIG = "run: a\nseed: 1\ndata: {corpus: here.txt, columns: []}\ntrainer: {devices: 1, max_steps: 9}\n"
 EXACT = {"corpus": "c0ffee", "tokenizer": "beef", "processes": 1}
@@ -17,17 +20,18 @@ EXACT = {"corpus": "c0ffee", "tokenizer": "beef", "processes": 1}
 @pytest.fixture
 def run(tmp_path):
     """A run that began."""
-    record.start(tmp_path / "run", CONFIG, seed=1, **EXACT)
-    return tmp_path / "run"
+    began = Run(tmp_path / "run")
+    began.start(CONFIG, seed=1, **EXACT)
+    return began
 
 
 @pytest.fixture(autouse=True)
 def held(monkeypatch):
     """No lock outlives a test."""
-    monkeypatch.setattr(record, "held", {})
-    monkeypatch.setattr(record, "SECONDS", 0.2)
-    yield record.held
-    for lock in record.held.values():
+    monkeypatch.setattr(run_module, "held", {})
+    monkeypatch.setattr(durable, "SECONDS", 0.2)
+    yield run_module.held
+    for lock in run_module.held.values():
         lock.release()
 
 
@@ -36,8 +40,8 @@ def test_a_directory_is_claimed_by_one_process(tmp_path):
     run.mkdir()
     with FileLock(run / ".lock"):
         with pytest.raises(ValueError, match=rf"{run} is being written by another process; .*run="):
-            record.claim(run)
-    record.claim(run)
+            Run(run).claim()
+    Run(run).claim()
     with pytest.raises(Timeout):
         FileLock(run / ".lock").acquire(timeout=0)
 
@@ -50,7 +54,7 @@ FileLock({str(tmp_path / ".lock")!r}).acquire()
 os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -9
-    record.claim(tmp_path)
+    Run(tmp_path).claim()
 
 
 @pytest.mark.parametrize(
@@ -65,41 +69,43 @@ os.kill(os.getpid(), signal.SIGKILL)
 )
 def test_another_run_is_refused_and_the_difference_named(run, changed, words):
     with pytest.raises(ValueError) as refused:
-        record.refuse_other(run, changed, EXACT)
-    assert str(refused.value).startswith(f"{run} holds another run: {words}; choose another name with run=")
+        run.refuse_other(changed, EXACT)
+    assert str(refused.value).startswith(
+        f"{run.path} holds another run: {words}; choose another name with run="
+    )
     assert "--force" in str(refused.value)
-    record.refuse_other(run, changed, EXACT, force=True)
+    run.refuse_other(changed, EXACT, force=True)
 
 
 @pytest.mark.parametrize(("name", "value"), [("corpus", "new"), ("tokenizer", "new"), ("processes", 2)])
 def test_so_are_other_data_another_tokenizer_and_another_number_of_processes(run, name, value):
     with pytest.raises(ValueError, match=rf"{name}={value} \(it began with {EXACT[name]}\)"):
-        record.refuse_other(run, CONFIG, EXACT | {name: value})
+        run.refuse_other(CONFIG, EXACT | {name: value})
 
 
 def test_where_data_lie_and_where_it_runs_may_change(run):
     free = CONFIG.replace("here", "elsewhere").replace("run: a", "run: b").replace("devices: 1", "devices: 2")
     more = "checkpoint_every: 3\nlogger: {_target_: x, project: y}\n"
-    record.refuse_other(run, free + more, EXACT)
+    run.refuse_other(free + more, EXACT)
 
 
 def test_all_differences_are_said_at_once(run):
     changed = CONFIG.replace("seed: 1", "seed: 2").replace("max_steps: 9", "max_steps: 10")
     with pytest.raises(ValueError, match=r"seed=2 .*, trainer.max_steps=10 "):
-        record.refuse_other(run, changed, EXACT)
+        run.refuse_other(changed, EXACT)
 
 
 def test_an_empty_directory_refuses_nothing(tmp_path):
-    record.refuse_other(tmp_path, CONFIG, EXACT)
+    Run(tmp_path).refuse_other(CONFIG, EXACT)
 
 
 def test_a_run_is_begun_once_and_its_files_are_there_together(run):
-    assert (run / "config.yaml").read_text() == CONFIG
-    facts = json.loads((run / "versions.json").read_text())
+    assert (run.path / "config.yaml").read_text() == CONFIG
+    facts = json.loads((run.path / "versions.json").read_text())
     assert facts.items() >= (EXACT | {"seed": 1}).items()
     assert facts["packages"]["torch"] == importlib.metadata.version("torch")
     with pytest.raises(ValueError, match="already holds a run; choose another name with run=NAME"):
-        record.start(run, CONFIG)
+        run.start(CONFIG)
 
 
 def test_a_kill_while_it_begins_leaves_no_run(tmp_path, monkeypatch):
@@ -110,29 +116,50 @@ def test_a_kill_while_it_begins_leaves_no_run(tmp_path, monkeypatch):
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(record, "writing", killed)  # after versions.json
+        patched.setattr(run_module, "writing", killed)  # after versions.json
         with pytest.raises(Killed):
-            record.start(tmp_path, CONFIG)
-    record.refuse_other(tmp_path, CONFIG.replace("1", "2"), {})
-    record.start(tmp_path, CONFIG, seed=1)
+            Run(tmp_path).start(CONFIG)
+    Run(tmp_path).refuse_other(CONFIG.replace("1", "2"), {})
+    Run(tmp_path).start(CONFIG, seed=1)
     assert json.loads((tmp_path / "versions.json").read_text())["seed"] == 1
 
 
 def test_each_time_that_it_goes_on_is_noted_with_what_changed(run, monkeypatch):
-    began = json.loads((run / "versions.json").read_text())
-    assert record.resumed(run, CONFIG, EXACT, 7) == []
-    monkeypatch.setattr(record, "commit", lambda: "another")
-    (line,) = record.resumed(run, CONFIG + "checkpoint_every: 3\n", EXACT, 8)
+    began = json.loads((run.path / "versions.json").read_text())
+    assert run.resume(CONFIG, EXACT, 7) == []
+    monkeypatch.setattr(compute, "commit", lambda: "another")
+    (line,) = run.resume(CONFIG + "checkpoint_every: 3\n", EXACT, 8)
     assert line == f"commit=another (it began with {began['commit']})"
-    now = json.loads((run / "versions.json").read_text())
+    now = json.loads((run.path / "versions.json").read_text())
     first, second = now.pop("resumed")
     assert (first["step"], second["step"], second["commit"]) == (7, 8, "another") and "commit" not in first
     assert now == began
-    assert (run / "config.yaml").read_text().endswith("checkpoint_every: 3\n")
-    record.refuse_other(run, CONFIG, EXACT)
+    assert (run.path / "config.yaml").read_text().endswith("checkpoint_every: 3\n")
+    run.refuse_other(CONFIG, EXACT)
 
 
 def test_a_finished_run_has_scores(run):
-    assert record.scores(run) is None and record.best(run) is None
-    (run / "scores.json").write_text('{"dev": {"best": 51.5}}')
-    assert record.best(run) == 51.5
+    assert run.scores is None and run.best_score is None
+    (run.path / "scores.json").write_text('{"dev": {"best": 51.5}}')
+    assert run.best_score == 51.5
+
+
+def test_a_run_of_before_modules_moved_resumes_though_its_settings_name_them_otherwise(tmp_path):
+    then = """optim: {_target_: whitenedcse.training.optim.adamw, lr: 1.0}
+mlm: {_target_: whitenedcse.training.mlm.MaskedLanguageModel, weight: 0.0}
+protocol: {_target_: whitenedcse.evaluation.protocol.Protocol, rows: [{_target_: another.Row}]}
+loss: {form: l1, force_literal: false}
+"""
+    now = """optim: {_target_: whitenedcse.training.module.adamw, lr: 1.0}
+mlm: {_target_: whitenedcse.training.loss.MaskedLanguageModel, weight: 0.0}
+protocol: {_target_: whitenedcse.evaluation.tasks.Protocol, rows: [{_target_: another.Row}]}
+loss: {form: l1}
+"""
+    run = Run(tmp_path)
+    run.start(then)
+    run.refuse_other(now, {})
+    for node in (run.settings["optim"], run.settings["mlm"], run.settings["protocol"]):
+        module, _, name = node["_target_"].rpartition(".")
+        assert hasattr(importlib.import_module(module), name)
+    with pytest.raises(ValueError, match="loss.form=l2"):
+        run.refuse_other(now.replace("l1", "l2"), {})

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy.stats import chi2_contingency, chisquare
 from transformers import BertTokenizer
 
-from whitenedcse.data.repetition import Repetition, doubled, drawn, frame, mixed
-from whitenedcse.ragged import ragged, rows
+from whitenedcse.data.datamodule import frame
+from whitenedcse.ragged import Repetition, doubled, drawn, mixed, ragged, rows
 
 FRAMES = [(1, 1), (0, 1), (0, 0), (2, 3)]
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=12)

@@ -19,17 +19,14 @@ from test_ranks import alive, until
 from test_scripts import ROOT, TINY
 from test_training import DEV, LOSS
 
+from whitenedcse.app import durable
 from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.model.encoder import Encoder
-from whitenedcse.report import record
-from whitenedcse.training import safekeeping
-from whitenedcse.training.checkpoints import newest, step_of
+from whitenedcse.training import trainer as trainer_module
 from whitenedcse.training.loggers import Metrics, Record
-from whitenedcse.training.module import ContrastiveTraining
+from whitenedcse.training.module import ContrastiveTraining, adamw
 from whitenedcse.training.monitor import Monitor
-from whitenedcse.training.optim import adamw
-from whitenedcse.training.safekeeping import Safekeeping
-from whitenedcse.training.trainer import Trainer
+from whitenedcse.training.trainer import Safekeeping, Trainer, newest, step_of
 
 BATCHES, SIZE = 7, 4
 SPEED = "train/sentences_per_second"
@@ -94,7 +91,7 @@ def train(tokenizer, tmp_path_factory):
         seed_everything(time.monotonic_ns() % 2**31, verbose=False)  # nothing may hang on a state
         settings = {"dev": [DEV], "every": 3, "patience": patience, "sample": 8}
         monitor = Monitor(**settings, directory=run / "best", say=said.append)
-        monitor.judge = Judged(monitor.judge, judged)
+        monitor.dev_set = Judged(monitor.dev_set, judged)
         keep = Safekeeping(run / "checkpoints", seconds, monitor.every, "", said.append)
         run.mkdir(exist_ok=True)
         trainer = Trainer(
@@ -111,10 +108,10 @@ def train(tokenizer, tmp_path_factory):
         best = {name.removeprefix(str(run)): content for name, content in best.items()}
         return module.state_dict(), state, best, lines(run), monitor.summary()
 
-    handlers = {number: signal.getsignal(number) for number in safekeeping.ASKING}
+    handlers = {number: signal.getsignal(number) for number in trainer_module.ASKING}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WHITENEDCSE_CACHE", str(home / "cache"))
-        patch.setattr(safekeeping, "SHARE", 0)  # a checkpoint before every step
+        patch.setattr(trainer_module, "SHARE", 0)  # a checkpoint before every step
         yield life
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -141,16 +138,16 @@ def lines(run):
 
 
 class Judged:
-    """A judge whose run is cut amid its `last` judgement."""
+    """A judge whose run is cut amid its `last` evaluation."""
 
     def __init__(self, judge, last):
-        self.judge, self.left, self.sentences, self.n = judge, last, judge.sentences, judge.n
+        self.dev_set, self.left, self.sentences, self.n = judge, last, judge.sentences, judge.n
 
     def __call__(self, *vectors):
         self.left -= 1
         if self.left == 0:
             raise Cut
-        return self.judge(*vectors)
+        return self.dev_set(*vectors)
 
 
 def same(one, other):
@@ -168,14 +165,14 @@ MOMENTS = {
     "before the first step": ("on_train_batch_start", 0),
     "after the first step": ("on_train_batch_end", 1),
     "amid an epoch": ("on_train_batch_end", 4),
-    "after a judgement": ("on_train_batch_end", 6),
+    "after a evaluation": ("on_train_batch_end", 6),
     "after an epoch's last batch": ("on_train_batch_end", 7),
     "between epochs": ("on_train_epoch_end", 7),
     "before an epoch's first batch": ("on_train_batch_start", 7),
     "after the second epoch's first batch": ("on_train_batch_end", 8),
     "before the last step": ("on_train_batch_start", 13),
     "after the last step": ("on_train_batch_end", 14),
-    "after the last judgement": ("on_train_end", 14),
+    "after the last evaluation": ("on_train_end", 14),
     "after the last checkpoint": ("on_fit_end", 14),
 }
 
@@ -214,7 +211,7 @@ def test_and_so_it_does_with_other_settings(train, whole, tmp_path, name, steps)
 
 
 @pytest.mark.parametrize(("hook", "step"), [("on_train_batch_end", 2), ("on_train_batch_start", 3)])
-@pytest.mark.parametrize("number", safekeeping.ASKING, ids=lambda number: number.name)
+@pytest.mark.parametrize("number", trainer_module.ASKING, ids=lambda number: number.name)
 def test_a_signal_ends_a_run_after_the_step_with_a_checkpoint(train, whole, tmp_path, number, hook, step):
     """The second one comes between the two batches of the third step."""
     two = {"accumulate_grad_batches": 2}
@@ -231,7 +228,7 @@ def still(parameters, *, total_steps):
 
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_end", "on_fit_end"])
 def test_a_run_that_patience_ended_trains_no_further(train, whole, tmp_path, hook):
-    settings = {"patience": 1, "optimizer": still}  # nothing moves: the first judgement stays the best
+    settings = {"patience": 1, "optimizer": still}  # nothing moves: the first evaluation stays the best
     assert whole(**settings)[-1]["last_step"] == 6
     assert train(tmp_path / "cut", hook, 6, **settings) is None
     assert same(train(tmp_path / "cut", **settings), whole(**settings))
@@ -313,7 +310,7 @@ def test_a_run_that_is_killed_stopped_and_forced_on_ends_with_the_bits_of_one_th
     run = home / "outputs" / "cut"
     monkeypatch.chdir(home)
     monkeypatch.setenv("WHITENEDCSE_CACHE", str(home / "cache"))
-    monkeypatch.setattr(record, "SECONDS", 0.1)
+    monkeypatch.setattr(durable, "SECONDS", 0.1)
 
     def refused(*arguments):
         monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # a start sets it

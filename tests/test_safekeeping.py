@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from whitenedcse.training import safekeeping
-from whitenedcse.training.safekeeping import Safekeeping
+from whitenedcse.training import trainer
+from whitenedcse.training.trainer import Safekeeping
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def keep(tmp_path):
     return made
 
 
-@pytest.mark.parametrize("number", safekeeping.ASKING, ids=lambda number: number.name)
+@pytest.mark.parametrize("number", trainer.ASKING, ids=lambda number: number.name)
 def test_it_ends_with_128_and_the_signal_even_where_nothing_requeues(keep, monkeypatch, tmp_path, number):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("PATH", str(tmp_path))  # no scontrol
@@ -36,10 +36,10 @@ def test_it_ends_with_128_and_the_signal_even_where_nothing_requeues(keep, monke
     ],
 )
 def test_ranks_with_other_settings_are_refused(keep, monkeypatch, other, words):
-    monkeypatch.setattr(safekeeping, "everyones", lambda value: [value, other])
+    monkeypatch.setattr(trainer, "everyones", lambda value: [value, other])
     with pytest.raises(ValueError, match=words):
         keep.setup(None, None, "fit")
-    monkeypatch.setattr(safekeeping, "everyones", lambda value: [value, value])
+    monkeypatch.setattr(trainer, "everyones", lambda value: [value, value])
     keep.setup(None, None, "fit")
 
 

@@ -11,10 +11,10 @@ from conftest import SENTENCES, embedder_of
 from numpy.testing import assert_allclose
 from test_whitened import by_hand
 
-from whitenedcse import cli
+from whitenedcse.app import cli
 from whitenedcse.model import checkpoint
-from whitenedcse.search.bench import bench, recall, without
-from whitenedcse.search.index import Index
+from whitenedcse.serving.benchmarks import bench, recall, without
+from whitenedcse.serving.index import Index
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
 

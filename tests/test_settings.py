@@ -1,8 +1,14 @@
 """A key that nothing reads is refused with the nearest one that exists."""
 
-import pytest
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
-from whitenedcse.settings import refuse_unknown, unknown
+import pytest
+from omegaconf import OmegaConf
+
+from whitenedcse.app.configuration import SCRIPT_TYPES, refuse_unknown, unknown
 
 LOSS = {"_target_": "whitenedcse.training.loss.MultiPositiveLoss", "form": "l1", "temperature": 0.05}
 
@@ -54,3 +60,95 @@ def test_settings_of_something_absent_are_refused_with_the_way_to_leave_it_out()
         refuse_unknown({"head": head | {"whitening": 3}}, ["head"])
     with pytest.raises(ValueError, match=r"loss\.form=.* must be text$"):
         refuse_unknown({"loss": {**LOSS, "form": {"a": 1}}}, ["loss"])
+
+
+def typed(  # noqa: PLR0913
+    *,
+    whole: int = 0,
+    number: float = 0.0,
+    choice: Literal[0, 1, "auto"] = 0,
+    rows: Sequence[Sequence[int]] = (),
+    gaps: Sequence[int | None] | None = None,
+    flags: Sequence[bool] = (),
+    names: Sequence[Literal["a", "b"]] = (),
+    parts: Sequence[Path] = (),
+    free: Sequence[Any] = (),
+    plain: list = (),
+    table: dict | None = None,
+    counts: Mapping[str, Any] | None = None,
+    betas: tuple[float, float] = (0.9, 0.999),
+) -> None:
+    """A symbol of somebody else, whose annotations no setting of ours has."""
+
+
+PATH = {"_target_": "pathlib.Path", "_args_": ["a"]}
+RIGHT = {
+    "whole": [0, -1, 10**400, "${views}"],
+    "number": [1, 1.5, float("nan"), "${oc.env:X}"],
+    "choice": [0, 1, "auto"],
+    "rows": [[], [[]], [[1], [2, 3]], [[1], "${views}"], [["${views}"]]],
+    "gaps": [None, [], [None], [1, None]],
+    "flags": [[True, False]],
+    "names": [["a", "b", "a"]],
+    "parts": [[], [PATH]],
+    "free": [[1, "a", None, [2]]],
+    "plain": [[], [1, "a"]],
+    "table": [None, {}, {"a": None}],
+    "counts": [None, {}, {"a": None, "b": [1]}],
+    "betas": [[0.9, 0.98]],  # which YAML gives as a list
+}
+WRONG = {
+    "whole": ([True, 1.0, None, "1", [1], {}], "a whole number"),
+    "number": ([True, None, "1.5", [1.5]], "a number"),
+    "choice": ([True, False, 1.0, 2, "0", None, []], "one of 0, 1, auto"),
+    "rows": ([1, [1], [None], [[1.0]], [[True]]], "a list ([...], each a list of whole numbers ([...]))"),
+    "gaps": ([1, ["a"], [[None]], [1.5]], "a list ([...], each a whole number or null) or null"),
+    "flags": ([True, [1], [None]], "a list ([...], each true or false)"),
+    "names": (["a", ["c"], [None]], "a list ([...], each one of a, b)"),
+    "parts": (["a", PATH, ["a"], [{}]], "a list ([...], each a mapping with a _target_)"),
+    "free": (["ab", 1, {}], "a list ([...], each of any type)"),
+    "plain": (["ab", 1, None, {}], "a list ([...])"),
+    "table": ([[], 1, "a"], "a mapping or null"),
+    "counts": ([[], 1, "a", True], "a mapping or null"),
+}
+
+
+def settings_of(key, value):
+    """A configuration with one setting of the symbol above."""
+    return {"it": {"_target_": f"{__name__}.typed", key: value}}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key in RIGHT for value in RIGHT[key]], ids=repr)
+def test_a_value_of_the_annotated_type_passes(key, value):
+    refuse_unknown(settings_of(key, value), ["it"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [(key, value, WRONG[key][1]) for key in WRONG for value in WRONG[key][0]],
+    ids=repr,
+)
+def test_a_value_of_another_type_is_refused_with_the_type_in_words(key, value, words):
+    with pytest.raises(ValueError, match=f"^it.{key}=.* must be {re.escape(words)}(; it.{key}=null .*)?$"):
+        refuse_unknown(settings_of(key, value), ["it"])
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"digits": True}, "digits=true must be one of 0, 1, 2, 3, 4, 5, 6 or null"),
+        ({"bf16": "x"}, 'bf16="x" must be true or false'),
+        ({"monitor": {"dev": 3}}, "monitor.dev=3 must be text"),
+        ({"seed": PATH}, 'seed={"_target_": "pathlib.Path", "_args_": ["a"]} must be a whole number'),
+    ],
+)
+def test_what_a_script_reads_itself_has_a_type_too(config, words):
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+        refuse_unknown(config, config)
+
+
+@pytest.mark.parametrize("script", ["train", "evaluate"])
+def test_every_setting_of_a_script_s_own_has_a_type(script):
+    config = OmegaConf.to_container(OmegaConf.load(Path(__file__).parents[1] / f"conf/{script}.yaml"))
+    own = {key for key, value in config.items() if not isinstance(value, dict)} - {"defaults", "run"}
+    assert own - set(SCRIPT_TYPES) == set()

@@ -7,10 +7,12 @@ import pytest
 import torch
 from conftest import SENTENCES, embedder_of
 
+from whitenedcse.app.configuration import found, opened
 from whitenedcse.model import checkpoint
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.planes import Wanted, vectors
 from whitenedcse.model.pooling import Pooling, requested
 from whitenedcse.model.sentence_transformers import ForeignModules
-from whitenedcse.model.source import Wanted, found, opened, vectors
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +97,7 @@ def test_modules_that_only_sentence_transformers_knows_are_left_to_it(bert, plai
     dense = models.Dense(bert.width, 5, activation_function=torch.nn.ReLU())
     SentenceTransformer(modules=[*layers, dense]).save(str(here / "theirs"))
     with pytest.raises(ForeignModules):
-        checkpoint.load(str(here / "theirs"))
+        Embedder.load(str(here / "theirs"))
     (x,), _ = vectors(opened(str(here / "theirs"), None), SENTENCES, Wanted([None]))
     assert x == pytest.approx(SentenceTransformer(str(here / "theirs")).encode(SENTENCES), abs=1e-6)
     assert x.shape == (len(SENTENCES), 5)

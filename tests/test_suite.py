@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from whitenedcse.evaluation.correlation import evaluate
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.statistics import resamples
-from whitenedcse.evaluation.sts import Subset
-from whitenedcse.evaluation.suite import System, judge, plan, seed
+from whitenedcse.evaluation.sts import Subset, evaluate
+from whitenedcse.evaluation.suite import System, evaluated, plan, seed
 from whitenedcse.evaluation.tasks import setting
 from whitenedcse.evaluation.transfer import Labelled
 
@@ -40,14 +39,14 @@ def nothing(*_):
     raise AssertionError("no corpus is asked for")
 
 
-def judged(agenda, *rest, classify=None, draws=50):
-    return judge(system(agenda, *rest), agenda, classify, draws)
+def result_of(agenda, *rest, classify=None, draws=50):
+    return evaluated(system(agenda, *rest), agenda, classify, draws)
 
 
 def test_vectors_as_they_are_score_as_the_plain_evaluation(tasks):
     agenda = plan(tasks, [], nothing)
     assert agenda.sentences == sorted({t for s in (*tasks["A"], *tasks["B"]) for t in (*s.left, *s.right)})
-    got = judged(agenda).scores["sts"]
+    got = result_of(agenda).scores["sts"]
     plain = evaluate(tasks, lambda sentences: np.float32([vector(t) for t in sentences]))
     for name, task in plain["tasks"].items():
         for mean in ("all", "mean", "wmean"):
@@ -72,7 +71,7 @@ def test_whitening_equals_the_formula_by_hand_on_what_each_map_is_fitted_to(task
     corpus = [f"c{i % 40}" for i in range(50)]
     monkeypatch.setattr("whitenedcse.evaluation.suite.own_texts", lambda on, name, case: own(tasks[name]))
     agenda = plan(tasks, [on], {"corpus.txt": corpus}.get)
-    got = judged(agenda, WHITENING, on)
+    got = result_of(agenda, WHITENING, on)
     for name, subsets in tasks.items():
         fit = own(subsets) if on == "year" else corpus
         cosines = [whitened_by_hand(fit, s.left, s.right) for s in subsets]
@@ -95,13 +94,13 @@ def test_a_map_of_a_corpus_is_fitted_once_and_one_of_the_target_for_each_task(ta
     for on, expected, label in (("c", 1, "inductive"), ("target", 2, "transductive")):
         fits.clear()
         assert setting(on) == label
-        judged(agenda, make, on)
+        result_of(agenda, make, on)
         assert len(fits) == expected
 
 
 def test_an_interval_is_that_of_a_loop_over_resampled_pairs(tasks):
     agenda = plan({"A": tasks["A"]}, [], nothing)
-    got = judged(agenda, draws=200)
+    got = result_of(agenda, draws=200)
     gold, similarity = np.concatenate([s.gold for s in tasks["A"]]), got.items["A"]
     counts = resamples(len(gold), 200, seed("A"))
     drawn = [100 * spearmanr(np.repeat(gold, c), np.repeat(similarity, c)).statistic for c in counts]
@@ -134,7 +133,7 @@ def test_labelled_texts_reach_the_classifier_in_order_and_rte_its_threshold(task
         return np.where(np.arange(30) < 3, 1 - y, y), 77.0
 
     said = []
-    got = judge(system(agenda), agenda, classify, 100, said.append)
+    got = evaluated(system(agenda), agenda, classify, 100, said.append)
     mine = got.scores["transfer"]["tasks"]["mine"]
     assert (mine["accuracy"], mine["dev"], mine["n"]) == (pytest.approx(90), 77.0, 30)
     assert got.items["mine"].tolist() == [False] * 3 + [True] * 27
@@ -150,7 +149,7 @@ def test_labelled_texts_reach_the_classifier_in_order_and_rte_its_threshold(task
 
 def test_geometry_is_of_sts_b_where_there_is_one_with_pairs_above_four_as_positives(tasks):
     agenda = plan({"A": tasks["A"], "STS-B": tasks["B"]}, [], nothing)
-    got = judged(agenda).scores["geometry"]
+    got = result_of(agenda).scores["geometry"]
     positives = [(a, b) for a, b, g in zip(*tasks["B"][0][1:], strict=True) if g > 4]
     unit = {
         t: vector(t).astype(np.float32) / np.linalg.norm(vector(t).astype(np.float32))
@@ -165,8 +164,8 @@ def test_zero_vectors_are_counted_and_other_shapes_refused(tasks):
     agenda = plan(tasks, [], nothing)
     x = np.float32([vector(t) for t in agenda.sentences])
     x[:2] = 0
-    got = judge(System(x), agenda, None, 20).scores["sts"]
+    got = evaluated(System(x), agenda, None, 20).scores["sts"]
     assert got["tasks"]["A"]["all"] is None and "2 zero vectors" in got["tasks"]["A"]["why"]
     assert got["avg"]["all"] is None and got["avg"]["interval"]["all"] is None
     with pytest.raises(ValueError, match=r"sentences have \(3, 6\) vectors"):
-        judge(System(x[:3]), agenda, None, 20)
+        evaluated(System(x[:3]), agenda, None, 20)

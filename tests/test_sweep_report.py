@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from whitenedcse import cli
-from whitenedcse.report import groups, history, sweep
+from whitenedcse.app import cli
+from whitenedcse.app.run import series
+from whitenedcse.report import contrasts, sweep
 
 SCORES = {  # by system and seed: dev best, test average; no pattern
     "simcse": {1: (70.1, 66.0), 2: (69.2, 65.1), 3: (71.7, 67.9), 4: (70.9, 66.4)},
@@ -110,7 +111,7 @@ def swept(folder, tests=True, start=0):
 
 
 def table(folders, against=None):
-    return sweep.comparison(groups.gathered(history.runs(folders)), against)
+    return contrasts.comparison(sweep.gathered(sweep.runs(folders)), against)
 
 
 def row(grid, label):
@@ -163,7 +164,7 @@ def test_means_and_spreads_are_those_of_numpy_for_every_row_of_the_tests(tmp_pat
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
 def test_holm_is_the_step_down_rule(p):
-    assert sweep.holm(p) == pytest.approx(naive_holm(p), abs=1e-15)
+    assert contrasts.holm(p) == pytest.approx(naive_holm(p), abs=1e-15)
 
 
 def test_the_order_of_the_directories_changes_nothing(tmp_path):
@@ -171,9 +172,9 @@ def test_the_order_of_the_directories_changes_nothing(tmp_path):
     results = []
     for i in range(3):
         random.Random(i).shuffle(folders)
-        found = groups.gathered(history.runs([*folders[:3], *folders]))
+        found = sweep.gathered(sweep.runs([*folders[:3], *folders]))
         sweep.write_csv(found, tmp_path / "s" / "seeds.csv")
-        results.append((sweep.comparison(found), (tmp_path / "s/seeds.csv").read_bytes()))
+        results.append((contrasts.comparison(found), (tmp_path / "s/seeds.csv").read_bytes()))
     assert results[0] == results[1] == results[2]
     assert [line[0] for line in results[0][0][0].rows] == list(SCORES)  # 10 and 11 come after 9
 
@@ -219,7 +220,7 @@ def test_runs_that_differ_in_seed_name_logger_and_checkpoints_are_one_group(tmp_
     trained(tmp_path / "a", 1)
     trained(tmp_path / "b", 2, checkpoint_every=99, logger={"project": "x"})
     trained(tmp_path / "c", 3, head__whitening__eps=0.2)
-    found = groups.gathered(history.runs([tmp_path]))
+    found = sweep.gathered(sweep.runs([tmp_path]))
     assert [(g.label, list(g.runs)) for g in found.groups] == [
         ("head.whitening.eps=0.1", [1, 2]),
         ("head.whitening.eps=0.2", [3]),
@@ -232,7 +233,7 @@ def test_a_label_is_the_system_and_only_the_settings_that_tell_groups_apart(tmp_
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         for i, more in enumerate(settings):
             trained(folder / str(i), **more)
-        return [group.label for group in groups.gathered(history.runs([folder])).groups]
+        return [group.label for group in sweep.gathered(sweep.runs([folder])).groups]
 
     none = {"head__whitening": None}
     assert labels({"system": "a", "views": 2}, {"system": "b", **none}) == ["a", "b"]  # implied by the system
@@ -291,18 +292,18 @@ def test_what_a_run_holds_and_what_evaluate_left_are_no_runs(tmp_path):
     (tmp_path / "s/0/wandb/files/config.yaml").write_text("monitor: {}\n")
     (tmp_path / "s/judged").mkdir()
     (tmp_path / "s/judged/config.yaml").write_text("model: x\n")
-    assert [run.path for run in history.runs([tmp_path / "s"])] == [tmp_path / "s/0"]
+    assert [run.path for run in sweep.runs([tmp_path / "s"])] == [tmp_path / "s/0"]
 
 
 def test_a_series_is_the_finite_values_of_whole_lines(tmp_path):
     file = tmp_path / "metrics.csv"
     file.write_text("step,a,b\n0,1.5,\n10,nan,2\n20,3.5,inf\n30,9")
-    found = history.series(file)
+    found = series(file)
     assert {name: (s.steps.tolist(), s.values.tolist()) for name, s in found.items()} == {
         "a": ([0, 20], [1.5, 3.5]),
         "b": ([10], [2.0]),
     }
-    assert history.series(tmp_path / "none.csv") == {}
+    assert series(tmp_path / "none.csv") == {}
 
 
 @pytest.mark.parametrize(

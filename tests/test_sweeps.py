@@ -16,7 +16,7 @@ SMALL = [*TINY, "encoder.width=48", "trainer.max_steps=4", "tasks=none", "data=f
 SMALL += ["data.corpus=corpus.txt", "encoder.vocabulary=200"]
 SPY = """
 import os
-from whitenedcse.training.optim import adamw
+from whitenedcse.training.module import adamw
 
 def spied(parameters, *, lr, **settings):
     with open(os.environ["SPIED"], "a") as file:
@@ -97,7 +97,7 @@ def test_jobs_run_at_a_time_as_they_do_one_by_one(tmp_path):
 
 def table(sweep):
     """The scores that `whitenedcse report` makes of a sweep; what follows them is how fast it was."""
-    command = [sys.executable, "-m", "whitenedcse.cli", "report", str(sweep), "--to", "csv"]
+    command = [sys.executable, "-m", "whitenedcse.app.cli", "report", str(sweep), "--to", "csv"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     return done.stdout.partition("\n\n")[0]
 

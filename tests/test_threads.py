@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from whitenedcse.threads import alone, each
+from whitenedcse.app.compute import alone, each
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
@@ -106,7 +106,7 @@ def test_one_item_is_no_work_for_threads(threaded):
 def test_a_forked_child_has_threads_of_its_own(threaded):
     threaded(2)
     list(each(abs, range(4)))
-    code = "import torch; torch.set_num_threads(2); import os; from whitenedcse.threads import each\n"
+    code = "import torch; torch.set_num_threads(2); import os; from whitenedcse.app.compute import each\n"
     code += "list(each(abs, range(4))); pid = os.fork()\n"
     code += "print(list(each(abs, range(4))), flush=True); os._exit(0) if pid == 0 else os.waitpid(pid, 0)"
     said = subprocess.run(
@@ -116,7 +116,7 @@ def test_a_forked_child_has_threads_of_its_own(threaded):
 
 
 def test_omp_num_threads_is_obeyed_and_without_it_all_cores_are_taken():
-    code = "from whitenedcse.threads import cores; print(cores())"
+    code = "from whitenedcse.app.compute import cores; print(cores())"
     free = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     said = [subprocess.check_output([sys.executable, "-c", code], env=env) for env in (
         free | {"OMP_NUM_THREADS": "1"}, free

@@ -8,9 +8,11 @@ import sys
 import time
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 from conftest import paced
+from fsspec.implementations.memory import MemoryFileSystem
 from transformers import ByT5Tokenizer
 
 from whitenedcse.data import tokens
@@ -186,6 +188,48 @@ def test_an_edit_is_seen_even_if_size_and_time_stay(settled, tokenizer, tmp_path
 def test_no_note_is_made_of_a_file_that_may_still_be_changing(corpus, tokenizer, tmp_path):
     tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path / "cache")
     assert notes(tmp_path / "cache") == []
+
+
+def test_no_note_is_made_of_a_hub_data_set(tokenizer, tmp_path, monkeypatch):
+    for texts in (["a cat"], ["a cat", "the dog"]):
+        data = datasets.Dataset.from_dict({"a": texts})
+        monkeypatch.setattr(datasets, "load_dataset", lambda *args, data=data, **more: data)
+        rows = tokenised(Corpus("owner/name", ("a",)), tokenizer, LENGTH, cache_dir=tmp_path)
+        assert len(rows) == len(texts)
+    assert notes(tmp_path) == []
+
+
+@pytest.fixture
+def tagged(monkeypatch):
+    """A function that gives memory:// a tag for each file, or none; like S3, it remembers what it told."""
+    plain, told = MemoryFileSystem.info, {}
+
+    def tag(form):
+        def info(self, path):
+            tag = form and {"ETag": form.format(hash(self.cat_file(path)))}
+            return told.setdefault(path, plain(self, path) | (tag or {}))
+
+        monkeypatch.setattr(MemoryFileSystem, "info", info)
+        monkeypatch.setattr(MemoryFileSystem, "invalidate_cache", lambda self, path=None: told.clear())
+
+    return tag
+
+
+@pytest.mark.parametrize(("form", "trusted"), [('"{}"', True), ('W/"{}"', False), (None, False)])
+def test_a_remote_corpus_is_hashed_again_unless_its_tag_says_that_it_is_the_same(
+    lines, tokenizer, tmp_path, remote, tagged, monkeypatch, form, trusted
+):
+    hashed, whole = [], fingerprint
+    monkeypatch.setattr(tokens, "fingerprint", lambda corpus: hashed.append(corpus) or whole(corpus))
+    tagged(form)
+    corpus = Corpus(remote("x.txt", "\n".join(lines).encode()))
+    first, again = (tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path) for _ in range(2))
+    assert len(hashed) == (1 if trusted else 2) and again.digests == first.digests
+    assert np.array_equal(first.ids, again.ids)
+    remote("x.txt", "\n".join(["a red dog", *lines[1:]]).encode())
+    changed = tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path)
+    assert rows_of(changed.rows(np.array([0]), [0])) == [oracle("a red dog", tokenizer)]
+    assert changed.digests["corpus"] != first.digests["corpus"] and len(caches(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("said", [b"", b"abc", b"\0" * 32, b"\xff" * 32])

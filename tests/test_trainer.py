@@ -2,8 +2,7 @@
 
 import pytest
 
-from whitenedcse.training.checkpoints import Checkpoints
-from whitenedcse.training.trainer import Trainer
+from whitenedcse.training.trainer import Checkpoints, Trainer
 
 ALONE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "GROUP_RANK")
 

@@ -17,8 +17,8 @@ from scipy.stats import spearmanr
 from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
-from whitenedcse import launch
 from whitenedcse import ragged as ragged_module
+from whitenedcse.app import launch
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.evaluation.sts import Subset
@@ -26,12 +26,9 @@ from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Head
 from whitenedcse.ragged import concatenate, ragged
-from whitenedcse.training.loss import MultiPositiveLoss
-from whitenedcse.training.mlm import MaskedLanguageModel
-from whitenedcse.training.module import ContrastiveTraining
-from whitenedcse.training.monitor import Judge, Monitor
-from whitenedcse.training.optim import adamw
-from whitenedcse.training.randomness import reseed, seed_of
+from whitenedcse.training.loss import MaskedLanguageModel, MultiPositiveLoss
+from whitenedcse.training.module import ContrastiveTraining, adamw, reseed, seed_of
+from whitenedcse.training.monitor import DevSet, Monitor
 
 GOLD = np.array([5.0, 4.5, 4.2, 3.5, 2.0, 1.0, 0.5, 0.0])
 DEV = Subset("dev", SENTENCES, SENTENCES[3:] + SENTENCES[:3], GOLD)
@@ -41,7 +38,6 @@ LOSS = MultiPositiveLoss(
     weights=[1.0],
     denominator="view",
     hard_negative_log_weight=0.0,
-    force_literal=False,
 )
 
 
@@ -323,7 +319,7 @@ def test_the_masked_term_joins_the_loss_with_its_weight(bert, tmp_path):
 
 def test_the_judge_scores_the_raw_and_whitened_vectors():
     rng = np.random.default_rng(0)
-    judge = Judge([DEV])
+    judge = DevSet([DEV])
     dev, corpus = rng.normal(size=(8, 40)) @ rng.normal(size=(40, 40)), rng.normal(size=(200, 40))
     values = judge(dev, corpus)
     row = {sentence: i for i, sentence in enumerate(judge.sentences)}
@@ -357,12 +353,12 @@ def test_the_judge_scores_the_raw_and_whitened_vectors():
 def test_a_dev_set_of_several_subsets_is_judged_as_one():
     halves = [Subset(str(i), DEV.left[i::2], DEV.right[i::2], DEV.gold[i::2]) for i in (0, 1)]
     vectors = np.random.default_rng(0).normal(size=(8, 40))
-    assert Judge(halves)(vectors, vectors) == pytest.approx(Judge([DEV])(vectors, vectors))
-    assert Judge(halves).n == 8
+    assert DevSet(halves)(vectors, vectors) == pytest.approx(DevSet([DEV])(vectors, vectors))
+    assert DevSet(halves).n == 8
 
 
 def test_collapsed_vectors_have_no_score():
-    values = Judge([DEV])(np.ones((8, 4), np.float32), np.ones((8, 4), np.float32))
+    values = DevSet([DEV])(np.ones((8, 4), np.float32), np.ones((8, 4), np.float32))
     assert values["dev/spearman"] is None
     assert values["dev/effective_rank"] == 0
     assert values["dev/variance_top1"] is values["dev/variance_top2"] is None
@@ -386,7 +382,7 @@ def test_the_best_checkpoint_is_the_one_that_scored_best(bert, tmp_path):
     assert monitor.summary()["best"] == max(scores.values())
     assert scores[monitor.summary()["best_step"]] == max(scores.values())
     best = Embedder.load(tmp_path / "best")
-    again = Judge([DEV])(best.encode(monitor.judge.sentences), best.encode(SENTENCES))
+    again = DevSet([DEV])(best.encode(monitor.dev_set.sentences), best.encode(SENTENCES))
     assert again["dev/spearman"] == pytest.approx(monitor.summary()["best"], abs=1e-9)
     assert module.training
 
@@ -431,7 +427,7 @@ def test_training_stops_when_patience_is_over(bert, tmp_path):
     module = module_of(bert)
     module.optimizer = lambda parameters, total_steps: adamw(
         parameters, total_steps=total_steps, lr=1e-12, weight_decay=0.0, warmup_steps=0
-    )  # nothing moves, so the first judgement stays the best
+    )  # nothing moves, so the first evaluation stays the best
     fit(module, tmp_path, monitor, steps=9)
     assert monitor.rows[-1].step == 3
 

@@ -11,13 +11,13 @@ from torch.testing import assert_close
 from transformers import CONFIG_MAPPING
 
 from whitenedcse.data.tokens import token_ids
-from whitenedcse.model import attention, unpadded
+from whitenedcse.model import attention, backbones
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.ragged import ragged
 
 pytestmark = [
     pytest.mark.skipif(
-        not unpadded.known, reason="this release of Transformers takes no attention of others"
+        not backbones.known, reason="this release of Transformers takes no attention of others"
     ),
     pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype:UserWarning"),
 ]
@@ -31,7 +31,7 @@ def made(kind, words=WORDS, **settings):
     if kind not in CONFIG_MAPPING:
         pytest.skip(f"this release of Transformers has no {kind}")
     model = architecture(kind, words, **SETTINGS.get(kind, {}) | settings)
-    if not unpadded.fits(model):
+    if not backbones.fits(model):
         pytest.skip(f"this release of Transformers' {kind} takes no attention of others")
     return model
 
@@ -58,11 +58,11 @@ def gpu(monkeypatch):
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("layers", [[-1], [0], [1, 0]])
 @pytest.mark.parametrize("name", LENGTHS)
-@pytest.mark.parametrize("kind", unpadded.KINDS)
+@pytest.mark.parametrize("kind", backbones.KINDS)
 def test_states_and_gradient_are_those_of_transformers(kind, name, layers, first):
     model, rows = backbone(kind).eval(), batch(name)
     layers = [layer % (model.config.num_hidden_layers + 1) for layer in layers]
-    ours = unpadded.hidden(model, rows, layers, first=first)
+    ours = backbones.hidden(model, rows, layers, first=first)
     own = gradients(model, ours)
     theirs = transformers_own(model, rows, layers, first)
     # ModernBERT rotates in float32 whatever it is computed in
@@ -74,27 +74,27 @@ def test_states_and_gradient_are_those_of_transformers(kind, name, layers, first
         assert (own[weight] - value).norm() < 1e-5 * value.norm() + 1e-6 * largest, weight
 
 
-@pytest.mark.parametrize("kind", unpadded.KINDS)
+@pytest.mark.parametrize("kind", backbones.KINDS)
 def test_sentences_do_not_see_one_another(kind):
     model, rows = backbone(kind).eval(), batch("mixed")
-    whole = unpadded.hidden(model, rows, [1], first=False)[0].split(LENGTHS["mixed"])
+    whole = backbones.hidden(model, rows, [1], first=False)[0].split(LENGTHS["mixed"])
     for row, found in zip(rows.ids.split(LENGTHS["mixed"]), whole, strict=True):
-        alone = unpadded.hidden(model, ragged([row.tolist()]), [1], first=False)[0]
+        alone = backbones.hidden(model, ragged([row.tolist()]), [1], first=False)[0]
         assert_close(found, alone, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["bert", "mobilebert", "mpnet", "deberta-v2", "llama"])
 def test_others_are_not_taken(kind):
     """BERT has its own way; the rest look at neighbours, at relative places, or at what came before."""
-    assert not unpadded.fits(architecture(kind, WORDS))
+    assert not backbones.fits(architecture(kind, WORDS))
 
 
 @pytest.mark.parametrize(("longest", "window"), [(9, True), (10, False)])
 def test_sentences_longer_than_a_window_are_padded(longest, window, gpu, tokenizer, monkeypatch):
     model = made("modernbert", len(tokenizer), local_attention=16)
     encoder, used = Encoder(model, tokenizer).eval(), []
-    whole = unpadded.hidden
-    monkeypatch.setattr(unpadded, "hidden", lambda *a, **k: used.append(1) or whole(*a, **k))
+    whole = backbones.hidden
+    monkeypatch.setattr(backbones, "hidden", lambda *a, **k: used.append(1) or whole(*a, **k))
     rows = ragged([list(range(5, 5 + n)) for n in (3, longest, 2)])
     found = encoder(rows, [-1])
     encoder.batches = "padded"
@@ -127,7 +127,7 @@ def test_a_window_would_be_missed(tokenizer):
         weight.data += 0.2 * torch.randn_like(weight)
     rows = ragged([list(range(5, 5 + n)) for n in (3, 30)])
     layer = [model.config.num_hidden_layers]
-    ours = unpadded.hidden(model, rows, layer, first=False)
+    ours = backbones.hidden(model, rows, layer, first=False)
     theirs = transformers_own(model, rows, layer, False)
     assert (ours - theirs).abs().max() > 1e-3
 
@@ -147,9 +147,9 @@ def test_dropout_of_attention_is_the_encoders(monkeypatch):
         asked.append((heads, p))
         return q
 
-    monkeypatch.setattr(unpadded, "jagged_attention", noted)
+    monkeypatch.setattr(backbones, "jagged_attention", noted)
     for mode in (True, False):
-        unpadded.hidden(model.train(mode), batch("mixed"), [1], first=False)
+        backbones.hidden(model.train(mode), batch("mixed"), [1], first=False)
     depth, heads = model.config.num_hidden_layers, model.config.num_attention_heads
     assert asked == [(heads, 0.25)] * depth + [(heads, 0.0)] * depth
 
@@ -165,7 +165,7 @@ def test_with_gradient_checkpointing_batches_are_padded(gpu, tokenizer):
     for _ in range(2):
         found.append(gradients(model, encoder(rows, [-1], first=True)))
         model.gradient_checkpointing_enable()
-    assert not unpadded.possible(model, 1) and unpadded.possible(model.eval(), 1)
+    assert not backbones.possible(model, 1) and backbones.possible(model.eval(), 1)
     for name, value in found[0].items():
         assert_close(found[1][name], value, atol=1e-5, rtol=1e-4, msg=name)
 
@@ -177,10 +177,10 @@ def test_an_error_leaves_the_encoder_as_it_was(monkeypatch):
     def failed(*_, **__):
         raise RuntimeError("of the kernel")
 
-    monkeypatch.setattr(unpadded, "jagged_attention", failed)
+    monkeypatch.setattr(backbones, "jagged_attention", failed)
     with pytest.raises(RuntimeError, match="of the kernel"):
-        unpadded.hidden(model, batch("mixed"), [1], first=False)
-    assert model.config._attn_implementation != unpadded.NAME
+        backbones.hidden(model, batch("mixed"), [1], first=False)
+    assert model.config._attn_implementation != backbones.NAME
     assert torch.equal(transformers_own(model, batch("mixed"), [1], False), before)
 
 
@@ -188,5 +188,5 @@ def test_the_tokens_of_a_batch_may_be_more_than_an_encoders_positions(tokenizer)
     model, rows = backbone("electra").eval(), ragged([token_ids(SENTENCES, tokenizer, 32)[0][:5]] * 200)
     assert len(rows.ids) > model.config.max_position_embeddings
     rows = rows._replace(ids=rows.ids % WORDS)
-    ours = unpadded.hidden(model, rows, [1], first=False)
+    ours = backbones.hidden(model, rows, [1], first=False)
     assert_close(ours, transformers_own(model, rows, [1], False), atol=1e-9, rtol=1e-9)

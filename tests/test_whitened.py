@@ -8,13 +8,14 @@ import torch
 from conftest import SENTENCES, embedder_of
 from numpy.testing import assert_allclose
 
-from whitenedcse import cli
+from whitenedcse.app import cli
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.export import whitened as rooms
-from whitenedcse.export.whitened import fitted, scaled, whitened
 from whitenedcse.model import checkpoint
-from whitenedcse.model.final import Final
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.pooling import Final
+from whitenedcse.serving import exports as exports_module
+from whitenedcse.serving.exports import fitted, scaled, whitened
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
 D = 16
@@ -58,7 +59,7 @@ def fit_of(embedder, corpus, **settings):
 def test_it_is_fitted_to_every_text_that_is_not_blank_as_often_as_it_comes(
     embedder, corpus, block, monkeypatch
 ):
-    monkeypatch.setattr(rooms, "BLOCK", block)
+    monkeypatch.setattr(exports_module, "BLOCK", block)
     fit = fit_of(embedder, corpus)
     x = embedder.encode([*TEXTS, TEXTS[0]])
     assert_allclose(fit.mean, x.astype(np.float64).mean(0), atol=1e-7)
@@ -80,7 +81,7 @@ def test_the_vectors_are_whitened_and_then_of_unit_length(embedder, corpus, k, u
     assert got.shape == (len(TEXTS), k or D) == (len(TEXTS), ended.width)
     assert_allclose(*up_to_sign(got, wanted), atol=2e-3)  # float32 vectors with variances of 1e-5
     checkpoint.save(ended, tmp_path / "ended")
-    again = checkpoint.load(str(tmp_path / "ended"))
+    again = Embedder.load(str(tmp_path / "ended"))
     assert np.array_equal(again.encode(TEXTS), got)
     assert again.final.provenance["texts"] == len(TEXTS) + 1 and "probe" not in again.final.provenance
 
@@ -93,7 +94,7 @@ def test_a_second_map_follows_the_first(embedder, corpus):
 
 def test_unit_length_comes_and_goes_and_leaves_the_map(embedder):
     last = Final(weight=torch.eye(D)[:4], bias=torch.ones(4), unit=False, provenance={"by": "hand"})
-    mapped = rooms.ending(embedder, last)
+    mapped = exports_module.ending(embedder, last)
     unit = scaled(mapped, unit=True)
     assert_allclose(np.linalg.norm(unit.encode(TEXTS), axis=1), 1, rtol=1e-6)
     assert np.array_equal(scaled(unit, unit=False).encode(TEXTS), mapped.encode(TEXTS))

@@ -13,7 +13,8 @@ import torch
 from conftest import paced
 from test_words import ODD, TEXT, byte_level, wordpiece
 
-from whitenedcse.data import tokens, workers
+from whitenedcse.data import tokens
+from whitenedcse.data import words as words_module
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.tokens import batches_of_ids, token_ids, tokenised
 from whitenedcse.data.words import memory
@@ -54,8 +55,8 @@ def written(tmp_path, columns):
 @pytest.fixture
 def started(monkeypatch):
     """The processes of these tests, for which a few sentences are enough."""
-    found, start = [], workers.Popen
-    monkeypatch.setattr(workers, "Popen", lambda *a, **k: found.append(start(*a, **k)) or found[-1])
+    found, start = [], words_module.Popen
+    monkeypatch.setattr(words_module, "Popen", lambda *a, **k: found.append(start(*a, **k)) or found[-1])
     for name, value in {"EACH": 1, "FEW": 1, "BATCH": 5}.items():
         monkeypatch.setattr(tokens, name, value)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
@@ -101,7 +102,7 @@ def test_how_far_all_of_them_are_is_told(tmp_path, started, monkeypatch):
 
 def test_few_sentences_start_no_process(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
-    monkeypatch.setattr(workers, "Popen", lambda *a, **k: pytest.fail("started"))
+    monkeypatch.setattr(words_module, "Popen", lambda *a, **k: pytest.fail("started"))
     (tmp_path / "x.txt").write_text("the cat\n" * (2 * tokens.EACH - 1))
     tokenised(Corpus(str(tmp_path / "x.txt")), wordpiece(), LENGTH, cache_dir=tmp_path / "cache")
     (tmp_path / "x.txt").write_text("the cat\n" * 2 * tokens.EACH)
@@ -111,7 +112,7 @@ def test_few_sentences_start_no_process(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("last", [0, 3], ids=["before its start", "at work"])
 def test_a_process_that_is_killed_ends_the_call_with_one_error(last, tmp_path, started, monkeypatch):
-    corpus, tell, told = written(tmp_path, ()), workers.told, []
+    corpus, tell, told = written(tmp_path, ()), words_module.told, []
 
     def kill(worker, message):
         told.append(message)
@@ -123,7 +124,7 @@ def test_a_process_that_is_killed_ends_the_call_with_one_error(last, tmp_path, s
         tell(worker, message)
         worker.kill()
 
-    monkeypatch.setattr(workers, "told", kill)
+    monkeypatch.setattr(words_module, "told", kill)
     threads = threading.active_count()
     with pytest.raises(OSError, match=r"^a process that tokenises was ended by SIGKILL; start again"):
         tokenised(corpus, wordpiece(), LENGTH, cache_dir=tmp_path / "cache")
@@ -133,7 +134,7 @@ def test_a_process_that_is_killed_ends_the_call_with_one_error(last, tmp_path, s
 @pytest.mark.parametrize("cut", [False, True], ids=["between two requests", "within one"])
 def test_a_process_whose_parent_is_gone_ends_in_silence(cut):
     known = memory(wordpiece(), LENGTH)
-    with workers.crew(known, 1) as idle:
+    with words_module.crew(known, 1) as idle:
         worker = idle.get()
         worker.stdout.close()  # nobody reads
         worker.stdin.write(pickle.dumps(["the cat"])[: 9 if cut else None])
@@ -182,14 +183,15 @@ def test_they_find_the_modules_that_this_process_finds(tmp_path, started, monkey
 
 
 def test_they_need_neither_torch_nor_transformers():
-    code = "import sys, whitenedcse.data.workers; print({'torch', 'transformers'} & set(sys.modules))"
+    code = "import sys, whitenedcse.data.words; print({'torch', 'transformers'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
 UNGUARDED = """
 import os, pathlib, signal, sys, torch
 from transformers import PreTrainedTokenizerFast
-from whitenedcse.data import tokens, workers
+from whitenedcse.data import tokens
+from whitenedcse.data import words as workers
 from whitenedcse.data.corpus import Corpus
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 folder, how = pathlib.Path(sys.argv[1]), sys.argv[2]

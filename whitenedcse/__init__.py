@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from whitenedcse.evaluation.postprocess import Postprocess
     from whitenedcse.model.embedder import Embedder
-    from whitenedcse.search.index import Index
+    from whitenedcse.serving.index import Index
 
 # Before torch is imported, whose library reads it then. Threads that spin while they wait take the core that
 # another process needs: training beside one took 4 times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __all__ = ["Embedder", "Index", "Postprocess"]
-ROOMS = {"Embedder": "model.embedder", "Index": "search.index", "Postprocess": "evaluation.postprocess"}
+HOMES = {"Embedder": "model.embedder", "Index": "serving.index", "Postprocess": "evaluation.postprocess"}
 
 
 def __getattr__(name: str) -> Any:
     """Public names, imported when they are first asked for: `whitenedcse --help` need not wait for torch."""
     if name not in __all__:
         raise AttributeError(f"module 'whitenedcse' has no attribute {name!r}")
-    return getattr(import_module(f"whitenedcse.{ROOMS[name]}"), name)
+    return getattr(import_module(f"whitenedcse.{HOMES[name]}"), name)

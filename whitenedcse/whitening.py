@@ -25,8 +25,8 @@ from typing import Literal, get_args
 import torch
 from torch import Generator, Tensor
 
-from whitenedcse.precision import full_precision
-from whitenedcse.roots import Ridge, eigh, inverse_root, mean_variance
+from whitenedcse.app.compute import full_precision
+from whitenedcse.linalg import Ridge, eigh, inverse_root, mean_variance
 
 Gradient = Literal["full", "centre", "none"]
 _warned = False

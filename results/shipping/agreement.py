@@ -15,14 +15,13 @@ import numpy as np
 from sentence_transformers import SentenceTransformer
 
 from whitenedcse.data.sources import named
-from whitenedcse.evaluation.correlation import pairs_index, scores_of
 from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.sts import pairs_index, scores_of
 from whitenedcse.evaluation.tasks import subsets
-from whitenedcse.export.directory import Wanted, export
-from whitenedcse.export.whitened import fitted, whitened
-from whitenedcse.model.checkpoint import plain
+from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.pooling import Pooling
 from whitenedcse.report.published import STS
+from whitenedcse.serving.exports import Wanted, export, fitted, whitened
 
 POOLINGS = [("cls", [-1]), ("mean", [-1]), ("mean", [1, -1])]
 
@@ -35,7 +34,7 @@ def main() -> None:
     table.writerow(["encoder", "pooling", "k", *header, "largest difference of a test"])
     for name, model in (argument.split("=", 1) for argument in sys.argv[1:]):
         for kind, layers in POOLINGS:
-            source = plain(Path(model), Pooling(kind=kind, layers=layers)).eval()
+            source = Embedder.load(model, Pooling(kind=kind, layers=layers))
             fit = Postprocess("whitening")
             fit.provenance = fitted(fit, source, named("wiki1m_like", sample=4096))
             for embedder, k in ((source, ""), (whitened(source, fit, 256), 256)):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas
 from scipy import stats
 
-from whitenedcse.report.sweep import half_width
+from whitenedcse.report.contrasts import half_width
 
 RUNS = pandas.read_csv(Path(__file__).with_name("seeds.csv")).set_index(["system", "seed"]).sort_index()
 PAIRS = [  # a system and how its vectors are used: against another

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.sources import located
-from whitenedcse.evaluation.correlation import Index, pairs_index, scores_of
 from whitenedcse.evaluation.postprocess import Postprocess, ladder
+from whitenedcse.evaluation.sts import Index, pairs_index, scores_of
 from whitenedcse.evaluation.tasks import subsets
-from whitenedcse.model.checkpoint import load
+from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.pooling import Pooling
 
 TESTS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
@@ -60,7 +60,7 @@ def main() -> None:
     table = csv.writer(sys.stdout)
     table.writerow(["pooling", "variant", "average"])
     for name, (kind, layers) in POOLINGS.items():
-        embedder = load(model, Pooling(kind=kind, layers=layers))
+        embedder = Embedder.load(model, Pooling(kind=kind, layers=layers))
         x, corpus = embedder.encode(sentences), embedder.encode([row[0] for row in rows])
         for variant, score in variants(x, corpus, index):
             table.writerow([name, variant, f"{score:.2f}"])

@@ -1,13 +1,14 @@
 """Text of any kind -> sentences.
 
-A corpus is a file, a directory of files, or a data set of the Hugging Face hub. A row of it is one sentence,
-or as many as there are columns: (anchor, positive), (anchor, positive, hard negative).
+A corpus is a file or a directory of files, by path or URL, or a data set of the Hugging Face hub. A row of it
+is one sentence, or as many as there are columns: (anchor, positive), (anchor, positive, hard negative).
 """
 
 from __future__ import annotations
 
 import difflib
 import hashlib
+import os
 import random
 import re
 import warnings
@@ -17,17 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whitenedcse.data.files import COMPRESSIONS, lines, objects, suffix, table
+from whitenedcse.data.files import COMPRESSIONS, filesystem, lines, objects, suffix, table
 
 Row = tuple[str, ...]
-LONGEST = 2048  # characters of a text that judging and shipping read
+LONGEST = 2048  # characters of a text that evaluation and exports read
 
 
 @dataclass(frozen=True)
 class Corpus:
     """Where sentences are, in which columns, and how many of them to take.
 
-    path: a file, a directory, or `name` or `owner/name` of a hub data set, of which "train" is read.
+    path: a file, a directory, a URL, or `name` or `owner/name` of a hub data set, of which "train" is read.
     columns: none for plain text. sample: that many rows, drawn uniformly, always the same, in corpus order.
     """
 
@@ -68,17 +69,19 @@ def read(corpus: Corpus, *, longest: int) -> tuple[list[Row], Counts]:
 
 
 def fingerprint(corpus: Corpus) -> str:
-    """A digest of the bytes on disk, the columns and the sample: equal if `read` would give equal rows.
+    """A digest of the bytes, the columns and the sample: equal if `read` would give equal rows.
 
-    Nothing is decoded, so it runs at the speed of the disk. A hub data set has its own fingerprint.
+    Nothing is decoded, so it runs at the speed of the disk, or of the network. A hub data set has its own
+    fingerprint.
     """
     digest = hashlib.blake2b(repr((corpus.columns, corpus.sample)).encode(), digest_size=16)
-    path = Path(corpus.path)
-    if not path.exists():
+    here = files(corpus.path)
+    if not here:
         digest.update(_hub(corpus.path)._fingerprint.encode())
-    for file in files(path) if path.exists() else []:
-        digest.update(f"{file.relative_to(path.parent)}\0{file.stat().st_size}\0".encode())
-        with file.open("rb") as stream:
+    for file in here:
+        name = os.path.relpath(file, Path(corpus.path).parent)
+        with filesystem(file) as (system, inside), system.open(inside, "rb") as stream:
+            digest.update(f"{name}\0{system.size(inside)}\0".encode())
             hashlib.file_digest(stream, lambda: digest)  # read in pieces
     return digest.hexdigest()
 
@@ -114,9 +117,10 @@ def _sampled(rows: Iterable[Row], size: int) -> list[Row]:
 
 def stream(corpus: Corpus) -> Iterator[Row]:
     """Every row in order, as it is: none dropped, cut or drawn."""
-    if (path := Path(corpus.path)).exists():
-        for file in files(path):
-            yield from READERS[_kind(file.name)](file, corpus.columns)
+    here = files(corpus.path)
+    for file in here:
+        yield from READERS[_kind(file)](file, corpus.columns)
+    if here:
         return
     data = _hub(corpus.path)
     wanted = list(_checked(corpus.columns, data.column_names, corpus.path))
@@ -133,15 +137,24 @@ def texts(corpus: Corpus) -> Iterator[str]:
     return (text[:LONGEST] for row in rows(corpus) for text in row if text.strip())
 
 
-def files(path: Path) -> list[Path]:
-    """The file, or the files of a known kind at any depth of the directory, sorted."""
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    files = [file for file in files if file.is_file() and _kind(file.name)]
-    if not files:
+def files(path: str) -> list[str]:
+    """The file, or the files of a known kind at any depth of the directory, sorted; none if nothing is there.
+
+    A URL of a known kind is a file, any other one a directory, and what it lists is asked for anew.
+    """
+    if "://" in path:
+        with filesystem(path) as (system, inside):
+            system.invalidate_cache()
+            found = [path] if _kind(path) else list(map(system.unstrip_protocol, system.find(inside)))
+    elif (local := Path(path)).exists():
+        found = [str(file) for file in (local, *local.rglob("*")) if file.is_file()]
+    else:
+        return []
+    if not (found := [file for file in found if _kind(file)]):
         raise ValueError(
             f"{path}: no text here; known are {[*READERS]}, text also with {[*COMPRESSIONS]} added"
         )
-    return files
+    return sorted(found, key=Path)  # a/z before a-b/a
 
 
 def _kind(name: str) -> str:
@@ -150,13 +163,13 @@ def _kind(name: str) -> str:
     return kind if kind in READERS and (kind != ".parquet" or name.lower().endswith(kind)) else ""
 
 
-def _text(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+def _text(path: str, columns: Sequence[str]) -> Iterator[Row]:
     if columns:
         raise ValueError(f"{path}: plain text has no columns, so columns={list(columns)} must be []")
     return ((line,) for line in lines(path))
 
 
-def _table(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+def _table(path: str, columns: Sequence[str]) -> Iterator[Row]:
     places: list[int] = []
     for _, fields in table(path):
         if places:
@@ -165,23 +178,24 @@ def _table(path: Path, columns: Sequence[str]) -> Iterator[Row]:
             places = [fields.index(name) for name in _checked(columns, fields, path)]
 
 
-def _json(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+def _json(path: str, columns: Sequence[str]) -> Iterator[Row]:
     for number, record in objects(path):
         blank = dict.fromkeys(columns, "")
         yield _fields(blank if record is None else record, columns, f"{path}:{number}")
 
 
-def _parquet(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+def _parquet(path: str, columns: Sequence[str]) -> Iterator[Row]:
     import pyarrow.parquet  # type: ignore[import-untyped]
 
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    with file:
-        wanted = list(_checked(columns, file.schema_arrow.names, path))
-        records = (record for batch in file.iter_batches(columns=wanted) for record in batch.to_pylist())
-        yield from _numbered(records, columns, path)
+    with filesystem(path) as (system, inside):
+        try:
+            file = pyarrow.parquet.ParquetFile(inside, filesystem=system)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        with file:
+            wanted = list(_checked(columns, file.schema_arrow.names, path))
+            records = (record for batch in file.iter_batches(columns=wanted) for record in batch.to_pylist())
+            yield from _numbered(records, columns, path)
 
 
 def _hub(name: str) -> Any:

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from whitenedcse.data.corpus import Corpus
-from whitenedcse.data.repetition import Repetition, frame
 from whitenedcse.data.sources import located
 from whitenedcse.data.tokens import TokenRows, tokenised
-from whitenedcse.ragged import Ragged
+from whitenedcse.ragged import Ragged, Repetition
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,7 +46,7 @@ class EpochOrder(Sampler[NDArray[np.int64]]):
     budget] when all are laid end to end in the epoch's order: so each epoch has as many batches, and each of
     them `budget` to within a row. It is cut to a multiple of `world` rows, of which each rank has its part.
     What does not fill a last batch is left out: padding would repeat rows, and a repeat is a false negative.
-    An epoch begins at batch `start()`, which is not 0 in a run that goes on.
+    An epoch begins at batch `start()`, which is not 0 in a run that resumes.
     """
 
     def __init__(
@@ -112,9 +111,9 @@ class Batches(Dataset[Batch]):
 class SentenceData(LightningDataModule):
     """A corpus as batches. Set `tokenizer` before `setup`.
 
-    corpus: a path, a name of `sources.CORPORA`, or `owner/name` of a hub data set. batch_size: rows a step,
-    over all ranks. batch_tokens: instead, about so many tokens of first columns. passes: of each sentence
-    through the encoder; an (anchor, positive) row has 2 * passes. repetition: the rate of `repetition.drawn`
+    corpus: a path, a URL, a name of `sources.CORPORA`, or `owner/name` of a hub data set. batch_size: rows a
+    step, over all ranks. batch_tokens: instead, about so many tokens of first columns. passes: of a sentence
+    through the encoder; an (anchor, positive) row has 2 * passes. repetition: the rate of `ragged.drawn`
     in the passes after the first, of either column; hard negatives have one pass and stay as they are.
     """
 
@@ -163,7 +162,7 @@ class SentenceData(LightningDataModule):
             return
         if self.tokenizer is None:
             raise ValueError("SentenceData has no tokenizer: set data.tokenizer before data.setup")
-        path = located(self.corpus).as_posix()
+        path = str(located(self.corpus))
         self.tokens = tokenised(Corpus(path, self.columns, self.sample), self.tokenizer, self.max_length)
         self.refuse_budget(path, 1)
 
@@ -232,6 +231,12 @@ class SentenceData(LightningDataModule):
             f"{self.corpus}: {c.total:,} lines, {c.blank:,} blank dropped, {c.cut:,} cut, {c.kept:,} kept, "
             f"{len(self.tokens.ids):,} tokens"
         )
+
+
+def frame(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
+    """How many special tokens are put in front of each sentence, and how many after it."""
+    marks = tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"]
+    return marks.index(0), marks[::-1].index(0)
 
 
 def _as_is(batch: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Text files as lines, tables and objects; what is wrong with one is said with file and line."""
+"""Text files as lines, tables and objects; what is wrong with one is said with file and line.
+
+A file is a path, or a URL of any file system that fsspec knows: s3, gs, hf, https, memory and others.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,16 @@ import gzip
 import io
 import json
 import lzma
+import math
+import os
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 NAMED = (".tsv", ".csv", ".jsonl")  # rows with named fields
+TAGS = ("ETag", "etag", "blob_id")  # of a version: S3 and the web, Google and Azure, the hub
 
 
 def suffix(name: str) -> str:
@@ -22,33 +29,80 @@ def suffix(name: str) -> str:
     return inner if last in COMPRESSIONS else last
 
 
-def lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
+@contextmanager
+def filesystem(path: str | Path) -> Iterator[tuple[Any, str]]:
+    """The file system of fsspec that a path or a URL is in, and the path inside it.
+
+    Errors raised within name the path: FileNotFoundError, ValueError where fsspec lacks a package, or OSError
+    for all else. A ValueError that names it already stays.
+    """
+    try:
+        yield _found(str(path))
+    except (FileNotFoundError, IsADirectoryError) as error:
+        more = ", or out of reach" if "://" in str(path) else "; whitenedcse data check says what is missing"
+        raise FileNotFoundError(f"{path}: no such file{more}") from error
+    except ImportError as error:
+        package = getattr(error.__cause__, "name", None) or "that package"
+        raise ValueError(f"{path}: {error}; pip install {package.partition('.')[0]}") from error
+    except Exception as error:  # the kinds that file systems and compressions raise share no class
+        if isinstance(error, ValueError) and str(path) in str(error):
+            raise
+        raise OSError(f"{path}: cannot be read: {str(error) or type(error).__name__}") from error
+
+
+def _found(path: str) -> tuple[Any, str]:
+    import fsspec  # a tenth of a second, which `whitenedcse --help` need not wait for
+
+    if "://" in path:
+        return fsspec.core.url_to_fs(path)
+    return fsspec.filesystem("file"), str(Path(path).absolute())
+
+
+def stamp(path: str) -> tuple[tuple[Any, ...], float]:
+    """What differs after a change of a file, which is not read, and when the last change was, in ns.
+
+    Of a URL it is the version that the file system gives, and 0, as no time need confirm it. Where none is
+    given, as by many web servers, the file counts as always changing.
+    """
+    if "://" not in path:
+        s = os.stat(path)
+        changed = max(s.st_mtime_ns, s.st_ctime_ns)
+        return (path, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns), changed
+    with filesystem(path) as (system, inside):
+        info = system.info(inside)
+    tag = next((str(info[name]) for name in TAGS if info.get(name)), "W/")  # what a weak ETag begins with
+    return (path, tag), math.inf if tag.startswith("W/") else 0
+
+
+def lines(path: str | Path, encoding: str = "utf-8") -> Iterator[str]:
     r"""Lines without their end and without a BOM; only \n ends one, so U+2028 or a form feed stays inside.
 
-    Raises FileNotFoundError, ValueError for bytes that are not UTF-8, and OSError for a damaged archive.
+    Raises as `filesystem` does, OSError for a damaged archive, and ValueError for bytes that are not UTF-8.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; whitenedcse data check says what is missing")
     first = "utf-8-sig" if encoding == "utf-8" else encoding
-    try:
-        with COMPRESSIONS.get(path.suffix.lower(), io.FileIO)(path) as raw, io.BufferedReader(raw) as stream:
+    opened = COMPRESSIONS.get(Path(path).suffix.lower(), lambda raw: raw)
+    with (
+        filesystem(path) as (system, inside),
+        system.open(inside, "rb") as raw,
+        io.BufferedReader(opened(raw), 1 << 17) as stream,
+    ):
+        try:
             for number, line in enumerate(stream, 1):
                 yield line.decode(encoding if number > 1 else first).rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        byte, at = f"byte 0x{error.object[error.start]:02x}", f"(position {error.start} of the line)"
-        raise ValueError(f"{path}:{number}: {byte} is not UTF-8; convert the file with iconv {at}") from error
-    except Exception as error:  # the kinds that the five formats raise share no class
-        raise OSError(f"{path}: cannot be read: {error}") from error
+        except UnicodeDecodeError as error:
+            byte = f"{path}:{number}: byte 0x{error.object[error.start]:02x}"
+            mend = f"convert the file with iconv (position {error.start} of the line)"
+            raise ValueError(f"{byte} is not UTF-8; {mend}") from error
 
 
-def table(path: Path) -> Iterator[tuple[int, list[str]]]:
+def table(path: str | Path) -> Iterator[tuple[int, list[str]]]:
     """The header and the rows of comma-separated values, quoted as csv does, or of tab-separated ones.
 
     Each comes with its line and is as wide as the header. A blank line is [] below the header, and passed
     over above it.
     """
     tabs: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    form = tabs if suffix(path.name) == ".tsv" else {}
+    form = tabs if suffix(str(path)) == ".tsv" else {}
     reader, width = csv.reader((line + "\n" for line in lines(path)), strict=True, **form), 0
     try:
         for fields in reader:
@@ -61,7 +115,7 @@ def table(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise ValueError(f"{path}:{reader.line_num}: {error}") from error
 
 
-def objects(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+def objects(path: str | Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """The objects of JSON lines, each with its line; None for a blank one."""
     for number, line in enumerate(lines(path), 1):
         try:
@@ -76,7 +130,7 @@ def objects(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
         yield number, record
 
 
-def rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows of a file in one of NAMED, each with "file:line". Blank lines are passed over."""
     if suffix(path.name) not in NAMED:
         raise ValueError(f"{path}: rows are read from {', '.join(NAMED)}, not {path.suffix!r}")
@@ -96,12 +150,10 @@ def _distinct(header: list[str], where: str) -> list[str]:
     return header
 
 
-def _zst(path: Path) -> Any:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise OSError("to read .zst, pip install zstandard") from error
-    return zstandard.open(path, "rb")
+def _zst(raw: Any) -> Any:
+    import pyarrow  # type: ignore[import-untyped]  # zstandard takes a file that was cut short for a whole one
+
+    return pyarrow.CompressedInputStream(raw, "zstd")
 
 
 COMPRESSIONS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _zst}

@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from whitenedcse.app.durable import digest
 from whitenedcse.data.corpus import Corpus, is_hub_id
-from whitenedcse.durable import digest
+from whitenedcse.data.files import filesystem
 
 REPO = "princeton-nlp/datasets-for-simcse"  # a data set of the Hugging Face hub
 SECONDS = 5  # to wait for the hub to answer at all
@@ -53,8 +54,14 @@ def cache() -> Path:
     return Path(os.environ.get("WHITENEDCSE_CACHE") or "~/.cache/whitenedcse").expanduser()
 
 
-def located(name: str) -> Path:
-    """A path as it is, the `owner/name` of a hub data set as it is, or a named corpus, fetched if need be."""
+def located(name: str) -> str | Path:
+    """A path, a URL or the `owner/name` of a hub data set as it is, or a named corpus, fetched if need be.
+
+    Raises FileNotFoundError. A URL is refused as by `filesystem`; whether a file is there, is not asked.
+    """
+    if "://" in name:
+        with filesystem(name):
+            return name
     if Path(name).exists() or ("/" in name and is_hub_id(name)):
         return Path(name)
     if name not in CORPORA:
@@ -66,7 +73,7 @@ def located(name: str) -> Path:
 
 
 def named(name: str, columns: Sequence[str] = (), sample: int | None = None) -> Corpus:
-    """A corpus by name, path or hub id; one that has a name knows its columns."""
+    """A corpus by name, path, URL or hub id; one that has a name knows its columns."""
     wanted = tuple(columns) or (CORPORA[name].columns if name in CORPORA else ())
     return Corpus(str(located(name)), wanted, sample)
 

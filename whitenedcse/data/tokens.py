@@ -21,14 +21,14 @@ import torch
 from filelock import FileLock
 from numpy.typing import NDArray
 
+from whitenedcse.app.compute import cores
+from whitenedcse.app.durable import drafted, writing
+from whitenedcse.app.terminal import pace
 from whitenedcse.data import sources
 from whitenedcse.data.corpus import Corpus, Counts, files, fingerprint, read
-from whitenedcse.data.words import Ids, listed, memory, own
-from whitenedcse.data.workers import ids_of_several
-from whitenedcse.durable import drafted, writing
-from whitenedcse.pace import pace
+from whitenedcse.data.files import stamp
+from whitenedcse.data.words import Ids, ids_of_several, listed, memory, own
 from whitenedcse.ragged import Ragged
-from whitenedcse.threads import cores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -135,7 +135,7 @@ def none_empty(ids: NDArray[np.int32], lengths: NDArray[np.int64], tokenizer: Pr
 
 
 def refuse_length(max_length: int, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ValueError for a length without room for a word, or above the encoder's."""
+    """Raise ValueError for a length that leaves no token for a word, or above the encoder's."""
     special, limit = tokenizer.num_special_tokens_to_add(), tokenizer.model_max_length
     if max_length <= special:
         raise ValueError(
@@ -151,17 +151,13 @@ def _noted(corpus: Corpus, cache: Path) -> str:
 
     No note is made of a file that changed a moment ago: its next change could leave the same times.
     """
-    path, now = Path(corpus.path), time.time_ns()
-    if not path.exists():
-        return fingerprint(corpus)
-    stats = [(str(file), file.stat()) for file in files(path)]
-    touched = [(name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats]
-    note = cache / f".{_digest(repr((corpus, touched)))}.seen"
+    now, stamps = time.time_ns(), [stamp(file) for file in files(corpus.path)]
+    note = cache / f".{_digest(repr((corpus, stamps)))}.seen"
     with suppress(OSError, ValueError):
         if re.fullmatch("[0-9a-f]{32}", said := note.read_text()):
             return said
     said = fingerprint(corpus)
-    if all(max(s.st_mtime_ns, s.st_ctime_ns) + SETTLED < now for _, s in stats):
+    if stamps and all(changed + SETTLED < now for _, changed in stamps):
         with suppress(OSError):  # a full or read-only disk, or another process that writes the same
             cache.mkdir(parents=True, exist_ok=True)
             with writing(note, "w") as stream:

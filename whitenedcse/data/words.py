@@ -1,15 +1,26 @@
-"""Token ids of sentences by way of their words, each of which is tokenised once.
+"""Token ids of sentences by way of their words, each of which is tokenised once, in one process or several.
 
 Right where the ids of "a b" are those of "a" and then those of " b", whatever a and b are: `memory` says for
 which tokenizers that is so, and a sentence with anything in it that could break it is given to the tokenizer.
+
+A worker process is an interpreter of its own that imports NumPy and `tokenizers` alone: a script needs no
+guard around its main part, and no thread or device is copied. It ends with this process.
 """
 
 from __future__ import annotations
 
+import os
+import pickle
 import re
+import signal
+import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, pairwise
+from queue import SimpleQueue
+from subprocess import PIPE, Popen
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,10 +31,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Ids = tuple[NDArray[np.int32], NDArray[np.int64]]  # of n sentences: all ids end to end (t,), lengths (n,)
+Frame = tuple[list[int], list[int]]  # the ids that stand before and after those of a sentence
 MOST = 1 << 20  # words remembered, some 250 bytes each; then it begins anew
-
 PROBE = ["a b", "b"]  # tells special tokens that are not simply put around a sentence
 CALLS = ("__call__", "_encode_plus", "_batch_encode_plus")  # of Transformers 4 and 5
+Worker = Popen[bytes]
+START = """import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+sys.path[:] = sys.argv[1:]; from whitenedcse.data.words import work; work()"""
 
 
 def flat(rows: Sequence[Sequence[int]]) -> Ids:
@@ -39,14 +53,8 @@ def listed(ids: NDArray[np.integer], lengths: NDArray[np.int64]) -> list[list[in
 
 def own(sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> Ids:
     """The ids of each sentence as the tokenizer's own call gives them."""
-    encoded = tokenizer(
-        sentences,
-        truncation=True,
-        max_length=max_length,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-    )
-    return flat(encoded["input_ids"])
+    without = {"return_attention_mask": False, "return_token_type_ids": False}
+    return flat(tokenizer(sentences, truncation=True, max_length=max_length, **without)["input_ids"])
 
 
 def memory(tokenizer: PreTrainedTokenizerBase, max_length: int) -> Words | None:
@@ -101,18 +109,13 @@ class Words(dict[str, int]):
 
     The ids of word i are the `lengths[i]` from `starts[i]` on; those of a beginning have in front what ends
     the sentence before and what begins this one. Number 0 is any word that only the tokenizer itself may
-    judge: an empty one (two spaces, or one at an end), one with a special token or a character that does
+    tokenise: an empty one (two spaces, or one at an end), one with a special token or a character that does
     not print.
     Pickled, it is an empty memory of the same tokenizer, whose `literal` says that special tokens are text.
     """
 
     def __init__(
-        self,
-        core: Tokenizer,
-        literal: bool,
-        max_length: int,
-        frame: tuple[list[int], list[int]],
-        added: Sequence[str],
+        self, core: Tokenizer, literal: bool, max_length: int, frame: Frame, added: Sequence[str]
     ) -> None:
         super().__init__()
         self.made_of = core, literal, max_length, frame, added
@@ -207,3 +210,91 @@ class Words(dict[str, int]):
         self.lengths.frombytes(counts.tobytes())
         self.ids.frombytes(ids.tobytes())
         self.new = []
+
+
+def ids_of_several(
+    known: Words, processes: int, batch: Callable[[int], Sequence[str]], starts: Sequence[int]
+) -> Iterator[Ids]:
+    """The ids of each batch in turn, which so many processes work out, each with a memory of its own.
+
+    Raises OSError if one of them ends before its work does, and what it met otherwise.
+    """
+    with ThreadPoolExecutor(processes) as threads, crew(known, processes) as idle:
+
+        def ids(start: int) -> Ids:
+            worker = idle.get()
+            try:
+                return asked(worker, batch(start))
+            finally:
+                idle.put(worker)
+
+        yield from threads.map(ids, starts)
+
+
+@contextmanager
+def crew(known: Words, processes: int) -> Iterator[SimpleQueue[Worker]]:
+    """So many processes with an empty memory, which end with this context."""
+    command = [sys.executable, "-c", START, *sys.path]
+    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}  # the others have the other cores
+    with ExitStack() as stack:
+        workers, idle = [], SimpleQueue[Worker]()
+        for _ in range(processes):
+            workers.append(Popen(command, stdin=PIPE, stdout=PIPE, env=environment))
+            stack.callback(end, workers[-1])
+        for worker in workers:  # all of which are starting by now
+            told(worker, known)
+            idle.put(worker)
+        yield idle
+
+
+def asked(worker: Worker, sentences: Sequence[str]) -> Ids:
+    """The ids of sentences by one process."""
+    told(worker, sentences)
+    assert worker.stdout
+    try:
+        reply = pickle.load(worker.stdout)
+    except (OSError, EOFError, pickle.UnpicklingError) as error:
+        raise lost(worker) from error
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
+
+
+def told(worker: Worker, message: object) -> None:
+    """Send something to a process."""
+    assert worker.stdin
+    try:
+        pickle.dump(message, worker.stdin)
+        worker.stdin.flush()
+    except OSError as error:
+        raise lost(worker) from error
+
+
+def lost(worker: Worker) -> OSError:
+    """What is said of a process that is no longer there."""
+    worker.kill()
+    status = worker.wait()
+    how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    return OSError(f"a process that tokenises {how}; start again, with OMP_NUM_THREADS=1 to do without it")
+
+
+def end(worker: Worker) -> None:
+    """End a process, which has nothing to keep."""
+    with suppress(OSError), worker:  # closes its pipes and waits for it
+        worker.kill()
+
+
+def work() -> None:
+    """What such a process does: ids for sentences, until its input ends."""
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    with suppress(EOFError, BrokenPipeError, pickle.UnpicklingError):
+        known: Words = pickle.load(source)
+        while True:
+            sentences = pickle.load(source)
+            try:
+                reply: Ids | Exception = known.ids_of(sentences)
+            except Exception as error:
+                reply = error
+            pickle.dump(reply, sink)
+            sink.flush()
+    os._exit(0)  # the standard output may be gone, which a usual end complains of

@@ -1,4 +1,4 @@
-"""Two linear classifiers on frozen vectors: one that is fast, and one that goes SentEval's way.
+"""Two linear classifiers on frozen vectors: a fast one, and one that trains as SentEval does.
 
 n: rows    d: features    c: classes    p: pairs of training and development rows    r: weight decays
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +23,146 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 from threadpoolctl import threadpool_limits
+from torch import Tensor, nn
 
-from whitenedcse.evaluation.linear import FOLDS, SEED, Classify, Data, Labels, Pair, Rows, Split, fitted
+Rows = NDArray[np.intp]
+Pair = tuple[Rows, Rows]  # rows to train on, rows to choose by
+Labels = NDArray[np.int64]
+Split = NDArray[np.str_] | None
+Classify = Callable[[NDArray[Any], Labels, Split], tuple[NDArray[Any], float]]
+
+SEED, FOLDS = 1111, 10  # of [1], as all that follows
+BATCH, EPOCHS, ROUNDS, FAILURES = 64, 4, 51, 6  # 4 epochs a round while epochs <= 200; the 6th failure stops
+RATE, BETA1, BETA2, EPSILON = 1e-3, 0.9, 0.999, 1e-8  # torch.optim.Adam's defaults
+
+
+class Data(NamedTuple):
+    """x: (n, d + 1) with a column of ones, which makes the bias the last row of the weights. y: (n,)."""
+
+    x: Tensor
+    y: Tensor
+    classes: int
+
+    @classmethod
+    def on(cls, device: str, x: NDArray[Any], y: Labels) -> Data:
+        """(n, d), (n,) -> there."""
+        columns = np.pad(np.asarray(x, np.float32), ((0, 0), (0, 1)), constant_values=1)
+        return cls(torch.from_numpy(columns).to(device), torch.from_numpy(y).to(device), int(y.max()) + 1)
+
+    def predicted(self, rows: Rows, weights: Tensor) -> Tensor:
+        """weights: (d + 1, ..., c) -> (rows, ...)."""
+        return torch.tensordot(self.x[torch.from_numpy(rows).to(self.x.device)], weights, dims=1).argmax(
+            dim=-1
+        )
+
+    def accuracy(self, rows: Rows, weights: Tensor) -> Tensor:
+        """weights: (d + 1, r, c) -> (r,) in float64."""
+        y = self.y[torch.from_numpy(rows).to(self.x.device), None]
+        return (self.predicted(rows, weights) == y).double().mean(dim=0)
+
+
+def initial_weights(d: int, c: int) -> Tensor:
+    """What nn.Linear(d, c) holds after torch.manual_seed(SEED), as (d + 1, c), the bias last."""
+    random = torch.Generator().manual_seed(SEED)
+    weight, bias = torch.empty(c, d), torch.empty(c, 1)
+    nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=random)
+    nn.init.uniform_(bias, -1 / math.sqrt(d), 1 / math.sqrt(d), generator=random)
+    return torch.cat([weight, bias], dim=1).T
+
+
+def fitted(
+    data: Data, pairs: Sequence[Pair], decay: Tensor, drawn: Sequence[int] | None = None
+) -> tuple[list[Tensor], NDArray[np.float64]]:
+    """Each pair's best weights (d + 1, r, c), and their accuracy (p, r) on its development rows.
+
+    decay: (p, r). drawn: sizes of permutations drawn before the first epoch's. Equally many rows go together.
+    """
+    weights: list[Tensor] = [data.x] * len(pairs)
+    accuracy = np.empty(tuple(decay.shape))
+    sizes = np.array([len(rows) for rows, _ in pairs])
+    for size in set(sizes.tolist()):
+        same = np.flatnonzero(sizes == size)
+        random = np.random.RandomState(SEED)
+        random.permutation(drawn[same[0]] if drawn else 0)
+        best, found = _together(data, [pairs[int(i)] for i in same], decay[torch.from_numpy(same)], random)
+        accuracy[same] = found.cpu().numpy()
+        for i, w in zip(same, best, strict=True):
+            weights[i] = w
+    return weights, accuracy
+
+
+def _together(
+    data: Data, pairs: Sequence[Pair], decay: Tensor, random: np.random.RandomState
+) -> tuple[Tensor, Tensor]:
+    """Best weights (p, d + 1, r, c) and accuracies (p, r) of pairs with equally many training rows."""
+    p, r = decay.shape
+    device = data.x.device
+    start = initial_weights(data.x.shape[1] - 1, data.classes).to(device)
+    best = start[None, :, None].repeat(p, 1, r, 1)
+    accuracy = torch.full((p, r), -1.0, dtype=torch.float64, device=device)
+    failures = torch.zeros_like(accuracy)
+    adam = _Adam.begun(best.flatten(2), decay.repeat_interleave(data.classes, dim=1)[:, None])
+    rows = torch.from_numpy(np.stack([rows for rows, _ in pairs])).to(device)
+    alive = torch.arange(p, device=device)
+    for _ in range(ROUNDS):
+        for _ in range(EPOCHS):
+            adam = _epoch(data, rows[alive], torch.from_numpy(random.permutation(rows.shape[1])), adam)
+        now = adam.weights.unflatten(2, (r, data.classes))
+        scores = torch.stack(
+            [data.accuracy(pairs[i][1], w) for i, w in zip(alive.tolist(), now, strict=True)]
+        )
+        better = (failures[alive] < FAILURES) & (scores > accuracy[alive])
+        best[alive] = torch.where(better[:, None, :, None], now, best[alive])
+        accuracy[alive] = torch.where(better, scores, accuracy[alive])
+        failures[alive] += ~better
+        going = (failures[alive] < FAILURES).any(dim=1)
+        adam, alive = adam.kept(going), alive[going]
+        if not len(alive):
+            break
+    return best, accuracy
+
+
+class _Adam(NamedTuple):
+    """Weights (p, d + 1, r * c) amid torch.optim.Adam's steps; decay: (p, 1, r * c)."""
+
+    weights: Tensor
+    first: Tensor
+    second: Tensor
+    decay: Tensor
+    steps: int
+
+    @classmethod
+    def begun(cls, weights: Tensor, decay: Tensor) -> _Adam:
+        return cls(weights.clone(), torch.zeros_like(weights), torch.zeros_like(weights), decay, 0)
+
+    def stepped(self, gradient: Tensor) -> _Adam:
+        """Changes the three tensors in place."""
+        steps = self.steps + 1
+        gradient.addcmul_(self.weights, self.decay)
+        self.first.lerp_(gradient, 1 - BETA1)
+        self.second.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+        scale = (self.second.sqrt() / math.sqrt(1 - BETA2**steps)).add_(EPSILON)
+        self.weights.addcdiv_(self.first, scale, value=-RATE / (1 - BETA1**steps))
+        return self._replace(steps=steps)
+
+    def kept(self, going: Tensor) -> _Adam:
+        weights, first, second, decay = (
+            t[going] for t in (self.weights, self.first, self.second, self.decay)
+        )
+        return _Adam(weights, first, second, decay, self.steps)
+
+
+def _epoch(data: Data, rows: Tensor, order: Tensor, adam: _Adam) -> _Adam:
+    """One pass over rows (p, n) in one order (n,), by batches."""
+    for part in order.to(rows.device).split(BATCH):
+        batch = rows[:, part]
+        x = data.x[batch]  # (p, batch, d + 1)
+        logits = (x @ adam.weights).unflatten(2, (-1, data.classes))
+        gold = nn.functional.one_hot(data.y[batch], data.classes)[:, :, None]
+        error = (logits.softmax(dim=-1) - gold) / len(part)  # the gradient of the mean cross-entropy
+        adam = adam.stepped(x.mT @ error.flatten(2))
+    return adam
+
 
 STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # C of `lbfgs`; no task was best at 10 with all-MiniLM-L6-v2
 TOLERANCE = 1e-4  # of `lbfgs`: at 1e-3 bag-of-words vectors lost 1.4 points on MRPC

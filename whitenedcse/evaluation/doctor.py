@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from whitenedcse.app.durable import digest
 from whitenedcse.data import corpus
 from whitenedcse.data.sources import CORPORA, RTE, SENTEVAL, places, present, roots
-from whitenedcse.durable import digest
 from whitenedcse.evaluation import transfer
 from whitenedcse.evaluation.sts import TASKS, read
 from whitenedcse.evaluation.transfer import TRANSFER

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from whitenedcse.precision import at_least_float32, full_precision
+from whitenedcse.app.compute import at_least_float32, full_precision
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from whitenedcse.evaluation.correlation import CELLS, MEANS, Index, cosine, spearman_columns
 from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.sts import CELLS, MEANS, Index, cosine, spearman_columns
 
 RESOLUTION = 1e-14  # of the squares: layers that cancel to 1e-7 leave the rounding of float32, no direction
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from whitenedcse.durable import writing
-from whitenedcse.evaluation.moments import Moments, Update
+from whitenedcse.app.durable import writing
+from whitenedcse.linalg import Moments, Update
 from whitenedcse.whitening import principal_axes, shrink
 
 RANK = 1e-12  # of the largest variance; all-MiniLM-L6-v2 on STS: three empty axes at 3e-16, then 1.2e-3

@@ -1,4 +1,9 @@
-"""Semantic textual similarity: scored pairs of sentences, from SentEval's files or from your own.
+"""Semantic textual similarity: scored pairs of sentences, and how well cosines rank them.
+
+n: pairs, or sentences    d: width
+
+Spearman's correlation is aggregated over a task's subsets in three ways. The pairs come from SentEval's
+files [1] or from your own.
 
 [1] Conneau and Kiela, SentEval, arXiv:1803.05449
 """
@@ -6,15 +11,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import rankdata, spearmanr
 
-from whitenedcse.data.files import lines, rows
+from whitenedcse.data.files import lines, records
 
 COLUMNS = ("score", "sentence1", "sentence2")
 
@@ -89,7 +95,7 @@ def read_pairs(path: Path) -> Subset:
 
     Further columns are passed over.
     """
-    subset = _subset(path.stem, rows(path))
+    subset = _subset(path.stem, records(path))
     if len(subset.gold) < 2:
         raise ValueError(f"{path}: {len(subset.gold)} pairs; a correlation needs at least 2")
     return subset
@@ -111,3 +117,149 @@ def _pair(where: str, row: Mapping[str, Any]) -> tuple[float, str, str]:
         if "_" not in str(score) and not isinstance(score, bool) and math.isfinite(float(score)):
             return float(score), left, right
     raise ValueError(f"{where}: the score is {score!r}, not a finite number")
+
+
+MEANS = ("all", "mean", "wmean")
+CELLS = 1_500_000  # of a chunk of columns; some eight float64 arrays of it live at once
+ROUNDING = 1e-12  # cosines in float64 of vectors that differ only in length spread over about 1e-16
+
+Index = dict[str, list[tuple[Subset, NDArray[np.intp]]]]  # by task: a subset, and its pairs' rows (2, n)
+
+
+class Score(NamedTuple):
+    """100 x a correlation, or None and why it is undefined."""
+
+    value: float | None
+    why: str = ""
+
+
+def cosine(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
+    """(n, d), (n, d) -> (n,) in float64. A zero vector has no direction: NaN."""
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    aa, ab, bb = (np.einsum("nd,nd->n", p, q) for p, q in ((a, a), (a, b), (b, b)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return ab / np.sqrt(aa * bb)
+
+
+def spearman(gold: NDArray[Any], similarity: NDArray[Any]) -> Score:
+    """Spearman's rank correlation x 100, or why there is none; ties share their mean rank."""
+    if len(gold) < 2:
+        return Score(None, f"{len(gold)} pairs are too few")
+    for name, values in (("gold", gold), ("similarity", similarity)):
+        broken = np.count_nonzero(~np.isfinite(values))
+        if broken:
+            return Score(None, f"{name} is not finite in {broken} of {len(gold)} pairs")
+        if np.ptp(values) <= ROUNDING * np.abs(values).max():
+            return Score(None, f"{name} is constant")
+    return Score(100 * float(spearmanr(gold, similarity).statistic))
+
+
+def spearman_columns(gold: NDArray[Any], similarities: NDArray[Any]) -> NDArray[np.float64]:
+    """(n,), (n, m) -> (m,): `spearman` of every column, NaN where that has none."""
+    n, m = similarities.shape
+    if len(gold) != n:
+        raise ValueError(f"{len(gold)} gold scores for {n} rows of similarities")
+    if n < 2 or _undefined(np.asarray(gold, np.float64)[None])[0]:
+        return np.full(m, np.nan)
+    ranks = rankdata(gold) - (n + 1) / 2
+    step = max(1, CELLS // n)
+    chunks = (np.array(similarities[:, at : at + step].T, np.float64, order="C") for at in range(0, m, step))
+    return np.concatenate([np.zeros(0), *(_correlations(ranks, x) for x in chunks)])
+
+
+def _undefined(x: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """(m, n) -> (m,): a row that is constant within rounding, or not finite."""
+    with np.errstate(invalid="ignore"):
+        constant = np.ptp(x, axis=1) <= ROUNDING * np.abs(x).max(axis=1)
+    return constant | ~np.isfinite(x).all(axis=1)
+
+
+def _correlations(ranks: NDArray[np.float64], x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Centred ranks (n,), and (m, n) -> (m,). Equal values share the mean of the places they take."""
+    m, n = x.shape
+    order = x.argsort(axis=1)
+    places = np.arange(n) - (n - 1) / 2
+    products, squares = ranks[order] @ places, np.full(m, places @ places)
+    x = np.take_along_axis(x, order, axis=1)
+    new = np.concatenate([np.ones((m, 1), bool), x[:, 1:] != x[:, :-1]], axis=1)
+    tied = np.flatnonzero(~new.all(axis=1))
+    if tied.size:
+        starts = np.flatnonzero(new[tied])  # of groups of equal values, the rows laid end to end
+        counts = np.diff(starts, append=tied.size * n)
+        shared = np.repeat(starts % n + (counts - 1) / 2 - (n - 1) / 2, counts).reshape(-1, n)
+        products[tied] = np.einsum("mn,mn->m", ranks[order[tied]], shared)
+        squares[tied] = np.einsum("mn,mn->m", shared, shared)
+    squares[_undefined(x)] = np.nan
+    return 100 * products / np.sqrt(squares * (ranks @ ranks))
+
+
+def _means(values: Any, why: str) -> dict[str, Any]:
+    means = zip(MEANS, np.asarray(values, float), strict=True)  # None -> NaN, and back
+    return {k: float(x) if np.isfinite(x) else None for k, x in means} | ({"why": why} if why else {})
+
+
+def score(subsets: Sequence[Subset], similarities: Sequence[NDArray[Any]]) -> dict[str, Any]:
+    """Spearman over all pairs together, the mean of the subsets' own, that mean weighted by n, and each."""
+    rows = {s.name: spearman(s.gold, x) for s, x in zip(subsets, similarities, strict=True)}
+    if len(rows) < len(subsets):
+        raise ValueError(f"two subsets of a task share a name: {', '.join(s.name for s in subsets)}")
+    sizes = [len(s.gold) for s in subsets]
+    whole = spearman(np.concatenate([s.gold for s in subsets]), np.concatenate(similarities))
+    values = np.array([row.value for row in rows.values()], float)
+    why = "; ".join(f"{name}: {row.why}" for name, row in {"all": whole, **rows}.items() if row.why)
+    means = _means([whole.value, values.mean(), np.average(values, weights=sizes)], why)
+    parts = {
+        name: {"spearman": row.value, "n": n} | ({"why": row.why} if row.why else {})
+        for (name, row), n in zip(rows.items(), sizes, strict=True)
+    }
+    return means | {"n": sum(sizes), "subsets": parts}
+
+
+def pairs_index(tasks: Mapping[str, Sequence[Subset]]) -> tuple[list[str], Index]:
+    """The distinct sentences of all tasks, sorted, and each subset's pairs as rows of them."""
+    if not tasks or not all(tasks.values()):
+        raise ValueError(f"nothing to score: {tasks}")
+    every = [(task, subset) for task, subsets in tasks.items() for subset in subsets]
+    for task, s in every:
+        if not len(s.left) == len(s.right) == len(s.gold) > 0:
+            raise ValueError(
+                f"{task}, {s.name}: {len(s.left)} and {len(s.right)} texts, {len(s.gold)} scores"
+            )
+    sentences = sorted({text for _, s in every for text in (*s.left, *s.right)})
+    row = {text: i for i, text in enumerate(sentences)}
+    index: Index = {task: [] for task in tasks}
+    for task, s in every:
+        index[task].append((s, np.array([[row[text] for text in side] for side in (s.left, s.right)])))
+    return sentences, index
+
+
+def scores_of(vectors: NDArray[Any], index: Index) -> dict[str, Any]:
+    """Every task's score, and their average: vectors (n, d) are those of `pairs_index`'s sentences."""
+    tasks, zero = {}, np.flatnonzero(~vectors.any(axis=1))
+    for name, pairs in index.items():
+        tasks[name] = score([s for s, _ in pairs], [cosine(*vectors[rows]) for _, rows in pairs])
+        here = np.intersect1d(zero, np.concatenate([rows for _, rows in pairs], axis=1))
+        if here.size:
+            tasks[name]["why"] += f" ({here.size} zero vectors)"
+    return {"tasks": tasks, "avg": averaged(tasks)}
+
+
+def averaged(tasks: Mapping[str, Any]) -> dict[str, Any]:
+    """The mean of the tasks' scores in each aggregation; None, and a "why", where one has none."""
+    why = ", ".join(name for name, task in tasks.items() if "why" in task)
+    table = np.array([[task[key] for key in MEANS] for task in tasks.values()], float)
+    return _means(table.mean(axis=0), why and f"undefined in {why}")
+
+
+def evaluate(
+    tasks: Mapping[str, Sequence[Subset]], encode: Callable[[list[str]], NDArray[Any]]
+) -> dict[str, Any]:
+    """Every task's score and their average, from one call of `encode`: n sentences -> (n, d).
+
+    A number that is undefined is None, with a "why" beside it.
+    """
+    sentences, index = pairs_index(tasks)
+    vectors = encode(sentences)
+    if vectors.ndim != 2 or len(vectors) != len(sentences):
+        raise ValueError(f"encode made {vectors.shape} of {len(sentences)} sentences, not one row for each")
+    return scores_of(vectors, index)

@@ -1,4 +1,4 @@
-"""The suite: all sentences of all tasks in one list, and one system after another judged on its vectors.
+"""The suite: all sentences of all tasks in one list, and one system after another evaluated on its vectors.
 
 n: distinct sentences    d: width    system: a way from sentences to vectors, and a map fitted to them
 """
@@ -17,13 +17,12 @@ import torch
 from numpy.typing import NDArray
 
 from whitenedcse.evaluation import transfer
-from whitenedcse.evaluation.correlation import MEANS, Index, averaged, cosine, pairs_index, score
+from whitenedcse.evaluation.classifiers import Classify
 from whitenedcse.evaluation.geometry import described
-from whitenedcse.evaluation.linear import Classify
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.statistics import Draws, accuracy_draws, average_draws, interval, task_draws
-from whitenedcse.evaluation.sts import Subset
-from whitenedcse.evaluation.tasks import OWN, Task, own_texts, setting, texts
+from whitenedcse.evaluation.sts import MEANS, Index, Subset, averaged, cosine, pairs_index, score
+from whitenedcse.evaluation.tasks import OWN, Row, Task, own_texts, setting, texts
 from whitenedcse.evaluation.transfer import Labelled
 
 Rows = NDArray[np.intp]
@@ -74,9 +73,9 @@ def plan(
 
 
 class System(NamedTuple):
-    """What is judged: x (n, d), the vectors of a plan's sentences, and a map made anew for each fit, or none.
+    """What is evaluated: x (n, d), the vectors of a plan's sentences, and a transform made anew for each fit.
 
-    on: what the map is fitted on, one of the plan's `fits`.
+    on: what the transform is fitted on, one of the plan's `fits`.
     """
 
     x: NDArray[Any]
@@ -91,7 +90,7 @@ class System(NamedTuple):
         return lambda at: fitted.transform(self.x[at])
 
 
-class Judgement(NamedTuple):
+class Result(NamedTuple):
     """scores: plain values, by kind of task. items: by task, each pair's similarity, or who was right."""
 
     scores: dict[str, Any]
@@ -109,9 +108,9 @@ def _refuse_unsound(x: NDArray[Any], n: int) -> None:
         raise ValueError(f"{broken} of {n} sentences have vectors that are not finite; the model is damaged")
 
 
-def judge(
+def evaluated(
     system: System, plan: Plan, classify: Classify, draws: int, say: Callable[[str], None] = lambda _: None
-) -> Judgement:
+) -> Result:
     """All tasks of a plan, each number with its bootstrap interval; None and a "why" where it is undefined.
 
     say: told of each task that trains a classifier, which takes a while.
@@ -138,7 +137,7 @@ def judge(
         drawn = average_draws({name: accuracy_draws(items[name], draws, seed(name)) for name in tasks})
         average = float(np.mean([task["accuracy"] for task in tasks.values()]))
         scores["transfer"] |= {"avg": average, "interval": interval(drawn)}
-    return Judgement(scores, items)
+    return Result(scores, items)
 
 
 def _sts(of: Of, pairs: Index, draws: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -200,7 +199,7 @@ def _labelled(
 
 
 def by_task(row: Mapping[str, Any], headline: str) -> dict[str, float | None]:
-    """What each task scored by `Judgement.scores`, and as "avg" what a sweep would maximise."""
+    """What each task scored by `Result.scores`, and as "avg" what a sweep would maximise."""
     found: dict[str, float | None] = {}
     if "rte" in row:
         found |= {"RTE": row["rte"]["accuracy"], "avg": row["rte"]["accuracy"]}
@@ -211,3 +210,34 @@ def by_task(row: Mapping[str, Any], headline: str) -> dict[str, float | None]:
         found |= {name: task[headline] for name, task in row["sts"]["tasks"].items()}
         found["avg"] = row["sts"]["avg"][headline]
     return found | {"avg": found.pop("avg")}  # last
+
+
+def recorded(
+    facts: Mapping[str, Any], rows: Sequence[Row], results: Sequence[Result], plan: Plan
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The content of scores.json and of items.npz. `facts` has the model and its own pooling.
+
+    The latter are arrays by name: gold/TASK (n,) and sizes/TASK of its subsets, and ROW/TASK, where ROW is a
+    number: similarities (n,), or which of the tested texts were right.
+    """
+    lines = []
+    for row, result in zip(rows, results, strict=True):
+        pooling = facts["pooling"] if row.pooling is None else f"{row.pooling} over layers {list(row.layers)}"
+        settings = {"name": row.name, "pooling": pooling, "postprocess": dict(row.map or {}), "fit": row.fit}
+        lines.append({**settings, "setting": setting(row.fit), **result.scores})
+    items = {f"{i}/{task}": item for i, j in enumerate(results) for task, item in j.items.items()}
+    for task, pairs in plan.pairs.items():
+        items[f"gold/{task}"] = np.concatenate([s.gold for s, _ in pairs])
+        items[f"sizes/{task}"] = np.array([len(s.gold) for s, _ in pairs])
+    return {**facts, "rows": lines}, items
+
+
+def series(scores: Mapping[str, Any]) -> dict[str, float]:
+    """What the first row scored, as loggers name it: test/TASK and test/avg."""
+    values = by_task(scores["rows"][0], scores["headline"])
+    return {f"test/{name}": value for name, value in values.items() if value is not None}
+
+
+def headline(scores: Mapping[str, Any]) -> float | None:
+    """The number of the first row that a sweep would maximise."""
+    return by_task(scores["rows"][0], scores["headline"])["avg"]

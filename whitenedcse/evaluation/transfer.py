@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from whitenedcse.data.files import lines, rows
-from whitenedcse.evaluation.linear import FOLDS, Classify
+from whitenedcse.data.files import lines, records
+from whitenedcse.evaluation.classifiers import FOLDS, Classify
 
 SPLITS = ("train", "dev", "test")
 EMPTY = "."  # stands for an empty line, of which CR has 4 and MPQA 3, as in the examples of [1]
@@ -157,7 +157,7 @@ def read_labelled(path: Path) -> Labelled:
     With a column split, of train, dev and test, the test rows are predicted; without, all, in ten folds. Rows
     keep their order, classes are sorted by name, further columns are passed over.
     """
-    found = [_own(where, row) for where, row in rows(path)]
+    found = [_own(where, row) for where, row in records(path)]
     for row in found:
         if (len(row.texts), not row.split) != (len(found[0].texts), not found[0].split):
             raise ValueError(f"{row.where}: other columns than in {found[0].where}")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from inspect import signature
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +22,7 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 from torch.nn import functional as F
 
-from whitenedcse.model.operations import Seed, kept, scale
-from whitenedcse.precision import at_least_float32
+from whitenedcse.app.compute import at_least_float32
 from whitenedcse.ragged import Ragged
 
 varlen_attn: Any = None  # since PyTorch 2.10; it has no dropout
@@ -34,6 +34,23 @@ WIDEST = 256  # channels of a head that the kernels for CUDA take
 ALIKE = (
     0.84  # of the longest sentence of a tile, the shortest that joins it: padding costs a tenth on average
 )
+
+
+LEVELS = 1 << 16  # dropout on CPU rounds its probability to a 65,536th
+Seed = int | Sequence[int]  # of one draw of random numbers
+
+
+def kept(shape: Sequence[int], p: float, seed: Seed) -> Tensor:
+    """A mask of uint8 that is 1 with probability 1 - p; bool would take PyTorch six times as long to read."""
+    size = prod(shape)
+    stream = np.random.Generator(np.random.SFC64(seed))  # `integers` lets other threads work meanwhile
+    draws: Any = stream.integers(0, 2**64, size=-(-size // 4), dtype=np.uint64).view(np.uint16)[:size]
+    return torch.from_numpy((draws >= round(p * LEVELS)).view(np.uint8).reshape(shape))
+
+
+def scale(p: float) -> float:
+    """What makes up for the values that are not kept."""
+    return LEVELS / max(1, LEVELS - round(p * LEVELS))
 
 
 class Tile(NamedTuple):

@@ -9,19 +9,20 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from whitenedcse.durable import digest, drafted, read_json, restore
+from whitenedcse.app.durable import digest, drafted, read_json, restore
 from whitenedcse.model import sentence_transformers
 from whitenedcse.model.backbones import causal, frozen
-from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import folder, pretrained, sound
-from whitenedcse.model.final import Final
 from whitenedcse.model.head import Head, Whitening
-from whitenedcse.model.pooling import Pooling
+from whitenedcse.model.pooling import Final, Pooling
+
+if TYPE_CHECKING:
+    from whitenedcse.model.embedder import Embedder
 
 SETTINGS, FINAL = "whitenedcse.json", "final.safetensors"
 FOREIGN = "not what train.py wrote beside these weights; copy the whole checkpoint again"
@@ -93,13 +94,8 @@ def settings(embedder: Embedder) -> dict[str, Any]:
     }
 
 
-def load(path: str, pooling: Pooling | None = None) -> Embedder:
-    """An embedder from a run directory, a checkpoint, a Sentence-Transformers or plain encoder, or a hub id.
-
-    pooling: for a plain encoder, which says nothing of its own. None is the paper's, cls of the last layer,
-        or for a decoder its last token.
-        Raises ValueError where the checkpoint carries its own: that is part of what was trained.
-    """
+def parts(path: str, pooling: Pooling | None = None) -> dict[str, Any]:
+    """What `Embedder` is made of, from any source that `Embedder.load` takes."""
     restore(Path(path) if Path(path).name == "best" else Path(path) / "best")
     directory = folder(path)
     directory = directory / "best" if (directory / "best").is_dir() else directory
@@ -112,16 +108,16 @@ def load(path: str, pooling: Pooling | None = None) -> Embedder:
     return ours(directory) if own.exists() else sentence_transformers.read(directory)
 
 
-def plain(directory: Path, pooling: Pooling | None) -> Embedder:
-    """An encoder that says nothing of pooling."""
+def plain(directory: Path, pooling: Pooling | None) -> dict[str, Any]:
+    """Of an encoder that says nothing of pooling."""
     encoder = pretrained(path=str(directory))
     pooling = pooling or Pooling(kind="last" if causal(encoder) else "cls", layers=[-1])
     head = Head(width=encoder.width, whitening=None, dense=False, position="before")
-    return Embedder(encoder=encoder, pooling=pooling, head=head, embedding="encoder")
+    return {"encoder": encoder, "pooling": pooling, "head": head, "embedding": "encoder"}
 
 
-def ours(directory: Path) -> Embedder:
-    """A checkpoint that `save` wrote."""
+def ours(directory: Path) -> dict[str, Any]:
+    """Of a checkpoint that `save` wrote."""
     content = read_json(directory / SETTINGS)
     refuse_damaged(directory, content.get("sha256", {}))
     weights = load_file(sound(directory / "head.safetensors"))
@@ -131,10 +127,10 @@ def ours(directory: Path) -> Embedder:
         head = Head(whitening=Whitening(**dated(whitening)) if whitening else None, **content["head"])
         head.load_state_dict(weights)
         pooling, embedding, limit = (content[key] for key in ("pooling", "embedding", "max_length"))
-        parts: dict[str, Any] = {"pooling": Pooling(**pooling), "embedding": embedding, "max_length": limit}
+        found: dict[str, Any] = {"pooling": Pooling(**pooling), "embedding": embedding, "max_length": limit}
         if last := content.get("final"):
             tensors: dict[str, Any] = {"weight": None, "bias": None, **load_file(sound(directory / FINAL))}
-            parts["final"] = Final(**tensors, **last)
+            found["final"] = Final(**tensors, **last)
     except (AttributeError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"{directory / SETTINGS}: {error!r}; {FOREIGN}") from error
-    return Embedder(encoder=encoder, head=head, **parts).eval()
+    return {"encoder": encoder, "head": head, **found}

@@ -17,16 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from whitenedcse.app.compute import alone, each, full_precision, without_autocast
+from whitenedcse.app.terminal import pace
 from whitenedcse.data.tokens import token_ids
+from whitenedcse.model import checkpoint
 from whitenedcse.model.backbones import causal
 from whitenedcse.model.encoder import Encoder
-from whitenedcse.model.final import Final
 from whitenedcse.model.head import Head
-from whitenedcse.model.pooling import Pooling
-from whitenedcse.pace import pace
-from whitenedcse.precision import full_precision, without_autocast
+from whitenedcse.model.pooling import Final, Pooling
 from whitenedcse.ragged import Ragged, concatenate, ragged, taken
-from whitenedcse.threads import alone, each
 
 EMBEDDINGS = ("encoder", "dense", "head")
 BATCH_TOKENS = 1024  # of one batch while encoding, padding counted; 8192 leave a CPU's cache
@@ -148,15 +147,18 @@ class Embedder(nn.Module):
         return out
 
     @staticmethod
-    def load(path: str | Path) -> Embedder:
-        """From a run directory, an export, an encoder in a local directory, or a hub id.
+    def load(path: str | Path, pooling: Pooling | None = None) -> Embedder:
+        """From a run directory, an export, a Sentence-Transformers or plain encoder, or a hub id.
 
-        A plain encoder says nothing of its pooling: it gets the paper's, the first token of the last layer,
-        or the last token if it is a decoder.
+        pooling: of a plain encoder, which says nothing of its own. None is the paper's, the first token of
+            the last layer, or for a decoder its last token.
+            Raises ValueError where the checkpoint carries its own: that is part of what was trained.
         """
-        from whitenedcse.model.checkpoint import load  # the two rooms know each other
+        return Embedder(**checkpoint.parts(str(path), pooling)).eval()
 
-        return load(str(path))
+    def save(self, directory: Path) -> None:
+        """Write a checkpoint to a directory, at once or, with an OSError, not at all."""
+        checkpoint.save(self, directory)
 
 
 def refuse_pooling(pooling: Pooling, encoder: Encoder) -> None:

@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from whitenedcse import ragged
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.sources import SECONDS, located
-from whitenedcse.model import backbones, packed, unpadded
+from whitenedcse.model import backbones, packed
 from whitenedcse.model.attention import way
 from whitenedcse.ragged import Ragged
 
@@ -66,12 +66,12 @@ class Encoder(nn.Module):
         if self.attention(batch.ids.device) != "padded":
             if packed.fits(self.backbone):
                 return packed.hidden(self.backbone, batch, wanted, first=first, seed=seed)
-            if unpadded.possible(self.backbone, batch.longest):
-                return unpadded.hidden(self.backbone, batch, wanted, first=first)
+            if backbones.possible(self.backbone, batch.longest):
+                return backbones.hidden(self.backbone, batch, wanted, first=first)
         where = ragged.mask(batch)
         padded = ragged.pad(batch, self.tokenizer.pad_token_id or 0)
         every = wanted != [self.depth]
-        with unpadded.undisturbed(self.backbone):
+        with backbones.undisturbed(self.backbone):
             out = self.backbone(input_ids=padded, attention_mask=where.long(), output_hidden_states=every)
         hidden = [out.hidden_states[layer] if every else out.last_hidden_state for layer in wanted]
         return torch.stack([layer[:, 0] if first else ragged.unpad(layer, batch) for layer in hidden])
@@ -116,9 +116,9 @@ def chosen(batches: str, backbone: nn.Module) -> str:
     if batches == "packed" and not fits:
         raise ValueError(
             f"encoder.batches=packed: there is no such way through {type(backbone).__name__}; use auto, which"
-            f" takes it for {', '.join(packed.KINDS)}, and on a GPU for {', '.join(unpadded.KINDS)}"
+            f" takes it for {', '.join(packed.KINDS)}, and on a GPU for {', '.join(backbones.KINDS)}"
         )
-    return batches if batches != "auto" else "packed" if fits or unpadded.fits(backbone) else "padded"
+    return batches if batches != "auto" else "packed" if fits or backbones.fits(backbone) else "padded"
 
 
 def pretrained(*, path: str, batches: str = "auto") -> Encoder:

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from whitenedcse import whitening
-from whitenedcse.precision import full_precision
-from whitenedcse.roots import Ridge
+from whitenedcse.app.compute import full_precision
+from whitenedcse.linalg import Ridge
 
 KINDS = ("pca", "zca", "group", "shuffled_group")
 PARTITIONS = ("view", "joint", "official_slice")

@@ -1,8 +1,8 @@
-"""Planes: the vectors of sentences in several layers at once, encoded once and kept on disk.
+"""The pooled vectors of sentences in several layers at once, encoded once and kept on disk.
 
     n: sentences    d: width    k: layers    a plane: one kind of pooling in one layer, (n, d)
 
-Any average over layers, fitted map or figure is then matrix work on planes, without the encoder.
+Any average over layers, whitening or figure is then matrix work on planes, without the encoder.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,12 +23,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whitenedcse.data.sources import cache
-from whitenedcse.model.embedder import Manner, fill
+from whitenedcse.data.tokens import identity, token_ids
+from whitenedcse.model.checkpoint import settings
+from whitenedcse.model.embedder import Embedder, Manner, fill
 from whitenedcse.model.encoder import Encoder
-from whitenedcse.model.pooling import pooled
+from whitenedcse.model.pooling import Pooling, pooled
 from whitenedcse.ragged import Ragged, ragged
 
 Rows = Sequence[Sequence[int]]
+Encode = Callable[[list[str]], Any]
 FORMAT = 1
 LIMIT = 20 * 2**30  # bytes of all planes together, beyond which the encoder unused for longest gives way
 
@@ -191,6 +195,16 @@ def digest(row: Sequence[int]) -> str:
     return hashlib.blake2b(np.asarray(row, np.int32).tobytes(), digest_size=12).hexdigest()
 
 
+def digest_of(embedder: Embedder) -> str:
+    """A digest of all that decides a vector: architecture, weights, kind of device, tokenizer, settings."""
+    parts = [fingerprint(embedder.encoder), identity(embedder.encoder.tokenizer), settings(embedder)]
+    content = hashlib.blake2b(json.dumps(parts).encode(), digest_size=16)
+    final = embedder.final.state_dict().values() if embedder.final else ()
+    for tensor in chain(embedder.head.state_dict().values(), final):
+        content.update(tensor.cpu().numpy().tobytes())
+    return content.hexdigest()
+
+
 def prune(folder: Path, keep: Path) -> None:
     """Delete the planes of the encoders unused for longest while all together are beyond LIMIT."""
     files = {path: [f for f in path.rglob("*") if f.is_file()] for path in folder.iterdir()}
@@ -200,3 +214,70 @@ def prune(folder: Path, keep: Path) -> None:
         if total > LIMIT and path != keep:
             shutil.rmtree(path, ignore_errors=True)
             total -= sizes[path]
+
+
+class Source(NamedTuple):
+    """Sentences to vectors, and how they are pooled. embedder: None where only `encode` is known."""
+
+    encode: Encode
+    pooling: str
+    embedder: Embedder | None = None
+
+
+class Wanted(NamedTuple):
+    """What to make of the sentences.
+
+    poolings: each gives an array; None is the model's own embedding, head included. max_length: tokens, None
+    for the model's own. extra: see `Planes.average`. every: a kind of pooling wanted in all layers. bf16: the
+    backbone computes in bfloat16.
+    """
+
+    poolings: Sequence[Pooling | None]
+    max_length: int | None = None
+    extra: float = 0.0
+    every: str | None = None
+    bf16: bool = False
+
+
+def vectors(source: Source, sentences: list[str], wanted: Wanted) -> tuple[list[NDArray[Any]], Planes | None]:
+    """n distinct sentences -> an (n, d) array for each pooling, from one pass; and the planes behind them."""
+    embedder = source.embedder
+    if embedder is None:
+        if any(wanted.poolings) or wanted.every:
+            raise ValueError("this model shows no layers, which the protocol asks for; give a checkpoint")
+        if wanted.bf16:
+            raise ValueError("bf16=true: this model chooses its precision itself; leave it out")
+        return [np.asarray(source.encode(sentences))] * len(wanted.poolings), None
+    if wanted.every not in (None, "cls", "mean", "max", "last"):
+        raise ValueError(f"figures={wanted.every}: every layer is pooled by cls, mean, max or last")
+    poolings = [pooling or embedder.pooling for pooling in wanted.poolings]
+    kinds = {plane_kind(pooling) for pooling in poolings} | (
+        {"cls", "mean", wanted.every} if wanted.every else set()
+    )
+    layers = {layer for pooling in poolings for layer in pooling.layers}
+    layers |= set(range(embedder.encoder.depth + 1)) if wanted.every else set()
+    limit = min(wanted.max_length or embedder.max_length, embedder.max_length)
+    rows = token_ids(sentences, embedder.encoder.tokenizer, limit)
+    got = planes(embedder.encoder, rows, sorted(kinds), sorted(layers), bf16=wanted.bf16)
+    return [
+        averaged(embedder, got, pooling or embedder.pooling, wanted.extra, finish=pooling is None)
+        for pooling in wanted.poolings
+    ], got
+
+
+def plane_kind(pooling: Pooling) -> str:
+    """The kind of plane it starts from: the pooler reads first tokens."""
+    return "cls" if pooling.kind == "pooler" else pooling.kind
+
+
+@torch.inference_mode()
+def averaged(
+    embedder: Embedder, got: Planes, pooling: Pooling, extra: float, finish: bool
+) -> NDArray[np.float32]:
+    """(n, d): the mean over the pooling's layers and, to `finish`, what the embedder does after pooling."""
+    layers = [embedder.encoder.layer(layer) for layer in pooling.layers]
+    x = got.average(plane_kind(pooling), layers, extra)
+    if not finish:
+        return x
+    device = next(embedder.parameters()).device
+    return embedder.finish(embedder.pooler(torch.from_numpy(x).to(device))).cpu().numpy()

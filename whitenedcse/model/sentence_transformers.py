@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from whitenedcse.durable import read_json
+from whitenedcse.app.durable import read_json
 from whitenedcse.model.backbones import pooler_layer
-from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder, pretrained, sound
-from whitenedcse.model.final import Final
 from whitenedcse.model.head import Head
-from whitenedcse.model.pooling import Pooling
+from whitenedcse.model.pooling import Final, Pooling
+
+if TYPE_CHECKING:
+    from whitenedcse.model.embedder import Embedder
 
 PREFIX = "sentence_transformers.models."  # the names that old and new releases both know
 POOLING_KEYS = {
@@ -103,9 +104,9 @@ def dense_modules(embedder: Embedder) -> list[Dense]:
     return chain
 
 
-def read(directory: Path) -> Embedder:
-    """An embedder from Transformer, WeightedLayerPooling or none, Pooling, then in this order, each of them
-    optional: a square Dense with tanh, any Dense without activation, Normalize.
+def read(directory: Path) -> dict[str, Any]:
+    """The parts of an embedder from these modules: Transformer, WeightedLayerPooling or none, Pooling, then,
+    in this order, each of them optional, a square Dense with tanh, any Dense without activation, Normalize.
 
     Raises ForeignModules for anything else.
     """
@@ -132,14 +133,14 @@ def read(directory: Path) -> Embedder:
     pooling = Pooling(kind=pooling_kind(paths[1] / "config.json"), layers=layers)
     if not expressible(pooling):
         raise ForeignModules(f"{paths[1]} takes the maximum of an average of layers")
-    return Embedder(
-        encoder=encoder,
-        pooling=pooling,
-        head=dense_head(encoder, tanh),
-        embedding="dense" if tanh else "encoder",
-        max_length=read_json(limit).get("max_seq_length") if limit.exists() else None,
-        final=final(maps, unit=kinds[-1] == "Normalize", source=str(directory)),
-    ).eval()
+    return {
+        "encoder": encoder,
+        "pooling": pooling,
+        "head": dense_head(encoder, tanh),
+        "embedding": "dense" if tanh else "encoder",
+        "max_length": read_json(limit).get("max_seq_length") if limit.exists() else None,
+        "final": final(maps, unit=kinds[-1] == "Normalize", source=str(directory)),
+    }
 
 
 def averaged(config: Path, folder: Path) -> list[int]:

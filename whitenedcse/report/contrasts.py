@@ -1,19 +1,182 @@
-"""The charts of a sweep: groups of runs side by side, each group in one colour and with one mark in all."""
+"""How the groups of a sweep differ: tables of means and of paired differences, and charts.
+
+t test of paired differences; Holm, Scand. J. Statist. 6 (1979) 65-70, over the groups tested. In the charts
+each group has one colour and one mark.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from scipy import stats
 
+from whitenedcse.app.run import DEV
+from whitenedcse.app.terminal import Grid
+from whitenedcse.evaluation.statistics import over_seeds
 from whitenedcse.report import plots
-from whitenedcse.report.curves import COLOURS, SIZE, STEP, drawn
-from whitenedcse.report.groups import Group
-from whitenedcse.report.history import DEV, at
-from whitenedcse.report.sweep import Measure, at_best, half_width, judged_by, rate, values
+from whitenedcse.report.plots import COLOURS, SIZE, STEP, Drawing, drawn
+from whitenedcse.report.sweep import (
+    Group,
+    Measure,
+    Sweep,
+    at_best,
+    average_of,
+    dev_best,
+    judged_by,
+    rate,
+    rows,
+    scored,
+    values,
+)
+
+ALPHA = 0.05
+
+
+class Difference(NamedTuple):
+    """Mean difference over n seeds, its 95 % t interval, and the two-sided p; None where nothing varies."""
+
+    difference: float
+    low: float
+    high: float
+    p: float | None
+    n: int
+
+
+def paired_by_seed(one: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
+    """One less the other, over the seeds that both have; None for fewer than two."""
+    common = sorted(one.keys() & other.keys())
+    if len(common) < 2:
+        return None
+    a, b = (np.array([scores[number] for number in common]) for scores in (one, other))
+    difference, n = a - b, len(common)
+    half = half_width(difference)
+    mean, constant = float(difference.mean()), np.ptp(difference) < 1e-9
+    return Difference(
+        mean, mean - half, mean + half, None if constant else float(stats.ttest_rel(a, b).pvalue), n
+    )
+
+
+def half_width(sample: NDArray[np.float64]) -> float:
+    """Of the 95 % t interval of the mean of n >= 2 values: (n,) -> what lies on either side."""
+    n = len(sample)
+    return float(stats.t.ppf(1 - ALPHA / 2, n - 1) * sample.std(ddof=1) / np.sqrt(n))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Each p corrected for how many there are, in the given order."""
+    order = np.argsort(p, kind="stable")
+    scaled = np.asarray(p)[order] * np.arange(len(p), 0, -1)
+    corrected = np.empty(len(p))
+    corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1)
+    return corrected.tolist()
+
+
+def reference(sweep: Sweep, against: str | None) -> Group:
+    """The group that the others are compared with. Raises ValueError for a label that no group has."""
+    if not sweep.groups:
+        raise ValueError(
+            f"none of {len(sweep.runs)} runs is finished: {sweep.runs[0].path} has no scores.json"
+        )
+    for group in sweep.groups:
+        if against in (None, group.label):
+            return group
+    raise ValueError(
+        f"--against {against!r} is no group; they are {', '.join(repr(g.label) for g in sweep.groups)}"
+    )
+
+
+def spread(found: Mapping[int, float], digits: int = 2) -> str:
+    """Mean and standard deviation as text, a dash of nothing."""
+    if not found:
+        return "-"
+    over = over_seeds(list(found.values()))
+    return f"{over.mean:z.{digits}f}" + ("" if over.sd is None else f" ± {over.sd:.{digits}f}")
+
+
+def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
+    """How groups differ, what their spaces are like, and, where there are tests, their means by task."""
+    first = reference(sweep, against)
+    every = [run for group in sweep.groups for run in group.runs.values()]
+    tasks = dict.fromkeys(task for run in every for task in scored(run, None))
+    after = dict.fromkeys(name for run in every for name in rows(run)[1:])
+    scores = {"test average": average_of(None)} if tasks else {}
+    scores |= {name: average_of(name) for name in after} | {"dev best": dev_best}
+    what, measure = judged_by(sweep.groups)
+    tested, notes = differences(sweep.groups, first, what, measure)
+    lines = [
+        [*line, *tested[group.label]]
+        for line, group in zip(means(sweep.groups, scores), sweep.groups, strict=True)
+    ]
+    columns = ["", "seeds", *scores, "difference", "95 % interval", "p (Holm)"]
+    notes += ["± standard deviation over seeds", *sweep.notes]
+    main = Grid("groups of runs, scores x 100", columns, lines, notes, range(1, len(columns)))
+    return [main, shape(sweep.groups), *([by_tasks(sweep.groups, list(tasks))] if tasks else [])]
+
+
+def means(groups: Sequence[Group], measures: Mapping[str, Measure], digits: int = 2) -> list[list[str]]:
+    """A line a group: label, seeds, and mean and spread of each measure."""
+    return [
+        [group.label, str(len(group.runs)), *(spread(values(group, m), digits) for m in measures.values())]
+        for group in groups
+    ]
+
+
+def shape(groups: Sequence[Group]) -> Grid:
+    """The embedding spaces at the best checkpoints, and how fast groups trained; what was logged of it."""
+    names = ("alignment", "uniformity", "effective rank")
+    measures = {name: at_best(f"dev/{name.replace(' ', '_')}") for name in names}
+    measures = {name: m for name, m in measures.items() if any(values(group, m) for group in groups)}
+    lines, columns = means(groups, measures, 3), ["", "seeds", *measures]
+    fast = [list(values(group, rate).values()) for group in groups]
+    if any(fast):
+        lines = [[*line, f"{np.median(f):,.0f}" if f else "-"] for line, f in zip(lines, fast, strict=True)]
+        columns.append("sentences/s (median)")
+    return Grid("dev embeddings at the best checkpoint", columns, lines, right=range(1, len(columns)))
+
+
+def differences(
+    groups: Sequence[Group], first: Group, what: str, measure: Measure
+) -> tuple[dict[str, list[str]], list[str]]:
+    """By group, the cells of its difference from the first one; and what to say of them."""
+    scores = {group.label: values(group, measure) for group in groups}
+    others = [label for label in scores if label != first.label]
+    found = {label: paired_by_seed(scores[label], scores[first.label]) for label in others}
+    tested = {label: test.p for label, test in found.items() if test and test.p is not None}
+    p = dict(zip(tested, holm(list(tested.values())), strict=True))
+    cells = {first.label: ["", "", ""]}
+    notes = []
+    if others:
+        holms = f", p corrected for {len(p)} by Holm's method" if p else ""
+        notes.append(
+            f"difference of the {what} from {first.label!r}, paired by seed; t interval and test{holms}"
+        )
+    for label in others:
+        test, missing = found[label], sorted(scores[label].keys() ^ scores[first.label].keys())
+        if missing:
+            notes.append(f"{label}: seeds {', '.join(map(str, missing))} have no partner and are not paired")
+        if test is None:
+            cells[label] = ["-", "-", "-"]
+            continue
+        interval = f"{test.low:+z.2f} .. {test.high:+z.2f}"
+        cells[label] = [f"{test.difference:+z.2f}", interval, f"{p[label]:.2g}" if label in p else "-"]
+    return cells, notes
+
+
+def by_tasks(groups: Sequence[Group], tasks: Sequence[str]) -> Grid:
+    """A row a group, a column a task: means of the first row."""
+
+    def score(task: str) -> Measure:
+        return lambda run: scored(run, None).get(task)
+
+    lines = [[name, *cells] for name, _, *cells in means(groups, {task: score(task) for task in tasks})]
+    return Grid("tests by task, x 100", ["", *tasks], lines, right=range(1, len(tasks) + 1))
+
 
 MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖"}
 
@@ -26,7 +189,7 @@ def look(i: int) -> tuple[str, str]:
     return COLOURS[i % len(COLOURS)], marks[(i + i // len(COLOURS)) % len(marks)]
 
 
-def of_groups(groups: Sequence[Group]) -> list[tuple[str, str, str]]:
+def of_groups(groups: Sequence[Group]) -> list[tuple[str, Drawing, str]]:
     """Title, SVG and caption of each chart that there is something to draw for."""
     what, measure = judged_by(groups)
     title = what[0].upper() + what[1:]
@@ -34,12 +197,12 @@ def of_groups(groups: Sequence[Group]) -> list[tuple[str, str, str]]:
     charts = [
         (
             title,
-            drawn("strip", title, partial(strip, groups=groups, measure=measure, what=what), tall),
+            drawn("strip", partial(strip, groups=groups, measure=measure, what=what), tall),
             "A dot a seed; the mean and its 95 % t interval.",
         )
     ]
     if any(DEV in run.series for group in groups for run in group.runs.values()):
-        picture = drawn("dev", "Dev score", partial(quality, groups=groups))
+        picture = drawn("dev", partial(quality, groups=groups))
         charts.append(("Dev score", picture, "Mean over seeds, from the lowest to the highest seed."))
     pairs = {
         "Alignment and uniformity": (
@@ -57,7 +220,7 @@ def of_groups(groups: Sequence[Group]) -> list[tuple[str, str, str]]:
     }
     for name, (key, x, y, caption) in pairs.items():
         if any(values(group, x[0]).keys() & values(group, y[0]).keys() for group in groups):
-            charts.append((name, drawn(key, name, partial(scatter, groups=groups, x=x, y=y)), caption))
+            charts.append((name, drawn(key, partial(scatter, groups=groups, x=x, y=y)), caption))
     return charts
 
 
@@ -90,12 +253,12 @@ def strip(ax: Axes, groups: Sequence[Group], measure: Measure, what: str) -> Non
 
 
 def quality(ax: Axes, groups: Sequence[Group]) -> None:
-    """Mean and range of the dev score, at the steps that all seeds of a group were judged at."""
+    """Mean and range of the dev score, at the steps that all seeds of a group were evaluated at."""
     for i, group in enumerate(groups):
         colour, mark = look(i)
         runs = [run for run in group.runs.values() if DEV in run.series]
         steps = sorted(set.intersection(*(set(r.series[DEV].steps.tolist()) for r in runs))) if runs else []
-        table = np.array([[at(run, DEV, step) for step in steps] for run in runs], dtype=float)
+        table = np.array([[run.at(DEV, step) for step in steps] for run in runs], dtype=float)
         if steps:
             ax.plot(steps, table.mean(axis=0), marker=mark, color=colour, linewidth=1.3, markersize=4)
             ax.fill_between(

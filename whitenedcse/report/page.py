@@ -1,87 +1,60 @@
-"""One HTML file of a run, or of a sweep: tables and charts, no script, nothing from outside.
+"""A report on a run or a sweep as one HTML file, with tables and charts, without scripts or external files.
 
-What comes from files is escaped, and the page's own policy forbids scripts and requests.
+This module computes what is shown, and Matplotlib draws the charts. The markup and the stylesheet are in
+templates/, where Jinja2 escapes every value; the page's content security policy forbids scripts and requests.
 """
 
 from __future__ import annotations
 
-import html
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from whitenedcse.durable import writing
-from whitenedcse.report import contrasts, curves, history
-from whitenedcse.report.formats import Grid
-from whitenedcse.report.groups import Sweep, gathered
-from whitenedcse.report.history import Run, dev, median
-from whitenedcse.report.sweep import RATE, comparison, scored, write_csv
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+
+from whitenedcse.app.durable import writing
+from whitenedcse.app.run import DEV, Run
+from whitenedcse.app.terminal import Grid
+from whitenedcse.report import contrasts, plots
+from whitenedcse.report.contrasts import comparison
+from whitenedcse.report.plots import COLOURS, STEP, Drawing, drawn
+from whitenedcse.report.sweep import RATE, Sweep, gathered, paths, runs, scored, write_csv
 from whitenedcse.report.tables import described, grids, number, training_grid
 
+RANK = "dev/effective_rank"
+BLUE, RED, GREEN = COLOURS[:3]
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-STYLE = """
-:root { color-scheme: light dark; --ink: #1d2733; --soft: #5b6875; --line: #d9dfe5; --page: #f5f7f9;
-  --card: #ffffff; --accent: #0b6bab; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e9ee; --soft: #9fabb8; --line: #35404c;
-  --page: #14191f; --card: #1d242c; --accent: #6cb8ee; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
-main { max-width: 1180px; margin: 0 auto; padding: 1.5rem 1rem 3rem; }
-h1 { font-size: 1.6rem; line-height: 1.2; margin: 0 0 .3rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.1rem; margin: 2rem 0 .6rem; }
-p.about { color: var(--soft); margin: 0 0 1rem; overflow-wrap: anywhere; }
-.keys { display: grid; grid-template-columns: repeat(auto-fit, minmax(190px, 1fr)); gap: .7rem; margin: 0; }
-.keys div, section, figure, details { background: var(--card); border: 1px solid var(--line);
-  border-radius: 8px; padding: .8rem 1rem; }
-.keys dt { color: var(--soft); font-size: .85rem; }
-.keys dd { margin: 0; font-size: 1.35rem; font-weight: 600; font-variant-numeric: tabular-nums; }
-.keys small { display: block; font-size: .8rem; font-weight: 400; color: var(--soft); }
-section { margin: 1rem 0; }
-section h2, figure h2 { margin: 0 0 .5rem; font-size: 1rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; min-width: 40%; }
-th, td { padding: .3rem .55rem; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { color: var(--soft); font-weight: 600; white-space: normal; vertical-align: bottom; }
-td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: min(16rem, 40vw); }
-.right { text-align: right; }
-ul.notes { color: var(--soft); font-size: .82rem; margin: .6rem 0 0; padding-left: 1.1rem;
-  overflow-wrap: anywhere; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 390px), 1fr)); gap: 1rem; }
-figure { margin: 0; break-inside: avoid; }
-figure .paper { background: #ffffff; border-radius: 4px; padding: .3rem; }
-figcaption { color: var(--soft); font-size: .85rem; margin-top: .4rem; }
-svg { display: block; width: 100%; height: auto; max-height: 80vh; }
-svg * { stroke-linejoin: round; stroke-linecap: butt; }
-svg text { font-family: "DejaVu Sans", Verdana, sans-serif !important; }
-.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; list-style: none; margin: 0 0 .8rem; padding: 0;
-  font-size: .9rem; overflow-wrap: anywhere; }
-.legend span { background: #ffffff; border-radius: 3px; padding: 0 .25rem; margin-right: .35rem; }
-details { margin: 1rem 0; }
-summary { cursor: pointer; font-weight: 600; }
-pre { font-size: .82rem; overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; }
-@media (max-width: 600px) { main { padding: .8rem .6rem; } figure, section { padding: .6rem .5rem; } }
-@media print { body { background: none; font-size: 12px; } .keys div, section, figure { break-inside: avoid; }
-  .charts { grid-template-columns: 1fr 1fr; } }
-"""
+TEMPLATES = Environment(
+    loader=PackageLoader("whitenedcse.report"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    keep_trailing_newline=True,
+)
+TEMPLATES.globals["policy"] = POLICY
 
 
 def write(names: Sequence[str], out: Path | None, against: str | None) -> tuple[list[Grid], list[Path]]:
-    """The page of a run, or of a sweep with seeds.csv beside it; returns the tables and the files written.
+    """Writes the page of a run, or of a sweep with its seeds.csv; returns the tables and the files written.
 
-    names: a run, a directory of runs, or several of both, patterns too. out: its file, or a folder.
-    Raises FileNotFoundError or ValueError for what is none, and for a group `against` that does not exist.
+    names: a run, a directory of runs, or several of both; patterns are allowed. out: a file or a directory.
+    Raises FileNotFoundError or ValueError where `names` has no run, or where no group is called `against`.
     """
-    folders = history.paths(names)
+    folders = paths(names)
     file = out or (folders[0] if len(folders) == 1 else Path())
     file = file / "report.html" if file.is_dir() else file
-    if len(folders) == 1 and history.is_run(folders[0]):
+    if len(folders) == 1 and Run(folders[0]).trains:
         if against:
             raise ValueError(f"--against {against!r}: {folders[0]} is one run, with nothing to compare")
-        run = history.load(folders[0])
+        run = Run(folders[0]).checked()
         tables, page, files = run_grids(run), of_run(run), [file]
     else:
-        sweep = gathered(history.runs(folders))
+        sweep = gathered(runs(folders))
         tables, files = comparison(sweep, against), [file, file.with_name("seeds.csv")]
         titles = [Path(name).resolve().name for name in names]
         page = of_sweep(" ".join(titles[:3] + ["..."] * (len(titles) > 3)), sweep, tables)
@@ -91,59 +64,39 @@ def write(names: Sequence[str], out: Path | None, against: str | None) -> tuple[
     return tables, files
 
 
-def document(title: str, body: Iterable[str]) -> str:
-    """The whole file; `body` is HTML already."""
-    name = html.escape(title)
-    return "\n".join(
-        [
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f'<link rel="icon" href="data:,">\n<title>{name}</title>\n<style>{STYLE}</style>\n</head>',
-            f"<body>\n<main>\n<h1>{name}</h1>",
-            *body,
-            "</main>\n</body>\n</html>\n",
-        ]
-    )
-
-
 def of_run(run: Run) -> str:
-    """The page of one run, finished or not."""
+    """Returns the HTML page of one run, finished or not."""
     here = run.path.resolve()
     is_job = (here.parent / "multirun.yaml").exists()  # which Hydra leaves in a sweep's directory
-    return document(
-        f"{here.parent.name}/{here.name}" if is_job else here.name,
-        [
-            f'<p class="about">{html.escape(", ".join(about(run)))}</p>',
-            keys(run),
-            *map(table, run_grids(run)),
-            charts((c.name, c.title, svg, c.caption) for c, svg in curves.of_run(run)),
-            details("Settings (config.yaml)", text(run.path / "config.yaml")),
-            details("Environment (versions.json)", json.dumps(run.facts, indent=2, ensure_ascii=False)),
-            details("Command", f"python {run.facts.get('command', '')}"),
-        ],
+    return TEMPLATES.get_template("run.html").render(
+        title=f"{here.parent.name}/{here.name}" if is_job else here.name,
+        about=about(run),
+        keys=keys(run),
+        tables=run_grids(run),
+        charts=charts(run),
+        files={
+            "Settings (config.yaml)": (run.path / "config.yaml").read_text(encoding="utf-8"),
+            "Environment (versions.json)": json.dumps(run.facts, indent=2, ensure_ascii=False),
+            "Command": f"python {run.facts.get('command', '')}",
+        },
     )
 
 
 def of_sweep(title: str, sweep: Sweep, tables: Sequence[Grid]) -> str:
-    """The page of groups of runs; tables: its `comparison`."""
+    """Returns the HTML page of a sweep; tables: what `sweep.comparison` returns for it."""
     looks = [(*contrasts.look(i), group.label) for i, group in enumerate(sweep.groups)]
-    legend = "".join(
-        f'<li><span style="color:{colour}">{contrasts.MARKS[mark]}</span>{html.escape(label)}</li>'
-        for colour, mark, label in looks
+    return TEMPLATES.get_template("sweep.html").render(
+        title=title,
+        groups=[(colour, contrasts.MARKS[mark], label) for colour, mark, label in looks],
+        runs=len(sweep.runs),
+        finished=sum(run.scores is not None for run in sweep.runs),
+        tables=tables,
+        charts=contrasts.of_groups(sweep.groups),
     )
-    finished = sum(run.scores is not None for run in sweep.runs)
-    line = f"{len(sweep.groups)} groups, {len(sweep.runs)} runs, {finished} finished"
-    pictures = [
-        (str(i), name, svg, caption)
-        for i, (name, svg, caption) in enumerate(contrasts.of_groups(sweep.groups))
-    ]
-    body = [f'<p class="about">{line}; every run is a line of seeds.csv</p>', *map(table, tables)]
-    return document(title, [*body, f'<h2>Charts</h2>\n<ul class="legend">{legend}</ul>', charts(pictures)])
 
 
 def about(run: Run) -> list[str]:
-    """What a run is, in a few words each."""
+    """Returns short descriptions of a run: its name, seed, data, commit, hardware and state."""
     facts, data = run.facts, run.settings.get("data") or {}
     machine = facts.get("machine") or {}
     hardware = ", ".join(machine.get("gpus") or [f"{machine.get('cores', '?')} CPU cores"])
@@ -159,9 +112,9 @@ def about(run: Run) -> list[str]:
     return [*known, hardware, "finished" if run.scores else "NOT FINISHED"]
 
 
-def keys(run: Run) -> str:
-    """The numbers to look at first."""
-    summary, scores = dev(run), run.scores or {}
+def keys(run: Run) -> list[tuple[str, str, str]]:
+    """Returns the headline numbers of a run, each as its name, its value, and a remark."""
+    summary, scores = run.dev, run.scores or {}
     shown: list[tuple[str, str, str]] = []
     if summary:
         rise = f"{number(summary['before'])} → {number(summary['best'])}"
@@ -174,67 +127,141 @@ def keys(run: Run) -> str:
         if alone:
             value, name = max(alone)
             shown.append(("whitening alone, before training", number(value), described(name)))
-        if (rank := summary["values_best"].get("dev/effective_rank")) is not None:
+        if (rank := summary["values_best"].get(RANK)) is not None:
             shown.append(("effective rank", f"{rank:.1f}", "at the best checkpoint"))
     if scores.get("rows"):
         first = scores["rows"][0]
         shown.append(("test average x 100", number(scored(run, None).get("average")), first["name"]))
-    if (speed := median(run, RATE)) is not None:
+    if (speed := run.median(RATE)) is not None:
         shown.append(("sentences per second", f"{speed:,.0f}", "median of the run"))
-    cells = (
-        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}<small>{html.escape(more)}</small></dd></div>"
-        for name, value, more in shown
-    )
-    return f'<dl class="keys">{"".join(cells)}</dl>'
+    return shown
 
 
 def run_grids(run: Run) -> list[Grid]:
-    """The tables of a run: the dev set's, and the tests' where they were judged."""
-    summary = dev(run)
-    found = [dev_grid(summary)] if summary else []
-    return [*found, *(grids(run.scores, None) if run.scores and "rows" in run.scores else [])]
+    """Returns the tables of a run: the dev set's, and the test sets' where the run has test scores."""
+    found, summary, scores = [], run.dev, run.scores or {}
+    if summary:
+        grid = training_grid(summary)
+        found = [grid if summary["n"] else grid._replace(title="dev set so far, Spearman x 100")]
+    return [*found, *(grids(scores, None) if "rows" in scores else [])]
 
 
-def dev_grid(summary: Mapping[str, Any]) -> Grid:
-    """The dev set's table."""
-    grid = training_grid(summary)
-    return grid if summary["n"] else grid._replace(title="dev set so far, Spearman x 100")
+def charts(run: Run) -> dict[str, Drawing]:
+    """Returns the charts of a run by name; a chart is drawn only if every series that it needs was logged."""
+    return {
+        name: drawn(name, partial(draw, run=run))
+        for name, (needs, draw) in CHARTS.items()
+        if needs <= run.series.keys()
+    }
 
 
-def table(grid: Grid) -> str:
-    """A table as HTML."""
-
-    def line(cells: Sequence[str], tag: str) -> str:
-        sides = [' class="right"' if i in grid.right else "" for i in range(len(cells))]
-        pairs = zip(sides, cells, strict=True)
-        return f"<tr>{''.join(f'<{tag}{side}>{html.escape(cell)}</{tag}>' for side, cell in pairs)}</tr>"
-
-    notes = "".join(f"<li>{html.escape(note)}</li>" for note in grid.notes)
-    return (
-        f'<section><h2>{html.escape(grid.title)}</h2><div class="wide"><table>\n'
-        f"<thead>{line(grid.columns, 'th')}</thead>\n<tbody>\n"
-        + "\n".join(line(row, "td") for row in grid.rows)
-        + "\n</tbody></table></div>"
-        + (f'<ul class="notes">{notes}</ul>' if notes else "")
-        + "</section>"
-    )
+def line(ax: Axes, run: Run, name: str, colour: str, label: str, style: str = "-") -> None:
+    """Plots a logged series over the optimiser steps, with markers if it is short."""
+    steps, values = run.series[name]
+    dots = "o" if len(steps) <= 20 else ""
+    ax.plot(steps, values, style, marker=dots, color=colour, label=label, linewidth=1.4, markersize=3)
 
 
-def charts(pictures: Iterable[tuple[str, str, str, str]]) -> str:
-    """Name, title, SVG and caption of each, side by side where there is room."""
-    figures = [
-        f'<figure id="chart-{name}"><h2>{html.escape(title)}</h2><div class="paper">{svg}</div>'
-        f"<figcaption>{html.escape(caption)}</figcaption></figure>"
-        for name, title, svg, caption in pictures
-    ]
-    return "\n".join(['<div class="charts">', *figures, "</div>"]) if figures else ""
+def legend(ax: Axes, columns: int) -> None:
+    """Places the legend above the plot, where it covers no data."""
+    tight = {"handlelength": 1.4, "handletextpad": 0.4, "columnspacing": 1.1, "borderaxespad": 0.2}
+    ax.legend(loc="lower left", bbox_to_anchor=(-0.06, 1.0), ncols=columns, fontsize=9, **tight)
 
 
-def details(title: str, content: str) -> str:
-    """What is folded away."""
-    return f"<details><summary>{html.escape(title)}</summary><pre>{html.escape(content)}</pre></details>"
+def loss(ax: Axes, run: Run) -> None:
+    """Plots the loss and its terms; the learning rate has the right axis."""
+    line(ax, run, "train/loss", BLUE, "loss")
+    for name, colour in (("contrastive", GREEN), ("mlm", COLOURS[3])):
+        if f"train/{name}" in run.series:
+            line(ax, run, f"train/{name}", colour, name, "--")
+    ax.set(xlabel=STEP, ylabel="loss")
+    if "train/lr" in run.series:
+        right = ax.twinx()
+        line(right, run, "train/lr", "0.55", "rate", ":")
+        right.spines["right"].set_visible(True)
+        right.set_ylim(bottom=0)
+        right.set_ylabel("learning rate", color="0.4")
+        right.tick_params(colors="0.4")
+        right.yaxis.offsetText.set_color("0.4")
 
 
-def text(file: Path) -> str:
-    """A file of the run."""
-    return file.read_text(encoding="utf-8")
+def quality(ax: Axes, run: Run) -> None:
+    """Plots the dev score and the whitening-only baselines, each with its best k at every evaluation."""
+    line(ax, run, DEV, BLUE, "as it is")
+    for fitted, colour, label in (("corpus", RED, "training"), ("dev", GREEN, "dev")):
+        found = [s for name, s in run.series.items() if name.startswith(f"dev/whitened_on_{fitted}_k")]
+        steps = sorted({step for s in found for step in s.steps.tolist()})
+        best = [max(v for s in found for v in s.values[s.steps == step]) for step in steps]
+        if found:
+            ax.plot(steps, best, "--", marker=".", color=colour, linewidth=1.2, label=f"whitened ({label})")
+    summary = run.dev or {}
+    if summary.get("best") is not None:
+        ax.plot(summary["best_step"], summary["best"], "o", color=BLUE, markersize=8, fillstyle="none")
+    ax.set(xlabel=STEP, ylabel=plots.LABEL)
+    legend(ax, 3)
+
+
+def shape(ax: Axes, run: Run) -> None:
+    """Plots alignment against uniformity, one point per evaluation, as Figure 3 of WhitenedCSE does."""
+    steps = np.intersect1d(run.series["dev/alignment"].steps, run.series["dev/uniformity"].steps)
+    names = ("dev/uniformity", "dev/alignment")
+    x, y = np.array([[run.at(name, step) for step in steps.tolist()] for name in names])
+    ax.plot(x, y, "-", color="0.75", linewidth=1, zorder=1)
+    points = ax.scatter(x, y, c=steps, cmap="viridis", s=26, zorder=2)
+    if len(steps) > 1:
+        ticks = MaxNLocator(5, steps=[1, 2, 5, 10])
+        ax.figure.colorbar(points, ax=ax, label="step", fraction=0.05, ticks=ticks)
+    named = {int(steps[0]): "first", (run.dev or {}).get("best_step"): "best"}  # the last is often beside it
+    for i, step in enumerate(steps.tolist()):
+        if step in named:
+            label, left = f"{named[step]}, step {step}", x[i] < (x.min() + x.max()) / 2
+            beside: Any = {"xytext": (7 if left else -7, 0), "textcoords": "offset points", "va": "center"}
+            ax.annotate(label, (x[i], y[i]), ha="left" if left else "right", fontsize=9, **beside)
+    ax.margins(0.2)
+    ax.set(xlabel="uniformity (lower is better)", ylabel="alignment (lower is better)")
+
+
+def spectrum(ax: Axes, run: Run) -> None:
+    """Plots the variance explained by the first k principal axes at the first, best and last evaluation."""
+    top = "dev/variance_top"
+    tops = sorted(int(name.removeprefix(top)) for name in run.series if name.startswith(top))
+    steps = run.series[f"{top}1"].steps
+    chosen = {int(steps[0]): ("0.5", "--"), int(steps[-1]): (RED, ":")}
+    best: int = (run.dev or {}).get("best_step", -1)
+    chosen |= {best: (BLUE, "-")} if best in steps else {}
+    for step, (colour, style) in sorted(chosen.items()):
+        points = [(k, share) for k in tops if (share := run.at(f"{top}{k}", step)) is not None]
+        label = f"step {step}" + (" (best)" if step == best else "")
+        ax.plot(*zip(*points, strict=True), style, marker=".", color=colour, label=label)
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_locator(FixedLocator(tops))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xticklabels([str(k) for k in tops])
+    ax.set(xlabel="first k principal axes", ylabel="share of variance", ylim=(0, 1.02))
+    legend(ax, 3)
+
+
+def diversity(ax: Axes, run: Run) -> None:
+    """Plots the distance between two views of a sentence, as Figure 1d of WhitenedCSE does."""
+    line(ax, run, "train/diversity_before", "0.5", "before whitening", "--")
+    line(ax, run, "train/diversity_after", BLUE, "after whitening")
+    ax.set(xlabel=STEP, ylabel="distance of two views", ylim=(0, None))
+    legend(ax, 2)
+
+
+def amount(ax: Axes, run: Run, name: str, what: str) -> None:
+    """Plots a non-negative series on an axis that starts at zero."""
+    line(ax, run, name, BLUE, what)
+    ax.set(xlabel=STEP, ylabel=what, ylim=(0, None))
+
+
+# for each chart, the columns of metrics.csv that it needs and the function that draws it
+CHARTS: dict[str, tuple[set[str], Callable[..., None]]] = {
+    "dev": ({DEV}, quality),
+    "loss": ({"train/loss"}, loss),
+    "shape": ({"dev/alignment", "dev/uniformity"}, shape),
+    "spectrum": ({"dev/variance_top1"}, spectrum),
+    "rank": ({RANK}, partial(amount, name=RANK, what="effective rank")),
+    "diversity": ({"train/diversity_before", "train/diversity_after"}, diversity),
+    "throughput": ({RATE}, partial(amount, name=RATE, what="sentences per second")),
+}

@@ -1,6 +1,7 @@
 """Pictures of the layer and dimension studies, each as PNG and SVG with the same bytes for the same numbers.
 
-`records` and `scores` are those of `evaluation.layers`. `inline` is for those of a page, in `curves`.
+The papers' figures come from one encode: every two layers, every set of layers, every number of components.
+`records` and `scores` are those of `evaluation.layers`. `drawn` makes the charts of the HTML page.
 """
 
 from __future__ import annotations
@@ -9,17 +10,23 @@ import csv
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
+
+from whitenedcse.evaluation import layers
+from whitenedcse.evaluation.sts import MEANS
+from whitenedcse.evaluation.suite import Plan, System
 
 STYLE: Any = {
     "svg.hashsalt": "whitenedcse",  # names of elements are random otherwise
@@ -33,6 +40,19 @@ STYLE: Any = {
 ANNOTATED = 13  # layers; beyond, numbers in cells are too small to read
 BEST = "#c23b22"
 LABEL = "Spearman x 100"
+STEP = "optimiser steps"
+
+# of a page: Okabe and Ito's colours, which a colour-blind eye tells apart; yellow is too pale on white
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+INLINE: Any = STYLE | {"font.size": 10.5, "text.parse_math": False, "legend.frameon": False}
+SIZE = (4.6, 3.1)  # inches; a phone shows it at about this size
+
+
+class Drawing(NamedTuple):
+    """A chart of the HTML page: the viewBox of its svg element, and the elements inside."""
+
+    box: str
+    content: Markup
 
 
 def heat_map(records: Sequence[Mapping[str, Any]], mean: str, path: Path) -> tuple[Path, Path]:
@@ -135,20 +155,25 @@ def _saved(figure: Figure, path: Path) -> tuple[Path, Path]:
     return png, svg
 
 
-def inline(figure: Figure, name: str, about: str) -> str:
-    """A figure as an element of an HTML page: as wide as its place, ids that begin with `name`, no metadata.
+def drawn(name: str, draw: Callable[[Axes], None], height: float = SIZE[1]) -> Drawing:
+    """Returns a chart that `draw` draws, as SVG for the HTML page; every id in it begins with `name`."""
+    with rc_context(INLINE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # letters that the browser's fonts have
+        figure = Figure(figsize=(SIZE[0], height), layout="constrained")
+        draw(figure.subplots())
+        return inline(figure, name)
 
-    name, about: of letters that HTML takes as they are.
-    """
+
+def inline(figure: Figure, name: str) -> Drawing:
+    """Returns a figure as SVG for the HTML page, without metadata; every id in it begins with `name`."""
     stream = io.StringIO()
     figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    svg = stream.getvalue()
-    svg = svg[svg.index("<svg") :]  # after the XML prolog
-    box = re.search(r'viewBox="[^"]*"', svg)
-    assert box, "matplotlib writes a viewBox"
-    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)  # it would hold for the whole page
-    svg = re.sub(r'(\bid="|\bhref="#|url\(#)', rf"\g<1>{name}-", svg)
-    return re.sub(r"<svg[^>]*>", f'<svg {box.group()} role="img" aria-label="{about}">', svg, count=1)
+    svg = re.search(r'<svg[^>]*viewBox="([^"]*)"[^>]*>(.*)</svg>', stream.getvalue(), flags=re.DOTALL)
+    assert svg, "matplotlib writes a viewBox"
+    content = re.sub(r"<style.*?</style>", "", svg[2], flags=re.DOTALL)  # it would hold for the whole page
+    ids = re.compile(r'(\bid="|\bhref="#|url\(#)')
+    content = re.sub(r"<[^>]*>", lambda tag: ids.sub(rf"\g<1>{name}-", tag[0]), content)  # not in texts
+    return Drawing(svg[1], Markup(content))  # matplotlib has escaped the texts in it
 
 
 def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
@@ -163,3 +188,62 @@ def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
                 {k: "+".join(map(str, v)) if isinstance(v, list) else v for k, v in record.items()}
             )
     return path
+
+
+def draw(run: Path, planes: NDArray[Any], system: System, plan: Plan, mean: str) -> list[str]:
+    """Write layers, subsets and components, each as .csv, .png and .svg; returns a line on the best of each.
+
+    planes: (l, n, d), every layer. system: whose vectors are whitened and cut to each k. mean: one of MEANS.
+    """
+    if not plan.pairs:
+        raise ValueError("figures are of STS tasks, and there is none among these")
+    return [
+        _layers(run, planes, plan, mean),
+        _subsets(run, planes, plan, mean),
+        _components(run, system, plan, mean),
+    ]
+
+
+def _layers(run: Path, planes: NDArray[Any], plan: Plan, mean: str) -> str:
+    """WhiteningBERT, Figure 1."""
+    records = layers.pairs(planes, plan.pairs)
+    write_csv(run / "layers.csv", records)
+    heat_map(records, mean, run / "layers")
+    averages = [r for r in records if r["task"] == "average" and r[mean] is not None]
+    best = max(averages, key=lambda r: r[mean])
+    how = "whitened" if best["whitening"] else "as they are"
+    pair = " and ".join(map(str, dict.fromkeys(best["layers"])))
+    return f"layers.png: best of every two layers: {pair}, {how}: {best[mean]:.2f}"
+
+
+def _subsets(run: Path, planes: NDArray[Any], plan: Plan, mean: str) -> str:
+    """WhiteningBERT, Figure 2."""
+    sets = layers.subsets(planes, plan.pairs)
+    write_csv(run / "subsets.csv", sets.records)
+    best = layers.best_of_each_size(sets.records, mean)
+    subset_curve(best, mean, run / "subsets")
+    top = max(best, key=lambda r: r[mean])
+    many = "" if sets.complete else f" (sets of up to {sets.largest} layers)"
+    return f"subsets.png: the best set of layers is {top['layers']}{many}: {top[mean]:.2f}"
+
+
+def _components(run: Path, system: System, plan: Plan, mean: str) -> str:
+    """BERT-whitening, Figure 1."""
+    every = np.arange(len(system.x))
+    scores = layers.all_k(lambda task: system.vectors(plan, task)(every), plan.pairs)
+    d = system.x.shape[1]
+    write_csv(run / "components.csv", layers.records(scores, [{"k": k} for k in range(1, d + 1)]))
+    component_curves(scores, MEANS.index(mean), run / "components")
+    average = scores["average"][MEANS.index(mean)]
+    k = int(np.nanargmax(average)) + 1
+    return f"components.png: whitened on {system.on}, the best k is {k} of {d}: {average[k - 1]:.2f}"
+
+
+def best(path: Path, mean: str, layers: str | None = None) -> float | None:
+    """Of a CSV written here, the best average over the tasks, or that of these layers; None without one."""
+    if not path.is_file():
+        return None
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["task"] == "average" and row[mean]]
+    values = [float(row[mean]) for row in rows if layers in (None, row["layers"])]
+    return max(values, default=None)

@@ -16,12 +16,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from whitenedcse.evaluation.correlation import MEANS
-from whitenedcse.report.figures import best
-from whitenedcse.report.formats import Grid
-from whitenedcse.report.history import facts, run_of
+from whitenedcse.app.run import Run
+from whitenedcse.app.terminal import Grid
+from whitenedcse.evaluation.sts import MEANS
+from whitenedcse.report.plots import best
 from whitenedcse.report.tables import number
 
 STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
@@ -30,12 +30,12 @@ PAPER = (None, "simcse", "multi_positive", "multi_positive_4", "sgw", "whitenedc
 TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
 
 
-class Run(NamedTuple):
+class Evaluation(NamedTuple):
     """What evaluate.py left in a directory, and the settings its model was trained with, if any are found."""
 
     path: Path
     scores: dict[str, Any]
-    config: DictConfig | None
+    config: dict[str, Any] | None
 
 
 class Scored(NamedTuple):
@@ -66,20 +66,23 @@ def report(key: str, runs: Iterable[str | Path] = (), aliases: Mapping[str, str]
     if key not in every:
         near = difflib.get_close_matches(key, every, n=3, cutoff=0.0)
         raise ValueError(f"no published table {key!r}; the nearest are {', '.join(near)}")
-    table, judged, aliases = every[key], found(runs), aliases or {}
-    refuse_unused(aliases, table["rows"], judged)
+    table, evaluations, aliases = every[key], found(runs), aliases or {}
+    refuse_unused(aliases, table["rows"], evaluations)
     rows: list[tuple[str, ...]] = []
     notes: list[str] = []
     missing: dict[str, list[str]] = {}
     for row in table["rows"]:
-        models = measured(row, judged, table["aggregation"], aliases)
+        models = measured(row, evaluations, table["aggregation"], aliases)
         rows += block(row, table["columns"], models)
         if models:
             notes.append(account(row["label"], table["columns"], models))
         elif row["command"]:
             missing.setdefault(row["command"], []).append(row["label"])
     notes += [f"to make {'; '.join(labels)}: {command}" for command, labels in missing.items()]
-    notes, columns = [*heading(table), *notes, *unread(table["rows"], judged)], ("row", "", *table["columns"])
+    notes, columns = (
+        [*heading(table), *notes, *unread(table["rows"], evaluations)],
+        ("row", "", *table["columns"]),
+    )
     return Grid(f"{key}: {table['title']}", columns, rows, notes, range(2, len(columns)))
 
 
@@ -91,13 +94,13 @@ def heading(table: Mapping[str, Any]) -> list[str]:
     return [f"{table['source']}. {table['metric']}{how}.", *table["notes"]]
 
 
-def found(paths: Iterable[str | Path]) -> list[Run]:
+def found(paths: Iterable[str | Path]) -> list[Evaluation]:
     """The runs in directories or below them, oldest first.
 
     Raises FileNotFoundError or ValueError, naming the path, where there is none or it has no scores of tests;
     below a directory, what train.py left is passed over.
     """
-    runs: dict[Path, Run] = {}
+    runs: dict[Path, Evaluation] = {}
     for path in map(Path, paths):
         alone = (path / "scores.json").is_file()
         files = [path / "scores.json"] if alone else sorted(path.rglob("scores.json"))
@@ -112,27 +115,24 @@ def found(paths: Iterable[str | Path]) -> list[Run]:
     return sorted(runs.values(), key=lambda run: (run.path / "scores.json").stat().st_mtime)
 
 
-def read(file: Path) -> Run:
+def read(file: Path) -> Evaluation:
     """A scores.json and the settings behind it."""
-    scores = facts(file) or {}
-    return Run(file.parent, scores, training(scores.get("model", ""), file.parent))
+    scores = Run(file.parent).scores or {}
+    return Evaluation(file.parent, scores, training(scores.get("model", ""), file.parent))
 
 
-def training(model: str, run: Path) -> DictConfig | None:
-    """config.yaml of the train run that a model is, or is in; its path may start anywhere above `run`."""
-    for base in (Path(), *run.resolve().parents) if model else ():
-        if folder := run_of(base / model):
-            config = OmegaConf.load(folder / "config.yaml")
-            return config if isinstance(config, DictConfig) else None
-    return None
+def training(model: str, path: Path) -> dict[str, Any] | None:
+    """Settings of the train run that a model is, or is in; its path may start anywhere above `path`."""
+    bases = (Path(), *path.resolve().parents) if model else ()
+    return next((run.settings for base in bases if (run := Run.of(base / model))), None)
 
 
 def measured(
-    row: Mapping[str, Any], runs: Iterable[Run], aggregation: str | None, aliases: Mapping[str, str]
+    row: Mapping[str, Any], runs: Iterable[Evaluation], aggregation: str | None, aliases: Mapping[str, str]
 ) -> list[Scored]:
     """What each model that stands for a row scored; a later run of a model corrects and completes a former.
 
-    A model is its path and its seed, so that judging one twice does not count it twice.
+    A model is its path and its seed, so that evaluating one twice does not count it twice.
     """
     models: dict[tuple[str, int | None], Scored] = {}
     for run in runs:
@@ -144,12 +144,16 @@ def measured(
     return list(models.values())
 
 
-def standing(match: Mapping[str, Any], run: Run, aliases: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def standing(
+    match: Mapping[str, Any], run: Evaluation, aliases: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
     """The rows of scores.json that stand for a published one."""
     settings, config = match.get("config", {}).items(), run.config
-    same = config is not None and all(OmegaConf.select(config, k) == value for k, value in settings)
-    judged = run.scores["protocol"] == match["protocol"] and run.scores.get("system") in PAPER
-    right = judged and called(wanted(match), run, aliases)
+    same = config is not None and all(
+        OmegaConf.select(OmegaConf.create(config), k) == value for k, value in settings
+    )
+    same_way = run.scores["protocol"] == match["protocol"] and run.scores.get("system") in PAPER
+    right = same_way and called(wanted(match), run, aliases)
     if right and "figure" in match:
         file, layers = run.path / match["figure"], match.get("layers")
         yield {"sts": {"tasks": {"Avg": {mean: best(file, mean, layers) for mean in MEANS}}}}
@@ -164,7 +168,7 @@ def wanted(match: Mapping[str, Any]) -> list[str]:
     return [match["model"]] if "model" in match else match["experiment"]
 
 
-def called(names: Iterable[str], run: Run, aliases: Mapping[str, str]) -> bool:
+def called(names: Iterable[str], run: Evaluation, aliases: Mapping[str, str]) -> bool:
     """Whether a run is of an experiment or, if of none, an encoder of these names, by itself or by an alias.
 
     An encoder is called by the last part of its path or hub id.
@@ -173,12 +177,14 @@ def called(names: Iterable[str], run: Run, aliases: Mapping[str, str]) -> bool:
     return any(own == name or (name in aliases and answers(aliases[name], run)) for name in names)
 
 
-def answers(alias: str, run: Run) -> bool:
+def answers(alias: str, run: Evaluation) -> bool:
     """Whether an alias is this run's directory or its model."""
     return Path(alias).resolve() in (run.path.resolve(), Path(run.scores["model"]).resolve())
 
 
-def refuse_unused(aliases: Mapping[str, str], rows: Iterable[Mapping[str, Any]], runs: Iterable[Run]) -> None:
+def refuse_unused(
+    aliases: Mapping[str, str], rows: Iterable[Mapping[str, Any]], runs: Iterable[Evaluation]
+) -> None:
     """Raise ValueError for an alias of what no row asks for, or to what none of the runs is."""
     asked = sorted({name for row in rows if row["match"] for name in wanted(row["match"])})
     for name, alias in aliases.items():
@@ -239,7 +245,7 @@ def account(label: str, columns: list[str], models: list[Scored]) -> str:
     return f"ours, {label}: mean of n = {len(models)} (sd: {sd or '-'}): {source}"
 
 
-def unread(rows: Iterable[Mapping[str, Any]], runs: Iterable[Run]) -> list[str]:
+def unread(rows: Iterable[Mapping[str, Any]], runs: Iterable[Evaluation]) -> list[str]:
     """The runs that stand for no row only because the settings of their model are not found."""
     matches = [row["match"] for row in rows if row["match"] and "config" in row["match"]]
     asked = {name for match in matches for name in wanted(match)}

@@ -1,39 +1,175 @@
-"""A sweep as tables: mean and spread over seeds, and how each group differs from one of them, seed by seed.
+"""Runs that differ in their seed alone as groups: how they are found, what each is called, what it scored.
 
-t test of paired differences; Holm, Scand. J. Statist. 6 (1979) 65-70, over the groups tested.
+A label says only what sets a group apart: the system, then settings, those named on a command line first.
 """
 
 from __future__ import annotations
 
 import csv
+import glob
+import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy import stats
-
-from whitenedcse.durable import writing
-from whitenedcse.evaluation.statistics import over_seeds
+from whitenedcse.app.durable import writing
+from whitenedcse.app.run import Run, flat
 from whitenedcse.evaluation.suite import by_task
-from whitenedcse.report.formats import Grid
-from whitenedcse.report.groups import Group, Sweep, seed, value
-from whitenedcse.report.history import Run, median
+
+FREE = ("seed", "run", "checkpoint_every")
+
+
+class Group(NamedTuple):
+    """Finished runs by seed, one a seed."""
+
+    label: str
+    runs: dict[int, Run]
+
+
+class Sweep(NamedTuple):
+    """Groups in the order of their first runs, all runs, the settings that differ, and what was left out."""
+
+    groups: list[Group]
+    runs: list[Run]
+    differing: list[str]
+    notes: list[str]
+
+
+def gathered(runs: Sequence[Run]) -> Sweep:
+    """Runs as groups. Unfinished runs, and a seed that a group has already, are named and not counted."""
+    together: dict[Any, list[Run]] = {}
+    for run in runs:
+        together.setdefault(identity(run), []).append(run)
+    differing, names = settings(runs), labels([group[0] for group in together.values()])
+    groups, notes = [], []
+    for label, group in zip(names, together.values(), strict=True):
+        finished = sorted((run for run in group if run.scores), key=seed)  # stable: the first of a seed
+        by_seed = {number: list(same) for number, same in groupby(finished, key=seed)}
+        notes += [f"not finished, not counted: {run.path} ({label})" for run in group if not run.scores]
+        notes += [
+            f"seed {number} of {label} again, not counted: {run.path}"
+            for number, same in by_seed.items()
+            for run in same[1:]
+        ]
+        if by_seed:
+            groups.append(Group(label, {number: same[0] for number, same in by_seed.items()}))
+    return Sweep(groups, list(runs), differing, notes)
+
+
+def seed(run: Run) -> int:
+    """The seed of a run."""
+    number: int = run.settings.get("seed", 0)
+    return number
+
+
+def base(run: Run) -> str:
+    """The system, or the experiment, that a run was named after."""
+    return run.facts.get("system") or run.facts.get("experiment") or "default settings"
+
+
+def counts(name: str) -> bool:
+    """Whether a setting tells groups apart."""
+    return name not in FREE and not name.endswith(".seed") and not name.startswith("logger")
+
+
+def identity(run: Run) -> Any:
+    """What runs of a group share."""
+    kept = {name: value for name, value in flat(run.settings).items() if counts(name)}
+    return run.facts.get("system"), json.dumps(kept, sort_keys=True, default=str)
+
+
+def settings(runs: Sequence[Run]) -> list[str]:
+    """The settings that differ, those of a command line first, and which class is built last."""
+    asked = [word.split("=")[0].lstrip("+") for run in runs for word in run.facts.get("command", "").split()]
+    every = dict.fromkeys(name for run in runs for name in flat(run.settings))
+    known = dict.fromkeys(n for name in [*asked, *every] for n in within(name) if counts(n) and n in every)
+    differing = [name for name in known if len({value(run, name) for run in runs}) > 1]
+    return sorted(differing, key=lambda name: name.endswith("_target_"))
+
+
+def within(name: str) -> list[str]:
+    """A setting's own name after those that it is below."""
+    parts = name.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts) + 1)]
+
+
+def value(run: Run, name: str) -> str:
+    """A setting as text: of a mapping what it makes; nothing where there is no such setting."""
+    node: Any = run.settings
+    for part in name.split("."):
+        if not isinstance(node, Mapping) or part not in node:
+            return ""
+        node = node[part]
+    if isinstance(node, Mapping):
+        node = node.get("kind") or node.get("_target_", "...").rpartition(".")[-1]
+    return node if isinstance(node, str) else json.dumps(node, default=str)
+
+
+def labels(firsts: Sequence[Run]) -> list[str]:
+    """What each group is called; of each, one run."""
+    values: dict[str, list[str]] = {"": [base(run) for run in firsts]}
+    for name in settings(firsts):
+        more = values | {name: [value(run, name) for run in firsts]}
+        if len(set(zip(*more.values(), strict=True))) > len(set(zip(*values.values(), strict=True))):
+            values = more
+    return [label(values, i) for i in range(len(firsts))]
+
+
+def label(values: Mapping[str, Sequence[str]], i: int) -> str:
+    """The values of group i, less those, the last ones first, without which it is still no other group."""
+    known = list(values)
+    for name in known[:0:-1]:
+        fewer = [other for other in known if other != name]
+        same = [all(values[k][j] == values[k][i] for k in fewer) for j in range(len(values[""]))]
+        known = fewer if sum(same) == 1 else known
+    parts = [f"{name}={values[name][i]}" if values[name][i] else f"no {name}" for name in known[1:]]
+    shared = len(set(values[""])) == 1
+    return ", ".join(parts) if parts and shared else " ".join([values[""][i], *parts])
+
+
+def paths(names: Iterable[str]) -> list[Path]:
+    """Directories, and those that patterns (outputs/sgw-*) stand for, in the order of their numbers.
+
+    Raises FileNotFoundError for a name that stands for nothing.
+    """
+    found: dict[Path, Path] = {}
+    for name in names:
+        here = [path for path in map(Path, glob.glob(name) if glob.has_magic(name) else [name])]
+        if not any(path.is_dir() for path in here):
+            raise FileNotFoundError(f"{name} is no directory, and no published table (--list names them)")
+        found |= {path.resolve(): path for path in here if path.is_dir()}
+    return [found[path] for path in sorted(found, key=natural)]
+
+
+def natural(path: Path) -> list[tuple[int, str]]:
+    """What sorts 10 behind 9."""
+    return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"(\d+)", str(path))]
+
+
+def below(folder: Path) -> Iterator[Path]:
+    """The runs of train.py in a directory: itself, or those below; what a run holds is not looked into."""
+    if (run := Run(folder)).began:
+        yield from [folder] if run.trains else []
+        return
+    for child in sorted((path for path in folder.iterdir() if path.is_dir()), key=natural):
+        yield from below(child)
+
+
+def runs(folders: Sequence[Path]) -> list[Run]:
+    """The runs in or below directories, each once. Raises ValueError where there is none."""
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        inside = list(below(folder))
+        if not inside:
+            raise ValueError(f"no run of train.py in {folder}, which would hold config.yaml and metrics.csv")
+        found |= {path.resolve(): path for path in inside}
+    return [Run(found[path]).checked() for path in sorted(found, key=natural)]
+
 
 RATE = "train/sentences_per_second"
-ALPHA = 0.05
-
-
-class Difference(NamedTuple):
-    """Mean difference over n seeds, its 95 % t interval, and the two-sided p; None where nothing varies."""
-
-    difference: float
-    low: float
-    high: float
-    p: float | None
-    n: int
 
 
 Measure = Callable[[Run], float | None]
@@ -56,16 +192,16 @@ def average_of(row: str | None) -> Measure:
 
 def rate(run: Run) -> float | None:
     """Sentences per second, the median of the run."""
-    return median(run, RATE)
+    return run.median(RATE)
 
 
 def rows(run: Run) -> list[str]:
-    """The names of the rows that tests were judged in."""
+    """The names of the rows of tests."""
     return [row["name"] for row in (run.scores or {}).get("rows", [])]
 
 
 def scored(run: Run, name: str | None) -> dict[str, float]:
-    """By task, and as "average", the score of a row; nothing where it was not judged."""
+    """By task, and as "average", the score of a row; nothing without tests."""
     scores = run.scores or {}
     for row in scores.get("rows", []):
         if name in (None, row["name"]):
@@ -87,136 +223,6 @@ def values(group: Group, measure: Measure) -> dict[int, float]:
     """A measure by seed, where it is defined."""
     found = {number: measure(run) for number, run in group.runs.items()}
     return {number: value for number, value in found.items() if value is not None}
-
-
-def paired_by_seed(one: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
-    """One less the other, over the seeds that both have; None for fewer than two."""
-    common = sorted(one.keys() & other.keys())
-    if len(common) < 2:
-        return None
-    a, b = (np.array([scores[number] for number in common]) for scores in (one, other))
-    difference, n = a - b, len(common)
-    half = half_width(difference)
-    mean, constant = float(difference.mean()), np.ptp(difference) < 1e-9
-    return Difference(
-        mean, mean - half, mean + half, None if constant else float(stats.ttest_rel(a, b).pvalue), n
-    )
-
-
-def half_width(sample: NDArray[np.float64]) -> float:
-    """Of the 95 % t interval of the mean of n >= 2 values: (n,) -> what lies on either side."""
-    n = len(sample)
-    return float(stats.t.ppf(1 - ALPHA / 2, n - 1) * sample.std(ddof=1) / np.sqrt(n))
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """Each p corrected for how many there are, in the given order."""
-    order = np.argsort(p, kind="stable")
-    scaled = np.asarray(p)[order] * np.arange(len(p), 0, -1)
-    corrected = np.empty(len(p))
-    corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1)
-    return corrected.tolist()
-
-
-def reference(sweep: Sweep, against: str | None) -> Group:
-    """The group that the others are compared with. Raises ValueError for a label that no group has."""
-    if not sweep.groups:
-        raise ValueError(
-            f"none of {len(sweep.runs)} runs is finished: {sweep.runs[0].path} has no scores.json"
-        )
-    for group in sweep.groups:
-        if against in (None, group.label):
-            return group
-    raise ValueError(
-        f"--against {against!r} is no group; they are {', '.join(repr(g.label) for g in sweep.groups)}"
-    )
-
-
-def spread(found: Mapping[int, float], digits: int = 2) -> str:
-    """Mean and standard deviation as text, a dash of nothing."""
-    if not found:
-        return "-"
-    over = over_seeds(list(found.values()))
-    return f"{over.mean:z.{digits}f}" + ("" if over.sd is None else f" ± {over.sd:.{digits}f}")
-
-
-def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
-    """How groups differ, what their spaces are like, and where tests were judged their means by task."""
-    first = reference(sweep, against)
-    every = [run for group in sweep.groups for run in group.runs.values()]
-    tasks = dict.fromkeys(task for run in every for task in scored(run, None))
-    after = dict.fromkeys(name for run in every for name in rows(run)[1:])
-    scores = {"test average": average_of(None)} if tasks else {}
-    scores |= {name: average_of(name) for name in after} | {"dev best": dev_best}
-    what, measure = judged_by(sweep.groups)
-    tested, notes = differences(sweep.groups, first, what, measure)
-    lines = [
-        [*line, *tested[group.label]]
-        for line, group in zip(means(sweep.groups, scores), sweep.groups, strict=True)
-    ]
-    columns = ["", "seeds", *scores, "difference", "95 % interval", "p (Holm)"]
-    notes += ["± standard deviation over seeds", *sweep.notes]
-    main = Grid("groups of runs, scores x 100", columns, lines, notes, range(1, len(columns)))
-    return [main, shape(sweep.groups), *([by_tasks(sweep.groups, list(tasks))] if tasks else [])]
-
-
-def means(groups: Sequence[Group], measures: Mapping[str, Measure], digits: int = 2) -> list[list[str]]:
-    """A line a group: label, seeds, and mean and spread of each measure."""
-    return [
-        [group.label, str(len(group.runs)), *(spread(values(group, m), digits) for m in measures.values())]
-        for group in groups
-    ]
-
-
-def shape(groups: Sequence[Group]) -> Grid:
-    """The embedding spaces at the best checkpoints, and how fast groups trained; what was logged of it."""
-    names = ("alignment", "uniformity", "effective rank")
-    measures = {name: at_best(f"dev/{name.replace(' ', '_')}") for name in names}
-    measures = {name: m for name, m in measures.items() if any(values(group, m) for group in groups)}
-    lines, columns = means(groups, measures, 3), ["", "seeds", *measures]
-    fast = [list(values(group, rate).values()) for group in groups]
-    if any(fast):
-        lines = [[*line, f"{np.median(f):,.0f}" if f else "-"] for line, f in zip(lines, fast, strict=True)]
-        columns.append("sentences/s (median)")
-    return Grid("dev embeddings at the best checkpoint", columns, lines, right=range(1, len(columns)))
-
-
-def differences(
-    groups: Sequence[Group], first: Group, what: str, measure: Measure
-) -> tuple[dict[str, list[str]], list[str]]:
-    """By group, the cells of its difference from the first one; and what to say of them."""
-    scores = {group.label: values(group, measure) for group in groups}
-    others = [label for label in scores if label != first.label]
-    found = {label: paired_by_seed(scores[label], scores[first.label]) for label in others}
-    tested = {label: test.p for label, test in found.items() if test and test.p is not None}
-    p = dict(zip(tested, holm(list(tested.values())), strict=True))
-    cells = {first.label: ["", "", ""]}
-    notes = []
-    if others:
-        holms = f", p corrected for {len(p)} by Holm's method" if p else ""
-        notes.append(
-            f"difference of the {what} from {first.label!r}, paired by seed; t interval and test{holms}"
-        )
-    for label in others:
-        test, missing = found[label], sorted(scores[label].keys() ^ scores[first.label].keys())
-        if missing:
-            notes.append(f"{label}: seeds {', '.join(map(str, missing))} have no partner and are not paired")
-        if test is None:
-            cells[label] = ["-", "-", "-"]
-            continue
-        interval = f"{test.low:+z.2f} .. {test.high:+z.2f}"
-        cells[label] = [f"{test.difference:+z.2f}", interval, f"{p[label]:.2g}" if label in p else "-"]
-    return cells, notes
-
-
-def by_tasks(groups: Sequence[Group], tasks: Sequence[str]) -> Grid:
-    """A row a group, a column a task: means of the first row."""
-
-    def score(task: str) -> Measure:
-        return lambda run: scored(run, None).get(task)
-
-    lines = [[name, *cells] for name, _, *cells in means(groups, {task: score(task) for task in tasks})]
-    return Grid("tests by task, x 100", ["", *tasks], lines, right=range(1, len(tasks) + 1))
 
 
 def write_csv(sweep: Sweep, path: Path) -> None:

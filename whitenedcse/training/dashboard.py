@@ -1,4 +1,7 @@
-"""Weights & Biases: one run a job, offline without an account. report/workspace.py is the view of it."""
+"""Weights & Biases: one run a job, offline without an account; and the saved view of a project, in code.
+
+The vendor's package for views is wandb-workspaces. The series come from training/monitor.py and loggers.py.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from urllib.parse import ParseResult, urlparse
 
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
-from omegaconf import OmegaConf
 
-from whitenedcse.durable import read_json
+from whitenedcse.app.durable import read_json
+from whitenedcse.app.run import Run
 from whitenedcse.evaluation.suite import by_task
 
 STEP = "trainer/global_step"  # optimiser steps done, as Lightning logs them: the x axis of every series
@@ -62,7 +65,7 @@ class Dashboard(WandbLogger):
 def wandb_logger(*, project: str, entity: str | None, artifacts: bool, run: Path) -> Dashboard:
     """The run of a run directory, which has begun; online if there is a key and the server answers.
 
-    A directory has one id for good, so that a run that goes on is the same run there. Jobs of a sweep are a
+    A directory has one id for good, so that a run that resumes is the same run there. Jobs of a sweep are a
     group. Ranks but the first get a logger that does nothing.
     """
     if rank_zero_only.rank:  # type: ignore[attr-defined]
@@ -88,8 +91,7 @@ def summary(name: str) -> str | None:
 
 def facts(run: Path) -> dict[str, Any]:
     """What a run can be searched by: its settings, and what versions.json says of code and machine."""
-    settings: Any = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
-    return {**read_json(run / "versions.json"), **settings}
+    return {**Run(run).facts, **Run(run).settings}
 
 
 def tags(facts: Mapping[str, Any]) -> list[str]:
@@ -143,3 +145,97 @@ def answers(seconds: float = 3.0) -> bool:
         return True
     except OSError:
         return False
+
+
+NAME = "WhitenedCSE"
+PLANE = ("dev/uniformity", "dev/alignment")
+COLUMNS = ("config:system", "config:experiment", "config:seed", "summary:test/avg", "summary:dev/best")
+
+
+def save(project: str, entity: str | None) -> str:
+    """Add the view to a project, of $WANDB_ENTITY or the own account if none is named; returns its address.
+
+    Raises ValueError saying what to do where package, key, network or project are missing.
+    """
+    try:
+        import wandb  # noqa: TID251 (the account's name)
+        import wandb_workspaces.workspaces  # noqa: F401
+    except ImportError as error:
+        raise ValueError(f"{error}; a saved view needs: pip install wandb-workspaces") from error
+    if not has_key():
+        raise ValueError(
+            "no Weights & Biases account on this machine: run `wandb login`, upload what was logged offline"
+            " with `wandb sync outputs/NAME/wandb/offline-run-*`, then run this command again"
+        )
+    if not answers():
+        raise ValueError(
+            "the Weights & Biases server does not answer, and a saved view lives there; runs go on offline:"
+            " `wandb sync` them, and run this command again, from a machine with network"
+        )
+    try:
+        owner = entity or os.environ.get("WANDB_ENTITY") or wandb.Api().default_entity
+        view = workspace(project, owner).save()
+        return view.url
+    except Exception as error:  # the client's errors have no class in common
+        raise ValueError(
+            f"Weights & Biases refused the view of {project!r}: {error}; is the project there (`wandb sync`"
+            " makes it), and the key right (`wandb login --relogin`)?"
+        ) from error
+
+
+def workspace(project: str, entity: str | None) -> Any:
+    """The view, a wandb_workspaces Workspace; nothing is sent."""
+    import wandb_workspaces.workspaces as ws
+
+    table = ws.RunsetSettings(pinned_columns=list(COLUMNS))
+    settings = ws.WorkspaceSettings(x_axis=STEP, max_runs=50)
+    view = {"name": NAME, "settings": settings, "runset_settings": table}
+    return ws.Workspace(entity=entity, project=project, sections=sections(), **view)
+
+
+def sections() -> list[Any]:
+    """The charts, by what they tell.
+
+    Baselines and the spectrum are patterns: their names have sizes that depend on the encoder's width.
+    """
+    import wandb_workspaces.reports.v2 as wr
+    import wandb_workspaces.workspaces as ws
+
+    def over_steps(title: str, *y: str, pattern: str | None = None) -> Any:
+        return wr.LinePlot(title=title, x=STEP, y=list(y), metric_regex=pattern)
+
+    def by_system(metric: str) -> Any:
+        spread: dict[str, Any] = {"groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"}
+        title = f"{metric} by system: mean, standard deviation over seeds"
+        return wr.BarPlot(title=title, metrics=[metric], groupby=wr.Config("system"), **spread)
+
+    at_the_end = {axis: wr.SummaryMetric(f"{name}.last") for axis, name in zip("xy", PLANE, strict=True)}
+    path: dict[str, Any] = {"x": PLANE[0], "y": [PLANE[1]], "point_visualization_method": "sampling"}
+    charts = {
+        "Loss and rate": [over_steps("Loss", "train/loss"), over_steps("Learning rate", "train/lr")],
+        "STS dev": [
+            over_steps("Spearman x 100, also only whitened", pattern=r"^dev/(spearman|whitened_on_.+)$")
+        ],
+        "Alignment against uniformity": [
+            wr.LinePlot(title="while training (WhitenedCSE, Figure 3)", **path),
+            wr.ScatterPlot(title="at the end, a point a run", **at_the_end),
+        ],
+        "Spectrum": [
+            over_steps("variance on the first k principal axes", pattern=r"^dev/variance_top\d+$"),
+            over_steps("effective rank", "dev/effective_rank"),
+        ],
+        "Diversity of views": [
+            over_steps(
+                "distance before and after whitening (WhitenedCSE, Figure 1d)",
+                "train/diversity_before",
+                "train/diversity_after",
+            )
+        ],
+        "Throughput": [over_steps("sentences a second", "train/sentences_per_second")],
+        "Final scores": [
+            wr.WeavePanelSummaryTable(table_name=TABLE),
+            wr.BarPlot(title="test/avg", metrics=["test/avg"]),
+        ],
+        "Sweep": [by_system("test/avg"), by_system("dev/best")],
+    }
+    return [ws.Section(name=name, panels=panels, is_open=True) for name, panels in charts.items()]

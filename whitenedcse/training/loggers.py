@@ -1,31 +1,33 @@
-"""Loggers beside metrics.csv."""
+"""Loggers beside metrics.csv, and the progress of training: a bar in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
 import csv
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import rich
 import torch
 from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from whitenedcse.durable import settle, whole_lines, writing
+from whitenedcse.app.durable import settle, whole_lines, writing
 from whitenedcse.evaluation.geometry import diversity
-from whitenedcse.training.checkpoints import step_of
+from whitenedcse.training.trainer import step_of
 
 
 class Metrics(Logger):
     """metrics.csv: the record that every run has, a line for each time that something was logged.
 
-    step: optimiser steps done when the values were taken. A run that goes on from a checkpoint keeps the
+    step: optimiser steps done when the values were taken. A run that resumes from a checkpoint keeps the
     lines up to it, and writes the later ones again.
     """
 
@@ -81,7 +83,7 @@ class Record(Callback):
     """Logs the loss, its parts, the rate, the speed and diversity every `log_every_n_steps` optimiser steps.
 
     train/sentences_per_second: rows of the batches of all ranks, over the time since the last such line. All
-        of that time counts but what callbacks say they spent `judging`.
+        of that time counts but what callbacks say they spent `evaluating`.
     train/diversity_before, train/diversity_after: `diversity` of the step's views on the two sides of the
         head's first whitening, where there is one; of the first rank's, where ranks do not gather.
     """
@@ -144,8 +146,8 @@ class Record(Callback):
 
 
 def clock(trainer: Any) -> float:
-    """Seconds that pass while no callback is judging."""
-    return time.perf_counter() - sum(getattr(callback, "judging", 0.0) for callback in trainer.callbacks)
+    """Seconds that pass while no callback evaluates."""
+    return time.perf_counter() - sum(getattr(callback, "evaluating", 0.0) for callback in trainer.callbacks)
 
 
 def tensorboard_logger(*, run: Path) -> TensorBoardLogger:
@@ -153,3 +155,56 @@ def tensorboard_logger(*, run: Path) -> TensorBoardLogger:
     if find_spec("tensorboard") is None:
         raise ValueError("logger=tensorboard needs that package: pip install 'whitenedcse[tensorboard]'")
     return TensorBoardLogger(save_dir=run.parent, name=run.name, version="", sub_dir="tensorboard")
+
+
+LINES = 20  # in a run
+
+
+def progress_bar(say: Callable[[str], None]) -> ProgressBar:
+    """A bar in a terminal, plain lines elsewhere."""
+    return Bar() if rich.get_console().is_terminal else PlainProgress(say=say)
+
+
+class Bar(RichProgressBar):
+    """Lightning's bar, with the loss read from the device once a second, not every step."""
+
+    shown: dict[str, Any]
+    read = 0.0
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """The numbers beside the bar."""
+        if time.monotonic() - self.read >= 1:
+            self.shown = {"loss": loss(trainer)}
+            self.read = time.monotonic()
+        return super().get_metrics(trainer, pl_module) | self.shown
+
+
+def loss(trainer: Trainer) -> float:
+    """That of the last step."""
+    return float(trainer.callback_metrics.get("train/loss", float("nan")))
+
+
+class PlainProgress(ProgressBar):
+    """A line at about every twentieth part of the run: step, loss, speed and time left."""
+
+    def __init__(self, *, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self.say = say
+        self.began = 0.0
+
+    def disable(self) -> None:
+        """Lightning silences the ranks that are not the first."""
+        self.say = lambda text: None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The clock starts after the score of the untouched encoder."""
+        self.began = time.monotonic()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """One line, if it is time for one."""
+        step, total = trainer.global_step, int(trainer.estimated_stepping_batches)
+        if step % max(1, total // LINES) and step != total:
+            return
+        pace = (time.monotonic() - self.began) / max(1, step)
+        left = time.strftime("%H:%M:%S", time.gmtime(pace * (total - step)))
+        self.say(f"step {step}/{total}  loss {loss(trainer):.4f}  {1 / pace:.2f} steps/s  left {left}")

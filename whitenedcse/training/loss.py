@@ -1,4 +1,4 @@
-"""Contrastive losses over several views: z -> a scalar.
+"""Contrastive losses over several views, z -> a scalar, and the optional masked-language-model term.
 
 v: views, the anchor first    n: sentences    d: width    h: hard negatives    tau: temperature
 s_pij: cosine of anchor i with sentence j in view p, over tau
@@ -11,14 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.functional import logsigmoid, normalize
+from transformers import AutoModelForMaskedLM
 
-from whitenedcse.precision import full_precision
+from whitenedcse import ragged
+from whitenedcse.app.compute import full_precision
+from whitenedcse.model.encoder import Encoder
+from whitenedcse.ragged import Ragged
 
-FORMS = ("l1", "l2", "l2_literal")
+FORMS = ("l1", "l2")
 DENOMINATORS = ("view", "joint", "symmetric")
 
 
@@ -32,8 +38,8 @@ class MultiPositiveLoss:
     form: "l1" is the weighted sum of one cross-entropy for each positive ([1] Eq. 7).
         "l2" is log sum_p lambda_p e^(cross-entropy_p); with one denominator for all positives that is
         log(sum_p lambda_p e^(-s_p)) + log(sum_j e^(s_j)). It punishes the least similar positive most, as the
-        text below [1] Eq. 8 asks. Eq. 8 as printed has a minus in front of that logarithm and so pushes
-        positives apart: "l2_literal", refused unless `force_literal`.
+        text below [1] Eq. 8 asks; Eq. 8 as printed has a minus in front of that logarithm and would push
+        positives apart.
     denominator: candidates are the sentences of the positive's own view ("view"), the same with every view
         also serving as anchor ("symmetric"), or the sentences of all views ("joint"; another positive of the
         same sentence is never a negative).
@@ -47,17 +53,11 @@ class MultiPositiveLoss:
     weights: Sequence[float]
     denominator: str
     hard_negative_log_weight: float
-    force_literal: bool
 
     def __post_init__(self) -> None:
         for name, allowed in {"form": FORMS, "denominator": DENOMINATORS}.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"loss.{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
-        if self.form == "l2_literal" and not self.force_literal:
-            raise ValueError(
-                "loss.form=l2_literal is Eq. 8 as printed and pushes positives apart; use l2, or "
-                "loss.force_literal=true"
-            )
         positive = len(self.weights) > 0 and all(0 < weight < math.inf for weight in self.weights)
         for name, sound, words in (
             ("temperature", 0 < self.temperature < math.inf, "finite and above 0"),
@@ -96,10 +96,7 @@ class MultiPositiveLoss:
         weights = self.lambdas(len(s))  # numbers of the host: a tensor of them would make a GPU wait
         if self.form == "l1":
             return torch.stack([w * c for w, c in zip(weights, cross_entropy, strict=True)]).sum(dim=0).mean()
-        if self.form == "l2":
-            return log_mean_exp(cross_entropy, weights).mean() + math.log(sum(weights))
-        printed = [math.log(w) - c for w, c in zip(weights, cross_entropy + 2 * positive, strict=True)]
-        return -torch.stack(printed).logsumexp(dim=0).mean()
+        return log_mean_exp(cross_entropy, weights).mean() + math.log(sum(weights))
 
     def others(self, s: Tensor, extra: Tensor) -> Tensor:
         """(v - 1, n, n), (v - 1 or 1, n, h) -> (v - 1 or 1, n): log of the sum over the other candidates."""
@@ -131,3 +128,63 @@ def log_mean_exp(x: Tensor, weights: Sequence[float]) -> Tensor:
     most, total = x.detach().amax(dim=0), sum(weights)
     below = [w / total * row.expm1() for w, row in zip(weights, x - most, strict=True)]  # -1 .. 0
     return most + torch.stack(below).sum(dim=0).log1p()
+
+
+class MaskedLanguageModel(nn.Module):
+    """The language-model head of the checkpoint (a fresh one where it has none) on the shared encoder.
+
+    batch -> scalar cross-entropy over the masked tokens. Of the `probability` share of tokens chosen, 80 %
+    become the mask token, 10 % a random one and 10 % stay (BERT's rule). Special tokens are never chosen.
+    """
+
+    special: Tensor
+
+    def __init__(self, *, encoder: Encoder, weight: float, probability: float) -> None:
+        super().__init__()
+        if not (0 < probability < 1 and weight > 0):
+            raise ValueError(
+                f"mlm.probability={probability} must be in (0, 1) and mlm.weight={weight} above 0"
+            )
+        if encoder.tokenizer.mask_token_id is None:
+            raise ValueError(
+                f"mlm.weight={weight}, but this encoder's tokenizer has no mask token, as that of a decoder;"
+                " use mlm.weight=0"
+            )
+        self.weight, self.probability = weight, probability
+        self.tokenizer = encoder.tokenizer
+        special = torch.tensor(encoder.tokenizer.all_special_ids)
+        self.register_buffer(
+            "special", special, persistent=False
+        )  # made on the device it would be waited for
+        if encoder.source is None:
+            model: Any = AutoModelForMaskedLM.from_config(encoder.backbone.config)
+        else:
+            model = AutoModelForMaskedLM.from_pretrained(encoder.source, trust_remote_code=False).float()
+        setattr(model, model.base_model_prefix, encoder.backbone)
+        model.tie_weights()
+        self.model = model
+
+    def forward(self, batch: Ragged) -> Tensor:
+        """n sentences -> scalar."""
+        ids, labels = self.masked(batch.ids)
+        where = ragged.mask(batch)
+        padded = ragged.pad(batch._replace(ids=ids), self.tokenizer.pad_token_id or 0)
+        targets = ragged.pad(batch._replace(ids=labels), -100)
+        logits = self.model(input_ids=padded, attention_mask=where.long()).logits
+        return cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def masked(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """(t,) -> (t,) ids with some replaced, (t,) labels with -100 where nothing was chosen."""
+        special = torch.isin(ids, self.special)
+        draw, how = torch.rand(2, len(ids), device=ids.device)
+        chosen = (draw < self.probability) & ~special
+        labels = ids.masked_fill(~chosen, -100)
+        words = torch.randint_like(ids, len(self.tokenizer))
+        replaced = torch.where(chosen & (how < 0.9), words, ids)
+        return replaced.masked_fill(chosen & (how < 0.8), self.tokenizer.mask_token_id), labels
+
+
+@full_precision
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """(t, words), (t,) -> scalar in float32 at least, the mean over the labels that are not -100."""
+    return F.cross_entropy(logits, labels)

@@ -1,31 +1,97 @@
-"""The Lightning module: a batch to a loss. Every choice arrives built; no config is read here.
+"""The Lightning module, a batch to a loss; its optimiser, its schedule and its random numbers.
 
 p: encoder passes    v: views    n: sentences    d: width
+
+Every choice arrives built; no config is read here. Random numbers depend on a position in the run alone, so
+there is no state of them to save.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from functools import partial
+import hashlib
+import math
+from collections.abc import Callable, Iterable
+from functools import cache, partial
 from typing import Any
 
+import lightning
 import torch
 from lightning import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
+from whitenedcse.app.compute import autocast_type, cores
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.model.backbones import unread
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.precision import autocast_type
 from whitenedcse.ragged import Ragged, concatenate, split
-from whitenedcse.threads import cores
-from whitenedcse.training.gather import equal_sizes, gathered, place
-from whitenedcse.training.loss import MultiPositiveLoss
-from whitenedcse.training.mlm import MaskedLanguageModel
-from whitenedcse.training.pieces import Manner, cut, encoded
-from whitenedcse.training.randomness import reseed, seed_of, start
+from whitenedcse.training.loss import MaskedLanguageModel, MultiPositiveLoss
+from whitenedcse.training.parallel import Manner, cut, encoded, equal_sizes, gathered, place
+
+
+def seed_everything(seed: int) -> None:
+    """Start every generator of this process. Raises ValueError outside of 0 to 4294967295."""
+    lightning.seed_everything(seed, verbose=False)
+
+
+def reseed(*position: int) -> None:
+    """Start torch's generators, on every device, at a function of these numbers."""
+    first_seed(seed_of(*position))
+
+
+def seed_of(*position: int) -> int:
+    """A seed of 64 bits that is a function of these numbers."""
+    digest = hashlib.blake2b(repr(position).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+def first_seed(seed: int) -> None:
+    """Start torch's generators, on every device, at this seed."""
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed takes 0.2 ms, as long as a kernel or two
+    for device in _devices():
+        device.manual_seed(seed)
+
+
+@cache
+def _devices() -> list[Any]:
+    found = (torch.cuda, torch.cuda.is_available()), (torch.mps, torch.backends.mps.is_available())
+    return [device for device, available in found if available]
+
+
+def adamw(
+    parameters: Iterable[Parameter], *, total_steps: int, lr: float, weight_decay: float, warmup_steps: int
+) -> tuple[Optimizer, LambdaLR]:
+    """Fused AdamW and a linear decay to 0 after an optional linear warm-up, stepped once an optimiser step.
+
+    The reference scripts use no warm-up and no weight decay. Raises ValueError for a rate that cannot train.
+    """
+    if not (math.isfinite(lr) and lr > 0):
+        raise ValueError(f"optim.lr={lr} must be finite and above 0")
+    if not (math.isfinite(weight_decay) and weight_decay >= 0):
+        raise ValueError(f"optim.weight_decay={weight_decay} must be finite and 0 or more")
+    if not 0 <= warmup_steps <= total_steps:
+        raise ValueError(
+            f"optim.warmup_steps={warmup_steps} is not in 0 .. {total_steps}, the steps of this run"
+        )
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.ndim > 1]
+    vectors = [parameter for parameter in trained if parameter.ndim <= 1]  # biases and norms never decay
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = AdamW(groups, lr=lr, fused=trained[0].device.type in ("cpu", "cuda"))
+    # Fused AdamW offers to unscale fp16 gradients itself, and Lightning then refuses to clip, in bf16 too.
+    optimizer._step_supports_amp_scaling = False
+
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return (step + 1) / (warmup_steps + 1)
+        return max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))
+
+    return optimizer, LambdaLR(optimizer, factor)
+
 
 EXACT = ("32-true", "bf16-mixed", "16-mixed", "64-true")  # of Lightning's, those that may train
 
@@ -131,7 +197,7 @@ class ContrastiveTraining(LightningModule):
         """A part of the sentences -> x, with the dropout that belongs to this position."""
         seed = seed_of(*position, part)
         if not self.embedder.encoder.parallel:  # then dropout draws from PyTorch's generators
-            start(seed)
+            first_seed(seed)
         with torch.autocast(**autocast):
             return self.embedder.pool(tokens, seed)
 

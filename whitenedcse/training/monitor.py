@@ -1,12 +1,13 @@
-"""Judging while training: dev score, shape of the space, whitening-only baselines, the best checkpoint.
+"""Evaluation while training: dev score, shape of the space, whitening-only baselines, the best checkpoint.
 
 n: sentences    d: width    k: components kept after whitening
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,19 +17,18 @@ from lightning import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whitenedcse.evaluation.correlation import Index, pairs_index, scores_of
 from whitenedcse.evaluation.geometry import alignment, axes_filled, spread, uniformity
 from whitenedcse.evaluation.postprocess import Postprocess, ladder
-from whitenedcse.evaluation.sts import Subset
+from whitenedcse.evaluation.sts import Index, Subset, pairs_index, scores_of
 from whitenedcse.model import checkpoint
-from whitenedcse.training.gather import from_first, place, summed
+from whitenedcse.training.parallel import from_first, place, summed
 
 METRIC = "dev/spearman"
 SAME = 1e-12  # spread: rounding leaves 5e-15 of equal vectors; rates that collapse the space, 1e-5 and more
 Values = dict[str, float | None]
 
 
-class Judge:
+class DevSet:
     """Scores frozen embeddings of a dev set, raw and whitened.
 
     Names are stable: dev/spearman, dev/alignment, dev/uniformity, dev/whitened_on_{dev,corpus}_k{k},
@@ -84,22 +84,22 @@ def spearman(vectors: NDArray[Any], index: Index) -> float | None:
 
 
 class Row(NamedTuple):
-    """One judgement: the optimiser step it was made at, and its values."""
+    """One evaluation: the optimiser step it was made at, and its values."""
 
     step: int
     values: Values
 
 
 class Monitor(Callback):
-    """Judges before step 1, every `every` optimiser steps and at the end; keeps the best checkpoint.
+    """Evaluates before step 1, every `every` optimiser steps and at the end; keeps the best checkpoint.
 
     The best is the highest dev/spearman after training began; it is written to `directory` at once. Training
-    stops early after `patience` judgements without a new best (None: never). Where all dev sentences have the
-    same vector it raises ValueError, on every rank.
-    judging: seconds that this took so far.
+    stops early after `patience` evaluations without a new best (None: never). Raises ValueError, on every
+    rank, if all dev sentences have the same vector.
+    evaluating: seconds that this took so far.
     """
 
-    judging = 0.0
+    evaluating = 0.0
 
     def __init__(
         self,
@@ -115,16 +115,16 @@ class Monitor(Callback):
             raise ValueError(f"monitor.every={every} must be 1 or more, monitor.sample={sample} 2 or more")
         if patience is not None and patience < 1:
             raise ValueError(f"monitor.patience={patience} must be 1 or more, or null for never")
-        self.judge, self.every, self.patience, self.sample = Judge(dev), every, patience, sample
+        self.dev_set, self.every, self.patience, self.sample = DevSet(dev), every, patience, sample
         self.directory, self.say = directory, say
         self.rows: list[Row] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """The judgements so far, for a run that goes on."""
+        """The evaluations so far, for a run that resumes."""
         return {"rows": [tuple(row) for row in self.rows]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Judgements made before."""
+        """Evaluations made before."""
         self.rows = [Row(*row) for row in state_dict["rows"]]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -144,13 +144,13 @@ class Monitor(Callback):
             self.measure(trainer, pl_module)
 
     def measure(self, trainer: Trainer, module: Any) -> None:
-        """Judge, log, keep the checkpoint if it is the best, and stop if none was for too long."""
+        """DevSet, log, keep the checkpoint if it is the best, and stop if none was for too long."""
         began = time.perf_counter()
-        dev = summed(module.embedder.encode(self.judge.sentences, share=place()))
+        dev = summed(module.embedder.encode(self.dev_set.sentences, share=place()))
         refuse_same(dev, trainer.global_step)
         tokens = trainer.datamodule.sample_tokens(self.sample)  # type: ignore[attr-defined]
         corpus = summed(module.embedder.encode_rows(tokens, share=place()))
-        row = Row(trainer.global_step, from_first(lambda: self.judge(dev, corpus)))
+        row = Row(trainer.global_step, from_first(lambda: self.dev_set(dev, corpus)))
         self.rows.append(row)
         for logger in trainer.loggers:
             logger.log_metrics({name: v for name, v in row.values.items() if v is not None}, step=row.step)
@@ -159,21 +159,21 @@ class Monitor(Callback):
         if len(self.rows) > 1 and self.best is row and trainer.is_global_zero:
             checkpoint.save(module.embedder, self.directory)
         self.stop_in_vain(trainer)
-        self.judging += time.perf_counter() - began
+        self.evaluating += time.perf_counter() - began
 
     def stop_in_vain(self, trainer: Trainer) -> None:
-        """Stop if the last few judgements were all below the best."""
+        """Stop if the last few evaluations were all below the best."""
         if self.patience is not None and len(self.rows) - 1 - self.rows.index(self.best) >= self.patience:
             trainer.should_stop = True
 
     @property
     def before(self) -> Row:
-        """The judgement of the untouched encoder."""
+        """The evaluation of the untouched encoder."""
         return self.rows[0]
 
     @property
     def best(self) -> Row:
-        """The judgement of the best checkpoint: the first of the highest dev/spearman after step 0."""
+        """The evaluation of the best checkpoint: the first of the highest dev/spearman after step 0."""
         return max(
             self.rows[1:] or self.rows, key=lambda row: -np.inf if (s := row.values[METRIC]) is None else s
         )
@@ -188,7 +188,91 @@ class Monitor(Callback):
             "best_step": best.step,
             "last": last.values[METRIC],
             "last_step": last.step,
-            "n": self.judge.n,
+            "n": self.dev_set.n,
             "values_before": before.values,
             "values_best": best.values,
         }
+
+
+RANK = "dev/effective_rank"
+VANISHED = 0.01  # of the loss of a guess: nothing left to learn. Good runs get there too, so dev must fall
+FALLEN = 5.0  # points of dev/spearman below its best: good runs go up and down by 1 to 3
+SHRUNK = 0.5  # of the effective rank before training: good quick starts keep 0.65, collapsed ones below
+
+
+class Health(Callback):
+    """A collapse alarm: a line for each of two kinds, once in a run, of what is measured anyway.
+
+    After each evaluation of `monitor`, which stands before it among the callbacks, it looks at the last two.
+    "memorising": dev/spearman fell, and the loss of the batch has vanished. "collapse": it fell, or never was
+    as good as before training, and the dev sentences fill less than half of the axes that they filled then.
+    A loss that is not finite ends the run: training/safekeeping.py.
+    """
+
+    def __init__(self, monitor: Monitor, say: Callable[[str], None]) -> None:
+        self.monitor, self.say = monitor, say
+        self.said: list[str] = []
+        self.seen = 0  # the step of the evaluation that was looked at last
+        self.guess = 0.0  # the loss of who knows nothing
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was seen and said, for a run that resumes."""
+        return {"said": self.said, "seen": self.seen}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What was seen and said before."""
+        self.said, self.seen = state_dict["said"], state_dict["seen"]
+
+    def on_train_batch_end(  # noqa: PLR0913  Lightning's signature
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Look, if this step was evaluated."""
+        self.guess = math.log(batch.n * trainer.world_size)
+        self.look(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look at the last evaluation."""
+        self.look(trainer)
+
+    def look(self, trainer: Trainer) -> None:
+        """Say what is wrong and was not said, if there is a new evaluation; only then is the loss read."""
+        step = self.monitor.rows[-1].step
+        if step == self.seen:
+            return
+        self.seen = step
+        metrics = trainer.callback_metrics
+        loss = metrics.get("train/contrastive", metrics.get("train/loss"))
+        for kind, text in found(self.monitor.rows, math.inf if loss is None else float(loss), self.guess):
+            if kind not in self.said:
+                self.said = [*self.said, kind]
+                self.say(f"warning: step {step}: {text}")
+
+
+def found(rows: list[Row], loss: float, guess: float) -> Iterator[tuple[str, str]]:
+    """Evaluations, the one before training first; the loss now and that of a guess -> kinds and texts."""
+    before, last = rows[0], rows[1:][-2:]
+    if len(last) < 2:
+        return
+    best = max(rows, key=score)
+    fall = min(score(best) - score(row) for row in last)
+    seen = f"{METRIC} fell from {score(best):.1f} (step {best.step}) to {score(last[-1]):.1f}"
+    if fall > FALLEN and loss < VANISHED * guess:
+        yield (
+            "memorising",
+            f"{seen} while train/loss vanished ({loss:.2g}; a guess has {guess:.2f}): what tells the "
+            "sentences of a batch apart is not their meaning. Try a lower optim.lr, a higher "
+            "loss.temperature, data.passes above 1, or sentences nearer to those of the dev set",
+        )
+    ranks = [row.values.get(RANK) or 0.0 for row in (before, *last)]
+    if fall > (FALLEN if best.step else 0) and max(ranks[1:]) < SHRUNK * ranks[0]:
+        yield (
+            "collapse",
+            f"{seen} and {RANK} from {ranks[0]:.1f} (step 0) to {ranks[-1]:.1f}: the space collapses. "
+            "Try a lower optim.lr, a higher loss.temperature, or pooling=mean",
+        )
+
+
+def score(row: Row) -> float:
+    """dev/spearman of a evaluation, below all where it is undefined."""
+    value = row.values[METRIC]
+    return -math.inf if value is None else value

@@ -1,14 +1,226 @@
-"""Lightning's trainer with what does not vary here: durable checkpoints, ranks, shares of a batch."""
+"""Lightning's trainer with checkpoints that survive a kill: written whole, verified when read, resumed from.
+
+A file is named step-S-H.ckpt: S optimiser steps were done, and H is the start of the SHA-256 of its bytes.
+A run ends cleanly when asked to, and stops at a loss that is not finite.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import lightning
+import torch
+from lightning import Callback, LightningModule
+from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from torch import Tensor
 
-from whitenedcse.ranks import placed
-from whitenedcse.training.checkpoints import Checkpoints
+from whitenedcse.app.durable import digest, settle, writing
+from whitenedcse.app.ranks import ASKING, placed
+from whitenedcse.training.parallel import agreed, everyones
+
+NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.ckpt")
+KEEP = 2  # the newest ones: the last, and one to fall back on
+
+
+class Checkpoints(CheckpointIO):
+    """How Lightning writes and reads a checkpoint here: into a folder; tensors and plain values only."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write the file, put it on the disk, name it, and drop all but this and the one before.
+
+        Raises OSError, the earlier checkpoints untouched.
+        """
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = folder / "draft"
+        try:
+            with writing(draft) as stream:
+                torch.save(checkpoint, stream)
+        except (OSError, RuntimeError) as error:
+            cause = error if isinstance(error, OSError) else error.__context__  # torch's own is less clear
+            if not isinstance(cause, OSError):
+                raise
+            raise OSError(
+                f"{folder}: no checkpoint written ({cause.strerror}); the one before is whole"
+            ) from error
+        draft.rename(folder / f"step-{checkpoint['global_step']:08}-{digest(draft)[:16]}.ckpt")
+        settle(folder)
+        past = [path for path in written(folder) if step_of(path) <= checkpoint["global_step"]]
+        for other in set(written(folder)) - set(past[:KEEP]):  # one of a later step was damaged: passed over
+            other.unlink()
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any = "cpu", weights_only: Any = True
+    ) -> dict[str, Any]:
+        """The content of one file."""
+        return torch.load(path, map_location=map_location, weights_only=True)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Delete one file."""
+        Path(path).unlink(missing_ok=True)
+
+
+def written(folder: Path) -> list[Path]:
+    """The checkpoints in a folder by their names, the newest first."""
+    found = (path for path in folder.glob("step-*.ckpt") if NAME.fullmatch(path.name))
+    return sorted(found, key=step_of, reverse=True)
+
+
+def newest(folder: Path, say: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that is whole; None if there never was one.
+
+    A file that is not what was written is named, and passed over. Raises ValueError if none is whole.
+    """
+    for draft in folder.glob("draft*"):  # of a process that was killed
+        draft.unlink(missing_ok=True)
+    for path in sorted(set(folder.glob("*")) - set(written(folder))):
+        say(f"{path} is no checkpoint of train.py (those are step-STEP-CHECKSUM.ckpt); it is left alone")
+    found = written(folder)
+    for path in found:
+        if path.stem.endswith(digest(path)[:16]):
+            return path
+        say(f"{path} is damaged: its content no longer has the checksum in its name; it is passed over")
+    if found:
+        raise ValueError(f"{folder}: every checkpoint is damaged; delete {folder.parent} to begin anew")
+    return None
+
+
+def step_of(path: Path | None) -> int:
+    """Optimiser steps done when a checkpoint was written; 0 without one."""
+    return int(path.name.split("-")[1]) if path else 0
+
+
+SHARE = 50  # of the time between two checkpoints, what writing one may take: a 50th part
+
+
+class Safekeeping(Callback):
+    """Writes a checkpoint into `directory` every few seconds, and at once when asked to stop.
+
+    seconds: between two checkpoints, or 50 times what one takes to write, whichever is longer. Between two
+        optimiser steps only: no gradient is lost.
+    evaluated: optimiser steps between evaluations, before which the loss must be known to be finite.
+    settings: the resolved configuration, which all ranks must share.
+    """
+
+    def __init__(
+        self, directory: Path, seconds: float, evaluated: int, settings: str, say: Callable[[str], None]
+    ) -> None:
+        self.directory, self.seconds, self.evaluated = directory, seconds, evaluated
+        self.settings, self.say = settings, say
+        self.asked = 0
+        self.last, self.pause = time.monotonic(), seconds
+        self.saved = 0  # optimiser steps in the newest checkpoint
+        self.bad: Tensor | None = None
+
+    def setup(self, trainer: lightning.Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Raise ValueError on every rank if one has another configuration."""
+        first, *rest = (text.splitlines() for text in everyones(self.settings))
+        for rank, other in enumerate(rest, start=1):
+            if other != first:
+                lines = next(pair for pair in zip_longest(first, other, fillvalue="") if pair[0] != pair[1])
+                raise ValueError(
+                    f"rank {rank} has {lines[1].strip()!r} where rank 0 has {lines[0].strip()!r}"
+                )
+
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
+        """Listen to signals from now on, instead of Lightning."""
+        self.bad = torch.full((), -1, device=pl_module.device)
+        for number in ASKING:
+            signal.signal(number, self.hear)
+
+    def hear(self, number: int, _: Any) -> None:
+        """Remember a signal until the step is done; a second Ctrl-C ends the process at once."""
+        if number == self.asked == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self.asked = number
+        self.say("stopping after this step; Ctrl-C again stops at once, at the last checkpoint")
+
+    def on_train_batch_start(
+        self, trainer: lightning.Trainer, pl_module: LightningModule, batch: Any, index: int
+    ) -> None:
+        """Between two optimiser steps: save if it is time, and end if any rank was asked to."""
+        if index % trainer.accumulate_grad_batches:
+            return
+        votes = agreed(self.asked, time.monotonic() - self.last >= self.pause)
+        asked = max(vote[0] for vote in votes)
+        if trainer.global_step > self.saved and (asked or votes[0][1]):
+            self.save(trainer)
+        if asked:
+            self.stop(trainer, asked)
+
+    def on_train_batch_end(  # noqa: PLR0913  Lightning's signature
+        self, trainer: lightning.Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Watch the loss; nothing waits for the device unless a number is due."""
+        at = pl_module.current_epoch * int(trainer.num_training_batches) + batch_idx
+        assert self.bad is not None
+        finite = outputs["loss"].isfinite().logical_or(self.bad >= 0)
+        self.bad = torch.where(finite, self.bad, at)
+        due = (trainer.log_every_n_steps, self.evaluated)  # type: ignore[attr-defined]
+        if any(trainer.global_step % steps == 0 for steps in due):
+            self.refuse_bad(trainer)
+
+    def on_train_end(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
+        """Before the last evaluation."""
+        self.refuse_bad(trainer)
+
+    def on_load_checkpoint(
+        self, trainer: lightning.Trainer, pl_module: LightningModule, checkpoint: Any
+    ) -> None:
+        """This checkpoint is there already."""
+        self.saved = checkpoint["global_step"]
+
+    def on_fit_end(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
+        """The last checkpoint, after the last evaluation."""
+        if trainer.global_step > self.saved:
+            self.save(trainer)
+
+    def save(self, trainer: lightning.Trainer) -> None:
+        """Write a checkpoint of a state that is known to be good."""
+        self.refuse_bad(trainer)
+        for logger in trainer.loggers:
+            logger.save()
+        began = time.monotonic()
+        trainer.save_checkpoint(self.directory)
+        self.saved, self.last = trainer.global_step, time.monotonic()
+        self.pause = max(self.seconds, SHARE * (self.last - began))
+
+    def refuse_bad(self, trainer: lightning.Trainer) -> None:
+        """Raise ValueError if a loss was not finite, naming its batch."""
+        if self.bad is None or (at := int(self.bad)) < 0:
+            return
+        batches = int(trainer.num_training_batches)
+        epoch, batch = divmod(at, batches)
+        rows: list[int] = trainer.train_dataloader.sampler.rows_of(epoch, batch).tolist()  # type: ignore[union-attr]
+        step = (
+            epoch * -(-batches // trainer.accumulate_grad_batches) + batch // trainer.accumulate_grad_batches
+        )
+        raise ValueError(
+            f"the loss of step {step + 1} is not finite (epoch {epoch}, batch {batch}, rows"
+            f" {', '.join(map(str, rows[:5]))} ... of the corpus); the checkpoint of step {self.saved} stays."
+            " A lower optim.lr, a higher loss.temperature or trainer.precision=32-true may help"
+        )
+
+    def stop(self, trainer: lightning.Trainer, number: int) -> None:
+        """End the process with 128 + the signal; give a SLURM job back to its queue if its time was over."""
+        run = self.directory.parent
+        self.say(f"{run} stopped after step {self.saved}; the same command, with run= its name, goes on")
+        job = os.environ.get("SLURM_JOB_ID")
+        if number not in (signal.SIGTERM, signal.SIGINT) and job and trainer.is_global_zero:
+            with suppress(OSError):  # no scontrol here, e.g. in a container
+                subprocess.run(["scontrol", "requeue", job], check=False)
+        raise SystemExit(128 + number)
 
 
 class Trainer(lightning.Trainer):

@@ -1,0 +1,200 @@
+"""The command line `whitenedcse COMMAND`; --help explains. Its commands for data and reports are here.
+
+A command is a parser, and a function from its arguments to an exit status that imports what it needs.
+Training and evaluation are scripts of their own: train.py and evaluate.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from whitenedcse.app import arguments as given
+from whitenedcse.app import serving_commands
+from whitenedcse.app.terminal import Grid, as_rich, say, show
+from whitenedcse.data import sources
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command: 0 done, 1 done and something is wrong, 2 an error (HYDRA_FULL_ERROR=1 shows where),
+    130 stopped by Ctrl-C.
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, OSError) as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        what = " ".join(str(error).split()) or type(error).__name__
+        sys.stderr.write(f"error: {what} (HYDRA_FULL_ERROR=1 shows where)\n")
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="whitenedcse", description="Tools beside train.py and evaluate.py.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('whitenedcse')}")
+    commands = given.subcommands(parser)
+    for add in (add_data, add_report, serving_commands.add):
+        add(commands)
+    return parser
+
+
+def add_data(commands: Any) -> None:
+    """The parsers of `whitenedcse data`."""
+    data = given.group(commands, "data", "what training and evaluation read: is it here, is it right, get it")
+    _check(data)
+    _fetch(data)
+
+
+def _check(commands: Any) -> None:
+    about = "verify every task and corpus on this machine: counts, scores, encoding, checksums"
+    more = "Exit status 1 if anything that is here is wrong; what is missing is only named."
+    check = commands.add_parser("check", help=about, description=f"{about}. {more}")
+    place = "look here, not in $WHITENEDCSE_DATA (default: data)"
+    check.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help=place)
+    check.set_defaults(run=data_check)
+
+
+def _fetch(commands: Any) -> None:
+    about = (
+        "download a data set from the Hugging Face hub, or from $HF_ENDPOINT, as a first run does by itself"
+    )
+    fetch = commands.add_parser(
+        "fetch", help=about, description=f"{about}; into $WHITENEDCSE_DATA (default: data)."
+    )
+    on_hub = [name for name, source in sources.CORPORA.items() if source.hub_file]
+    fetch.add_argument(
+        "name", choices=["senteval", *on_hub], metavar="NAME", help=f"senteval, {', '.join(on_hub)}"
+    )
+    fetch.set_defaults(run=data_fetch)
+
+
+def data_check(arguments: argparse.Namespace) -> int:
+    """Print what the data doctor found; 1 if any of it is wrong."""
+    import rich
+
+    from whitenedcse.evaluation import doctor
+
+    with rich.get_console().status("reading"):
+        found = doctor.examined(arguments.folder)
+    table = Grid("tasks and corpora", doctor.COLUMNS, doctor.lines(found), right=range(2, 6))
+    say(as_rich(table))
+    for remark in doctor.remarks(found):
+        say(remark)
+    return int(any(finding.verdict == "wrong" for finding in found))
+
+
+def data_fetch(arguments: argparse.Namespace) -> int:
+    """Bring a data set here unless it is here; say where it is."""
+    here = sources.present(arguments.name, sources.roots())
+    say(
+        f"{arguments.name}: is here already, {here}"
+        if here
+        else f"{arguments.name}: fetching from {sources.REPO}"
+    )
+    if not here:
+        say(f"{arguments.name}: fetched, {sources.fetched(arguments.name)}")
+    return 0
+
+
+def add_report(commands: Any) -> None:
+    """The parsers of `whitenedcse report` and `whitenedcse dashboard`."""
+    _report(commands)
+    _dashboard(commands)
+
+
+def _report(commands: Any) -> None:
+    about = "what came out: a run, a sweep, or a published table beside the numbers of your own runs"
+    parser = commands.add_parser("report", help=about, description=about)
+    what = (
+        "a published table or figure, e.g. WhitenedCSE/T1; or a run of train.py, a sweep, several, a pattern"
+    )
+    parser.add_argument("what", nargs="*", metavar="WHAT", help=what)
+    parser.add_argument("--list", action="store_true", help="name the published tables and figures")
+    runs = "beside a published table: runs of evaluate.py, or folders that hold some (default: outputs)"
+    parser.add_argument("--runs", nargs="+", type=Path, metavar="DIR", help=runs)
+    alias = "take a run, or the runs of a model, for those of this encoder: bert-base-uncased=outputs/mine"
+    parser.add_argument("--as", dest="aliases", action="append", default=[], metavar="NAME=DIR", help=alias)
+    against = "of a sweep: the group that the others are compared with (default: the first)"
+    parser.add_argument("--against", metavar="LABEL", help=against)
+    out = "of runs: file or folder of the page (default: report.html in the directory, or here for several)"
+    parser.add_argument("--out", type=Path, metavar="PATH", help=out)
+    given.form(parser)
+    parser.set_defaults(run=report)
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Print a published table beside our numbers, or the list of all; or report on runs of train.py."""
+    from whitenedcse.report import published
+
+    what, known = arguments.what, published.names()
+    if arguments.list or not what:
+        for key, title in known.items():
+            say(f"{key}: {title}")
+        return 0
+    papers = {key.partition("/")[0] for key in known}
+    is_key = what[0] in known or (what[0].partition("/")[0] in papers and not Path(what[0]).is_dir())
+    return report_published(arguments) if is_key and len(what) == 1 else report_runs(arguments)
+
+
+def report_published(arguments: argparse.Namespace) -> int:
+    """Print a published table beside our numbers."""
+    from whitenedcse.report import published
+
+    if arguments.out or arguments.against:
+        raise ValueError(
+            f"--out and --against are for runs of train.py; {arguments.what[0]} is a published table"
+        )
+    wrong = [alias for alias in arguments.aliases if "=" not in alias]
+    if wrong:
+        raise ValueError(f"--as {wrong[0]}: NAME=DIR is expected, e.g. bert-base-uncased=outputs/mine")
+    runs = arguments.runs or [path for path in [Path("outputs")] if path.is_dir()]
+    aliases = dict(alias.split("=", 1) for alias in arguments.aliases)
+    show([published.report(arguments.what[0], runs, aliases)], arguments.to)
+    return 0
+
+
+def report_runs(arguments: argparse.Namespace) -> int:
+    """Print the tables of a run or a sweep, write its page, and say where that is."""
+    from whitenedcse.report import page
+
+    if arguments.runs or arguments.aliases:
+        raise ValueError("--runs and --as go with a published table; name runs of train.py without them")
+    grids, files = page.write(arguments.what, arguments.out, arguments.against)
+    show(grids, arguments.to)
+    for file in files:
+        if arguments.to == "table":
+            say(f"written: {file}")
+        else:  # what reads the table reads the standard output
+            sys.stderr.write(f"written: {file}\n")
+    return 0
+
+
+def _dashboard(commands: Any) -> None:
+    about = "add a view with all charts to a Weights & Biases project"
+    more = "Each call adds one. It needs an account (`wandb login`) and runs there (`wandb sync`)."
+    parser = commands.add_parser("dashboard", help=about, description=f"{about}. {more}")
+    parser.add_argument("project", metavar="PROJECT", help="logger.project of the runs, e.g. whitenedcse")
+    parser.add_argument(
+        "--entity", metavar="NAME", help="its team (default: $WANDB_ENTITY, or your own account)"
+    )
+    parser.set_defaults(run=dashboard)
+
+
+def dashboard(arguments: argparse.Namespace) -> int:
+    """Save the view, and say where it is."""
+    from whitenedcse.training.dashboard import save
+
+    say(f"view: {save(arguments.project, arguments.entity)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""What a process computes with: the precision of its numbers, the cores of its machine, its packages.
+
+The encoder may compute in bfloat16 or float16 (`trainer.precision`). From the pooled vectors to the loss
+everything is computed in float32, or in float64 if it comes so: `full_precision`.
+
+PyTorch's operators let other Python threads run. Pieces of a batch in threads of their own therefore use all
+cores, also where each operation is too small to be shared among them, and give the bits of one core: `each`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Barrier
+from typing import Any, ParamSpec, TypeGuard, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+PACKAGES = ("whitenedcse", "torch", "transformers", "lightning", "datasets", "hydra-core", "numpy", "scipy")
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """The same tensor, of any shape and kind of number, in float32; float64 stays."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """A context in which autocast changes no precision on this device."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+def autocast_type(device: str) -> torch.dtype | None:
+    """The type that autocast gives matrix products on a kind of device now; None where it is off."""
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return None
+
+
+def floating(x: object) -> TypeGuard[Tensor]:
+    """Whether this is a tensor of floating-point numbers: token ids and masks are not."""
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def full_precision(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """The same function with autocast off and its floating-point arguments, by position, in float32 at least.
+
+    bfloat16 statistics whiten to 1e-2 instead of 1e-6, and a bfloat16 loss of 1e-3 has a gradient whose
+    cosine with the true one is 0.2.
+    """
+
+    @functools.wraps(function)
+    def precise(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        given: Any = [at_least_float32(a) if floating(a) else a for a in args]
+        device = next(a.device for a in given if isinstance(a, Tensor))
+        with without_autocast(device):
+            return function(*given, **kwargs)
+
+    return precise
+
+
+def quickest(accelerator: str) -> str:
+    """Lightning's name of the quickest sound precision: bf16-mixed where a GPU or AMX multiplies bfloat16."""
+    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+    return "bf16-mixed" if accelerator in ("auto", "cpu") and "amx_bf16" in cpu().split() else "32-true"
+
+
+@cache
+def cpu() -> str:
+    """What Linux says of the processor; nothing elsewhere."""
+    file = Path("/proc/cpuinfo")
+    return file.read_text() if file.exists() else ""
+
+
+@cache
+def prefers_onednn() -> bool:
+    """Whether oneDNN multiplies float32 matrices faster than MKL, which PyTorch takes: on AMD."""
+    amd = "AuthenticAMD" in cpu()
+    available = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return amd and available and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Context = Callable[[], AbstractContextManager[Any]]
+
+
+def cores() -> int:
+    """How many threads to use: as many as PyTorch would for one operation.
+
+    That is the number of cores, unless OMP_NUM_THREADS or `torch.set_num_threads` says otherwise.
+    """
+    return torch.get_num_threads()
+
+
+def each(
+    function: Callable[[Item], Result], items: Sequence[Item], within: Context = nullcontext
+) -> Iterator[Result]:
+    """What a function makes of each item, in order, by `cores` threads; in this thread if one is enough.
+
+    within: a context that each thread enters once, for PyTorch keeps its modes for each thread by itself.
+    """
+    if min(cores(), len(items)) < 2:
+        yield from alone(function, items, within)
+        return
+    waiting: SimpleQueue[tuple[Item, Future[Result]]] = SimpleQueue()
+    results: list[Future[Result]] = [Future() for _ in items]
+    for pair in zip(items, results, strict=True):
+        waiting.put(pair)
+    pool = _pool(cores())
+    workers = [pool.submit(_work, function, waiting, within) for _ in range(min(cores(), len(items)))]
+    try:
+        for result in results:
+            yield result.result()
+    finally:  # an error, or nobody wants the rest
+        while _next(waiting) is not None:
+            pass
+        for worker in workers:
+            worker.result()
+
+
+def alone(
+    function: Callable[[Item], Result], items: Sequence[Item], within: Context = nullcontext
+) -> Iterator[Result]:
+    """The same in this thread."""
+    with within():
+        yield from map(function, items)
+
+
+def _work(
+    function: Callable[[Any], Any], waiting: SimpleQueue[tuple[Any, Future[Any]]], within: Context
+) -> None:
+    """What one thread does: item after item until none is left. Who reads a result raises its error."""
+    pair = None
+    try:
+        with within():
+            while (pair := _next(waiting)) is not None:
+                pair[1].set_result(function(pair[0]))
+    except BaseException as error:
+        while pair is not None or (pair := _next(waiting)) is not None:
+            pair[1].set_exception(error)
+            pair = None
+
+
+def _next(waiting: SimpleQueue[Any]) -> Any:
+    """The next item, or None."""
+    try:
+        return waiting.get_nowait()
+    except Empty:
+        return None
+
+
+@cache
+def _pool(count: int) -> ThreadPoolExecutor:
+    """Threads that wait for work, each told to use one core; what PyTorch uses in others stays."""
+    all_told = Barrier(count + 1)
+    pool = ThreadPoolExecutor(count, "whitenedcse", _use_one_core, (all_told,))
+    for _ in range(count):
+        pool.submit(int)
+    all_told.wait()
+    torch.set_num_threads(count)
+    return pool
+
+
+def _use_one_core(all_told: Barrier) -> None:
+    """Told to a thread when it begins.
+
+    PyTorch has one number for the threads that are yet to compute, and a thread reads it when it first
+    computes: each reads it here, before the next change.
+    """
+    torch.set_num_threads(1)
+    torch.get_num_threads()
+    all_told.wait()
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """A context in which PyTorch computes with so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def environment() -> dict[str, Any]:
+    """Packages, commit and hardware: what a number depends on."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "packages": {name: version(name) for name in PACKAGES},
+        "python": platform.python_version(),
+        "commit": commit(),
+        "machine": {"platform": platform.platform(), "cores": os.cpu_count(), "gpus": gpus},
+        "threads": torch.get_num_threads(),
+    }
+
+
+def commit() -> str | None:
+    """The git commit of this source tree, "+changes" if it is not clean; None outside a checkout."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        said = [
+            subprocess.run([*git, *asked], capture_output=True, text=True, check=True).stdout.strip()
+            for asked in (["rev-parse", "HEAD"], ["status", "--porcelain"])
+        ]
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return said[0] + ("+changes" if said[1] else "")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # the child has none of the threads

@@ -1,0 +1,126 @@
+"""Files and folders that a kill cannot leave half written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from filelock import AcquireReturnProxy, FileLock, Timeout
+
+LOCK = ".lock"
+SECONDS = 5.0  # for a process that was just killed to release its directory
+
+
+@contextmanager
+def writing(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
+    """A stream beside `path`; at the end it is on the disk and takes the place of `path` at once.
+
+    Whatever stops the writing, `path` holds all of the old content or all of the new.
+    """
+    draft = path.with_name(f"{path.name}.new")
+    try:
+        with draft.open(mode, encoding=None if "b" in mode else "utf-8") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(path)
+        settle(path.parent)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def drafted(path: Path) -> Iterator[Path]:
+    """A new folder beside `path`; at the end it is on the disk and takes the place of `path`.
+
+    Whatever stops the writing, `path` holds all of the old content or all of the new: after a kill between
+    the two renames, once `restore` was called. What a kill left beside is removed by the next writing.
+    """
+    restore(path)
+    draft, old = beside(path, "new"), beside(path, "old")
+    for left in (draft, old):
+        shutil.rmtree(left, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        yield draft
+        settle_all(draft)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    if path.exists():
+        path.rename(old)
+    draft.rename(path)
+    settle(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def restore(path: Path) -> None:
+    """Undo the one moment in which a kill leaves the old folder under another name."""
+    if (old := beside(path, "old")).exists() and not path.exists():
+        old.rename(path)
+
+
+def beside(path: Path, name: str) -> Path:
+    """A hidden neighbour."""
+    return path.with_name(f".{path.name}.{name}")
+
+
+def settle(path: Path) -> None:
+    """Put a file, or the names in a folder, on the disk."""
+    if path.is_dir() and os.name != "posix":
+        return  # a folder cannot be opened there
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def settle_all(folder: Path) -> None:
+    """Put a folder and all that is in it on the disk."""
+    for written in (folder, *folder.rglob("*")):
+        settle(written)
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file that grows by them, or of none; one that a kill cut short is no line."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds. Raises ValueError, naming the file, for what is no JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); copy or make it again") from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replace a JSON file."""
+    with writing(path, "w") as stream:
+        stream.write(json.dumps(content, indent=2) + "\n")
+
+
+def claimed(path: Path, hint: str = "wait for it") -> AcquireReturnProxy[Any]:
+    """A context in which this process alone writes a directory; without `with`, until the process ends.
+
+    Raises ValueError, with the hint, if another process writes there.
+    """
+    try:
+        return FileLock(path / LOCK).acquire(timeout=SECONDS)
+    except Timeout:
+        raise ValueError(f"{path} is being written by another process; {hint}") from None

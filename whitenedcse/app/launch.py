@@ -1,0 +1,229 @@
+"""Starting a script: its errors in one line, its processes, and its run from the beginning to the end."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import re
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
+from omegaconf.errors import OmegaConfBaseException
+
+from whitenedcse.app import ranks, terminal
+from whitenedcse.app.configuration import known_keys, unknown
+from whitenedcse.app.run import Run
+from whitenedcse.evaluation.suite import series
+from whitenedcse.report.tables import grids, training_grid
+from whitenedcse.training.dashboard import Dashboard
+from whitenedcse.training.trainer import newest, step_of
+
+Result = TypeVar("Result")
+MENDABLE = (HydraException, OmegaConfBaseException, MisconfigurationException, ValueError, OSError)
+BAD_INPUT = 2  # the exit code of what a user can mend
+QUIET = (
+    ".*does not have many workers.*",
+    ".*Experiment logs directory.*exists and is not empty.*",
+    ".*LeafSpec.*",
+    ".*Detected call of `lr_scheduler.step.*",  # float16's scaler leaves out the first steps, which overflow
+    ".*your dataloader is not resumable.*",  # ours begins at the right batch by itself
+)
+
+
+say = rank_zero_only(terminal.say)  # once, however many devices there are
+
+
+def start(script: Callable[[], Any]) -> None:
+    """Run a Hydra script; HYDRA_FULL_ERROR=1 shows the whole traceback of an error."""
+    os.environ["WHITENEDCSE_FORCE"] = "1" if "--force" in sys.argv else ""
+    sys.argv = [text for text in sys.argv if text != "--force"]
+    if (here := ranks.placed()) is not None:
+        ranks.end_with_parent()
+        sys.argv += ["hydra.job_logging.root.handlers=[]"] if here.rank else []
+    if here is None or "WHITENEDCSE_TRACEBACK" not in os.environ:  # the process that starts ranks asks once
+        os.environ["WHITENEDCSE_TRACEBACK"] = os.environ.get("HYDRA_FULL_ERROR", "")
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # so that errors reach this place
+    job(script)()
+
+
+def job(script: Callable[..., Result]) -> Callable[..., Result]:
+    """The same, but an error that a user can mend ends it with one line.
+
+    It goes below hydra.main, which would print a line of its own before it.
+    """
+
+    @wraps(script)
+    def one_line_at_most(*arguments: Any) -> Result:
+        # here, not in `start`: a launcher's own process begins here
+        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+        for message in QUIET:
+            warnings.filterwarnings("ignore", message=message)
+        try:
+            return script(*arguments)
+        except BaseException as error:
+            explain(error)
+            raise
+        finally:
+            give_back()
+
+    return one_line_at_most
+
+
+def explain(error: BaseException) -> None:
+    """End the process with one line if the user can mend this, and in a rank leave others time for theirs."""
+    if isinstance(error, KeyboardInterrupt):
+        sys.exit(128 + signal.SIGINT)
+    if isinstance(error, MENDABLE):
+        refuse(error)
+    if re.search(r"\bMPS\b", str(error)):  # PyTorch lacks something on Apple's GPUs
+        refuse(ValueError(f"this does not work on an Apple GPU ({error}); use trainer.accelerator=cpu"))
+    if isinstance(error, RuntimeError):
+        ranks.let_others_speak()
+
+
+def give_back() -> None:
+    """Return to the system what a job has freed: glibc keeps it, and a sweep continues in this process."""
+    gc.unfreeze()  # a run that ended early has frozen
+    gc.collect()
+    with suppress(AttributeError, OSError, TypeError):  # other systems have no such thing, or need none
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def refuse(error: Exception) -> NoReturn:
+    """End the process with what was wrong."""
+    if os.environ.get("WHITENEDCSE_TRACEBACK") == "1":
+        raise error
+    sys.stderr.write(f"error: {one_line(error)} (HYDRA_FULL_ERROR=1 shows where)\n")
+    sys.exit(BAD_INPUT)
+
+
+def one_line(error: BaseException) -> str:
+    """What a user reads: the cause of an error, in one line."""
+    while isinstance(error, HydraException) and error.__cause__ and "Error in call to target" in str(error):
+        error = error.__cause__
+    if key := re.match(r"Could not override '([^']+)'", str(error)):
+        return unknown(key[1], known_keys(sys.argv))
+    if isinstance(error, PermissionError | FileExistsError | NotADirectoryError):
+        return f"{error.filename}: {error.strerror}; write elsewhere with hydra.run.dir=DIR"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def end(loggers: Iterable[Logger], run: Run) -> None:
+    """Close the loggers, and print the last line, which other programs read."""
+    for logger in loggers:
+        logger.finalize("success")
+        if isinstance(logger, Dashboard):
+            logger.finish(run.path)
+    say(f"run: {run.path}")
+
+
+def show(grids: Iterable[terminal.Grid]) -> None:
+    """Print tables."""
+    for grid in grids:
+        say(terminal.as_rich(grid))
+
+
+def forced() -> bool:
+    """Whether --force was given."""
+    return os.environ.get("WHITENEDCSE_FORCE") == "1"
+
+
+def several(run: Run, devices: int) -> bool:
+    """Run this job as one process a device, unless it is one of them; whether that was done.
+
+    Ends this process if the job failed. Raises ValueError for a sweep inside of ranks started elsewhere: each
+    rank would sweep by itself.
+    """
+    hydra = HydraConfig.get()
+    if ranks.placed() is not None:
+        if hydra.mode == RunMode.MULTIRUN and "SLURM_JOB_ID" not in os.environ:
+            raise ValueError(
+                "torchrun would sweep once in each rank; use python train.py -m trainer.devices=N"
+            )
+        return False
+    if devices < 2:
+        return False
+    job = sys.argv[1:] if hydra.mode == RunMode.RUN else [*hydra.overrides.task, *inherited(hydra)]
+    job += ["--force"] if forced() else []
+    status = ranks.run([sys.executable, sys.argv[0], *job, f"hydra.run.dir={run.path}"], devices)
+    if status:
+        sys.exit(status)
+    return True
+
+
+def inherited(hydra: Any) -> list[str]:
+    """What a job of a sweep takes over of Hydra's own settings: where configurations are found."""
+    return [text for text in hydra.overrides.hydra if text.startswith("hydra.searchpath")]
+
+
+def mine(run: Run, settings: str, devices: int) -> bool:
+    """Whether this process is to train: not if the run has ended, nor if a process for each device did it.
+
+    Raises ValueError if the directory holds a run with other settings, or another process writes it.
+    """
+    if finished(run, settings) or several(run, devices):
+        return False
+    run.claim()
+    return not finished(run, settings)  # while waiting for the directory
+
+
+def finished(run: Run, settings: str) -> bool:
+    """Whether this run ended before; it is then left alone."""
+    run.refuse_other(settings, {}, force=forced())
+    if run.scores is None:
+        return False
+    say(f"{run.path} is finished and left alone; run=NAME with another name makes another run")
+    say(f"run: {run.path}")
+    return True
+
+
+def begin(run: Run, settings: str, facts: Mapping[str, Any], digests: Mapping[str, str]) -> Path | None:
+    """Begin a run, or find the checkpoint from which an unfinished one resumes; None: from its start.
+
+    digests: of data and tokenizer. Raises ValueError if they, the settings or the number of processes are not
+    what the run began with.
+    """
+    here = ranks.placed()
+    exact = {**digests, "processes": here.world if here else 1}
+    run.refuse_other(settings, exact, force=forced())
+    checkpoint = newest(run.checkpoints, say)
+    if not run.began:
+        run.start(settings, **facts, **exact)
+        return None
+    step = step_of(checkpoint)
+    changed = run.resume(settings, exact, step)
+    say(f"{run.path} goes on after step {step}")
+    if changed:
+        say(f"what follows may differ in the last bits: {', '.join(changed)}")
+    return checkpoint
+
+
+def finish(
+    run: Run, dev: dict[str, Any], loggers: list[Logger], evaluated: Callable[..., Any] | None
+) -> None:
+    """Evaluate the best checkpoint on the tests, if there are any; write, log and show the scores."""
+    scores: dict[str, Any] = {"dev": dev}
+    if evaluated is None:
+        run.end(scores)
+    else:
+        scores, _ = evaluated(run, scores)
+        for logger in loggers:
+            logger.log_metrics(series(scores), dev["last_step"])
+    show([training_grid(dev), *(grids(scores, None) if evaluated else [])])
+    here = run.path.relative_to(Path.cwd()) if run.path.is_relative_to(Path.cwd()) else run.path
+    say(f"best checkpoint: {here}/best   metrics: {here}/metrics.csv   scores: {here}/scores.json")
+    end(loggers, run)

@@ -1,0 +1,196 @@
+"""Several processes for one job: who this one is; and, where nobody else does, starting and watching them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from omegaconf import OmegaConf
+
+from whitenedcse.app.compute import cores
+
+USR1 = getattr(signal, "SIGUSR1", signal.SIGTERM)  # SLURM's "your time is nearly over"
+ASKING = (signal.SIGTERM, signal.SIGINT, USR1)  # to stop
+STOPPED = {128 + number for number in ASKING}  # exit codes of ranks that were asked to
+GRACE = 2.0  # seconds for the ranks that are left to end by themselves when one has failed
+PATIENCE = 60.0  # the same when all were asked to stop
+
+
+class Place(NamedTuple):
+    """Where this process stands: its rank of `world`, and how many of them its machine runs."""
+
+    rank: int
+    world: int
+    on_machine: int
+
+
+def placed() -> Place | None:
+    """What torchrun, srun or `run` says of this process; None if it was started alone."""
+    env = os.environ
+    if "RANK" in env and "WORLD_SIZE" in env:
+        world = int(env["WORLD_SIZE"])
+        return Place(int(env["RANK"]), world, int(env.get("LOCAL_WORLD_SIZE", world)))
+    if int(env.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in env:
+        world = int(env["SLURM_NTASKS"])
+        return Place(int(env["SLURM_PROCID"]), world, world // int(env.get("SLURM_NNODES", 1)))
+    return None
+
+
+def refuse(what: str) -> None:
+    """Raise ValueError in one of several ranks: this job is for one process."""
+    if (here := placed()) is not None and here.world > 1:
+        raise ValueError(
+            f"{what} works in one process; start it without torchrun or srun (now {here.world} ranks)"
+        )
+
+
+def shared(name: str, value: str) -> str:
+    """The first rank's value under this name, on every rank. Raises ValueError where ranks cannot meet."""
+    here, env = placed(), os.environ
+    if here is None or here.world == 1:
+        return value
+    if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        raise ValueError("these ranks have no place to agree on a name for the run; add run=NAME")
+    store = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined]
+    if here.rank == 0:
+        store.set(f"whitenedcse/{name}", value)
+    return store.get(f"whitenedcse/{name}").decode()
+
+
+def stamp() -> str:
+    """The end of a run's name: the time, or under srun the job and its step, which a requeued job keeps."""
+    if "SLURM_STEP_ID" in os.environ:
+        return f"slurm-{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
+    return shared("stamp", time.strftime("%Y-%m-%d_%H-%M-%S"))
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """End this process soon after the one that started it, however that ends: no rank is left alone.
+
+    parent: its number, which may be gone before this is asked; None: that of `run`, or this one's parent.
+    """
+    parent = parent or int(os.environ.get("WHITENEDCSE_FRONT", os.getppid()))
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def let_others_speak() -> None:
+    """In a rank that failed: wait, so that the process that watches the ranks names one that died first."""
+    if placed() is not None:
+        time.sleep(2 * GRACE)
+
+
+def run(command: Sequence[str], count: int) -> int:
+    """Run a command as `count` ranks of one job on this machine; the exit status of the job.
+
+    When a rank fails, the others are ended within seconds, and a line says which it was. SIGTERM, SIGINT and
+    SIGUSR1 are passed on to all. Ranks but the first are silent unless they fail.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        said = [Path(folder) / str(rank) for rank in range(count)]
+        port = free_port()
+        job = [start(command, Place(rank, count, count), port, said[rank]) for rank in range(count)]
+        pass_on(ASKING, job)
+        try:
+            failed = first_failed(job)
+        finally:
+            end(job)
+        if failed is None:
+            return 0
+        status = int(job[failed].returncode)
+        if failed and not status == 2 == job[0].returncode:  # the first rank has said the same
+            sys.stderr.write(said[failed].read_text())
+        if status == 2 or status in STOPPED:  # it has said why
+            return status
+        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        sys.stderr.write(
+            f"error: rank {failed} (process {job[failed].pid}) {how}; the other ranks were ended too."
+            " The same command with run=NAME continues from the last checkpoint\n"
+        )
+        return status if status > 0 else 128 - status
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(command: Sequence[str], here: Place, port: int, said: Path) -> subprocess.Popen[bytes]:
+    """One rank. It has a session of its own, so that Ctrl-C reaches it once, from here."""
+    env = {
+        "RANK": here.rank,
+        "LOCAL_RANK": here.rank,
+        "WORLD_SIZE": here.world,
+        "LOCAL_WORLD_SIZE": here.on_machine,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RUN_ID": os.getpid(),
+        "WHITENEDCSE_FRONT": os.getpid(),
+        # every one of them would take all cores, and wait for the others
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", max(1, cores() // here.on_machine)),
+    }
+    silent = here.rank > 0
+    with said.open("wb") as stream:
+        return subprocess.Popen(
+            command,
+            env=os.environ | {name: str(value) for name, value in env.items()},
+            stdout=stream if silent else None,
+            stderr=stream if silent else None,
+            start_new_session=True,
+        )
+
+
+def pass_on(signals: Sequence[signal.Signals], job: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Send these signals on to all ranks."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+
+    def hear(number: int, _: Any) -> None:
+        for rank in job:
+            rank.send_signal(number)
+
+    for number in signals:
+        signal.signal(number, hear)
+
+
+def first_failed(job: Sequence[subprocess.Popen[bytes]]) -> int | None:
+    """Wait for all ranks to end well, or for the first that does not."""
+    while True:
+        for number, rank in enumerate(job):
+            if rank.poll():
+                return number
+        if all(rank.returncode == 0 for rank in job):
+            return None
+        time.sleep(0.1)
+
+
+def end(job: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait a little for the ranks that are left, and end those that then still run."""
+    stopped = any(rank.poll() in STOPPED for rank in job)
+    until = time.monotonic() + (PATIENCE if stopped else GRACE)
+    for rank in job:
+        try:
+            rank.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            rank.kill()
+            rank.wait()
+
+
+OmegaConf.register_new_resolver("stamp", stamp, use_cache=True, replace=True)

@@ -1,0 +1,292 @@
+"""A run directory as one object: settings, what they were run with, checkpoints, series and scores.
+
+config.yaml      the resolved settings; a directory that holds it is a run
+versions.json    `facts`: command, packages, commit, hardware, data, and each resumption
+checkpoints/     of train.py: step-STEP-CHECKSUM.ckpt
+best/            of train.py: the best checkpoint
+metrics.csv      of train.py: `series`, a column each
+scores.json      `scores`, once the run has ended: dev scores of train.py, tests of evaluate.py
+items.npz        `items`: by "row/task", what each pair or text of a test scored
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from filelock import BaseFileLock
+from lightning.pytorch.utilities import rank_zero_only
+from numpy.typing import NDArray
+from omegaconf import OmegaConf
+
+from whitenedcse.app.compute import environment
+from whitenedcse.app.durable import claimed, read_json, whole_lines, write_json, writing
+
+FREE = {"run", "checkpoint_every", "data.corpus", "trainer.devices", "trainer.num_nodes"}  # may change
+MOVED = {  # where a symbol of an older config.yaml is now
+    "whitenedcse.training.optim.adamw": "whitenedcse.training.module.adamw",
+    "whitenedcse.training.mlm.MaskedLanguageModel": "whitenedcse.training.loss.MaskedLanguageModel",
+    "whitenedcse.evaluation.protocol.Protocol": "whitenedcse.evaluation.tasks.Protocol",
+}
+GONE = (("loss", "force_literal"),)  # settings of an older config.yaml that changed nothing
+ORIGIN = ("experiment", "system", "seed")
+DEV = "dev/spearman"
+held: dict[Path, BaseFileLock] = {}  # the directories that this process has claimed, until it ends
+
+
+class Series(NamedTuple):
+    """What was logged under one name: steps (n,) of the optimiser and the finite values (n,)."""
+
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+
+class Run:
+    """The run in the directory `path`, which need not have begun."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.checkpoints, self.best = self.path / "checkpoints", self.path / "best"
+        self.metrics, self.config = self.path / "metrics.csv", self.path / "config.yaml"
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @classmethod
+    def of(cls, model: str | Path) -> Run | None:
+        """The run whose directory, or whose best checkpoint, a model is; None where it is no run's."""
+        folders = (Path(model), Path(model).parent) if Path(model).exists() else ()
+        return next((run for run in map(cls, folders) if run.began), None)
+
+    @property
+    def began(self) -> bool:
+        """Whether train.py or evaluate.py began a run here."""
+        return self.config.is_file()
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is a run of train.py; one of evaluate.py has no monitor."""
+        return self.began and "monitor" in self.settings
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """config.yaml as dictionaries, as it would be written now. Raises ValueError if it is no YAML."""
+        try:
+            content: Any = OmegaConf.to_container(OmegaConf.load(self.config))
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # each YAML mistake is of another class
+            raise ValueError(f"{self.config} is not YAML: {error}") from None
+        settings = present(content) if isinstance(content, dict) else {}
+        for group, name in GONE:
+            if isinstance(settings.get(group), dict):
+                settings[group].pop(name, None)
+        return settings
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """versions.json; empty where there is none. Raises ValueError if it holds no names and values."""
+        return self._json("versions.json") or {}
+
+    @property
+    def scores(self) -> dict[str, Any] | None:
+        """scores.json; None until the run has ended. Raises ValueError for other content."""
+        if self.__dict__.get("_scores") is None:
+            self.__dict__["_scores"] = self._json("scores.json")
+        found: dict[str, Any] | None = self.__dict__["_scores"]
+        return found
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """`scores` of a run that has ended. Raises FileNotFoundError for one that has not."""
+        return self.scores or self._lacks("scores.json")
+
+    def _lacks(self, name: str) -> NoReturn:
+        raise FileNotFoundError(f"{self.path} is no run of evaluate.py, which would hold {name}")
+
+    def _json(self, name: str) -> dict[str, Any] | None:
+        if not (self.path / name).is_file():
+            return None
+        content = read_json(self.path / name)
+        if not isinstance(content, dict):
+            raise ValueError(f"{self.path / name} holds no names and values")
+        return content
+
+    @cached_property
+    def items(self) -> dict[str, NDArray[Any]]:
+        """items.npz of evaluate.py. Raises FileNotFoundError where there is none."""
+        if not (self.path / "items.npz").is_file():
+            self._lacks("items.npz")
+        with np.load(self.path / "items.npz") as arrays:
+            return dict(arrays)
+
+    @cached_property
+    def series(self) -> dict[str, Series]:
+        """metrics.csv by column, see `series`."""
+        return series(self.metrics)
+
+    def at(self, name: str, step: int) -> float | None:
+        """The value of a series at a step; None where there is none."""
+        if name not in self.series:
+            return None
+        values = self.series[name].values[self.series[name].steps == step]
+        return float(values[-1]) if len(values) else None
+
+    def median(self, name: str) -> float | None:
+        """The median of a series; None without one."""
+        return float(np.median(self.series[name].values)) if name in self.series else None
+
+    @property
+    def dev(self) -> dict[str, Any] | None:
+        """`dev` of scores.json; before the end the same of the evaluations so far; None before the first."""
+        if self.scores is not None:
+            summary: dict[str, Any] = self.scores["dev"]
+            return summary
+        if DEV not in self.series:
+            return None
+        steps, values = self.series[DEV]
+        best = int(np.argmax(values[1:])) + 1 if len(values) > 1 else 0
+        summary = {"before": values[0], "best": values[best], "best_step": int(steps[best]), "n": None}
+        names = [name for name in self.series if name.startswith("dev/")]
+        for key, step in (("values_before", steps[0]), ("values_best", steps[best])):
+            summary[key] = {name: self.at(name, int(step)) for name in names}
+        return summary
+
+    @property
+    def best_score(self) -> float | None:
+        """The dev score of the best checkpoint; None until the run has ended."""
+        return self.scores["dev"]["best"] if self.scores else None
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Experiment, system and seed; None for each where nothing is known."""
+        facts: dict[str, Any] = {}
+        with suppress(OSError, ValueError):
+            facts = self.facts
+        return {key: facts.get(key) for key in ORIGIN}
+
+    def checked(self) -> Run:
+        """This run of train.py with its files read. Raises ValueError, naming the file, if one cannot be."""
+        if self.scores is not None and "dev" not in self.scores:
+            raise ValueError(
+                f"{self.path / 'scores.json'} has no dev scores; train.py writes them when a run ends"
+            )
+        _ = self.settings, self.facts, self.series
+        return self
+
+    @rank_zero_only
+    def claim(self) -> None:
+        """Keep other processes from writing here until this one ends. Raises ValueError if one does."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if self.path not in held:
+            held[self.path] = claimed(self.path, "wait, or use run=NAME").lock
+        self._forget()  # what was read before another process wrote it
+
+    @rank_zero_only
+    def start(self, config: str, **facts: Any) -> None:
+        """Write config.yaml and, with `facts`, versions.json. Raises ValueError if a run began here."""
+        self.claim()
+        if self.began:
+            raise ValueError(
+                f"{self.path} already holds a run; choose another name with run=NAME, or delete it"
+            )
+        self._write(config, {"command": " ".join(sys.argv), **facts, **environment()})
+
+    def _write(self, config: str, facts: Mapping[str, Any]) -> None:
+        """Write both files, the one that makes the directory a run last."""
+        write_json(self.path / "versions.json", facts)
+        with writing(self.config, "w") as stream:
+            stream.write(config)
+        self._forget()
+
+    def _forget(self) -> None:
+        for name in ("settings", "facts"):
+            self.__dict__.pop(name, None)
+
+    def refuse_other(self, config: str, exact: Mapping[str, Any], *, force: bool = False) -> None:
+        """Raise ValueError if the run here began with other settings or facts; `force` lets it.
+
+        config: the resolved settings as YAML. exact: what else decides each bit: data, tokenizer, processes.
+        """
+        if force or not self.began:
+            return
+        began = flat(self.settings) | {name: self.facts.get(name) for name in exact}
+        now = flat(plain(config)) | dict(exact)
+        differences = [
+            f"{name}={now.get(name)} (it began with {began.get(name)})"
+            for name in sorted(began.keys() | now.keys())
+            if began.get(name) != now.get(name) and name not in FREE and not name.startswith("logger")
+        ]
+        if differences:
+            raise ValueError(
+                f"{self.path} holds another run: {', '.join(differences)}; choose another name with run=NAME,"
+                " or add --force to go on in it"
+            )
+
+    @rank_zero_only
+    def resume(self, config: str, exact: Mapping[str, Any], step: int) -> list[str]:
+        """Note that the run resumes after a step; returns what of `environment` changed since it began."""
+        now, then = flat(environment()), flat(self.facts)
+        changed = {name: value for name, value in now.items() if then.get(name) != value}
+        again = {"step": step, "command": " ".join(sys.argv), **changed}
+        self._write(config, {**self.facts, **exact, "resumed": [*self.facts.get("resumed", []), again]})
+        return [f"{name}={value} (it began with {then.get(name)})" for name, value in changed.items()]
+
+    def end(self, scores: dict[str, Any], items: Mapping[str, NDArray[Any]] | None = None) -> None:
+        """Write items.npz, if there are any, and scores.json, with which the run has ended."""
+        if items is not None:
+            np.savez_compressed(self.path / "items.npz", **items)  # type: ignore[arg-type]
+        write_json(self.path / "scores.json", scores)
+        self.__dict__["_scores"] = scores
+
+
+def series(file: Path) -> dict[str, Series]:
+    """metrics.csv by column, finite values only. Raises ValueError, naming file and line, if damaged."""
+    lines = csv.reader(whole_lines(file))
+    header = next(lines, ["step"])
+    columns: dict[str, list[tuple[int, float]]] = {name: [] for name in header if name != "step"}
+    for number, cells in enumerate(lines, 2):
+        try:
+            line = dict(zip(header, cells, strict=True))
+            step = int(line.pop("step"))
+            for name, cell in line.items():
+                columns[name] += [(step, float(cell))] if cell else []
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"{file}:{number}: not a step and numbers by column: {error}") from None
+    finite = {name: [(s, v) for s, v in pairs if np.isfinite(v)] for name, pairs in columns.items()}
+    return {
+        name: Series(np.array([s for s, _ in pairs]), np.array([v for _, v in pairs]))
+        for name, pairs in finite.items()
+        if pairs
+    }
+
+
+def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """All values of nested mappings by their dotted names."""
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{path}{key}"
+        values |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return values
+
+
+def plain(config: str) -> Mapping[str, Any]:
+    """YAML as dictionaries."""
+    content: Any = OmegaConf.to_container(OmegaConf.create(config))
+    return content
+
+
+def present(settings: dict[str, Any]) -> dict[str, Any]:
+    """The same settings as a run would write them now: symbols by the names in `MOVED`."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            settings[key] = present(value)
+        elif isinstance(value, str):
+            settings[key] = MOVED.get(value, value)
+    return settings

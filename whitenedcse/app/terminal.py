@@ -1,0 +1,161 @@
+"""What a user reads in a terminal: tables in several formats, plain lines, and the progress of long work."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import rich
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import TimeRemainingColumn as TimeLeft
+from rich.table import Table
+from rich.text import Text
+
+# LaTeX: a cell that starts with [ or * would be read as an argument of the \\ before it
+LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
+    | {"[": "{[}", "]": "{]}", "*": "{*}", "\n": " "}
+)
+
+
+class Grid(NamedTuple):
+    """A table as text: every row has a cell a column; `right` are the columns of numbers, counted from 0."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+    right: Collection[int] = ()
+
+
+def console() -> Console:
+    """Where tables go; a file or a pipe, which has no edge, gets lines of 160 columns."""
+    out = rich.get_console()
+    if not out.is_terminal:
+        out.width = max(out.width, 160)
+    return out
+
+
+def as_rich(grid: Grid) -> Table:
+    """For a terminal: the notes are the caption; numbers are never broken."""
+    table = Table(box=SIMPLE_HEAD, padding=0, caption_justify="left")
+    table.title, table.caption = Text(grid.title), Text("\n".join(grid.notes))
+    header, *rows = lines(grid)
+    for i, name in enumerate(header):
+        right = i in grid.right
+        table.add_column(Text(name), justify="right" if right else "left", no_wrap=right, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def as_markdown(grid: Grid) -> str:
+    """A heading, a pipe table (GitHub's), and the notes as a list."""
+    header, *rows = [[markdown(cell) for cell in row] for row in lines(grid)]
+    rule = ["---:" if i in grid.right else "---" for i in range(len(header))]
+    body = "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))
+    notes = "".join(f"- {markdown(note)}\n" for note in grid.notes)
+    return f"### {markdown(grid.title)}\n\n{body}\n" + (f"\n{notes}" if notes else "")
+
+
+def markdown(text: str) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    return re.sub(r"([\\|*_`<\[\]])", r"\\\1", text).replace("\n", " ")
+
+
+def as_csv(grid: Grid) -> str:
+    """The column names and the rows; a program reads it, so title and notes stay out."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(lines(grid))
+    return out.getvalue()
+
+
+def as_latex(grid: Grid) -> str:
+    """A table environment for the booktabs package."""
+    header, *rows = [" & ".join(cell.translate(LATEX) for cell in row) + r" \\" for row in lines(grid)]
+    align = "".join("r" if i in grid.right else "l" for i in range(len(grid.columns)))
+    notes = [rf"\par\footnotesize {note.translate(LATEX)}" for note in grid.notes]
+    return "\n".join(
+        [r"\begin{table}", r"\centering", rf"\caption{{{grid.title.translate(LATEX)}}}"]
+        + [rf"\begin{{tabular}}{{{align}}}", r"\toprule", header, r"\midrule", *rows, r"\bottomrule"]
+        + [r"\end{tabular}", *notes, r"\end{table}", ""]
+    )
+
+
+def say(text: Any) -> None:
+    """Print a line or a table, also where a progress bar is drawn."""
+    console().print(text, soft_wrap=isinstance(text, str), highlight=False, markup=False)
+
+
+def show(grids: Sequence[Grid], form: str) -> None:
+    """Print tables in one of the forms: table, markdown, csv, latex."""
+    if form == "table":
+        for grid in grids:
+            say(as_rich(grid))
+    else:
+        forms = {"markdown": as_markdown, "csv": as_csv, "latex": as_latex}
+        sys.stdout.write("\n".join(forms[form](grid) for grid in grids))
+
+
+def lines(grid: Grid) -> list[Sequence[str]]:
+    """The column names, then the rows."""
+    assert all(len(row) == len(grid.columns) for row in grid.rows), f"{grid.title}: a row of another length"
+    return [grid.columns, *grid.rows]
+
+
+SECONDS = 10.0  # between two lines
+
+
+@contextmanager
+def pace(what: str, total: int | None = None, before: int = 0) -> Iterator[Callable[[int], None]]:
+    """A function to be told of so many sentences more; on the standard error, which no program reads.
+
+    total: None where nobody has counted, which leaves the time left out. before: done already, at no speed.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        say = partial(console.print, highlight=False, soft_wrap=True)
+        yield plain_lines(what, total, say, before)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Speed(), TimeLeft())
+    with Progress(*columns, console=console, transient=True) as bar:
+        row = bar.add_task(what, total=total, completed=before)
+        yield lambda more: bar.advance(row, more)
+
+
+def plain_lines(
+    what: str, total: int | None, say: Callable[[str], None], before: int = 0
+) -> Callable[[int], None]:
+    """The same as text: at most one line in ten seconds."""
+    began = said = time.monotonic()
+    done = before
+
+    def more(count: int) -> None:
+        nonlocal done, said
+        done, now = done + count, time.monotonic()
+        if now - said < SECONDS or done == before:
+            return
+        said, speed = now, (done - before) / (now - began)
+        left = "" if total is None else time.strftime("  left %H:%M:%S", time.gmtime((total - done) / speed))
+        say(f"{what} {done:,}{'' if total is None else f' of {total:,}'}  {speed:,.0f} sentences/s{left}")
+
+    return more
+
+
+class Speed(ProgressColumn):
+    """Sentences a second."""
+
+    def render(self, task: Task) -> Text:
+        """Of the last seconds."""
+        return Text(f"{task.speed:,.0f} sentences/s" if task.speed else "")

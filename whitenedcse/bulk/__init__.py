@@ -1,1 +1,0 @@
-"""Any corpus to vectors on disk, however large."""

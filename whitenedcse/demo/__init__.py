@@ -1,1 +1,0 @@
-"""A page to try an encoder and its whitening."""

@@ -1,1 +1,0 @@
-"""What a user does with an encoder: whiten it, and hand it on."""

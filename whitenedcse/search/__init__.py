@@ -1,1 +1,0 @@
-"""The texts of a corpus nearest to a query."""

@@ -1,0 +1,240 @@
+"""What an embedder is measured by from outside: the benchmark mteb, and what whitening-k saves in a search.
+
+n: sentences, or texts of an index    d: width    k: components kept    q: queries
+
+`mteb.evaluate(Mteb("outputs/NAME"), tasks)` runs mteb. Su et al., BERT-whitening, arXiv:2103.15316, claim
+less memory and faster retrieval; `bench` measures both, and recall against all components.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from whitenedcse.app.terminal import Grid, pace
+from whitenedcse.data.tokens import identity
+from whitenedcse.evaluation.postprocess import ORDERED, Postprocess, ladder
+from whitenedcse.model.checkpoint import settings
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.planes import fingerprint
+from whitenedcse.serving.index import (
+    Array,
+    Index,
+    Rows,
+    by_faiss,
+    engine_at_hand,
+    nearest,
+    pieces,
+    taken,
+    unit,
+)
+
+TOP, ALONE = 10, 20  # texts that recall looks at; queries that are timed one by one
+BLOCK = 20_000  # rows at a time
+COLUMNS = ("vectors", "k", "MB", "made in s", "queries/s", "ms for one", "recall", "of as it is")
+
+
+Floats = NDArray[np.float64]
+
+
+class Transform(Protocol):
+    """A fitted map, such as `Postprocess`."""
+
+    def transform(self, x: NDArray[Any]) -> Floats:
+        """(n, d) -> (n, k)."""
+
+
+class Mteb:
+    """What mteb 2 asks of an encoder: `encode`, two similarities, and metadata.
+
+    model: what `Embedder.load` takes, or an embedder. postprocess: applied to every vector.
+    mteb keeps results by name and revision, also between runs; the revision is a digest of all that decides a
+    vector, so another checkpoint of the same name is evaluated anew. Prompts and batch sizes are not used.
+    """
+
+    def __init__(self, model: str | Path | Embedder, postprocess: Transform | None = None) -> None:
+        name = "embedder" if isinstance(model, Embedder) else Path(model).resolve().name
+        if not isinstance(model, Embedder):
+            model = Embedder.load(model).to("cuda" if torch.cuda.is_available() else "cpu")
+        self.embedder, self.postprocess = model, postprocess
+        self.mteb_model_meta = self._meta(f"whitenedcse/{name}")
+        self._last: dict[str, NDArray[np.float32]] = {}
+
+    def encode(self, inputs: Iterable[Mapping[str, Any]], **options: Any) -> Floats:
+        """Batches of texts -> (n, k), float64: in float32, mteb's cosines tie and swap (STS12: 2e-5 points).
+
+        A sentence is encoded once among these and those of the call before, mteb's other side of the pairs:
+        padding changes a vector's last digits, which set equal pairs apart (STS12, 79 of 3,108: 3e-3 points).
+        """
+        if "precision" in options:
+            raise ValueError(f"precision={options['precision']!r}: vectors here are float; leave it out")
+        sentences = [sentence for batch in inputs for sentence in batch["text"]]
+        new = sorted(set(sentences) - self._last.keys())
+        vectors = self.embedder.encode(new, progress=options.get("show_progress_bar", True))
+        known = self._last | dict(zip(new, vectors, strict=True))
+        self._last = {sentence: known[sentence] for sentence in sentences}
+        return self._finished(np.stack([known[sentence] for sentence in sentences]))
+
+    def similarity(self, a: Floats | Tensor, b: Floats | Tensor) -> Tensor:
+        """(n, k), (m, k) -> (n, m) cosines."""
+        a, b = _rows(a), _rows(b)
+        return a @ b.mT / _lengths((a * a).sum(dim=-1)[:, None] * (b * b).sum(dim=-1))
+
+    def similarity_pairwise(self, a: Floats | Tensor, b: Floats | Tensor) -> Tensor:
+        """(n, k), (n, k) -> (n,) cosines."""
+        a, b = _rows(a), _rows(b)
+        return (a * b).sum(dim=-1) / _lengths((a * a).sum(dim=-1) * (b * b).sum(dim=-1))
+
+    def _finished(self, x: NDArray[Any]) -> Floats:
+        return np.asarray(self.postprocess.transform(x) if self.postprocess else x, dtype=np.float64)
+
+    def _meta(self, name: str) -> Any:
+        from mteb.models.model_meta import ModelMeta, ScoringFunction
+
+        embedder, d = self.embedder, self.embedder.width
+        basis = self._finished(np.eye(d + 1, d, -1))  # zero and the unit vectors decide an affine map
+        parts = [fingerprint(embedder.encoder), identity(embedder.encoder.tokenizer), settings(embedder)]
+        content = hashlib.blake2b(json.dumps(parts).encode(), digest_size=12)
+        final = embedder.final.state_dict().values() if embedder.final else ()
+        for tensor in (*embedder.head.state_dict().values(), *final, torch.from_numpy(basis)):
+            content.update(tensor.float().cpu().numpy().tobytes())  # float32: as far as two machines agree
+        known = {"name": name, "revision": content.hexdigest(), "embed_dim": basis.shape[1]}
+        known |= {"max_tokens": embedder.max_length, "similarity_fn_name": ScoringFunction.COSINE}
+        return ModelMeta.create_empty(known)
+
+
+def _rows(x: Floats | Tensor) -> Tensor:
+    return torch.atleast_2d(torch.as_tensor(x, dtype=torch.float64))
+
+
+def _lengths(squares: Tensor) -> Tensor:
+    return squares.sqrt().clamp_min(1e-300)  # a zero vector's cosine is 0
+
+
+class Way(NamedTuple):
+    """Vectors (n, k) for the same texts, in parts; what they are, and the seconds it took to make them."""
+
+    name: str
+    vectors: Sequence[Array]
+    seconds: float
+
+
+class Measured(NamedTuple):
+    """Of a way: its row of the table but for recall, and the rows (q, TOP) that it finds."""
+
+    cells: list[str]
+    found: Rows
+
+
+def bench(index: Index, *, queries: int = 1000, dims: Sequence[int] = ()) -> Grid:
+    """A table with a row for each k: `dims`, or d and those of 256, 128, 64 and 32 below it.
+
+    Queries are texts of the index, which do not find themselves. An index that is whitened is cut. Raises
+    ValueError for an index of one text and for a k that is not from 1 to d.
+    """
+    n, d = len(index), index.embedder.width
+    dims = sorted({d, *dims}, reverse=True) if dims else ladder(d)
+    if n < 2 or queries < 1 or not 1 <= dims[-1] <= dims[0] == d:
+        raise ValueError(f"queries={queries}, dims={dims} of an index of {n} texts of width {d}")
+    asked = np.sort(np.random.default_rng(0).choice(n, min(queries, n), replace=False))
+    final = index.embedder.final
+    white = final is not None and final.provenance.get("kind") in ORDERED
+    every = [measured(way, asked) for way in (cut(index, dims) if white else whitened(index, dims))]
+    plain, full = every[0].found, every[0 if white else 1].found
+    rows = [
+        [*one.cells, f"{recall(one.found, full):.3f}", f"{recall(one.found, plain):.3f}"] for one in every
+    ]
+    return Grid("Search by whitening-k", COLUMNS, rows, notes(index, len(asked), white), right=range(1, 8))
+
+
+def whitened(index: Index, dims: Sequence[int]) -> Iterator[Way]:
+    """The vectors as they are; then whitening-k, fitted to them, exactly and in memory that does not grow."""
+    yield Way("as it is", index.vectors, 0.0)
+    fit, began = Postprocess("whitening"), time.perf_counter()
+    with pace("fitted", len(index)) as more:
+        for _, block in pieces(index.vectors, BLOCK):
+            fit.partial_fit(block)
+            more(len(block))
+    _ = fit.fitted  # solved now, so that its time counts
+    seconds = time.perf_counter() - began
+    for k in dims:
+        yield made("whitened", index, lambda x, k=k: fit.transform(x, k), seconds)  # type: ignore[misc]
+
+
+def cut(index: Index, dims: Sequence[int]) -> Iterator[Way]:
+    """The vectors as they are, and without their last components."""
+    yield Way("as it is", index.vectors, 0.0)
+    for k in dims[1:]:
+        yield made("cut", index, lambda x, k=k: x[:, :k], 0.0)  # type: ignore[misc]
+
+
+def made(name: str, index: Index, mapped: Callable[[Array], np.ndarray], before: float) -> Way:
+    """The index's vectors, mapped and of unit length again."""
+    began, parts = time.perf_counter(), []
+    for _, block in pieces(index.vectors, BLOCK):
+        parts.append(unit(mapped(block)))
+    return Way(name, parts, before + time.perf_counter() - began)
+
+
+def measured(way: Way, asked: Rows) -> Measured:
+    """Search with the vectors of these rows."""
+    queries, k = taken(way.vectors, asked), way.vectors[0].shape[1]
+    alone = []
+    for i in range(min(ALONE, len(asked))):  # which also brings the vectors into memory
+        began = time.perf_counter()
+        nearest(queries[i : i + 1], way.vectors, TOP)
+        alone.append(time.perf_counter() - began)
+    began = time.perf_counter()
+    _, rows = nearest(queries, way.vectors, TOP + 1)
+    speed = len(asked) / (time.perf_counter() - began)
+    size = sum(part.nbytes for part in way.vectors) / 1e6
+    numbers = [f"{size:,.1f}", f"{way.seconds:.1f}", f"{speed:,.0f}", f"{np.median(alone) * 1e3:.1f}"]
+    return Measured([way.name, str(k), *numbers], without(rows, asked))
+
+
+def without(rows: Rows, own: Rows) -> Rows:
+    """(q, k + 1) -> (q, k): without each query's own row, or, where that was not found, without the last."""
+    keep = rows != own[:, None]
+    keep[keep.all(1), -1] = False
+    return rows[keep].reshape(len(rows), -1)
+
+
+def recall(found: Rows, wanted: Rows) -> float:
+    """The share of the wanted rows that was found."""
+    return float((found[:, :, None] == wanted[:, None, :]).any(1).mean())
+
+
+def notes(index: Index, queries: int, white: bool) -> list[str]:
+    """What the numbers are."""
+    texts = sum(p.texts.data.nbytes + p.ids.data.nbytes + 16 * len(p.texts) for p in index.parts) / 1e6
+    whole = "the index as it is" if white else f"all {index.embedder.width} whitened components"
+    kind = (
+        "the index is whitened: only its last components are cut"
+        if white
+        else "whitened: fitted to the vectors of this index, and of unit length again"
+    )
+    few = len(index) < 10 * index.embedder.width and not white
+    return [
+        *(
+            ["few texts for so many components: whitening puts n < d texts all equally far apart"]
+            if few
+            else []
+        ),
+        f"{len(index):,} texts, of which {queries:,} are queries that do not find themselves; exact, by "
+        + ("FAISS" if engine_at_hand() is by_faiss else "NumPy"),
+        f"recall: of the {TOP} texts nearest by {whole}, the share found; of as it is: the same of the "
+        "index's own vectors",
+        kind,
+        f"MB: vectors in float32, in memory and on disk; texts and ids add {texts:,.1f} MB to each",
+        "made in s: fitting and mapping; queries/s: all at once; ms for one: median of one by one; all "
+        "without encoding",
+    ]

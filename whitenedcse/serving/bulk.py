@@ -1,0 +1,300 @@
+"""A corpus of any size to a directory of vectors, in one process or several; a killed run resumes.
+
+n: rows of a file    k: width
+
+Files hold so many rows each, in the order of the input, and a manifest lists them. A file is a block of the
+corpus encoded by itself: it does not depend on which process encodes it, or when.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.multiprocessing.spawn import ProcessException, spawn
+
+from whitenedcse.app.compute import threads
+from whitenedcse.app.durable import LOCK, claimed, read_json, write_json, writing
+from whitenedcse.app.ranks import end_with_parent
+from whitenedcse.app.terminal import pace
+from whitenedcse.data.corpus import Corpus, fingerprint, stream
+from whitenedcse.data.tokens import CHARACTERS_A_TOKEN
+from whitenedcse.model.checkpoint import settings
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.planes import digest_of
+
+MANIFEST = "manifest.json"
+OURS = {MANIFEST, f"{MANIFEST}.new", LOCK}  # may be here before a job has begun
+FORMS, DTYPES = ("npy", "parquet"), ("float32", "float16")
+FREE = ("source", "embedding", "input", "threads")  # may be another when a job resumes
+OTHER = {
+    "fingerprint": "the input is another, or was changed",
+    "embedder": "the encoder, its pooling, what follows it, or the kind of device is another",
+}
+
+
+class Form(NamedTuple):
+    """How vectors are written: the kind of file, the type of a number, the rows of a file."""
+
+    to: str = "npy"
+    dtype: str = "float32"
+    shard: int = 20_000
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What the files are: plain JSON, written before the first of them.
+
+    embedding: settings of the embedder, for a reader. embedder: a digest of all that decides a vector.
+    fingerprint: one of the input. threads: of a process, as at first: another number may change last bits.
+    """
+
+    source: str
+    embedding: dict[str, Any]
+    embedder: str
+    bf16: bool
+    input: str
+    columns: list[str]
+    fingerprint: str
+    rows: int
+    width: int
+    to: str
+    dtype: str
+    shard: int
+    threads: int
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("to", self.to, FORMS), ("dtype", self.dtype, DTYPES)):
+            if value not in known:
+                raise ValueError(f"{name}={value!r} is not one of {', '.join(known)}")
+        for name in ("rows", "width", "shard", "threads"):
+            if not (isinstance(value := getattr(self, name), int) and value > 0):
+                raise ValueError(f"{name}={value!r} must be 1 or more")
+
+    @property
+    def shards(self) -> int:
+        """The number of files."""
+        return -(-self.rows // self.shard)
+
+    def count(self, number: int) -> int:
+        """n of a file: `shard`, or fewer of the last."""
+        return min(self.shard, self.rows - number * self.shard)
+
+    def name(self, number: int) -> str:
+        """The name of a file."""
+        return f"shard-{number:05}.{self.to}"
+
+
+def begun(out: Path) -> Manifest | None:
+    """What a directory holds, None if nothing or if it is not there. Raises ValueError for other things."""
+    if not (out / MANIFEST).exists():
+        if out.exists() and (other := sorted({path.name for path in out.iterdir()} - OURS)):
+            raise ValueError(f"{out} holds something else, {other[0]!r}; name a new directory")
+        return None
+    try:
+        return Manifest(**read_json(out / MANIFEST))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{out / MANIFEST} is not what whitenedcse encode wrote: {error}") from error
+
+
+def refuse_other(out: Path, then: Manifest, now: dict[str, Any]) -> None:
+    """Raise ValueError if a job that was begun is not this one."""
+    for name, value in asdict(then).items():
+        if name in now and name not in FREE and value != now[name]:
+            why = OTHER.get(name, f"{name} was {value!r} and is now {now[name]!r}")
+            raise ValueError(f"{out} was begun otherwise: {why}; give the same again, or a new directory")
+
+
+def unwritten(out: Path, manifest: Manifest) -> list[int]:
+    """The numbers of the files that are not there yet."""
+    here = {path.name for path in out.iterdir()}
+    return [number for number in range(manifest.shards) if manifest.name(number) not in here]
+
+
+def write(out: Path, manifest: Manifest, number: int, x: NDArray[Any]) -> None:
+    """One file of (n, k): an array, or a table of `row`, counted from 0 over all files, and `vector`."""
+    x = np.ascontiguousarray(x, dtype=manifest.dtype)
+    with writing(out / manifest.name(number)) as stream:
+        if manifest.to == "npy":
+            np.save(stream, x, allow_pickle=False)
+            return
+        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+        rows = pa.array(np.arange(len(x)) + number * manifest.shard)
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), manifest.width)
+        pq.write_table(pa.table({"row": rows, "vector": vectors}), stream, use_dictionary=False)
+
+
+def arrays(out: Path) -> Iterator[NDArray[Any]]:
+    """The (n, k) of each file in order, .npy left on disk until it is read. Runs no code of a file.
+
+    Raises ValueError for a directory that is unfinished or damaged.
+    """
+    if (manifest := begun(out)) is None:
+        raise ValueError(f"{out}: no {MANIFEST}; whitenedcse encode writes such a directory")
+    if left := unwritten(out, manifest):
+        raise ValueError(f"{out} lacks {len(left)} of {manifest.shards} files; the same command resumes")
+    for number in range(manifest.shards):
+        x = read(out / manifest.name(number))
+        if x.shape != (shape := (manifest.count(number), manifest.width)) or x.dtype != manifest.dtype:
+            raise ValueError(f"{out / manifest.name(number)} is damaged: {x.dtype} {x.shape}, not {shape}")
+        yield x
+
+
+def read(path: Path) -> NDArray[Any]:
+    """(n, k) of one file."""
+    try:
+        if path.suffix == ".npy":
+            return np.lib.format.open_memmap(path, mode="r")  # never an array of objects, which is a pickle
+        import pyarrow.parquet as pq
+
+        vectors = pq.read_table(path, columns=["vector"], memory_map=True)["vector"].combine_chunks()
+        return vectors.flatten().to_numpy().reshape(len(vectors), -1)
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+More = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to encode, by whom, and where to.
+
+    opened: gives the embedder; called in each process, so of several it must be a function of a module, or a
+        `functools.partial` of one.    source: what it is called.    corpus: of one column, or plain text.
+    """
+
+    opened: Callable[[], Embedder]
+    source: str
+    corpus: Corpus
+    out: Path
+    form: Form = Form()
+    bf16: bool = False
+
+
+def encoded(job: Job, processes: int | None = None) -> int:
+    """Write a vector for every row of the corpus, in order, blank rows too; resume where a kill left it.
+
+    processes: None is one a GPU, or one where there is none. Returns the rows that were encoded now.
+    On one machine the bytes are the same for any number of processes, of as many threads, and of kills.
+    Raises ValueError for a directory of something else or of another job, or that another process is writing,
+    and OSError if a process dies.
+    """
+    if len(job.corpus.columns) > 1:
+        raise ValueError(f"{job.corpus.path}: name one column to encode, of {list(job.corpus.columns)}")
+    count = processes if processes is not None else torch.cuda.device_count() or 1
+    if count < 1:
+        raise ValueError(f"processes={processes}: use 1 or more")
+    with locked(job.out):
+        embedder = job.opened()
+        manifest = agreed(job, embedder, max(1, torch.get_num_threads() // count))
+        missing = unwritten(job.out, manifest)
+        left = sum(map(manifest.count, missing))
+        with pace("encoded", manifest.rows, manifest.rows - left) as more:
+            if min(count, len(missing)) > 1:
+                del embedder
+                together(job, manifest, missing, min(count, len(missing)), more)
+            else:
+                with threads(manifest.threads):
+                    fill(job, manifest, missing, embedder, more)
+    return left
+
+
+def locked(out: Path) -> AbstractContextManager[Any]:
+    """The directory, made if it is not there, for one writer."""
+    begun(out)  # refuses before it touches
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"{out.parent}: no such directory; make it first")
+    out.mkdir(exist_ok=True)
+    return claimed(out)
+
+
+def agreed(job: Job, embedder: Embedder, threads: int) -> Manifest:
+    """The manifest of the job: that which was begun, or a new one."""
+    now: dict[str, Any] = {"source": job.source, "embedding": settings(embedder), "bf16": job.bf16}
+    now |= {"embedder": digest_of(embedder), "input": job.corpus.path, "columns": list(job.corpus.columns)}
+    now |= {"fingerprint": fingerprint(job.corpus), "width": embedder.width, **job.form._asdict()}
+    now = json.loads(json.dumps(now))
+    if (then := begun(job.out)) is not None:
+        refuse_other(job.out, then, now)
+        return then
+    Manifest(**now, rows=1, threads=threads)  # refuses before it counts
+    manifest = Manifest(**now, rows=counted(job.corpus), threads=threads)
+    write_json(job.out / MANIFEST, asdict(manifest))
+    return manifest
+
+
+def counted(corpus: Corpus) -> int:
+    """The rows of a corpus: all are read once, so that a bad one is found before hours of encoding."""
+    rows, total = stream(corpus), 0
+    with pace("counted") as more:
+        while count := sum(1 for _ in islice(rows, 100_000)):
+            total += count
+            more(count)
+    if not total:
+        raise ValueError(f"{corpus.path}: no rows to encode")
+    return total
+
+
+def fill(job: Job, manifest: Manifest, numbers: Collection[int], embedder: Embedder, more: More) -> None:
+    """Encode and write these blocks."""
+    for number, texts in blocks(job.corpus, manifest, numbers, CHARACTERS_A_TOKEN * embedder.max_length):
+        told = 0
+
+        def tell(count: int) -> None:
+            nonlocal told
+            told += count
+            more(count)
+
+        write(job.out, manifest, number, embedder.encode(texts, progress=tell, bf16=job.bf16))
+        more(len(texts) - told)  # those that equal another one
+
+
+def blocks(
+    corpus: Corpus, manifest: Manifest, numbers: Collection[int], longest: int
+) -> Iterator[tuple[int, list[str]]]:
+    """These blocks of the corpus, the rest read over; each text cut to `longest` characters."""
+    rows = stream(corpus)
+    for number in range(max(numbers, default=-1) + 1):
+        block = [text[:longest] for (text,) in islice(rows, manifest.shard)]
+        if len(block) != manifest.count(number):
+            raise ValueError(f"{corpus.path} was changed while it was read; start with a new directory")
+        if number in numbers:
+            yield number, block
+
+
+def together(job: Job, manifest: Manifest, missing: list[int], count: int, more: More) -> None:
+    """Encode these blocks in so many processes, each its share. Raises OSError if one of them dies."""
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # of each process that it ends
+    workers = spawn(worker, (job, manifest, missing, count), nprocs=count, join=False, daemon=True)
+    left, ended = sum(map(manifest.count, missing)), False
+    try:
+        while not ended:
+            ended = workers.join(timeout=0.5)
+            before, left = left, sum(map(manifest.count, unwritten(job.out, manifest)))
+            more(before - left)
+    except ProcessException as error:
+        what = str(error).strip().splitlines()[-1]
+        raise OSError(f"a process failed: {what}; files are kept, and the same command resumes") from error
+
+
+def worker(rank: int, job: Job, manifest: Manifest, missing: list[int], count: int) -> None:
+    """One of `count` processes: every `count`-th block; of GPUs, the one of its rank."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        end_with_parent(parent.pid)  # a resumed job is then alone
+    torch.set_num_threads(manifest.threads)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    fill(job, manifest, missing[rank::count], job.opened(), lambda _: None)

@@ -1,0 +1,261 @@
+"""An export's model card, and its verification: its vectors against those of its source."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whitenedcse.app.durable import read_json
+from whitenedcse.app.run import Run
+from whitenedcse.app.terminal import as_markdown
+from whitenedcse.data.sources import present, roots
+from whitenedcse.evaluation import sts
+from whitenedcse.evaluation.sts import Index, pairs_index
+from whitenedcse.evaluation.tasks import subsets
+from whitenedcse.model import checkpoint
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.report.tables import grids
+
+HUB_ID = r"\w[\w.-]*(/[\w.-]+)?"
+
+LOAD = {
+    "sentence-transformers": """from sentence_transformers import SentenceTransformer
+
+x = SentenceTransformer("{name}").encode(["a sentence"])  # (1, {k})""",
+    "transformers": """from transformers import AutoModel, AutoTokenizer
+
+tokenizer, model = AutoTokenizer.from_pretrained("{name}"), AutoModel.from_pretrained("{name}").eval()
+tokens = tokenizer(["a sentence"], padding=True, truncation=True, return_tensors="pt")
+out = model(**tokens, output_hidden_states=True)
+{pool}""",
+    "onnx": """import onnxruntime, transformers
+
+tokens = transformers.AutoTokenizer.from_pretrained("{name}")(
+    ["a sentence"], padding=True, truncation=True, return_tensors="np", return_token_type_ids=False
+)
+x = onnxruntime.InferenceSession("{name}/model.onnx").run(None, dict(tokens))[0]  # (1, {k})""",
+}
+POOL = {
+    "cls": "x = sum(out.hidden_states[i][:, 0] for i in {layers}) / {n}",
+    "mean": """mask = tokens["attention_mask"].unsqueeze(-1)
+x = sum((out.hidden_states[i] * mask).sum(1) / mask.sum(1) for i in {layers}) / {n}""",
+    "max": """mask = tokens["attention_mask"].unsqueeze(-1) == 0
+x = sum(out.hidden_states[i].masked_fill(mask, -float("inf")).amax(1) for i in {layers}) / {n}""",
+    "last": """ends = tokens["attention_mask"].sum(1) - 1
+x = sum(out.hidden_states[i][range(len(ends)), ends] for i in {layers}) / {n}""",
+    "pooler": "x = out.pooler_output",
+}
+
+
+def text(embedder: Embedder, facts: Mapping[str, Any], name: str) -> str:
+    """The card as Markdown with a YAML head. facts: what export.json holds. name: of the directory."""
+    run = Run.of(facts["source"])
+    front = head(facts, run)
+    title = f"# {name}\n\nSentence vectors of width {embedder.width}, from {shown(facts['source'])}"
+    said = f"{title}, exported by whitenedcse {facts['whitenedcse']} to {facts['to']}."
+    parts = [
+        front,
+        said,
+        vector(embedder, facts),
+        loading(embedder, facts["to"], name),
+        training(run),
+        scores(run),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def head(facts: Mapping[str, Any], run: Run | None) -> str:
+    """The fields that the hub reads. The licence is unknown unless told: it is that of encoder and data."""
+    tags = ["sentence-similarity", "feature-extraction", "whitening", facts["to"]]
+    base = (encoder_of(run) if run else facts["source"]) or ""
+    fields = {"library_name": facts["to"], "pipeline_tag": "sentence-similarity", "tags": tags}
+    fields["license"] = facts["license"] or "unknown"
+    if re.fullmatch(HUB_ID, base) and not Path(base).exists():
+        fields["base_model"] = base
+    return "\n".join(["---", *(f"{key}: {json.dumps(value)}" for key, value in fields.items()), "---"])
+
+
+def vector(embedder: Embedder, facts: Mapping[str, Any]) -> str:
+    """Which vector it is, step by step."""
+    steps = [
+        f"texts are cut to {embedder.max_length} tokens, special ones counted",
+        f"pooling: {embedder.pooling} (0 is the embedding layer, -1 the last)",
+    ]
+    if embedder.embedding != "encoder":
+        steps.append(
+            {"dense": "a dense layer and tanh", "head": "the head that it was trained with"}[
+                embedder.embedding
+            ]
+        )
+    if (final := embedder.final) is not None:
+        steps += mapped(final.provenance) if final.weight is not None else []
+    unit = final is not None and final.unit
+    steps.append("divided by their length" if unit else "not divided by their length; compare by the cosine")
+    return "## Which vector this is\n\n" + "\n".join(f"- {step}" for step in [*steps, checked(facts)])
+
+
+def checked(facts: Mapping[str, Any]) -> str:
+    """What was found out about the vectors."""
+    found = facts.get("difference")
+    said = (
+        "not compared with the source"
+        if found is None
+        else f"64 texts differ by at most {found:.1e} from the source"
+    )
+    if facts["int8"]:
+        before, after = facts["spearman"], facts["spearman_int8"]
+        said += f"; int8: {facts['pairs']} scores {after:.2f}, and {before:.2f} in float32"
+    return said
+
+
+def loading(embedder: Embedder, to: str, name: str) -> str:
+    """How to load it."""
+    layers = embedder.pooling.layers
+    pool = POOL[embedder.pooling.kind].format(layers=list(layers), n=len(layers))
+    if embedder.final is not None:
+        pool += "\nx = x / x.norm(dim=-1, keepdim=True)"
+    return f"## How to load it\n\n```python\n{LOAD[to].format(name=name, k=embedder.width, pool=pool)}\n```"
+
+
+def encoder_of(run: Run) -> str | None:
+    """The encoder that a run began with; None for one made anew."""
+    with suppress(KeyError, TypeError):
+        return str(run.settings["encoder"]["path"])
+    return None
+
+
+def training(run: Run | None) -> str:
+    """What it was trained on and with."""
+    if run is None:
+        return ""
+    config = run.settings
+    said = {name: value for name, value in run.origin.items() if value is not None}
+    said |= {"encoder": shown(encoder_of(run) or "made anew"), "commit": run.facts.get("commit")}
+    with suppress(KeyError, TypeError):
+        said |= {"corpus": shown(config["data"]["corpus"]), "sentences": config["data"]["sample"] or "all"}
+    if frozen := untrained(run):
+        said["left as they came, no part of the vector"] = ", ".join(frozen)
+    lines = [f"- {name}: {value}" for name, value in said.items()]
+    packages = ", ".join(f"{name} {number}" for name, number in run.facts.get("packages", {}).items())
+    return "\n".join(["## Training", "", *lines, f"- packages: {packages}"])
+
+
+def untrained(run: Run) -> list[str]:
+    """The parts of the encoder that the run froze, as it noted."""
+    noted = run.best / checkpoint.SETTINGS
+    return read_json(noted).get("frozen", []) if noted.is_file() else []
+
+
+def scores(run: Run | None) -> str:
+    """What the run scored, with intervals."""
+    found = run.scores if run is not None else None
+    if not found or "rows" not in found:
+        return ""
+    about = (
+        "Of the run's best checkpoint, before anything that the export added; the rows say what was fitted."
+    )
+    return "\n\n".join(["## Scores", about, *(as_markdown(grid).strip() for grid in grids(found, None))])
+
+
+def shown(place: str) -> str:
+    """A hub id or a name as it is, of a local path or a URL its last part."""
+    private = Path(place).exists() or place.startswith(("/", ".", "~")) or "://" in place
+    return Path(place).name if private else place
+
+
+def mapped(provenance: Mapping[str, Any]) -> list[str]:
+    """What was fitted to what, a step for each map that is folded into the one."""
+    steps = mapped(provenance["before"]) if provenance.get("before") else []
+    if "kind" not in provenance:
+        return [
+            *steps,
+            f"an affine map ({json.dumps({k: v for k, v in provenance.items() if k != 'before'})})",
+        ]
+    fields = {"corpus": "an unknown corpus", "texts": "some", "sample": None, **provenance}
+    drawn = f", drawn as a sample of {fields['sample']}" if fields["sample"] else ""
+    corpus = shown(str(fields["corpus"]))
+    fitted = f"fitted to {fields['texts']} texts of {corpus}{drawn}"
+    return [*steps, f"{fields['kind']}, {fields['k']} components, {fitted}"]
+
+
+LIMIT, LIMIT_INT8 = 1e-5, 1e-2
+
+STORY = (
+    "The harbour was quiet when the last ferry came in, and the two women who had waited since noon folded "
+    "their umbrellas, counted the passengers twice and found that the boy with the green suitcase was not "
+    "among them; so they asked the captain, who remembered him well, and learned that he had stepped off at "
+    "the island to look for a dog."
+)
+SPECIAL = [
+    "",
+    ".",
+    "a",
+    "I",
+    "?!",
+    "42",
+    "3.14159 and 2,718",
+    "ALL CAPITALS, AND A COMMA",
+    "don't, can't, won't; e.g. this",
+    "https://example.org/a?b=c&d=%20",
+    "naïve café, Ärger, øre, łódź",
+    "日本語の文です。",
+    "Это предложение по-русски.",
+    "جملة قصيرة",
+    "an emoji \U0001f642 and a flag \U0001f1eb\U0001f1ee",
+    "tabs\tand\nlines\nwithin",
+    "soft\u00adhyphen, zero\u200bwidth",
+    "e\u0301 is composed, é is not",
+    "[CLS] as text [SEP] and [MASK] too",
+    "antidisestablishmentarianism" * 3,
+    "word " * 9 + "word",
+    f"{STORY} {STORY}",
+    " ".join([STORY] * 12),
+    " ".join([STORY] * 40),
+]
+TEXTS = [*SPECIAL, *(" ".join(STORY.split()[start : start + start + 1]) for start in range(40))]  # 64
+
+
+def texts(tokenizer: Any) -> list[str]:
+    """The texts that are compared; instead of "" another where that has no token, and elsewhere no vector."""
+    return TEXTS if tokenizer("")["input_ids"] else [text or "b" for text in TEXTS]
+
+
+def difference(a: NDArray[Any], b: NDArray[Any]) -> float:
+    """(n, k), (n, k) -> the largest |a - b| of any number, relative to a vector a longer than 1.
+
+    Infinite where the shapes differ or a number is not finite.
+    """
+    if a.shape != b.shape:
+        return np.inf
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    distances = np.abs(x - y).max(axis=1) / np.maximum(1, np.linalg.norm(x, axis=1))
+    return float(distances.max()) if np.isfinite(distances).all() else np.inf
+
+
+def refuse(found: float, limit: float) -> None:
+    """Raise ValueError for a difference above the limit."""
+    if not found <= limit:
+        raise ValueError(
+            f"the export gives other vectors than its source: they differ by {found:.1e}, more than "
+            f"{limit:.0e}, on {len(TEXTS)} test texts; nothing was written. A whitening that keeps axes of "
+            "almost no variance amplifies rounding: --dim keeps fewer; --no-verify does not compare"
+        )
+
+
+def pairs() -> tuple[str, list[str], Index]:
+    """The scored pairs that are here, STS-B's dev set or the bundled ones: name, sentences, index."""
+    name = "STS-B/dev" if present("senteval", roots()) else "quickstart/dev"
+    return (name, *pairs_index({name: subsets(name)}))
+
+
+def spearman(x: NDArray[Any], index: Index) -> float:
+    """Sentences' vectors (n, k) -> Spearman x 100 over all pairs; NaN where it is undefined."""
+    value: float | None = sts.scores_of(x, index)["avg"]["all"]
+    return np.nan if value is None else value

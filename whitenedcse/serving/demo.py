@@ -1,0 +1,145 @@
+"""A Gradio page to try an encoder: neighbours and cosines, with and without whitening to k components.
+
+n: sentences    d: width    k: components kept
+
+[1] Su et al., BERT-whitening, arXiv:2103.15316
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import gradio as gr
+import numpy as np
+
+from whitenedcse.app.terminal import say
+from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.serving.exports import scaled
+from whitenedcse.serving.index import Array, nearest, unit
+
+
+class Trial:
+    """n sentences encoded once, and the whitening [1] fitted to them; k columns of it are whitening-k.
+
+    Raises ValueError for fewer than two sentences.
+    """
+
+    def __init__(self, embedder: Embedder, sentences: Sequence[str]) -> None:
+        self.embedder, self.sentences = scaled(embedder, unit=False), list(sentences)
+        x = self.embedder.encode(self.sentences, progress=True)
+        self.fit = Postprocess("whitening").fit(x)
+        self.width = x.shape[1]
+        self.rows: list[Array] = [x, self.fit.transform(x).astype(np.float32)]
+
+    def nearest(self, text: str, k: int | None, top: int) -> list[tuple[float, str]]:
+        """The `top` sentences of highest cosine with a text, best first; k: None for no whitening."""
+        cosines, best = nearest(unit(self.of([text], k)), [unit(self.rows[k is not None][:, :k])], top)
+        return [(float(c), self.sentences[i]) for c, i in zip(cosines[0], best[0], strict=True)]
+
+    def cosine(self, one: str, other: str, k: int | None) -> float:
+        """Of two texts; k: None for no whitening."""
+        a, b = unit(self.of([one, other], k))
+        return float(a @ b)
+
+    def of(self, texts: Sequence[str], k: int | None) -> Array:
+        """(n, d), or (n, k) of the whitening."""
+        x = self.embedder.encode(texts)
+        return x if k is None else self.fit.transform(x, k).astype(np.float32)
+
+
+TOP = 10
+
+
+def page(trial: Trial, title: str) -> gr.Blocks:
+    """The page as a gradio.Blocks; `?q=TEXT&k=64` in its address asks at once."""
+    with gr.Blocks(title=title, analytics_enabled=False) as blocks:
+        gr.Markdown(f"# {title}\n{len(trial.sentences):,} sentences, width {trial.width}")
+        k = gr.Slider(1, trial.width, trial.width, step=1, label="k: components that the whitening keeps")
+        with gr.Tab("Search"):
+            query = gr.Textbox(label="Query", placeholder="a sentence, then Enter")
+            with gr.Row():
+                plain, white = neighbours("as it is"), neighbours("whitened")
+        with gr.Tab("Similarity"):
+            one, other = gr.Textbox(label="One sentence"), gr.Textbox(label="Another sentence")
+            said = gr.Textbox(label="Cosine", interactive=False)
+
+        def search(text: str, k: float) -> tuple[list[list[str]], list[list[str]]]:
+            return table(trial, text, None), table(trial, text, int(k))
+
+        def compare(a: str, b: str, k: float) -> str:
+            return cosines(trial, a, b, int(k))
+
+        def asked(request: gr.Request) -> tuple[str, int]:
+            found = dict(request.query_params)
+            return found.get("q", ""), components(found.get("k"), trial.width)
+
+        blocks.load(asked, None, [query, k]).then(search, [query, k], [plain, white], api_name=False)
+        last: Any = {"trigger_mode": "always_last"}  # what is asked while an answer is awaited is not dropped
+        gr.on([query.submit, k.release], search, [query, k], [plain, white], api_name="search", **last)
+        gr.on(
+            [one.submit, other.submit, k.release],
+            compare,
+            [one, other, k],
+            said,
+            api_name="similarity",
+            **last,
+        )
+    return blocks
+
+
+def neighbours(label: str) -> gr.Dataframe:
+    """An empty table of sentences."""
+    return gr.Dataframe(
+        label=label,
+        headers=["cosine", "sentence"],
+        datatype="str",
+        column_widths=["20%", "80%"],
+        interactive=False,
+        wrap=True,
+    )
+
+
+def table(trial: Trial, text: str, k: int | None) -> list[list[str]]:
+    """The nearest sentences as rows; none for an empty query."""
+    found = trial.nearest(text, k, TOP) if text.strip() else []
+    return [[f"{cosine:.4f}", sentence] for cosine, sentence in found]
+
+
+def cosines(trial: Trial, one: str, other: str, k: int) -> str:
+    """Both cosines in words; nothing until there are two sentences."""
+    if not (one.strip() and other.strip()):
+        return ""
+    plain, white = (trial.cosine(one, other, kept) for kept in (None, k))
+    return f"{plain:.4f} as it is, {white:.4f} whitened to {k} components"
+
+
+def components(said: str | None, width: int) -> int:
+    """k as the address says it, within 1 and the width."""
+    return min(max(int(said), 1), width) if said and said.isdecimal() else width
+
+
+def serve(blocks: gr.Blocks, port: int | None) -> None:
+    """Show the page on this machine's own address, which no other machine reaches, until Ctrl-C.
+
+    Raises OSError where the port is taken.
+    """
+    _, url, _ = blocks.launch(
+        server_name="127.0.0.1", server_port=port, quiet=True, prevent_thread_lock=True, theme=theme()
+    )
+    say(f"page: {url} (Ctrl-C ends it)")
+    sys.stdout.flush()
+    try:
+        while True:
+            time.sleep(1)
+    except KeyboardInterrupt:
+        os._exit(0)  # at once: the page's threads would wait for browsers that still show it
+
+
+def theme() -> gr.themes.Base:
+    """Gradio's plain one with the browser's own letters: its others are fetched from elsewhere."""
+    return gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["monospace"])

@@ -1,0 +1,208 @@
+"""An export as a directory, verified before it takes its place; and the whitening an embedder can end with.
+
+d: width of the embedder    k: components kept
+
+A whitening is fitted to the vectors before they are divided by their length, where an embedder does that
+last, and the division then follows it: so the end is one affine map and unit length, in every format.
+
+[1] Su et al., BERT-whitening, arXiv:2103.15316
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from whitenedcse.app.durable import digest, drafted, write_json
+from whitenedcse.app.terminal import pace
+from whitenedcse.data.corpus import Corpus, texts
+from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.pooling import Final
+from whitenedcse.serving import card, layouts
+
+BLOCK = 20_000  # sentences at a time
+PROBE = "one text, by whose vector an embedder is known again"
+ALIKE = 0.99  # cosine of two such vectors: bfloat16 and other machines stay above, other encoders below
+
+
+def fitted(fit: Postprocess, embedder: Embedder, corpus: Corpus, *, bf16: bool = False) -> dict[str, Any]:
+    """Fit a map to what the embedder gives for a corpus of any size; returns where it came from, for `save`.
+
+    The moments of the parts are joined exactly, in float64; memory does not grow with the corpus.
+    Raises ValueError for fewer than two texts.
+    """
+    plain, every = scaled(embedder, unit=False), texts(corpus)
+    with pace("encoded") as more:
+        while block := list(islice(every, BLOCK)):
+            fit.partial_fit(plain.encode(block, bf16=bf16))
+            more(len(block))
+    n = fit.moments.n if fit.moments else 0
+    if n < 2:
+        raise ValueError(
+            f"{corpus.path}: {n} texts that are not blank; a {fit.kind} is fitted to two or more"
+        )
+    return {"corpus": corpus.path, "texts": n, "sample": corpus.sample, "bf16": bf16, "probe": probe(plain)}
+
+
+def whitened(embedder: Embedder, fit: Postprocess, k: int | None = None) -> Embedder:
+    """The embedder, ending with `fit` and then, where it ended so before, with unit length.
+
+    k: components kept, of a whitening or PCA; None for what `fit` keeps. [1], section 3.3.
+    Raises ValueError for a map that was fitted to another embedder.
+    """
+    plain = scaled(embedder, unit=False)
+    refuse_other(plain, fit)
+    bias = fit.transform(np.zeros((1, plain.width)), k)[0]
+    weight = fit.matrix[:, : len(bias)].T
+    before, provenance = plain.final, {name: v for name, v in fit.provenance.items() if name != "probe"}
+    if before is not None and before.weight is not None and before.bias is not None:
+        bias = bias + weight @ before.bias.double().numpy(force=True)
+        weight = weight @ before.weight.double().numpy(force=True)
+        provenance["before"] = before.provenance
+    unit = embedder.final is not None and embedder.final.unit
+    provenance |= {"kind": fit.kind, "k": len(bias)}
+    tensors = {"weight": torch.tensor(weight), "bias": torch.tensor(bias)}
+    return ending(embedder, Final(**tensors, unit=unit, provenance=provenance))
+
+
+def scaled(embedder: Embedder, *, unit: bool) -> Embedder:
+    """The embedder with unit length at its end, or without."""
+    last = embedder.final
+    if unit == (last is not None and last.unit):
+        return embedder
+    parts: dict[str, Any] = {"weight": None, "bias": None, "provenance": {}}
+    if last is not None:
+        parts = {"weight": last.weight, "bias": last.bias, "provenance": last.provenance}
+    return ending(embedder, Final(**parts, unit=unit) if unit or parts["weight"] is not None else None)
+
+
+def ending(embedder: Embedder, final: Final | None) -> Embedder:
+    """The same encoder, pooling and head, with another end, on the same device."""
+    parts: dict[str, Any] = {"encoder": embedder.encoder, "pooling": embedder.pooling, "head": embedder.head}
+    parts |= {"embedding": embedder.embedding, "max_length": embedder.max_length}
+    device = next(embedder.parameters()).device
+    return Embedder(**parts, final=final).eval().to(device)
+
+
+def probe(embedder: Embedder) -> list[float]:
+    """The embedder's vector of one text."""
+    return [round(float(value), 6) for value in embedder.encode([PROBE])[0]]
+
+
+def refuse_other(embedder: Embedder, fit: Postprocess) -> None:
+    """Raise ValueError if `fit` was fitted to the vectors of another embedder."""
+    if len(fit.mean) != embedder.width:
+        raise ValueError(
+            f"a map fitted to width {len(fit.mean)} does not go with an embedder of width {embedder.width}"
+        )
+    then, now = (np.asarray(x) for x in (fit.provenance.get("probe"), probe(embedder)))
+    if then.shape == now.shape and then @ now < ALIKE * np.linalg.norm(then) * np.linalg.norm(now):
+        raise ValueError(
+            "this map was fitted to another embedder: its vector of a test sentence is another; fit it anew "
+            "with whitenedcse whiten fit"
+        )
+
+
+MARK = "export.json"  # what was exported, from what, and the SHA-256 of each file
+
+
+class Wanted(NamedTuple):
+    """What to write. For the card: what the embedder was loaded from, under which name the export will be
+    known (None is the directory's), and the licence of its weights.
+    """
+
+    to: str
+    source: str
+    int8: bool = False
+    verify: bool = True
+    name: str | None = None
+    license: str | None = None
+
+
+def export(embedder: Embedder, out: Path, wanted: Wanted) -> dict[str, Any]:
+    """Write the embedder to `out` in one of `layouts.LAYOUTS`; returns what export.json holds.
+
+    Raises ValueError, nothing written, for an embedder that the form cannot hold, for an export whose vectors
+    are not the embedder's, and where `out` holds anything but an earlier export.
+    """
+    layout, embedder = layouts.LAYOUTS[wanted.to], embedder.cpu().eval()
+    refuse(out, wanted)
+    layout.refuse(embedder)
+    with drafted(out) as draft:
+        layout.write(embedder, draft)
+        facts = {"whitenedcse": version("whitenedcse"), **wanted._asdict()}
+        facts |= quantised(embedder, draft) if wanted.int8 else {}
+        if wanted.verify:
+            texts = card.texts(embedder.encoder.tokenizer)
+            found = card.difference(embedder.encode(texts), layout.vectors(embedder, draft, texts))
+            card.refuse(found, card.LIMIT_INT8 if wanted.int8 else card.LIMIT)
+            facts["difference"] = found
+        (draft / "README.md").write_text(
+            card.text(embedder, facts, wanted.name or out.name), encoding="utf-8"
+        )
+        facts |= {"source": card.shown(wanted.source), "sha256": digests(draft)}
+        write_json(draft / MARK, facts)
+    return facts
+
+
+def refuse(out: Path, wanted: Wanted) -> None:
+    """Raise ValueError where `out` holds anything but an earlier export, for int8 of another form than ONNX,
+    and for a package that is not installed.
+    """
+    if out.exists() and not (out / MARK).is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} holds something else than an export; choose another name, or delete it")
+    if wanted.int8 and wanted.to != "onnx":
+        raise ValueError(f"--int8 is for --to onnx, not for --to {wanted.to}")
+    needed = ["onnx", "onnxscript"] if wanted.to == "onnx" else []
+    if wanted.verify or wanted.int8:
+        needed += {"onnx": ["onnxruntime"], "sentence-transformers": ["sentence_transformers"]}.get(
+            wanted.to, []
+        )
+    if missing := [name for name in needed if find_spec(name) is None]:
+        names = " ".join(missing).replace("_", "-")
+        without = (
+            "" if {"onnx", "onnxscript"} & set(missing) or wanted.int8 else ", or do without: --no-verify"
+        )
+        raise ValueError(f"--to {wanted.to} needs {names}: pip install {names}{without}")
+
+
+def quantised(embedder: Embedder, draft: Path) -> dict[str, Any]:
+    """Make an ONNX draft int8; returns what that costs: Spearman x 100 on scored pairs, before and after."""
+    name, sentences, index = card.pairs()
+    before = card.spearman(layouts.onnx_vectors(embedder, draft, sentences), index)
+    layouts.quantise(draft)
+    after = card.spearman(layouts.onnx_vectors(embedder, draft, sentences), index)
+    return {"pairs": name, "spearman": before, "spearman_int8": after}
+
+
+def digests(directory: Path) -> dict[str, str]:
+    """The SHA-256 of each file, by its path in the directory."""
+    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
+    return {path.relative_to(directory).as_posix(): digest(path) for path in files}
+
+
+def push(out: Path, repository: str) -> str:
+    """Upload an export to a repository of the hub, made if need be, by its own client; returns its address.
+
+    It is public unless it was made private before. The account is that of `hf auth login` or $HF_TOKEN.
+    Raises OSError where the hub does not take it.
+    """
+    from huggingface_hub import HfApi
+
+    hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+    try:
+        address = hub.create_repo(repository, exist_ok=True)
+        hub.upload_folder(
+            repo_id=repository, folder_path=out, commit_message=f"whitenedcse export of {out.name}"
+        )
+    except Exception as error:  # the hub client raises a dozen kinds
+        raise OSError(f"{out} is written, but {repository} was not pushed: {error}") from error
+    return str(address)

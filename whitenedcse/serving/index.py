@@ -1,0 +1,268 @@
+"""An index: texts, their vectors, and the embedder that maps queries in the same way; its search is exact.
+
+n: texts    d: width    q: queries    k: texts wanted of each query
+
+FAISS proposes the nearest rows, or NumPy where FAISS is not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from whitenedcse.app.terminal import pace
+from whitenedcse.data.corpus import LONGEST, Corpus, rows, texts
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.serving import index_files
+from whitenedcse.serving.exports import scaled
+from whitenedcse.serving.index_files import Part, Strings
+
+Array = NDArray[np.float32]
+Rows = NDArray[np.int64]
+Engine = Callable[[Array, Array, int], tuple[Array, Rows]]
+
+QUERIES, ROWS = 256, 16_384  # at a time: their products are 16 MB
+
+
+def nearest(
+    queries: Array, parts: Sequence[Array], top: int, *, engine: Engine | None = None
+) -> tuple[Array, Rows]:
+    """(q, d) and the parts of (n, d) -> inner products (q, k) and row numbers (q, k), the largest first.
+
+    k is `top`, or n if that is less: nothing is left out for being far. Rows are of unit length. The products
+    are computed in float64 and then rounded, and equal ones come in the order of the rows, so every engine
+    gives the same. Memory does not grow with q or n. Raises ValueError for top < 1 and for another width.
+    """
+    n, widths = sum(map(len, parts)), {array.shape[-1] for array in (queries, *parts)}
+    if top < 1 or n < 1 or len(widths) > 1:
+        raise ValueError(f"top={top} of {n} rows; widths {sorted(widths)}: one or more, and one width")
+    top, engine = min(top, n), engine or engine_at_hand()
+    out = np.empty((len(queries), top), np.float32), np.empty((len(queries), top), np.int64)
+    for start in range(0, len(queries), QUERIES):
+        block = slice(start, start + QUERIES)
+        out[0][block], out[1][block] = decided(queries[block], parts, top, min(n, 2 * top + 16), engine)
+    return out
+
+
+def decided(
+    queries: Array, parts: Sequence[Array], top: int, reach: int, engine: Engine
+) -> tuple[Array, Rows]:
+    """The best `top` of the `reach` rows that come first in float32.
+
+    A query asks again with a longer reach while a row beyond it may be among the best: for unit vectors a
+    product in float32 is wrong by at most d / 2 ** 24, in whatever order it is summed.
+    """
+    near, rows = proposed(queries, parts, reach, engine)
+    exact = products(queries, parts, rows)
+    order = np.lexsort((rows, -exact))[:, :top]
+    scores, best = np.take_along_axis(exact, order, 1), np.take_along_axis(rows, order, 1)
+    wrong = (queries.shape[1] + 8) * 2.0**-24
+    n = sum(map(len, parts))
+    again = np.flatnonzero(near.min(1) + wrong >= scores[:, -1]) if reach < n else ()
+    for i in again:  # one by one, as the reach may become n
+        one = slice(i, i + 1)
+        scores[one], best[one] = decided(queries[one], parts, top, min(n, 8 * reach), engine)
+    return scores, best
+
+
+def proposed(queries: Array, parts: Sequence[Array], reach: int, engine: Engine) -> tuple[Array, Rows]:
+    """The `reach` rows of largest product in float32, in no order, with these products."""
+    near, rows = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
+    for start, piece in pieces(parts):
+        more, at = engine(queries, piece, min(reach, len(piece)))
+        near, rows = np.hstack([near, more]), np.hstack([rows, at + start])
+        if near.shape[1] > reach:
+            near, chosen = largest(near, reach)
+            rows = np.take_along_axis(rows, chosen, 1)
+    return near, rows
+
+
+def products(queries: Array, parts: Sequence[Array], rows: Rows) -> Array:
+    """(q, d), and row numbers (q, r) -> (q, r): float64, rounded; the same wherever a row lies."""
+    out = np.empty(rows.shape, np.float32)
+    for i, query in enumerate(queries.astype(np.float64)):
+        for start in range(0, rows.shape[1], ROWS):
+            at = slice(start, start + ROWS)
+            out[i, at] = np.einsum("nd,d->n", taken(parts, rows[i, at]).astype(np.float64), query)
+    return out
+
+
+def taken(parts: Sequence[Array], rows: Rows) -> Array:
+    """The rows of these numbers."""
+    ends = np.cumsum([len(part) for part in parts])
+    where = np.searchsorted(ends, rows, side="right")
+    out = np.empty((len(rows), parts[0].shape[1]), np.float32)
+    for i in np.unique(where):
+        out[where == i] = parts[i][rows[where == i] - (ends[i] - len(parts[i]))]
+    return out
+
+
+def pieces(parts: Sequence[Array], size: int = ROWS) -> Iterator[tuple[int, Array]]:
+    """The number of the first row of a piece, and the piece, of at most `size` rows."""
+    before = 0
+    for part in parts:
+        for start in range(0, len(part), size):
+            yield before + start, part[start : start + size]
+        before += len(part)
+
+
+def engine_at_hand() -> Engine:
+    """FAISS where it is installed."""
+    try:
+        import faiss  # noqa: F401
+    except ImportError:
+        return by_numpy
+    return by_faiss
+
+
+def by_faiss(queries: Array, rows: Array, top: int) -> tuple[Array, Rows]:
+    """What IndexFlatIP does, without a copy of the rows."""
+    import faiss
+
+    found: tuple[Any, Any] = faiss.knn(queries, rows, top, metric=faiss.METRIC_INNER_PRODUCT)
+    return found
+
+
+def by_numpy(queries: Array, rows: Array, top: int) -> tuple[Array, Rows]:
+    """The same."""
+    return largest(queries @ rows.T, top)
+
+
+def largest(scores: Array, top: int) -> tuple[Array, Rows]:
+    """(q, n) -> the `top` largest of each row and their columns; torch's selection, faster than NumPy's."""
+    values, columns = torch.from_numpy(scores).topk(top, dim=1, sorted=False)
+    return values.numpy(), columns.numpy()
+
+
+def unit(x: NDArray[Any]) -> Array:
+    """(n, k) -> (n, k), rows of length one; a row of zeros stays."""
+    lengths = np.linalg.norm(x, axis=1, keepdims=True)
+    return (x / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+
+
+BLOCK = 20_000  # texts at a time
+
+
+class Hit(NamedTuple):
+    """A text that was found, and the cosine of its vector with the query's."""
+
+    cosine: float
+    id: str
+    text: str
+
+
+class Index:
+    """Texts to be found by meaning: exact search by cosine, in memory or mapped from a directory.
+
+    embedder: with whatever it ends with, e.g. `export.whitened.whitened`; here it also ends with unit length.
+    """
+
+    def __init__(self, embedder: Embedder, parts: Iterable[Part] = ()) -> None:
+        self.embedder, self.parts = scaled(embedder, unit=True), list(parts)
+        self._place: tuple[Path, int] | None = None  # a directory that holds so many of the parts
+
+    def __len__(self) -> int:
+        return sum(len(part.texts) for part in self.parts)
+
+    @property
+    def vectors(self) -> list[Array]:
+        """The parts of (n, d)."""
+        return [part.vectors for part in self.parts]
+
+    @classmethod
+    def build(
+        cls,
+        embedder: Embedder,
+        texts: Iterable[str],
+        ids: Iterable[object] | None = None,
+        *,
+        bf16: bool = False,
+    ) -> Index:
+        """An index of these texts, in memory; `write` makes one on the disk."""
+        return cls(embedder).add(texts, ids, bf16=bf16)
+
+    def add(self, texts: Iterable[str], ids: Iterable[object] | None = None, *, bf16: bool = False) -> Index:
+        """Take in more texts; an id is the number of the text, from 0, unless `ids` are given."""
+        if isinstance(texts, str):
+            raise ValueError(f"texts={texts!r:.50} is one text; give a list of them")
+        texts = list(texts)
+        labels = [str(i) for i in (range(len(self), len(self) + len(texts)) if ids is None else ids)]
+        if len(labels) != len(texts):
+            raise ValueError(f"{len(labels)} ids for {len(texts)} texts; one for each")
+        self.parts += list(encoded(self.embedder, zip(labels, texts, strict=True), bf16=bf16))
+        return self
+
+    def query(self, texts: Sequence[str], top: int = 10) -> list[list[Hit]]:
+        """For each query the `top` nearest texts, the nearest first; all of them if there are fewer."""
+        found = nearest(self.embedder.encode(texts), self.vectors, top)
+        return [[self.hit(*one) for one in zip(*row, strict=True)] for row in zip(*found, strict=True)]
+
+    def hit(self, cosine: float, row: int) -> Hit:
+        """The text of a row."""
+        for part in self.parts:
+            if row < len(part.texts):
+                break
+            row -= len(part.texts)
+        return Hit(float(cosine), part.ids[row], part.texts[row])
+
+    def save(self, directory: str | Path) -> None:
+        """Write the index; what was added since `load` or `save` is appended to the same directory.
+
+        Raises FileExistsError for any other directory that is there.
+        """
+        directory = Path(directory).absolute()
+        place, held = self._place or (None, 0)
+        new = self.parts[held:] if directory == place else self.parts
+        if directory != place:
+            index_files.write(directory, self.embedder, new)
+        elif new:
+            index_files.append(directory, sum(len(part.texts) for part in self.parts[:held]), new)
+        self._place = (directory, len(self.parts))
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Index:
+        """What `save` or `write` wrote; the arrays stay on the disk."""
+        index = cls(*index_files.load(Path(directory)))
+        index._place = (Path(directory).absolute(), len(index.parts))
+        return index
+
+
+def write(
+    directory: Path, embedder: Embedder, pairs: Iterable[tuple[str, str]], *, bf16: bool = False
+) -> None:
+    """An index of (id, text) of any number in a new directory; memory does not grow with them."""
+    embedder = scaled(embedder, unit=True)
+    index_files.write(directory, embedder, encoded(embedder, pairs, bf16=bf16))
+
+
+def labelled(corpus: Corpus, start: int = 0, *, ids: bool = False) -> Iterator[tuple[str, str]]:
+    """(id, text) for each text of a corpus that is not blank, as they are asked for.
+
+    The id is the number of the text, from `start` on, or what stands in the last column, of `ids`.
+    """
+    if not ids:
+        return zip(map(str, count(start)), texts(corpus), strict=False)
+    return ((row[-1], text[:LONGEST]) for row in rows(corpus) for text in row[:-1] if text.strip())
+
+
+def encoded(embedder: Embedder, pairs: Iterable[tuple[str, str]], *, bf16: bool) -> Iterator[Part]:
+    """Parts of 20,000 of (id, text), as they are asked for.
+
+    Raises ValueError for a vector that is not finite.
+    """
+    pairs = iter(pairs)
+    with pace("encoded") as more:
+        while block := list(islice(pairs, BLOCK)):
+            ids, texts = zip(*block, strict=True)
+            vectors = embedder.encode(texts, bf16=bf16)
+            if not (finite := np.isfinite(vectors).all(1)).all():
+                text = texts[int(np.argmin(finite))]
+                raise ValueError(f"the encoder gives NaN or infinity for {text!r:.80}")
+            yield Part(vectors, Strings.of(texts), Strings.of(ids))
+            more(len(block))

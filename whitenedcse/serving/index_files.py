@@ -1,0 +1,210 @@
+"""An index as a directory: the embedder, and parts that hold vectors, texts and ids as .npy. No pickles.
+
+n: texts    d: width
+
+    index.json                   width, and of each part its number of texts and the SHA-256 of its files
+    embedder/                    a checkpoint
+    part-0/vectors.npy           (n, d) float32, of unit length
+    part-0/texts.npy, ids.npy    UTF-8 laid end to end, uint8
+    part-0/text_ends.npy, id_ends.npy    (n + 1,) int64: 0, and where each ends
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from filelock import FileLock
+from numpy.lib.format import dtype_to_descr, open_memmap, write_array_header_1_0
+from numpy.typing import NDArray
+
+from whitenedcse.app.durable import digest, drafted, read_json, settle, settle_all, write_json
+from whitenedcse.model import checkpoint
+from whitenedcse.model.embedder import Embedder
+
+INDEX, EMBEDDER = "index.json", "embedder"
+FILES: dict[str, Any] = {
+    "vectors": np.float32,
+    "texts": np.uint8,
+    "text_ends": np.int64,
+    "ids": np.uint8,
+    "id_ends": np.int64,
+}
+
+
+@dataclass(frozen=True)
+class Strings:
+    """Texts laid end to end in UTF-8, which may lie on the disk.
+
+    data: bytes as uint8. ends: (n + 1,), 0 and where each text ends.
+    """
+
+    data: NDArray[np.uint8]
+    ends: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        if self.ends[0] != 0 or self.ends[-1] != len(self.data) or (np.diff(self.ends) < 0).any():
+            raise ValueError("where its texts end is not in order")
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Strings:
+        """The same texts."""
+        encoded = [text.encode() for text in texts]
+        ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def __getitem__(self, i: int) -> str:
+        return self.data[self.ends[i] : self.ends[i + 1]].tobytes().decode(errors="replace")
+
+
+class Part(NamedTuple):
+    """Some texts of an index: vectors (n, d), the texts, and an id for each."""
+
+    vectors: NDArray[np.float32]
+    texts: Strings
+    ids: Strings
+
+
+def write(directory: Path, embedder: Embedder, parts: Iterable[Part]) -> None:
+    """A new index, whose parts are written as they come and are one afterwards.
+
+    It is written beside and renamed when it is whole. Raises FileExistsError for anything that is there.
+    """
+    refuse_occupied(directory)
+    with drafted(directory) as new:
+        checkpoint.save(embedder, new / EMBEDDER)
+        first = written(new / "part-0", parts)
+        write_json(new / INDEX, {"format": 1, "width": embedder.width, "parts": [first]})
+
+
+def refuse_occupied(directory: Path) -> None:
+    """Raise OSError unless there is room for a new directory."""
+    if directory.exists():
+        raise FileExistsError(f"{directory} exists; delete it, or choose another name")
+    if not directory.parent.is_dir():
+        raise FileNotFoundError(f"{directory.parent}: no such directory; make it first")
+
+
+def append(directory: Path, n: int, parts: Iterable[Part]) -> None:
+    """One part more for an index of n texts; a kill leaves it as it was.
+
+    Raises ValueError if it no longer has n texts.
+    """
+    with FileLock(directory / ".lock"):
+        content = listed(directory)
+        if (found := sum(part["n"] for part in content["parts"])) != n:
+            raise ValueError(f"{directory} holds {found:,} texts, not {n:,}: it has changed; load it anew")
+        new = directory / f"part-{len(content['parts'])}"
+        shutil.rmtree(new, ignore_errors=True)  # of a kill
+        content["parts"].append(written(new, parts))
+        settle_all(new)
+        settle(directory)
+        write_json(directory / INDEX, content)
+
+
+def written(directory: Path, parts: Iterable[Part]) -> dict[str, Any]:
+    """One part of all these, and what the index says of it. Raises ValueError if there is no text."""
+    directory.mkdir()
+    with ExitStack() as stack:
+        files = {name: Growing(stack.enter_context(path(directory, name).open("wb"))) for name in FILES}
+        for part in parts:
+            files["vectors"].add(part.vectors)
+            for strings, data, ends in ((part.texts, "texts", "text_ends"), (part.ids, "ids", "id_ends")):
+                files[ends].add(strings.ends[files[ends].n > 0 :] + files[data].n)
+                files[data].add(strings.data)
+        n = files["vectors"].n
+        if not n:
+            raise ValueError("no text that is not blank: an index holds one or more")
+        for file in files.values():
+            file.finish()
+    return {"n": n, "sha256": {name: digest(path(directory, name)) for name in FILES}}
+
+
+class Growing:
+    """A .npy file that grows along the first axis."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream, self.n, self.like = stream, 0, np.empty(0)
+
+    def add(self, array: NDArray[Any]) -> None:
+        """Write more rows, of the same kind."""
+        if not self.stream.tell():
+            self.like = array[:0]
+            self.head()
+        self.stream.write(np.ascontiguousarray(array).data)
+        self.n += len(array)
+
+    def head(self) -> None:
+        """The header; NumPy leaves room in it for a larger n."""
+        shape = (self.n, *self.like.shape[1:])
+        descr = dtype_to_descr(self.like.dtype)
+        header = {"descr": descr, "fortran_order": False, "shape": shape}
+        write_array_header_1_0(self.stream, header)
+
+    def finish(self) -> None:
+        """Write the header anew, with n."""
+        self.stream.seek(0)
+        self.head()
+
+
+def path(directory: Path, name: str) -> Path:
+    """The file of an array."""
+    return directory / f"{name}.npy"
+
+
+def listed(directory: Path) -> dict[str, Any]:
+    """What index.json holds. Raises FileNotFoundError and ValueError."""
+    if not (directory / INDEX).is_file():
+        raise FileNotFoundError(
+            f"{directory} is not an index: no {INDEX} there; make one with whitenedcse search build"
+        )
+    content = read_json(directory / INDEX)
+    try:
+        known = content["format"] == 1 and content["parts"]
+        if not (known and all(type(x) is int for x in [content["width"], *(p["n"] for p in known)])):
+            raise ValueError("another format")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{directory / INDEX} is not what search build wrote: {error!r}") from error
+    return content
+
+
+def load(directory: Path) -> tuple[Embedder, list[Part]]:
+    """The embedder and the parts, memory-mapped. Raises ValueError for what is damaged, and names it."""
+    content = listed(directory)
+    parts = [
+        part(directory / f"part-{i}", facts, content["width"]) for i, facts in enumerate(content["parts"])
+    ]
+    embedder = Embedder.load(str(directory / EMBEDDER))
+    if embedder.width != content["width"]:
+        raise ValueError(f"{directory / EMBEDDER} has width {embedder.width}, the index {content['width']}")
+    return embedder, parts
+
+
+def part(directory: Path, facts: dict[str, Any], width: int) -> Part:
+    """A part, whose bytes are all read once, to hold them against their SHA-256."""
+    n, arrays = facts["n"], {}
+    shapes = {"vectors": (n, width), "text_ends": (n + 1,), "id_ends": (n + 1,)}
+    for name, kind in FILES.items():
+        file = path(directory, name)
+        try:
+            if digest(file) != facts["sha256"][name]:
+                raise ValueError("other bytes than were written")
+            arrays[name] = open_memmap(file, mode="r")  # which refuses pickles
+            found = arrays[name].dtype, arrays[name].shape
+            if found != (kind, shapes.get(name, (arrays[name].size,))):
+                raise ValueError(f"it holds {found}")
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{file} is damaged: {error}; copy the whole index again") from error
+    try:
+        texts, ids = (Strings(arrays[f"{name}s"], arrays[f"{name}_ends"]) for name in ("text", "id"))
+    except ValueError as error:
+        raise ValueError(f"{directory} is damaged: {error}; copy the whole index again") from error
+    return Part(arrays["vectors"], texts, ids)

@@ -1,0 +1,195 @@
+"""A batch over several processes, and over the cores of one.
+
+W: processes    n: sentences of one process    v: views    d: width    k: pieces of a batch
+
+Pooled vectors are gathered once, before the head. Statistics and negatives are then those of all W n
+sentences on every rank, and since the gradient of a gathered vector is summed over the ranks and DDP averages
+the gradient of a weight, W processes of n sentences compute what one process of W n does, without any factor.
+
+Within a process a batch is encoded piece by piece: in parallel threads, or keeping the activations of one
+piece at a time. The vectors of all pieces are one tensor with one gradient, so that head and loss see the
+whole batch. With one process and one piece every function here does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
+
+from whitenedcse.app.compute import cores, each
+from whitenedcse.ragged import Ragged, taken
+
+Value = TypeVar("Value")
+
+
+def place() -> tuple[int, int]:
+    """This process's rank, and how many there are."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
+
+
+def gathered(x: Tensor) -> Tensor:
+    """(v, n, d) -> (v, W n, d): the sentences of all ranks, in the order of ranks, with gradient.
+
+    Every rank must bring the same shape; `agreed` tells before.
+    """
+    return x if place()[1] == 1 else _Gather.apply(x)  # type: ignore[no-untyped-call]
+
+
+class _Gather(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(place()[1])]
+        dist.all_gather(parts, x.contiguous())
+        return torch.cat(parts, dim=1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        rank, world = place()
+        grad = grad.contiguous().clone()
+        dist.all_reduce(grad)
+        return grad.chunk(world, dim=1)[rank]
+
+
+def agreed(*numbers: int) -> list[list[int]]:
+    """Small whole numbers of every rank, rank by rank: a few bytes between the hosts, never a device."""
+    rank, world = place()
+    if world == 1:
+        return [list(numbers)]
+    table = torch.zeros(world, len(numbers), dtype=torch.long)
+    table[rank] = torch.tensor(numbers)
+    dist.all_reduce(table, group=_hosts())
+    return table.tolist()
+
+
+def equal_sizes(n: int) -> None:
+    """Raise ValueError on every rank unless all bring n sentences: gathering would hang, or mix them up."""
+    sizes = [size for (size,) in agreed(n)]
+    if len(set(sizes)) > 1:
+        raise ValueError(f"ranks bring batches of {sizes} sentences; all must be of one size")
+
+
+def summed(array: NDArray[Any]) -> NDArray[Any]:
+    """An array of every rank -> their sum, on every rank."""
+    if place()[1] > 1:
+        dist.all_reduce(torch.from_numpy(array), group=_hosts())
+    return array
+
+
+def from_first(make: Callable[[], Value]) -> Value:
+    """What the first rank makes, on every rank."""
+    rank, world = place()
+    if world == 1:
+        return make()
+    box = [make() if rank == 0 else None]
+    dist.broadcast_object_list(box, group=_hosts())
+    return box[0]  # type: ignore[return-value]
+
+
+def everyones(value: Value) -> list[Value]:
+    """A value of every rank, rank by rank."""
+    box: list[Any] = [value] * place()[1]
+    if len(box) > 1:
+        dist.all_gather_object(box, value, group=_hosts())
+    return box
+
+
+@cache
+def _hosts() -> Any:
+    """A group that speaks between hosts, whatever connects the devices: no device waits for it."""
+    return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+
+
+Gradients = list[Tensor | None]
+
+
+class Manner(NamedTuple):
+    """How pieces are encoded.
+
+    encode: a piece and its number -> (n, d). parallel: by threads, each taking every so many-th piece. keep:
+    the activations until the backward pass, instead of encoding each piece again when its gradient is due.
+    """
+
+    encode: Callable[[Ragged, int], Tensor]
+    parallel: bool
+    keep: bool
+
+
+def encoded(pieces: Sequence[Ragged], manner: Manner, parameters: Iterable[Tensor]) -> Tensor:
+    """k pieces -> (n, d) in their order, with gradient for these parameters."""
+    learnt = [p for p in parameters if p.requires_grad]
+    return _Pieces.apply(pieces, manner, *learnt)  # type: ignore[no-untyped-call]
+
+
+def cut(batch: Ragged, k: int) -> tuple[list[Ragged], Tensor]:
+    """A batch on CPU -> at most k pieces of as many tokens; (n,): where each sentence stood.
+
+    A token takes as long in a short sentence as in a long one, from 4 tokens to 64.
+    """
+    order = batch.lengths.argsort(stable=True)  # sorted, so that a piece has few lengths
+    tokens = batch.lengths[order].cumsum(0)
+    bounds = torch.searchsorted(tokens, torch.arange(1, k) * (tokens[-1] / k))
+    parts = [part for part in order.tensor_split(bounds.tolist()) if len(part)]
+    return [taken(batch, part)[0] for part in parts], order
+
+
+class _Pieces(Function):
+    @staticmethod
+    def forward(ctx: Any, pieces: Sequence[Ragged], manner: Manner, *learnt: Tensor) -> Tensor:
+        ctx.pieces, ctx.manner, ctx.learnt = pieces, manner, learnt
+        shares = shared(len(pieces), manner)
+        found: list[Any] = [None] * len(pieces)
+
+        def encode(share: range) -> None:
+            with torch.set_grad_enabled(manner.keep):
+                for i in share:
+                    found[i] = manner.encode(pieces[i], i)
+
+        list(each(encode, shares) if manner.parallel else map(encode, shares))
+        ctx.found = found if manner.keep else [None] * len(pieces)
+        return torch.cat([x.detach() for x in found])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        shares, parts = shared(len(ctx.pieces), ctx.manner), grad.split([p.n for p in ctx.pieces])
+        gradient = partial(gradients, ctx, parts)
+        found = list(each(gradient, shares) if ctx.manner.parallel else map(gradient, shares))
+        return None, None, *summed_over_pieces(found)
+
+
+def shared(pieces: int, manner: Manner) -> list[range]:
+    """The numbers of the pieces that each thread encodes, always the same."""
+    threads = min(cores(), pieces) if manner.parallel else 1
+    return [range(i, pieces, threads) for i in range(threads)]
+
+
+def gradients(ctx: Any, parts: Sequence[Tensor], share: range) -> Gradients:
+    """Of the parameters, by some pieces together."""
+    totals: list[Gradients] = []
+    for i in share:
+        with torch.enable_grad():
+            x = ctx.manner.encode(ctx.pieces[i], i) if ctx.found[i] is None else ctx.found[i]
+        ctx.found[i] = None
+        totals.append(list(torch.autograd.grad(x, ctx.learnt, parts[i], allow_unused=True)))
+        totals = [summed_over_pieces(totals)]
+    return totals[0]
+
+
+def summed_over_pieces(each: Sequence[Gradients]) -> Gradients:
+    """Gradients of the same parameters -> their sums, made in place of the first of each."""
+    total = each[0]
+    for others in each[1:]:
+        for i, other in enumerate(others):
+            mine = total[i]
+            total[i] = other if mine is None else mine if other is None else mine.add_(other)
+    return total
