@@ -6,6 +6,8 @@ import importlib.util
 import inspect
 import json
 import re
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -118,6 +120,14 @@ def test_no_module_imports_itself_through_others():
         for name in ends:
             del later[name]
     assert later == {}
+
+
+def test_what_only_reads_starts_without_what_trains_and_classifies():
+    modules = ("report.page", "report.published", "evaluation.doctor")
+    code = "".join(f"import whitenedcse.{name}\n" for name in modules)
+    code += "import sys; print({'lightning', 'transformers', 'sklearn'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "set()\n", done.stderr
 
 
 def test_there_are_few_modules():

@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from whitenedcse.app import ranks, terminal
 from whitenedcse.app.configuration import known_keys, unknown
 from whitenedcse.app.run import Run
-from whitenedcse.evaluation.suite import series
+from whitenedcse.evaluation.suite import logged
 from whitenedcse.report.tables import grids, training_grid
 from whitenedcse.training.dashboard import Dashboard
 from whitenedcse.training.trainer import newest, step_of
@@ -222,7 +222,7 @@ def finish(
     else:
         scores, _ = evaluated(run, scores)
         for logger in loggers:
-            logger.log_metrics(series(scores), dev["last_step"])
+            logger.log_metrics(logged(scores), dev["last_step"])
     show([training_grid(dev), *(grids(scores, None) if evaluated else [])])
     here = run.path.relative_to(Path.cwd()) if run.path.is_relative_to(Path.cwd()) else run.path
     say(f"best checkpoint: {here}/best   metrics: {here}/metrics.csv   scores: {here}/scores.json")

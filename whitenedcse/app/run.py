@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, ParamSpec
 
 import numpy as np
 from filelock import BaseFileLock
-from lightning.pytorch.utilities import rank_zero_only
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
@@ -37,7 +36,20 @@ MOVED = {  # where a symbol of an older config.yaml is now
 GONE = (("loss", "force_literal"),)  # settings of an older config.yaml that changed nothing
 ORIGIN = ("experiment", "system", "seed")
 DEV = "dev/spearman"
+P = ParamSpec("P")
 held: dict[Path, BaseFileLock] = {}  # the directories that this process has claimed, until it ends
+
+
+def on_first_rank(method: Callable[P, Any]) -> Callable[P, Any]:
+    """The same method, which does nothing and returns None on other ranks than the first."""
+
+    @wraps(method)
+    def called(*arguments: P.args, **settings: P.kwargs) -> Any:
+        from lightning.pytorch.utilities import rank_zero_only  # seconds that a report need not wait for
+
+        return rank_zero_only(method)(*arguments, **settings)
+
+    return called
 
 
 class Series(NamedTuple):
@@ -54,9 +66,7 @@ class Run:
         self.path = Path(path)
         self.checkpoints, self.best = self.path / "checkpoints", self.path / "best"
         self.metrics, self.config = self.path / "metrics.csv", self.path / "config.yaml"
-
-    def __repr__(self) -> str:
-        return f"Run({str(self.path)!r})"
+        self._scores: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, model: str | Path) -> Run | None:
@@ -97,10 +107,9 @@ class Run:
     @property
     def scores(self) -> dict[str, Any] | None:
         """scores.json; None until the run has ended. Raises ValueError for other content."""
-        if self.__dict__.get("_scores") is None:
-            self.__dict__["_scores"] = self._json("scores.json")
-        found: dict[str, Any] | None = self.__dict__["_scores"]
-        return found
+        if self._scores is None:
+            self._scores = self._json("scores.json")
+        return self._scores
 
     @property
     def results(self) -> dict[str, Any]:
@@ -180,7 +189,7 @@ class Run:
         _ = self.settings, self.facts, self.series
         return self
 
-    @rank_zero_only
+    @on_first_rank
     def claim(self) -> None:
         """Keep other processes from writing here until this one ends. Raises ValueError if one does."""
         self.path.mkdir(parents=True, exist_ok=True)
@@ -188,7 +197,7 @@ class Run:
             held[self.path] = claimed(self.path, "wait, or use run=NAME").lock
         self._forget()  # what was read before another process wrote it
 
-    @rank_zero_only
+    @on_first_rank
     def start(self, config: str, **facts: Any) -> None:
         """Write config.yaml and, with `facts`, versions.json. Raises ValueError if a run began here."""
         self.claim()
@@ -217,7 +226,8 @@ class Run:
         if force or not self.began:
             return
         began = flat(self.settings) | {name: self.facts.get(name) for name in exact}
-        now = flat(plain(config)) | dict(exact)
+        asked: Any = OmegaConf.to_container(OmegaConf.create(config))
+        now = flat(asked) | dict(exact)
         differences = [
             f"{name}={now.get(name)} (it began with {began.get(name)})"
             for name in sorted(began.keys() | now.keys())
@@ -229,7 +239,7 @@ class Run:
                 " or add --force to go on in it"
             )
 
-    @rank_zero_only
+    @on_first_rank
     def resume(self, config: str, exact: Mapping[str, Any], step: int) -> list[str]:
         """Note that the run resumes after a step; returns what of `environment` changed since it began."""
         now, then = flat(environment()), flat(self.facts)
@@ -243,7 +253,7 @@ class Run:
         if items is not None:
             np.savez_compressed(self.path / "items.npz", **items)  # type: ignore[arg-type]
         write_json(self.path / "scores.json", scores)
-        self.__dict__["_scores"] = scores
+        self._scores = scores
 
 
 def series(file: Path) -> dict[str, Series]:
@@ -274,12 +284,6 @@ def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         name = f"{path}{key}"
         values |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
     return values
-
-
-def plain(config: str) -> Mapping[str, Any]:
-    """YAML as dictionaries."""
-    content: Any = OmegaConf.to_container(OmegaConf.create(config))
-    return content
 
 
 def present(settings: dict[str, Any]) -> dict[str, Any]:

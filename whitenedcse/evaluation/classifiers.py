@@ -19,10 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import StratifiedKFold
-from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 Rows = NDArray[np.intp]
@@ -187,6 +183,8 @@ def classifier(name: str) -> Classify:
 
 
 def _folds(y: Labels, rows: Rows) -> list[Pair]:
+    from sklearn.model_selection import StratifiedKFold
+
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=SEED).split(rows, y[rows])
     return [(rows[train], rows[test]) for train, test in folds]
 
@@ -208,6 +206,10 @@ def lbfgs(x: NDArray[Any], y: Labels, split: Split) -> tuple[NDArray[Any], float
     x is divided by one number, its root mean square over the training rows: then C means the same at
     any norm. The chosen C is fitted to all of train. Float32 may miss the tolerance, unwarned.
     """
+    from sklearn.exceptions import ConvergenceWarning  # seconds that what only reads texts need not wait for
+    from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits
+
     predictions, scores, cases = [], [], _cases(y, split)
     for train, test, pairs in cases:
         scaled = np.asarray(x / math.sqrt(np.square(x[train], dtype=np.float64).mean() or 1), np.float32)

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata, spearmanr
 
 from whitenedcse.data.files import lines, records
 
@@ -151,6 +150,8 @@ def spearman(gold: NDArray[Any], similarity: NDArray[Any]) -> Score:
             return Score(None, f"{name} is not finite in {broken} of {len(gold)} pairs")
         if np.ptp(values) <= ROUNDING * np.abs(values).max():
             return Score(None, f"{name} is constant")
+    from scipy.stats import spearmanr  # seconds that what only reads pairs need not wait for
+
     return Score(100 * float(spearmanr(gold, similarity).statistic))
 
 
@@ -161,6 +162,8 @@ def spearman_columns(gold: NDArray[Any], similarities: NDArray[Any]) -> NDArray[
         raise ValueError(f"{len(gold)} gold scores for {n} rows of similarities")
     if n < 2 or _undefined(np.asarray(gold, np.float64)[None])[0]:
         return np.full(m, np.nan)
+    from scipy.stats import rankdata
+
     ranks = rankdata(gold) - (n + 1) / 2
     step = max(1, CELLS // n)
     chunks = (np.array(similarities[:, at : at + step].T, np.float64, order="C") for at in range(0, m, step))

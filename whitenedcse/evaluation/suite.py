@@ -232,7 +232,7 @@ def recorded(
     return {**facts, "rows": lines}, items
 
 
-def series(scores: Mapping[str, Any]) -> dict[str, float]:
+def logged(scores: Mapping[str, Any]) -> dict[str, float]:
     """What the first row scored, as loggers name it: test/TASK and test/avg."""
     values = by_task(scores["rows"][0], scores["headline"])
     return {f"test/{name}": value for name, value in values.items() if value is not None}
