@@ -9,16 +9,8 @@ import hydra
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from whitenedcse.app import configuration, launch, ranks
+from whitenedcse.app import arguments, configuration, launch, ranks
 from whitenedcse.app.run import Run
-from whitenedcse.evaluation.classifiers import classifier
-from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.evaluation.suite import System, evaluated, headline, plan, recorded
-from whitenedcse.evaluation.tasks import Protocol, chosen, corpus_texts, task
-from whitenedcse.model.planes import Wanted, vectors
-from whitenedcse.model.pooling import Pooling, requested
-from whitenedcse.report.plots import draw
-from whitenedcse.report.tables import compared, grids
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="evaluate")
@@ -27,6 +19,9 @@ def evaluate(cfg: DictConfig) -> float | None:
     """One model on its tasks, or runs compared; returns the average that the protocol prints."""
     run = configuration.checked(cfg)
     ranks.refuse("evaluate.py")
+    from whitenedcse.evaluation.suite import headline
+    from whitenedcse.report.tables import compared, grids
+
     if cfg.compare:
         launch.show(compared(list(cfg.compare), cfg.draws, cfg.digits))
         return None
@@ -40,40 +35,48 @@ def evaluate(cfg: DictConfig) -> float | None:
 
 def scored(cfg: DictConfig, run: Run, trained: dict[str, Any] | None) -> tuple[dict[str, Any], list[str]]:
     """scores.json, and what else there is to say; `trained`: what a run of train.py has for it already."""
-    cfg.fit, cfg.columns = fit, columns = configuration.fit(cfg.model, cfg.fit, cfg.columns)
-    protocol: Protocol = instantiate(cfg.protocol)
+    # PyTorch takes seconds to import: the settings are checked before
+    from whitenedcse.evaluation import classifiers, postprocess, suite, tasks
+    from whitenedcse.model import planes, pooling
+    from whitenedcse.report import plots
+
+    cfg.fit, cfg.columns = fit, columns = arguments.fit(cfg.model, cfg.fit, cfg.columns)
+    protocol: tasks.Protocol = instantiate(cfg.protocol)
     settings = instantiate(cfg.postprocess).settings if cfg.postprocess else None
-    rows, notes = chosen(protocol, settings, fit)
-    tasks = [partial(task, name, protocol.case) for name in cfg.tasks.names]
-    _, *data = configuration.require([partial(configuration.found, cfg.model), *tasks])
+    rows, notes = tasks.chosen(protocol, settings, fit)
+    find = [partial(tasks.task, name, protocol.case) for name in cfg.tasks.names]
+    _, *data = arguments.require([partial(arguments.require_model, cfg.model), *find])
     fits = [row.fit for row in rows if row.fit] + ([fit] if cfg.figures else [])
-    tests = dict(zip(cfg.tasks.names, data, strict=True))
-    agenda = plan(
-        tests, fits, lambda on: corpus_texts(on, columns if on == fit else (), cfg.sample), protocol.case
-    )
-    classify = classifier(cfg.classifier)
-    source = configuration.opened(cfg.model, requested(cfg.get("pooling"), cfg.layers))
+
+    def texts(corpus: str) -> list[str]:
+        return tasks.corpus_texts(corpus, columns if corpus == fit else (), cfg.sample)
+
+    agenda = suite.plan(dict(zip(cfg.tasks.names, data, strict=True)), fits, texts, protocol.case)
+    classify = classifiers.classifier(cfg.classifier)
+    source = arguments.source(cfg.model, pooling.requested(cfg.get("pooling"), cfg.layers))
     if trained is None:
         run.start(OmegaConf.to_yaml(cfg, resolve=True))
     launch.say(f"model: {cfg.model}   pooling: {source.pooling}   sentences: {len(agenda.sentences):,}")
-    poolings = [Pooling(kind=row.pooling, layers=row.layers) if row.pooling else None for row in rows]
-    wanted = Wanted(poolings, protocol.max_length, protocol.extra, cfg.figures, cfg.bf16)
-    x, planes = vectors(source, agenda.sentences, wanted)
-    launch.say(f"encoded: {planes.encoded:,}" if planes else "encoded")
-    systems = [System(part, row.maker, row.fit) for part, row in zip(x, rows, strict=True)]
-    results = [evaluated(system, agenda, classify, cfg.draws, launch.say) for system in systems]
+    poolings = [pooling.Pooling(kind=row.pooling, layers=row.layers) if row.pooling else None for row in rows]
+    wanted = planes.Wanted(poolings, protocol.max_length, protocol.extra, cfg.figures, cfg.bf16)
+    x, kept = planes.vectors(source, agenda.sentences, wanted)
+    launch.say(f"encoded: {kept.encoded:,}" if kept else "encoded")
+    systems = [suite.System(part, row.maker, row.fit) for part, row in zip(x, rows, strict=True)]
+    results = [suite.evaluated(system, agenda, classify, cfg.draws, launch.say) for system in systems]
     facts = {
         **(trained or {}),
         "model": cfg.model,
         **(Run.of(cfg.model) or run).origin,
         "pooling": source.pooling,
+        "protocol": protocol.name,
+        "headline": protocol.headline,
+        "classifier": cfg.classifier,
     }
-    facts |= {"protocol": protocol.name, "headline": protocol.headline, "classifier": cfg.classifier}
-    scores, items = recorded(facts, rows, results, agenda)
+    scores, items = suite.recorded(facts, rows, results, agenda)
     run.end(scores, items)
-    if cfg.figures and planes:
-        whitened = System(x[0], partial(Postprocess, kind="whitening"), fit)
-        notes += draw(run.path, planes.kinds[cfg.figures], whitened, agenda, protocol.headline)
+    if cfg.figures and kept:
+        whitened = suite.System(x[0], partial(postprocess.Postprocess, kind="whitening"), fit)
+        notes += plots.draw(run.path, kept.kinds[cfg.figures], whitened, agenda, protocol.headline)
     return scores, notes
 
 

@@ -10,17 +10,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from evaluate import scored
-from whitenedcse.app import configuration, launch
+from whitenedcse.app import arguments, configuration, launch
 from whitenedcse.app.run import Run
-from whitenedcse.data.datamodule import SentenceData
-from whitenedcse.data.sources import located
-from whitenedcse.evaluation.tasks import subsets, task
-from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.encoder import folder
-from whitenedcse.training.loggers import Metrics, Record, progress_bar
-from whitenedcse.training.module import ContrastiveTraining, seed_everything
-from whitenedcse.training.monitor import Health
-from whitenedcse.training.trainer import Safekeeping, Trainer
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
@@ -36,10 +27,19 @@ def train(cfg: DictConfig) -> float | None:
 
 def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     """Train in this process, alone or as one of several ranks."""
+    # PyTorch and Lightning take seconds to import: the settings are checked before
+    from whitenedcse.data.sources import located
+    from whitenedcse.evaluation.tasks import subsets, task
+    from whitenedcse.model.encoder import folder
+    from whitenedcse.training.loggers import Metrics, Record, progress_bar
+    from whitenedcse.training.module import seed_everything
+    from whitenedcse.training.monitor import Health
+    from whitenedcse.training.trainer import Safekeeping
+
     find: list[Any] = [lambda: folder(cfg.encoder.path)] if "path" in cfg.encoder else []
     find += [partial(task, name) for name in cfg.tasks.names]
     find += [lambda: located(cfg.data.corpus), lambda: subsets(cfg.monitor.dev)]
-    dev = configuration.require(find)[-1]
+    dev = arguments.require(find)[-1]
     seed_everything(cfg.seed)
     module, data = built(cfg)
     attention = module.embedder.encoder.attention(device)
@@ -52,18 +52,21 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     callbacks = [keep, Record(), monitor, Health(monitor, launch.say), progress_bar(launch.say)]
     extra = [instantiate(cfg.logger)(run=run.path)] if cfg.logger else []
     loggers = [Metrics(run.metrics, checkpoint), *extra]
-    trainer: Trainer = instantiate(cfg.trainer)(logger=loggers, callbacks=callbacks)
+    trainer: Any = instantiate(cfg.trainer)(logger=loggers, callbacks=callbacks)
     trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
     if trainer.is_global_zero:
         tests = configuration.tests(cfg, run)
         launch.finish(run, monitor.summary(), loggers, partial(scored, tests) if tests else None)
 
 
-def built(cfg: DictConfig) -> tuple[ContrastiveTraining, SentenceData]:
-    """The module and its data."""
+def built(cfg: DictConfig) -> tuple[Any, Any]:
+    """The ContrastiveTraining module and its SentenceData."""
+    from whitenedcse.model.embedder import Embedder
+    from whitenedcse.training.module import ContrastiveTraining
+
     encoder = instantiate(cfg.encoder)
     head, pooling = instantiate(cfg.head)(width=encoder.width), instantiate(cfg.pooling)
-    data: SentenceData = instantiate(cfg.data)
+    data: Any = instantiate(cfg.data)
     data.tokenizer = encoder.tokenizer
     data.setup("fit")
     parts = {

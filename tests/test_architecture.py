@@ -130,6 +130,18 @@ def test_what_only_reads_starts_without_what_trains_and_classifies():
     assert done.stdout == "set()\n", done.stderr
 
 
+@pytest.mark.parametrize("script", ["train", "evaluate"])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["seed=x"], ["sed=1"], ["+loss.form=l1", "loss.temperature=x"]]
+)
+def test_help_and_a_refused_setting_need_no_pytorch(script, arguments):
+    code = f"import runpy, sys; sys.argv = {[f'{script}.py', *arguments]}\n"
+    code += f"try: runpy.run_path('{ROOT / script}.py', run_name='__main__')\n"
+    code += "except SystemExit: pass\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.endswith("False\n"), done.stderr
+
+
 def test_there_are_few_modules():
     assert len([path for path in FILES if path.name != "__init__.py"]) <= MOST
 

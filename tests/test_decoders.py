@@ -9,7 +9,7 @@ from test_export import by_onnxruntime, by_sentence_transformers
 from test_training import fit, module_of, monitor_of
 from transformers import AutoModel, AutoTokenizer
 
-from whitenedcse.app.configuration import opened
+from whitenedcse.app.arguments import source as opened
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from whitenedcse.app import ranks
+from whitenedcse.app import compute, ranks
 from whitenedcse.app.ranks import Place, placed, run, shared, stamp
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_NNODES")
@@ -212,7 +212,7 @@ def test_what_works_in_one_process_is_refused_in_several(monkeypatch):
 
 @pytest.mark.parametrize(("cores", "given", "each"), [(8, None, 4), (1, None, 1), (9, None, 4), (8, "3", 3)])
 def test_ranks_share_the_cores_unless_told_otherwise(cores, given, each, tmp_path, monkeypatch):
-    monkeypatch.setattr(ranks, "cores", lambda: cores)
+    monkeypatch.setattr(compute, "cores", lambda: cores)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given:
         monkeypatch.setenv("OMP_NUM_THREADS", given)

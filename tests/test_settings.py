@@ -1,5 +1,7 @@
 """A key that nothing reads is refused with the nearest one that exists."""
 
+import importlib
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +10,14 @@ from typing import Any, Literal
 import pytest
 from omegaconf import OmegaConf
 
-from whitenedcse.app.configuration import SCRIPT_TYPES, refuse_unknown, unknown
+from whitenedcse.app.configuration import (
+    HYDRA_KEYS,
+    SCRIPT_TYPES,
+    declared,
+    description,
+    refuse_unknown,
+    unknown,
+)
 
 LOSS = {"_target_": "whitenedcse.training.loss.MultiPositiveLoss", "form": "l1", "temperature": 0.05}
 
@@ -145,6 +154,31 @@ def test_a_value_of_another_type_is_refused_with_the_type_in_words(key, value, w
 def test_what_a_script_reads_itself_has_a_type_too(config, words):
     with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
         refuse_unknown(config, config)
+
+
+TARGETS = {
+    target
+    for file in (Path(__file__).parents[1] / "conf").rglob("*.yaml")
+    for target in re.findall(r"_target_: (\S+)", file.read_text())
+}
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_what_a_source_file_declares_is_what_python_says_of_the_imported_symbol(target):
+    module, _, name = target.rpartition(".")
+    symbol = getattr(importlib.import_module(module), name)
+    said = inspect.signature(symbol, eval_str=True).parameters.values()
+    hints = declared(module, name)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in said):
+        assert hints == {}
+        return
+    expected = {parameter.name: description(parameter.annotation) for parameter in said}
+    assert {key: description(hints[key]) for key in hints if key not in HYDRA_KEYS} == expected
+
+
+def test_a_source_file_says_nothing_of_what_it_does_not_declare():
+    assert declared("whitenedcse.model.head", "Absent") == declared("pathlib", "Path") == {}
+    assert declared("whitenedcse.absent", "Head") == declared("", "Head") == {}
 
 
 @pytest.mark.parametrize("script", ["train", "evaluate"])

@@ -7,7 +7,8 @@ import pytest
 import torch
 from conftest import SENTENCES, embedder_of
 
-from whitenedcse.app.configuration import found, opened
+from whitenedcse.app.arguments import require_model as found
+from whitenedcse.app.arguments import source as opened
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.planes import Wanted, vectors

@@ -1,12 +1,20 @@
-"""Arguments that several commands take, declared once, and the embedder that they name."""
+"""Arguments that several commands take, declared once; the models and corpora that they or settings name."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from whitenedcse.app.run import Run
 from whitenedcse.data import sources
+
+if TYPE_CHECKING:
+    from whitenedcse.model.planes import Source
+    from whitenedcse.model.pooling import Pooling
 
 FORMS = ("table", "markdown", "csv", "latex")
 
@@ -105,3 +113,77 @@ def ended(arguments: argparse.Namespace, on: str | None = None) -> Any:
         facts = fitted(fit, embedder, found, bf16=arguments.bf16)
         fit.provenance = {"source": arguments.source, **facts}
     return embedder if fit is None else whitened(embedder, fit, k)
+
+
+def require_model(model: str | None) -> None:
+    """Raise FileNotFoundError if there is no such model; a hub's is fetched."""
+    if model is None:
+        raise ValueError("no model: say model=DIR_OR_HUB_ID, or compare=[RUN,RUN]")
+    if not is_function(model):
+        from whitenedcse.model.encoder import folder
+
+        folder(model)
+
+
+def is_function(model: str) -> bool:
+    """Whether it reads module:function."""
+    return ":" in model and not Path(model).exists()
+
+
+def source(model: str, pooling: Pooling | None) -> Source:
+    """The encoder that a setting names: a checkpoint (see `Embedder.load`), or a function as module:function.
+
+    A Sentence-Transformers directory with modules that are not read here is opened by that library.
+    """
+    from whitenedcse.model.planes import Source
+
+    if is_function(model):
+        module, _, name = model.partition(":")
+        sys.path.insert(0, str(Path.cwd()))
+        try:
+            function = getattr(importlib.import_module(module), name)
+            if not callable(function):
+                raise AttributeError(f"{name} is a {type(function).__name__}, not a function")
+            return Source(function, "its own")
+        except (ImportError, AttributeError, ValueError) as error:  # ValueError: nothing before the colon
+            raise ValueError(f"model={model}: {error}; MODULE:FUNCTION is imported from here") from error
+    import torch
+
+    from whitenedcse.model.embedder import Embedder
+    from whitenedcse.model.sentence_transformers import ForeignModules
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        embedder = Embedder.load(model, pooling).to(device)
+    except ForeignModules as error:
+        try:
+            from sentence_transformers import SentenceTransformer
+        except ImportError:
+            raise ValueError(f"{error}; with pip install sentence-transformers that library does") from error
+        return Source(SentenceTransformer(model, device=device).encode, "its own")
+    return Source(embedder.encode, str(embedder.pooling), embedder)
+
+
+def fit(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[str]]:
+    """The corpus to fit transforms to, and its columns; "training" stands for that of the model's own run."""
+    if name != "training":
+        return name, list(columns)
+    if run := Run.of(model):
+        data = run.settings["data"]
+        return data["corpus"], list(data["columns"])
+    raise ValueError(
+        f"fit=training: {model} is no run of train.py; name a corpus, e.g. fit=wiki1m, or a file"
+    )
+
+
+def require(inputs: Iterable[Callable[[], Any]]) -> list[Any]:
+    """What each call finds; if any finds nothing, one FileNotFoundError that says all that is missing."""
+    found, missing = [], []
+    for find in inputs:
+        try:
+            found.append(find())
+        except FileNotFoundError as error:
+            missing.append(str(error))
+    if missing:
+        raise FileNotFoundError("; and ".join(dict.fromkeys(missing)))
+    return found

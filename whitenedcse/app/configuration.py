@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
+import collections.abc
 import difflib
 import importlib
 import inspect
 import json
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
+from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from whitenedcse.app.compute import quickest
-from whitenedcse.app.run import Run, flat
-from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.encoder import folder
-from whitenedcse.model.planes import Source
-from whitenedcse.model.pooling import Pooling
-from whitenedcse.model.sentence_transformers import ForeignModules
+from whitenedcse.app.run import Run
 
-CONF = Path(__file__).parents[2] / "conf"
+ROOT = Path(__file__).parents[2]
+CONF = ROOT / "conf"
 HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
 TYPE_NAMES |= {list: "a list ([...])", dict: "a mapping", Any: "of any type"}
@@ -53,7 +50,8 @@ SCRIPT_TYPES: dict[str, Any] = {  # of the settings that train.py and evaluate.p
     "tasks.names": Sequence[str],
     "monitor.dev": str,
 }
-OmegaConf.register_new_resolver("precision", quickest, replace=True)
+compute = partial(importlib.import_module, "whitenedcse.app.compute")  # when it is needed: it imports PyTorch
+OmegaConf.register_new_resolver("precision", lambda *on: compute().quickest(*on), replace=True)
 OmegaConf.register_new_resolver("options", lambda name: options(name), replace=True)
 
 
@@ -64,14 +62,15 @@ def refuse_unknown(config: Mapping[str, Any], known: Iterable[str]) -> None:
     symbol, and their annotations say what a value may be. (Hydra merges a misspelt key of an experiment file
     without a word.)
     """
-    check("", config, dict.fromkeys(known, Any))
+    for imported in (False, True):  # what needs no import first: PyTorch and Lightning take seconds
+        check("", config, dict.fromkeys(known, Any), imported=imported)
 
 
-def check(path: str, node: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def check(path: str, node: Mapping[str, Any], known: Mapping[str, Any], *, imported: bool) -> None:
     """Raise ValueError for an unknown key or a mistyped value of one mapping or of those inside it.
 
     path: what stands before its keys, as "head.whitening.". known: the keys that may be in it with their
-    annotations; if it is empty, any may.
+    annotations; if it is empty, any may. imported: see `parameters`.
     """
     for key, value in node.items():
         name = f"{path}{key}"
@@ -81,26 +80,87 @@ def check(path: str, node: Mapping[str, Any], known: Mapping[str, Any]) -> None:
         if not matches(value, annotation):
             raise ValueError(mistyped(name, value, annotation))
         if isinstance(value, Mapping):
-            check(f"{name}.", value, parameters(name, value.get("_target_")))
+            inside = parameters(name, value.get("_target_"), imported=imported)
+            check(f"{name}.", value, inside, imported=imported)
 
 
-def parameters(path: str, target: str | None) -> dict[str, Any]:
-    """The keys that may stand beside a `_target_` with their annotations, Hydra's own too; empty: any may."""
-    if target is None:
-        return {}
+def parameters(path: str, target: str | None, *, imported: bool) -> dict[str, Any]:
+    """The keys that may stand beside a `_target_` with their annotations, Hydra's own too; empty: any may.
+
+    path: the name of their mapping. imported: whether to import a symbol whose source file does not say all.
+    """
+    module, _, name = str(target).rpartition(".")
+    hints = declared(module, name) if target else {}
+    if hints or not target or not imported:
+        return hints
     try:
-        module, _, name = target.rpartition(".")
         symbol = getattr(importlib.import_module(module), name)
-        hints: dict[str, Any] = dict.fromkeys(HYDRA_KEYS, Any)
+        hints = dict.fromkeys(HYDRA_KEYS, Any)
         for part in getattr(symbol, "__mro__", (symbol, object))[:-1]:  # **more goes to the class above
-            found = inspect.signature(part, eval_str=True).parameters.values()
-            named = [p for p in found if p.kind is not p.VAR_KEYWORD]
+            signature = inspect.signature(part, eval_str=True).parameters.values()
+            named = [p for p in signature if p.kind is not p.VAR_KEYWORD]
             hints = {p.name: Any if p.annotation is p.empty else p.annotation for p in named} | hints
-            if len(named) == len(found):
+            if len(named) == len(signature):
                 return hints
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{path}._target_={target!r} is no function or class to import: {error}") from error
     return {}
+
+
+class Names(dict[str, Any]):
+    """What a name in the annotations of a source file means: a type, or an alias in a file of this package.
+
+    Any other name is a class that nothing is known of.
+    """
+
+    def __init__(self, tree: ast.Module) -> None:
+        super().__init__()
+        self.tree = tree
+
+    def __missing__(self, name: str) -> Any:
+        for module in (typing, collections.abc, builtins):
+            if hasattr(module, name):
+                return getattr(module, name)
+        for node in self.tree.body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+                return self.meaning(node.value)
+            if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
+                tree = source(str(node.module))
+                return Names(tree)[name] if tree else type(name, (), {})
+        return type(name, (), {})
+
+    def meaning(self, annotation: ast.expr | None) -> Any:
+        """The type that an expression of this file writes; Any where there is none."""
+        if annotation is None:
+            return Any
+        return eval(compile(ast.Expression(annotation), "annotation", "eval"), {"__builtins__": {}}, self)
+
+
+def source(module: str) -> ast.Module | None:
+    """The syntax tree of a module of this package; None for any other name."""
+    file = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+    return ast.parse(file.read_text()) if module.startswith("whitenedcse.") and file.is_file() else None
+
+
+def declared(module: str, name: str) -> dict[str, Any]:
+    """The parameters of a function or class of this package and their annotations, read from its source file.
+
+    Empty where that does not say all: of other packages, and where **settings go to a class above.
+    """
+    tree = source(module) or ast.Module([], [])
+    node: Any = next((node for node in tree.body if getattr(node, "name", None) == name), None)
+    given: list[tuple[str, ast.expr | None]] = []
+    if isinstance(node, ast.ClassDef):
+        if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+            fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
+            fields = [part for part in fields if not (part.value and "init=False" in ast.unparse(part.value))]
+            given = [(ast.unparse(part.target), part.annotation) for part in fields]
+        node = next((part for part in node.body if getattr(part, "name", None) == "__init__"), None)
+    if isinstance(node, ast.FunctionDef) and not node.args.kwarg:
+        arguments = [*node.args.args, *node.args.kwonlyargs]
+        given = [(part.arg, part.annotation) for part in arguments if part.arg != "self"]
+    names, own = Names(tree), dict.fromkeys(HYDRA_KEYS, Any) if given else {}
+    return own | {key: names.meaning(annotation) for key, annotation in given}
 
 
 def matches(value: Any, annotation: Any) -> bool:
@@ -161,30 +221,9 @@ def unknown(key: str, known: Iterable[str]) -> str:
     return f"no setting {key!r}{there}"
 
 
-def known_keys(argv: list[str]) -> list[str]:
-    """The groups, and the settings that exist with the groups and the experiment of this command line."""
-    folders = {path.name for path in CONF.iterdir() if path.is_dir()}
-    chosen = [text for text in argv[1:] if text.partition("=")[0].lstrip("+") in folders]
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return [*folders, *flat(plain(compose(Path(argv[0]).stem, chosen)))]
-
-
 def choice(group: str) -> str | None:
     """What this command line takes of a group, as +experiment=NAME does; None where it takes nothing."""
     return HydraConfig.get().runtime.choices.get(group)
-
-
-def fit(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[str]]:
-    """What maps are fitted on, and its columns; "training" stands for the corpus of the model's own run."""
-    if name != "training":
-        return name, list(columns)
-    if run := Run.of(model):
-        data = run.settings["data"]
-        return data["corpus"], list(data["columns"])
-    raise ValueError(
-        f"fit=training: {model} is no run of train.py; name a corpus, e.g. fit=wiki1m, or a file"
-    )
 
 
 def tests(config: DictConfig, run: Run) -> DictConfig | None:
@@ -245,56 +284,3 @@ def refuse_order(overrides: list[str]) -> None:
     changes = [name for name in added if name in ("+experiment", "+system", "+sweep")]
     if "+experiment" in changes[1:]:
         raise ValueError(f"{changes[0]} changes what +experiment sets: put it after +experiment")
-
-
-def require(inputs: Iterable[Callable[[], Any]]) -> list[Any]:
-    """What each call finds; if any finds nothing, one FileNotFoundError that says all that is missing."""
-    found, missing = [], []
-    for find in inputs:
-        try:
-            found.append(find())
-        except FileNotFoundError as error:
-            missing.append(str(error))
-    if missing:
-        raise FileNotFoundError("; and ".join(dict.fromkeys(missing)))
-    return found
-
-
-def found(model: str | None) -> None:
-    """Raise FileNotFoundError if there is no such model; a hub's is fetched."""
-    if model is None:
-        raise ValueError("no model: say model=DIR_OR_HUB_ID, or compare=[RUN,RUN]")
-    if not is_function(model):
-        folder(model)
-
-
-def is_function(model: str) -> bool:
-    """Whether it reads module:function."""
-    return ":" in model and not Path(model).exists()
-
-
-def opened(model: str, pooling: Pooling | None) -> Source:
-    """A checkpoint (see `Embedder.load`), or `module:function`, which takes a list of sentences.
-
-    A Sentence-Transformers directory with modules that are not read here is opened by that library.
-    """
-    if is_function(model):
-        module, _, name = model.partition(":")
-        sys.path.insert(0, str(Path.cwd()))
-        try:
-            function = getattr(importlib.import_module(module), name)
-            if not callable(function):
-                raise AttributeError(f"{name} is a {type(function).__name__}, not a function")
-            return Source(function, "its own")
-        except (ImportError, AttributeError, ValueError) as error:  # ValueError: nothing before the colon
-            raise ValueError(f"model={model}: {error}; MODULE:FUNCTION is imported from here") from error
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        embedder = Embedder.load(model, pooling).to(device)
-    except ForeignModules as error:
-        try:
-            from sentence_transformers import SentenceTransformer
-        except ImportError:
-            raise ValueError(f"{error}; with pip install sentence-transformers that library does") from error
-        return Source(SentenceTransformer(model, device=device).encode, "its own")
-    return Source(embedder.encode, str(embedder.pooling), embedder)

@@ -14,26 +14,25 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from hydra import compose, initialize_config_dir
+from hydra._internal.hydra import Hydra
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities import rank_zero_only
 from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app import ranks, terminal
-from whitenedcse.app.configuration import known_keys, unknown
-from whitenedcse.app.run import Run
-from whitenedcse.evaluation.suite import logged
-from whitenedcse.report.tables import grids, training_grid
-from whitenedcse.training.dashboard import Dashboard
-from whitenedcse.training.trainer import newest, step_of
+from whitenedcse.app.configuration import CONF, plain, unknown
+from whitenedcse.app.run import Run, flat
+
+if TYPE_CHECKING:
+    from lightning.pytorch.loggers import Logger
 
 Result = TypeVar("Result")
-MENDABLE = (HydraException, OmegaConfBaseException, MisconfigurationException, ValueError, OSError)
+MENDABLE = (HydraException, OmegaConfBaseException, ValueError, OSError)
 BAD_INPUT = 2  # the exit code of what a user can mend
 QUIET = (
     ".*does not have many workers.*",
@@ -44,7 +43,10 @@ QUIET = (
 )
 
 
-say = rank_zero_only(terminal.say)  # once, however many devices there are
+def say(text: Any) -> None:
+    """Print a line or a table, once however many ranks there are."""
+    if (here := ranks.placed()) is None or here.rank == 0:
+        terminal.say(text)
 
 
 def start(script: Callable[[], Any]) -> None:
@@ -57,6 +59,7 @@ def start(script: Callable[[], Any]) -> None:
     if here is None or "WHITENEDCSE_TRACEBACK" not in os.environ:  # the process that starts ranks asks once
         os.environ["WHITENEDCSE_TRACEBACK"] = os.environ.get("HYDRA_FULL_ERROR", "")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that errors reach this place
+    Hydra.format_config_groups = lambda *_: ""  # type: ignore[method-assign]  # half of the time of --help
     job(script)()
 
 
@@ -87,7 +90,8 @@ def explain(error: BaseException) -> None:
     """End the process with one line if the user can mend this, and in a rank leave others time for theirs."""
     if isinstance(error, KeyboardInterrupt):
         sys.exit(128 + signal.SIGINT)
-    if isinstance(error, MENDABLE):
+    lightnings = any(part.__name__ == "MisconfigurationException" for part in type(error).__mro__)
+    if isinstance(error, Exception) and (lightnings or isinstance(error, MENDABLE)):
         refuse(error)
     if re.search(r"\bMPS\b", str(error)):  # PyTorch lacks something on Apple's GPUs
         refuse(ValueError(f"this does not work on an Apple GPU ({error}); use trainer.accelerator=cpu"))
@@ -122,11 +126,20 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def known_keys(argv: list[str]) -> list[str]:
+    """The groups, and the settings that exist with the groups and the experiment of this command line."""
+    folders = {path.name for path in CONF.iterdir() if path.is_dir()}
+    chosen = [text for text in argv[1:] if text.partition("=")[0].lstrip("+") in folders]
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return [*folders, *flat(plain(compose(Path(argv[0]).stem, chosen)))]
+
+
 def end(loggers: Iterable[Logger], run: Run) -> None:
     """Close the loggers, and print the last line, which other programs read."""
     for logger in loggers:
         logger.finalize("success")
-        if isinstance(logger, Dashboard):
+        if hasattr(logger, "finish"):  # the dashboard's
             logger.finish(run.path)
     say(f"run: {run.path}")
 
@@ -200,6 +213,8 @@ def begin(run: Run, settings: str, facts: Mapping[str, Any], digests: Mapping[st
     here = ranks.placed()
     exact = {**digests, "processes": here.world if here else 1}
     run.refuse_other(settings, exact, force=forced())
+    from whitenedcse.training.trainer import newest, step_of
+
     checkpoint = newest(run.checkpoints, say)
     if not run.began:
         run.start(settings, **facts, **exact)
@@ -216,6 +231,9 @@ def finish(
     run: Run, dev: dict[str, Any], loggers: list[Logger], evaluated: Callable[..., Any] | None
 ) -> None:
     """Evaluate the best checkpoint on the tests, if there are any; write, log and show the scores."""
+    from whitenedcse.evaluation.suite import logged
+    from whitenedcse.report.tables import grids, training_grid
+
     scores: dict[str, Any] = {"dev": dev}
     if evaluated is None:
         run.end(scores)

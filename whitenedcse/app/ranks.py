@@ -14,10 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
 from omegaconf import OmegaConf
-
-from whitenedcse.app.compute import cores
 
 USR1 = getattr(signal, "SIGUSR1", signal.SIGTERM)  # SLURM's "your time is nearly over"
 ASKING = (signal.SIGTERM, signal.SIGINT, USR1)  # to stop
@@ -61,6 +58,8 @@ def shared(name: str, value: str) -> str:
         return value
     if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         raise ValueError("these ranks have no place to agree on a name for the run; add run=NAME")
+    import torch.distributed as dist
+
     store = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined]
     if here.rank == 0:
         store.set(f"whitenedcse/{name}", value)
@@ -134,6 +133,8 @@ def free_port() -> int:
 
 def start(command: Sequence[str], here: Place, port: int, said: Path) -> subprocess.Popen[bytes]:
     """One rank. It has a session of its own, so that Ctrl-C reaches it once, from here."""
+    from whitenedcse.app.compute import cores
+
     env = {
         "RANK": here.rank,
         "LOCAL_RANK": here.rank,

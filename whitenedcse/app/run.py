@@ -24,7 +24,6 @@ from filelock import BaseFileLock
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from whitenedcse.app.compute import environment
 from whitenedcse.app.durable import claimed, read_json, whole_lines, write_json, writing
 
 FREE = {"run", "checkpoint_every", "data.corpus", "trainer.devices", "trainer.num_nodes"}  # may change
@@ -205,6 +204,8 @@ class Run:
             raise ValueError(
                 f"{self.path} already holds a run; choose another name with run=NAME, or delete it"
             )
+        from whitenedcse.app.compute import environment
+
         self._write(config, {"command": " ".join(sys.argv), **facts, **environment()})
 
     def _write(self, config: str, facts: Mapping[str, Any]) -> None:
@@ -242,6 +243,8 @@ class Run:
     @on_first_rank
     def resume(self, config: str, exact: Mapping[str, Any], step: int) -> list[str]:
         """Note that the run resumes after a step; returns what of `environment` changed since it began."""
+        from whitenedcse.app.compute import environment
+
         now, then = flat(environment()), flat(self.facts)
         changed = {name: value for name, value in now.items() if then.get(name) != value}
         again = {"step": step, "command": " ".join(sys.argv), **changed}

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from whitenedcse import whitening
 from whitenedcse.app.compute import full_precision
 from whitenedcse.linalg import Ridge
+from whitenedcse.whitening import Gradient
 
 KINDS = ("pca", "zca", "group", "shuffled_group")
 PARTITIONS = ("view", "joint", "official_slice")
@@ -47,7 +48,7 @@ class Whitening:
     eps: float
     floor: float
     shrinkage: float
-    gradient: whitening.Gradient
+    gradient: Gradient
     partition: str
     momentum: float
 
