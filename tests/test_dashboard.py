@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import nowhere, serving
 from lightning.pytorch.utilities import rank_zero_only
-from test_scripts import ROOT, TINY, script
+from test_scripts import ROOT, TINY
 
 from whitenedcse.app import cli
 from whitenedcse.evaluation.suite import by_task
@@ -124,7 +124,7 @@ def trained(reader, tmp_path_factory):
         "tasks=quickstart",
         "logger=wandb",
     ]
-    result = script("train.py", *settings, cwd=cwd, WANDB_API_KEY="", HOME=str(cwd))
+    result = started("train.py", *settings, cwd=cwd, WANDB_API_KEY="", HOME=str(cwd))
     assert result.returncode == 0, result.stderr
     return reader(cwd / "outputs" / "table3" / "0")
 

@@ -3,15 +3,13 @@
 import csv
 import importlib.metadata
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import SENTENCES, embedder_of
 from numpy.testing import assert_allclose
+from programs import started
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
@@ -29,25 +27,11 @@ TINY = [
 TINY += ["trainer.log_every_n_steps=1"]
 
 
-def script(name, *arguments, cwd, **environment):
-    """The finished process of a script started in a fresh directory, offline and with a cache of its own."""
-    settings = {"WHITENEDCSE_CACHE": str(cwd / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    settings["HYDRA_FULL_ERROR"] = "0"  # whatever tests in this process left
-    return subprocess.run(
-        [sys.executable, str(ROOT / name), *arguments],
-        cwd=cwd,
-        env=os.environ | settings | {"WHITENEDCSE_DATA": str(cwd / "data")} | environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A run of four steps from a directory that is not the project's."""
     cwd = tmp_path_factory.mktemp("user")
-    result = script(
+    result = started(
         "train.py", *TINY, "trainer.max_steps=4", "run=first", "logger=wandb", cwd=cwd, WANDB_API_KEY=""
     )
     assert result.returncode == 0, result.stderr
@@ -111,7 +95,7 @@ def test_wandb_is_offline_without_an_account_and_one_run(trained):
 def test_a_finished_run_is_left_alone_and_another_one_refused(trained, refusal, monkeypatch):
     cwd, _ = trained
     files = {path: path.read_bytes() for path in (cwd / "outputs/first").rglob("*") if path.is_file()}
-    again = script("train.py", *TINY, "trainer.max_steps=4", "run=first", "logger=wandb", cwd=cwd)
+    again = started("train.py", *TINY, "trainer.max_steps=4", "run=first", "logger=wandb", cwd=cwd)
     assert again.returncode == 0, again.stderr
     assert f"{cwd / 'outputs/first'} is finished and left alone" in again.stdout
     monkeypatch.chdir(cwd)
@@ -122,7 +106,7 @@ def test_a_finished_run_is_left_alone_and_another_one_refused(trained, refusal, 
 
 def test_the_best_checkpoint_is_evaluated_and_scores_what_the_monitor_said(trained):
     cwd, _ = trained
-    result = script("evaluate.py", "model=outputs/first", "tasks=quickstart", "run=judged", cwd=cwd)
+    result = started("evaluate.py", "model=outputs/first", "tasks=quickstart", "run=judged", cwd=cwd)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == f"run: {cwd / 'outputs' / 'judged'}"
     scores = json.loads((cwd / "outputs" / "judged" / "scores.json").read_text())
@@ -138,7 +122,7 @@ def test_the_best_checkpoint_is_evaluated_and_scores_what_the_monitor_said(train
     with (cwd / "outputs/first/metrics.csv").open() as file:
         *_, last = csv.DictReader(file)
     assert float(last["test/avg"]) == row["sts"]["avg"]["all"] and last["step"] == "4"
-    dev = script("evaluate.py", "model=outputs/first", "tasks.names=[quickstart/dev]", "run=dev", cwd=cwd)
+    dev = started("evaluate.py", "model=outputs/first", "tasks.names=[quickstart/dev]", "run=dev", cwd=cwd)
     assert dev.returncode == 0, dev.stderr
     again = json.loads((cwd / "outputs" / "dev" / "scores.json").read_text())["rows"][0]["sts"]["avg"]["all"]
     said = json.loads((cwd / "outputs/first/scores.json").read_text())["dev"]["best"]
@@ -156,7 +140,7 @@ def test_pooling_of_a_plain_encoder_can(bert, tmp_path):
     for name in ("whitenedcse.json", "modules.json"):
         (tmp_path / "plain" / name).unlink()
     arguments = ["model=plain", "tasks=quickstart", "pooling=mean", "layers=[1,-1]", "run=plain"]
-    result = script("evaluate.py", *arguments, cwd=tmp_path)
+    result = started("evaluate.py", *arguments, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "pooling: mean over layers [1, -1]" in result.stdout
 
@@ -187,7 +171,7 @@ def test_what_a_user_can_mend_is_one_line(arguments, message, refusal):
 @pytest.mark.parametrize("arguments", [["tasks.names=[pairs.tsv]"], ["modle=x"], ["protocol=mine"]])
 def test_an_error_is_one_line_on_stderr_and_nothing_else(tmp_path, arguments):
     (tmp_path / "pairs.tsv").write_text("score\tsentence1\tsentence2\n1\ta\n")
-    result = script("evaluate.py", "model=m:f", *arguments, cwd=tmp_path)
+    result = started("evaluate.py", "model=m:f", *arguments, cwd=tmp_path)
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert result.stderr.startswith("error: ")
 
@@ -202,12 +186,12 @@ def test_runs_are_compared_and_own_texts_judged_by_a_python_function(tmp_path):
     (tmp_path / "texts.csv").write_text("text,label\n" + "".join(labelled))
     for name in ("one", "two"):
         tasks = ["tasks.names=[pairs.tsv,texts.csv]", "draws=50", f"run={name}", "postprocess=pca", "k=2"]
-        result = script("evaluate.py", "model=m:f", *tasks, cwd=tmp_path)
+        result = started("evaluate.py", "model=m:f", *tasks, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
     assert "pca-2 (target) transductive" in result.stdout and "texts.csv" in result.stdout
     rows = json.loads((tmp_path / "outputs/two/scores.json").read_text())["rows"]
     assert rows[0]["transfer"]["tasks"]["texts.csv"]["accuracy"] == 100  # the letter a tells the classes
-    result = script("evaluate.py", "compare=[outputs/one,outputs/t*]", "draws=50", cwd=tmp_path)
+    result = started("evaluate.py", "compare=[outputs/one,outputs/t*]", "draws=50", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "as it is: Spearman x 100" in result.stdout and "pca-2 (target): accuracy x 100" in result.stdout
     assert not list((tmp_path / "outputs").glob("evaluate-*/scores.json"))
@@ -235,7 +219,7 @@ def test_without_a_network_all_that_is_missing_is_said_at_once(tmp_path, refusal
 
 
 def test_help_lists_what_there_is_and_the_resolved_config_is_readable(tmp_path):
-    text = script("train.py", "--help", cwd=tmp_path).stdout
+    text = started("train.py", "--help", cwd=tmp_path).stdout
     assert "python train.py +experiment=bert_base" in text
     lines = text.splitlines()
     assert "  head        dense, group, identity, pca, shuffled_group, zca" in lines
@@ -244,10 +228,10 @@ def test_help_lists_what_there_is_and_the_resolved_config_is_readable(tmp_path):
         '  sgw                 Shuffled group whitening alone: two views (Table 6; "2" of Table 5)' in lines
     )
     assert all(f"  {path.stem:20}" in text for path in (ROOT / "conf").glob("sweep/*.yaml"))
-    told = script("evaluate.py", "--help", cwd=tmp_path).stdout
+    told = started("evaluate.py", "--help", cwd=tmp_path).stdout
     groups = told.split("(GROUP=OPTION):")[1].split("Settings")[0].split("\n  ")[1:]
     assert [line.split()[0] for line in groups] == ["tasks", "protocol", "pooling", "postprocess"]
-    job = script("train.py", "+experiment=wiki_mini", "--cfg", "job", cwd=tmp_path).stdout
+    job = started("train.py", "+experiment=wiki_mini", "--cfg", "job", cwd=tmp_path).stdout
     assert "sample: 32000" in job
 
 
@@ -255,7 +239,7 @@ def test_triplets_train_with_their_hard_negatives(tmp_path):
     rows = "".join(f"{a},{a} {b},{b}\n" for a in SENTENCES for b in SENTENCES)
     (tmp_path / "triplets.csv").write_text("sent0,sent1,hard_neg\n" + rows)
     arguments = ["data=nli", "data.corpus=triplets.csv", "data.batch_size=32", "views=2", "run=triplets"]
-    result = script("train.py", *TINY, *arguments, cwd=tmp_path)
+    result = started("train.py", *TINY, *arguments, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "triplets.csv: 64 lines" in result.stdout
     assert (
@@ -264,7 +248,7 @@ def test_triplets_train_with_their_hard_negatives(tmp_path):
 
 
 def test_two_processes_make_one_run(tmp_path):
-    result = script("train.py", *TINY, "trainer.devices=2", "trainer.max_steps=2", "run=two", cwd=tmp_path)
+    result = started("train.py", *TINY, "trainer.devices=2", "trainer.max_steps=2", "run=two", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["two"]
     assert result.stdout.count("step 2: dev/spearman") == 1
@@ -275,7 +259,7 @@ def test_two_processes_make_one_run(tmp_path):
 def test_two_processes_train_the_layers_that_pooling_reads(tmp_path):
     two = ["trainer.devices=2", "trainer.max_steps=2", "tasks=none"]
     shallow = ["encoder.layers=2", "pooling.layers=[1]", "run=shallow"]
-    result = script("train.py", *TINY, *two, *shallow, cwd=tmp_path)
+    result = started("train.py", *TINY, *two, *shallow, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     best = tmp_path / "outputs" / "shallow" / "best"
     assert json.loads((best / "whitenedcse.json").read_text())["frozen"] == ["encoder.layer.1"]
@@ -298,7 +282,7 @@ def test_training_one_vector_for_all_is_one_line_and_ends_every_rank(bert, tmp_p
     bert.tokenizer.save_pretrained(tmp_path / "dead")
     two = ["trainer.devices=2", "trainer.accelerator=cpu", "data.sample=640", "run=dead"]
     dead = ["encoder=pretrained", "encoder.path=dead", "pooling=mean"]
-    result = script("train.py", *two, *dead, cwd=tmp_path)
+    result = started("train.py", *two, *dead, cwd=tmp_path)
     lightnings, line = result.stderr.splitlines()
     assert result.returncode == 2 and lightnings.startswith("Initializing distributed"), result.stderr
     assert line.startswith("error: step 0: all 1500 dev sentences have the same vector")
@@ -306,7 +290,7 @@ def test_training_one_vector_for_all_is_one_line_and_ends_every_rank(bert, tmp_p
 
 
 def test_an_error_of_ranks_is_one_line_too(tmp_path):
-    result = script("train.py", *TINY, "trainer.devices=2", "loss.temperature=0", "run=two", cwd=tmp_path)
+    result = started("train.py", *TINY, "trainer.devices=2", "loss.temperature=0", "run=two", cwd=tmp_path)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
     assert result.stderr.startswith("error: loss.temperature=0 must be finite and above 0")
 
@@ -326,7 +310,7 @@ def test_what_would_train_another_system_than_is_said_is_refused(arguments, mess
 
 
 def test_a_sweep_gives_each_job_its_directory(tmp_path):
-    result = script("train.py", "-m", *TINY, "trainer.max_steps=1", "seed=1,2", "run=sweep", cwd=tmp_path)
+    result = started("train.py", "-m", *TINY, "trainer.max_steps=1", "seed=1,2", "run=sweep", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     for job, seed in (("0", 1), ("1", 2)):
         assert f"\nseed: {seed}" in (tmp_path / "outputs" / "sweep" / job / "config.yaml").read_text()

@@ -9,8 +9,9 @@ import sys
 import time
 
 import pytest
+from programs import ROOT, started
 from test_ranks import until
-from test_scripts import ROOT, TINY, script
+from test_scripts import TINY
 
 SMALL = [*TINY, "encoder.width=48", "trainer.max_steps=4", "tasks=none", "data=file", "data.batch_size=16"]
 SMALL += ["data.corpus=corpus.txt", "encoder.vocabulary=200"]
@@ -57,7 +58,7 @@ def test_every_rank_of_a_job_has_its_configuration(tmp_path, sweeper):
         "trainer.devices=2",
     ]
     environment = {"SPIED": str(tmp_path / "spied"), "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    result = script("train.py", *arguments, cwd=tmp_path, **environment)
+    result = started("train.py", *arguments, cwd=tmp_path, **environment)
     assert result.returncode == 0, result.stderr
     rates = [json.loads((job / "versions.json").read_text())["processes"] for job in jobs(tmp_path)]
     assert rates == [2, 2]
@@ -72,9 +73,9 @@ def test_every_rank_of_a_job_has_its_configuration(tmp_path, sweeper):
 @needs["optuna"]
 def test_a_search_maximises_the_dev_score_and_goes_on_where_it_was(tmp_path):
     arguments = ["-m", *SMALL, "+sweep=search", "run=search"]
-    first = script("train.py", *arguments, "hydra.sweeper.n_trials=2", cwd=tmp_path)
+    first = started("train.py", *arguments, "hydra.sweeper.n_trials=2", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
-    more = script("train.py", *arguments, "hydra.sweeper.n_trials=3", cwd=tmp_path)
+    more = started("train.py", *arguments, "hydra.sweeper.n_trials=3", cwd=tmp_path)
     assert more.returncode == 0, more.stderr
     assert more.stdout.count("is finished and left alone") == 2
     best = [json.loads((job / "scores.json").read_text())["dev"]["best"] for job in jobs(tmp_path, "search")]
@@ -86,7 +87,7 @@ def test_a_search_maximises_the_dev_score_and_goes_on_where_it_was(tmp_path):
 @needs["joblib"]
 def test_jobs_run_at_a_time_as_they_do_one_by_one(tmp_path):
     for name, more in {"apart": [], "together": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]}.items():
-        result = script("train.py", "-m", *SMALL, "seed=1,2", f"run={name}", *more, cwd=tmp_path)
+        result = started("train.py", "-m", *SMALL, "seed=1,2", f"run={name}", *more, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
         assert "Trainer.fit" not in result.stdout + result.stderr  # as quiet as one by one
     scores = [
@@ -97,8 +98,8 @@ def test_jobs_run_at_a_time_as_they_do_one_by_one(tmp_path):
 
 def table(sweep):
     """The scores that `whitenedcse report` makes of a sweep; what follows them is how fast it was."""
-    command = [sys.executable, "-m", "whitenedcse.app.cli", "report", str(sweep), "--to", "csv"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    done = started("whitenedcse", "report", sweep, "--to", "csv", cwd=sweep)
+    assert done.returncode == 0, done.stderr
     return done.stdout.partition("\n\n")[0]
 
 
@@ -112,7 +113,7 @@ def test_a_killed_sweep_goes_on_to_the_table_of_one_that_was_not(tmp_path):
         "seed=1,2",
         "monitor.every=4",
     ]
-    whole = script("train.py", *arguments, "run=whole", cwd=tmp_path)
+    whole = started("train.py", *arguments, "run=whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     environment = os.environ | {"WHITENEDCSE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "train.py"), *arguments, "run=killed"]
@@ -125,7 +126,7 @@ def test_a_killed_sweep_goes_on_to_the_table_of_one_that_was_not(tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert 1 <= len(jobs(tmp_path, "killed")) < 4
-    again = script("train.py", *arguments, "run=killed", cwd=tmp_path)
+    again = started("train.py", *arguments, "run=killed", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "outputs/killed/0 is finished and left alone" in again.stdout
     assert json.loads((killed / "0" / "scores.json").read_text())["system"] == "simcse"
