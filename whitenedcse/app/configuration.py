@@ -25,6 +25,7 @@ from whitenedcse.model.encoder import folder
 from whitenedcse.model.planes import Source
 from whitenedcse.model.pooling import Pooling
 from whitenedcse.model.sentence_transformers import ForeignModules
+from whitenedcse.training.monitor import SAMPLE
 
 CONF = Path(__file__).parents[2] / "conf"
 HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
@@ -192,7 +193,7 @@ def tests(config: DictConfig, run: Run) -> DictConfig | None:
     if not config.tasks.names:
         return None
     settings = compose("evaluate", ["protocol=posthoc"])
-    settings.model, settings.sample, settings.tasks = str(run.path), config.monitor.sample, config.tasks
+    settings.model, settings.sample, settings.tasks = str(run.path), SAMPLE, config.tasks
     return settings
 
 
@@ -232,9 +233,8 @@ def stems(group: str) -> list[str]:
 
 def note(file: Path) -> str:
     """The first sentence of the comment that a file opens with."""
-    lines = [
-        line for line in file.read_text().splitlines() if line.startswith("# ") and "@package" not in line
-    ]
+    every = file.read_text().splitlines()
+    lines = [line for line in every if line.startswith("# ") and "@package" not in line]
     sentence = " ".join(line[2:] for line in lines).partition(". ")[0].removesuffix(".")
     return sentence.replace("$", "$$")  # Hydra fills in what a $ announces
 

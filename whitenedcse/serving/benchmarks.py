@@ -38,7 +38,7 @@ from whitenedcse.serving.index import (
     unit,
 )
 
-TOP, ALONE = 10, 20  # texts that recall looks at; queries that are timed one by one
+TOP, QUERIES, ALONE = 10, 1000, 20  # texts that recall looks at; queries; those timed one by one
 BLOCK = 20_000  # rows at a time
 COLUMNS = ("vectors", "k", "MB", "made in s", "queries/s", "ms for one", "recall", "of as it is")
 
@@ -124,17 +124,17 @@ class Measured(NamedTuple):
     found: Rows
 
 
-def bench(index: Index, *, queries: int = 1000, dims: Sequence[int] = ()) -> Grid:
+def bench(index: Index, *, dims: Sequence[int] = ()) -> Grid:
     """A table with a row for each k: `dims`, or d and those of 256, 128, 64 and 32 below it.
 
-    Queries are texts of the index, which do not find themselves. An index that is whitened is cut. Raises
-    ValueError for an index of one text and for a k that is not from 1 to d.
+    QUERIES texts of the index are asked for, which do not find themselves. An index that is whitened is cut.
+    Raises ValueError for an index of one text and for a k that is not from 1 to d.
     """
     n, d = len(index), index.embedder.width
     dims = sorted({d, *dims}, reverse=True) if dims else ladder(d)
-    if n < 2 or queries < 1 or not 1 <= dims[-1] <= dims[0] == d:
-        raise ValueError(f"queries={queries}, dims={dims} of an index of {n} texts of width {d}")
-    asked = np.sort(np.random.default_rng(0).choice(n, min(queries, n), replace=False))
+    if n < 2 or not 1 <= dims[-1] <= dims[0] == d:
+        raise ValueError(f"dims={dims} of an index of {n} texts of width {d}")
+    asked = np.sort(np.random.default_rng(0).choice(n, min(QUERIES, n), replace=False))
     final = index.embedder.final
     white = final is not None and final.provenance.get("kind") in ORDERED
     every = [measured(way, asked) for way in (cut(index, dims) if white else whitened(index, dims))]
