@@ -1,10 +1,11 @@
 """train.py, evaluate.py and whitenedcse as a user starts them, in processes that have imported all before.
 
-One server imports the large packages and forks for each start, and for each rank that train.py starts; the fork
-has the environment, the directory and the output of a program of its own. What happens while Python starts is
-tried in new interpreters: tests/test_threads.py, test_wheel.py, test_resume.py and test_ranks.py.
+One server imports the large packages and forks for each start, and for each rank that train.py starts; the
+fork has the environment, the directory and the output of a program of its own. What happens while Python starts
+is tried in new interpreters: tests/test_threads.py, test_wheel.py, test_resume.py and test_ranks.py.
 """
 
+import atexit
 import multiprocessing
 import os
 import runpy
@@ -76,14 +77,17 @@ def ran(command, cwd, environment, files, prepared=None):
         os.environ["WHITENEDCSE_FRONT"] = str(os.getppid())
     if prepared:
         prepared()
-    if command[0] == "whitenedcse":
-        from whitenedcse.app.cli import main
+    try:
+        if command[0] == "whitenedcse":
+            from whitenedcse.app.cli import main
 
-        sys.exit(main(command[1:]))
-    from whitenedcse.app import ranks
+            sys.exit(main(command[1:]))
+        from whitenedcse.app import ranks
 
-    ranks.subprocess = Ranks
-    runpy.run_path(command[0], run_name="__main__")
+        ranks.subprocess = Ranks
+        runpy.run_path(command[0], run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()  # which a process of multiprocessing leaves out
 
 
 class Rank:

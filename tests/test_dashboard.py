@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import nowhere, serving
 from lightning.pytorch.utilities import rank_zero_only
+from programs import started
 from test_scripts import ROOT, TINY
 
 from whitenedcse.app import cli

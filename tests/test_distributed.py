@@ -267,7 +267,6 @@ def fitted(tokenizer, folder, head):
         dev=[DEV],
         every=2,
         patience=None,
-        sample=40,
         directory=folder / f"best{world}",
         say=lambda text: None,
     )

@@ -64,7 +64,7 @@ def trained(tmp_path, monkeypatch):
         data = SentenceData(corpus="quickstart", columns=[], passes=passes, seed=42, **sizes)
         data.tokenizer = encoder.tokenizer
         monitor = Monitor(
-            dev=subsets("quickstart/dev"), every=EVERY, patience=None, sample=256,
+            dev=subsets("quickstart/dev"), every=EVERY, patience=None,
             directory=tmp_path / "best", say=lambda text: None,
         )  # fmt: skip
         said = []

@@ -162,14 +162,6 @@ def test_every_two_layers_are_scored_with_and_without_whitening(planes, index):
             assert got[state, str(whitening), "average"] == pytest.approx(np.mean(rows, axis=0), abs=1e-8)
 
 
-def test_the_caller_may_fit_another_map(planes, index):
-    seen = []
-    got = layers.pairs(planes[:1], index, lambda x: seen.append(x.shape) or (lambda y: y))
-    off, on = (by_column([r for r in got if r["whitening"] == w], "layers") for w in (False, True))
-    assert all(on[key] == pytest.approx(off[key]) for key in off)
-    assert seen == [(len(both_sides(pairs)), D) for pairs in index.values()]
-
-
 def test_every_set_of_layers_is_scored_and_the_best_of_each_size_found(planes, index):
     got = layers.subsets(planes, index)
     table = by_column(got.records, "layers")
@@ -192,8 +184,9 @@ def test_every_set_of_layers_is_scored_and_the_best_of_each_size_found(planes, i
 
 
 @pytest.mark.parametrize(("limit", "largest"), [(15, 4), (14, 3), (13, 2), (1, 2)])
-def test_sizes_are_left_out_rather_than_some_sets_of_a_size(planes, index, limit, largest):
-    got = layers.subsets(planes, index, limit)
+def test_sizes_are_left_out_rather_than_some_sets_of_a_size(planes, index, limit, largest, monkeypatch):
+    monkeypatch.setattr(layers, "LIMIT", limit)
+    got = layers.subsets(planes, index)
     assert (got.largest, got.complete) == (largest, largest == L)
     assert {len(row["layers"]) for row in got.records} == set(range(1, largest + 1))
 

@@ -13,10 +13,10 @@ ENGINES = [by_numpy, by_faiss]
 
 
 @pytest.fixture(params=ENGINES, ids=["numpy", "faiss"])
-def engine(request):
+def engine(request, monkeypatch):
     if request.param is by_faiss:
         pytest.importorskip("faiss")
-    return request.param
+    monkeypatch.setattr(index_module, "engine_at_hand", lambda: request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -45,44 +45,52 @@ def by_hand(queries, x, top):
 
 @pytest.mark.parametrize("top", [1, 10, 300])
 @pytest.mark.parametrize("cuts", [[], [1, 90, 91]])
-def test_it_is_the_naive_loop(engine, top, cuts):
+@pytest.mark.usefixtures("engine")
+def test_it_is_the_naive_loop(top, cuts):
     queries, x = rows_of(13, 24), rows_of(200, 24, seed=1)
-    scores, rows = nearest(queries, np.split(x, cuts), top, engine=engine)
+    scores, rows = nearest(queries, np.split(x, cuts), top)
     wanted, at = by_hand(queries, x, top)
     assert_array_equal(rows, at)
     assert_allclose(scores, wanted, rtol=0, atol=1e-7)
     assert scores.shape == (13, min(top, 200)) and scores.dtype == np.float32 and rows.dtype == np.int64
 
 
-def test_equal_rows_come_in_their_order_however_many_there_are(engine):
+@pytest.mark.usefixtures("engine")
+def test_equal_rows_come_in_their_order_however_many_there_are():
     """More of them than are asked for at first, over all pieces and parts."""
     x = rows_of(400, 48)
     x[3::4] = x[3]
-    scores, rows = nearest(x[:4], np.split(x, [50]), 7, engine=engine)
+    scores, rows = nearest(x[:4], np.split(x, [50]), 7)
     assert_array_equal(rows[3], np.arange(3, 400, 4)[:7])
     assert np.unique(scores[3]).size == 1
     assert_array_equal(rows[:3], by_hand(x[:3], x, 7)[1])
 
 
-def test_rows_that_float32_confuses_come_in_the_order_of_float64(engine):
+@pytest.mark.usefixtures("engine")
+def test_rows_that_float32_confuses_come_in_the_order_of_float64():
     """Products that differ by less than float32 sums of them do."""
     base = rows_of(1, 512)
     x = base + np.random.default_rng(3).normal(size=(300, 512)).astype(np.float32) * 1e-5
     x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
-    rows = nearest(base, [x], 20, engine=engine)[1]
+    rows = nearest(base, [x], 20)[1]
     assert_array_equal(rows, by_hand(base, x, 20)[1])
 
 
-def test_the_engines_agree_to_the_bit():
+def test_the_engines_agree_to_the_bit(monkeypatch):
     pytest.importorskip("faiss")
     queries, x = rows_of(50, 96), rows_of(1000, 96, seed=2)
-    one, two = (nearest(queries, [x], 10, engine=engine) for engine in ENGINES)
+    found = []
+    for engine in ENGINES:
+        monkeypatch.setattr(index_module, "engine_at_hand", lambda engine=engine: engine)
+        found.append(nearest(queries, [x], 10))
+    one, two = found
     assert_array_equal(one[0], two[0])
     assert_array_equal(one[1], two[1])
 
 
-def test_nothing_is_left_out_for_being_far(engine):
-    scores, rows = nearest(np.eye(2, dtype=np.float32)[:1], [-np.eye(2, dtype=np.float32)], 5, engine=engine)
+@pytest.mark.usefixtures("engine")
+def test_nothing_is_left_out_for_being_far():
+    scores, rows = nearest(np.eye(2, dtype=np.float32)[:1], [-np.eye(2, dtype=np.float32)], 5)
     assert (scores.tolist(), rows.tolist()) == ([[0, -1]], [[1, 0]])
 
 

@@ -149,11 +149,13 @@ def test_a_run_of_before_modules_moved_resumes_though_its_settings_name_them_oth
 mlm: {_target_: whitenedcse.training.mlm.MaskedLanguageModel, weight: 0.0}
 protocol: {_target_: whitenedcse.evaluation.protocol.Protocol, rows: [{_target_: another.Row}]}
 loss: {form: l1, force_literal: false}
+monitor: {every: 50, sample: 2048}
 """
     now = """optim: {_target_: whitenedcse.training.module.adamw, lr: 1.0}
 mlm: {_target_: whitenedcse.training.loss.MaskedLanguageModel, weight: 0.0}
 protocol: {_target_: whitenedcse.evaluation.tasks.Protocol, rows: [{_target_: another.Row}]}
 loss: {form: l1}
+monitor: {every: 50}
 """
     run = Run(tmp_path)
     run.start(then)
@@ -163,3 +165,7 @@ loss: {form: l1}
         assert hasattr(importlib.import_module(module), name)
     with pytest.raises(ValueError, match="loss.form=l2"):
         run.refuse_other(now.replace("l1", "l2"), {})
+    other = Run(tmp_path / "other")
+    other.start(then.replace("2048", "512"))
+    with pytest.raises(ValueError, match=r"monitor.sample=None \(it began with 512\)"):
+        other.refuse_other(now, {})

@@ -89,7 +89,7 @@ def train(tokenizer, tmp_path_factory):
         data = SentenceData(corpus=str(home / "x.txt"), columns=[], repetition=0.0, seed=5, **sizes)
         data.tokenizer = tokenizer
         seed_everything(time.monotonic_ns() % 2**31, verbose=False)  # nothing may hang on a state
-        settings = {"dev": [DEV], "every": 3, "patience": patience, "sample": 8}
+        settings = {"dev": [DEV], "every": 3, "patience": patience}
         monitor = Monitor(**settings, directory=run / "best", say=said.append)
         monitor.dev_set = Judged(monitor.dev_set, judged)
         keep = Safekeeping(run / "checkpoints", seconds, monitor.every, "", said.append)

@@ -13,6 +13,7 @@ from test_whitened import by_hand
 
 from whitenedcse.app import cli
 from whitenedcse.model import checkpoint
+from whitenedcse.serving import benchmarks
 from whitenedcse.serving.benchmarks import bench, recall, without
 from whitenedcse.serving.index import Index
 
@@ -136,7 +137,7 @@ def shared(found, wanted):
 
 def test_the_bench_measures_recall_against_the_whole_width(embedder):
     index = Index.build(embedder, TEXTS)
-    rows = cells(bench(index, queries=64, dims=[8, 4]))
+    rows = cells(bench(index, dims=[8, 4]))
     assert [(r["vectors"], r["k"]) for r in rows] == [
         ("as it is", "16"),
         ("whitened", "16"),
@@ -149,7 +150,7 @@ def test_the_bench_measures_recall_against_the_whole_width(embedder):
         assert abs(float(row["recall"]) - shared(one, found[1])) < 0.006
         assert abs(float(row["of as it is"]) - shared(one, found[0])) < 0.006
     assert rows[1]["recall"] == rows[0]["of as it is"] == "1.000" and float(rows[3]["recall"]) < 0.9
-    assert [r["MB"] for r in cells(bench(Index.build(embedder, TEXTS * 50), queries=2, dims=[4]))] == [
+    assert [r["MB"] for r in cells(bench(Index.build(embedder, TEXTS * 50), dims=[4]))] == [
         "0.2",
         "0.2",
         "0.1",
@@ -159,27 +160,28 @@ def test_the_bench_measures_recall_against_the_whole_width(embedder):
 def test_the_bench_only_cuts_an_index_that_is_whitened(source, corpus, place, capsys):
     assert cli.main(["search", "build", source, corpus, place, "--whiten-k", "8"]) == 0
     index = Index.load(place)
-    grid = bench(index, queries=64, dims=[4])
+    grid = bench(index, dims=[4])
     rows = cells(grid)
     assert [(r["vectors"], r["k"]) for r in rows] == [("as it is", "8"), ("cut", "4")]
     x = index.vectors[0].astype(np.float64)
     assert abs(float(rows[1]["recall"]) - shared(ten(x[:, :4]), ten(x))) < 0.006
     assert any("the index is whitened" in note for note in grid.notes)
     capsys.readouterr()
-    assert cli.main(["search", "bench", place, "--queries", "3", "--dims", "2", "--to", "markdown"]) == 0
+    assert cli.main(["search", "bench", place, "--dims", "2", "--to", "markdown"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"\| cut \| 2 \|", out) and "64 texts, of which 3 are queries" in out
+    assert re.search(r"\| cut \| 2 \|", out) and "64 texts, of which 64 are queries" in out
 
 
 def test_the_bench_by_default_takes_the_usual_widths(embedder):
-    assert [r["k"] for r in cells(bench(Index.build(embedder, TEXTS), queries=2))] == ["16", "16"]
+    assert [r["k"] for r in cells(bench(Index.build(embedder, TEXTS)))] == ["16", "16"]
 
 
 def test_the_bench_says_what_was_timed_and_what_texts_take(embedder, monkeypatch):
     """With a clock that is one second later whenever it is asked."""
     index = Index.build(embedder, TEXTS * 60)
     monkeypatch.setattr("time.perf_counter", count().__next__)
-    grid = bench(index, queries=3, dims=[4])
+    monkeypatch.setattr(benchmarks, "QUERIES", 3)
+    grid = bench(index, dims=[4])
     times = [(row["made in s"], row["queries/s"], row["ms for one"]) for row in cells(grid)]
     assert times == [("0.0", "3", "1000.0"), ("2.0", "3", "1000.0"), ("2.0", "3", "1000.0")]
     size = sum(len(text.encode()) + len(str(i)) + 16 for i, text in enumerate(TEXTS * 60)) / 1e6
@@ -188,14 +190,12 @@ def test_the_bench_says_what_was_timed_and_what_texts_take(embedder, monkeypatch
 
 @pytest.mark.parametrize(("n", "few"), [(2, True), (159, True), (160, False)])
 def test_a_small_index_is_measured_and_the_bench_says_that_it_is_small(embedder, n, few):
-    grid = bench(Index.build(embedder, (TEXTS * 3)[:n]), queries=1, dims=[1])
+    grid = bench(Index.build(embedder, (TEXTS * 3)[:n]), dims=[1])
     assert [row["k"] for row in cells(grid)] == ["16", "16", "1"]
     assert any("few texts for so many components" in note for note in grid.notes) == few
 
 
-@pytest.mark.parametrize(
-    ("n", "more"), [(1, {}), (5, {"dims": [0]}), (5, {"dims": [17]}), (5, {"queries": 0})]
-)
+@pytest.mark.parametrize(("n", "more"), [(1, {}), (5, {"dims": [0]}), (5, {"dims": [17]})])
 def test_a_bench_that_cannot_be_is_refused(embedder, n, more):
     with pytest.raises(ValueError, match=f"of an index of {n} texts of width 16"):
         bench(Index.build(embedder, TEXTS[:n]), **more)

@@ -86,7 +86,7 @@ def fit(module, tmp_path, *callbacks, steps=6, **settings):
 
 
 def monitor_of(tmp_path, kind=Monitor, **changes):
-    settings = {"dev": [DEV], "every": 2, "patience": None, "sample": 8, "directory": tmp_path / "best"}
+    settings = {"dev": [DEV], "every": 2, "patience": None, "directory": tmp_path / "best"}
     return kind(**(settings | {"say": lambda text: None} | changes))
 
 

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from whitenedcse.app.compute import full_precision
 from whitenedcse.linalg import Ridge, eigh, inverse_root, mean_variance
@@ -149,13 +149,11 @@ def shuffled_group_whiten(  # noqa: PLR0913  those of group_whiten, and the perm
     return x.gather(-1, inverse.unsqueeze(-2).expand_as(x))
 
 
-def permutations(
-    leading_shape: Sequence[int], d: int, *, device: str | torch.device, generator: Generator | None = None
-) -> Tensor:
+def permutations(leading_shape: Sequence[int], d: int, *, device: str | torch.device) -> Tensor:
     """Independent uniform permutations of d channels: (*leading_shape, d) int64."""
     # of float32 keys, one row of 768 in 60 would hold a tie; Apple's GPUs have no float64, so the host draws
     where = "cpu" if torch.device(device).type == "mps" else device
-    keys = torch.rand(*leading_shape, d, dtype=torch.float64, device=where, generator=generator)
+    keys = torch.rand(*leading_shape, d, dtype=torch.float64, device=where)
     return keys.argsort(-1).to(device)
 
 

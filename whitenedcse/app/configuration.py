@@ -230,8 +230,10 @@ def tests(config: DictConfig, run: Run) -> DictConfig | None:
     """The settings of evaluate.py that score a run of train.py on its tests; None where it has none."""
     if not config.tasks.names:
         return None
+    from whitenedcse.training.monitor import SAMPLE
+
     settings = compose("evaluate", ["protocol=posthoc"])
-    settings.model, settings.sample, settings.tasks = str(run.path), config.monitor.sample, config.tasks
+    settings.model, settings.sample, settings.tasks = str(run.path), SAMPLE, config.tasks
     return settings
 
 
@@ -271,9 +273,8 @@ def stems(group: str) -> list[str]:
 
 def note(file: Path) -> str:
     """The first sentence of the comment that a file opens with."""
-    lines = [
-        line for line in file.read_text().splitlines() if line.startswith("# ") and "@package" not in line
-    ]
+    every = file.read_text().splitlines()
+    lines = [line for line in every if line.startswith("# ") and "@package" not in line]
     sentence = " ".join(line[2:] for line in lines).partition(". ")[0].removesuffix(".")
     return sentence.replace("$", "$$")  # Hydra fills in what a $ announces
 

@@ -32,7 +32,10 @@ MOVED = {  # where a symbol of an older config.yaml is now
     "whitenedcse.training.mlm.MaskedLanguageModel": "whitenedcse.training.loss.MaskedLanguageModel",
     "whitenedcse.evaluation.protocol.Protocol": "whitenedcse.evaluation.tasks.Protocol",
 }
-GONE = (("loss", "force_literal"),)  # settings of an older config.yaml that changed nothing
+GONE = (  # settings of an older config.yaml, and those of their values with which it is the same run now
+    ("loss", "force_literal", (True, False)),
+    ("monitor", "sample", (2048,)),
+)
 ORIGIN = ("experiment", "system", "seed")
 DEV = "dev/spearman"
 P = ParamSpec("P")
@@ -93,9 +96,9 @@ class Run:
         except Exception as error:  # each YAML mistake is of another class
             raise ValueError(f"{self.config} is not YAML: {error}") from None
         settings = present(content) if isinstance(content, dict) else {}
-        for group, name in GONE:
-            if isinstance(settings.get(group), dict):
-                settings[group].pop(name, None)
+        for group, name, idle in GONE:
+            if isinstance(part := settings.get(group), dict) and part.get(name) in idle:
+                del part[name]
         return settings
 
     @cached_property

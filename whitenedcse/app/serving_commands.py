@@ -146,7 +146,6 @@ def _bench(commands: Any) -> None:
     about = "measure what whitening-k saves and loses: size, time and recall@10 for several k"
     parser = commands.add_parser("bench", help=about, description=about)
     parser.add_argument("index", type=Path, metavar="INDEX")
-    parser.add_argument("--queries", type=int, default=1000, metavar="N", help="(default: 1000)")
     about = "(default: 256 128 64 32, as far as they are below the width)"
     parser.add_argument("--dims", type=int, nargs="+", default=(), metavar="K", help=about)
     given.form(parser)
@@ -229,7 +228,7 @@ def measure(arguments: argparse.Namespace) -> int:
     from whitenedcse.serving.benchmarks import bench
     from whitenedcse.serving.index import Index
 
-    show([bench(Index.load(arguments.index), queries=arguments.queries, dims=arguments.dims)], arguments.to)
+    show([bench(Index.load(arguments.index), dims=arguments.dims)], arguments.to)
     return 0
 
 

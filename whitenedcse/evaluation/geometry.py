@@ -17,6 +17,8 @@ from torch.nn.functional import normalize
 
 from whitenedcse.app.compute import at_least_float32, full_precision
 
+CHUNK = 1024  # rows that uniformity compares with all others at a time
+
 
 def _unit(x: Tensor) -> Tensor:
     x = at_least_float32(x)
@@ -45,19 +47,19 @@ def diversity(x: Tensor) -> Tensor:
 
 
 @full_precision
-def uniformity(x: Tensor, t: float = 2.0, chunk: int = 1024) -> Tensor:
-    """The log of the mean of exp(-t ||x_i - x_j||^2) over all i < j, on the unit sphere: 0 when collapsed.
+def uniformity(x: Tensor) -> Tensor:
+    """The log of the mean of exp(-2 ||x_i - x_j||^2) over all i < j, on the unit sphere: 0 when collapsed.
 
-    (n, d) -> (), lower is more even. Memory grows with chunk x n. Eq. 10 of [1], from [2], has t = 2.
+    (n, d) -> (), lower is more even. Memory grows with CHUNK x n. Eq. 10 of [1], from [2], with its t = 2.
     """
     n = len(x)
     if n < 2:
         raise ValueError(f"uniformity compares pairs, and {n} rows make none")
     x, sums = _unit(x), []
-    for start in range(0, n, chunk):
-        squares = 2 - 2 * x[start : start + chunk] @ x[start:].mT
+    for start in range(0, n, CHUNK):
+        squares = 2 - 2 * x[start : start + CHUNK] @ x[start:].mT
         later = torch.ones_like(squares, dtype=torch.bool).triu(1)  # each pair once, and none with itself
-        sums.append((-t * squares).masked_fill(~later, -torch.inf).logsumexp(dim=(0, 1)))
+        sums.append((-2 * squares).masked_fill(~later, -torch.inf).logsumexp(dim=(0, 1)))
     return torch.stack(sums).logsumexp(dim=0) - math.log(n * (n - 1) / 2)
 
 

@@ -24,9 +24,9 @@ from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.sts import CELLS, MEANS, Index, cosine, spearman_columns
 
 RESOLUTION = 1e-14  # of the squares: layers that cancel to 1e-7 leave the rounding of float32, no direction
+LIMIT = 10_000  # sets of layers: 12 layers and the embeddings have 8,191
 
 Floats = NDArray[np.float64]
-Fit = Callable[[Floats], Callable[[Floats], Floats]]  # rows to fit on -> the fitted map
 OfTask = Callable[[str], NDArray[Any]] | Mapping[str, NDArray[Any]]
 
 
@@ -118,12 +118,7 @@ def _products(planes: NDArray[Any], left: NDArray[np.intp], right: NDArray[np.in
     return np.stack([both_orders(a, b), both_orders(a, a.copy()), both_orders(b, b.copy())])
 
 
-def whitening(x: Floats) -> Callable[[Floats], Floats]:
-    """The map that whitens (n, d)."""
-    return Postprocess(kind="whitening").fit(x).transform
-
-
-def pairs(planes: NDArray[Any], index: Index, fit: Fit = whitening) -> list[dict[str, Any]]:
+def pairs(planes: NDArray[Any], index: Index) -> list[dict[str, Any]]:
     """Records of the mean of any two layers, or of one with itself, whitening off and on: Figure 1 of [1].
 
     A task's whitening is fitted to both sides of all its pairs, with repetition, as the code of [1] does.
@@ -131,7 +126,7 @@ def pairs(planes: NDArray[Any], index: Index, fit: Fit = whitening) -> list[dict
     _check(planes, index)
     both = list(combinations_with_replacement(range(len(planes)), 2))
     off = aggregate(index, lambda task: subset_cosines(planes, _rows(index, task), _masks(both, len(planes))))
-    on = aggregate(index, lambda task: _fitted_cosines(planes, both, _rows(index, task), fit))
+    on = aggregate(index, lambda task: _whitened_cosines(planes, both, _rows(index, task)))
     return [
         row
         for scores, state in ((off, False), (on, True))
@@ -139,10 +134,10 @@ def pairs(planes: NDArray[Any], index: Index, fit: Fit = whitening) -> list[dict
     ]
 
 
-def _fitted_cosines(
-    planes: NDArray[Any], both: Sequence[tuple[int, int]], rows: NDArray[np.intp], fit: Fit
+def _whitened_cosines(
+    planes: NDArray[Any], both: Sequence[tuple[int, int]], rows: NDArray[np.intp]
 ) -> Floats:
-    """(n, m): a map fitted to all the rows, and applied to each sentence once.
+    """(n, m): whitening fitted to all the rows, and applied to each sentence once.
 
     A column a core at a time: matrices so small gain nothing from a second thread each.
     """
@@ -151,22 +146,22 @@ def _fitted_cosines(
 
     def column(pair: tuple[int, int]) -> Floats:
         x = np.mean([planes[i, sentences].astype(np.float64) for i in pair], axis=0)
-        y = fit(x[np.concatenate([left, right])])(x)
+        y = Postprocess(kind="whitening").fit(x[np.concatenate([left, right])]).transform(x)
         return cosine(y[left], y[right])
 
     with threadpool_limits(1), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return np.stack(list(pool.map(column, both)), axis=1)
 
 
-def subsets(planes: NDArray[Any], index: Index, limit: int = 10_000) -> Subsets:
+def subsets(planes: NDArray[Any], index: Index) -> Subsets:
     """Records of the mean of every set of layers, by size: the study behind Figure 2 of [1].
 
-    Where there are more than `limit` sets, the sizes up to the largest that keeps to it, and at least 2.
+    Where there are more than `LIMIT` sets, the sizes up to the largest that keeps to it, and at least 2.
     """
     _check(planes, index)
     layers = len(planes)
     totals = np.cumsum([comb(layers, size) for size in range(1, layers + 1)])
-    largest = min(layers, max(2, int(np.searchsorted(totals, limit, side="right"))))
+    largest = min(layers, max(2, int(np.searchsorted(totals, LIMIT, side="right"))))
     sets = [s for size in range(1, largest + 1) for s in combinations(range(layers), size)]
     masks = _masks(sets, layers)
     cosines = {task: _cosines_by_mask(planes, _rows(index, task)) for task in index}

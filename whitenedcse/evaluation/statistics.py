@@ -150,14 +150,12 @@ def _table(rows: Iterable[Draws]) -> Draws:
     return np.stack(table)
 
 
-def interval(draws: Draws, level: float = 0.95) -> tuple[float, float] | None:
-    """The percentile interval: (draws,) -> (low, high); None if more than 5 % of the draws are undefined."""
-    if not 0 < level < 1:
-        raise ValueError(f"level={level} is not between 0 and 1")
+def interval(draws: Draws) -> tuple[float, float] | None:
+    """The 95 % percentile interval: (draws,) -> (low, high); None if over 5 % of the draws are undefined."""
     undefined = np.isnan(draws)
     if undefined.mean() > UNDEFINED:
         return None
-    low, high = np.quantile(draws[~undefined], [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(draws[~undefined], [0.025, 0.975])
     return float(low), float(high)
 
 

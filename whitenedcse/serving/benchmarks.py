@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from whitenedcse.serving.index import (
     unit,
 )
 
-TOP, ALONE = 10, 20  # texts that recall looks at; queries that are timed one by one
+TOP, QUERIES, ALONE = 10, 1000, 20  # texts that recall looks at; queries; those timed one by one
 BLOCK = 20_000  # rows at a time
 COLUMNS = ("vectors", "k", "MB", "made in s", "queries/s", "ms for one", "recall", "of as it is")
 
@@ -46,26 +46,19 @@ COLUMNS = ("vectors", "k", "MB", "made in s", "queries/s", "ms for one", "recall
 Floats = NDArray[np.float64]
 
 
-class Transform(Protocol):
-    """A fitted map, such as `Postprocess`."""
-
-    def transform(self, x: NDArray[Any]) -> Floats:
-        """(n, d) -> (n, k)."""
-
-
 class Mteb:
     """What mteb 2 asks of an encoder: `encode`, two similarities, and metadata.
 
-    model: what `Embedder.load` takes, or an embedder. postprocess: applied to every vector.
+    model: what `Embedder.load` takes, or an embedder.
     mteb keeps results by name and revision, also between runs; the revision is a digest of all that decides a
     vector, so another checkpoint of the same name is evaluated anew. Prompts and batch sizes are not used.
     """
 
-    def __init__(self, model: str | Path | Embedder, postprocess: Transform | None = None) -> None:
+    def __init__(self, model: str | Path | Embedder) -> None:
         name = "embedder" if isinstance(model, Embedder) else Path(model).resolve().name
         if not isinstance(model, Embedder):
             model = Embedder.load(model).to("cuda" if torch.cuda.is_available() else "cpu")
-        self.embedder, self.postprocess = model, postprocess
+        self.embedder = model
         self.mteb_model_meta = self._meta(f"whitenedcse/{name}")
         self._last: dict[str, NDArray[np.float32]] = {}
 
@@ -82,7 +75,7 @@ class Mteb:
         vectors = self.embedder.encode(new, progress=options.get("show_progress_bar", True))
         known = self._last | dict(zip(new, vectors, strict=True))
         self._last = {sentence: known[sentence] for sentence in sentences}
-        return self._finished(np.stack([known[sentence] for sentence in sentences]))
+        return np.stack([known[sentence] for sentence in sentences]).astype(np.float64)
 
     def similarity(self, a: Floats | Tensor, b: Floats | Tensor) -> Tensor:
         """(n, k), (m, k) -> (n, m) cosines."""
@@ -94,20 +87,16 @@ class Mteb:
         a, b = _rows(a), _rows(b)
         return (a * b).sum(dim=-1) / _lengths((a * a).sum(dim=-1) * (b * b).sum(dim=-1))
 
-    def _finished(self, x: NDArray[Any]) -> Floats:
-        return np.asarray(self.postprocess.transform(x) if self.postprocess else x, dtype=np.float64)
-
     def _meta(self, name: str) -> Any:
         from mteb.models.model_meta import ModelMeta, ScoringFunction
 
-        embedder, d = self.embedder, self.embedder.width
-        basis = self._finished(np.eye(d + 1, d, -1))  # zero and the unit vectors decide an affine map
+        embedder = self.embedder
         parts = [fingerprint(embedder.encoder), identity(embedder.encoder.tokenizer), settings(embedder)]
         content = hashlib.blake2b(json.dumps(parts).encode(), digest_size=12)
         final = embedder.final.state_dict().values() if embedder.final else ()
-        for tensor in (*embedder.head.state_dict().values(), *final, torch.from_numpy(basis)):
+        for tensor in (*embedder.head.state_dict().values(), *final):
             content.update(tensor.float().cpu().numpy().tobytes())  # float32: as far as two machines agree
-        known = {"name": name, "revision": content.hexdigest(), "embed_dim": basis.shape[1]}
+        known = {"name": name, "revision": content.hexdigest(), "embed_dim": embedder.width}
         known |= {"max_tokens": embedder.max_length, "similarity_fn_name": ScoringFunction.COSINE}
         return ModelMeta.create_empty(known)
 
@@ -135,17 +124,17 @@ class Measured(NamedTuple):
     found: Rows
 
 
-def bench(index: Index, *, queries: int = 1000, dims: Sequence[int] = ()) -> Grid:
+def bench(index: Index, *, dims: Sequence[int] = ()) -> Grid:
     """A table with a row for each k: `dims`, or d and those of 256, 128, 64 and 32 below it.
 
-    Queries are texts of the index, which do not find themselves. An index that is whitened is cut. Raises
-    ValueError for an index of one text and for a k that is not from 1 to d.
+    QUERIES texts of the index are asked for, which do not find themselves. An index that is whitened is cut.
+    Raises ValueError for an index of one text and for a k that is not from 1 to d.
     """
     n, d = len(index), index.embedder.width
     dims = sorted({d, *dims}, reverse=True) if dims else ladder(d)
-    if n < 2 or queries < 1 or not 1 <= dims[-1] <= dims[0] == d:
-        raise ValueError(f"queries={queries}, dims={dims} of an index of {n} texts of width {d}")
-    asked = np.sort(np.random.default_rng(0).choice(n, min(queries, n), replace=False))
+    if n < 2 or not 1 <= dims[-1] <= dims[0] == d:
+        raise ValueError(f"dims={dims} of an index of {n} texts of width {d}")
+    asked = np.sort(np.random.default_rng(0).choice(n, min(QUERIES, n), replace=False))
     final = index.embedder.final
     white = final is not None and final.provenance.get("kind") in ORDERED
     every = [measured(way, asked) for way in (cut(index, dims) if white else whitened(index, dims))]

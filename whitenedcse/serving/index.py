@@ -30,9 +30,7 @@ Engine = Callable[[Array, Array, int], tuple[Array, Rows]]
 QUERIES, ROWS = 256, 16_384  # at a time: their products are 16 MB
 
 
-def nearest(
-    queries: Array, parts: Sequence[Array], top: int, *, engine: Engine | None = None
-) -> tuple[Array, Rows]:
+def nearest(queries: Array, parts: Sequence[Array], top: int) -> tuple[Array, Rows]:
     """(q, d) and the parts of (n, d) -> inner products (q, k) and row numbers (q, k), the largest first.
 
     k is `top`, or n if that is less: nothing is left out for being far. Rows are of unit length. The products
@@ -42,7 +40,7 @@ def nearest(
     n, widths = sum(map(len, parts)), {array.shape[-1] for array in (queries, *parts)}
     if top < 1 or n < 1 or len(widths) > 1:
         raise ValueError(f"top={top} of {n} rows; widths {sorted(widths)}: one or more, and one width")
-    top, engine = min(top, n), engine or engine_at_hand()
+    top, engine = min(top, n), engine_at_hand()
     out = np.empty((len(queries), top), np.float32), np.empty((len(queries), top), np.int64)
     for start in range(0, len(queries), QUERIES):
         block = slice(start, start + QUERIES)
@@ -176,18 +174,11 @@ class Index:
         return [part.vectors for part in self.parts]
 
     @classmethod
-    def build(
-        cls,
-        embedder: Embedder,
-        texts: Iterable[str],
-        ids: Iterable[object] | None = None,
-        *,
-        bf16: bool = False,
-    ) -> Index:
+    def build(cls, embedder: Embedder, texts: Iterable[str], ids: Iterable[object] | None = None) -> Index:
         """An index of these texts, in memory; `write` makes one on the disk."""
-        return cls(embedder).add(texts, ids, bf16=bf16)
+        return cls(embedder).add(texts, ids)
 
-    def add(self, texts: Iterable[str], ids: Iterable[object] | None = None, *, bf16: bool = False) -> Index:
+    def add(self, texts: Iterable[str], ids: Iterable[object] | None = None) -> Index:
         """Take in more texts; an id is the number of the text, from 0, unless `ids` are given."""
         if isinstance(texts, str):
             raise ValueError(f"texts={texts!r:.50} is one text; give a list of them")
@@ -195,7 +186,7 @@ class Index:
         labels = [str(i) for i in (range(len(self), len(self) + len(texts)) if ids is None else ids)]
         if len(labels) != len(texts):
             raise ValueError(f"{len(labels)} ids for {len(texts)} texts; one for each")
-        self.parts += list(encoded(self.embedder, zip(labels, texts, strict=True), bf16=bf16))
+        self.parts += list(encoded(self.embedder, zip(labels, texts, strict=True), bf16=False))
         return self
 
     def query(self, texts: Sequence[str], top: int = 10) -> list[list[Hit]]:

@@ -136,12 +136,12 @@ def servers() -> list[ParseResult]:
     return [urlparse(url) for url in ([named] if named else SERVERS)]
 
 
-def answers(seconds: float = 3.0) -> bool:
+def answers() -> bool:
     """Whether the server takes a connection (each of them, where it is not known which)."""
     try:
         for url in servers():
             port = url.port or (443 if url.scheme == "https" else 80)
-            socket.create_connection((url.hostname or "", port), timeout=seconds).close()
+            socket.create_connection((url.hostname or "", port), timeout=3.0).close()
         return True
     except OSError:
         return False

@@ -24,6 +24,7 @@ from whitenedcse.model import checkpoint
 from whitenedcse.training.parallel import from_first, place, summed
 
 METRIC = "dev/spearman"
+SAMPLE = 2048  # training sentences that the inductive whitening baselines are fitted on
 SAME = 1e-12  # spread: rounding leaves 5e-15 of equal vectors; rates that collapse the space, 1e-5 and more
 Values = dict[str, float | None]
 
@@ -107,15 +108,14 @@ class Monitor(Callback):
         dev: Sequence[Subset],
         every: int,
         patience: int | None,
-        sample: int,
         directory: Path,
         say: Callable[[str], None],
     ) -> None:
-        if every < 1 or sample < 2:
-            raise ValueError(f"monitor.every={every} must be 1 or more, monitor.sample={sample} 2 or more")
+        if every < 1:
+            raise ValueError(f"monitor.every={every} must be 1 or more")
         if patience is not None and patience < 1:
             raise ValueError(f"monitor.patience={patience} must be 1 or more, or null for never")
-        self.dev_set, self.every, self.patience, self.sample = DevSet(dev), every, patience, sample
+        self.dev_set, self.every, self.patience = DevSet(dev), every, patience
         self.directory, self.say = directory, say
         self.rows: list[Row] = []
 
@@ -148,7 +148,7 @@ class Monitor(Callback):
         began = time.perf_counter()
         dev = summed(module.embedder.encode(self.dev_set.sentences, share=place()))
         refuse_same(dev, trainer.global_step)
-        tokens = trainer.datamodule.sample_tokens(self.sample)  # type: ignore[attr-defined]
+        tokens = trainer.datamodule.sample_tokens(SAMPLE)  # type: ignore[attr-defined]
         corpus = summed(module.embedder.encode_rows(tokens, share=place()))
         row = Row(trainer.global_step, from_first(lambda: self.dev_set(dev, corpus)))
         self.rows.append(row)
