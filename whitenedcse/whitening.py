@@ -34,7 +34,12 @@ _warned = False
 
 @full_precision
 def covariance(x: Tensor) -> Tensor:
-    """x: (..., n, d) -> (..., d, d). Divides by n, not n - 1, as the official code of [1] does."""
+    """x: (..., n, d) -> (..., d, d). Divides by n, not n - 1, as the official code of [1] does.
+
+    >>> covariance(torch.tensor([[0.0, 0.0], [2.0, 4.0]]))
+    tensor([[1., 2.],
+            [2., 4.]])
+    """
     xc = x - x.mean(dim=-2, keepdim=True)
     return xc.mT @ xc / x.shape[-2]
 
@@ -43,7 +48,12 @@ def covariance(x: Tensor) -> Tensor:
 def shrink(cov: Tensor, amount: float, *, variance: Tensor | None = None) -> Tensor:
     """Pull a covariance towards a sphere of its mean variance: amount 0 keeps it, 1 gives the sphere.
 
-    cov: (..., d, d) -> (..., d, d). variance: (..., 1, 1), if the diagonal does not tell it (a Gram matrix).
+    cov: (..., d, d) -> (..., d, d). variance: (..., 1, 1), the mean variance where it is not the mean of the
+    diagonal (a Gram matrix). Raises ValueError for an amount outside [0, 1].
+
+    >>> shrink(torch.tensor([[3.0, 1.0], [1.0, 1.0]]), 0.5)  # half-way to 2 I
+    tensor([[2.5000, 0.5000],
+            [0.5000, 1.5000]])
     """
     if not 0 <= amount <= 1:
         raise ValueError(f"shrinkage={amount} must lie in [0, 1]")
@@ -60,6 +70,11 @@ def zca(cov: Tensor, *, eps: float, floor: float | Tensor = 0.0) -> Tensor:
 
     cov: (..., d, d) -> (..., d, d). r: `Ridge`. Differentiable at equal eigenvalues too; eps = 0 only for
     full rank. zca(c cov) = zca(cov) / sqrt(c): inputs of any scale come out white.
+
+    >>> cov = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+    >>> w = zca(cov, eps=0.0)
+    >>> torch.allclose(w @ cov @ w, torch.eye(2), atol=1e-5)
+    True
     """
     return inverse_root(cov, Ridge(eps, floor).of(mean_variance(cov)))
 
@@ -71,6 +86,11 @@ def pca(cov: Tensor, *, eps: float, floor: float | Tensor = 0.0) -> Tensor:
 
     cov: (..., d, d) -> (..., d, d). Signs are those of `principal_axes`.
     No gradient: eigenvectors have none at equal eigenvalues. eps = 0 only for full rank.
+
+    >>> cov = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+    >>> w = pca(cov, eps=0.0)
+    >>> torch.allclose(w.mT @ cov @ w, torch.eye(2), atol=1e-5)
+    True
     """
     variances, axes = principal_axes(cov)
     return axes * (variances.unsqueeze(-2) + Ridge(eps, floor).of(mean_variance(cov))).rsqrt()
@@ -78,7 +98,15 @@ def pca(cov: Tensor, *, eps: float, floor: float | Tensor = 0.0) -> Tensor:
 
 @torch.no_grad()
 def principal_axes(cov: Tensor) -> tuple[Tensor, Tensor]:
-    """(..., d, d) -> variances (..., d), largest first, and axes as columns, their largest entry positive."""
+    """Variances and principal axes of a covariance, by descending variance.
+
+    cov: (..., d, d) -> variances (..., d), and axes (..., d, d) as columns. The largest entry of an axis is
+    positive, so that the signs do not depend on the eigensolver.
+
+    >>> variances, axes = principal_axes(torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
+    >>> variances.round(decimals=3), axes[:, 0].round(decimals=3)
+    (tensor([3., 1.]), tensor([0.7070, 0.7070]))
+    """
     variances, axes = eigh(cov)
     signs = axes.gather(-2, axes.abs().argmax(dim=-2, keepdim=True)).sign()
     return variances.clamp_min(0).flip(-1), (axes * signs).flip(-1)
@@ -95,6 +123,10 @@ def whiten(
     gradient: "full" goes through mean and matrix; "centre" takes the matrix as a constant, as the official
     code of [1] does in effect; "none" takes both as constants.
     With n <= d the covariance is singular and eps alone bounds the gain, at 1 / sqrt(eps) of the scale's.
+
+    >>> x = torch.randn(2, 64, 3, generator=torch.Generator().manual_seed(0))  # two views of 64 sentences
+    >>> torch.allclose(covariance(whiten(x, eps=1e-6)), torch.eye(3), atol=1e-4)
+    True
     """
     n, d = x.shape[-2:]
     if d == 2:
@@ -114,9 +146,14 @@ def group_whiten(
     x: Tensor, *,
     width: int, eps: float, floor: float = 0.0, gradient: Gradient = "centre", shrinkage: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """Whiten each block of `width` consecutive channels on its own: (..., n, d) -> (..., n, d), as `whiten`.
+    """Whiten each block of `width` consecutive channels on its own ([1], section 3.2.1, Eq. 5).
 
-    [1], section 3.2.1, Eq. 5.
+    x: (..., n, d) -> (..., n, d). The other settings, and the limits, are those of `whiten`.
+
+    >>> x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    >>> cov = covariance(group_whiten(x, width=2, eps=1e-6))  # white inside a group, not between groups
+    >>> torch.allclose(cov[:2, :2], torch.eye(2), atol=1e-4), torch.allclose(cov, torch.eye(4), atol=1e-4)
+    (True, False)
     """
     d = x.shape[-1]
     if group_width(d, width=width) == 2:
@@ -136,6 +173,12 @@ def shuffled_group_whiten(  # noqa: PLR0913  those of group_whiten, and the perm
     """Shuffle channels, whiten in groups, put the channels back ([1], section 3.2.2, Eq. 6).
 
     x: (..., n, d), permutations: (..., d) int64, one for each view -> (..., n, d). Limits: see `whiten`.
+    Raises ValueError for permutations of another shape.
+
+    >>> x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    >>> z = shuffled_group_whiten(x, torch.tensor([0, 2, 1, 3]), width=2, eps=1e-6)
+    >>> torch.allclose(covariance(z[:, [0, 2]]), torch.eye(2), atol=1e-4)  # 0 and 2 were one group
+    True
     """
     if permutations.shape != (expected := x.shape[:-2] + x.shape[-1:]):
         raise ValueError(f"permutations are {tuple(permutations.shape)}, not {tuple(expected)} as x asks for")
@@ -152,7 +195,12 @@ def shuffled_group_whiten(  # noqa: PLR0913  those of group_whiten, and the perm
 def permutations(
     leading_shape: Sequence[int], d: int, *, device: str | torch.device, generator: Generator | None = None
 ) -> Tensor:
-    """Independent uniform permutations of d channels: (*leading_shape, d) int64."""
+    """Independent uniform permutations of d channels: (*leading_shape, d) int64.
+
+    >>> permutations((2,), 5, device="cpu").sort().values  # every channel once in each row
+    tensor([[0, 1, 2, 3, 4],
+            [0, 1, 2, 3, 4]])
+    """
     # of float32 keys, one row of 768 in 60 would hold a tie; Apple's GPUs have no float64, so the host draws
     where = "cpu" if torch.device(device).type == "mps" else device
     keys = torch.rand(*leading_shape, d, dtype=torch.float64, device=where, generator=generator)
@@ -160,7 +208,14 @@ def permutations(
 
 
 def group_width(d: int, *, groups: int | None = None, width: int | None = None) -> int:
-    """Channels in a group. The "group size 384" of [1] is a number of groups: 768 / 384 = 2 channels each."""
+    """The number of channels in a group, w = d / g, from exactly one of `groups` and `width`.
+
+    The "group size 384" of [1] is a number of groups: 768 / 384 = 2 channels each. Raises ValueError where
+    the given number does not divide d.
+
+    >>> group_width(768, groups=384)
+    2
+    """
     name, count = ("groups", groups) if width is None else ("width", width)
     if count is None or None not in (groups, width):
         raise ValueError(f"give exactly one of groups and width, not groups={groups} and width={width}")

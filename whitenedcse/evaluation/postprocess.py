@@ -1,4 +1,4 @@
-"""Maps fitted on frozen embeddings.
+"""Whitening and other transforms that are fitted to frozen embeddings.
 
 n: sentences    d: width    k: components kept
 
@@ -33,7 +33,11 @@ ORDERED = ("whitening", "pca")  # kinds whose components come by variance
 
 
 class Fitted(NamedTuple):
-    """A map in float64: mean (d,), matrix (d, d), and the variances (d,) of the rows, largest first."""
+    """A fitted transform in float64: mean (d,), matrix (d, d), variances (d,) of the rows, largest first.
+
+    >>> Postprocess("pca").fit(np.array([[0.0, 0.0], [2.0, 0.0], [0.0, 4.0], [2.0, 4.0]])).fitted.variances
+    array([4., 1.])
+    """
 
     mean: Array
     matrix: Array
@@ -48,10 +52,17 @@ class Postprocess:
         "whitening": U diag(1 / sqrt(l)), columns by variance, largest first; [1], Algorithm 1 (whitening-k).
         "pca": U, the rotation alone.    "zca": U diag(1 / sqrt(l)) U', the nearest to the identity [2].
         "centre": I.    "abtt": I without the first `top` axes [3], here projected out of x - mean.
-    k: components that `transform` keeps unless told otherwise, None for all; of whitening and pca.
-    shrinkage: the amount, below 1, of `whitening.shrink`, for few rows; of whitening and zca.
+    k: the number of components that `transform` keeps by default, None for all; for whitening and pca only.
+    shrinkage: the amount, below 1, of `whitening.shrink`, for few rows; for whitening and zca only.
     top: None is d // 100, at least 1, the rule of thumb of [3].    update: see `Moments`.
-    An axis without variance, as any beyond the n - 1st, is not scaled up but dropped: zeros, never infinity.
+    An axis without variance, such as any beyond the first n - 1, is set to zero, never scaled to infinity.
+
+    >>> x = np.array([[0.0, 0.0], [2.0, 0.0], [0.0, 4.0], [2.0, 4.0]])  # variances 1 and 4
+    >>> Postprocess("whitening", k=1).fit(x).transform(x).round(6).tolist()  # of variance 4 comes 1
+    [[-1.0], [-1.0], [1.0], [1.0]]
+    >>> y = Postprocess("zca").fit(x).transform(x)
+    >>> bool(np.allclose(y.T @ y / len(y), np.eye(2)))  # the covariance is the identity
+    True
     """
 
     kind: Kind
@@ -215,5 +226,9 @@ class Postprocess:
 
 
 def ladder(d: int) -> list[int]:
-    """The widths worth measuring: d, and those of 256, 128, 64 and 32 below it."""
+    """The numbers of components worth evaluating for width d: d, and those of 256, 128, 64 and 32 below it.
+
+    >>> ladder(768)
+    [768, 256, 128, 64, 32]
+    """
     return [d, *(k for k in (256, 128, 64, 32) if k < d)]

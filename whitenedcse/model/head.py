@@ -39,6 +39,11 @@ class Whitening:
     partition: "view" (each view on its own, [1] section 3.2.2), "joint" (all views together), or
         "official_slice" (v consecutive parts of the sentence-major batch, as the official code cuts it).
     momentum: beta of Eq. 13; the running statistics serve evaluation, and training for pca and zca.
+
+    >>> shuffled = Whitening(kind="shuffled_group", groups=384, group_width=None, eps=1e-5, floor=0.0,
+    ...                      shrinkage=0.0, gradient="centre", partition="view", momentum=0.9)
+    >>> shuffled.width(768)
+    2
     """
 
     kind: str
@@ -79,10 +84,19 @@ class Whitening:
 
 
 def refuse(settings: Whitening | None, d: int, *, n: int, views: int) -> None:
-    """Raise ValueError if batches of n sentences, of v views, leave a group of channels without full rank.
+    """Raise ValueError if a batch has too few rows to whiten the channels of a group at full rank.
 
-    Then eps alone would bound the gain, at 1 / sqrt(eps), and the loss would see noise. Shrinkage bounds it
-    too; and pca and zca average over batches, so for them it is only warned of, as their first steps suffer.
+    n: sentences of a batch, views: of each sentence, d: width of the embedding. With no more rows than
+    channels eps alone bounds the gain, at 1 / sqrt(eps), and the loss would see noise. Shrinkage bounds the
+    gain too, and is accepted. "pca" and "zca" average over batches, so that only their first steps suffer:
+    for these there is a warning.
+
+    >>> pairs = Whitening(kind="group", groups=None, group_width=2, eps=1e-5, floor=0.0,
+    ...                   shrinkage=0.0, gradient="centre", partition="view", momentum=0.9)
+    >>> refuse(pairs, 768, n=64, views=2)  # 64 sentences suffice for 2 channels, 2 do not
+    >>> refuse(pairs, 768, n=2, views=2)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: ...
     """
     if settings is None or settings.shrinkage > 0:
         return
@@ -100,10 +114,18 @@ def refuse(settings: Whitening | None, d: int, *, n: int, views: int) -> None:
 
 
 class Whitener(nn.Module):
-    """Whitening with a memory: batch statistics while training, running ones (Eq. 13) in eval mode.
+    """Whitening by the statistics of the batch while training, and by running ones (Eq. 13) in eval mode.
 
-    x: (v, n, d) -> (v, n, d). Eval mode is deterministic: groups stand in channel order, unshuffled.
-    The running statistics are those of the views' average, and begin as the first batch's own.
+    x: (v, n, d) -> (v, n, d). Eval mode is deterministic: groups are consecutive channels, unshuffled.
+    The running statistics follow the average over the views, and start as those of the first batch.
+
+    >>> settings = Whitening(kind="group", groups=1, group_width=None, eps=1e-6, floor=0.0,
+    ...                      shrinkage=0.0, gradient="centre", partition="view", momentum=0.9)
+    >>> whitener, x = Whitener(settings, d=3), torch.randn(2, 64, 3)
+    >>> torch.allclose(whitening.covariance(whitener(x)), torch.eye(3), atol=1e-3)
+    True
+    >>> whitener.eval()(x[:, :1]).shape  # one sentence is whitened by the running statistics
+    torch.Size([2, 1, 3])
     """
 
     mean: Tensor
@@ -177,7 +199,16 @@ class Whitener(nn.Module):
 
 
 def rearranged(x: Tensor, partition: str, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply a function of (v, n, d) to another cut of the same rows, and put the rows back."""
+    """Apply `function` to the rows of x in the views that `partition` names, and put the rows back.
+
+    x: (v, n, d) -> (v, n, d). partition: see `Whitening`. function: (v, n, d) -> (v, n, d) of the rows so
+    divided; for "joint" it is given (1, v n, d).
+
+    >>> x = torch.tensor([[[1.0]], [[3.0]]])  # two views of one sentence
+    >>> def centred(x): return x - x.mean(dim=1, keepdim=True)
+    >>> rearranged(x, "view", centred).flatten(), rearranged(x, "joint", centred).flatten()
+    (tensor([0., 0.]), tensor([-1.,  1.]))
+    """
     if partition == "view":
         return function(x)
     if partition == "joint":
@@ -190,6 +221,12 @@ class Head(nn.Module):
     """Whitening before, after or on both sides of an optional dense layer; in float32 whatever surrounds it.
 
     x: (v, n, d) -> z: (v, n, d). Without whitening and dense layer it is the identity.
+
+    >>> x = torch.randn(2, 8, 4)
+    >>> torch.equal(Head(width=4, whitening=None, dense=False, position="before")(x), x)
+    True
+    >>> bool((Head(width=4, whitening=None, dense=True, position="before")(x).abs() < 1).all())  # tanh
+    True
     """
 
     def __init__(self, *, width: int, whitening: Whitening | None, dense: bool, position: str) -> None:

@@ -46,6 +46,13 @@ class MultiPositiveLoss:
     weights: lambda of each positive, v - 1 numbers; a single one serves all.
     hard_negative_log_weight: added to the logit of an anchor's own hard negative, so 0 is weight 1, as in
         the code of [2].
+
+    >>> settings = dict(form="l1", temperature=0.05, weights=[1.0], denominator="view")
+    >>> loss = MultiPositiveLoss(**settings, hard_negative_log_weight=0.0)
+    >>> f"{loss(torch.eye(4).expand(2, 4, 4)):.1e}"  # both views agree, sentences are orthogonal: 3 e^-20
+    '6.2e-09'
+    >>> f"{loss(torch.ones(2, 4, 4)):.4f}"  # all sentences have one vector: a guess among four, log 4
+    '1.3863'
     """
 
     form: str
@@ -124,17 +131,34 @@ class MultiPositiveLoss:
 
 
 def log_mean_exp(x: Tensor, weights: Sequence[float]) -> Tensor:
-    """log of the weighted mean of e^x over the first axis, exact near 0 too: (p, n), p weights -> (n,)."""
+    """The log of the weighted mean of e^x over the first axis, precise for values near 0 too.
+
+    x: (p, n), p weights -> (n,).
+
+    >>> log_mean_exp(torch.tensor([[0.0], [0.0]]), [1.0, 3.0])
+    tensor([0.])
+    """
     most, total = x.detach().amax(dim=0), sum(weights)
     below = [w / total * row.expm1() for w, row in zip(weights, x - most, strict=True)]  # -1 .. 0
     return most + torch.stack(below).sum(dim=0).log1p()
 
 
 class MaskedLanguageModel(nn.Module):
-    """The language-model head of the checkpoint (a fresh one where it has none) on the shared encoder.
+    """The language-model head of the checkpoint (a new one where it has none) on the shared encoder.
 
-    batch -> scalar cross-entropy over the masked tokens. Of the `probability` share of tokens chosen, 80 %
-    become the mask token, 10 % a random one and 10 % stay (BERT's rule). Special tokens are never chosen.
+    n sentences as a `Ragged` -> scalar cross-entropy over the masked tokens. Of the share `probability` of
+    tokens chosen, 80 % become the mask token, 10 % a random one and 10 % stay (BERT's rule). Special tokens
+    are never chosen. Raises ValueError for a tokenizer without a mask token.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> from whitenedcse.model.encoder import wordpiece
+    >>> words = wordpiece(["the cat sees a bird"], vocabulary=40)
+    >>> sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    >>> bert = BertModel(BertConfig(vocab_size=len(words), **sizes), add_pooling_layer=False)
+    >>> mlm = MaskedLanguageModel(encoder=Encoder(bert, words), weight=0.1, probability=0.5)
+    >>> loss = mlm(ragged.ragged([words("the cat sees a bird").input_ids] * 8))
+    >>> abs(loss.item() - math.log(len(words))) < 0.1  # an untrained head guesses among all tokens
+    True
     """
 
     special: Tensor
@@ -186,5 +210,11 @@ class MaskedLanguageModel(nn.Module):
 
 @full_precision
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """(t, words), (t,) -> scalar in float32 at least, the mean over the labels that are not -100."""
+    """The mean cross-entropy over the labels that are not -100, in float32 or float64.
+
+    logits: (t, words), labels: (t,) int64 -> scalar.
+
+    >>> cross_entropy(torch.zeros(3, 10), torch.tensor([4, -100, 7]))  # equal logits of ten words: log 10
+    tensor(2.3026)
+    """
     return F.cross_entropy(logits, labels)
