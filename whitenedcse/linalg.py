@@ -116,7 +116,7 @@ class _Part(NamedTuple):
 
 
 def _joined(a: _Part, b: _Part) -> _Part:
-    """Mean and products of the rows of a and b together, one of which has rows: the pairwise formula of [3]."""
+    """Mean and products of the rows of a and b together, one of which has rows: formula of [3]."""
     n, delta = a.n + b.n, b.mean - a.mean
     scatter = a.scatter + b.scatter + np.outer(delta, delta) * (a.n * b.n / n)
     return _Part(n, a.mean + delta * (b.n / n), scatter)

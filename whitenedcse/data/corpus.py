@@ -45,7 +45,7 @@ class Corpus:
 
 
 class Counts(NamedTuple):
-    """Rows of a corpus: read (`total`), dropped as `blank`, `cut` as too long, and `kept` after all sampling."""
+    """Numbers of rows: read (`total`), dropped as `blank`, `cut` as too long, and finally `kept`."""
 
     total: int
     blank: int

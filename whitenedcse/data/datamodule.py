@@ -79,7 +79,7 @@ class EpochOrder(Sampler[NDArray[np.int64]]):
             yield order[first : first + each]
 
     def order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """All row numbers in the order of an epoch, and the positions where batches start and the last one ends."""
+        """All row numbers in the order of an epoch, and the start of each batch with the end of the last."""
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.sizes))
         ends = self.sizes[order].cumsum()
         return order, np.searchsorted(ends, np.arange(len(self) + 1) * self.budget, side="right")
@@ -169,7 +169,7 @@ class SentenceData(LightningDataModule):
         self.refuse_budget(path, 1)
 
     def refuse_budget(self, path: str, world: int) -> None:
-        """Raise ValueError if rows do not fill one batch, or `world` processes cannot share a batch equally."""
+        """Raise ValueError if rows do not fill a batch, or `world` processes cannot share it equally."""
         tokens, longest = self.batch_tokens is not None, int(self.sizes.max())
         if not whole_batches(self.sizes, self.budget):
             have = f" of {self.sizes.sum()} tokens" if tokens else ""

@@ -132,7 +132,7 @@ def objects(path: str | Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
 
 
 def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a file of a kind in NAMED, as dictionaries, each with "file:line"; blank lines are skipped."""
+    """The rows of a file in one of the formats NAMED, each with "file:line"; blank lines are skipped."""
     if suffix(path.name) not in NAMED:
         raise ValueError(f"{path}: rows are read from {', '.join(NAMED)}, not {path.suffix!r}")
     if suffix(path.name) == ".jsonl":

@@ -44,7 +44,7 @@ CORPORA = {
 
 
 def roots() -> list[Path]:
-    """The data folders: $WHITENEDCSE_DATA or ./data, the place of downloads, and the project's own data folder."""
+    """The data folders: $WHITENEDCSE_DATA or ./data, where downloads go, then the project's own."""
     chosen = Path(os.environ.get("WHITENEDCSE_DATA") or "data").resolve()
     return list(dict.fromkeys([chosen, Path(__file__).resolve().parents[2] / "data"]))
 

@@ -59,7 +59,7 @@ class TokenRows:
         return (len(self.offsets) - 1) // self.columns
 
     def rows(self, index: NDArray[np.integer], columns: Sequence[int]) -> Ragged:
-        """The rows `index`, (n,), as len(columns) * n sentences: one column of all rows, then the next column."""
+        """The rows `index`, (n,), as len(columns) * n sentences: a column of all rows, then the next one."""
         sentences = (index * self.columns + np.array(columns)[:, None]).ravel()
         starts = self.offsets[sentences]
         lengths = self.offsets[sentences + 1] - starts
@@ -129,7 +129,7 @@ def batches_of_ids(
 
 
 def none_empty(ids: NDArray[np.int32], lengths: NDArray[np.int64], tokenizer: PreTrainedTokenizerBase) -> Ids:
-    """Ids (t,) and lengths (n,) in which each empty sentence has the tokenizer's end token as its only one."""
+    """Ids (t,) and lengths (n,) with the tokenizer's end token added to each empty sentence."""
     empty = lengths == 0
     if not empty.any():
         return ids, lengths
@@ -187,7 +187,7 @@ def _digest(text: str) -> str:
 
 
 def identity(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A text of all that decides a tokenizer's ids; truncation and padding set by an earlier call are not in it."""
+    """A text of all that decides a tokenizer's ids, except truncation and padding, which it resets."""
     if tokenizer.is_fast:
         core = tokenizer.backend_tokenizer
         core.no_truncation()  # each call sets its own

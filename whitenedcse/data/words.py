@@ -180,7 +180,7 @@ class Words(dict[str, int]):
         return flat([found.ids for found in self.core.encode_batch(sentences)])
 
     def put_together(self, words: NDArray[np.int64], first: NDArray[np.int64]) -> Ids:
-        """The ids of sentences from the numbers of their words, and the positions of first words in `words`."""
+        """The ids of sentences from the numbers of their words and the positions of first words."""
         starts, lengths = (
             np.frombuffer(self.starts, np.int64)[words],
             np.frombuffer(self.lengths, np.int64)[words],

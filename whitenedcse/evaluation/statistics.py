@@ -83,7 +83,7 @@ def weighted_spearman(gold: NDArray[Any], similarity: NDArray[Any], counts: NDAr
 
 
 class _Groups(NamedTuple):
-    """Pairs in `order` of their values, each group of ties beginning at one of `starts`; `of` pair i."""
+    """An index of pairs by equal values: `order` sorts the pairs, a group starts at each of `starts`, `of` pair i."""
 
     order: NDArray[np.intp]
     starts: NDArray[np.intp]
@@ -107,7 +107,7 @@ def _spearman(counts: NDArray[Any], gold: _Groups, similarity: _Groups) -> Draws
 
 
 def _centred_ranks(counts: NDArray[Any], groups: _Groups) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Twice each pair's mid-rank less its mean, and three times the sum of its squares over the draw.
+    """Twice each pair's mean rank less the average, and three times the sum of its squares over the draw.
 
     A group of m that ends at place c has 2c - m - n; the squares sum to (n^3 - sum of m^3) / 3.
     """
