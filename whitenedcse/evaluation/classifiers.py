@@ -33,7 +33,7 @@ RATE, BETA1, BETA2, EPSILON = 1e-3, 0.9, 0.999, 1e-8  # torch.optim.Adam's defau
 
 
 class Data(NamedTuple):
-    """Features x: (n, d + 1), with a column of ones that makes the bias the last row of the weights; y: (n,)."""
+    """Features x: (n, d + 1), with a last column of ones for the bias, and labels y: (n,)."""
 
     x: Tensor
     y: Tensor

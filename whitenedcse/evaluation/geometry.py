@@ -36,7 +36,7 @@ def alignment(x: Tensor, y: Tensor) -> Tensor:
 
 @full_precision
 def diversity(x: Tensor) -> Tensor:
-    """The mean distance on the unit sphere between two views of a sentence: 0 where they are equal, at most 2.
+    """The mean distance on the unit sphere between two views of a sentence: 0 to 2, 0 where they are equal.
 
     x: (v, n, d) -> (), over all sentences and pairs of different views. Figure 1d of [1] shows it.
     """
@@ -102,7 +102,7 @@ def effective_rank(x: Tensor) -> Tensor:
 
 
 def axes_filled(shares: Tensor) -> Tensor:
-    """The effective rank of a `spectrum` (d,), for callers that have it: decomposing takes most of the time."""
+    """The effective rank of a `spectrum` (d,), which is all that takes time to compute."""
     return torch.special.entr(shares).sum().exp() if shares.any() else shares.sum()
 
 
@@ -117,7 +117,10 @@ def isotropy(x: Tensor) -> Tensor:
 
 
 def described(x: Tensor, positives: Tensor) -> dict[str, Any]:
-    """All measures of this module by name, of vectors (n, d) with positive pairs (2, m); None where undefined."""
+    """All measures of this module by name, None where undefined.
+
+    x: (n, d), positives: (2, m), the rows of the positive pairs.
+    """
     left, right = x[positives[0]], x[positives[1]]
     values = {
         "alignment": alignment(left, right) if len(left) else None,

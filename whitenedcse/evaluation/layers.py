@@ -39,10 +39,10 @@ class Subsets(NamedTuple):
 
 
 def aggregate(index: Index, similarities: OfTask) -> dict[str, Floats]:
-    """The scores of each task, (3, m) with rows as in MEANS, and last, as "average", their mean over the tasks.
+    """Scores of m columns of similarities by task, (3, m) with rows as in MEANS, and their "average".
 
     similarities: a task -> (n, m), for the n pairs of all its subsets in order. Raises ValueError for another
-    n.
+    n. "average" is the mean over the tasks, and comes last.
     """
     scores: dict[str, Floats] = {}
     for task, subsets in index.items():
@@ -61,7 +61,7 @@ def _of(values: OfTask, task: str) -> NDArray[Any]:
 
 
 def records(scores: Mapping[str, Floats], columns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Scores as rows of a table: the values in `columns` for each column, the task, and MEANS (None: undefined)."""
+    """Scores as rows of a table: the values of `columns`, the task, and MEANS, None where undefined."""
     return [
         {**column, "task": task, **dict(zip(MEANS, values, strict=True))}
         for task, table in scores.items()
@@ -72,10 +72,11 @@ def records(scores: Mapping[str, Floats], columns: Sequence[Mapping[str, Any]]) 
 
 
 def subset_cosines(planes: NDArray[Any], rows: NDArray[np.intp], masks: NDArray[np.bool_]) -> Floats:
-    """Cosines of pairs, embedded by the mean over the layers of each mask: rows (2, n), masks (m, l) -> (n, m).
+    """Cosines of pairs that are embedded by the mean over the layers of each mask.
 
-    Products of means are sums of inner products of layers, so no mean is formed. Their error is 1e-16 of the
-    layers' squared norms: NaN where layers cancel to less than RESOLUTION of those, or all are zero.
+    rows: (2, n), masks: (m, l) -> (n, m). Products of means are sums of inner products of layers, so no mean
+    is formed. Their error is 1e-16 of the layers' squared norms: NaN where layers cancel to less than
+    RESOLUTION of those, or all are zero. Raises ValueError for masks of another number of layers.
     """
     if masks.shape[1] != len(planes):
         raise ValueError(f"masks of {masks.shape[1]} layers, planes of {len(planes)}")
@@ -107,7 +108,7 @@ def _cosines_by_mask(planes: NDArray[Any], rows: NDArray[np.intp]) -> Callable[[
 
 
 def _products(planes: NDArray[Any], left: NDArray[np.intp], right: NDArray[np.intp]) -> Floats:
-    """Inner products a.b, a.a, b.b of each pair for layers i <= j, both orders summed: (3, n, l (l + 1) / 2)."""
+    """The products a.b, a.a, b.b of each pair for layers i <= j, both orders summed: (3, n, l (l + 1) / 2)."""
     a, b = (np.moveaxis(planes[:, at].astype(np.float64), 0, 1) for at in (left, right))
     i, j = np.triu_indices(len(planes))
 
@@ -193,7 +194,10 @@ def best_of_each_size(rows: Iterable[Mapping[str, Any]], mean: str) -> list[dict
 
 
 def components(y: NDArray[Any], rows: NDArray[np.intp]) -> Floats:
-    """Cosines of pairs by the first k columns, for every k: y (n, d) by descending variance, rows (2, n) -> (n, d)."""
+    """Cosines of pairs by the first k columns, for every k.
+
+    y: (n, d) by descending variance, rows: (2, n) -> (n, d), column k - 1 for k.
+    """
     a, b = np.asarray(y, np.float64)[rows]
     ab, aa, bb = (np.cumsum(p * q, axis=1) for p, q in ((a, b), (a, a), (b, b)))
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -147,7 +147,7 @@ class Postprocess:
         return y @ (matrix[:, :k] / np.where(squares > 0, squares, 1)).T + mean
 
     def save(self, path: Path, provenance: Mapping[str, Any]) -> None:
-        """Write the transform, its settings and `provenance`, which is plain JSON, to one safetensors file."""
+        """Write the transform, its settings and `provenance`, plain JSON, to one safetensors file."""
         try:
             metadata = {"settings": json.dumps(self.settings), "provenance": json.dumps(dict(provenance))}
         except TypeError as error:

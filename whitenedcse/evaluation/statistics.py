@@ -83,7 +83,7 @@ def weighted_spearman(gold: NDArray[Any], similarity: NDArray[Any], counts: NDAr
 
 
 class _Groups(NamedTuple):
-    """An index of pairs by equal values: `order` sorts the pairs, a group starts at each of `starts`, `of` pair i."""
+    """Pairs by groups of equal values: `order` sorts pairs, `starts` are groups' first places, `of` pair i."""
 
     order: NDArray[np.intp]
     starts: NDArray[np.intp]

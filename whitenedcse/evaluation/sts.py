@@ -145,7 +145,7 @@ def cosine(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def spearman(gold: NDArray[Any], similarity: NDArray[Any]) -> Score:
-    """Spearman's rank correlation x 100 of (n,) and (n,), or why it is undefined; ties share their mean rank."""
+    """Spearman's rank correlation x 100 of (n,) and (n,), or why it is undefined; ties share a mean rank."""
     if len(gold) < 2:
         return Score(None, f"{len(gold)} pairs are too few")
     for name, values in (("gold", gold), ("similarity", similarity)):
@@ -206,7 +206,7 @@ def _means(values: Any, why: str) -> dict[str, Any]:
 
 
 def score(subsets: Sequence[Subset], similarities: Sequence[NDArray[Any]]) -> dict[str, Any]:
-    """A task's Spearman x 100: over all pairs, the mean and the weighted mean over subsets, and each subset's."""
+    """A task's Spearman x 100: of all pairs, mean and weighted mean over subsets, and each subset's."""
     rows = {s.name: spearman(s.gold, x) for s, x in zip(subsets, similarities, strict=True)}
     if len(rows) < len(subsets):
         raise ValueError(f"two subsets of a task share a name: {', '.join(s.name for s in subsets)}")

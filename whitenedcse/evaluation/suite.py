@@ -76,7 +76,7 @@ def plan(
 
 
 class System(NamedTuple):
-    """What is evaluated: the vectors x (n, d) of a plan's sentences, and a function that makes a new transform.
+    """What is evaluated: vectors x (n, d) of a plan's sentences, and a function that makes a transform.
 
     on: what the transform is fitted to, one of the plan's `fits`.
     """
@@ -206,7 +206,7 @@ def _labelled(
 
 
 def by_task(row: Mapping[str, Any], headline: str) -> dict[str, float | None]:
-    """The scores of each task in a row of `Result.scores`, and as "avg", last, the average a sweep maximises."""
+    """The scores of each task in a row of scores.json and, last, "avg", the average a sweep maximises."""
     found: dict[str, float | None] = {}
     if "rte" in row:
         found |= {"RTE": row["rte"]["accuracy"], "avg": row["rte"]["accuracy"]}

@@ -108,7 +108,7 @@ def own_texts(on: str, name: str, case: str = "as_is") -> list[str]:
 
 
 def corpus_texts(corpus: str, columns: Sequence[str] = (), sample: int | None = None) -> list[str]:
-    """The sentences of all columns in `sample` rows of a corpus by name, path or hub id; None for all rows."""
+    """All sentences in `sample` rows of a corpus by name, path or hub id; None for all rows."""
     drawn, _ = read(named(corpus, columns, sample), longest=LONGEST)
     return list(chain.from_iterable(drawn))
 
@@ -178,7 +178,7 @@ def _row(settings: Mapping[str, Any]) -> Row:
 
 
 def chosen(protocol: Protocol, settings: Mapping[str, Any] | None, fit: str) -> tuple[list[Row], list[str]]:
-    """The rows to evaluate, with one for the transform asked for, and a line for each left out without corpus."""
+    """The rows to evaluate, the transform asked for last, and a line for each row left out without corpus."""
     rows, skipped = [], []
     for row in protocol.lines:
         try:

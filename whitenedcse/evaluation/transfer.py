@@ -153,10 +153,11 @@ def _labelled(
 
 
 def read_labelled(path: Path) -> Labelled:
-    """The rows of a user's .tsv, .csv or .jsonl file with columns text, or sentence1 and sentence2, and label.
+    """The rows of a user's .tsv, .csv or .jsonl file with texts and labels.
 
-    With a column split, of train, dev and test, the test rows are predicted; without, all rows in ten folds.
-    Rows keep their order, classes are sorted by name, other columns are ignored.
+    It has columns text, or sentence1 and sentence2, and label; others are ignored. With a column split, of
+    train, dev and test, the test rows are predicted; without, all rows in ten folds. Rows keep their order,
+    classes are sorted by name.
     """
     found = [_own(where, row) for where, row in records(path)]
     for row in found:

@@ -180,7 +180,7 @@ def encode(
 
 
 def fingerprint(encoder: Encoder) -> str:
-    """A digest of an encoder's architecture, weights and kind of device: with the ids they decide a vector."""
+    """A digest of an encoder's architecture, weights and kind of device."""
     device = next(encoder.parameters()).device.type
     config = {k: v for k, v in encoder.backbone.config.to_dict().items() if not k.startswith("_")}
     content = hashlib.blake2b(json.dumps([FORMAT, device, config], default=str).encode(), digest_size=12)

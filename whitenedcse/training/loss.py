@@ -76,7 +76,7 @@ class MultiPositiveLoss:
 
     @full_precision
     def __call__(self, z: Tensor, negatives: Tensor | None = None) -> Tensor:
-        """(v, n, d), (h, d) -> scalar, in float32 at least, whatever autocast says.
+        """The loss of views z: (v, n, d), and hard negatives (h, d) if any -> scalar in float32 or float64.
 
         Raises ValueError for fewer than two views or two sentences.
         """
@@ -93,10 +93,11 @@ class MultiPositiveLoss:
         return loss
 
     def combined(self, s: Tensor, extra: Tensor) -> Tensor:
-        """(v - 1, n, n) logits, (v - 1 or 1, n, h) logits of hard negatives -> scalar.
+        """The loss from cosines over temperature: s (v - 1, n, n), and extra (v - 1 or 1, n, h) -> scalar.
 
-        A cross-entropy is log(1 + e^(o - s_p)), o being the log of the sum over the other candidates. Written
-        so, it and its gradient keep their digits however small they are; log(sum) - s_p does not.
+        extra: logits of the hard negatives. A cross-entropy is log(1 + e^(o - s_p)), o being the log of the
+        sum over the other candidates. In this form it and its gradient keep their precision however small
+        they are; log(sum) - s_p does not.
         """
         positive = s.diagonal(dim1=-2, dim2=-1)  # (v - 1, n)
         cross_entropy = -logsigmoid(positive - self.others(s, extra))
@@ -106,7 +107,10 @@ class MultiPositiveLoss:
         return log_mean_exp(cross_entropy, weights).mean() + math.log(sum(weights))
 
     def others(self, s: Tensor, extra: Tensor) -> Tensor:
-        """(v - 1, n, n), (v - 1 or 1, n, h) -> (v - 1 or 1, n): log of the sum over the other candidates."""
+        """The log of the sum of e^logit over all candidates but the positive: (v - 1 or 1, n).
+
+        s: (v - 1, n, n), extra: (v - 1 or 1, n, h).
+        """
         own = torch.eye(s.shape[-1], dtype=torch.bool, device=s.device)
         rest = s.masked_fill(own, -math.inf)
         if self.denominator == "joint":
@@ -114,7 +118,10 @@ class MultiPositiveLoss:
         return torch.cat([rest, extra.expand(len(rest), -1, -1)], dim=-1).logsumexp(dim=-1)
 
     def negative_logits(self, anchors: Tensor, negatives: Tensor | None) -> Tensor:
-        """(k, n, d), (h, d) -> (k, n, h): logits of the hard negatives, n of which belong to the anchors."""
+        """The logits of the hard negatives for each anchor: (k, n, d), (h, d) -> (k, n, h).
+
+        The i-th of the first n hard negatives is anchor i's own, and gets `hard_negative_log_weight` added.
+        """
         if negatives is None:
             return anchors.new_empty(*anchors.shape[:2], 0)
         logits = anchors @ normalize(negatives, dim=-1).mT / self.temperature
@@ -122,7 +129,10 @@ class MultiPositiveLoss:
         return logits + self.hard_negative_log_weight * own
 
     def lambdas(self, positives: int) -> list[float]:
-        """The weight of each positive. Raises ValueError unless there is one weight, or one for each."""
+        """The weight of each positive, as a list.
+
+        Raises ValueError unless there is one weight, or one for each.
+        """
         if len(self.weights) not in (1, positives):
             raise ValueError(
                 f"loss.weights={list(self.weights)} for {positives} positives; give 1 or {positives}"
@@ -189,7 +199,7 @@ class MaskedLanguageModel(nn.Module):
         self.model = model
 
     def forward(self, batch: Ragged) -> Tensor:
-        """n sentences -> scalar."""
+        """The mean cross-entropy over the masked tokens of n sentences: a scalar."""
         ids, labels = self.masked(batch.ids)
         where = ragged.mask(batch)
         padded = ragged.pad(batch._replace(ids=ids), self.tokenizer.pad_token_id or 0)
@@ -198,7 +208,7 @@ class MaskedLanguageModel(nn.Module):
         return cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     def masked(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """(t,) -> (t,) ids with some replaced, (t,) labels with -100 where nothing was chosen."""
+        """Token ids (t,) -> ids with some replaced (t,), and labels (t,), -100 where no token was chosen."""
         special = torch.isin(ids, self.special)
         draw, how = torch.rand(2, len(ids), device=ids.device)
         chosen = (draw < self.probability) & ~special
