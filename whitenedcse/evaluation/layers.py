@@ -108,7 +108,7 @@ def _cosines_by_mask(planes: NDArray[Any], rows: NDArray[np.intp]) -> Callable[[
 
 
 def _products(planes: NDArray[Any], left: NDArray[np.intp], right: NDArray[np.intp]) -> Floats:
-    """The products a.b, a.a, b.b of each pair for layers i <= j, both orders summed: (3, n, l (l + 1) / 2)."""
+    """The products a.b, a.a, b.b of each pair for layers i <= j: (3, n, l (l + 1) / 2), both orders added."""
     a, b = (np.moveaxis(planes[:, at].astype(np.float64), 0, 1) for at in (left, right))
     i, j = np.triu_indices(len(planes))
 

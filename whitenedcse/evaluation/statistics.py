@@ -83,7 +83,7 @@ def weighted_spearman(gold: NDArray[Any], similarity: NDArray[Any], counts: NDAr
 
 
 class _Groups(NamedTuple):
-    """Pairs by groups of equal values: `order` sorts pairs, `starts` are groups' first places, `of` pair i."""
+    """Groups of equal values: `order` sorts the pairs, groups start at `starts` in it; `of`: of each pair."""
 
     order: NDArray[np.intp]
     starts: NDArray[np.intp]

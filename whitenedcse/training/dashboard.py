@@ -51,7 +51,7 @@ class Dashboard(WandbLogger):
 
     @rank_zero_only
     def finish(self, run: Path) -> None:
-        """Log scores.json, the scores of tests as a table, and best/ if `artifacts` is set; then close the run."""
+        """Log scores.json, with tests as a table, and best/ if `artifacts` is set; then close the run."""
         scores = read_json(run / "scores.json")
         self.experiment.summary["dev/best"] = scores["dev"]["best"]  # unlike the maximum, never of step 0
         if rows := scores.get("rows"):
@@ -82,7 +82,7 @@ def wandb_logger(*, project: str, entity: str | None, artifacts: bool, run: Path
 
 
 def summary(name: str) -> str | None:
-    """The aggregates of a series that the dashboard keeps, such as "max,last"; None for the last value alone."""
+    """The aggregates of a series that are kept, such as "max,last"; None for the last value alone."""
     if name.startswith(("dev/spearman", "dev/whitened_on_")):
         return "max,last"
     if name == "train/loss":
@@ -117,7 +117,7 @@ def identity(run: Path) -> str:
 
 
 def offline() -> bool:
-    """Whether to write locally only: as WANDB_MODE says, or if there is no key or the server does not answer."""
+    """Whether to write locally only: by WANDB_MODE, or for want of a key or of the server's answer."""
     mode = os.environ.get("WANDB_MODE")
     return mode in ("offline", "dryrun") or (mode is None and not (has_key() and answers()))
 

@@ -106,7 +106,7 @@ class Record(Callback):
             self.hook = whitener.register_forward_hook(partial(self.look, module.views))
 
     def look(self, views: Any, whitener: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Measure the diversity of views before and after whitening; views of hard negatives come last and are not used."""
+        """Measure the diversity of views before and after whitening, without those of hard negatives."""
         if self.due and whitener.training:
             with torch.no_grad():
                 sides = {"before": inputs[0], "after": output}

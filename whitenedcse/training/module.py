@@ -140,7 +140,7 @@ class ContrastiveTraining(LightningModule):
         refuse_rounding(str(self.trainer.precision))
 
     def on_train_start(self) -> None:
-        """Exclude all existing objects from Python's garbage collection, a tenth of the time of a small step."""
+        """Exclude existing objects from garbage collection, which takes a tenth of a small step."""
         gc.collect()
         gc.freeze()
 

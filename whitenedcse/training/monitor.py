@@ -235,7 +235,7 @@ class Health(Callback):
         self.look(trainer)
 
     def look(self, trainer: Trainer) -> None:
-        """Warn of what is wrong and was not warned of, if there is a new evaluation; only then read the loss."""
+        """Warn of what was not warned of before, if there is a new evaluation; only then read the loss."""
         step = self.monitor.rows[-1].step
         if step == self.seen:
             return

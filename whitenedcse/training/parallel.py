@@ -131,9 +131,10 @@ def encoded(pieces: Sequence[Ragged], manner: Manner, parameters: Iterable[Tenso
 
 
 def cut(batch: Ragged, k: int) -> tuple[list[Ragged], Tensor]:
-    """A batch on CPU as at most k pieces of about equally many tokens, and the sentences' order in them, (n,).
+    """A batch on CPU as at most k pieces of about equally many tokens, and the order of its sentences.
 
-    A token takes as long in a short sentence as in a long one, from 4 tokens to 64.
+    The pieces' sentences are those of the batch in this order, (n,). A token takes as long in a short
+    sentence as in a long one, from 4 tokens to 64.
     """
     order = batch.lengths.argsort(stable=True)  # sorted, so that a piece has few lengths
     tokens = batch.lengths[order].cumsum(0)
