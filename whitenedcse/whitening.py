@@ -1,8 +1,8 @@
-"""Whitening: maps after which a batch has zero mean and identity covariance.
+"""Whitening: transforms after which a batch has zero mean and identity covariance.
 
     n: sentences in the batch    d: embedding width    g: groups    w = d / g: channels in a group
 
-Three engines give one symmetric (ZCA) transform; the shape picks one. bench.whitening on one EPYC thread,
+Three engines give one symmetric (ZCA) transform; the shape decides which. bench.whitening on one EPYC thread,
 n = 64 (results/whitening): speed of 3 views, d = 768, over the official layer (constant matrix) / autograd of
 eigh (full); largest error against float64 at a condition (l_max + r) / (l_min + r) of 10 / 1e3 / 1e5.
 
@@ -34,7 +34,9 @@ _warned = False
 
 @full_precision
 def covariance(x: Tensor) -> Tensor:
-    """x: (..., n, d) -> (..., d, d). Divides by n, not n - 1, as the official code of [1] does.
+    """The covariance of x over its rows: (..., n, d) -> (..., d, d).
+
+    It is divided by n, not n - 1, as in the official code of [1].
 
     >>> covariance(torch.tensor([[0.0, 0.0], [2.0, 4.0]]))
     tensor([[1., 2.],
@@ -66,10 +68,11 @@ def shrink(cov: Tensor, amount: float, *, variance: Tensor | None = None) -> Ten
 
 @full_precision
 def zca(cov: Tensor, *, eps: float, floor: float | Tensor = 0.0) -> Tensor:
-    """Symmetric inverse square root of cov + r I: the whitening matrix that moves points least [2].
+    """The symmetric inverse square root of cov + r I: the whitening matrix that moves points least [2].
 
-    cov: (..., d, d) -> (..., d, d). r: `Ridge`. Differentiable at equal eigenvalues too; eps = 0 only for
-    full rank. zca(c cov) = zca(cov) / sqrt(c): inputs of any scale come out white.
+    cov: (..., d, d) -> (..., d, d). r: `Ridge(eps, floor)` of the mean variance; eps = 0 only for full rank.
+    Differentiable at equal eigenvalues too. zca(c cov) = zca(cov) / sqrt(c): inputs of any scale come out
+    white.
 
     >>> cov = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
     >>> w = zca(cov, eps=0.0)
@@ -82,10 +85,11 @@ def zca(cov: Tensor, *, eps: float, floor: float | Tensor = 0.0) -> Tensor:
 @full_precision
 @torch.no_grad()
 def pca(cov: Tensor, *, eps: float, floor: float | Tensor = 0.0) -> Tensor:
-    """Rotation onto the principal axes, then unit variance: x @ W, columns by descending variance.
+    """The whitening matrix that rotates x to its principal axes, columns by descending variance.
 
-    cov: (..., d, d) -> (..., d, d). Signs are those of `principal_axes`.
-    No gradient: eigenvectors have none at equal eigenvalues. eps = 0 only for full rank.
+    cov: (..., d, d) -> (..., d, d), for x @ pca(cov). `Ridge(eps, floor)` of the mean variance is added to
+    each variance; eps = 0 only for full rank. Signs are those of `principal_axes`. No gradient: eigenvectors
+    have none at equal eigenvalues.
 
     >>> cov = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
     >>> w = pca(cov, eps=0.0)
@@ -118,11 +122,12 @@ def whiten(
 ) -> Tensor:
     """ZCA-whiten all channels over the batch: (x - mean) (covariance + r I) ** -1/2 ([1] Eq. 3).
 
-    x: (..., n, d) -> (..., n, d). Leading axes never share statistics. r: `Ridge` of eps, which is a share of
-    the mean variance, so that x may have any scale. `shrinkage`: the amount of `shrink`.
-    gradient: "full" goes through mean and matrix; "centre" takes the matrix as a constant, as the official
-    code of [1] does in effect; "none" takes both as constants.
-    With n <= d the covariance is singular and eps alone bounds the gain, at 1 / sqrt(eps) of the scale's.
+    x: (..., n, d) -> (..., n, d). Leading axes never share statistics. r: `Ridge(eps, floor)`; eps is a share
+    of the mean variance, so that x may have any scale. shrinkage: the amount of `shrink`. gradient: "full"
+    goes through mean and matrix; "centre" takes the matrix as a constant, as the official code of [1] does in
+    effect; "none" takes both as constants. With n <= d the covariance is singular, and eps alone bounds the
+    gain, at 1 / sqrt(eps) relative to the scale of x; the first time there is a warning. Raises ValueError
+    for eps or floor below 0, or both 0.
 
     >>> x = torch.randn(2, 64, 3, generator=torch.Generator().manual_seed(0))  # two views of 64 sentences
     >>> torch.allclose(covariance(whiten(x, eps=1e-6)), torch.eye(3), atol=1e-4)
@@ -195,7 +200,7 @@ def shuffled_group_whiten(  # noqa: PLR0913  those of group_whiten, and the perm
 def permutations(
     leading_shape: Sequence[int], d: int, *, device: str | torch.device, generator: Generator | None = None
 ) -> Tensor:
-    """Independent uniform permutations of d channels: (*leading_shape, d) int64.
+    """Independent uniform permutations of d channels: (*leading_shape, d) int64, drawn from `generator`.
 
     >>> permutations((2,), 5, device="cpu").sort().values  # every channel once in each row
     tensor([[0, 1, 2, 3, 4],
@@ -226,9 +231,10 @@ def group_width(d: int, *, groups: int | None = None, width: int | None = None) 
 
 
 def _whiten_by_gram(xc: Tensor, ridge: Ridge, shrinkage: float, *, through_matrix: bool) -> Tensor:
-    """xc W, W = (xc' xc / n + r I) ** -1/2, as V diag(1 / s) V' xc with xc xc' / n = V diag(l) V'.
+    """Whiten centred xc: (..., n, d) by the eigenvectors of its Gram matrix, for n < d.
 
-    A constant W gives grad W, with W = I / f - xc' V diag(1 / (n s f (s + f))) V' xc and f = sqrt(r).
+    xc W, W = (xc' xc / n + r I) ** -1/2, is V diag(1 / s) V' xc with xc xc' / n = V diag(l) V', s = sqrt(l +
+    r). A constant W gives grad W, with W = I / f - xc' V diag(1 / (n s f (s + f))) V' xc and f = sqrt(r).
     Shrinkage a scales the second part by 1 - a and adds a times the mean variance to the r of f.
     """
     n, d = xc.shape[-2:]
@@ -266,7 +272,7 @@ def _whiten_pairs(x: Tensor, partner: Tensor, ridge: Ridge, gradient: Gradient, 
 
 
 def _centred(x: Tensor, width: int, ridge: Ridge, gradient: Gradient) -> tuple[Tensor, Tensor]:
-    """x minus its mean over the batch, and that mean, once the settings are known to be sound."""
+    """x minus its mean over the batch, and that mean. Raises ValueError for invalid settings of `whiten`."""
     global _warned
     n, (eps, floor) = x.shape[-2], ridge
     if not (eps >= 0 and floor >= 0 and eps + floor > 0):

@@ -90,7 +90,7 @@ def refuse_dim(arguments: argparse.Namespace, on: str | None = None) -> None:
 
 
 def ended(arguments: argparse.Namespace, on: str | None = None) -> Any:
-    """The embedder of SOURCE, with the whitening of --whiten, or one fitted to the corpus `on`, as last step."""
+    """The embedder of SOURCE, with the whitening of --whiten or one fitted to the corpus `on` at its end."""
     from whitenedcse.evaluation.postprocess import Postprocess
     from whitenedcse.serving.exports import fitted, whitened
 

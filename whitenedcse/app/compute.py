@@ -55,10 +55,10 @@ def floating(x: object) -> TypeGuard[Tensor]:
 
 
 def full_precision(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """A decorator: autocast is off, and floating-point tensors among the positional arguments are cast to float32.
+    """A decorator: autocast is off, and floating-point positional arguments are at least float32.
 
-    float64 stays. bfloat16 statistics whiten to 1e-2 instead of 1e-6, and a bfloat16 loss of 1e-3 has a
-    gradient whose cosine with the true one is 0.2.
+    bfloat16 statistics whiten to 1e-2 instead of 1e-6, and a bfloat16 loss of 1e-3 has a gradient whose
+    cosine with the true one is 0.2.
     """
 
     @functools.wraps(function)
@@ -145,7 +145,7 @@ def alone(
 def _work(
     function: Callable[[Any], Any], waiting: SimpleQueue[tuple[Any, Future[Any]]], within: Context
 ) -> None:
-    """The work of one thread: item after item until none is left; an error is raised where results are read."""
+    """The work of one thread: item after item until none is left; reading a result raises its error."""
     pair = None
     try:
         with within():

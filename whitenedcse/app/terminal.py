@@ -30,7 +30,7 @@ LATEX = str.maketrans(
 
 
 class Grid(NamedTuple):
-    """A table as text, one cell per row and column; `right`: numbers, from 0, of the columns to align right."""
+    """A table as text, with a cell for each row and column. right: numbers of the columns aligned right."""
 
     title: str
     columns: Sequence[str]

@@ -142,7 +142,7 @@ def files(path: str) -> list[str]:
     """The files of a corpus: the file itself, or all files of a known kind below a directory, sorted.
 
     Empty if nothing is there. A URL with a known suffix is a file, any other one a directory, which is listed
-    anew each time.
+    again at each call.
     """
     if "://" in path:
         with filesystem(path) as (system, inside):

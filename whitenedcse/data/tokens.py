@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 FORMAT = 1  # of the folder; another number is another key
 BATCH = 2048  # sentences: 8,192 were no faster
 EACH = 10_000  # sentences for each process
-FEW = 1024  # sentences, of which so many words are new that a memory of them is no faster
+FEW = 1024  # sentences; among fewer, most words are new and remembering them saves no time
 SETTLED = 2_000_000_000  # ns after which a change of a file shows in its times, however coarse its clock
 CHARACTERS_A_TOKEN = 64  # a longer line is cut before the tokenizer sees it: 10 MB cost it 15 s
 

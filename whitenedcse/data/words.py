@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Ids = tuple[NDArray[np.int32], NDArray[np.int64]]  # of n sentences: all ids end to end (t,), lengths (n,)
 Frame = tuple[list[int], list[int]]  # the ids that stand before and after those of a sentence
-MOST = 1 << 20  # words remembered, some 250 bytes each; then it begins anew
+MOST = 1 << 20  # words remembered, some 250 bytes each; beyond that all are forgotten
 PROBE = ["a b", "b"]  # tells special tokens that are not simply put around a sentence
 CALLS = ("__call__", "_encode_plus", "_batch_encode_plus")  # of Transformers 4 and 5
 Worker = Popen[bytes]

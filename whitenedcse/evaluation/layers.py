@@ -26,7 +26,7 @@ from whitenedcse.evaluation.sts import CELLS, MEANS, Index, cosine, spearman_col
 RESOLUTION = 1e-14  # of the squares: layers that cancel to 1e-7 leave the rounding of float32, no direction
 
 Floats = NDArray[np.float64]
-Fit = Callable[[Floats], Callable[[Floats], Floats]]  # rows to fit on -> the fitted map
+Fit = Callable[[Floats], Callable[[Floats], Floats]]  # rows to fit on -> the fitted transform
 OfTask = Callable[[str], NDArray[Any]] | Mapping[str, NDArray[Any]]
 
 
@@ -84,7 +84,7 @@ def subset_cosines(planes: NDArray[Any], rows: NDArray[np.intp], masks: NDArray[
 
 
 def _cosines_by_mask(planes: NDArray[Any], rows: NDArray[np.intp]) -> Callable[[NDArray[np.bool_]], Floats]:
-    """A function from masks (m, l) to cosines (n, m), the rest of `subset_cosines` already computed."""
+    """A function from masks (m, l) to cosines (n, m): `subset_cosines` with its inner products computed once."""
     (left, right), inverse = np.unique(np.sort(rows, axis=0), axis=1, return_inverse=True)  # so they tie
     i, j = np.triu_indices(len(planes))
     step = max(1, CELLS // planes[:, 0].size)

@@ -126,7 +126,7 @@ def evaluated(
     fitted = cache(lambda name: system.vectors(plan, name))
     shared = (
         next(iter(plan.fits[system.on])) if setting(system.on) == "inductive" else None
-    )  # one map for all
+    )  # one transform for all
 
     def of(name: str) -> Vectors:
         return fitted(shared or name)

@@ -165,7 +165,7 @@ class Protocol:
             raise ValueError("protocol.rows=[] asks for nothing; one row is e.g. {name: as it is}")
         object.__setattr__(self, "lines", tuple(_row(row) for row in self.rows))
         for maker in filter(None, (row.maker for row in self.lines)):
-            maker()  # raises for settings that no map has
+            maker()  # raises for settings that no transform has
 
 
 def _row(settings: Mapping[str, Any]) -> Row:

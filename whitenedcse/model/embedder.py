@@ -30,7 +30,7 @@ from whitenedcse.ragged import Ragged, concatenate, ragged, taken
 EMBEDDINGS = ("encoder", "dense", "head")
 BATCH_TOKENS = 1024  # of one batch while encoding, padding counted; 8192 leave a CPU's cache
 BLOCK = 10_000  # sentences tokenised at a time
-Progress = bool | Callable[[int], None]  # a `pace`, or who is told of so many distinct sentences more
+Progress = bool | Callable[[int], None]  # show it, or call this with the number of sentences done
 
 
 class Embedder(nn.Module):

@@ -28,7 +28,9 @@ from whitenedcse.model import backbones, packed
 from whitenedcse.model.attention import way
 from whitenedcse.ragged import Ragged
 
-OWN: Any = {"trust_remote_code": False}  # an encoder's own Python is never run; unless told, one is asked
+OWN: Any = {
+    "trust_remote_code": False
+}  # never run the Python code of an encoder; without this, the user is asked
 
 
 class Encoder(nn.Module):

@@ -1,4 +1,4 @@
-"""Projection heads: what stands between the pooled vector and the loss while training.
+"""Projection heads, which map pooled vectors to the vectors that the training loss compares.
 
 v: views    n: sentences    d: width    g: groups    w = d / g: channels in a group
 

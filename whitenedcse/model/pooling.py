@@ -55,7 +55,7 @@ class Pooling:
 
 
 def requested(said: Any, layers: Sequence[int] | None) -> Pooling | None:
-    """The pooling that a command line asks for: `said` (kind, layers), and other layers; None if neither."""
+    """The pooling that a command line sets by `said` (kind, layers) and by other layers; None if neither."""
     if said is None and layers is None:
         return None
     return Pooling(kind=said.kind if said else "cls", layers=said.layers if layers is None else layers)

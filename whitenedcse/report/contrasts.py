@@ -103,7 +103,7 @@ def spread(found: Mapping[int, float], digits: int = 2) -> str:
 
 
 def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
-    """The tables of a sweep: the groups' differences, their geometry, and means by task if there are tests."""
+    """The tables of a sweep: differences of groups, their geometry and, with tests, mean scores by task."""
     first = reference(sweep, against)
     every = [run for group in sweep.groups for run in group.runs.values()]
     tasks = dict.fromkeys(task for run in every for task in scored(run, None))

@@ -31,7 +31,7 @@ TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
 
 
 class Evaluation(NamedTuple):
-    """A run of evaluate.py: its directory, its scores, and the settings that its model was trained with, or None."""
+    """A run of evaluate.py: directory, scores, and the settings its model was trained with, or None."""
 
     path: Path
     scores: dict[str, Any]
@@ -122,7 +122,7 @@ def read(file: Path) -> Evaluation:
 
 
 def training(model: str, path: Path) -> dict[str, Any] | None:
-    """The settings of the train run that a model belongs to, or None; `model` may be relative to any parent of `path`."""
+    """The settings of the train run of a model, or None; its path may be relative to a parent of `path`."""
     bases = (Path(), *path.resolve().parents) if model else ()
     return next((run.settings for base in bases if (run := Run.of(base / model))), None)
 

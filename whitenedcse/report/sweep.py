@@ -30,7 +30,7 @@ class Group(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """Groups in the order of their first runs, all runs, the settings that differ, and notes on runs left out."""
+    """Groups in the order of their first runs, all runs, the settings that differ, and notes."""
 
     groups: list[Group]
     runs: list[Run]

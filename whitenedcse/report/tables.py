@@ -59,10 +59,7 @@ def described(name: str) -> str:
 
 
 def grids(scores: Mapping[str, Any], digits: int | None) -> list[Grid]:
-    """The tables of an evaluation's scores.json; with one row, STS has all three aggregations.
-
-    digits: the number of decimals; None for as many as intervals support.
-    """
+    """The tables of evaluate.py's scores.json. digits: of numbers; None for as many as intervals support."""
     rows = scores["rows"]
     every = [
         (sts_grid(rows[0], digits) if len(rows) == 1 else sts_rows(rows, scores["headline"], digits))
@@ -189,8 +186,8 @@ class Column(NamedTuple):
 def compared(names: Sequence[str], draws: int, digits: int | None) -> list[Grid]:
     """A table for each row that the runs share, by name; of the first rows where they share none.
 
-    names: run directories, or patterns (outputs/sgw-*) that stand for one system with several seeds. Each
-    group is tested against the first. Raises ValueError where the runs were not scored on the same pairs.
+    names: run directories, or patterns (outputs/sgw-*) for one system with several seeds. Each group is
+    tested against the first. Raises ValueError where the runs were not scored on the same pairs.
     """
     groups = [Group(name, [Run(path) for path in expanded(name)]) for name in names]
     every = [run for group in groups for run in group.runs]

@@ -203,7 +203,7 @@ def measured(way: Way, asked: Rows) -> Measured:
 
 
 def without(rows: Rows, own: Rows) -> Rows:
-    """Found rows without each query's own, or without the last where that was not found: (q, k + 1) -> (q, k)."""
+    """Found rows without each query's own, or else without the last: (q, k + 1) -> (q, k)."""
     keep = rows != own[:, None]
     keep[keep.all(1), -1] = False
     return rows[keep].reshape(len(rows), -1)

@@ -172,8 +172,8 @@ More = Callable[[int], None]
 class Job:
     """What to encode, by which embedder, and where to.
 
-    opened: a function that returns the embedder; each process calls it, so for several it must be importable, or
-        a `functools.partial` of such a one.    source: its name.    corpus: of one column, or plain text.
+    opened: a function that returns the embedder; each process calls it, so for several it must be one of a
+        module, or a `functools.partial` of one.    source: its name.    corpus: of one column, or plain text.
     """
 
     opened: Callable[[], Embedder]
@@ -291,7 +291,7 @@ def together(job: Job, manifest: Manifest, missing: list[int], count: int, more:
 
 
 def worker(rank: int, job: Job, manifest: Manifest, missing: list[int], count: int) -> None:
-    """One of `count` processes: it encodes every `count`-th block, on the GPU of its rank if there are any."""
+    """One of `count` processes, which encodes every `count`-th block, on the GPU of its rank if any."""
     if (parent := multiprocessing.parent_process()) is not None:
         end_with_parent(parent.pid)  # a resumed job is then alone
     torch.set_num_threads(manifest.threads)

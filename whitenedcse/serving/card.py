@@ -171,7 +171,7 @@ def shown(place: str) -> str:
 
 
 def mapped(provenance: Mapping[str, Any]) -> list[str]:
-    """The lines on the transforms that were fitted, and to what: one for each that is part of the final one."""
+    """The lines on what was fitted to what, one for each transform that is part of the final one."""
     steps = mapped(provenance["before"]) if provenance.get("before") else []
     if "kind" not in provenance:
         return [

@@ -111,7 +111,7 @@ def table(trial: Trial, text: str, k: int | None) -> list[list[str]]:
 
 
 def cosines(trial: Trial, one: str, other: str, k: int) -> str:
-    """The cosines of two sentences, without and with whitening, in words; "" until there are two sentences."""
+    """The cosines of two sentences, without and with whitening, as text; "" for fewer than two."""
     if not (one.strip() and other.strip()):
         return ""
     plain, white = (trial.cosine(one, other, kept) for kept in (None, k))

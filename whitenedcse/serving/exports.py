@@ -1,4 +1,4 @@
-"""An export as a directory, verified before it is renamed into place; and whitening as an embedder's last step.
+"""An export as a directory, verified before it is renamed into place; an embedder's final whitening.
 
 d: width of the embedder    k: components kept
 

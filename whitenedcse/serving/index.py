@@ -136,7 +136,7 @@ def by_numpy(queries: Array, rows: Array, top: int) -> tuple[Array, Rows]:
 
 
 def largest(scores: Array, top: int) -> tuple[Array, Rows]:
-    """The `top` largest of each row and their columns: (q, n) -> (q, top) twice; PyTorch's is the faster selection."""
+    """The `top` largest of each row and their columns, by PyTorch's fast selection: (q, n) -> (q, top)."""
     values, columns = torch.from_numpy(scores).topk(top, dim=1, sorted=False)
     return values.numpy(), columns.numpy()
 
@@ -166,7 +166,7 @@ class Index:
 
     def __init__(self, embedder: Embedder, parts: Iterable[Part] = ()) -> None:
         self.embedder, self.parts = scaled(embedder, unit=True), list(parts)
-        self._place: tuple[Path, int] | None = None  # a directory that holds so many of the parts
+        self._place: tuple[Path, int] | None = None  # a directory, and how many of the parts it holds
 
     def __len__(self) -> int:
         return sum(len(part.texts) for part in self.parts)

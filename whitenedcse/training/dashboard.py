@@ -24,7 +24,7 @@ from whitenedcse.evaluation.suite import by_task
 
 STEP = "trainer/global_step"  # optimiser steps done, as Lightning logs them: the x axis of every series
 TABLE = "final"  # a row a system, a column a task
-# those that the client talks to unless told otherwise, wandb 0.19 and 0.31
+# the servers that clients use by default: wandb 0.19 and 0.31
 SERVERS = ("https://api.wandb.ai", "https://api.forge.coreweave.com")
 TAG = 64  # characters, at most
 
@@ -138,7 +138,7 @@ def servers() -> list[ParseResult]:
 
 
 def answers(seconds: float = 3.0) -> bool:
-    """Whether all `servers` accept a connection within so many seconds."""
+    """Whether all `servers` accept a connection within `seconds`."""
     try:
         for url in servers():
             port = url.port or (443 if url.scheme == "https" else 80)

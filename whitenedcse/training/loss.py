@@ -1,4 +1,4 @@
-"""Contrastive losses over several views, z -> a scalar, and the optional masked-language-model term.
+"""Contrastive losses over several views, and the optional masked-language-model term.
 
 v: views, the anchor first    n: sentences    d: width    h: hard negatives    tau: temperature
 s_pij: cosine of anchor i with sentence j in view p, over tau

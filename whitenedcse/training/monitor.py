@@ -213,7 +213,7 @@ class Health(Callback):
         self.monitor, self.say = monitor, say
         self.said: list[str] = []
         self.seen = 0  # the step of the evaluation that was looked at last
-        self.guess = 0.0  # the loss of who knows nothing
+        self.guess = 0.0  # the loss of guessing
 
     def state_dict(self) -> dict[str, Any]:
         """The last step examined and the kinds of warnings given, for a run that resumes."""

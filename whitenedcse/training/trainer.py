@@ -56,7 +56,7 @@ class Checkpoints(CheckpointIO):
         draft.rename(folder / f"step-{checkpoint['global_step']:08}-{digest(draft)[:16]}.ckpt")
         settle(folder)
         past = [path for path in written(folder) if step_of(path) <= checkpoint["global_step"]]
-        for other in set(written(folder)) - set(past[:KEEP]):  # one of a later step was damaged: passed over
+        for other in set(written(folder)) - set(past[:KEEP]):  # a later one was damaged
             other.unlink()
 
     def load_checkpoint(
