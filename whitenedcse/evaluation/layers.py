@@ -84,7 +84,7 @@ def subset_cosines(planes: NDArray[Any], rows: NDArray[np.intp], masks: NDArray[
 
 
 def _cosines_by_mask(planes: NDArray[Any], rows: NDArray[np.intp]) -> Callable[[NDArray[np.bool_]], Floats]:
-    """A function from masks (m, l) to cosines (n, m): `subset_cosines` with its inner products computed once."""
+    """`subset_cosines` as a function of masks (m, l) -> (n, m), with its inner products computed once."""
     (left, right), inverse = np.unique(np.sort(rows, axis=0), axis=1, return_inverse=True)  # so they tie
     i, j = np.triu_indices(len(planes))
     step = max(1, CELLS // planes[:, 0].size)
