@@ -61,8 +61,9 @@ def _found(path: str) -> tuple[Any, str]:
 def stamp(path: str) -> tuple[tuple[Any, ...], float]:
     """A value that changes when a file does, found without reading it, and the time of its last change in ns.
 
-    For a URL it is the version that the file system reports, and the time 0, which needs no confirmation.
-    Where none is reported, as by many web servers, every call returns another value.
+    For a URL the value is the version that the file system reports, and the time 0, which needs no
+    confirmation. Where no version is reported, as by many web servers, the time is infinite: the file counts
+    as always changing.
     """
     if "://" not in path:
         s = os.stat(path)
