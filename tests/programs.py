@@ -1,8 +1,8 @@
 """train.py, evaluate.py and whitenedcse as a user starts them, in processes that have imported all before.
 
-One server imports the large packages and forks for each start, and for each rank that train.py starts; the
-fork has the environment, the directory and the output of a program of its own. What happens while Python starts
-is tried in new interpreters: tests/test_threads.py, test_wheel.py, test_resume.py and test_ranks.py.
+One server imports the large packages and forks for each start, and for each rank that train.py starts; a fork
+has the environment, the directory and the output of a program of its own. What happens while Python starts is
+tried in new interpreters: tests/test_threads.py, test_wheel.py, test_resume.py and test_ranks.py.
 """
 
 import atexit

@@ -20,37 +20,37 @@ LEAST = 1e-30  # the variance of numbers that are all zero
 
 
 class Ridge(NamedTuple):
-    """What is added to each variance before its root is taken: `eps` times the mean variance, and `floor`.
+    """What is added to each variance before its root is taken: `eps` times the mean variance, plus `floor`.
 
-    Eq. 5 and 6 of [1] add nothing, and are undefined for a batch without full rank. The mean is over the
-    channels that are whitened together, so inputs of any scale come out white. floor: an absolute variance
-    ((..., 1, 1) or a number), for `above` and for heads that were trained with an absolute eps.
+    The mean is over the channels that are whitened together, so inputs of any scale come out white. floor: an
+    absolute variance, a number or (..., 1, 1); it is for `above`, and for heads trained with an absolute eps.
+    Eq. 5 and 6 of [1] add nothing, and are undefined for a batch without full rank.
     """
 
     eps: float
     floor: float | Tensor = 0.0
 
     def of(self, variance: Tensor) -> Tensor:
-        """(..., 1, 1) mean variance -> (..., 1, 1)."""
+        """The amount to add, (..., 1, 1), for a mean variance of (..., 1, 1)."""
         return (self.eps * variance + self.floor).clamp_min(LEAST)
 
     def above(self, mean: Tensor) -> Ridge:
-        """The same, but no smaller than the variance of 100 roundings of the mean: (..., w).
+        """A Ridge whose floor is raised by the variance of 100 rounding errors of the mean, mean: (..., w).
 
-        It keeps the rounding of a constant channel from being blown up to variance 1. It shows only where a
-        mean is 10,000 standard deviations (float32).
+        It keeps the rounding error of a constant channel from being scaled up to variance 1. It matters only
+        where a mean is 10,000 standard deviations (float32).
         """
         noise = 100 * torch.finfo(mean.dtype).eps
         return Ridge(self.eps, self.floor + (noise * mean.detach()).square().mean(-1)[..., None, None])
 
 
 def mean_variance(cov: Tensor) -> Tensor:
-    """(..., d, d) -> (..., 1, 1): the mean of the diagonal."""
+    """The mean of a covariance's diagonal: (..., d, d) -> (..., 1, 1)."""
     return cov.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
 
 
 def inverse_root(a: Tensor, r: Tensor) -> Tensor:
-    """(a + r I) ** -1/2 of covariances a: (..., w, w) and r: (..., 1, 1), of any scale."""
+    """(a + r I) ** -1/2 with its gradient, for covariances a: (..., w, w) and r: (..., 1, 1) of any scale."""
     scale = (mean_variance(a) + r).detach()  # taken out, so that no square over- or underflows
     a, r = a / scale, r / scale
     root = _of_pairs if a.shape[-1] == 2 else _InverseSquareRoot.apply
@@ -58,7 +58,10 @@ def inverse_root(a: Tensor, r: Tensor) -> Tensor:
 
 
 def _of_pairs(a: Tensor, r: Tensor) -> Tensor:
-    """The same of (..., 2, 2) in closed form: A ** -1/2 = (adj A + s I) / (s t), s = sqrt(det A)."""
+    """(a + r I) ** -1/2 of a: (..., 2, 2) in closed form.
+
+    With A = a + r I, s = sqrt(det A) and t = sqrt(trace A + 2 s) it is (adj A + s I) / (s t).
+    """
     x, b, y, r = a[..., 0, 0], a[..., 0, 1], a[..., 1, 1], r[..., 0, 0]
     # with A = a + r I: det a >= 0, so det A >= r (trace A - r), which rounding must not undercut
     s = ((x * y - b * b).clamp_min(0) + r * (x + y + r)).sqrt()
@@ -68,16 +71,19 @@ def _of_pairs(a: Tensor, r: Tensor) -> Tensor:
 
 
 def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, ascending, and eigenvectors as columns; by the host where the device has no such thing."""
+    """Eigenvalues (..., w), ascending, and eigenvectors (..., w, w) as columns, of symmetric a: (..., w, w).
+
+    It is computed on CPU for Apple's GPUs, which have no such operation.
+    """
     values, vectors = torch.linalg.eigh(a.cpu() if a.device.type == "mps" else a)
     return values.to(a.device), vectors.to(a.device)
 
 
 class _InverseSquareRoot(Function):
-    """(A + r I) ** -1/2 of a symmetric A = U diag(l) U'.
+    """(A + r I) ** -1/2 of a symmetric A = U diag(l) U', with a gradient that is stable at equal eigenvalues.
 
-    In the eigenbasis its derivative (p_i - p_j) / (l_i - l_j), p = 1 / s and s = sqrt(l + r), is written
-    -p_i p_j / (s_i + s_j), which has no pole at equal eigenvalues. That by r is its trace.
+    In the eigenbasis its derivative (p_i - p_j) / (l_i - l_j), p = 1 / s and s = sqrt(l + r), is written -p_i
+    p_j / (s_i + s_j), which has no pole at equal eigenvalues. The derivative with respect to r is its trace.
     """
 
     @staticmethod
@@ -102,7 +108,7 @@ BLOCK = 4096  # rows in float64 at a time: 25 MB of width 768
 
 
 class _Part(NamedTuple):
-    """What is known of n rows: their mean (d,), and the sum of squares and products about it (d, d)."""
+    """Mean (d,) of n rows, and the sum (d, d) of the products of their deviations from it."""
 
     n: int
     mean: Array
@@ -110,7 +116,7 @@ class _Part(NamedTuple):
 
 
 def _joined(a: _Part, b: _Part) -> _Part:
-    """The rows of a and b together, of which some have to exist: the pairwise formula of [1]."""
+    """Mean and products of the rows of a and b together, one of which has rows: formula of [3]."""
     n, delta = a.n + b.n, b.mean - a.mean
     scatter = a.scatter + b.scatter + np.outer(delta, delta) * (a.n * b.n / n)
     return _Part(n, a.mean + delta * (b.n / n), scatter)
@@ -123,7 +129,10 @@ def _exact(a: _Part, rows: Array) -> _Part:
 
 
 def _as_printed(a: _Part, rows: Array) -> _Part:
-    """Eq. 10-11 of [2] times n, for each row in turn; mu, which Eq. 11 leaves bare, is the mean before it."""
+    """Eq.
+
+    10-11 of [2] times n, for each row in turn; mu in Eq. 11, which has no index, is the previous mean.
+    """
     counts = a.n + np.arange(len(rows))[:, None]
     sums = a.n * a.mean + rows.cumsum(axis=0)
     delta = rows - (sums - rows) / np.maximum(counts, 1)  # 0 for the first of all, as the origin is that row
@@ -131,11 +140,12 @@ def _as_printed(a: _Part, rows: Array) -> _Part:
 
 
 class Moments:
-    """Streaming mean and covariance of (n, d): any chunking and any order of merges give the same to 1e-12.
+    """Streaming mean and covariance of rows (n, d), in float64.
 
-    Kept about the first row met: a mean far from zero costs no digits, and equal rows give exact zeros.
-    update: "exact" are merges of blocks by [1]; "paper" is the recursion of [2], section 3.4, Eq. 10-11, kept
-        to show its bias: variances come out 1 + H / (n - 1) times too large on average, with H the harmonic
+    Any chunking and any order of merges give the same to 1e-12. Sums are kept relative to the first row: a
+        mean far from zero costs no digits, and equal rows give exact zeros.
+    update: "exact" merges blocks by [3]; "paper" is the recursion of [2], section 3.4, Eq. 10-11, kept to
+        show its bias: variances come out 1 + H / (n - 1) times too large on average, with H the harmonic
         number of n - 1, which is 0.4 % at n = 2000. It cannot merge.
     """
 
@@ -149,7 +159,10 @@ class Moments:
         self._part = _Part(0, np.zeros(d), np.zeros((d, d)))  # about the origin
 
     def update(self, x: NDArray[Any]) -> Self:
-        """Take in (n, d), a memory map too. After a ValueError nothing of x has been taken in."""
+        """Add rows x: (n, d), which may be a memory map.
+
+        Raises ValueError for another width, NaN or infinity; then no row of x has been added.
+        """
         if x.ndim != 2 or x.shape[1] != self.d:
             raise ValueError(f"rows of width {self.d} come as (n, {self.d}), not as {x.shape}")
         origin, part = self._origin, self._part
@@ -163,7 +176,10 @@ class Moments:
         return self
 
     def merge(self, other: Moments) -> Self:
-        """Take in the rows that `other` has seen; either may have seen none."""
+        """Add the rows that `other` has seen; either may have seen none.
+
+        Raises ValueError for another width, and for update="paper".
+        """
         if (self.formula, other.formula) != ("exact", "exact"):
             raise ValueError(f"update={self.formula!r} and {other.formula!r} cannot merge; only 'exact' can")
         if other.d != self.d:
@@ -176,17 +192,17 @@ class Moments:
 
     @property
     def n(self) -> int:
-        """How many rows have been taken in."""
+        """The number of rows added so far."""
         return self._part.n
 
     @property
     def mean(self) -> Array:
-        """(d,). Raises ValueError before the first row."""
+        """The mean of the rows, (d,). Raises ValueError before the first row."""
         return self._origin + self._seen().mean
 
     @property
     def covariance(self) -> Array:
-        """(d, d), divided by n. Raises ValueError before the first row."""
+        """The covariance of the rows, (d, d), divided by n. Raises ValueError before the first row."""
         return self._seen().scatter / self.n
 
     def _seen(self) -> _Part:

@@ -22,11 +22,12 @@ STEP = 0x9E3779B97F4A7C15  # of a SplitMix64 generator, whose numbers `mixed` te
 
 
 class Ragged(NamedTuple):
-    """Token ids of n sentences laid end to end.
+    """Token ids of n sentences of unequal length, concatenated.
 
-    ids: (t,) int64. offsets: (n + 1,) int64; sentence i is ids[offsets[i]:offsets[i + 1]].
-    longest: l, or more. on_host: the offsets where the host can read them, None where they are that already.
-    With both nobody has to wait for a device to know its own numbers.
+    ids: (t,) int64. offsets: (n + 1,) int64; sentence i is ids[offsets[i]:offsets[i + 1]]. longest: an upper
+    bound of the sentence length, usually l. on_host: a copy of the offsets in CPU memory where `offsets` is
+    on another device, else None. `longest` and `on_host` spare a GPU from being waited for to learn the sizes
+    of the batch.
     """
 
     ids: Tensor
@@ -41,11 +42,14 @@ class Ragged(NamedTuple):
 
     @property
     def lengths(self) -> Tensor:
-        """(n,) tokens in each sentence."""
+        """(n,) int64: the number of tokens of each sentence."""
         return self.offsets.diff()
 
     def to(self, device: torch.device, non_blocking: bool | None = None) -> Ragged:
-        """The same batch there. non_blocking: None waits for a CPU and an Apple GPU, as Lightning does."""
+        """A copy of the batch on `device`.
+
+        non_blocking: None waits for a CPU and an Apple GPU, and for no other.
+        """
         if non_blocking is None:
             non_blocking = torch.device(device).type not in ("cpu", "mps")
         ids, offsets = (x.to(device, non_blocking=non_blocking) for x in (self.ids, self.offsets))
@@ -53,30 +57,30 @@ class Ragged(NamedTuple):
 
     @property
     def bounds(self) -> Tensor:
-        """The offsets on the host."""
+        """(n + 1,) int64: the offsets in CPU memory."""
         return self.offsets if self.on_host is None else self.on_host
 
 
 def ragged(rows: Sequence[Sequence[int]]) -> Ragged:
-    """A batch from lists of token ids."""
+    """A `Ragged` batch from one list of token ids for each sentence."""
     flat = [token for row in rows for token in row]
     lengths = [len(row) for row in rows]
     return Ragged(torch.tensor(flat, dtype=torch.long), offsets(lengths), max(lengths, default=0))
 
 
 def offsets(lengths: Sequence[int] | Tensor) -> Tensor:
-    """(n,) -> (n + 1,): where each sentence begins, and where the last one ends."""
+    """Sentence lengths (n,) -> offsets (n + 1,) int64: where each sentence starts, and the last one ends."""
     lengths = torch.as_tensor(lengths, dtype=torch.long)
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
 
 def rows(batch: Ragged) -> list[list[int]]:
-    """The token ids of each sentence."""
+    """The token ids of a batch as n lists, one for each sentence."""
     return [part.tolist() for part in batch.ids.split(batch.lengths.tolist())]
 
 
 def concatenate(batches: Sequence[Ragged]) -> Ragged:
-    """The sentences of all batches, in order."""
+    """One batch with the sentences of all given batches, in order."""
     lengths, on_host = torch.cat([b.lengths for b in batches]), None
     if batches[0].on_host is not None:
         on_host = offsets(torch.cat([b.bounds.diff() for b in batches]))
@@ -85,14 +89,17 @@ def concatenate(batches: Sequence[Ragged]) -> Ragged:
 
 
 def between(batch: Ragged, first: int, last: int) -> Ragged:
-    """Sentences first .. last - 1."""
+    """A batch of the sentences numbered from `first` to `last` - 1."""
     bounds, there = batch.bounds[first : last + 1], batch.offsets[first : last + 1]
     ids, on_host = batch.ids[bounds[0] : bounds[-1]], None if batch.on_host is None else bounds - bounds[0]
     return Ragged(ids, there - there[0], batch.longest, on_host)
 
 
 def taken(batch: Ragged, at: Tensor) -> tuple[Ragged, Tensor]:
-    """Some of the sentences, or all, in this order; and where each of their tokens stood in the batch."""
+    """The sentences numbered `at`, in that order, as a batch on CPU; and where each of their tokens was.
+
+    at: (m,) int64 -> m sentences of t' tokens in all, and (t',) int64, indices into `batch.ids`.
+    """
     starts, lengths = batch.offsets[:-1][at], batch.lengths[at]
     bounds = offsets(lengths)
     tokens = torch.arange(int(bounds[-1])) + (starts - bounds[:-1]).repeat_interleave(lengths)
@@ -100,40 +107,41 @@ def taken(batch: Ragged, at: Tensor) -> tuple[Ragged, Tensor]:
 
 
 def split(batch: Ragged, most: int) -> list[Ragged]:
-    """The sentences in parts of at most so many, in order."""
+    """The sentences of a batch in order, as batches of at most `most` sentences."""
     return [between(batch, i, min(i + most, batch.n)) for i in range(0, batch.n, most)]
 
 
 def mask(batch: Ragged) -> Tensor:
-    """(n, l) bool: True where a padded batch holds a token."""
+    """The attention mask of the padded batch: (n, l) bool, True where it holds a token."""
     lengths = batch.lengths
     return torch.arange(batch.longest, device=lengths.device) < lengths.unsqueeze(1)
 
 
 def places(batch: Ragged) -> tuple[Tensor, Tensor]:
-    """(t,) sentence of each token, (t,) its place there: 0, 1, 2, ..."""
+    """For each token the number of its sentence, (t,), and its position in that sentence from 0 on, (t,)."""
     device, t = batch.ids.device, len(batch.ids)
     sentence = torch.repeat_interleave(torch.arange(batch.n, device=device), batch.lengths, output_size=t)
     return sentence, torch.arange(t, device=device) - batch.offsets[sentence]
 
 
 def pad(batch: Ragged, value: int) -> Tensor:
-    """(t,) -> (n, l) token ids, filled up on the right with `value`."""
+    """Token ids (t,) -> (n, l), filled up on the right with `value`."""
     return batch.ids.new_full((batch.n, batch.longest), value).index_put(places(batch), batch.ids)
 
 
 def unpad(hidden: Tensor, batch: Ragged) -> Tensor:
-    """(..., n, l, d) -> (..., t, d): the rows that hold the tokens of a batch."""
+    """Padded vectors (..., n, l, d) -> (..., t, d): the rows that belong to tokens of the batch."""
     sentence, place = places(batch)
     return hidden[..., sentence, place, :]
 
 
 @dataclass(frozen=True)
 class Repetition:
-    """Repeats tokens in a part of each batch; a pure function of (seed, epoch, row, block).
+    """ESimCSE's word repetition [1]: writes some tokens of a sentence twice, as data augmentation.
 
-    So neither the batch, nor the rank, nor where a run was resumed matters. epoch: asked at each batch.
-    [1]'s code draws once for all epochs, and repeats hard negatives too.
+    Which ones depends on (seed, epoch, row of the corpus, block) alone, and so not on the batch, the rank, or
+    where a run was resumed. epoch: a function that is called for each batch. The code of [1] draws once for
+    all epochs, and repeats hard negatives too.
     """
 
     rate: float
@@ -143,7 +151,11 @@ class Repetition:
     epoch: Callable[[], int]
 
     def __call__(self, batch: Ragged, rows: NDArray[np.int64], plain: int) -> Ragged:
-        """Blocks of len(rows) sentences, one a row -> the same, the first `plain` blocks as they were."""
+        """A batch with tokens repeated in all blocks but the first `plain` ones, which stay as they are.
+
+        batch: blocks of len(rows) sentences, one after the other. rows: (n,) the row of the corpus that each
+        sentence of a block comes from.
+        """
         n, at = len(rows), repr((self.seed, self.epoch())).encode()
         start = int.from_bytes(hashlib.blake2b(at, digest_size=8).digest(), "big")
         blocks = batch.n // n
@@ -156,10 +168,11 @@ class Repetition:
 
 
 def drawn(batch: Ragged, keys: NDArray[np.uint64], rate: float, frame: tuple[int, int]) -> NDArray[np.bool_]:
-    """(t,) True for the tokens to repeat: a uniform number of them, a uniform choice of places.
+    """Which tokens to repeat: (t,) bool, for each sentence a uniform number of tokens at uniform places.
 
-    keys: (n,), each alone decides for its sentence. The number is from 0 to max(2, int(rate * m)) [1], and to
-    m if that is less. [1]'s code, unlike its text, has from 0 to min(10, int(rate * (m + 2))) - 1.
+    keys: (n,) random numbers, each of which alone decides for its sentence. The number of repeated tokens is
+    between 0 and max(2, int(rate * m)) [1], and at most m. The code of [1], unlike its text, takes 0 to
+    min(10, int(rate * (m + 2))) - 1.
     """
     offsets = batch.offsets.numpy()
     m = np.maximum(np.diff(offsets) - sum(frame), 0)
@@ -177,10 +190,11 @@ def drawn(batch: Ragged, keys: NDArray[np.uint64], rate: float, frame: tuple[int
 
 
 def doubled(batch: Ragged, twice: NDArray[np.bool_], max_length: int, frame: tuple[int, int]) -> Ragged:
-    """The sentences with these tokens written twice in a row; of a longer one, max_length tokens stay.
+    """A batch in which the tokens marked in `twice`, (t,) bool, are written twice in a row.
 
-    It loses its last words, not the special tokens behind them: so does [1] with whole words, which a
-    tokenizer then cuts. With sub-words [1] lets sentences grow beyond max_length.
+    A sentence that gets longer than max_length loses its last words, not the special tokens behind them: as
+    in [1] with whole words, which a tokenizer then truncates. With sub-words [1] lets sentences exceed
+    max_length.
     """
     offsets = batch.offsets.numpy()
     bounds = offsets + np.concatenate([[0], twice.cumsum()])[offsets]
@@ -195,7 +209,7 @@ def doubled(batch: Ragged, twice: NDArray[np.bool_], max_length: int, frame: tup
 
 
 def mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Numbers that look random, of numbers that do not: the last step of SplitMix64 (Steele et al. 2014)."""
+    """Pseudo-random uint64 numbers from any uint64 numbers: SplitMix64's last step (Steele et al. 2014)."""
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return x ^ x >> np.uint64(31)

@@ -1,8 +1,8 @@
-"""Whitening: maps after which a batch has zero mean and identity covariance.
+"""Whitening: transforms after which a batch has zero mean and identity covariance.
 
     n: sentences in the batch    d: embedding width    g: groups    w = d / g: channels in a group
 
-Three engines give one symmetric (ZCA) transform; the shape picks one. bench.whitening on one EPYC thread,
+Three engines give one symmetric (ZCA) transform; the shape decides which. bench.whitening on one EPYC thread,
 n = 64 (results/whitening): speed of 3 views, d = 768, over the official layer (constant matrix) / autograd of
 eigh (full); largest error against float64 at a condition (l_max + r) / (l_min + r) of 10 / 1e3 / 1e5.
 
@@ -34,7 +34,14 @@ _warned = False
 
 @full_precision
 def covariance(x: Tensor) -> Tensor:
-    """x: (..., n, d) -> (..., d, d). Divides by n, not n - 1, as the official code of [1] does."""
+    """The covariance of x over its rows: (..., n, d) -> (..., d, d).
+
+    It is divided by n, not n - 1, as in the official code of [1].
+
+    >>> covariance(torch.tensor([[0.0, 0.0], [2.0, 4.0]]))
+    tensor([[1., 2.],
+            [2., 4.]])
+    """
     xc = x - x.mean(dim=-2, keepdim=True)
     return xc.mT @ xc / x.shape[-2]
 
@@ -43,7 +50,12 @@ def covariance(x: Tensor) -> Tensor:
 def shrink(cov: Tensor, amount: float, *, variance: Tensor | None = None) -> Tensor:
     """Pull a covariance towards a sphere of its mean variance: amount 0 keeps it, 1 gives the sphere.
 
-    cov: (..., d, d) -> (..., d, d). variance: (..., 1, 1), if the diagonal does not tell it (a Gram matrix).
+    cov: (..., d, d) -> (..., d, d). variance: (..., 1, 1), the mean variance where it is not the mean of the
+    diagonal (a Gram matrix). Raises ValueError for an amount outside [0, 1].
+
+    >>> shrink(torch.tensor([[3.0, 1.0], [1.0, 1.0]]), 0.5)  # half-way to 2 I
+    tensor([[2.5000, 0.5000],
+            [0.5000, 1.5000]])
     """
     if not 0 <= amount <= 1:
         raise ValueError(f"shrinkage={amount} must lie in [0, 1]")
@@ -56,10 +68,16 @@ def shrink(cov: Tensor, amount: float, *, variance: Tensor | None = None) -> Ten
 
 @full_precision
 def zca(cov: Tensor, *, eps: float, floor: float | Tensor = 0.0) -> Tensor:
-    """Symmetric inverse square root of cov + r I: the whitening matrix that moves points least [2].
+    """The symmetric inverse square root of cov + r I: the whitening matrix that moves points least [2].
 
-    cov: (..., d, d) -> (..., d, d). r: `Ridge`. Differentiable at equal eigenvalues too; eps = 0 only for
-    full rank. zca(c cov) = zca(cov) / sqrt(c): inputs of any scale come out white.
+    cov: (..., d, d) -> (..., d, d). r: `Ridge(eps, floor)` of the mean variance; eps = 0 only for full rank.
+    Differentiable at equal eigenvalues too. zca(c cov) = zca(cov) / sqrt(c): inputs of any scale come out
+    white.
+
+    >>> cov = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+    >>> w = zca(cov, eps=0.0)
+    >>> torch.allclose(w @ cov @ w, torch.eye(2), atol=1e-5)
+    True
     """
     return inverse_root(cov, Ridge(eps, floor).of(mean_variance(cov)))
 
@@ -67,10 +85,16 @@ def zca(cov: Tensor, *, eps: float, floor: float | Tensor = 0.0) -> Tensor:
 @full_precision
 @torch.no_grad()
 def pca(cov: Tensor, *, eps: float, floor: float | Tensor = 0.0) -> Tensor:
-    """Rotation onto the principal axes, then unit variance: x @ W, columns by descending variance.
+    """The whitening matrix that rotates x to its principal axes, columns by descending variance.
 
-    cov: (..., d, d) -> (..., d, d). Signs are those of `principal_axes`.
-    No gradient: eigenvectors have none at equal eigenvalues. eps = 0 only for full rank.
+    cov: (..., d, d) -> (..., d, d), for x @ pca(cov). `Ridge(eps, floor)` of the mean variance is added to
+    each variance; eps = 0 only for full rank. Signs are those of `principal_axes`. No gradient: eigenvectors
+    have none at equal eigenvalues.
+
+    >>> cov = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+    >>> w = pca(cov, eps=0.0)
+    >>> torch.allclose(w.mT @ cov @ w, torch.eye(2), atol=1e-5)
+    True
     """
     variances, axes = principal_axes(cov)
     return axes * (variances.unsqueeze(-2) + Ridge(eps, floor).of(mean_variance(cov))).rsqrt()
@@ -78,7 +102,15 @@ def pca(cov: Tensor, *, eps: float, floor: float | Tensor = 0.0) -> Tensor:
 
 @torch.no_grad()
 def principal_axes(cov: Tensor) -> tuple[Tensor, Tensor]:
-    """(..., d, d) -> variances (..., d), largest first, and axes as columns, their largest entry positive."""
+    """Variances and principal axes of a covariance, by descending variance.
+
+    cov: (..., d, d) -> variances (..., d), and axes (..., d, d) as columns. The largest entry of an axis is
+    positive, so that the signs do not depend on the eigensolver.
+
+    >>> variances, axes = principal_axes(torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
+    >>> variances.round(decimals=3), axes[:, 0].round(decimals=3)
+    (tensor([3., 1.]), tensor([0.7070, 0.7070]))
+    """
     variances, axes = eigh(cov)
     signs = axes.gather(-2, axes.abs().argmax(dim=-2, keepdim=True)).sign()
     return variances.clamp_min(0).flip(-1), (axes * signs).flip(-1)
@@ -90,11 +122,16 @@ def whiten(
 ) -> Tensor:
     """ZCA-whiten all channels over the batch: (x - mean) (covariance + r I) ** -1/2 ([1] Eq. 3).
 
-    x: (..., n, d) -> (..., n, d). Leading axes never share statistics. r: `Ridge` of eps, which is a share of
-    the mean variance, so that x may have any scale. `shrinkage`: the amount of `shrink`.
-    gradient: "full" goes through mean and matrix; "centre" takes the matrix as a constant, as the official
-    code of [1] does in effect; "none" takes both as constants.
-    With n <= d the covariance is singular and eps alone bounds the gain, at 1 / sqrt(eps) of the scale's.
+    x: (..., n, d) -> (..., n, d). Leading axes never share statistics. r: `Ridge(eps, floor)`; eps is a share
+    of the mean variance, so that x may have any scale. shrinkage: the amount of `shrink`. gradient: "full"
+    goes through mean and matrix; "centre" takes the matrix as a constant, as the official code of [1] does in
+    effect; "none" takes both as constants. With n <= d the covariance is singular, and eps alone bounds the
+    gain, at 1 / sqrt(eps) relative to the scale of x; the first time there is a warning. Raises ValueError
+    for eps or floor below 0, or both 0.
+
+    >>> x = torch.randn(2, 64, 3, generator=torch.Generator().manual_seed(0))  # two views of 64 sentences
+    >>> torch.allclose(covariance(whiten(x, eps=1e-6)), torch.eye(3), atol=1e-4)
+    True
     """
     n, d = x.shape[-2:]
     if d == 2:
@@ -114,9 +151,14 @@ def group_whiten(
     x: Tensor, *,
     width: int, eps: float, floor: float = 0.0, gradient: Gradient = "centre", shrinkage: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """Whiten each block of `width` consecutive channels on its own: (..., n, d) -> (..., n, d), as `whiten`.
+    """Whiten each block of `width` consecutive channels on its own ([1], section 3.2.1, Eq. 5).
 
-    [1], section 3.2.1, Eq. 5.
+    x: (..., n, d) -> (..., n, d). The other settings, and the limits, are those of `whiten`.
+
+    >>> x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    >>> cov = covariance(group_whiten(x, width=2, eps=1e-6))  # white inside a group, not between groups
+    >>> torch.allclose(cov[:2, :2], torch.eye(2), atol=1e-4), torch.allclose(cov, torch.eye(4), atol=1e-4)
+    (True, False)
     """
     d = x.shape[-1]
     if group_width(d, width=width) == 2:
@@ -136,6 +178,12 @@ def shuffled_group_whiten(  # noqa: PLR0913  those of group_whiten, and the perm
     """Shuffle channels, whiten in groups, put the channels back ([1], section 3.2.2, Eq. 6).
 
     x: (..., n, d), permutations: (..., d) int64, one for each view -> (..., n, d). Limits: see `whiten`.
+    Raises ValueError for permutations of another shape.
+
+    >>> x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    >>> z = shuffled_group_whiten(x, torch.tensor([0, 2, 1, 3]), width=2, eps=1e-6)
+    >>> torch.allclose(covariance(z[:, [0, 2]]), torch.eye(2), atol=1e-4)  # 0 and 2 were one group
+    True
     """
     if permutations.shape != (expected := x.shape[:-2] + x.shape[-1:]):
         raise ValueError(f"permutations are {tuple(permutations.shape)}, not {tuple(expected)} as x asks for")
@@ -150,7 +198,12 @@ def shuffled_group_whiten(  # noqa: PLR0913  those of group_whiten, and the perm
 
 
 def permutations(leading_shape: Sequence[int], d: int, *, device: str | torch.device) -> Tensor:
-    """Independent uniform permutations of d channels: (*leading_shape, d) int64."""
+    """Independent uniform permutations of d channels: (*leading_shape, d) int64.
+
+    >>> permutations((2,), 5, device="cpu").sort().values  # every channel once in each row
+    tensor([[0, 1, 2, 3, 4],
+            [0, 1, 2, 3, 4]])
+    """
     # of float32 keys, one row of 768 in 60 would hold a tie; Apple's GPUs have no float64, so the host draws
     where = "cpu" if torch.device(device).type == "mps" else device
     keys = torch.rand(*leading_shape, d, dtype=torch.float64, device=where)
@@ -158,7 +211,14 @@ def permutations(leading_shape: Sequence[int], d: int, *, device: str | torch.de
 
 
 def group_width(d: int, *, groups: int | None = None, width: int | None = None) -> int:
-    """Channels in a group. The "group size 384" of [1] is a number of groups: 768 / 384 = 2 channels each."""
+    """The number of channels in a group, w = d / g, from exactly one of `groups` and `width`.
+
+    The "group size 384" of [1] is a number of groups: 768 / 384 = 2 channels each. Raises ValueError where
+    the given number does not divide d.
+
+    >>> group_width(768, groups=384)
+    2
+    """
     name, count = ("groups", groups) if width is None else ("width", width)
     if count is None or None not in (groups, width):
         raise ValueError(f"give exactly one of groups and width, not groups={groups} and width={width}")
@@ -169,9 +229,10 @@ def group_width(d: int, *, groups: int | None = None, width: int | None = None) 
 
 
 def _whiten_by_gram(xc: Tensor, ridge: Ridge, shrinkage: float, *, through_matrix: bool) -> Tensor:
-    """xc W, W = (xc' xc / n + r I) ** -1/2, as V diag(1 / s) V' xc with xc xc' / n = V diag(l) V'.
+    """Whiten centred xc: (..., n, d) by the eigenvectors of its Gram matrix, for n < d.
 
-    A constant W gives grad W, with W = I / f - xc' V diag(1 / (n s f (s + f))) V' xc and f = sqrt(r).
+    xc W, W = (xc' xc / n + r I) ** -1/2, is V diag(1 / s) V' xc with xc xc' / n = V diag(l) V', s = sqrt(l +
+    r). A constant W gives grad W, with W = I / f - xc' V diag(1 / (n s f (s + f))) V' xc and f = sqrt(r).
     Shrinkage a scales the second part by 1 - a and adds a times the mean variance to the r of f.
     """
     n, d = xc.shape[-2:]
@@ -209,7 +270,7 @@ def _whiten_pairs(x: Tensor, partner: Tensor, ridge: Ridge, gradient: Gradient, 
 
 
 def _centred(x: Tensor, width: int, ridge: Ridge, gradient: Gradient) -> tuple[Tensor, Tensor]:
-    """x minus its mean over the batch, and that mean, once the settings are known to be sound."""
+    """x minus its mean over the batch, and that mean. Raises ValueError for invalid settings of `whiten`."""
     global _warned
     n, (eps, floor) = x.shape[-2], ridge
     if not (eps >= 0 and floor >= 0 and eps + floor > 0):

@@ -1,1 +1,1 @@
-"""What a process needs to run: launching, ranks, run directories, settings, files, the command line."""
+"""Running the package: launching, ranks, run directories, settings, files and the command line."""

@@ -20,17 +20,17 @@ FORMS = ("table", "markdown", "csv", "latex")
 
 
 def group(commands: Any, name: str, about: str) -> Any:
-    """A command that has commands of its own, which are added to what this returns."""
+    """A command with subcommands, which are added to the returned object."""
     return subcommands(commands.add_parser(name, help=about, description=about))
 
 
 def subcommands(parser: argparse.ArgumentParser) -> Any:
-    """The commands of a parser, one of which has to be given."""
+    """The subcommands of a parser, one of which is required."""
     return parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
 
 
 def encoder(parser: argparse.ArgumentParser) -> None:
-    """SOURCE, and what a plain encoder does not say; refused for a SOURCE that carries its own."""
+    """Add SOURCE, and the pooling of a plain encoder, which is an error for a SOURCE that has its own."""
     about = "a run directory, a checkpoint, an encoder in a local directory, or a hub id"
     parser.add_argument("source", metavar="SOURCE", help=about)
     kinds = ("cls", "mean", "max", "last", "pooler")
@@ -41,29 +41,29 @@ def encoder(parser: argparse.ArgumentParser) -> None:
 
 
 def corpus(parser: argparse.ArgumentParser, name: str = "corpus") -> None:
-    """CORPUS or INPUT."""
+    """Add CORPUS or INPUT."""
     about = "a text, csv, tsv, jsonl or parquet file, a directory of them, a URL, a hub data set, or one of "
     parser.add_argument(name, metavar=name.upper(), help=about + ", ".join(sources.CORPORA))
 
 
 def sample(parser: argparse.ArgumentParser, rows: int | None = None) -> None:
-    """--sample."""
+    """Add --sample."""
     about = f"so many rows of CORPUS, drawn uniformly (default: {rows or 'all'})"
     parser.add_argument("--sample", type=int, default=rows, metavar="N", help=about)
 
 
 def columns(parser: argparse.ArgumentParser, about: str = "those with text") -> None:
-    """--columns."""
+    """Add --columns."""
     parser.add_argument("--columns", nargs="+", default=(), metavar="NAME", help=f"of a table: {about}")
 
 
 def bf16(parser: argparse.ArgumentParser) -> None:
-    """--bf16."""
+    """Add --bf16."""
     parser.add_argument("--bf16", action="store_true", help="the encoder computes in bfloat16: faster")
 
 
 def whiten(parser: argparse.ArgumentParser) -> Any:
-    """--whiten and --dim; returns the group of those that --whiten excludes."""
+    """Add --whiten and --dim; returns the group of arguments that exclude --whiten."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--whiten", type=Path, metavar="FIT", help="a file of whitenedcse whiten fit")
     about = "components kept of the whitening (default: all)"
@@ -72,12 +72,12 @@ def whiten(parser: argparse.ArgumentParser) -> Any:
 
 
 def form(parser: argparse.ArgumentParser) -> None:
-    """--to, of a table that is printed."""
+    """Add --to, the format of a printed table."""
     parser.add_argument("--to", choices=FORMS, default="table", help="(default: table)")
 
 
 def opened(arguments: argparse.Namespace) -> Any:
-    """The embedder of SOURCE, on a GPU, if there is one."""
+    """The embedder of SOURCE, on a GPU if there is one."""
     import torch
 
     from whitenedcse.model.embedder import Embedder
@@ -90,7 +90,7 @@ def opened(arguments: argparse.Namespace) -> Any:
 
 
 def refuse_dim(arguments: argparse.Namespace, on: str | None = None) -> None:
-    """Raise ValueError for components of no whitening."""
+    """Raise ValueError for --dim without a whitening."""
     if arguments.dim is not None and on is None and arguments.whiten is None:
         raise ValueError(
             f"--dim {arguments.dim} keeps components of a whitening, but none is asked for: --whiten FIT"
@@ -98,7 +98,7 @@ def refuse_dim(arguments: argparse.Namespace, on: str | None = None) -> None:
 
 
 def ended(arguments: argparse.Namespace, on: str | None = None) -> Any:
-    """The embedder of SOURCE, ending with the whitening of --whiten or one fitted to the corpus `on`."""
+    """The embedder of SOURCE, with the whitening of --whiten or one fitted to the corpus `on` at its end."""
     from whitenedcse.evaluation.postprocess import Postprocess
     from whitenedcse.serving.exports import fitted, whitened
 

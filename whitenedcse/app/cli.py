@@ -1,7 +1,7 @@
 """The command line `whitenedcse COMMAND`; --help explains. Its commands for data and reports are here.
 
 A command is a parser, and a function from its arguments to an exit status that imports what it needs.
-Training and evaluation are scripts of their own: train.py and evaluate.py.
+Training and evaluation are separate scripts: train.py and evaluate.py.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from whitenedcse.data import sources
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command: 0 done, 1 done and something is wrong, 2 an error (HYDRA_FULL_ERROR=1 shows where),
-    130 stopped by Ctrl-C.
+    """Run one command; returns the exit status.
+
+    0: success. 1: it ran and found something wrong. 2: an error (HYDRA_FULL_ERROR=1 shows its traceback).
+    130: Ctrl-C.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -47,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def add_data(commands: Any) -> None:
-    """The parsers of `whitenedcse data`."""
+    """Add the parsers of `whitenedcse data`."""
     data = given.group(commands, "data", "what training and evaluation read: is it here, is it right, get it")
     _check(data)
     _fetch(data)
@@ -77,7 +79,7 @@ def _fetch(commands: Any) -> None:
 
 
 def data_check(arguments: argparse.Namespace) -> int:
-    """Print what the data doctor found; 1 if any of it is wrong."""
+    """Print the state of tasks and corpora; returns 1 if any of it is wrong."""
     import rich
 
     from whitenedcse.evaluation import doctor
@@ -92,7 +94,7 @@ def data_check(arguments: argparse.Namespace) -> int:
 
 
 def data_fetch(arguments: argparse.Namespace) -> int:
-    """Bring a data set here unless it is here; say where it is."""
+    """Download a data set unless it is there; print where it is."""
     here = sources.present(arguments.name, sources.roots())
     say(
         f"{arguments.name}: is here already, {here}"
@@ -105,7 +107,7 @@ def data_fetch(arguments: argparse.Namespace) -> int:
 
 
 def add_report(commands: Any) -> None:
-    """The parsers of `whitenedcse report` and `whitenedcse dashboard`."""
+    """Add the parsers of `whitenedcse report` and `whitenedcse dashboard`."""
     _report(commands)
     _dashboard(commands)
 
@@ -162,7 +164,7 @@ def report_published(arguments: argparse.Namespace) -> int:
 
 
 def report_runs(arguments: argparse.Namespace) -> int:
-    """Print the tables of a run or a sweep, write its page, and say where that is."""
+    """Print the tables of a run or a sweep, write its page, and print where that is."""
     from whitenedcse.report import page
 
     if arguments.runs or arguments.aliases:
@@ -189,7 +191,7 @@ def _dashboard(commands: Any) -> None:
 
 
 def dashboard(arguments: argparse.Namespace) -> int:
-    """Save the view, and say where it is."""
+    """Save the Weights & Biases view, and print where it is."""
     from whitenedcse.training.dashboard import save
 
     say(f"view: {save(arguments.project, arguments.entity)}")

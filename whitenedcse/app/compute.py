@@ -1,10 +1,10 @@
-"""What a process computes with: the precision of its numbers, the cores of its machine, its packages.
+"""The computing environment of a process: precision of numbers, cores, packages and hardware.
 
 The encoder may compute in bfloat16 or float16 (`trainer.precision`). From the pooled vectors to the loss
-everything is computed in float32, or in float64 if it comes so: `full_precision`.
+everything is computed in float32, or in float64 if it arrives so: `full_precision`.
 
-PyTorch's operators let other Python threads run. Pieces of a batch in threads of their own therefore use all
-cores, also where each operation is too small to be shared among them, and give the bits of one core: `each`.
+PyTorch's operators let other Python threads run. `each` therefore uses all cores with one thread per piece of
+a batch, also where each operation is too small to be divided, and gives the same bits as one core.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PACKAGES = ("whitenedcse", "torch", "transformers", "lightning", "datasets", "hy
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """The same tensor, of any shape and kind of number, in float32; float64 stays."""
+    """x in float32, or unchanged if it is float64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -43,19 +43,19 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def autocast_type(device: str) -> torch.dtype | None:
-    """The type that autocast gives matrix products on a kind of device now; None where it is off."""
+    """The type that autocast now gives to matrix products on a kind of device; None where it is off."""
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return None
 
 
 def floating(x: object) -> TypeGuard[Tensor]:
-    """Whether this is a tensor of floating-point numbers: token ids and masks are not."""
+    """Whether x is a tensor of floating-point numbers, as token ids and masks are not."""
     return isinstance(x, Tensor) and x.is_floating_point()
 
 
 def full_precision(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """The same function with autocast off and its floating-point arguments, by position, in float32 at least.
+    """A decorator: autocast is off, and floating-point positional arguments are at least float32.
 
     bfloat16 statistics whiten to 1e-2 instead of 1e-6, and a bfloat16 loss of 1e-3 has a gradient whose
     cosine with the true one is 0.2.
@@ -72,7 +72,7 @@ def full_precision(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
 
 def quickest(accelerator: str) -> str:
-    """Lightning's name of the quickest sound precision: bf16-mixed where a GPU or AMX multiplies bfloat16."""
+    """Lightning's name of the fastest sound precision: bf16-mixed where a GPU or AMX multiplies bfloat16."""
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
     return "bf16-mixed" if accelerator in ("auto", "cpu") and "amx_bf16" in cpu().split() else "32-true"
@@ -80,14 +80,14 @@ def quickest(accelerator: str) -> str:
 
 @cache
 def cpu() -> str:
-    """What Linux says of the processor; nothing elsewhere."""
+    """Linux's description of the processor; "" on other systems."""
     file = Path("/proc/cpuinfo")
     return file.read_text() if file.exists() else ""
 
 
 @cache
 def prefers_onednn() -> bool:
-    """Whether oneDNN multiplies float32 matrices faster than MKL, which PyTorch takes: on AMD."""
+    """Whether oneDNN multiplies float32 matrices faster than MKL, PyTorch's default: true on AMD."""
     amd = "AuthenticAMD" in cpu()
     available = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     return amd and available and torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -99,9 +99,9 @@ Context = Callable[[], AbstractContextManager[Any]]
 
 
 def cores() -> int:
-    """How many threads to use: as many as PyTorch would for one operation.
+    """The number of threads to use: as many as PyTorch would use for one operation.
 
-    That is the number of cores, unless OMP_NUM_THREADS or `torch.set_num_threads` says otherwise.
+    That is the number of cores, unless OMP_NUM_THREADS or `torch.set_num_threads` sets it.
     """
     return torch.get_num_threads()
 
@@ -109,9 +109,11 @@ def cores() -> int:
 def each(
     function: Callable[[Item], Result], items: Sequence[Item], within: Context = nullcontext
 ) -> Iterator[Result]:
-    """What a function makes of each item, in order, by `cores` threads; in this thread if one is enough.
+    """The results of a function for all items, in order, computed by `cores` threads.
 
-    within: a context that each thread enters once, for PyTorch keeps its modes for each thread by itself.
+    It is computed in this thread if one is enough. within: a context that each thread enters once, because
+    PyTorch's modes are set for each thread separately. An error of the function is raised where its result is
+    due.
     """
     if min(cores(), len(items)) < 2:
         yield from alone(function, items, within)
@@ -135,7 +137,7 @@ def each(
 def alone(
     function: Callable[[Item], Result], items: Sequence[Item], within: Context = nullcontext
 ) -> Iterator[Result]:
-    """The same in this thread."""
+    """The results of a function for all items, in order, computed in this thread within a context."""
     with within():
         yield from map(function, items)
 
@@ -143,7 +145,7 @@ def alone(
 def _work(
     function: Callable[[Any], Any], waiting: SimpleQueue[tuple[Any, Future[Any]]], within: Context
 ) -> None:
-    """What one thread does: item after item until none is left. Who reads a result raises its error."""
+    """The work of one thread: item after item until none is left; reading a result raises its error."""
     pair = None
     try:
         with within():
@@ -156,7 +158,7 @@ def _work(
 
 
 def _next(waiting: SimpleQueue[Any]) -> Any:
-    """The next item, or None."""
+    """The next waiting item; None if there is none."""
     try:
         return waiting.get_nowait()
     except Empty:
@@ -165,7 +167,7 @@ def _next(waiting: SimpleQueue[Any]) -> Any:
 
 @cache
 def _pool(count: int) -> ThreadPoolExecutor:
-    """Threads that wait for work, each told to use one core; what PyTorch uses in others stays."""
+    """Threads that wait for work, each limited to one core; PyTorch's setting in other threads stays."""
     all_told = Barrier(count + 1)
     pool = ThreadPoolExecutor(count, "whitenedcse", _use_one_core, (all_told,))
     for _ in range(count):
@@ -176,7 +178,7 @@ def _pool(count: int) -> ThreadPoolExecutor:
 
 
 def _use_one_core(all_told: Barrier) -> None:
-    """Told to a thread when it begins.
+    """The first act of a thread of the pool: limit PyTorch to one core in it.
 
     PyTorch has one number for the threads that are yet to compute, and a thread reads it when it first
     computes: each reads it here, before the next change.
@@ -188,7 +190,7 @@ def _use_one_core(all_told: Barrier) -> None:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """A context in which PyTorch computes with so many threads."""
+    """A context in which PyTorch computes with `count` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -198,7 +200,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def environment() -> dict[str, Any]:
-    """Packages, commit and hardware: what a number depends on."""
+    """Packages, commit and hardware, on which a number depends."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "packages": {name: version(name) for name in PACKAGES},

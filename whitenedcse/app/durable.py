@@ -1,4 +1,4 @@
-"""Files and folders that a kill cannot leave half written."""
+"""Writing files and folders so that a kill cannot leave them half written."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SECONDS = 5.0  # for a process that was just killed to release its directory
 
 @contextmanager
 def writing(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
-    """A stream beside `path`; at the end it is on the disk and takes the place of `path` at once.
+    """A context with a stream to a draft file, which on exit is on disk and replaces `path`.
 
-    Whatever stops the writing, `path` holds all of the old content or all of the new.
+    Whatever stops the writing, `path` has all of the old content or all of the new.
     """
     draft = path.with_name(f"{path.name}.new")
     try:
@@ -38,10 +38,10 @@ def writing(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 @contextmanager
 def drafted(path: Path) -> Iterator[Path]:
-    """A new folder beside `path`; at the end it is on the disk and takes the place of `path`.
+    """A context with a new draft folder, which on exit is on disk and replaces `path`.
 
-    Whatever stops the writing, `path` holds all of the old content or all of the new: after a kill between
-    the two renames, once `restore` was called. What a kill left beside is removed by the next writing.
+    Whatever stops the writing, `path` has all of the old content or all of the new: after a kill between
+    the two renames, once `restore` was called. Drafts that a kill left are removed by the next writing.
     """
     restore(path)
     draft, old = beside(path, "new"), beside(path, "old")
@@ -62,18 +62,18 @@ def drafted(path: Path) -> Iterator[Path]:
 
 
 def restore(path: Path) -> None:
-    """Undo the one moment in which a kill leaves the old folder under another name."""
+    """Rename the old folder back, if a kill came between the two renames of `drafted`."""
     if (old := beside(path, "old")).exists() and not path.exists():
         old.rename(path)
 
 
 def beside(path: Path, name: str) -> Path:
-    """A hidden neighbour."""
+    """The path of a hidden file or folder in the same directory."""
     return path.with_name(f".{path.name}.{name}")
 
 
 def settle(path: Path) -> None:
-    """Put a file, or the names in a folder, on the disk."""
+    """Flush a file, or the names in a folder, to disk."""
     if path.is_dir() and os.name != "posix":
         return  # a folder cannot be opened there
     handle = os.open(path, os.O_RDONLY)
@@ -84,13 +84,13 @@ def settle(path: Path) -> None:
 
 
 def settle_all(folder: Path) -> None:
-    """Put a folder and all that is in it on the disk."""
+    """Flush a folder and all its contents to disk."""
     for written in (folder, *folder.rglob("*")):
         settle(written)
 
 
 def whole_lines(path: Path) -> list[str]:
-    """The lines of a file that grows by them, or of none; one that a kill cut short is no line."""
+    """The lines of a file that is appended to, without a last one that a kill cut short; none if missing."""
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     return text[: text.rfind("\n") + 1].splitlines()
 
@@ -102,7 +102,7 @@ def digest(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds. Raises ValueError, naming the file, for what is no JSON."""
+    """The content of a JSON file. Raises ValueError, naming the file, if it is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -116,9 +116,9 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def claimed(path: Path, hint: str = "wait for it") -> AcquireReturnProxy[Any]:
-    """A context in which this process alone writes a directory; without `with`, until the process ends.
+    """A context in which this process alone writes to a directory; without `with`, until the process ends.
 
-    Raises ValueError, with the hint, if another process writes there.
+    Raises ValueError, with the hint, if another process writes to it.
     """
     try:
         return FileLock(path / LOCK).acquire(timeout=SECONDS)

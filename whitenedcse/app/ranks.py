@@ -1,4 +1,4 @@
-"""Several processes for one job: who this one is; and, where nobody else does, starting and watching them."""
+"""Several processes for one job: the rank of this one, and starting and watching them without torchrun."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE = 60.0  # the same when all were asked to stop
 
 
 class Place(NamedTuple):
-    """Where this process stands: its rank of `world`, and how many of them its machine runs."""
+    """The place of this process: its rank of `world`, and the number of ranks on its machine."""
 
     rank: int
     world: int
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 def placed() -> Place | None:
-    """What torchrun, srun or `run` says of this process; None if it was started alone."""
+    """The place that torchrun, srun or `run` gave this process; None if it was started alone."""
     env = os.environ
     if "RANK" in env and "WORLD_SIZE" in env:
         world = int(env["WORLD_SIZE"])
@@ -52,7 +52,10 @@ def refuse(what: str) -> None:
 
 
 def shared(name: str, value: str) -> str:
-    """The first rank's value under this name, on every rank. Raises ValueError where ranks cannot meet."""
+    """The first rank's value of this name, on every rank.
+
+    Raises ValueError where ranks cannot communicate.
+    """
     here, env = placed(), os.environ
     if here is None or here.world == 1:
         return value
@@ -67,16 +70,16 @@ def shared(name: str, value: str) -> str:
 
 
 def stamp() -> str:
-    """The end of a run's name: the time, or under srun the job and its step, which a requeued job keeps."""
+    """The end of a run's name: the time, or under srun the job and its step, which stay after requeueing."""
     if "SLURM_STEP_ID" in os.environ:
         return f"slurm-{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
     return shared("stamp", time.strftime("%Y-%m-%d_%H-%M-%S"))
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """End this process soon after the one that started it, however that ends: no rank is left alone.
+    """End this process soon after the one that started it, however that ends, so that no rank is left alone.
 
-    parent: its number, which may be gone before this is asked; None: that of `run`, or this one's parent.
+    parent: its process id; None for that of `run`, or this process's parent.
     """
     parent = parent or int(os.environ.get("WHITENEDCSE_FRONT", os.getppid()))
 
@@ -89,16 +92,16 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def let_others_speak() -> None:
-    """In a rank that failed: wait, so that the process that watches the ranks names one that died first."""
+    """Wait, in a rank that failed, so that the rank that failed first is the one reported."""
     if placed() is not None:
         time.sleep(2 * GRACE)
 
 
 def run(command: Sequence[str], count: int) -> int:
-    """Run a command as `count` ranks of one job on this machine; the exit status of the job.
+    """Run a command as `count` ranks of one job on this machine; returns the exit status of the job.
 
-    When a rank fails, the others are ended within seconds, and a line says which it was. SIGTERM, SIGINT and
-    SIGUSR1 are passed on to all. Ranks but the first are silent unless they fail.
+    When a rank fails, the others are ended within seconds, and a line says which one failed. SIGTERM, SIGINT
+    and SIGUSR1 are passed on to all. Ranks other than the first are silent unless they fail.
     """
     with tempfile.TemporaryDirectory() as folder:
         said = [Path(folder) / str(rank) for rank in range(count)]
@@ -125,14 +128,14 @@ def run(command: Sequence[str], count: int) -> int:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens at."""
+    """The number of a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def start(command: Sequence[str], here: Place, port: int, said: Path) -> subprocess.Popen[bytes]:
-    """One rank. It has a session of its own, so that Ctrl-C reaches it once, from here."""
+    """Start one rank, in a session of its own, so that Ctrl-C reaches it once, from `pass_on`."""
     from whitenedcse.app.compute import cores
 
     env = {
@@ -159,7 +162,7 @@ def start(command: Sequence[str], here: Place, port: int, said: Path) -> subproc
 
 
 def pass_on(signals: Sequence[signal.Signals], job: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Send these signals on to all ranks."""
+    """Send these signals on to all ranks when they arrive."""
     if threading.current_thread() is not threading.main_thread():
         return
 
@@ -172,7 +175,7 @@ def pass_on(signals: Sequence[signal.Signals], job: Sequence[subprocess.Popen[by
 
 
 def first_failed(job: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """Wait for all ranks to end well, or for the first that does not."""
+    """The number of the first rank that fails; None once all have ended successfully."""
     while True:
         for number, rank in enumerate(job):
             if rank.poll():
@@ -183,7 +186,7 @@ def first_failed(job: Sequence[subprocess.Popen[bytes]]) -> int | None:
 
 
 def end(job: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Wait a little for the ranks that are left, and end those that then still run."""
+    """Wait a little for the remaining ranks, and kill those that still run."""
     stopped = any(rank.poll() in STOPPED for rank in job)
     until = time.monotonic() + (PATIENCE if stopped else GRACE)
     for rank in job:

@@ -43,7 +43,7 @@ held: dict[Path, BaseFileLock] = {}  # the directories that this process has cla
 
 
 def on_first_rank(method: Callable[P, Any]) -> Callable[P, Any]:
-    """The same method, which does nothing and returns None on other ranks than the first."""
+    """A decorator: the method does nothing and returns None on ranks other than the first."""
 
     @wraps(method)
     def called(*arguments: P.args, **settings: P.kwargs) -> Any:
@@ -55,14 +55,14 @@ def on_first_rank(method: Callable[P, Any]) -> Callable[P, Any]:
 
 
 class Series(NamedTuple):
-    """What was logged under one name: steps (n,) of the optimiser and the finite values (n,)."""
+    """The values logged under one name: steps (n,) of the optimiser and finite values (n,)."""
 
     steps: NDArray[np.int64]
     values: NDArray[np.float64]
 
 
 class Run:
-    """The run in the directory `path`, which need not have begun."""
+    """The run in the directory `path`, started or not."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -72,23 +72,23 @@ class Run:
 
     @classmethod
     def of(cls, model: str | Path) -> Run | None:
-        """The run whose directory, or whose best checkpoint, a model is; None where it is no run's."""
+        """The run that a model is the directory or the best checkpoint of; None for any other model."""
         folders = (Path(model), Path(model).parent) if Path(model).exists() else ()
         return next((run for run in map(cls, folders) if run.began), None)
 
     @property
     def began(self) -> bool:
-        """Whether train.py or evaluate.py began a run here."""
+        """Whether train.py or evaluate.py started a run here."""
         return self.config.is_file()
 
     @property
     def trains(self) -> bool:
-        """Whether it is a run of train.py; one of evaluate.py has no monitor."""
+        """Whether it is a run of train.py; a run of evaluate.py has no monitor."""
         return self.began and "monitor" in self.settings
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """config.yaml as dictionaries, as it would be written now. Raises ValueError if it is no YAML."""
+        """config.yaml as dictionaries, in the names of this version. Raises ValueError if it is not YAML."""
         try:
             content: Any = OmegaConf.to_container(OmegaConf.load(self.config))
         except FileNotFoundError:
@@ -103,19 +103,22 @@ class Run:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """versions.json; empty where there is none. Raises ValueError if it holds no names and values."""
+        """The content of versions.json; empty if there is none. Raises ValueError if it is not an object."""
         return self._json("versions.json") or {}
 
     @property
     def scores(self) -> dict[str, Any] | None:
-        """scores.json; None until the run has ended. Raises ValueError for other content."""
+        """The content of scores.json; None until the run has ended.
+
+        Raises ValueError if it is not an object.
+        """
         if self._scores is None:
             self._scores = self._json("scores.json")
         return self._scores
 
     @property
     def results(self) -> dict[str, Any]:
-        """`scores` of a run that has ended. Raises FileNotFoundError for one that has not."""
+        """The `scores` of a run that has ended. Raises FileNotFoundError if it has not."""
         return self.scores or self._lacks("scores.json")
 
     def _lacks(self, name: str) -> NoReturn:
@@ -131,7 +134,7 @@ class Run:
 
     @cached_property
     def items(self) -> dict[str, NDArray[Any]]:
-        """items.npz of evaluate.py. Raises FileNotFoundError where there is none."""
+        """The arrays of evaluate.py's items.npz by name. Raises FileNotFoundError if there is none."""
         if not (self.path / "items.npz").is_file():
             self._lacks("items.npz")
         with np.load(self.path / "items.npz") as arrays:
@@ -139,23 +142,23 @@ class Run:
 
     @cached_property
     def series(self) -> dict[str, Series]:
-        """metrics.csv by column, see `series`."""
+        """The columns of metrics.csv by name, as the function `series` reads them."""
         return series(self.metrics)
 
     def at(self, name: str, step: int) -> float | None:
-        """The value of a series at a step; None where there is none."""
+        """The value of a series at a step; None if there is none."""
         if name not in self.series:
             return None
         values = self.series[name].values[self.series[name].steps == step]
         return float(values[-1]) if len(values) else None
 
     def median(self, name: str) -> float | None:
-        """The median of a series; None without one."""
+        """The median of a series; None if there is no such series."""
         return float(np.median(self.series[name].values)) if name in self.series else None
 
     @property
     def dev(self) -> dict[str, Any] | None:
-        """`dev` of scores.json; before the end the same of the evaluations so far; None before the first."""
+        """`dev` of scores.json, or its equivalent from the evaluations so far; None before the first."""
         if self.scores is not None:
             summary: dict[str, Any] = self.scores["dev"]
             return summary
@@ -176,14 +179,14 @@ class Run:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Experiment, system and seed; None for each where nothing is known."""
+        """Experiment, system and seed by name; None where one is not known."""
         facts: dict[str, Any] = {}
         with suppress(OSError, ValueError):
             facts = self.facts
         return {key: facts.get(key) for key in ORIGIN}
 
     def checked(self) -> Run:
-        """This run of train.py with its files read. Raises ValueError, naming the file, if one cannot be."""
+        """This run of train.py, all files read. Raises ValueError, naming the file, if one cannot be."""
         if self.scores is not None and "dev" not in self.scores:
             raise ValueError(
                 f"{self.path / 'scores.json'} has no dev scores; train.py writes them when a run ends"
@@ -201,7 +204,7 @@ class Run:
 
     @on_first_rank
     def start(self, config: str, **facts: Any) -> None:
-        """Write config.yaml and, with `facts`, versions.json. Raises ValueError if a run began here."""
+        """Write config.yaml and, with `facts`, versions.json. Raises ValueError if a run was started here."""
         self.claim()
         if self.began:
             raise ValueError(
@@ -212,7 +215,7 @@ class Run:
         self._write(config, {"command": " ".join(sys.argv), **facts, **environment()})
 
     def _write(self, config: str, facts: Mapping[str, Any]) -> None:
-        """Write both files, the one that makes the directory a run last."""
+        """Write both files, last the one that makes the directory a run."""
         write_json(self.path / "versions.json", facts)
         with writing(self.config, "w") as stream:
             stream.write(config)
@@ -223,7 +226,7 @@ class Run:
             self.__dict__.pop(name, None)
 
     def refuse_other(self, config: str, exact: Mapping[str, Any], *, force: bool = False) -> None:
-        """Raise ValueError if the run here began with other settings or facts; `force` lets it.
+        """Raise ValueError if the run here was started with other settings or facts, unless `force` is set.
 
         config: the resolved settings as YAML. exact: what else decides each bit: data, tokenizer, processes.
         """
@@ -245,7 +248,7 @@ class Run:
 
     @on_first_rank
     def resume(self, config: str, exact: Mapping[str, Any], step: int) -> list[str]:
-        """Note that the run resumes after a step; returns what of `environment` changed since it began."""
+        """Note that the run resumes after a step; returns what in `environment` changed since it started."""
         from whitenedcse.app.compute import environment
 
         now, then = flat(environment()), flat(self.facts)
@@ -255,7 +258,7 @@ class Run:
         return [f"{name}={value} (it began with {then.get(name)})" for name, value in changed.items()]
 
     def end(self, scores: dict[str, Any], items: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """Write items.npz, if there are any, and scores.json, with which the run has ended."""
+        """Write items.npz, if there are items, and scores.json, which marks the run as ended."""
         if items is not None:
             np.savez_compressed(self.path / "items.npz", **items)  # type: ignore[arg-type]
         write_json(self.path / "scores.json", scores)
@@ -263,7 +266,7 @@ class Run:
 
 
 def series(file: Path) -> dict[str, Series]:
-    """metrics.csv by column, finite values only. Raises ValueError, naming file and line, if damaged."""
+    """The columns of metrics.csv, finite values only. Raises ValueError, naming file and line, if damaged."""
     lines = csv.reader(whole_lines(file))
     header = next(lines, ["step"])
     columns: dict[str, list[tuple[int, float]]] = {name: [] for name in header if name != "step"}
@@ -293,7 +296,7 @@ def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def present(settings: dict[str, Any]) -> dict[str, Any]:
-    """The same settings as a run would write them now: symbols by the names in `MOVED`."""
+    """Settings of an older run in the names of this version: symbols are replaced as in `MOVED`."""
     for key, value in settings.items():
         if isinstance(value, dict):
             settings[key] = present(value)

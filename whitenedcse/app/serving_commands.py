@@ -15,7 +15,7 @@ from whitenedcse.data import sources
 
 
 def add(commands: Any) -> None:
-    """Add the commands to those of `whitenedcse`."""
+    """Add the commands to the parser of `whitenedcse`."""
     add_whiten(commands)
     add_export(commands)
     add_search(commands)
@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
 
 
 def add_whiten(commands: Any) -> None:
-    """The parser of `whitenedcse whiten fit`."""
+    """Add the parser of `whitenedcse whiten fit`."""
     about = "fit a whitening to an encoder's vectors of a corpus of any size"
     whiten = given.group(commands, "whiten", about)
     fit = whiten.add_parser("fit", help=about, description=f"{about}; for --whiten of the other commands")
@@ -41,7 +41,7 @@ def add_whiten(commands: Any) -> None:
 
 
 def add_export(commands: Any) -> None:
-    """The parser of `whitenedcse export`."""
+    """Add the parser of `whitenedcse export`."""
     about = "write an encoder, whitening folded in, for another library; its vectors are compared"
     parser = commands.add_parser("export", help=about, description=about)
     given.encoder(parser)
@@ -63,7 +63,7 @@ def add_export(commands: Any) -> None:
 
 
 def whiten_fit(arguments: argparse.Namespace) -> int:
-    """Fit a map and write it."""
+    """Fit a whitening transform and write it."""
     from whitenedcse.evaluation.postprocess import Postprocess
     from whitenedcse.serving.exports import fitted
 
@@ -78,7 +78,7 @@ def whiten_fit(arguments: argparse.Namespace) -> int:
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Write an export, say what was compared, and push it if asked."""
+    """Write an export, print the result of its verification, and upload it if asked."""
     from whitenedcse.serving import exports
 
     asked = {"to": arguments.to, "int8": arguments.int8, "verify": not arguments.no_verify}
@@ -100,7 +100,7 @@ def export(arguments: argparse.Namespace) -> int:
 
 
 def add_search(commands: Any) -> None:
-    """The parsers of `whitenedcse search`."""
+    """Add the parsers of `whitenedcse search`."""
     search = given.group(commands, "search", "find the texts of a corpus nearest to a query")
     _build(search)
     _extend(search)
@@ -160,7 +160,7 @@ def _reading(parser: argparse.ArgumentParser) -> None:
 
 
 def build(arguments: argparse.Namespace) -> int:
-    """Write an index, and say what it holds."""
+    """Write an index, and print what it holds."""
     from whitenedcse.serving import index, index_files
 
     index_files.refuse_occupied(arguments.index)
@@ -176,7 +176,7 @@ def build(arguments: argparse.Namespace) -> int:
 
 
 def extend(arguments: argparse.Namespace) -> int:
-    """Append to an index, and say how many texts it held and how many it holds."""
+    """Append to an index, and print how many texts it held and holds."""
     from whitenedcse.serving import index, index_files
 
     found = index.Index.load(arguments.index)
@@ -199,7 +199,7 @@ def _pairs(arguments: argparse.Namespace, start: int) -> Iterator[tuple[str, str
 
 
 def query(arguments: argparse.Namespace) -> int:
-    """Print what is nearest to a text, or to each text of a file."""
+    """Print the texts nearest to a query, or to each query of a file."""
     from whitenedcse.data.corpus import texts
     from whitenedcse.serving.index import Index
 
@@ -233,7 +233,7 @@ def measure(arguments: argparse.Namespace) -> int:
 
 
 def add_encode(commands: Any) -> None:
-    """The parser of `whitenedcse encode`."""
+    """Add the parser of `whitenedcse encode`."""
     about = "encode a corpus of any size into files of vectors"
     more = "Row i of the files is row i of the input. The same command again goes on with what a kill left."
     parser = commands.add_parser("encode", help=about, description=f"{about}. {more}")
@@ -254,7 +254,7 @@ def add_encode(commands: Any) -> None:
 
 
 def encode(arguments: argparse.Namespace) -> int:
-    """Write the vectors, and say where they are."""
+    """Write the vectors, and print where they are."""
     from whitenedcse.app import ranks
     from whitenedcse.serving.bulk import Form, Job, begun, encoded
 
@@ -271,7 +271,7 @@ def encode(arguments: argparse.Namespace) -> int:
 
 
 def add_demo(commands: Any) -> None:
-    """The parser of `whitenedcse demo`."""
+    """Add the parser of `whitenedcse demo`."""
     about = "a page on this machine to try an encoder: search, similarity, and a slider for whitening-k"
     demo = commands.add_parser(
         "demo", help=about, description=f"{about}. Needs pip install 'whitenedcse[demo]'."
@@ -285,7 +285,7 @@ def add_demo(commands: Any) -> None:
 
 
 def demonstrate(arguments: argparse.Namespace) -> int:
-    """Encode the sentences, show the page until Ctrl-C."""
+    """Encode the sentences, and serve the page until Ctrl-C."""
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read by its import: nothing leaves here
     try:
         from whitenedcse.serving.demo import Trial, page, serve

@@ -1,4 +1,4 @@
-"""What a user reads in a terminal: tables in several formats, plain lines, and the progress of long work."""
+"""Output in a terminal: tables in several formats, plain lines, and the progress of long work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LATEX = str.maketrans(
 
 
 class Grid(NamedTuple):
-    """A table as text: every row has a cell a column; `right` are the columns of numbers, counted from 0."""
+    """A table as text, with a cell for each row and column. right: numbers of the columns aligned right."""
 
     title: str
     columns: Sequence[str]
@@ -40,7 +40,7 @@ class Grid(NamedTuple):
 
 
 def console() -> Console:
-    """Where tables go; a file or a pipe, which has no edge, gets lines of 160 columns."""
+    """The console for tables; for a file or a pipe, which has no width, lines have 160 columns."""
     out = rich.get_console()
     if not out.is_terminal:
         out.width = max(out.width, 160)
@@ -48,7 +48,7 @@ def console() -> Console:
 
 
 def as_rich(grid: Grid) -> Table:
-    """For a terminal: the notes are the caption; numbers are never broken."""
+    """The table for a terminal: the notes are the caption, and numbers are never broken."""
     table = Table(box=SIMPLE_HEAD, padding=0, caption_justify="left")
     table.title, table.caption = Text(grid.title), Text("\n".join(grid.notes))
     header, *rows = lines(grid)
@@ -61,7 +61,7 @@ def as_rich(grid: Grid) -> Table:
 
 
 def as_markdown(grid: Grid) -> str:
-    """A heading, a pipe table (GitHub's), and the notes as a list."""
+    """The table as Markdown: a heading, a pipe table (GitHub's), and the notes as a list."""
     header, *rows = [[markdown(cell) for cell in row] for row in lines(grid)]
     rule = ["---:" if i in grid.right else "---" for i in range(len(header))]
     body = "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))
@@ -70,19 +70,19 @@ def as_markdown(grid: Grid) -> str:
 
 
 def markdown(text: str) -> str:
-    """Text that Markdown shows as it is, on one line."""
+    """Text escaped so that Markdown shows it unchanged, on one line."""
     return re.sub(r"([\\|*_`<\[\]])", r"\\\1", text).replace("\n", " ")
 
 
 def as_csv(grid: Grid) -> str:
-    """The column names and the rows; a program reads it, so title and notes stay out."""
+    """The table as CSV: column names and rows, without title and notes, for a program to read."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(lines(grid))
     return out.getvalue()
 
 
 def as_latex(grid: Grid) -> str:
-    """A table environment for the booktabs package."""
+    """The table as LaTeX: a table environment for the booktabs package."""
     header, *rows = [" & ".join(cell.translate(LATEX) for cell in row) + r" \\" for row in lines(grid)]
     align = "".join("r" if i in grid.right else "l" for i in range(len(grid.columns)))
     notes = [rf"\par\footnotesize {note.translate(LATEX)}" for note in grid.notes]
@@ -99,7 +99,7 @@ def say(text: Any) -> None:
 
 
 def show(grids: Sequence[Grid], form: str) -> None:
-    """Print tables in one of the forms: table, markdown, csv, latex."""
+    """Print tables in one of the formats table, markdown, csv, latex."""
     if form == "table":
         for grid in grids:
             say(as_rich(grid))
@@ -119,9 +119,10 @@ SECONDS = 10.0  # between two lines
 
 @contextmanager
 def pace(what: str, total: int | None = None, before: int = 0) -> Iterator[Callable[[int], None]]:
-    """A function to be told of so many sentences more; on the standard error, which no program reads.
+    """A context with a function to call with the number of sentences done since its last call.
 
-    total: None where nobody has counted, which leaves the time left out. before: done already, at no speed.
+    It shows progress on the standard error. total: None if it is unknown; no time left is shown then. before:
+    the number done earlier, which does not count for the speed.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -137,7 +138,7 @@ def pace(what: str, total: int | None = None, before: int = 0) -> Iterator[Calla
 def plain_lines(
     what: str, total: int | None, say: Callable[[str], None], before: int = 0
 ) -> Callable[[int], None]:
-    """The same as text: at most one line in ten seconds."""
+    """A function like that of `pace`, which prints at most one line in ten seconds."""
     began = said = time.monotonic()
     done = before
 
@@ -154,8 +155,8 @@ def plain_lines(
 
 
 class Speed(ProgressColumn):
-    """Sentences a second."""
+    """A column of a progress bar: sentences per second."""
 
     def render(self, task: Task) -> Text:
-        """Of the last seconds."""
+        """The speed over the last seconds, as text."""
         return Text(f"{task.speed:,.0f} sentences/s" if task.speed else "")

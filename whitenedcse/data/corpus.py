@@ -1,4 +1,4 @@
-"""Text of any kind -> sentences.
+"""Reading a corpus as sentences.
 
 A corpus is a file or a directory of files, by path or URL, or a data set of the Hugging Face hub. A row of it
 is one sentence, or as many as there are columns: (anchor, positive), (anchor, positive, hard negative).
@@ -26,10 +26,11 @@ LONGEST = 2048  # characters of a text that evaluation and exports read
 
 @dataclass(frozen=True)
 class Corpus:
-    """Where sentences are, in which columns, and how many of them to take.
+    """Where sentences are, in which columns, and how many rows of them to take.
 
-    path: a file, a directory, a URL, or `name` or `owner/name` of a hub data set, of which "train" is read.
-    columns: none for plain text. sample: that many rows, drawn uniformly, always the same, in corpus order.
+    path: a file, a directory, a URL, or the `name` or `owner/name` of a hub data set, whose "train" split is
+    read. columns: none for plain text. sample: a number of rows, drawn uniformly, always the same ones, in
+    corpus order.
     """
 
     path: str
@@ -44,7 +45,7 @@ class Corpus:
 
 
 class Counts(NamedTuple):
-    """Rows read, dropped as `blank`, `cut` as too long, and `kept`: what is left, or drawn of it."""
+    """Numbers of rows: read (`total`), dropped as `blank`, `cut` as too long, and finally `kept`."""
 
     total: int
     blank: int
@@ -55,7 +56,7 @@ class Counts(NamedTuple):
 def read(corpus: Corpus, *, longest: int) -> tuple[list[Row], Counts]:
     """The usable rows of a corpus in order, each sentence cut to `longest` characters, and their counts.
 
-    A row with a blank column is dropped. Text is otherwise left as it is: no stripping, no normalisation.
+    A row with a blank column is dropped. Text is otherwise unchanged: no stripping, no normalisation.
     """
     tally = Counter[str]()
     usable = _usable(stream(corpus), longest, tally)
@@ -69,9 +70,9 @@ def read(corpus: Corpus, *, longest: int) -> tuple[list[Row], Counts]:
 
 
 def fingerprint(corpus: Corpus) -> str:
-    """A digest of the bytes, the columns and the sample: equal if `read` would give equal rows.
+    """A digest of the bytes of the files, the columns and the sample: where it is equal, so are the rows.
 
-    Nothing is decoded, so it runs at the speed of the disk, or of the network. A hub data set has its own
+    Files are not decoded, so it runs at the speed of the disk or the network. A hub data set has its own
     fingerprint.
     """
     digest = hashlib.blake2b(repr((corpus.columns, corpus.sample)).encode(), digest_size=16)
@@ -87,12 +88,12 @@ def fingerprint(corpus: Corpus) -> str:
 
 
 def is_hub_id(path: str) -> bool:
-    """Whether this can only be a data set of the hub: no such file, and `name` or `owner/name` in form."""
+    """Whether a path can only be a hub data set: no such file, and of the form `name` or `owner/name`."""
     return bool(re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", path)) and not (_kind(path) or Path(path).exists())
 
 
 def _usable(rows: Iterable[Row], longest: int, tally: Counter[str]) -> Iterator[Row]:
-    """The rows without a blank field, cut, while `tally` counts."""
+    """The rows without a blank field, cut to `longest` characters; `tally` counts all, blank and cut ones."""
     for row in rows:
         tally["total"] += 1
         if not all(map(str.strip, row)):
@@ -105,7 +106,7 @@ def _usable(rows: Iterable[Row], longest: int, tally: Counter[str]) -> Iterator[
 
 
 def _sampled(rows: Iterable[Row], size: int) -> list[Row]:
-    """`size` rows in their order, each set of rows equally likely: Vitter's Algorithm R, one pass."""
+    """`size` rows in their order, each set of rows equally likely: Vitter's Algorithm R, in one pass."""
     generator = random.Random(0)
     drawn: list[tuple[int, Row]] = []
     for number, row in enumerate(rows):
@@ -116,7 +117,7 @@ def _sampled(rows: Iterable[Row], size: int) -> list[Row]:
 
 
 def stream(corpus: Corpus) -> Iterator[Row]:
-    """Every row in order, as it is: none dropped, cut or drawn."""
+    """Every row of a corpus in order, unchanged: none is dropped, cut or sampled."""
     here = files(corpus.path)
     for file in here:
         yield from READERS[_kind(file)](file, corpus.columns)
@@ -128,19 +129,20 @@ def stream(corpus: Corpus) -> Iterator[Row]:
 
 
 def rows(corpus: Corpus) -> Iterable[Row]:
-    """The rows in order, as they are asked for; or those of the sample."""
+    """The rows of a corpus in order, read lazily, or those of the sample."""
     return stream(corpus) if corpus.sample is None else read(corpus, longest=LONGEST)[0]
 
 
 def texts(corpus: Corpus) -> Iterator[str]:
-    """The texts of all columns in order, without blank ones, cut to LONGEST; read as they are asked for."""
+    """The texts of all columns in order, read lazily, without blank ones, each cut to LONGEST characters."""
     return (text[:LONGEST] for row in rows(corpus) for text in row if text.strip())
 
 
 def files(path: str) -> list[str]:
-    """The file, or the files of a known kind at any depth of the directory, sorted; none if nothing is there.
+    """The files of a corpus: the file itself, or all files of a known kind below a directory, sorted.
 
-    A URL of a known kind is a file, any other one a directory, and what it lists is asked for anew.
+    Empty if nothing is there. A URL with a known suffix is a file, any other one a directory, which is listed
+    again at each call.
     """
     if "://" in path:
         with filesystem(path) as (system, inside):
@@ -158,7 +160,7 @@ def files(path: str) -> list[str]:
 
 
 def _kind(name: str) -> str:
-    """The suffix that says how to read a file, or nothing."""
+    """The suffix that decides how a file is read; "" if it is none of those known."""
     kind = suffix(name)
     return kind if kind in READERS and (kind != ".parquet" or name.lower().endswith(kind)) else ""
 
@@ -199,7 +201,7 @@ def _parquet(path: str, columns: Sequence[str]) -> Iterator[Row]:
 
 
 def _hub(name: str) -> Any:
-    """The training split of a data set of the hub."""
+    """The "train" split of a hub data set."""
     if not is_hub_id(name):
         raise FileNotFoundError(f"{name}: no such file or directory; give one, or owner/name on the hub")
     try:
@@ -215,7 +217,7 @@ def _numbered(records: Iterable[Any], columns: Sequence[str], place: object) -> 
 
 
 def _checked(wanted: Sequence[str], present: Sequence[str], place: object) -> Sequence[str]:
-    """The wanted columns, if all are present."""
+    """The wanted columns. Raises ValueError if one is missing."""
     if not wanted:
         raise ValueError(f"{place}: columns=[] does not say which of {list(present)} to read; name it")
     for name in set(wanted).difference(present):
@@ -225,7 +227,7 @@ def _checked(wanted: Sequence[str], present: Sequence[str], place: object) -> Se
 
 
 def _fields(record: Any, columns: Sequence[str], place: str) -> Row:
-    """The wanted fields of a record, all of them text."""
+    """The wanted fields of a record. Raises ValueError unless all of them are text."""
     for name in _checked(columns, list(record), place):
         if not isinstance(record[name], str):
             raise ValueError(f"{place}: text expected in {name!r}, {record[name]!r} found")

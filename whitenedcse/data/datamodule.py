@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Batch(NamedTuple):
-    """Sentences that belong together and sentences that do not.
+    """The sentences of one training step.
 
-    positives: (p * n sentences), one encoder pass after the other. negatives: the n hard negatives, if the
-    corpus has any.
+    positives: p n sentences, the n of one encoder pass after those of the other. negatives: n hard negatives,
+    None if the corpus has none.
     """
 
     positives: Ragged
@@ -35,18 +35,19 @@ class Batch(NamedTuple):
 
 
 def whole_batches(sizes: NDArray[np.int64], budget: int) -> int:
-    """How many times rows of these sizes fill the budget."""
+    """How many full batches of `budget` rows or tokens there are, sizes: (rows,) in the same unit."""
     return int(sizes.sum()) // budget
 
 
 class EpochOrder(Sampler[NDArray[np.int64]]):
-    """Row numbers of this rank's share of each global batch; a pure function of (seed, epoch).
+    """Row numbers of this rank's share of each global batch, as a function of (seed, epoch) alone.
 
-    sizes: (rows,) of each row, 1 or its tokens. Batch i holds the rows that end in (i * budget, (i + 1) *
-    budget] when all are laid end to end in the epoch's order: so each epoch has as many batches, and each of
-    them `budget` to within a row. It is cut to a multiple of `world` rows, of which each rank has its part.
-    What does not fill a last batch is left out: padding would repeat rows, and a repeat is a false negative.
-    An epoch begins at batch `start()`, which is not 0 in a run that resumes.
+    sizes: (rows,), 1 for each row, or its tokens. budget: size of a global batch in the same unit. With all
+    rows concatenated in the order of the epoch, batch i holds those that end in (i * budget, (i + 1) *
+    budget]: so each epoch has the same number of batches, and each batch is within one row of `budget`. A
+    batch is cut to a multiple of `world` rows and divided equally among the ranks. Rows that do not fill a
+    last batch are left out: repeating rows instead would make false negatives. start: a function that returns
+    the first batch, above 0 in a run that resumes.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class EpochOrder(Sampler[NDArray[np.int64]]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by Lightning before each epoch."""
+        """Set the epoch; Lightning calls it before each epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -78,22 +79,22 @@ class EpochOrder(Sampler[NDArray[np.int64]]):
             yield order[first : first + each]
 
     def order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """All rows as this epoch takes them, and where each batch begins and the last one ends."""
+        """All row numbers in the order of an epoch, and the start of each batch with the end of the last."""
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.sizes))
         ends = self.sizes[order].cumsum()
         return order, np.searchsorted(ends, np.arange(len(self) + 1) * self.budget, side="right")
 
     def rows_of(self, epoch: int, step: int) -> NDArray[np.int64]:
-        """The rows of one global batch."""
+        """The row numbers of global batch `step` of an epoch, for all ranks."""
         order, cuts = self.order(epoch)
         n = cuts[step + 1] - cuts[step]
         return order[cuts[step] : cuts[step] + n - n % self.world]
 
 
 class Batches(Dataset[Batch]):
-    """Row numbers -> the batch of these rows, each sentence passed through the encoder `passes` times.
+    """Row numbers -> the `Batch` of these rows, in which each sentence appears once for each of `passes`.
 
-    repetition: what changes the passes after the first, if anything.
+    repetition: word repetition in the passes after the first; None for none.
     """
 
     def __init__(self, tokens: TokenRows, passes: int, repetition: Repetition | None = None) -> None:
@@ -109,12 +110,13 @@ class Batches(Dataset[Batch]):
 
 
 class SentenceData(LightningDataModule):
-    """A corpus as batches. Set `tokenizer` before `setup`.
+    """A corpus as training batches. Set `tokenizer` before `setup`.
 
-    corpus: a path, a URL, a name of `sources.CORPORA`, or `owner/name` of a hub data set. batch_size: rows a
-    step, over all ranks. batch_tokens: instead, about so many tokens of first columns. passes: of a sentence
-    through the encoder; an (anchor, positive) row has 2 * passes. repetition: the rate of `ragged.drawn`
-    in the passes after the first, of either column; hard negatives have one pass and stay as they are.
+    corpus: a path, a URL, a name of `sources.CORPORA`, or the `owner/name` of a hub data set. batch_size:
+    rows per step, over all ranks. batch_tokens: instead, the approximate number of tokens of first columns
+    per step. passes: how often a sentence goes through the encoder; an (anchor, positive) row has 2 * passes.
+    repetition: the rate of `ragged.drawn` in the passes after the first, of both columns; hard negatives have
+    one pass and are never changed. Raises ValueError for settings with which nothing could be learned.
     """
 
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -153,11 +155,11 @@ class SentenceData(LightningDataModule):
         self.batch_tokens, self.repetition = batch_tokens, repetition
 
     def prepare_data(self) -> None:
-        """Fetch and tokenise, which Lightning asks of one process a machine; the others find the cache."""
+        """Fetch and tokenise the corpus: in one process per machine, so that the others find the cache."""
         self.setup("fit")
 
     def setup(self, stage: str) -> None:
-        """Open the token ids, once: Lightning asks again in `prepare_data` and before the fit."""
+        """Open the token ids; a second call, from Lightning after `prepare_data`, does nothing."""
         if hasattr(self, "tokens"):
             return
         if self.tokenizer is None:
@@ -167,7 +169,7 @@ class SentenceData(LightningDataModule):
         self.refuse_budget(path, 1)
 
     def refuse_budget(self, path: str, world: int) -> None:
-        """Raise ValueError for batches that cannot be filled, or not be shared by `world` processes."""
+        """Raise ValueError if rows do not fill a batch, or `world` processes cannot share it equally."""
         tokens, longest = self.batch_tokens is not None, int(self.sizes.max())
         if not whole_batches(self.sizes, self.budget):
             have = f" of {self.sizes.sum()} tokens" if tokens else ""
@@ -185,13 +187,13 @@ class SentenceData(LightningDataModule):
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """(rows,) what each counts for in a batch: one, or the tokens of its first column."""
+        """(rows,) int64: the size of each row in a batch, 1 or the number of tokens of its first column."""
         if self.batch_tokens is None:
             return np.ones(len(self.tokens), dtype=np.int64)
         return np.diff(self.tokens.offsets)[:: self.tokens.columns]
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        """Batches of this rank; after a checkpoint was loaded, from the step after it."""
+        """The batches of this rank; a run that was resumed from a checkpoint starts at the batch after it."""
         rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         self.refuse_budget(self.corpus, world)
         order = EpochOrder(self.sizes, self.budget, seed=self.seed, rank=rank, world=world, start=self.done)
@@ -204,14 +206,14 @@ class SentenceData(LightningDataModule):
         )
 
     def repeating(self, order: EpochOrder) -> Repetition:
-        """What writes tokens twice, in other places in each epoch of this order."""
+        """The word repetition of this data, drawn anew in each epoch of `order`."""
         if self.tokenizer is None:
             raise ValueError("SentenceData has no tokenizer: set data.tokenizer before the fit")
         around = frame(self.tokenizer)
         return Repetition(self.repetition, self.max_length, around, self.seed, epoch=lambda: order.epoch)
 
     def done(self) -> int:
-        """Batches of this epoch that the trainer has behind it."""
+        """How many batches of the current epoch the trainer has finished."""
         if self.trainer is None:
             return 0
         each = self.trainer.accumulate_grad_batches
@@ -219,13 +221,13 @@ class SentenceData(LightningDataModule):
         return self.trainer.global_step % steps * each
 
     def sample_tokens(self, k: int) -> Ragged:
-        """The first column of k rows, always the same ones; of all rows if there are fewer."""
+        """The first column of k rows, always the same ones, or of all rows if there are fewer, as a batch."""
         drawn = np.random.default_rng(0).permutation(len(self.tokens))[:k]
         return self.tokens.rows(drawn, [0])
 
     @property
     def counts(self) -> str:
-        """What the corpus came to, for people."""
+        """A line for people: how many lines were read, dropped, cut and kept, and the number of tokens."""
         c = self.tokens.counts
         return (
             f"{self.corpus}: {c.total:,} lines, {c.blank:,} blank dropped, {c.cut:,} cut, {c.kept:,} kept, "
@@ -234,7 +236,7 @@ class SentenceData(LightningDataModule):
 
 
 def frame(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
-    """How many special tokens are put in front of each sentence, and how many after it."""
+    """How many special tokens a tokenizer puts before each sentence, and how many after it."""
     marks = tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"]
     return marks.index(0), marks[::-1].index(0)
 

@@ -1,4 +1,4 @@
-"""Text files as lines, tables and objects; what is wrong with one is said with file and line.
+"""Text files as lines, tables and objects, with errors that name the file and the line.
 
 A file is a path, or a URL of any file system that fsspec knows: s3, gs, hf, https, memory and others.
 """
@@ -24,17 +24,17 @@ TAGS = ("ETag", "etag", "blob_id")  # of a version: S3 and the web, Google and A
 
 
 def suffix(name: str) -> str:
-    """What says how a file is read, that of a compression left out: ".txt" of x.txt.gz."""
+    """The suffix that decides how a file is read, without that of a compression: ".txt" of x.txt.gz."""
     *_, inner, last = ["", "", *Path(name.lower()).suffixes]
     return inner if last in COMPRESSIONS else last
 
 
 @contextmanager
 def filesystem(path: str | Path) -> Iterator[tuple[Any, str]]:
-    """The file system of fsspec that a path or a URL is in, and the path inside it.
+    """A context with the fsspec file system of a path or a URL, and the path inside it.
 
-    Errors raised within name the path: FileNotFoundError, ValueError where fsspec lacks a package, or OSError
-    for all else. A ValueError that names it already stays.
+    Errors raised within the context name the path: FileNotFoundError, ValueError where a package for the file
+    system is missing, or OSError for all else. A ValueError that names the path is passed on unchanged.
     """
     try:
         yield _found(str(path))
@@ -59,10 +59,11 @@ def _found(path: str) -> tuple[Any, str]:
 
 
 def stamp(path: str) -> tuple[tuple[Any, ...], float]:
-    """What differs after a change of a file, which is not read, and when the last change was, in ns.
+    """A value that changes when a file does, found without reading it, and the time of its last change in ns.
 
-    Of a URL it is the version that the file system gives, and 0, as no time need confirm it. Where none is
-    given, as by many web servers, the file counts as always changing.
+    For a URL the value is the version that the file system reports, and the time 0, which needs no
+    confirmation. Where no version is reported, as by many web servers, the time is infinite: the file counts
+    as always changing.
     """
     if "://" not in path:
         s = os.stat(path)
@@ -75,9 +76,10 @@ def stamp(path: str) -> tuple[tuple[Any, ...], float]:
 
 
 def lines(path: str | Path, encoding: str = "utf-8") -> Iterator[str]:
-    r"""Lines without their end and without a BOM; only \n ends one, so U+2028 or a form feed stays inside.
+    r"""The lines of a text file without line end and BOM. Only \n ends a line, not U+2028 or a form feed.
 
-    Raises as `filesystem` does, OSError for a damaged archive, and ValueError for bytes that are not UTF-8.
+    Raises the errors of `filesystem`, OSError for a damaged archive, and ValueError for bytes that are not
+    UTF-8.
     """
     first = "utf-8-sig" if encoding == "utf-8" else encoding
     opened = COMPRESSIONS.get(Path(path).suffix.lower(), lambda raw: raw)
@@ -96,10 +98,10 @@ def lines(path: str | Path, encoding: str = "utf-8") -> Iterator[str]:
 
 
 def table(path: str | Path) -> Iterator[tuple[int, list[str]]]:
-    """The header and the rows of comma-separated values, quoted as csv does, or of tab-separated ones.
+    """The header and the rows of a file of comma-separated (quoted as csv does) or tab-separated values.
 
-    Each comes with its line and is as wide as the header. A blank line is [] below the header, and passed
-    over above it.
+    Each is given with its line number. Raises ValueError for a row of another width than the header. A blank
+    line is [] below the header, and skipped above it.
     """
     tabs: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     form = tabs if suffix(str(path)) == ".tsv" else {}
@@ -116,7 +118,7 @@ def table(path: str | Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def objects(path: str | Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """The objects of JSON lines, each with its line; None for a blank one."""
+    """The objects of a JSON-lines file, each with its line number; None for a blank line."""
     for number, line in enumerate(lines(path), 1):
         try:
             record = json.loads(line) if line.strip() else None
@@ -131,7 +133,7 @@ def objects(path: str | Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
 
 
 def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a file in one of NAMED, each with "file:line". Blank lines are passed over."""
+    """The rows of a file in one of the formats NAMED, each with "file:line"; blank lines are skipped."""
     if suffix(path.name) not in NAMED:
         raise ValueError(f"{path}: rows are read from {', '.join(NAMED)}, not {path.suffix!r}")
     if suffix(path.name) == ".jsonl":

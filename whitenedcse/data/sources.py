@@ -1,4 +1,4 @@
-"""Where named corpora and tasks lie on this machine, and how they come here when they do not."""
+"""Named corpora and tasks: where they are on this machine, and how they are downloaded if they are not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RTE = "rte/dev.tsv"  # under a root; on no hub
 
 
 class Source(NamedTuple):
-    """A corpus that has a name: where to look under each root, its file in REPO, if any, its columns."""
+    """A corpus that has a name: the paths to look for under each root, its file in REPO, and its columns."""
 
     candidates: tuple[str, ...]
     hub_file: str | None
@@ -44,20 +44,21 @@ CORPORA = {
 
 
 def roots() -> list[Path]:
-    """$WHITENEDCSE_DATA or ./data, into which downloads go, then the project's own data folder."""
+    """The data folders: $WHITENEDCSE_DATA or ./data, where downloads go, then the project's own."""
     chosen = Path(os.environ.get("WHITENEDCSE_DATA") or "data").resolve()
     return list(dict.fromkeys([chosen, Path(__file__).resolve().parents[2] / "data"]))
 
 
 def cache() -> Path:
-    """$WHITENEDCSE_CACHE or ~/.cache/whitenedcse: token ids and vectors, all of which can be made again."""
+    """The folder of token ids and vectors, safe to delete: $WHITENEDCSE_CACHE or ~/.cache/whitenedcse."""
     return Path(os.environ.get("WHITENEDCSE_CACHE") or "~/.cache/whitenedcse").expanduser()
 
 
 def located(name: str) -> str | Path:
-    """A path, a URL or the `owner/name` of a hub data set as it is, or a named corpus, fetched if need be.
+    """Where a corpus is: the path of a named one, downloaded if needed; any path, URL or hub id unchanged.
 
-    Raises FileNotFoundError. A URL is refused as by `filesystem`; whether a file is there, is not asked.
+    Raises FileNotFoundError for a path that does not exist, and ValueError for a URL whose file system needs
+    a package that is missing. Whether there is a file at a URL is not checked.
     """
     if "://" in name:
         with filesystem(name):
@@ -73,25 +74,25 @@ def located(name: str) -> str | Path:
 
 
 def named(name: str, columns: Sequence[str] = (), sample: int | None = None) -> Corpus:
-    """A corpus by name, path, URL or hub id; one that has a name knows its columns."""
+    """A `Corpus` by name, path, URL or hub id. The columns of a named one need not be given."""
     wanted = tuple(columns) or (CORPORA[name].columns if name in CORPORA else ())
     return Corpus(str(located(name)), wanted, sample)
 
 
 def senteval() -> Path:
-    """The folder that holds STS/ and SICK/ as SentEval lays them out, fetched and unpacked if need be."""
+    """The folder that holds STS/ and SICK/ in SentEval's layout, downloaded and unpacked if needed."""
     return present("senteval", roots()) or fetched("senteval")
 
 
 def present(name: str, within: Sequence[Path]) -> Path | None:
-    """Where one of CORPORA, or the folder "senteval", lies in the folders `within`; None if in none."""
+    """Where one of CORPORA, or the folder "senteval", is in the folders `within`; None if it is in none."""
     if name == "senteval":
         return next(filter(_is_senteval, places(SENTEVAL, within)), None)
     return next(filter(Path.is_file, places(CORPORA[name].candidates, within)), None)
 
 
 def fetched(name: str) -> Path:
-    """One of CORPORA, or "senteval" unpacked, brought into the first root from the hub."""
+    """Download one of CORPORA, or "senteval" and unpack it, into the first root; returns its path."""
     if name != "senteval":
         return _fetched(name, CORPORA[name].hub_file, CORPORA[name].candidates)
     archives = filter(Path.is_file, places(["senteval.tar"], roots()))
@@ -99,7 +100,7 @@ def fetched(name: str) -> Path:
 
 
 def places(candidates: Sequence[str], within: Sequence[Path]) -> list[Path]:
-    """Every candidate in every folder, the first folder first."""
+    """The path of every candidate in every folder, those of the first folder first."""
     return [folder / candidate for folder in within for candidate in candidates]
 
 
@@ -108,7 +109,7 @@ def _is_senteval(folder: Path) -> bool:
 
 
 def _fetched(name: str, hub_file: str | None, candidates: Sequence[str]) -> Path:
-    """A file of the hub in the first root, or an error that says what would have done."""
+    """Download a file of the hub into the first root. Raises FileNotFoundError saying how to get it."""
     cause: Exception | None = None
     reason = "it is not on the hub"
     if hub_file is not None:
@@ -125,9 +126,9 @@ def _fetched(name: str, hub_file: str | None, candidates: Sequence[str]) -> Path
 
 
 def _downloaded(hub_file: str) -> Path:
-    """One file of REPO, downloaded into the first root with a progress bar, and deleted if it came damaged.
+    """Download one file of REPO into the first root with a progress bar, and delete it if it arrived damaged.
 
-    The hub's ETag of a large file is its sha256, which the hub library does not hold against what came.
+    The hub's ETag of a large file is its sha256, which the hub's own library does not compare.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
@@ -156,7 +157,10 @@ def _brought(hub_file: str, endpoint: str | None) -> Path:
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, inside: Path) -> None:
-    """A file or folder, below `inside`; nothing else, nowhere else. (Python 3.11.2 has no tar filters.)"""
+    """Extract the members of an archive that are files or folders below `inside`, and no others.
+
+    Python 3.11.2 has no tar filters, which would do it.
+    """
     target = (inside / member.name).resolve()
     stream = tar.extractfile(member) if member.isfile() else None
     if not target.is_relative_to(inside.resolve()) or not (stream or member.isdir()):
@@ -168,7 +172,7 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, inside: Path) -> Non
 
 
 def _unpacked(archive: Path) -> Path:
-    """The SentEval folder inside an archive, moved beside it as `senteval` once all of it is there."""
+    """Unpack an archive's SentEval folder to `senteval` beside it, which appears only when complete."""
     target = archive.parent / "senteval"
     with tempfile.TemporaryDirectory(prefix=".senteval.", dir=archive.parent) as draft:
         inside = Path(draft) / "archive"

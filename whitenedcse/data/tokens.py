@@ -1,6 +1,6 @@
-"""Sentences -> token ids, once: a cache on disk that a second start maps into memory.
+"""Token ids of a corpus, computed once: a cache on disk that later starts map into memory.
 
-A cache is a folder: `ids` (t,) of all sentences laid end to end, `offsets` (n + 1,) int64, and `meta.json`.
+A cache is a folder: `ids` (t,) of all sentences concatenated, `offsets` (n + 1,) int64, and `meta.json`.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 FORMAT = 1  # of the folder; another number is another key
 BATCH = 2048  # sentences: 8,192 were no faster
 EACH = 10_000  # sentences for each process
-FEW = 1024  # sentences, of which so many words are new that a memory of them is no faster
+FEW = 1024  # sentences; among fewer, most words are new and remembering them saves no time
 SETTLED = 2_000_000_000  # ns after which a change of a file shows in its times, however coarse its clock
 CHARACTERS_A_TOKEN = 64  # a longer line is cut before the tokenizer sees it: 10 MB cost it 15 s
 
 
 @dataclass(frozen=True, eq=False)
 class TokenRows:
-    """Token ids of a corpus, left on disk until they are asked for.
+    """Token ids of a corpus, read from disk only when they are needed.
 
     ids: (t,) uint16, or int32 for a vocabulary of 65,536 and more. offsets: (rows * columns + 1,) int64.
-    digests: of the corpus and of the tokenizer, by name: equal ones gave equal ids.
+    digests: of "corpus" and "tokenizer"; if both are equal, the ids are.
     """
 
     ids: NDArray[np.integer]
@@ -59,7 +59,7 @@ class TokenRows:
         return (len(self.offsets) - 1) // self.columns
 
     def rows(self, index: NDArray[np.integer], columns: Sequence[int]) -> Ragged:
-        """(n,) -> len(columns) * n sentences: the first of these columns of all rows, then the next."""
+        """The rows `index`, (n,), as len(columns) * n sentences: a column of all rows, then the next one."""
         sentences = (index * self.columns + np.array(columns)[:, None]).ravel()
         starts = self.offsets[sentences]
         lengths = self.offsets[sentences + 1] - starts
@@ -73,11 +73,12 @@ class TokenRows:
 def tokenised(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, *, cache_dir: Path | None = None
 ) -> TokenRows:
-    """The token ids of a corpus: from the cache if these bytes and this tokenizer were seen before.
+    """The token ids of a corpus, from the cache if the same bytes were tokenised before in the same way.
 
-    cache_dir: by default `sources.cache`. A folder is written beside its place and then renamed, so a reader
-    finds all of it or nothing. Of several processes, one writes and the rest wait. It tokenises in as many
-    processes of its own as torch has threads here, with the same bytes as in one.
+    cache_dir: None is `sources.cache()`. A cache is written to a draft folder and then renamed, so it is
+    complete or absent. If several processes ask, one writes and the others wait. It tokenises in as many
+    worker processes as PyTorch has threads, with the same result as in one. Raises ValueError for an unusable
+    `max_length`.
     """
     refuse_length(max_length, tokenizer)
     cache = cache_dir or sources.cache()
@@ -95,7 +96,7 @@ def tokenised(
 def token_ids(
     sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> list[list[int]]:
-    """The ids of each sentence, special tokens among them, cut to `max_length`."""
+    """The token ids of each sentence, special tokens included, cut to `max_length` tokens."""
     refuse_length(max_length, tokenizer)
     return list(chain.from_iterable(listed(*ids) for ids in batches_of_ids(sentences, tokenizer, max_length)))
 
@@ -103,10 +104,11 @@ def token_ids(
 def batches_of_ids(
     sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int, processes: int = 1
 ) -> Generator[Ids, None, None]:
-    """As `token_ids`, BATCH sentences at a time; of many sentences each word is tokenised once.
+    """The token ids of each sentence, special tokens included and cut to `max_length`, by BATCH sentences.
 
-    processes: at most so many, and one where more would take longer or words are not tokenised one by one.
-    Where the tokenizer gives no ids, as a decoder's does of "", its end token stands in: no row is empty.
+    Where there are many sentences, each word is tokenised once. processes: the most to use; one where more
+    would take longer, or for a tokenizer that does not work word by word. Where the tokenizer gives no ids,
+    as that of a decoder for "", its end token is used: no sentence is empty.
     """
 
     def batch(start: int) -> list[str]:
@@ -127,7 +129,7 @@ def batches_of_ids(
 
 
 def none_empty(ids: NDArray[np.int32], lengths: NDArray[np.int64], tokenizer: PreTrainedTokenizerBase) -> Ids:
-    """The same, with the id of the tokenizer's end in the place of no ids at all."""
+    """Ids (t,) and lengths (n,) with the tokenizer's end token added to each empty sentence."""
     empty = lengths == 0
     if not empty.any():
         return ids, lengths
@@ -135,7 +137,7 @@ def none_empty(ids: NDArray[np.int32], lengths: NDArray[np.int64], tokenizer: Pr
 
 
 def refuse_length(max_length: int, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ValueError for a length that leaves no token for a word, or above the encoder's."""
+    """Raise ValueError for a max_length that leaves no token for a word, or exceeds the encoder's limit."""
     special, limit = tokenizer.num_special_tokens_to_add(), tokenizer.model_max_length
     if max_length <= special:
         raise ValueError(
@@ -147,9 +149,9 @@ def refuse_length(max_length: int, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _noted(corpus: Corpus, cache: Path) -> str:
-    """The fingerprint, from a note in the cache if the file system says that no file was touched since.
+    """The corpus's fingerprint, from a note in the cache if no file changed since the note was written.
 
-    No note is made of a file that changed a moment ago: its next change could leave the same times.
+    No note is made of a file that changed a moment ago: its next change could leave the same time stamp.
     """
     now, stamps = time.time_ns(), [stamp(file) for file in files(corpus.path)]
     note = cache / f".{_digest(repr((corpus, stamps)))}.seen"
@@ -172,7 +174,7 @@ def _made(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
 ) -> TokenRows:
-    """A new cache in this folder, in the place of a damaged one."""
+    """Write the cache to this folder, replacing a damaged one, and open it."""
     with drafted(folder) as draft:
         _write(draft, corpus, tokenizer, max_length)
     if (found := _opened(folder, digests)) is None:
@@ -185,7 +187,7 @@ def _digest(text: str) -> str:
 
 
 def identity(tokenizer: PreTrainedTokenizerBase) -> str:
-    """All that decides the ids, without the cutting and padding that an earlier call left switched on."""
+    """A text of all that decides a tokenizer's ids, except truncation and padding, which it resets."""
     if tokenizer.is_fast:
         core = tokenizer.backend_tokenizer
         core.no_truncation()  # each call sets its own
@@ -197,7 +199,7 @@ def identity(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _opened(folder: Path, digests: Mapping[str, str]) -> TokenRows | None:
-    """The cache in this folder, unless it is absent, cut short or unreadable."""
+    """The cache in this folder; None if it is absent, cut short or unreadable."""
     try:
         meta = json.loads((folder / "meta.json").read_text())
         columns, counts = meta["columns"], Counts(*meta["counts"])
@@ -210,7 +212,7 @@ def _opened(folder: Path, digests: Mapping[str, str]) -> TokenRows | None:
 
 
 def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-    """Tokenise into a folder, one pass."""
+    """Tokenise a corpus into a folder, in one pass."""
     rows, counts = read(corpus, longest=CHARACTERS_A_TOKEN * max_length)
     sentences = list(chain.from_iterable(rows))
     dtype = np.uint16 if max(tokenizer.get_vocab().values()) < 1 << 16 else np.int32

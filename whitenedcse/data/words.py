@@ -1,10 +1,10 @@
 """Token ids of sentences by way of their words, each of which is tokenised once, in one process or several.
 
-Right where the ids of "a b" are those of "a" and then those of " b", whatever a and b are: `memory` says for
-which tokenizers that is so, and a sentence with anything in it that could break it is given to the tokenizer.
+It is exact where the ids of "a b" are those of "a" followed by those of " b" for any a and b: `memory` finds
+out for which tokenizers, and a sentence that could be an exception is tokenised as a whole by the tokenizer.
 
-A worker process is an interpreter of its own that imports NumPy and `tokenizers` alone: a script needs no
-guard around its main part, and no thread or device is copied. It ends with this process.
+A worker process is a new interpreter that imports NumPy and `tokenizers` alone: a script needs no guard
+around its main part, and no thread or device is copied. It ends with this process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Ids = tuple[NDArray[np.int32], NDArray[np.int64]]  # of n sentences: all ids end to end (t,), lengths (n,)
 Frame = tuple[list[int], list[int]]  # the ids that stand before and after those of a sentence
-MOST = 1 << 20  # words remembered, some 250 bytes each; then it begins anew
+MOST = 1 << 20  # words remembered, some 250 bytes each; beyond that all are forgotten
 PROBE = ["a b", "b"]  # tells special tokens that are not simply put around a sentence
 CALLS = ("__call__", "_encode_plus", "_batch_encode_plus")  # of Transformers 4 and 5
 Worker = Popen[bytes]
@@ -41,27 +41,27 @@ sys.path[:] = sys.argv[1:]; from whitenedcse.data.words import work; work()"""
 
 
 def flat(rows: Sequence[Sequence[int]]) -> Ids:
-    """Lists of ids end to end."""
+    """Lists of ids -> all ids concatenated (t,), and the length of each list (n,)."""
     return np.fromiter(chain.from_iterable(rows), np.int32), np.fromiter(map(len, rows), np.int64, len(rows))
 
 
 def listed(ids: NDArray[np.integer], lengths: NDArray[np.int64]) -> list[list[int]]:
-    """The lists again."""
+    """Concatenated ids (t,) and lengths (n,) -> n lists of ids."""
     every, bounds = ids.tolist(), [0, *lengths.cumsum().tolist()]
     return [every[a:b] for a, b in pairwise(bounds)]
 
 
 def own(sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> Ids:
-    """The ids of each sentence as the tokenizer's own call gives them."""
+    """The ids of each sentence as the tokenizer's own call gives them, cut to `max_length`."""
     without = {"return_attention_mask": False, "return_token_type_ids": False}
     return flat(tokenizer(sentences, truncation=True, max_length=max_length, **without)["input_ids"])
 
 
 def memory(tokenizer: PreTrainedTokenizerBase, max_length: int) -> Words | None:
-    """An empty memory for a tokenizer that works word by word; None for any other.
+    """An empty `Words` for a tokenizer that works word by word; None for any other.
 
-    Known to do so: WordPiece and BPE without dropout, on words that BERT's pre-tokenizer or GPT-2's found in
-    text as it is or as BERT's normalizer left it, with the same special tokens around every sentence.
+    Such are WordPiece and BPE without dropout, after BERT's or GPT-2's pre-tokenizer, with BERT's normalizer
+    or none, and with the same special tokens around every sentence.
     """
     if not (_plain(tokenizer) and _by_word(tokenizer)):
         return None
@@ -79,7 +79,7 @@ def memory(tokenizer: PreTrainedTokenizerBase, max_length: int) -> Words | None:
 
 
 def _plain(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether its call does nothing but ask the Rust core, and cuts on the right."""
+    """Whether the tokenizer's call only passes text to its Rust core, and truncates on the right."""
     from transformers import PreTrainedTokenizerFast
 
     kind = type(tokenizer)
@@ -91,7 +91,7 @@ def _plain(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _by_word(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether no step of the core looks beyond a space."""
+    """Whether no step of the tokenizer's Rust core depends on text across a space."""
     from tokenizers import models, normalizers, pre_tokenizers
 
     core = tokenizer.backend_tokenizer
@@ -105,13 +105,13 @@ def _by_word(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 class Words(dict[str, int]):
-    r"""Word -> 2 * its number, + 1 if it begins a sentence, which is then written "\n" before it.
+    r"""Word -> 2 * its number, + 1 for the first word of a sentence, which is then written "\n" before it.
 
-    The ids of word i are the `lengths[i]` from `starts[i]` on; those of a beginning have in front what ends
-    the sentence before and what begins this one. Number 0 is any word that only the tokenizer itself may
-    tokenise: an empty one (two spaces, or one at an end), one with a special token or a character that does
-    not print.
-    Pickled, it is an empty memory of the same tokenizer, whose `literal` says that special tokens are text.
+    The ids of word i are `lengths[i]` ids from `starts[i]` on; a first word's ids have in front the special
+    tokens that end the previous sentence and begin this one. Number 0 is any word that only the tokenizer
+    itself may tokenise: an empty one (two spaces, or one at an end), one with a special token or an
+    unprintable character. Unpickled, it is an empty memory for the same tokenizer. literal: whether special
+    tokens in a text are plain text.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Words(dict[str, int]):
         return Words, self.made_of
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Remove all words."""
         self.clear()
         self.new: list[str] = []
         self.ids, self.starts, self.lengths = (
@@ -150,7 +150,7 @@ class Words(dict[str, int]):
         return self[word]
 
     def ids_of(self, sentences: Sequence[str]) -> Ids:
-        """The ids of each sentence, special tokens among them, cut to `max_length`."""
+        """The ids of each sentence, special tokens included, cut to `max_length`."""
         if len(self) > MOST:
             self.forget()
         split = ("\n" + " \n".join(sentences) + " \n").split(" ")
@@ -174,13 +174,13 @@ class Words(dict[str, int]):
         return both, counts
 
     def whole(self, sentences: Sequence[str]) -> Ids:
-        """The same as the core itself gives it."""
+        """The ids of each sentence, tokenised as a whole by the Rust core and cut to `max_length`."""
         self.core.enable_truncation(self.max_length)
         self.core.no_padding()
         return flat([found.ids for found in self.core.encode_batch(sentences)])
 
     def put_together(self, words: NDArray[np.int64], first: NDArray[np.int64]) -> Ids:
-        """The ids of sentences from the numbers of their words and the places of their first ones."""
+        """The ids of sentences from the numbers of their words and the positions of first words."""
         starts, lengths = (
             np.frombuffer(self.starts, np.int64)[words],
             np.frombuffer(self.lengths, np.int64)[words],
@@ -195,7 +195,7 @@ class Words(dict[str, int]):
         return np.frombuffer(self.ids, np.int32)[places[edges[0] : edges[-1]]], np.diff(edges)
 
     def learn(self) -> None:
-        """Tokenise the new words, each by itself."""
+        """Tokenise each of the new words by itself."""
         self.core.no_truncation()
         self.core.no_padding()
         # all as one text takes a third less time, but the offsets that byte-level tokenizers give tell words
@@ -215,9 +215,9 @@ class Words(dict[str, int]):
 def ids_of_several(
     known: Words, processes: int, batch: Callable[[int], Sequence[str]], starts: Sequence[int]
 ) -> Iterator[Ids]:
-    """The ids of each batch in turn, which so many processes work out, each with a memory of its own.
+    """The ids of each batch in order, computed by `processes` worker processes, each with its own `Words`.
 
-    Raises OSError if one of them ends before its work does, and what it met otherwise.
+    Raises OSError if a worker ends early, and any error that a worker met.
     """
     with ThreadPoolExecutor(processes) as threads, crew(known, processes) as idle:
 
@@ -233,7 +233,7 @@ def ids_of_several(
 
 @contextmanager
 def crew(known: Words, processes: int) -> Iterator[SimpleQueue[Worker]]:
-    """So many processes with an empty memory, which end with this context."""
+    """A context with a queue of `processes` idle workers, each with an empty memory; it ends them on exit."""
     command = [sys.executable, "-c", START, *sys.path]
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}  # the others have the other cores
     with ExitStack() as stack:
@@ -248,7 +248,7 @@ def crew(known: Words, processes: int) -> Iterator[SimpleQueue[Worker]]:
 
 
 def asked(worker: Worker, sentences: Sequence[str]) -> Ids:
-    """The ids of sentences by one process."""
+    """The ids of sentences, computed by one worker. Raises OSError if it has ended."""
     told(worker, sentences)
     assert worker.stdout
     try:
@@ -261,7 +261,7 @@ def asked(worker: Worker, sentences: Sequence[str]) -> Ids:
 
 
 def told(worker: Worker, message: object) -> None:
-    """Send something to a process."""
+    """Send a message to a worker. Raises OSError if it has ended."""
     assert worker.stdin
     try:
         pickle.dump(message, worker.stdin)
@@ -271,7 +271,7 @@ def told(worker: Worker, message: object) -> None:
 
 
 def lost(worker: Worker) -> OSError:
-    """What is said of a process that is no longer there."""
+    """The error to raise for a worker that has ended."""
     worker.kill()
     status = worker.wait()
     how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
@@ -279,13 +279,13 @@ def lost(worker: Worker) -> OSError:
 
 
 def end(worker: Worker) -> None:
-    """End a process, which has nothing to keep."""
+    """End a worker, which has nothing to save."""
     with suppress(OSError), worker:  # closes its pipes and waits for it
         worker.kill()
 
 
 def work() -> None:
-    """What such a process does: ids for sentences, until its input ends."""
+    """The loop of a worker: ids for each list of sentences, until its input ends."""
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     with suppress(EOFError, BrokenPipeError, pickle.UnpicklingError):
         known: Words = pickle.load(source)

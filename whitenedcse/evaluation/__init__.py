@@ -1,1 +1,1 @@
-"""Judging embeddings: tasks, geometry, maps fitted on frozen vectors. A model arrives as a function."""
+"""Evaluating embeddings: tasks, geometry, transforms fitted to frozen vectors. A model is a function here."""

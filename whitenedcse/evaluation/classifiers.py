@@ -4,7 +4,7 @@ n: rows    d: features    c: classes    p: pairs of training and development row
 
 Both are called as classify(x, y, split): x (n, d), y (n,) in 0..c-1, split None for cross-validation or (n,)
 of "train", "dev" and "test". They return the predictions, (n,) or those of the test rows in order, and the
-accuracy x 100 on the rows that the choice of a hyper-parameter was made on. Test rows choose nothing.
+accuracy x 100 on the rows that the hyper-parameter was chosen on, which are never test rows.
 
 [1] Conneau and Kiela, SentEval, arXiv:1803.05449; its senteval/tools/validation.py and classifier.py
 """
@@ -33,7 +33,7 @@ RATE, BETA1, BETA2, EPSILON = 1e-3, 0.9, 0.999, 1e-8  # torch.optim.Adam's defau
 
 
 class Data(NamedTuple):
-    """x: (n, d + 1) with a column of ones, which makes the bias the last row of the weights. y: (n,)."""
+    """Features x: (n, d + 1), with a last column of ones for the bias, and labels y: (n,)."""
 
     x: Tensor
     y: Tensor
@@ -41,24 +41,24 @@ class Data(NamedTuple):
 
     @classmethod
     def on(cls, device: str, x: NDArray[Any], y: Labels) -> Data:
-        """(n, d), (n,) -> there."""
+        """The data on a device: features (n, d) without the column of ones, labels (n,)."""
         columns = np.pad(np.asarray(x, np.float32), ((0, 0), (0, 1)), constant_values=1)
         return cls(torch.from_numpy(columns).to(device), torch.from_numpy(y).to(device), int(y.max()) + 1)
 
     def predicted(self, rows: Rows, weights: Tensor) -> Tensor:
-        """weights: (d + 1, ..., c) -> (rows, ...)."""
+        """The predicted classes of these rows: weights (d + 1, ..., c) -> (rows, ...)."""
         return torch.tensordot(self.x[torch.from_numpy(rows).to(self.x.device)], weights, dims=1).argmax(
             dim=-1
         )
 
     def accuracy(self, rows: Rows, weights: Tensor) -> Tensor:
-        """weights: (d + 1, r, c) -> (r,) in float64."""
+        """The accuracy on these rows, from 0 to 1 in float64: weights (d + 1, r, c) -> (r,)."""
         y = self.y[torch.from_numpy(rows).to(self.x.device), None]
         return (self.predicted(rows, weights) == y).double().mean(dim=0)
 
 
 def initial_weights(d: int, c: int) -> Tensor:
-    """What nn.Linear(d, c) holds after torch.manual_seed(SEED), as (d + 1, c), the bias last."""
+    """The weights of nn.Linear(d, c) after torch.manual_seed(SEED), as (d + 1, c) with the bias last."""
     random = torch.Generator().manual_seed(SEED)
     weight, bias = torch.empty(c, d), torch.empty(c, 1)
     nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=random)
@@ -69,9 +69,10 @@ def initial_weights(d: int, c: int) -> Tensor:
 def fitted(
     data: Data, pairs: Sequence[Pair], decay: Tensor, drawn: Sequence[int] | None = None
 ) -> tuple[list[Tensor], NDArray[np.float64]]:
-    """Each pair's best weights (d + 1, r, c), and their accuracy (p, r) on its development rows.
+    """The best weights (d + 1, r, c) of each pair, and their accuracies (p, r) on its development rows.
 
-    decay: (p, r). drawn: sizes of permutations drawn before the first epoch's. Equally many rows go together.
+    decay: (p, r). drawn: for each pair the size of a permutation drawn before that of the first epoch. Pairs
+    with equally many training rows are trained together.
     """
     weights: list[Tensor] = [data.x] * len(pairs)
     accuracy = np.empty(tuple(decay.shape))
@@ -90,7 +91,7 @@ def fitted(
 def _together(
     data: Data, pairs: Sequence[Pair], decay: Tensor, random: np.random.RandomState
 ) -> tuple[Tensor, Tensor]:
-    """Best weights (p, d + 1, r, c) and accuracies (p, r) of pairs with equally many training rows."""
+    """The best weights (p, d + 1, r, c) and accuracies (p, r) of pairs with equally many training rows."""
     p, r = decay.shape
     device = data.x.device
     start = initial_weights(data.x.shape[1] - 1, data.classes).to(device)
@@ -119,7 +120,7 @@ def _together(
 
 
 class _Adam(NamedTuple):
-    """Weights (p, d + 1, r * c) amid torch.optim.Adam's steps; decay: (p, 1, r * c)."""
+    """The state of torch.optim.Adam for weights (p, d + 1, r * c); decay: (p, 1, r * c)."""
 
     weights: Tensor
     first: Tensor
@@ -132,7 +133,7 @@ class _Adam(NamedTuple):
         return cls(weights.clone(), torch.zeros_like(weights), torch.zeros_like(weights), decay, 0)
 
     def stepped(self, gradient: Tensor) -> _Adam:
-        """Changes the three tensors in place."""
+        """The state after one step; weights and both moments are changed in place."""
         steps = self.steps + 1
         gradient.addcmul_(self.weights, self.decay)
         self.first.lerp_(gradient, 1 - BETA1)
@@ -149,7 +150,7 @@ class _Adam(NamedTuple):
 
 
 def _epoch(data: Data, rows: Tensor, order: Tensor, adam: _Adam) -> _Adam:
-    """One pass over rows (p, n) in one order (n,), by batches."""
+    """One pass over rows (p, n) in the order (n,), in batches; returns the new state."""
     for part in order.to(rows.device).split(BATCH):
         batch = rows[:, part]
         x = data.x[batch]  # (p, batch, d + 1)
@@ -167,7 +168,7 @@ HELD_OUT = 0.05
 
 
 class Case(NamedTuple):
-    """Rows to train on, rows to predict, and the pairs within the former by which to choose."""
+    """Rows to train on, rows to predict, and pairs of the training rows to choose the hyper-parameter by."""
 
     train: Rows
     test: Rows
@@ -175,7 +176,7 @@ class Case(NamedTuple):
 
 
 def classifier(name: str) -> Classify:
-    """The classifier of that name."""
+    """The classifier of this name, "lbfgs" or "senteval". Raises ValueError for any other."""
     known: dict[str, Classify] = {"lbfgs": lbfgs, "senteval": senteval}
     if name not in known:
         raise ValueError(f"no classifier {name!r}; there are {' and '.join(known)}")
@@ -201,10 +202,11 @@ def _in_order(cases: Sequence[Case], predictions: Sequence[NDArray[Any]]) -> NDA
 
 
 def lbfgs(x: NDArray[Any], y: Labels, split: Split) -> tuple[NDArray[Any], float]:
-    """Logistic regression by scikit-learn, C chosen on the dev rows, or else on a stratified tenth of train.
+    """Logistic regression by scikit-learn; C is chosen on the dev rows, or else on a tenth of train.
 
-    x is divided by one number, its root mean square over the training rows: then C means the same at
-    any norm. The chosen C is fitted to all of train. Float32 may miss the tolerance, unwarned.
+    x: (n, d), y: (n,), split: (n,) or None -> predictions, accuracy x 100 on the dev rows. x is divided by
+    one number, its root mean square over the training rows, so that C means the same at any norm. The chosen
+    C is fitted to all of train. Float32 may miss the tolerance; there is no warning then.
     """
     from sklearn.exceptions import ConvergenceWarning  # seconds that what only reads texts need not wait for
     from sklearn.linear_model import LogisticRegression
@@ -228,9 +230,10 @@ def lbfgs(x: NDArray[Any], y: Labels, split: Split) -> tuple[NDArray[Any], float
 def senteval(x: NDArray[Any], y: Labels, split: Split) -> tuple[NDArray[Any], float]:
     """One linear layer by Adam with early stopping, its weight decay chosen by ten inner folds [1].
 
-    What SentEval trains one by one, 410 classifiers in a cross-validated task, is trained together: they
-    share seed, initial weights and, among equally many rows, permutations. With dev rows, [1] trains the
-    chosen one again, to the same weights. It computes on CUDA where there is one.
+    x: (n, d), y: (n,), split: (n,) or None -> predictions, accuracy x 100 on the dev rows. The classifiers
+    that SentEval trains one by one, 410 in a cross-validated task, are trained together: they share seed,
+    initial weights and, among equally many rows, permutations. With dev rows, [1] trains the chosen one
+    again, to the same weights. It computes on CUDA where there is one.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     data, cases = Data.on(device, x, y), _cases(y, split)

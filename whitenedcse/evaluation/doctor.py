@@ -1,4 +1,4 @@
-"""The data doctor: are the tasks and corpora on this machine the ones that published scores were made with?
+"""Checks whether the tasks and corpora on this machine are the published ones.
 
 The counts are those of data/README.md, where several copies agree; that of nli is from
 github.com/princeton-nlp/SimCSE/issues/238. data/checksums.json has the checksums of the copy that was read.
@@ -46,7 +46,7 @@ CORRUPTED = (
 
 
 class Contents(NamedTuple):
-    """What was read: rows, blank lines beside them, and what is wrong, in sentences."""
+    """What files contain: their rows, the number of blank lines, and what is wrong, in sentences."""
 
     rows: Sequence[Hashable]
     blank: int
@@ -54,9 +54,10 @@ class Contents(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A task or corpus as it lies here. verdict: ok, differs (from the copy checked), wrong or missing.
+    """The state of a task or corpus. verdict: ok, differs (from the copy checked), wrong or missing.
 
-    rows: with the blank ones; None if they could not be read. repeated: rows equal to an earlier one.
+    rows: their number, blank ones included; None if they could not be read. repeated: rows equal to an
+    earlier one.
     """
 
     task: str
@@ -71,7 +72,10 @@ class Finding(NamedTuple):
 
 
 def examined(folder: Path | None = None) -> list[Finding]:
-    """Every task and corpus under `folder`, or under the data roots, as an evaluation would find it."""
+    """The state of every task and corpus under `folder`, or under the data roots, as an evaluation finds it.
+
+    Raises FileNotFoundError if `folder` does not exist.
+    """
     if folder is not None and not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     within = roots() if folder is None else [folder.resolve()]
@@ -103,7 +107,7 @@ def _base(homes: Sequence[Path], folder: str) -> Path:
 def _judged(
     task: str, base: Path, names: Sequence[str], expected: int, contents: Callable[[], Contents]
 ) -> Finding:
-    """The verdict on the files `names` in `base`; what they hold is read only if all are there."""
+    """The state of the files `names` in `base`, which are read only if all of them exist."""
     names = list(dict.fromkeys(names))
     short = Path(names[0]).name if len(names) == 1 else f"{Path(names[0]).parent.name} ({len(names)})"
     unread = Finding(task, base, short, expected, None, 0, 0, "wrong", "")
@@ -134,7 +138,7 @@ def _remedy(task: str, base: Path) -> str:
 
 
 def _pairs(name: str, home: Path) -> Contents:
-    """The scored pairs of one of sts.TASKS. Their scores lie from 0 to 5, those of SICK from 1 to 5."""
+    """The scored pairs of one of sts.TASKS; scores must lie from 0 to 5, those of SICK from 1 to 5."""
     low, high = (1 if name.startswith("SICK") else 0), 5
     subsets, wrong = read(name, home), []
     for subset, expected in zip(subsets, PAIRS[name], strict=True):
@@ -147,7 +151,7 @@ def _pairs(name: str, home: Path) -> Contents:
 
 
 def _labelled(name: str, home: Path) -> Contents:
-    """The texts of one of transfer.TRANSFER, which is refused if it has not as many as published."""
+    """The texts of one of transfer.TRANSFER. Raises ValueError unless there are as many as published."""
     try:
         read = transfer.read(name, home / RTE if name == "RTE" else home)
     except ValueError as error:
@@ -165,7 +169,7 @@ def _text(path: Path, columns: tuple[str, ...], expected: int) -> Contents:
 
 
 def lines(found: Iterable[Finding]) -> list[list[str]]:
-    """COLUMNS of each; `remarks` says where and why."""
+    """The cells of a table with the columns COLUMNS, a row for each finding; `remarks` has the reasons."""
     return [
         [f.task, f.files, "-" if f.rows is None else f"{f.rows:,}"]
         + [f"{f.expected:,}", f"{f.repeated:,}", f"{f.blank:,}", f.verdict]
@@ -174,7 +178,7 @@ def lines(found: Iterable[Finding]) -> list[list[str]]:
 
 
 def remarks(found: Sequence[Finding]) -> list[str]:
-    """A line for everything that is not ok, one that says where was looked, and a last one that counts."""
+    """A line for every finding that is not ok, one with the folders searched, and one with the counts."""
     looked = ", ".join(dict.fromkeys(str(f.base) for f in found))
     verdicts = [f.verdict for f in found]
     count = ", ".join(f"{verdicts.count(word)} {word}" for word in ("ok", "differs", "wrong", "missing"))

@@ -1,4 +1,4 @@
-"""The shape of a cloud of embeddings: how near positives are, how evenly it spreads, how many axes it fills.
+"""The geometry of embeddings: alignment of positives, uniformity, isotropy, spectrum and effective rank.
 
 v: views    n: sentences    d: width
 
@@ -27,7 +27,7 @@ def _unit(x: Tensor) -> Tensor:
 
 @full_precision
 def alignment(x: Tensor, y: Tensor) -> Tensor:
-    """The mean squared distance between positives, rows x[i] and y[i], on the unit sphere: 0 to 4.
+    """The mean squared distance on the unit sphere between positives, rows x[i] and y[i]: 0 to 4.
 
     (..., n, d), (..., n, d) -> (). Which pairs are positives is the caller's choice. Eq. 9 of [1], from [2].
     """
@@ -38,9 +38,9 @@ def alignment(x: Tensor, y: Tensor) -> Tensor:
 
 @full_precision
 def diversity(x: Tensor) -> Tensor:
-    """The mean distance of two views of a sentence, on the unit sphere: 0 where they are equal, at most 2.
+    """The mean distance on the unit sphere between two views of a sentence: 0 to 2, 0 where they are equal.
 
-    x: (v, n, d) -> (), over all sentences and pairs of different views. What Figure 1d of [1] shows.
+    x: (v, n, d) -> (), over all sentences and pairs of different views. Figure 1d of [1] shows it.
     """
     views = normalize(at_least_float32(x), dim=-1).unbind()
     return torch.stack([(a - b).norm(dim=-1).mean() for a, b in combinations(views, 2)]).mean()
@@ -48,9 +48,9 @@ def diversity(x: Tensor) -> Tensor:
 
 @full_precision
 def uniformity(x: Tensor) -> Tensor:
-    """The log of the mean of exp(-2 ||x_i - x_j||^2) over all i < j, on the unit sphere: 0 when collapsed.
+    """The log of the mean of exp(-2 ||x_i - x_j||^2) over all i < j on the unit sphere; 0 when collapsed.
 
-    (n, d) -> (), lower is more even. Memory grows with CHUNK x n. Eq. 10 of [1], from [2], with its t = 2.
+    (n, d) -> (), lower is more uniform. Memory grows with CHUNK x n. Eq. 10 of [1], from [2], with its t = 2.
     """
     n = len(x)
     if n < 2:
@@ -64,18 +64,18 @@ def uniformity(x: Tensor) -> Tensor:
 
 
 def mean_cosine(x: Tensor) -> Tensor:
-    """The mean cosine of x[i] and x[j] over all i < j: 1 when collapsed, near 0 when even. (n, d) -> ().
+    """The mean cosine of x[i] and x[j] over all i < j: 1 when collapsed, near 0 when uniform.
 
-    In closed form: the squared length of the sum of the n unit vectors holds every pair twice.
+    (n, d) -> (). In closed form: the squared length of the sum of the n unit vectors counts every pair twice.
     """
     x = _unit(x.double())
     return (x.sum(dim=0).square().sum() - len(x)) / (len(x) * (len(x) - 1))
 
 
 def spread(x: Tensor) -> Tensor:
-    """The mean squared distance from the mean, over the mean squared length: 0 where all rows are equal.
+    """The mean squared distance from the mean over the mean squared length: 0 where all rows are equal.
 
-    (n, d) -> (), float64, at most 1. Unlike the `effective_rank` it does not take rounding for a direction.
+    (n, d) -> (), float64, at most 1. Unlike `effective_rank` it does not count rounding as a direction.
     """
     x = x.double()
     apart = x - x[:1]  # equal rows become exact zeros, which a rounded mean would not grant
@@ -104,22 +104,25 @@ def effective_rank(x: Tensor) -> Tensor:
 
 
 def axes_filled(shares: Tensor) -> Tensor:
-    """A `spectrum` (d,) -> its `effective_rank`, for who needs both: decomposing is what costs."""
+    """The effective rank of a `spectrum` (d,), which is all that takes time to compute."""
     return torch.special.entr(shares).sum().exp() if shares.any() else shares.sum()
 
 
 def isotropy(x: Tensor) -> Tensor:
-    """IsoScore: 0 when all variance lies along one axis, 1 when every axis has the same. (n, d) -> ().
+    """IsoScore: 0 when all variance lies along one axis, 1 when every axis has the same variance.
 
-    Its five steps (Rudman et al., arXiv:2108.07344) come down to (1 / sum(p^2) - 1) / (d - 1), p being the
-    `spectrum`: NaN where all rows are equal.
+    (n, d) -> (). Its five steps (Rudman et al., arXiv:2108.07344) reduce to (1 / sum(p^2) - 1) / (d - 1), p
+    being the `spectrum`: NaN where all rows are equal.
     """
     shares = spectrum(x)
     return (1 / shares.square().sum() - 1) / (len(shares) - 1) if shares.any() else shares.sum() * torch.nan
 
 
 def described(x: Tensor, positives: Tensor) -> dict[str, Any]:
-    """All of the above, of (n, d) vectors and the (2, m) rows that are positives; None where undefined."""
+    """All measures of this module by name, None where undefined.
+
+    x: (n, d), positives: (2, m), the rows of the positive pairs.
+    """
     left, right = x[positives[0]], x[positives[1]]
     values = {
         "alignment": alignment(left, right) if len(left) else None,

@@ -1,7 +1,7 @@
-"""Every set of layers and every number of components scored at once, as products of matrices.
+"""Scores of every set of layers and every number of components, computed together as matrix products.
 
     l: layers    n: sentences, or pairs    d: width    m: columns, each a way to make embeddings
-    planes: (l, n, d), one pooled vector a layer and sentence, the n of `pairs_index`; a memory map will do
+    planes: (l, n, d), one pooled vector per layer and sentence, the n of `pairs_index`; may be a memory map
 
 [1] Huang et al., WhiteningBERT, arXiv:2104.01767    [2] Su et al., BERT-whitening, arXiv:2103.15316
 """
@@ -31,7 +31,7 @@ OfTask = Callable[[str], NDArray[Any]] | Mapping[str, NDArray[Any]]
 
 
 class Subsets(NamedTuple):
-    """Scores of the subsets of layers up to `largest` layers; `complete` if that is all of them."""
+    """Scores of the sets of up to `largest` layers; `complete` if these are all sets."""
 
     records: list[dict[str, Any]]
     largest: int
@@ -39,9 +39,10 @@ class Subsets(NamedTuple):
 
 
 def aggregate(index: Index, similarities: OfTask) -> dict[str, Floats]:
-    """Each task's (3, m), rows as in MEANS, and last, as "average", their mean over the tasks.
+    """Scores of m columns of similarities by task, (3, m) with rows as in MEANS, and their "average".
 
-    similarities: a task -> (n, m), for the n pairs of all its subsets in order.
+    similarities: a task -> (n, m), for the n pairs of all its subsets in order. Raises ValueError for another
+    n. "average" is the mean over the tasks, and comes last.
     """
     scores: dict[str, Floats] = {}
     for task, subsets in index.items():
@@ -60,7 +61,7 @@ def _of(values: OfTask, task: str) -> NDArray[Any]:
 
 
 def records(scores: Mapping[str, Floats], columns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows for a table: what `columns` says of each column, the task, and MEANS; None for undefined."""
+    """Scores as rows of a table: the values of `columns`, the task, and MEANS, None where undefined."""
     return [
         {**column, "task": task, **dict(zip(MEANS, values, strict=True))}
         for task, table in scores.items()
@@ -71,10 +72,11 @@ def records(scores: Mapping[str, Floats], columns: Sequence[Mapping[str, Any]]) 
 
 
 def subset_cosines(planes: NDArray[Any], rows: NDArray[np.intp], masks: NDArray[np.bool_]) -> Floats:
-    """Cosines of the mean over each mask's layers: rows (2, n), masks (m, l) -> (n, m).
+    """Cosines of pairs that are embedded by the mean over the layers of each mask.
 
-    A mean's products are sums over its layers of inner products, so none is formed. Their error is 1e-16 of
-    the layers' squared norms: NaN where layers cancel to less than RESOLUTION of those, or all are zero.
+    rows: (2, n), masks: (m, l) -> (n, m). Products of means are sums of inner products of layers, so no mean
+    is formed. Their error is 1e-16 of the layers' squared norms: NaN where layers cancel to less than
+    RESOLUTION of those, or all are zero. Raises ValueError for masks of another number of layers.
     """
     if masks.shape[1] != len(planes):
         raise ValueError(f"masks of {masks.shape[1]} layers, planes of {len(planes)}")
@@ -82,7 +84,7 @@ def subset_cosines(planes: NDArray[Any], rows: NDArray[np.intp], masks: NDArray[
 
 
 def _cosines_by_mask(planes: NDArray[Any], rows: NDArray[np.intp]) -> Callable[[NDArray[np.bool_]], Floats]:
-    """`subset_cosines` with the masks still to come."""
+    """`subset_cosines` as a function of masks (m, l) -> (n, m), with its inner products computed once."""
     (left, right), inverse = np.unique(np.sort(rows, axis=0), axis=1, return_inverse=True)  # so they tie
     i, j = np.triu_indices(len(planes))
     step = max(1, CELLS // planes[:, 0].size)
@@ -106,7 +108,7 @@ def _cosines_by_mask(planes: NDArray[Any], rows: NDArray[np.intp]) -> Callable[[
 
 
 def _products(planes: NDArray[Any], left: NDArray[np.intp], right: NDArray[np.intp]) -> Floats:
-    """a.b, a.a, b.b of each pair for layers i <= j, both orders added up: (3, n, l (l + 1) / 2)."""
+    """The products a.b, a.a, b.b of each pair for layers i <= j: (3, n, l (l + 1) / 2), both orders added."""
     a, b = (np.moveaxis(planes[:, at].astype(np.float64), 0, 1) for at in (left, right))
     i, j = np.triu_indices(len(planes))
 
@@ -119,7 +121,7 @@ def _products(planes: NDArray[Any], left: NDArray[np.intp], right: NDArray[np.in
 
 
 def pairs(planes: NDArray[Any], index: Index) -> list[dict[str, Any]]:
-    """Records of the mean of any two layers, or of one with itself, whitening off and on: Figure 1 of [1].
+    """Scores of the mean of any two layers, or of one layer, without and with whitening: Figure 1 of [1].
 
     A task's whitening is fitted to both sides of all its pairs, with repetition, as the code of [1] does.
     """
@@ -137,9 +139,9 @@ def pairs(planes: NDArray[Any], index: Index) -> list[dict[str, Any]]:
 def _whitened_cosines(
     planes: NDArray[Any], both: Sequence[tuple[int, int]], rows: NDArray[np.intp]
 ) -> Floats:
-    """(n, m): whitening fitted to all the rows, and applied to each sentence once.
+    """Cosines (n, m) after whitening that is fitted to all rows and applied to each sentence once.
 
-    A column a core at a time: matrices so small gain nothing from a second thread each.
+    One column per core: matrices so small gain nothing from a second thread each.
     """
     sentences, at = np.unique(rows, return_inverse=True)
     left, right = at.reshape(rows.shape)
@@ -154,9 +156,9 @@ def _whitened_cosines(
 
 
 def subsets(planes: NDArray[Any], index: Index) -> Subsets:
-    """Records of the mean of every set of layers, by size: the study behind Figure 2 of [1].
+    """Scores of the mean of every set of layers, by size: the study behind Figure 2 of [1].
 
-    Where there are more than `LIMIT` sets, the sizes up to the largest that keeps to it, and at least 2.
+    Where there are more than `LIMIT` sets, only sizes up to the largest that keeps to it, and at least 2.
     """
     _check(planes, index)
     layers = len(planes)
@@ -175,7 +177,10 @@ def subsets(planes: NDArray[Any], index: Index) -> Subsets:
 
 
 def best_of_each_size(rows: Iterable[Mapping[str, Any]], mean: str) -> list[dict[str, Any]]:
-    """Of `subsets`' records, the best average over the tasks for each number of layers, by one of MEANS."""
+    """Of the records of `subsets`, the best average over the tasks for each number of layers.
+
+    mean: the aggregation to compare, one of MEANS; ValueError for any other.
+    """
     if mean not in MEANS:
         raise ValueError(f"no mean {mean!r}; there are {', '.join(MEANS)}")
     rising = sorted((r for r in rows if r["task"] == "average" and r[mean] is not None), key=itemgetter(mean))
@@ -184,7 +189,10 @@ def best_of_each_size(rows: Iterable[Mapping[str, Any]], mean: str) -> list[dict
 
 
 def components(y: NDArray[Any], rows: NDArray[np.intp]) -> Floats:
-    """Cosines of the first k columns for every k: y (n, d) in order of variance, rows (2, n) -> (n, d)."""
+    """Cosines of pairs by the first k columns, for every k.
+
+    y: (n, d) by descending variance, rows: (2, n) -> (n, d), column k - 1 for k.
+    """
     a, b = np.asarray(y, np.float64)[rows]
     ab, aa, bb = (np.cumsum(p * q, axis=1) for p, q in ((a, b), (a, a), (b, b)))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -194,9 +202,9 @@ def components(y: NDArray[Any], rows: NDArray[np.intp]) -> Floats:
 
 
 def all_k(y_of_task: OfTask, index: Index) -> dict[str, Floats]:
-    """`aggregate` at k = 1 ... d components, column k - 1 for k: Figure 1 of [2].
+    """Scores of the first k = 1 ... d components as `aggregate` gives them, in column k - 1: Figure 1 of [2].
 
-    y_of_task: a task -> (n, d), all sentences whitened with the map meant for it, in order of variance.
+    y_of_task: a task -> (n, d), all sentences whitened by the transform of that task, by descending variance.
     """
     return aggregate(index, lambda task: components(_of(y_of_task, task), _rows(index, task)))
 

@@ -1,4 +1,4 @@
-"""Maps fitted on frozen embeddings.
+"""Whitening and other transforms that are fitted to frozen embeddings.
 
 n: sentences    d: width    k: components kept
 
@@ -33,7 +33,11 @@ ORDERED = ("whitening", "pca")  # kinds whose components come by variance
 
 
 class Fitted(NamedTuple):
-    """A map in float64: mean (d,), matrix (d, d), and the variances (d,) of the rows, largest first."""
+    """A fitted transform in float64: mean (d,), matrix (d, d), variances (d,) of the rows, largest first.
+
+    >>> Postprocess("pca").fit(np.array([[0.0, 0.0], [2.0, 0.0], [0.0, 4.0], [2.0, 4.0]])).fitted.variances
+    array([4., 1.])
+    """
 
     mean: Array
     matrix: Array
@@ -48,10 +52,17 @@ class Postprocess:
         "whitening": U diag(1 / sqrt(l)), columns by variance, largest first; [1], Algorithm 1 (whitening-k).
         "pca": U, the rotation alone.    "zca": U diag(1 / sqrt(l)) U', the nearest to the identity [2].
         "centre": I.    "abtt": I without the first `top` axes [3], here projected out of x - mean.
-    k: components that `transform` keeps unless told otherwise, None for all; of whitening and pca.
-    shrinkage: the amount, below 1, of `whitening.shrink`, for few rows; of whitening and zca.
+    k: the number of components that `transform` keeps by default, None for all; for whitening and pca only.
+    shrinkage: the amount, below 1, of `whitening.shrink`, for few rows; for whitening and zca only.
     top: None is d // 100, at least 1, the rule of thumb of [3].    update: see `Moments`.
-    An axis without variance, as any beyond the n - 1st, is not scaled up but dropped: zeros, never infinity.
+    An axis without variance, such as any beyond the first n - 1, is set to zero, never scaled to infinity.
+
+    >>> x = np.array([[0.0, 0.0], [2.0, 0.0], [0.0, 4.0], [2.0, 4.0]])  # variances 1 and 4
+    >>> Postprocess("whitening", k=1).fit(x).transform(x).round(6).tolist()  # of variance 4 comes 1
+    [[-1.0], [-1.0], [1.0], [1.0]]
+    >>> y = Postprocess("zca").fit(x).transform(x)
+    >>> bool(np.allclose(y.T @ y / len(y), np.eye(2)))  # the covariance is the identity
+    True
     """
 
     kind: Kind
@@ -80,19 +91,22 @@ class Postprocess:
                 )
 
     def fit(self, x: NDArray[Any]) -> Self:
-        """Forget what was fitted, and fit (n, d), n >= 2."""
+        """Fit the transform to rows x: (n, d), n >= 2, and to no row before them."""
         new = type(self)(**self.settings).partial_fit(x)
         self._fitted, self.moments, self.provenance = new.fitted, new.moments, {}
         return self
 
     def partial_fit(self, x: NDArray[Any]) -> Self:
-        """Add (n, d) to what is fitted, which is solved anew when it is next asked for."""
+        """Add rows x: (n, d) to those fitted; the transform is computed when it is next needed."""
         self.moments = self._open(np.atleast_2d(x).shape[-1]).update(x)
         self._fitted = None
         return self
 
     def merge(self, other: Postprocess) -> Self:
-        """Add the rows that `other`, of the same settings, was fitted to."""
+        """Add the rows that `other` was fitted to.
+
+        Raises ValueError if its settings differ, or it was loaded.
+        """
         if other.settings != self.settings:
             raise ValueError(f"{other} cannot merge into {self}: their settings differ")
         if other.moments is None:
@@ -102,7 +116,10 @@ class Postprocess:
         return self
 
     def transform(self, x: NDArray[Any], k: int | None = None) -> Array:
-        """(n, d) -> (n, k): the k components of most variance; [1], section 3.3."""
+        """Transformed rows: (n, d) -> (n, k), the k components of largest variance; [1], section 3.3.
+
+        Raises ValueError for rows of another width, or k outside 1 to d.
+        """
         mean, matrix, _ = self.fitted
         d, k = len(mean), self.k if k is None else k
         if k is not None and self.kind not in ORDERED:
@@ -112,7 +129,11 @@ class Postprocess:
         return np.subtract(x, mean, dtype=np.float64) @ matrix[:, :k]
 
     def inverse_transform(self, y: NDArray[Any]) -> Array:
-        """(n, k) -> (n, d): the rows that became y, exact among the fitted ones if k is their rank."""
+        """The rows that `transform` makes y of: (n, k) -> (n, d).
+
+        They are exact for the fitted rows if k is their rank. Raises ValueError for abtt, which has no
+        inverse.
+        """
         mean, matrix, _ = self.fitted
         d, k = len(mean), y.shape[-1]
         if self.kind == "abtt":
@@ -126,7 +147,7 @@ class Postprocess:
         return y @ (matrix[:, :k] / np.where(squares > 0, squares, 1)).T + mean
 
     def save(self, path: Path, provenance: Mapping[str, Any]) -> None:
-        """Write the map, its settings and `provenance`, which is plain JSON, into one safetensors file."""
+        """Write the transform, its settings and `provenance`, plain JSON, to one safetensors file."""
         try:
             metadata = {"settings": json.dumps(self.settings), "provenance": json.dumps(dict(provenance))}
         except TypeError as error:
@@ -138,7 +159,7 @@ class Postprocess:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """What `save` wrote, with its `provenance`: it transforms, but holds no moments to add to."""
+        """The transform that `save` wrote, with its `provenance`; no rows can be added to it."""
         try:
             if path.is_dir():
                 raise ValueError("a directory")
@@ -156,33 +177,33 @@ class Postprocess:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What it was constructed with."""
+        """The arguments it was constructed with."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
 
     @property
     def fitted(self) -> Fitted:
-        """Mean, matrix and variances. Raises ValueError before `fit`, and of fewer than two rows."""
+        """Mean, matrix and variances. Raises ValueError if it was fitted to fewer than two rows."""
         if self._fitted is None:
             self._fitted = self._solved()
         return self._fitted
 
     @property
     def mean(self) -> Array:
-        """(d,), what is subtracted first."""
+        """(d,), which is subtracted first."""
         return self.fitted.mean
 
     @property
     def matrix(self) -> Array:
-        """(d, d), of which `transform` takes the first k columns."""
+        """(d, d), of which `transform` uses the first k columns."""
         return self.fitted.matrix
 
     @property
     def variances(self) -> Array:
-        """(d,), the covariance's eigenvalues before shrinkage, largest first."""
+        """(d,), the eigenvalues of the covariance before shrinkage, largest first."""
         return self.fitted.variances
 
     def _open(self, d: int) -> Moments:
-        """Moments to add to."""
+        """The moments to which rows of width d can be added. Raises ValueError for a loaded transform."""
         if self.moments is None and self._fitted is not None:
             raise ValueError("a loaded map holds no moments to add to; fit it anew")
         return self.moments or Moments(d, self.update)
@@ -215,5 +236,9 @@ class Postprocess:
 
 
 def ladder(d: int) -> list[int]:
-    """The widths worth measuring: d, and those of 256, 128, 64 and 32 below it."""
+    """The numbers of components worth evaluating for width d: d, and those of 256, 128, 64 and 32 below it.
+
+    >>> ladder(768)
+    [768, 256, 128, 64, 32]
+    """
     return [d, *(k for k in (256, 128, 64, 32) if k < d)]

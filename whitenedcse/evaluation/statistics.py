@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-ROUNDING = 1e-12  # values that spread less than this are constant, as they are to correlation.spearman
+ROUNDING = 1e-12  # values that spread less than this are constant, as they are to sts.spearman
 UNDEFINED = 0.05  # the share of undefined draws that an interval bears
 CHUNK = 2**16  # counts at a time: 4,927 x 1,000 take 37 ms, 41 ms at 2**14 and 126 ms at 2**18
 
@@ -20,7 +20,11 @@ Draws = NDArray[np.float64]
 
 
 class Comparison(NamedTuple):
-    """What separates two checkpoints: the difference, its interval, and the two-sided p of no difference."""
+    """The difference of two checkpoints' scores, its 95 % interval, and the two-sided p of no difference.
+
+    >>> Comparison(difference=1.5, low=0.4, high=2.6, p=0.008).low > 0  # the interval excludes 0
+    True
+    """
 
     difference: float
     low: float
@@ -29,7 +33,11 @@ class Comparison(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """Mean and standard deviation (n - 1) over n seeds; one seed has no deviation."""
+    """Mean and standard deviation (divided by n - 1) of scores over n seeds; sd is None for one seed.
+
+    >>> Spread(mean=76.0, sd=1.0, n=3)
+    Spread(mean=76.0, sd=1.0, n=3)
+    """
 
     mean: float
     sd: float | None
@@ -37,9 +45,13 @@ class Spread(NamedTuple):
 
 
 def resamples(n: int, draws: int, seed: int) -> NDArray[np.int32]:
-    """How often each of n pairs is drawn when n are drawn with replacement: -> (draws, n), rows sum to n.
+    """How often each of n pairs is drawn when n are drawn with replacement: (draws, n) int32, rows sum to n.
 
-    The stream depends on seed and n alone; more draws begin with the same ones.
+    The stream depends on seed and n alone, and a larger number of draws starts with the same ones. Raises
+    ValueError unless both n and draws are at least 1.
+
+    >>> resamples(4, draws=3, seed=0).sum(axis=1).tolist()
+    [4, 4, 4]
     """
     if n < 1 or draws < 1:
         raise ValueError(f"{draws} draws from {n} pairs: both must be at least 1")
@@ -51,10 +63,15 @@ def resamples(n: int, draws: int, seed: int) -> NDArray[np.int32]:
 
 
 def weighted_spearman(gold: NDArray[Any], similarity: NDArray[Any], counts: NDArray[Any]) -> Draws:
-    """Spearman's correlation x 100 with pair i taken counts[:, i] times: (n,), (n,), (draws, n) -> (draws,).
+    """Spearman's correlation x 100 of each draw, pair i taken counts[:, i] times.
 
-    NaN where a draw is constant, and in all draws where `correlation.spearman` is undefined. Its sums are
-    integers and exact; they hold 2 million pairs a draw (cubed, below 2**63).
+    gold: (n,), similarity: (n,), counts: (draws, n) -> (draws,). NaN where a draw is constant, and in all
+    draws where `sts.spearman` is undefined. Raises ValueError for lengths that differ. The sums are exact
+    integers, for up to 2 million pairs (n cubed is below 2**63).
+
+    >>> gold, counts = np.array([1.0, 2.0, 3.0]), np.array([[1, 1, 1], [1, 1, 0]])
+    >>> weighted_spearman(gold, np.array([0.1, 0.9, 0.5]), counts).tolist()  # all three pairs; the first two
+    [50.0, 100.0]
     """
     if not len(gold) == len(similarity) == counts.shape[1] > 0:
         raise ValueError(f"{len(gold)} scores, {len(similarity)} similarities, counts of {counts.shape[1]}")
@@ -66,7 +83,7 @@ def weighted_spearman(gold: NDArray[Any], similarity: NDArray[Any], counts: NDAr
 
 
 class _Groups(NamedTuple):
-    """Pairs in `order` of their values, each group of ties beginning at one of `starts`; `of` pair i."""
+    """Groups of equal values: `order` sorts the pairs, groups start at `starts` in it; `of`: of each pair."""
 
     order: NDArray[np.intp]
     starts: NDArray[np.intp]
@@ -90,7 +107,7 @@ def _spearman(counts: NDArray[Any], gold: _Groups, similarity: _Groups) -> Draws
 
 
 def _centred_ranks(counts: NDArray[Any], groups: _Groups) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Twice each pair's mid-rank less its mean, and three times the sum of its squares over the draw.
+    """Twice each pair's mean rank less the average, and three times the sum of its squares over the draw.
 
     A group of m that ends at place c has 2c - m - n; the squares sum to (n^3 - sum of m^3) / 3.
     """
@@ -103,10 +120,16 @@ def _centred_ranks(counts: NDArray[Any], groups: _Groups) -> tuple[NDArray[np.in
 def task_draws(
     gold: NDArray[Any], similarity: NDArray[Any], sizes: Sequence[int], draws: int, seed: int
 ) -> dict[str, Draws]:
-    """Draws of a task of consecutive subsets: "all", "mean", "wmean", and each subset by position, "0" on.
+    """Bootstrap draws of a task made of consecutive subsets, all from one resampling of its n pairs.
 
-    (n,), (n,) -> (draws,) each, all from one resampling of the n pairs: a subset's share varies from draw to
-    draw, its weight in "wmean" is its size.
+    gold: (n,), similarity: (n,), sizes: of the subsets, summing to n -> (draws,) for each of "all" (pooled
+    pairs), "mean" and "wmean" over subsets, and each subset by its position, "0", "1" and so on. A subset's
+    share of the pairs varies between draws, its weight in "wmean" is its size. Raises ValueError for other
+    sizes.
+
+    >>> x = np.arange(40.0)
+    >>> {name: float(draws.min()) for name, draws in task_draws(x, x, [20, 20], draws=9, seed=0).items()}
+    {'all': 100.0, 'mean': 100.0, 'wmean': 100.0, '0': 100.0, '1': 100.0}
     """
     if min(sizes, default=0) < 1 or sum(sizes) != len(gold):
         raise ValueError(f"subsets of {list(sizes)} pairs do not make up {len(gold)} pairs")
@@ -119,23 +142,35 @@ def task_draws(
 
 
 def accuracy_draws(correct: NDArray[np.bool_], draws: int, seed: int) -> Draws:
-    """Accuracy x 100 of each resample of the tested rows: (n,) -> (draws,)."""
+    """Accuracy x 100 of each resample of the tested rows: (n,) bool -> (draws,).
+
+    >>> accuracy_draws(np.array([True, True, True]), draws=4, seed=0).tolist()
+    [100.0, 100.0, 100.0, 100.0]
+    """
     return 100 * (resamples(len(correct), draws, seed) @ correct) / len(correct)
 
 
 def average_draws(tasks: Mapping[str, Draws]) -> Draws:
-    """Draws of the average over tasks: (draws,) each -> (draws,).
+    """Draws of the average over tasks: (draws,) for each task -> (draws,). NaN where any task has NaN.
 
-    Tasks vary independently if their n or their seeds differ. Undefined where any task is.
+    Tasks vary independently if their n or their seeds differ. Raises ValueError for lengths that differ.
+
+    >>> average_draws({"STSB": np.array([80.0, 82.0]), "SICKR": np.array([70.0, 74.0])}).tolist()
+    [75.0, 78.0]
     """
     return _table(tasks.values()).mean(axis=0)
 
 
 def group_draws(runs: Sequence[Draws], seed: int) -> Draws:
-    """Draws of the mean of r runs that differ in their seed: (draws,) each -> (draws,).
+    """Draws of the mean of r runs that differ in their seed: (draws,) for each run -> (draws,).
 
-    Each draw takes r of the runs with replacement and averages them. Over few runs the spread between them
-    comes out narrow, its variance (r - 1) / r of the true one. Groups of equal r and seed take equal places.
+    Each draw takes r of the runs with replacement and averages them. For few runs this understates the spread
+    between them: its variance is (r - 1) / r of the true one. Groups of equal r and seed draw the same
+    positions, so that their differences are paired. Raises ValueError for lengths that differ.
+
+    >>> runs = [np.full(1000, 75.0), np.full(1000, 77.0)]
+    >>> sorted(set(group_draws(runs, seed=0).tolist()))  # the first run twice, both, the second twice
+    [75.0, 76.0, 77.0]
     """
     table = _table(runs)
     picks = np.random.default_rng([seed, len(table)]).integers(len(table), size=table.shape)
@@ -151,7 +186,14 @@ def _table(rows: Iterable[Draws]) -> Draws:
 
 
 def interval(draws: Draws) -> tuple[float, float] | None:
-    """The 95 % percentile interval: (draws,) -> (low, high); None if over 5 % of the draws are undefined."""
+    """The 95 % percentile interval of the draws: (draws,) -> (low, high).
+
+    None if more than 5 % of the draws are undefined (NaN).
+
+    >>> low, high = interval(np.arange(1001.0))  # 2.5 % of the draws below, 2.5 % above
+    >>> round(low, 6), round(high, 6)
+    (25.0, 975.0)
+    """
     undefined = np.isnan(draws)
     if undefined.mean() > UNDEFINED:
         return None
@@ -160,10 +202,15 @@ def interval(draws: Draws) -> tuple[float, float] | None:
 
 
 def paired(draws_a: Draws, draws_b: Draws, difference: float | None = None) -> Comparison | None:
-    """a less b on the same resamples, with a 95 % interval: (draws,), (draws,) -> Comparison.
+    """The difference a - b on the same resamples, with a 95 % interval and a p-value.
 
-    `difference` is the observed one, or the median of the draws. None as in `interval`.
-    The smallest p is 2 / (draws + 1).
+    draws_a: (draws,), draws_b: (draws,) -> Comparison, or None where `interval` gives None. `difference` is
+    the observed one; None takes the median of the draws. The smallest p is 2 / (draws + 1). Raises ValueError
+    for lengths that differ.
+
+    >>> a, b = np.linspace(75, 77, 999), np.linspace(73, 75, 999)
+    >>> float(paired(a, b).p)  # a is better in all 999 draws: 2 / 1000
+    0.002
     """
     a, b = _table([draws_a, draws_b])
     bounds, draws = interval(a - b), (a - b)[~np.isnan(a - b)]
@@ -175,7 +222,13 @@ def paired(draws_a: Draws, draws_b: Draws, difference: float | None = None) -> C
 
 
 def over_seeds(values: Sequence[float]) -> Spread:
-    """What runs that differ in their seed have in common, and how far they lie apart."""
+    """Mean and standard deviation of the scores of runs that differ in their seed alone.
+
+    Raises ValueError for no values.
+
+    >>> over_seeds([75.0, 76.0, 77.0])
+    Spread(mean=76.0, sd=1.0, n=3)
+    """
     if not len(values):
         raise ValueError("no values: a mean over seeds needs at least one run")
     return Spread(
@@ -184,15 +237,23 @@ def over_seeds(values: Sequence[float]) -> Spread:
 
 
 def decimals(half_width: float | None) -> int:
-    """How many decimals, 0 to 2, an interval supports: the last digit printed is one that it leaves open.
+    """How many decimals, 0 to 2, a value with an interval of this half width is printed with.
 
-    That is the half width's first digit, or the second if the first is 1. 2 without an interval.
+    The last one is the place of the half width's first digit, or of its second if the first is 1: the digit
+    that the interval leaves open. 2 without an interval (None).
+
+    >>> decimals(0.15), decimals(1.2), decimals(2.0), decimals(None)
+    (2, 1, 0, 2)
     """
     return 2 if half_width is None or half_width < 0.2 else int(half_width < 2)
 
 
 def shown(value: float | None, low: float | None, high: float | None, digits: int | None = None) -> str:
-    """A value in as many decimals as its interval supports, or in `digits`; a dash for None."""
+    """A value in as many decimals as its interval supports, or in `digits` decimals; "-" for None.
+
+    >>> shown(74.318, 73.1, 75.5), shown(74.318, 73.1, 75.5, digits=2), shown(None, None, None)
+    ('74.3', '74.32', '-')
+    """
     if value is None:
         return "-"
     return f"{value:z.{decimals(_half_width(low, high)) if digits is None else digits}f}"
@@ -201,7 +262,11 @@ def shown(value: float | None, low: float | None, high: float | None, digits: in
 def with_interval(
     value: float | None, low: float | None, high: float | None, digits: int | None = None
 ) -> str:
-    """The same with half the interval's width, "74.3 ±1.2", where there is one."""
+    """A value as `shown` prints it, followed by half the width of its interval where there is one.
+
+    >>> with_interval(74.318, 73.1, 75.5), with_interval(74.318, None, None)
+    ('74.3 ±1.2', '74.32')
+    """
     half, text = _half_width(low, high), shown(value, low, high, digits)
     return text if None in (value, half) else f"{text} ±{shown(half, low, high, digits)}"
 

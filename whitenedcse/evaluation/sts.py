@@ -3,7 +3,7 @@
 n: pairs, or sentences    d: width
 
 Spearman's correlation is aggregated over a task's subsets in three ways. The pairs come from SentEval's
-files [1] or from your own.
+files [1] or from a file of the user.
 
 [1] Conneau and Kiela, SentEval, arXiv:1803.05449
 """
@@ -25,10 +25,10 @@ COLUMNS = ("score", "sentence1", "sentence2")
 
 
 class Task(NamedTuple):
-    """Where the pairs of a benchmark lie in SentEval's layout [1].
+    """Where the pairs of a benchmark are in SentEval's layout [1].
 
-    text, gold: files in `folder`, {} standing for one of the subsets. columns: the two sentences in `text`,
-    the score in `gold`. header: lines before the first pair.
+    text, gold: files in `folder`, {} standing for the name of a subset. columns: of the two sentences in
+    `text` and of the score in `gold`. header: lines before the first pair.
     """
 
     folder: str
@@ -40,7 +40,7 @@ class Task(NamedTuple):
 
 
 class Subset(NamedTuple):
-    """n scored pairs: sentences left[i] and right[i] with gold[i], (n,) float64."""
+    """n scored pairs: sentences left[i] and right[i] with the score gold[i], (n,) float64."""
 
     name: str
     left: list[str]
@@ -69,7 +69,11 @@ TASKS = {
 
 
 def read(name: str, folder: Path) -> list[Subset]:
-    """One of TASKS, from SentEval's downstream `folder`. A pair with an empty gold line is dropped."""
+    """The subsets of one of TASKS, from SentEval's downstream `folder`.
+
+    A pair with an empty gold line is dropped. Raises ValueError, naming file and line, for anything
+    malformed.
+    """
     if name not in TASKS:
         raise ValueError(f"no task {name!r}; there are {', '.join(TASKS)}")
     return [_subset(part, _scored(TASKS[name], part, folder)) for part in TASKS[name].subsets.split()]
@@ -90,9 +94,9 @@ def _scored(task: Task, part: str, folder: Path) -> Iterator[tuple[str, dict[str
 
 
 def read_pairs(path: Path) -> Subset:
-    """Your own pairs: a .tsv, .csv or .jsonl file with the columns score, sentence1, sentence2.
+    """The pairs in a user's .tsv, .csv or .jsonl file with the columns score, sentence1 and sentence2.
 
-    Further columns are passed over.
+    Other columns are ignored. Raises ValueError, naming file and line, for malformed rows or fewer than 2.
     """
     subset = _subset(path.stem, records(path))
     if len(subset.gold) < 2:
@@ -126,14 +130,14 @@ Index = dict[str, list[tuple[Subset, NDArray[np.intp]]]]  # by task: a subset, a
 
 
 class Score(NamedTuple):
-    """100 x a correlation, or None and why it is undefined."""
+    """A correlation x 100, or None and why it is undefined."""
 
     value: float | None
     why: str = ""
 
 
 def cosine(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
-    """(n, d), (n, d) -> (n,) in float64. A zero vector has no direction: NaN."""
+    """The cosines of corresponding rows: (n, d), (n, d) -> (n,) in float64; NaN for a zero vector."""
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     aa, ab, bb = (np.einsum("nd,nd->n", p, q) for p, q in ((a, a), (a, b), (b, b)))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -141,7 +145,7 @@ def cosine(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def spearman(gold: NDArray[Any], similarity: NDArray[Any]) -> Score:
-    """Spearman's rank correlation x 100, or why there is none; ties share their mean rank."""
+    """Spearman's rank correlation x 100 of (n,) and (n,), or why it is undefined; ties share a mean rank."""
     if len(gold) < 2:
         return Score(None, f"{len(gold)} pairs are too few")
     for name, values in (("gold", gold), ("similarity", similarity)):
@@ -156,7 +160,7 @@ def spearman(gold: NDArray[Any], similarity: NDArray[Any]) -> Score:
 
 
 def spearman_columns(gold: NDArray[Any], similarities: NDArray[Any]) -> NDArray[np.float64]:
-    """(n,), (n, m) -> (m,): `spearman` of every column, NaN where that has none."""
+    """`spearman` of gold (n,) with every column of (n, m): (m,), NaN where it is undefined."""
     n, m = similarities.shape
     if len(gold) != n:
         raise ValueError(f"{len(gold)} gold scores for {n} rows of similarities")
@@ -171,14 +175,14 @@ def spearman_columns(gold: NDArray[Any], similarities: NDArray[Any]) -> NDArray[
 
 
 def _undefined(x: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """(m, n) -> (m,): a row that is constant within rounding, or not finite."""
+    """Which rows of (m, n) are constant within rounding or not finite: (m,)."""
     with np.errstate(invalid="ignore"):
         constant = np.ptp(x, axis=1) <= ROUNDING * np.abs(x).max(axis=1)
     return constant | ~np.isfinite(x).all(axis=1)
 
 
 def _correlations(ranks: NDArray[np.float64], x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Centred ranks (n,), and (m, n) -> (m,). Equal values share the mean of the places they take."""
+    """Rank correlations of centred ranks (n,) with every row of (m, n): (m,). Ties share their mean rank."""
     m, n = x.shape
     order = x.argsort(axis=1)
     places = np.arange(n) - (n - 1) / 2
@@ -202,7 +206,7 @@ def _means(values: Any, why: str) -> dict[str, Any]:
 
 
 def score(subsets: Sequence[Subset], similarities: Sequence[NDArray[Any]]) -> dict[str, Any]:
-    """Spearman over all pairs together, the mean of the subsets' own, that mean weighted by n, and each."""
+    """A task's Spearman x 100: of all pairs, mean and weighted mean over subsets, and each subset's."""
     rows = {s.name: spearman(s.gold, x) for s, x in zip(subsets, similarities, strict=True)}
     if len(rows) < len(subsets):
         raise ValueError(f"two subsets of a task share a name: {', '.join(s.name for s in subsets)}")
@@ -219,7 +223,7 @@ def score(subsets: Sequence[Subset], similarities: Sequence[NDArray[Any]]) -> di
 
 
 def pairs_index(tasks: Mapping[str, Sequence[Subset]]) -> tuple[list[str], Index]:
-    """The distinct sentences of all tasks, sorted, and each subset's pairs as rows of them."""
+    """The distinct sentences of all tasks, sorted, and each subset's pairs as indices of them, (2, n)."""
     if not tasks or not all(tasks.values()):
         raise ValueError(f"nothing to score: {tasks}")
     every = [(task, subset) for task, subsets in tasks.items() for subset in subsets]
@@ -237,7 +241,7 @@ def pairs_index(tasks: Mapping[str, Sequence[Subset]]) -> tuple[list[str], Index
 
 
 def scores_of(vectors: NDArray[Any], index: Index) -> dict[str, Any]:
-    """Every task's score, and their average: vectors (n, d) are those of `pairs_index`'s sentences."""
+    """Every task's score and their average, from the vectors (n, d) of the sentences of `pairs_index`."""
     tasks, zero = {}, np.flatnonzero(~vectors.any(axis=1))
     for name, pairs in index.items():
         tasks[name] = score([s for s, _ in pairs], [cosine(*vectors[rows]) for _, rows in pairs])
@@ -248,7 +252,7 @@ def scores_of(vectors: NDArray[Any], index: Index) -> dict[str, Any]:
 
 
 def averaged(tasks: Mapping[str, Any]) -> dict[str, Any]:
-    """The mean of the tasks' scores in each aggregation; None, and a "why", where one has none."""
+    """The mean over the tasks in each aggregation; None, and a "why", where a task's is undefined."""
     why = ", ".join(name for name, task in tasks.items() if "why" in task)
     table = np.array([[task[key] for key in MEANS] for task in tasks.values()], float)
     return _means(table.mean(axis=0), why and f"undefined in {why}")
@@ -259,7 +263,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Every task's score and their average, from one call of `encode`: n sentences -> (n, d).
 
-    A number that is undefined is None, with a "why" beside it.
+    A score that is undefined is None, with the reason in "why".
     """
     sentences, index = pairs_index(tasks)
     vectors = encode(sentences)

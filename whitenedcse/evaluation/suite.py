@@ -1,6 +1,6 @@
-"""The suite: all sentences of all tasks in one list, and one system after another evaluated on its vectors.
+"""All tasks in one evaluation: their sentences are encoded once, then each system is scored on the vectors.
 
-n: distinct sentences    d: width    system: a way from sentences to vectors, and a map fitted to them
+n: distinct sentences    d: width    system: a way from sentences to vectors, and a transform fitted to them
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Of = Callable[[str], Vectors]
 
 
 class Plan(NamedTuple):
-    """All that is to be encoded, and who needs which of it.
+    """The sentences to encode, and which of them each task and each transform needs.
 
-    sentences: distinct. pairs: rows of the scored pairs, by task. labelled: by task, and the rows of each of
-    its columns. fits: by what a map is fitted on, then by task: rows, repeated as they occur.
+    sentences: distinct. pairs: rows of the scored pairs, by task. labelled: by task, with the rows of each of
+    its columns. fits: by what a transform is fitted to, then by task: rows, repeated as they occur.
     """
 
     sentences: list[str]
@@ -46,7 +46,10 @@ class Plan(NamedTuple):
 def plan(
     tasks: Mapping[str, Task], fits: Iterable[str], corpus: Callable[[str], list[str]], case: str = "as_is"
 ) -> Plan:
-    """The plan for these tasks and for maps fitted on each of `fits`: "target", "year", or a `corpus`."""
+    """The plan for these tasks, and for transforms fitted to each of `fits`: "target", "year", or a corpus.
+
+    corpus: a function from the name of a corpus to its sentences. case: one of tasks.CASES.
+    """
     scored = {name: found for name, found in tasks.items() if not isinstance(found, Labelled)}
     named, index = pairs_index(scored) if scored else ([], {})
     corpora = cache(corpus)
@@ -73,9 +76,9 @@ def plan(
 
 
 class System(NamedTuple):
-    """What is evaluated: x (n, d), the vectors of a plan's sentences, and a transform made anew for each fit.
+    """What is evaluated: vectors x (n, d) of a plan's sentences, and a function that makes a transform.
 
-    on: what the transform is fitted on, one of the plan's `fits`.
+    on: what the transform is fitted to, one of the plan's `fits`.
     """
 
     x: NDArray[Any]
@@ -83,7 +86,7 @@ class System(NamedTuple):
     on: str = ""
 
     def vectors(self, plan: Plan, name: str) -> Vectors:
-        """Rows -> the vectors that the task `name` sees, by a map fitted for it."""
+        """A function from rows to the vectors that a task sees, transformed as fitted for that task."""
         if self.make is None:
             return lambda at: self.x[at]
         fitted = self.make().fit(self.x[plan.fits[self.on][name]])
@@ -91,7 +94,10 @@ class System(NamedTuple):
 
 
 class Result(NamedTuple):
-    """scores: plain values, by kind of task. items: by task, each pair's similarity, or who was right."""
+    """scores: plain values, by kind of task.
+
+    items: by task, the similarity of each pair, or which were correct.
+    """
 
     scores: dict[str, Any]
     items: dict[str, NDArray[Any]]
@@ -111,15 +117,16 @@ def _refuse_unsound(x: NDArray[Any], n: int) -> None:
 def evaluated(
     system: System, plan: Plan, classify: Classify, draws: int, say: Callable[[str], None] = lambda _: None
 ) -> Result:
-    """All tasks of a plan, each number with its bootstrap interval; None and a "why" where it is undefined.
+    """The scores of all tasks of a plan, each with its bootstrap interval; None and a "why" where undefined.
 
-    say: told of each task that trains a classifier, which takes a while.
+    say: a function to report the score of each task that trains a classifier, which takes a while. Raises
+    ValueError for vectors that are not finite or not one for each sentence.
     """
     _refuse_unsound(system.x, len(plan.sentences))
     fitted = cache(lambda name: system.vectors(plan, name))
     shared = (
         next(iter(plan.fits[system.on])) if setting(system.on) == "inductive" else None
-    )  # one map for all
+    )  # one transform for all
 
     def of(name: str) -> Vectors:
         return fitted(shared or name)
@@ -152,7 +159,7 @@ def _sts(of: Of, pairs: Index, draws: int) -> tuple[dict[str, Any], dict[str, ND
 
 
 def seed(name: str) -> int:
-    """The seed of a task's resamples: its own, so that tasks vary independently, in every run the same."""
+    """The seed of a task's resamples, from its name: tasks vary independently, and equally in every run."""
     return zlib.crc32(name.encode())
 
 
@@ -199,7 +206,7 @@ def _labelled(
 
 
 def by_task(row: Mapping[str, Any], headline: str) -> dict[str, float | None]:
-    """What each task scored by `Result.scores`, and as "avg" what a sweep would maximise."""
+    """The scores of each task in a row of scores.json and, last, "avg", the average a sweep maximises."""
     found: dict[str, float | None] = {}
     if "rte" in row:
         found |= {"RTE": row["rte"]["accuracy"], "avg": row["rte"]["accuracy"]}
@@ -215,10 +222,10 @@ def by_task(row: Mapping[str, Any], headline: str) -> dict[str, float | None]:
 def recorded(
     facts: Mapping[str, Any], rows: Sequence[Row], results: Sequence[Result], plan: Plan
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The content of scores.json and of items.npz. `facts` has the model and its own pooling.
+    """The contents of scores.json and of items.npz. facts: the model and its own pooling, among others.
 
-    The latter are arrays by name: gold/TASK (n,) and sizes/TASK of its subsets, and ROW/TASK, where ROW is a
-    number: similarities (n,), or which of the tested texts were right.
+    items.npz has arrays by name: gold/TASK (n,), sizes/TASK of its subsets, and ROW/TASK, where ROW is the
+    number of a row: similarities (n,), or which of the tested texts were correct.
     """
     lines = []
     for row, result in zip(rows, results, strict=True):
@@ -233,11 +240,11 @@ def recorded(
 
 
 def logged(scores: Mapping[str, Any]) -> dict[str, float]:
-    """What the first row scored, as loggers name it: test/TASK and test/avg."""
+    """The scores of the first row, named as for loggers: test/TASK and test/avg."""
     values = by_task(scores["rows"][0], scores["headline"])
     return {f"test/{name}": value for name, value in values.items() if value is not None}
 
 
 def headline(scores: Mapping[str, Any]) -> float | None:
-    """The number of the first row that a sweep would maximise."""
+    """The average of the first row, which a sweep maximises; None where it is undefined."""
     return by_task(scores["rows"][0], scores["headline"])["avg"]

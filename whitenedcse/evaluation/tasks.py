@@ -1,6 +1,6 @@
-"""Tasks by name, the sentences that a whitening for one is fitted to, and the protocols of the papers.
+"""Tasks by name, the sentences that a transform for one is fitted to, and the protocols of the papers.
 
-A protocol is how a paper evaluated, as data: text handling, aggregation, and the rows of its table.
+A protocol is how a paper evaluates, as data: text handling, aggregation, and the rows of its table.
 
 [1] BERT-whitening, arXiv:2103.15316    [2] WhiteningBERT, arXiv:2104.01767
 """
@@ -29,10 +29,10 @@ CASES = ("as_is", "lower", "lower_but_sick")  # the last is that of WhiteningBER
 
 
 def subsets(name: str) -> list[Subset]:
-    """The scored pairs of a task, of a bundled set (quickstart/dev, quickstart/test), or of your own.
+    """The scored pairs of a task, of a bundled set (quickstart/dev, quickstart/test), or of a user's files.
 
-    Your own are a file of pairs, or a folder of such files, each a subset of the task. Raises
-    FileNotFoundError naming what was looked for, and where.
+    These are one file of pairs, or a folder of such files, each a subset of the task. Raises
+    FileNotFoundError naming what was searched for, and where.
     """
     if name in TASKS:
         return sts.read(name, senteval())
@@ -41,9 +41,10 @@ def subsets(name: str) -> list[Subset]:
 
 
 def task(name: str, case: str = "as_is") -> Task:
-    """Scored pairs or labelled texts by name, or from a file, which has a column score or label.
+    """Scored pairs or labelled texts, by name or from a file, which has a column "score" or "label".
 
-    case: one of CASES. An uncased encoder sees no difference.
+    case: one of CASES; it makes no difference to an uncased encoder. Raises FileNotFoundError for no such
+    task.
     """
     if name in TRANSFER:
         found: Task = transfer.read(name, _rte() if name == "RTE" else senteval())
@@ -84,22 +85,22 @@ def _lower(found: Task) -> Task:
 
 
 def texts(found: Task) -> list[str]:
-    """Every text of a task as often as it occurs, one side after the other."""
+    """Every text of a task as often as it occurs, first one side, then the other."""
     if isinstance(found, Labelled):
         return list(chain.from_iterable(found.columns))
     return [text for s in found for side in (s.left, s.right) for text in side]
 
 
 def setting(on: str) -> str:
-    """Whether a map fitted `on` that sees the test's own sentences: a label that no table leaves out."""
+    """ "transductive" for a transform fitted to the test's own sentences, else "inductive"; "" for none."""
     return "" if not on else "transductive" if on in OWN else "inductive"
 
 
 def own_texts(on: str, name: str, case: str = "as_is") -> list[str]:
-    """The sentences of a task that a map for it is fitted to, repeated as they occur.
+    """The sentences of a task that its transform is fitted to, repeated as they occur.
 
-    on: "year", the task's own pairs, as WhiteningBERT; "target", these and its train and dev parts, as
-    BERT-whitening.
+    on: "year" for the task's own pairs, as WhiteningBERT does; "target" for these and its train and dev
+    parts, as BERT-whitening does.
     """
     whole = name.split("/")[0]
     parts = [part for part in TASKS if part.split("/")[0] == whole] if on == "target" else []
@@ -107,16 +108,16 @@ def own_texts(on: str, name: str, case: str = "as_is") -> list[str]:
 
 
 def corpus_texts(corpus: str, columns: Sequence[str] = (), sample: int | None = None) -> list[str]:
-    """`sample` rows of a corpus by name, path or hub id, all their columns; None for all rows."""
+    """All sentences in `sample` rows of a corpus by name, path or hub id; None for all rows."""
     drawn, _ = read(named(corpus, columns, sample), longest=LONGEST)
     return list(chain.from_iterable(drawn))
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table: which vectors, and which map fitted on what.
+    """A row of a table: which vectors, and which transform, fitted to what.
 
-    pooling, layers: None where the model says them itself. map: settings of `Postprocess`, None for none.
+    pooling, layers: None where the model defines them. map: settings of `Postprocess`, None for no transform.
     fit: "target", "year", or a corpus by name or path.
     """
 
@@ -128,17 +129,18 @@ class Row:
 
     @property
     def maker(self) -> Callable[[], Postprocess] | None:
-        """Makes the map, to be fitted; None where there is none."""
+        """A function that makes the transform, not yet fitted; None where there is none."""
         return None if self.map is None else partial(Postprocess, **self.map)
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How to evaluate. Every number is printed in `headline`, one of all, mean, wmean; all three are kept.
+    """How to evaluate.
 
-    case: of all text, one of tasks.CASES. max_length: tokens, None for the encoder's own.
-    extra: what a mean over tokens divides by, beyond their number; [2]'s code has 0.01. rows: mappings of
-    `Row`'s fields.
+    headline: the aggregation that is printed, one of all, mean, wmean; all three are kept. case: of all
+    texts, one of tasks.CASES. max_length: in tokens, None for the encoder's own limit. extra: what a mean
+    over tokens divides by, in addition to their number; the code of [2] has 0.01. rows: mappings of `Row`'s
+    fields. Raises ValueError for anything else.
     """
 
     name: str
@@ -163,7 +165,7 @@ class Protocol:
             raise ValueError("protocol.rows=[] asks for nothing; one row is e.g. {name: as it is}")
         object.__setattr__(self, "lines", tuple(_row(row) for row in self.rows))
         for maker in filter(None, (row.maker for row in self.lines)):
-            maker()  # raises for settings that no map has
+            maker()  # raises for settings that no transform has
 
 
 def _row(settings: Mapping[str, Any]) -> Row:
@@ -176,7 +178,7 @@ def _row(settings: Mapping[str, Any]) -> Row:
 
 
 def chosen(protocol: Protocol, settings: Mapping[str, Any] | None, fit: str) -> tuple[list[Row], list[str]]:
-    """The rows to evaluate, one more for the transform asked for; and which are left out without a corpus."""
+    """The rows to evaluate, the transform asked for last, and a line for each row left out without corpus."""
     rows, skipped = [], []
     for row in protocol.lines:
         try:

@@ -1,4 +1,4 @@
-"""Transfer tasks: labelled texts from SentEval's files, from GLUE's RTE or from your own, and their accuracy.
+"""Transfer tasks: labelled texts from SentEval's files, from GLUE's RTE or from a user's, and their accuracy.
 
 n: texts or pairs    d: width    f: features
 
@@ -22,7 +22,7 @@ EMPTY = "."  # stands for an empty line, of which CR has 4 and MPQA 3, as in the
 
 
 class Part(NamedTuple):
-    """A file of a task: its published number of rows, and what all its rows share."""
+    """A file of a task: its published number of rows, and the label or split that all its rows share."""
 
     file: str
     rows: int
@@ -31,10 +31,10 @@ class Part(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Where the texts of a benchmark lie in SentEval's layout [1].
+    """Where the texts of a benchmark are in SentEval's layout [1].
 
-    texts, label: columns of a line, cut by str.split(*cut); label None: the file is the label, the line text.
-    header: lines before the first row. classes: names of the labels 0, 1, ...
+    texts, label: columns of a line, split by str.split(*cut); label None: the file gives the label, the line
+    is the text. header: lines before the first row. classes: names of the labels 0, 1, ...
     """
 
     parts: tuple[Part, ...]
@@ -47,9 +47,9 @@ class Task(NamedTuple):
 
 
 class Labelled(NamedTuple):
-    """n labelled rows: one or two columns of texts, labels (n,) int64 as indices of classes.
+    """n labelled rows: one or two columns of texts, and labels (n,) int64 as indices of classes.
 
-    split: (n,) of "train", "dev" and "test", or None, which asks for ten-fold cross-validation.
+    split: (n,) of "train", "dev" and "test", or None for ten-fold cross-validation.
     """
 
     name: str
@@ -108,10 +108,11 @@ TRANSFER = {
 
 
 def read(name: str, folder: Path) -> Labelled:
-    """One of TRANSFER, from SentEval's downstream `folder`; RTE from the path of GLUE's dev.tsv itself.
+    """The rows of one of TRANSFER, from SentEval's downstream `folder`, or for RTE from GLUE's dev.tsv.
 
-    A text is its words joined by blanks. Rows are ordered as [1] orders them, by split, number of words and
-    label, for the folds depend on it. A file of another length than published is refused.
+    A text is its words joined by single spaces. Rows are ordered as [1] orders them, by split, number of
+    words and label, which decides the folds. Raises ValueError for a file with another number of rows than
+    published.
     """
     if name not in TRANSFER:
         raise ValueError(f"no transfer task {name!r}; there are {', '.join(TRANSFER)}")
@@ -152,10 +153,11 @@ def _labelled(
 
 
 def read_labelled(path: Path) -> Labelled:
-    """Your own texts: a .tsv, .csv or .jsonl file with columns text or sentence1, sentence2, and label.
+    """The rows of a user's .tsv, .csv or .jsonl file with texts and labels.
 
-    With a column split, of train, dev and test, the test rows are predicted; without, all, in ten folds. Rows
-    keep their order, classes are sorted by name, further columns are passed over.
+    It has columns text, or sentence1 and sentence2, and label; others are ignored. With a column split, of
+    train, dev and test, the test rows are predicted; without, all rows in ten folds. Rows keep their order,
+    classes are sorted by name.
     """
     found = [_own(where, row) for where, row in records(path)]
     for row in found:
@@ -201,7 +203,10 @@ def _refuse_too_few(path: Path, task: Labelled) -> None:
 
 
 def features(columns: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
-    """One column of vectors (n, d) as it is; two, u and v, as |u - v| beside u * v, (n, 2 d), as in [1]."""
+    """Features for a classifier: one column of vectors (n, d) unchanged; two, u and v, as |u - v|, u * v [1].
+
+    Two columns (n, d) give (n, 2 d).
+    """
     if len(columns) == 1:
         return np.asarray(columns[0], np.float32)
     u, v = (np.asarray(column, np.float32) for column in columns)
@@ -212,7 +217,8 @@ def accuracy(task: Labelled, x: NDArray[Any], classify: Classify) -> dict[str, A
     """Accuracy x 100 over the n tested rows, and which were `correct`, (n,); x: (all rows, f).
 
     In ten folds every row is tested once; [1] averages the ten accuracies, rounded, which is within 0.01 for
-    folds that differ by a row. dev: what hyper-parameters were chosen by. f1: of class 1, for pairs.
+    folds that differ by a row. dev: the accuracy that hyper-parameters were chosen by. f1: of class 1, for
+    pairs.
     """
     if x.ndim != 2 or len(x) != len(task.labels) or not np.isfinite(x).all():
         raise ValueError(f"{task.name}: {len(task.labels)} finite rows of features expected, not {x.shape}")
@@ -227,9 +233,10 @@ def accuracy(task: Labelled, x: NDArray[Any], classify: Classify) -> dict[str, A
 
 
 def threshold(task: Labelled, cosines: NDArray[Any]) -> dict[str, Any]:
-    """Entailment where the cosine (n,) is at least 0.5, by hand, nothing trained: appendix A.2 of [2].
+    """Accuracy of predicting entailment where the cosine (n,) is at least 0.5, without training: [2], A.2.
 
-    majority: what the larger class alone would score. confusion: counts by gold, then by predicted class.
+    majority: the accuracy of always predicting the larger class. confusion: counts by true, then by predicted
+    class.
     """
     classes = list(TRANSFER["RTE"].classes)
     if task.classes != classes:

@@ -2,8 +2,8 @@
 
 t: tokens    n: sentences    d: width    h: heads    c: sentences of a tile    l: tokens of its longest
 
-On CPU sentences of like length are laid into tiles, padded to the longest of the tile, so that a few large
-products do the work of one for each length; nothing but attention sees that padding.
+On CPU sentences of similar length are laid into tiles, padded to the longest of the tile, so that a few large
+matrix products replace one for each length. That padding exists only inside the attention.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Seed = int | Sequence[int]  # of one draw of random numbers
 
 
 def kept(shape: Sequence[int], p: float, seed: Seed) -> Tensor:
-    """A mask of uint8 that is 1 with probability 1 - p; bool would take PyTorch six times as long to read."""
+    """A dropout mask: uint8, 1 with probability 1 - p. PyTorch would take six times as long to read bool."""
     size = prod(shape)
     stream = np.random.Generator(np.random.SFC64(seed))  # `integers` lets other threads work meanwhile
     draws: Any = stream.integers(0, 2**64, size=-(-size // 4), dtype=np.uint64).view(np.uint16)[:size]
@@ -49,12 +49,15 @@ def kept(shape: Sequence[int], p: float, seed: Seed) -> Tensor:
 
 
 def scale(p: float) -> float:
-    """What makes up for the values that are not kept."""
+    """The factor for the values that dropout keeps, 1 / (1 - p) with p as `kept` rounds it."""
     return LEVELS / max(1, LEVELS - round(p * LEVELS))
 
 
 class Tile(NamedTuple):
-    """c sentences as (c, l) tokens. valid: (c, l, 1), 0 at padding and else 1; None without padding."""
+    """c sentences as (c, l) tokens.
+
+    valid: (c, l, 1), 1 for a token and 0 for padding; None without padding.
+    """
 
     sentences: int
     length: int
@@ -62,10 +65,11 @@ class Tile(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Where rows of (t, d), each split into h heads, stand tile by tile, head by head, sentence by sentence.
+    """An index that reorders rows (t, d), split into h heads, by tile, head and sentence; and back.
 
-    take: of each such place, the row and head that stands there. back: of each row and head, its place; rows
-    that belong to no sentence have the last place of all, which holds zeros.
+    take: (places,) for each place in the new order, its row and head in the old one. back: (rows * h,) for
+    each row and head, its place. Rows that belong to no sentence have one more place after the last, which is
+    zero.
     """
 
     take: Tensor
@@ -73,7 +77,7 @@ class Rows(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The tiles of a batch, and where its tokens, and the first tokens of its sentences, stand in them."""
+    """The tiles of a batch, and the places in them of all its tokens and of its first tokens."""
 
     heads: int
     tiles: list[Tile]
@@ -82,9 +86,10 @@ class Plan(NamedTuple):
 
 
 def planned(lengths: Sequence[int], heads: int, rows: int, firsts: int) -> Plan:
-    """A plan for sentences of these lengths, ascending, of a batch of so many rows, or rows of first tokens.
+    """The plan for sentences of these lengths, in ascending order.
 
-    rows, firsts: at least the tokens and the sentences; what is beyond them belongs to no sentence.
+    rows, firsts: numbers of rows in tensors of all tokens and of first tokens, at least the tokens and the
+    sentences; any further row belongs to no sentence.
     """
     length, starts = np.array(lengths), np.concatenate([[0], np.cumsum(lengths)])[:-1]
     tiles, every, first = [], [], []
@@ -99,7 +104,7 @@ def planned(lengths: Sequence[int], heads: int, rows: int, firsts: int) -> Plan:
 
 
 def cuts(lengths: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Ascending lengths -> first and last sentence, exclusive, of each tile."""
+    """Ascending lengths (n,) -> for each tile the number of its first sentence and that after its last."""
     found, high = [], len(lengths)
     while high:
         low = int(np.searchsorted(lengths, ALIKE * lengths[high - 1]))
@@ -109,7 +114,7 @@ def cuts(lengths: NDArray[np.int64]) -> list[tuple[int, int]]:
 
 
 def split_rows(tiles: Sequence[NDArray[np.int64]], heads: int, rows: int) -> Rows:
-    """(c, l) row numbers of each tile, -1 for padding -> where they stand once they are split by head."""
+    """The row numbers (c, l) of each tile, -1 for padding -> an index of the rows split by head."""
     head = np.arange(heads)[:, None]
     places = [np.where(tile.ravel() < 0, -1, tile.ravel() * heads + head).ravel() for tile in tiles]
     flat = np.concatenate(places)
@@ -120,7 +125,10 @@ def split_rows(tiles: Sequence[NDArray[np.int64]], heads: int, rows: int) -> Row
 
 
 class Settings(NamedTuple):
-    """How to attend. first: the queries are those of first tokens. p: dropout of the probabilities."""
+    """How to attend.
+
+    first: whether queries are first tokens only. p: dropout of the attention probabilities.
+    """
 
     plan: Plan
     first: bool
@@ -129,11 +137,11 @@ class Settings(NamedTuple):
 
     @property
     def queries(self) -> Rows:
-        """Where the queries stand."""
+        """The index of the queries in the tiles."""
         return self.plan.firsts if self.first else self.plan.tokens
 
     def places(self, queries: bool) -> list[tuple[slice, tuple[int, int]]]:
-        """Of each tile: its places, and (h c, l), l being 1 for queries of first tokens."""
+        """For each tile its range of places and its shape (h c, l), l = 1 for queries of first tokens."""
         found, start = [], 0
         for tile in self.plan.tiles:
             shape = self.plan.heads * tile.sentences, 1 if queries and self.first else tile.length
@@ -142,7 +150,7 @@ class Settings(NamedTuple):
         return found
 
     def masks(self) -> list[Tensor | None]:
-        """Of each tile: (h c, l, l) of what dropout keeps; None without dropout."""
+        """For each tile its dropout mask (h c, l, l), 1 for what is kept; None without dropout."""
         if self.p == 0:
             return [None] * len(self.plan.tiles)
         both = zip(self.places(True), self.places(False), strict=True)
@@ -153,33 +161,34 @@ class Settings(NamedTuple):
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, settings: Settings) -> Tensor:
-    """Softmax attention on CPU, in float32 at least: bfloat16 is slower there for short sentences.
+    """Softmax attention on CPU, in float32 or float64: bfloat16 is slower there for short sentences.
 
-    q: (rows, d) of the tokens, or of first tokens; k, v: (rows, d) -> as q. Rows of no sentence become zeros.
+    q: (rows, d) of all tokens or of first tokens, k, v: (rows, d) -> the shape of q. Rows that belong to no
+    sentence become zero.
     """
     with torch.autocast("cpu", enabled=False):
         return _Attention.apply(q, k, v, settings)  # type: ignore[no-untyped-call]
 
 
 def tiled(x: Tensor, rows: Rows, heads: int) -> Tensor:
-    """(rows, d) -> (places, d / h)."""
+    """Rows by sentence -> by tile and head: (rows, d) -> (places, d / h)."""
     return at_least_float32(x).reshape(len(x) * heads, -1).index_select(0, rows.take)
 
 
 def merged(x: Tensor, rows: Rows, heads: int) -> Tensor:
-    """(places + 1, d / h), the last of zeros -> (rows, d)."""
+    """Rows by tile and head, and one of zeros last -> by sentence: (places + 1, d / h) -> (rows, d)."""
     return x.index_select(0, rows.back).view(-1, heads * x.shape[-1])
 
 
 def places_like(x: Tensor) -> Tensor:
-    """(places, d / h) -> (places + 1, d / h) that are yet to be written, but for the last one."""
+    """An array to be filled for x: (places, d / h) -> (places + 1, d / h), with zeros in the last row."""
     made = x.new_empty(len(x) + 1, x.shape[-1])
     made[-1] = 0
     return made
 
 
 def probabilities(a: Tensor, b: Tensor, tile: Tile) -> Tensor:
-    """(h c, l, d / h) queries and keys of a tile -> (h c, l, l)."""
+    """Attention probabilities of a tile: queries a and keys b (h c, l, d / h) -> (h c, l, l)."""
     scores = torch.bmm(a, b.mT).mul_(a.shape[-1] ** -0.5)
     if tile.valid is not None:
         absent = tile.valid.mT.to(scores.dtype).log()  # (c, 1, l): 0, or -inf at padding
@@ -188,7 +197,7 @@ def probabilities(a: Tensor, b: Tensor, tile: Tile) -> Tensor:
 
 
 class _Attention(Function):
-    """Tile by tile. With dropout, which PyTorch's kernel for CPU lacks."""
+    """Attention tile by tile, with dropout, which PyTorch's kernel for CPU lacks."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, settings: Settings) -> Tensor:
@@ -217,12 +226,15 @@ class _Attention(Function):
 
 
 def product(a: Tensor, b: Tensor, factor: float, out: Tensor) -> None:
-    """factor a @ b into `out`."""
+    """Write factor * a @ b to `out`."""
     torch.baddbmm(out, a, b, beta=0, alpha=factor, out=out)
 
 
 def gradients(settings: Settings, grad: Tensor, a: Tensor, b: Tensor, c: Tensor, *saved: Any) -> list[Tensor]:
-    """Of queries, keys and values. a, b, c: those, tiled; saved: probabilities of each tile, then masks."""
+    """The gradients of queries, keys and values.
+
+    a, b, c: those three, tiled. saved: the probabilities of each tile, then the dropout mask of each.
+    """
     plan, factor, dim = settings.plan, scale(settings.p), a.shape[-1]
     g, outs = tiled(grad, settings.queries, plan.heads), [places_like(x) for x in (a, b, c)]
     pairs = zip(saved[: len(plan.tiles)], saved[len(plan.tiles) :], strict=True)
@@ -246,11 +258,10 @@ def gradients(settings: Settings, grad: Tensor, a: Tensor, b: Tensor, c: Tensor,
 
 
 def way(device: str, width: int) -> str:
-    """How attention of this width of a head is computed on a kind of device.
+    """How attention is computed on a kind of device, for heads of this width: "tiles", "jagged" or "padded".
 
-    tiles: on CPU, here. jagged: PyTorch's kernels for sequences of varying length, made for CUDA and widths
-    that are a multiple of 8; without gradient and dropout in float16 and bfloat16 `varlen_attn`, where
-    PyTorch has it. padded: Transformers' own, anywhere else.
+    "tiles" is `attention`, on CPU. "jagged" is `jagged_attention`, PyTorch's kernels for sequences of varying
+    length, for CUDA and widths that are a multiple of 8. "padded" is Transformers' own, for anything else.
     """
     if device == "cpu":
         return "tiles"
@@ -258,9 +269,10 @@ def way(device: str, width: int) -> str:
 
 
 def jagged_attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, p: float, batch: Ragged) -> Tensor:
-    """`attention` by PyTorch's kernels for sequences of varying length, which CUDA has.
+    """Softmax attention by PyTorch's CUDA kernels for sequences of varying length.
 
-    q: (t, d), or (n, d) of first tokens; k, v: (t, d) -> as q.
+    q: (t, d), or (n, d) of first tokens; k, v: (t, d) -> the shape of q. Without gradient and dropout, in
+    float16 and bfloat16, it is `varlen_attn`, where PyTorch has it.
     """
     first = torch.arange(batch.n + 1, device=q.device)
     of_queries = (batch.offsets, batch.longest) if len(q) == len(k) else (first, 1)
@@ -281,5 +293,5 @@ def jagged_attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, p: float, b
 
 @cache
 def takes_sizes() -> bool:
-    """Whether jagged tensors can be told their lengths; PyTorch 2.4 asks the device."""
+    """Whether jagged tensors can be given their lengths; PyTorch 2.4 waits for the device to find them."""
     return "max_seqlen" in signature(torch.nested.nested_tensor_from_jagged).parameters

@@ -1,10 +1,11 @@
-"""What the backbones of Transformers differ in, and those that compute without padding on a GPU.
+"""How the backbones of Transformers differ, and those that compute without padding on a GPU.
 
 n: sentences    t: tokens of all sentences    d: width    k: layers asked for    h: heads
 
-What no setting of a backbone says is found by computing a few tokens. ModernBERT and other encoders take a
-ragged batch where a device has kernels for it: all tokens are one row, and attention, which Transformers lets
-others provide, keeps the sentences apart. The rest is the encoder's own code, which sees one token at a time.
+A property that no setting of a backbone states is found by computing a few tokens. ModernBERT and some other
+encoders take a ragged batch where a device has kernels for it: all tokens are one row, and an attention
+function registered with Transformers keeps the sentences apart. The rest is the encoder's own code, which
+works on each token by itself.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ FEW = 8  # tokens of a sentence that is computed to find something out
 
 
 def padded_right(tokenizer: Any) -> Any:
-    """The tokenizer, told to pad as it is done here, on the right; by its end token if it has none for that.
+    """The tokenizer, changed in place to pad on the right, with its end token if it has no padding token.
 
-    Decoders often come without a padding token, and libraries that read a checkpoint refuse to pad then.
+    Decoders often come without a padding token, and libraries that read a checkpoint then refuse to pad.
     """
     tokenizer.padding_side = "right"
     if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
@@ -37,7 +38,7 @@ def padded_right(tokenizer: Any) -> Any:
 
 
 def own_pooler(backbone: Any) -> Callable[[Tensor], Tensor]:
-    """What a checkpoint's pooler makes of first tokens: (n, d) -> (n, d)."""
+    """The checkpoint's pooler as a function of first tokens: (n, d) -> (n, d)."""
     pooler = backbone.pooler
     if not isinstance(pooler, nn.Linear):
         return lambda x: pooler(x.unsqueeze(1))
@@ -46,17 +47,17 @@ def own_pooler(backbone: Any) -> Callable[[Tensor], Tensor]:
 
 
 def pooler_layer(backbone: Any) -> nn.Linear | None:
-    """The dense layer of a checkpoint's pooler, after which comes tanh; None where there is none."""
+    """The dense layer of a checkpoint's pooler, which tanh follows; None where there is no pooler."""
     pooler = getattr(backbone, "pooler", None)
     return pooler if isinstance(pooler, nn.Linear) else getattr(pooler, "dense", None)
 
 
 @torch.no_grad()
 def causal(encoder: Any) -> bool:
-    """Whether a first token sees none of those after it, as in a decoder.
+    """Whether the first token attends to no later token, as in a decoder.
 
-    Transformers has no one setting for that, so it is computed: two sentences that differ in all other tokens
-    have the very same first state. Each is computed alone, so that no rounding sets them apart.
+    Transformers has no common setting for that, so two sentences that differ in all other tokens are encoded
+    and their first states compared. Each is encoded alone, so that rounding is the same.
     """
     first, other = ordinary(encoder)
     rows = ([first] * FEW, [first] + [other] * (FEW - 1))
@@ -66,7 +67,7 @@ def causal(encoder: Any) -> bool:
 
 
 def unread(encoder: Any, layers: Sequence[int]) -> list[nn.Parameter]:
-    """The weights behind the last layer that are not behind these: of layers above them, and of a last norm.
+    """The weights that the last layer depends on and `layers` do not, as of layers above or a final norm.
 
     Found by following the gradient, so that layers which share their weights (ALBERT) are never among them.
     """
@@ -91,7 +92,7 @@ def behind(x: Tensor) -> set[Tensor]:
 
 
 def frozen(module: nn.Module, name: str = "") -> Iterator[str]:
-    """The names of the outermost parts of a module whose weights are all frozen."""
+    """The names of the outermost submodules whose weights are all frozen."""
     weights = list(module.parameters())
     if weights and not any(weight.requires_grad for weight in weights):
         yield name
@@ -101,20 +102,20 @@ def frozen(module: nn.Module, name: str = "") -> Iterator[str]:
 
 
 def ordinary(encoder: Any) -> list[int]:
-    """Two token ids, of words if there are any."""
+    """Two token ids of the encoder's vocabulary, not of special tokens if there are others."""
     special = encoder.tokenizer.all_special_ids
     every = range(len(encoder.backbone.get_input_embeddings().weight))
     return list(islice(chain((i for i in every if i not in special), special), 2))
 
 
 def few(encoder: Any, row: Sequence[int]) -> Ragged:
-    """A batch of this one sentence, on the encoder's device and no longer than it takes."""
+    """A batch of one sentence, on the encoder's device and cut to its length limit."""
     return ragged([row[: encoder.max_length]]).to(next(encoder.parameters()).device)
 
 
 @contextmanager
 def still(encoder: nn.Module) -> Iterator[None]:
-    """Without dropout meanwhile."""
+    """A context in which the encoder is in eval mode."""
     was_training = encoder.training
     encoder.eval()
     try:
@@ -136,7 +137,7 @@ with suppress(ImportError):  # since Transformers 4.53
 
 
 def fits(backbone: Any) -> bool:
-    """Whether there is this way through a backbone."""
+    """Whether this backbone can compute without padding by `hidden`."""
     return (
         known
         and backbone.config.model_type in KINDS
@@ -147,10 +148,10 @@ def fits(backbone: Any) -> bool:
 
 
 def possible(backbone: Any, longest: int) -> bool:
-    """Whether it gives what padded batches do, in sentences of this many tokens.
+    """Whether `hidden` gives the same as padded batches, for sentences of up to `longest` tokens.
 
-    In layers with a window each token must see all others. Gradient checkpointing would compute layers again
-    when the encoder has its own attention back.
+    Every token must lie within the window of layers that have one, and gradient checkpointing must be off: it
+    would compute layers again after the encoder's own attention function was restored.
     """
     window = getattr(backbone.config, "sliding_window", None)
     again = backbone.training and any(getattr(m, "gradient_checkpointing", False) for m in backbone.modules())
@@ -158,12 +159,15 @@ def possible(backbone: Any, longest: int) -> bool:
 
 
 def undisturbed(backbone: Any) -> AbstractContextManager[Any]:
-    """A context in which no other thread exchanges the attention of a backbone."""
+    """A context in which no other thread exchanges the attention function of a backbone."""
     return LOCK if fits(backbone) else nullcontext()
 
 
 def hidden(backbone: Any, batch: Ragged, layers: Sequence[int], *, first: bool) -> Tensor:
-    """n sentences -> (k, t, d) hidden states of these layers, 0 the embeddings; first: (k, n, d)."""
+    """The hidden states of the layers asked for, computed without padding; layer 0 is the embeddings.
+
+    n sentences -> (k, t, d), or with `first` those of first tokens only, (k, n, d).
+    """
     every = list(layers) != [backbone.config.num_hidden_layers]
     given = {"input_ids": batch.ids, "position_ids": places(batch)[1]}
     if "token_type_ids" in inspect.signature(backbone.forward).parameters:  # else no more than positions
@@ -183,8 +187,9 @@ def hidden(backbone: Any, batch: Ragged, layers: Sequence[int], *, first: bool) 
 def attend(
     module: Any, q: Tensor, k: Tensor, v: Tensor, mask: None, *, ragged: Ragged, **settings: Any
 ) -> tuple[Tensor, None]:
-    """(1, h, t, d / h) queries -> (1, t, h, d / h), each sentence by itself. Keys and values may have fewer
-    heads, which several queries then share.
+    """The attention function registered with Transformers: each sentence attends to itself alone.
+
+    q: (1, h, t, d / h) -> (1, t, h, d / h). Keys and values may have fewer heads, each for several queries.
     """
     h = q.shape[1]
     k, v = (x if x.shape[1] == h else x.repeat_interleave(h // x.shape[1], dim=1) for x in (k, v))

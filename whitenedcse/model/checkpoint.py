@@ -1,7 +1,7 @@
 """A checkpoint on disk: everything that makes an embedder, in one directory.
 
-It is at once a Transformers directory (weights, tokenizer), a Sentence-Transformers one (modules.json) where
-that library can express the embedding, and ours (`whitenedcse.json`, `head.safetensors`). No pickles.
+The directory is at once one of Transformers (weights, tokenizer), one of Sentence-Transformers (modules.json)
+where that library can express the embedding, and ours (`whitenedcse.json`, `head.safetensors`). No pickles.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ FOREIGN = "not what train.py wrote beside these weights; copy the whole checkpoi
 
 
 def save(embedder: Embedder, directory: Path) -> None:
-    """Write the checkpoint beside the directory, then put it in its place: a kill leaves no half of one.
+    """Write the checkpoint to a draft folder, then rename it: a kill never leaves half of one.
 
-    Raises OSError, the directory untouched.
+    Raises OSError; the directory is then unchanged.
     """
     try:
         with drafted(directory) as draft:
@@ -41,7 +41,7 @@ def save(embedder: Embedder, directory: Path) -> None:
 
 
 def write(embedder: Embedder, directory: Path) -> None:
-    """The files of a checkpoint."""
+    """Write the files of a checkpoint into a directory."""
     embedder.encoder.backbone.save_pretrained(directory)
     embedder.encoder.tokenizer.save_pretrained(directory)
     head = {name: value.contiguous() for name, value in embedder.head.state_dict().items()}
@@ -55,14 +55,14 @@ def write(embedder: Embedder, directory: Path) -> None:
 
 
 def digests(directory: Path) -> dict[str, str]:
-    """The SHA-256 of each file of weights, by its path in the directory."""
+    """The SHA-256 of each file of weights, by its path relative to the directory."""
     return {
         str(path.relative_to(directory)): digest(path) for path in sorted(directory.rglob("*.safetensors"))
     }
 
 
 def refuse_damaged(directory: Path, written: dict[str, str]) -> None:
-    """Raise ValueError for weights that are not those that were written."""
+    """Raise ValueError if a file of weights differs from what was written."""
     for name, found in digests(directory).items():
         if found != written.get(name, found):
             raise ValueError(
@@ -72,12 +72,12 @@ def refuse_damaged(directory: Path, written: dict[str, str]) -> None:
 
 
 def dated(whitening: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a head's whitening; one that has no `floor` was trained with an absolute eps."""
+    """Settings of a head's whitening, brought up to date: without `floor`, eps was an absolute variance."""
     return whitening if "floor" in whitening else {**whitening, "eps": 0.0, "floor": whitening["eps"]}
 
 
 def settings(embedder: Embedder) -> dict[str, Any]:
-    """What, beside the weights, makes the embedding: plain values for `whitenedcse.json`."""
+    """What makes the embedding beside the weights, as plain values for `whitenedcse.json`."""
     head, final = embedder.head, embedder.final
     whitening = None if head.whitening is None else asdict(head.whitening)
     return {
@@ -95,7 +95,7 @@ def settings(embedder: Embedder) -> dict[str, Any]:
 
 
 def parts(path: str, pooling: Pooling | None = None) -> dict[str, Any]:
-    """What `Embedder` is made of, from any source that `Embedder.load` takes."""
+    """The keyword arguments of `Embedder`, from any source that `Embedder.load` takes."""
     restore(Path(path) if Path(path).name == "best" else Path(path) / "best")
     directory = folder(path)
     directory = directory / "best" if (directory / "best").is_dir() else directory
@@ -109,7 +109,7 @@ def parts(path: str, pooling: Pooling | None = None) -> dict[str, Any]:
 
 
 def plain(directory: Path, pooling: Pooling | None) -> dict[str, Any]:
-    """Of an encoder that says nothing of pooling."""
+    """The keyword arguments of `Embedder` for an encoder that does not define a pooling."""
     encoder = pretrained(path=str(directory))
     pooling = pooling or Pooling(kind="last" if causal(encoder) else "cls", layers=[-1])
     head = Head(width=encoder.width, whitening=None, dense=False, position="before")
@@ -117,7 +117,7 @@ def plain(directory: Path, pooling: Pooling | None) -> dict[str, Any]:
 
 
 def ours(directory: Path) -> dict[str, Any]:
-    """Of a checkpoint that `save` wrote."""
+    """The keyword arguments of `Embedder` for a checkpoint that `save` wrote."""
     content = read_json(directory / SETTINGS)
     refuse_damaged(directory, content.get("sha256", {}))
     weights = load_file(sound(directory / "head.safetensors"))

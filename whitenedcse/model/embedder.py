@@ -30,16 +30,17 @@ from whitenedcse.ragged import Ragged, concatenate, ragged, taken
 EMBEDDINGS = ("encoder", "dense", "head")
 BATCH_TOKENS = 1024  # of one batch while encoding, padding counted; 8192 leave a CPU's cache
 BLOCK = 10_000  # sentences tokenised at a time
-Progress = bool | Callable[[int], None]  # a `pace`, or who is told of so many distinct sentences more
+Progress = bool | Callable[[int], None]  # show it, or call this with the number of sentences done
 
 
 class Embedder(nn.Module):
-    """Sentences to vectors, in the one way that belongs to this checkpoint.
+    """A function from sentences to vectors, as its checkpoint defines it.
 
-    embedding: what `embed` and `encode` give: the pooled "encoder" output (the official code's choice), the
+    embedding: what `embed` and `encode` return: the pooled "encoder" output (the official code's choice), the
         "dense" layer above it, or the whole "head" with its running whitening statistics.
-    max_length: tokens a sentence is cut to by `encode`; None is the encoder's own limit.
-    final: what comes after that, e.g. a whitening fitted to the trained encoder; None for nothing.
+    max_length: the number of tokens that `encode` cuts a sentence to; None for the encoder's own limit.
+    final: a last step after the embedding, e.g. a whitening fitted to the trained encoder; None for nothing.
+    Raises ValueError for an unknown embedding, or a part that this encoder or head does not have.
     """
 
     def __init__(
@@ -66,37 +67,44 @@ class Embedder(nn.Module):
         self.final, self.width = final, final.width(encoder.width) if final else encoder.width
 
     def pool(self, batch: Ragged, seed: int | None = None) -> Tensor:
-        """n sentences -> x: (n, d), float32. seed: of dropout, where the encoder is `parallel`."""
+        """Pooled vectors of n sentences: (n, d) float32.
+
+        seed: of dropout, where the encoder is `parallel`.
+        """
         first = self.pooling.reads_first
         hidden = self.encoder(batch, self.pooling.layers, first=first, seed=seed)
         offsets = torch.arange(batch.n + 1, device=hidden.device) if first else batch.offsets
         return self.pooler(self.pooling(hidden, offsets))
 
     def pooler(self, x: Tensor) -> Tensor:
-        """(n, d) -> (n, d): through the checkpoint's own pooler where that is the pooling."""
+        """The checkpoint's own pooler where the pooling is "pooler", else the identity: (n, d) -> (n, d)."""
         return self.encoder.pooler(x) if self.pooling.kind == "pooler" else x
 
     @property
     def parallel(self) -> bool:
-        """As of the encoder."""
+        """Whether pieces of a batch may be encoded in parallel threads; see `Encoder.parallel`."""
         return self.encoder.parallel
 
     def embed(self, batch: Ragged) -> Tensor:
-        """n sentences -> (n, k): what evaluation sees, at least in float32. Call it in eval mode."""
+        """The embeddings of n sentences, as evaluation sees them: (n, k) in float32 or float64.
+
+        Call it in eval mode.
+        """
         return self.finish(self.pool(batch))
 
     @full_precision
     def finish(self, x: Tensor) -> Tensor:
-        """Pooled x (n, d) -> the embedding (n, k): x, the dense layer above it, or the head; then `final`."""
+        """Pooled x (n, d) -> the embedding (n, k): x, its dense layer or its head, and then `final`."""
         if self.embedding != "encoder":
             x = self.head.dense(x) if self.embedding == "dense" else self.head(x.unsqueeze(0)).squeeze(0)
         return x if self.final is None else self.final(x)
 
     def project(self, x: Tensor, *, passes: int, views: int) -> tuple[Tensor, Tensor | None]:
-        """Pooled x (p + r, n, d) -> z: (v, n, d), and (r n, d) of hard negatives if any: what the loss sees.
+        """Pooled x -> what the loss sees: views z, and projected hard negatives or None.
 
-        The p encodings of a sentence, one for each encoder pass, serve the views in turn, so p = 1 with v
-        views is the paper's cheap form: one encoding, v whitenings. Hard negatives form views of their own.
+        x: (p + r, n, d), p encoder passes and r of hard negatives -> z: (v, n, d) and (r n, d). The passes
+        serve the views in turn, so p = 1 with v views is the paper's cheap form: one encoding, v whitenings.
+        Hard negatives form views of their own. Raises ValueError unless 1 <= p <= v.
         """
         if not 1 <= passes <= views:
             raise ValueError(
@@ -114,13 +122,13 @@ class Embedder(nn.Module):
         share: tuple[int, int] = (0, 1),
         bf16: bool = False,
     ) -> NDArray[np.float32]:
-        """n sentences -> (n, k) array, in the order given, in eval mode and without gradient; k is `width`.
+        """n sentences -> embeddings (n, k) in the same order, in eval mode and without gradient.
 
-        Equal sentences are encoded once, all of them sorted by length, in batches of a number of tokens.
-        share: (r, m) encodes every m-th of these batches from the r-th on and leaves the rest zero, so that
-        the results of m processes add up to one process's, bit for bit.
-        bf16: the backbone computes in bfloat16; pooling and head stay in float32.
-        Raises ValueError for anything that is not a text.
+        k is `width`. Equal sentences are encoded once, in batches of similar length and a limited number of
+        tokens. share: (r, m) encodes every m-th of these batches from the r-th on and leaves the rest zero,
+        so that the results of m processes add up to that of one process, bit for bit. bf16: the backbone
+        computes in bfloat16; pooling and head stay in float32. Raises ValueError for anything that is not a
+        text.
         """
         if isinstance(sentences, str):
             raise ValueError(
@@ -140,7 +148,7 @@ class Embedder(nn.Module):
         share: tuple[int, int] = (0, 1),
         bf16: bool = False,
     ) -> NDArray[np.float32]:
-        """n lists of token ids, or these laid end to end -> (n, d) array, as `encode`."""
+        """n lists of token ids, or a `Ragged` of them -> embeddings (n, k); settings as in `encode`."""
         rows = rows if isinstance(rows, Ragged) else ragged(rows)
         out = np.zeros((rows.n, self.width), dtype=np.float32)
         fill([out], rows, self, lambda batch: [self.embed(batch)], Manner(progress, share, bf16))
@@ -148,21 +156,22 @@ class Embedder(nn.Module):
 
     @staticmethod
     def load(path: str | Path, pooling: Pooling | None = None) -> Embedder:
-        """From a run directory, an export, a Sentence-Transformers or plain encoder, or a hub id.
+        """An embedder in eval mode, from a directory or the hub.
 
-        pooling: of a plain encoder, which says nothing of its own. None is the paper's, the first token of
-            the last layer, or for a decoder its last token.
-            Raises ValueError where the checkpoint carries its own: that is part of what was trained.
+        path: a run directory, an export, a Sentence-Transformers or plain encoder, or a hub id.
+        pooling: for a plain encoder, which does not define one. None is the paper's, the first token of the
+            last layer, or the last token for a decoder. Raises ValueError where the checkpoint defines its
+            own, as it was trained with that.
         """
         return Embedder(**checkpoint.parts(str(path), pooling)).eval()
 
     def save(self, directory: Path) -> None:
-        """Write a checkpoint to a directory, at once or, with an OSError, not at all."""
+        """Write a checkpoint to a directory, completely or, with an OSError, not at all."""
         checkpoint.save(self, directory)
 
 
 def refuse_pooling(pooling: Pooling, encoder: Encoder) -> None:
-    """Raise ValueError for a pooling that says nothing with this encoder, or that it does not have."""
+    """Raise ValueError for a pooling that this encoder lacks, or that carries no information in it."""
     if pooling.kind == "pooler" and not encoder.has_pooler:
         raise ValueError("pooling.kind=pooler, but this checkpoint has no pooler of its own; use cls or mean")
     for layer in pooling.layers:
@@ -175,7 +184,7 @@ def refuse_pooling(pooling: Pooling, encoder: Encoder) -> None:
 
 
 class Manner(NamedTuple):
-    """How sentences are encoded: who is told how far it is, which share of them, in which precision."""
+    """How sentences are encoded: with which report of progress, which share of them, in bfloat16 or not."""
 
     progress: Progress = False
     share: tuple[int, int] = (0, 1)
@@ -189,10 +198,11 @@ def fill(
     run: Callable[[Ragged], Sequence[Tensor]],
     manner: Manner,
 ) -> None:
-    """Write what `run` makes of each sentence, a (..., n, d) of a batch for each array, into `out`.
+    """Write the results of `run` for all sentences into the arrays `out`, (..., n, d) each.
 
-    Each distinct sentence is run once, with `module` in eval mode, and what it gave copied to its equals.
-    Outside of `manner.share` the arrays stay as they are.
+    run: a batch of m sentences -> one (..., m, d) for each array. Each distinct sentence is run once, with
+    `module` in eval mode, and its result copied to equal ones. Batches outside `manner.share` leave the
+    arrays unchanged.
     """
     first, device = firsts(rows), next(module.parameters()).device
     budget = BATCH_TOKENS * (1 if device.type == "cpu" else 8)  # elsewhere it is launches that cost
@@ -219,7 +229,7 @@ def fill(
 
 
 def encoding(device: torch.device, bf16: bool) -> ExitStack:
-    """The modes of PyTorch in which sentences are encoded, for one thread."""
+    """The PyTorch modes in which sentences are encoded, to be entered by each thread."""
     stack = ExitStack()
     stack.enter_context(torch.inference_mode())
     stack.enter_context(torch.autocast(device.type, torch.bfloat16) if bf16 else without_autocast(device))
@@ -227,28 +237,31 @@ def encoding(device: torch.device, bf16: bool) -> ExitStack:
 
 
 def told(progress: Progress, total: int) -> AbstractContextManager[Callable[[int], None]]:
-    """Who is told of so many sentences more: a `pace`, or the function that asked, or nobody."""
+    """A context with a function to call with the number of newly encoded sentences.
+
+    It is a progress report of the terminal, the caller's own function, or one that does nothing.
+    """
     if progress is True:
         return pace("encoded", total)
     return nullcontext(progress if callable(progress) else lambda _: None)
 
 
 def tokenised(sentences: Sequence[str], tokenizer: Any, max_length: int) -> Ragged:
-    """The token ids of all sentences laid end to end: lists of them would take five times the memory."""
+    """The token ids of all sentences as a `Ragged`; lists of them would take five times the memory."""
     starts = range(0, max(1, len(sentences)), BLOCK)
     blocks = (token_ids(sentences[start : start + BLOCK], tokenizer, max_length) for start in starts)
     return concatenate([ragged(block) for block in blocks])
 
 
 def firsts(rows: Ragged) -> NDArray[np.intp]:
-    """(n,): for each sentence, the first that equals it."""
+    """For each sentence the number of the first one that equals it, (n,)."""
     ids, seen = rows.ids.numpy(), dict[bytes, int]()
     bounds = pairwise(rows.offsets.tolist())
     return np.array([seen.setdefault(ids[a:b].tobytes(), i) for i, (a, b) in enumerate(bounds)], np.intp)
 
 
 def by_length(rows: Ragged, at: NDArray[np.intp], budget: int) -> list[NDArray[np.intp]]:
-    """These sentences in batches of similar length, the longest first, of at most `budget` padded tokens."""
+    """The sentences `at` in batches of similar length, longest first, of at most `budget` padded tokens."""
     lengths = rows.lengths.numpy()[at]
     order = np.argsort(-lengths, kind="stable")
     batches, start = [], 0

@@ -28,14 +28,16 @@ from whitenedcse.model import backbones, packed
 from whitenedcse.model.attention import way
 from whitenedcse.ragged import Ragged
 
-OWN: Any = {"trust_remote_code": False}  # an encoder's own Python is never run; unless told, one is asked
+OWN: Any = {
+    "trust_remote_code": False
+}  # never run the Python code of an encoder; without this, the user is asked
 
 
 class Encoder(nn.Module):
-    """A backbone, its tokenizer, and the directory they came from (None for a new one).
+    """A Transformers backbone as a function of a ragged batch, its tokenizer, and the directory of both.
 
     Padding happens here and nowhere else. The length limit is the tokenizer's, or else the config's, but
-    never above the number of positions; the tokenizer is told so.
+    never above the number of positions, and the tokenizer's limit is set to it.
     batches: "packed" computes on the tokens alone (BERT and RoBERTa; ModernBERT and some others on a GPU),
         "padded" is Transformers' own way, and "auto" is packed for an architecture that allows it.
     """
@@ -58,9 +60,10 @@ class Encoder(nn.Module):
     def forward(
         self, batch: Ragged, layers: Sequence[int], *, first: bool = False, seed: int | None = None
     ) -> Tensor:
-        """n sentences -> (k, t, d): the hidden states of the layers asked for; 0 is the embedding layer.
+        """Hidden states (k, t, d) of the layers asked for, 0 being the embedding layer.
 
-        first: of the first token of each sentence alone, (k, n, d). seed: of dropout, where `parallel`.
+        first: return those of the first token of each sentence only, (k, n, d). seed: of dropout, where
+        `parallel`.
         """
         wanted = [self.layer(layer) for layer in layers]
         if self.attention(batch.ids.device) != "padded":
@@ -77,7 +80,7 @@ class Encoder(nn.Module):
         return torch.stack([layer[:, 0] if first else ragged.unpad(layer, batch) for layer in hidden])
 
     def attention(self, device: torch.device) -> str:
-        """How sentences attend on a device: `attention.way`, "padded" where batches are."""
+        """How attention is computed on a device: "tiles", "jagged" or "padded" (see `attention.way`)."""
         if self.batches == "padded":
             return "padded"
         found = way(device.type, self.width // self.backbone.config.num_attention_heads)
@@ -85,20 +88,24 @@ class Encoder(nn.Module):
 
     @property
     def parallel(self) -> bool:
-        """Whether pieces of a batch may be encoded in parallel threads: packed batches on a CPU.
+        """Whether pieces of a batch may be encoded in parallel threads: true for packed batches on a CPU.
 
-        Their dropout is a function of a seed. Others draw from PyTorch's generator, which all threads share.
+        Their dropout is a function of a seed; otherwise it draws from PyTorch's generator, which all threads
+        share.
         """
         return self.attention(self.backbone.device) == "tiles"
 
     def layer(self, index: int) -> int:
-        """A layer counted from the embeddings: -1 -> depth. Raises ValueError outside -depth - 1 .. depth."""
+        """The number of a layer counted from the embeddings: -1 -> depth.
+
+        Raises ValueError outside -depth - 1 .. depth.
+        """
         if not -self.depth - 1 <= index <= self.depth:
             raise ValueError(f"layer {index} does not exist: this encoder has layers 0 to {self.depth}")
         return index % (self.depth + 1)
 
     def pooler(self, x: Tensor) -> Tensor:
-        """(n, d) first tokens -> (n, d) through the checkpoint's own pooler (dense, tanh)."""
+        """The checkpoint's own pooler (dense, tanh) of first tokens: (n, d) -> (n, d)."""
         return backbones.own_pooler(self.backbone)(x)
 
     @property
@@ -108,7 +115,10 @@ class Encoder(nn.Module):
 
 
 def chosen(batches: str, backbone: nn.Module) -> str:
-    """The kind of batches for this backbone. Raises ValueError where it cannot be had."""
+    """The kind of batches for this backbone: "auto", "packed" or "padded".
+
+    Raises ValueError if it is impossible.
+    """
     kinds = ("auto", "packed", "padded")
     if batches not in kinds:
         raise ValueError(f"encoder.batches={batches!r} is not one of {', '.join(kinds)}")
@@ -124,8 +134,8 @@ def chosen(batches: str, backbone: nn.Module) -> str:
 def pretrained(*, path: str, batches: str = "auto") -> Encoder:
     """The encoder in a local directory, or with this id on the hub, in float32.
 
-    Raises FileNotFoundError where neither can be had, and ValueError if the checkpoint lacks weights: an
-    encoder is never left partly random. A pooler that the checkpoint does not bring is dropped.
+    Raises FileNotFoundError if there is neither, and ValueError if the checkpoint lacks weights: an encoder
+    is never left partly random. A pooler without weights in the checkpoint is removed.
     """
     source = folder(path)
     quiet()
@@ -149,7 +159,7 @@ def pretrained(*, path: str, batches: str = "auto") -> Encoder:
 
 
 def sound(file: Path) -> Path:
-    """The path of a safetensors file. Raises ValueError if it is cut short or none."""
+    """The path of a safetensors file. Raises ValueError if it is cut short or not in that format."""
     try:
         with safe_open(file, "pt"):
             return file
@@ -158,9 +168,9 @@ def sound(file: Path) -> Path:
 
 
 def longest(backbone: Any, limit: float) -> int:
-    """Tokens that a backbone takes: a tokenizer's limit, but no more than there are positions.
+    """The most tokens that a backbone takes: the tokenizer's limit, or the positions if they are fewer.
 
-    RoBERTa counts its positions from behind the padding token's.
+    RoBERTa's positions start after the number of its padding token.
     """
     limit = limit if limit < 1e6 else getattr(backbone.config, "max_position_embeddings", 512)
     table = getattr(getattr(backbone, "embeddings", None), "position_embeddings", None)
@@ -170,7 +180,7 @@ def longest(backbone: Any, limit: float) -> int:
 
 
 def refuse_foreign(tokenizer: Any, backbone: Any, source: Path | None) -> None:
-    """Raise ValueError for a tokenizer that is not the backbone's: no words, or ids without an embedding."""
+    """Raise ValueError for a tokenizer without words, or with ids that the backbone has no embedding for."""
     words, rows = tokenizer.get_vocab(), len(backbone.get_input_embeddings().weight)
     if set(words) <= set(tokenizer.all_special_tokens):
         raise ValueError(
@@ -193,7 +203,7 @@ def small_bert(  # noqa: PLR0913  the settings of one YAML group, by name
     heads: int,
     batches: str = "auto",
 ) -> Encoder:
-    """The quick start's encoder: a BERT of random weights, its WordPiece tokenizer learnt from the corpus."""
+    """The quick start's encoder: a BERT with random weights, and a WordPiece tokenizer of the corpus."""
     if min(vocabulary, layers, width, heads) < 1 or width % heads:
         raise ValueError(
             f"encoder.vocabulary={vocabulary}, layers={layers}, width={width}, heads={heads}: all must be "
@@ -215,7 +225,7 @@ def small_bert(  # noqa: PLR0913  the settings of one YAML group, by name
 def wordpiece(sentences: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
     """A lower-casing WordPiece tokenizer of at most `vocabulary` entries: all letters, the commonest words.
 
-    Equal sentences give equal ids; the tokenizers library's own trainer numbers anew in each process.
+    Equal sentences give equal ids; the tokenizers library's own trainer numbers differently in each process.
     """
     special = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
     normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
@@ -234,15 +244,15 @@ def wordpiece(sentences: Iterable[str], vocabulary: int) -> PreTrainedTokenizerF
 
 
 def quiet() -> None:
-    """No reports and bars from Transformers: what matters of them is raised here as an error."""
+    """Switch off Transformers' reports and progress bars: what matters in them is raised here as an error."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
 
 
 def folder(path: str) -> Path:
-    """The local directory of a checkpoint: the path itself, or the hub's snapshot of it.
+    """The local directory of a checkpoint: the path itself, or a download of the hub's.
 
-    Of the weights only safetensors are fetched where the repository has them. Raises FileNotFoundError.
+    Only safetensors weights are downloaded where the repository has them. Raises FileNotFoundError.
     """
     if Path(path).is_dir():
         return Path(path)

@@ -1,4 +1,4 @@
-"""Projection heads: what stands between the pooled vector and the loss while training.
+"""Projection heads, which map pooled vectors to the vectors that the training loss compares.
 
 v: views    n: sentences    d: width    g: groups    w = d / g: channels in a group
 
@@ -30,16 +30,22 @@ POSITIONS = ("before", "after", "both")
 
 @dataclass(frozen=True, kw_only=True)
 class Whitening:
-    """How a head whitens.
+    """The settings of a head's whitening.
 
     kind: "pca" and "zca" whiten all d channels with momentum statistics ([1] Eq. 13, Table 3); "group" and
         "shuffled_group" whiten groups with the statistics of the batch ([1] Eq. 5, 6).
     groups: the NUMBER of groups (the paper's "group size"); None derives it from group_width.
-    eps, floor: what is added to each variance: a share of the group's mean variance, and a fixed one.
+    eps, floor: what is added to each variance: a share of the group's mean variance, and a fixed amount.
     gradient: "full", "centre" (the matrix is a constant, as in the official code) or "none".
     partition: "view" (each view on its own, [1] section 3.2.2), "joint" (all views together), or
         "official_slice" (v consecutive parts of the sentence-major batch, as the official code cuts it).
     momentum: beta of Eq. 13; the running statistics serve evaluation, and training for pca and zca.
+    Raises ValueError for settings that are unknown, out of range or contradictory.
+
+    >>> shuffled = Whitening(kind="shuffled_group", groups=384, group_width=None, eps=1e-5, floor=0.0,
+    ...                      shrinkage=0.0, gradient="centre", partition="view", momentum=0.9)
+    >>> shuffled.width(768)
+    2
     """
 
     kind: str
@@ -71,7 +77,10 @@ class Whitening:
                 raise ValueError(f"whitening.{name}={getattr(self, name)} is not {words}")
 
     def width(self, d: int) -> int:
-        """Channels in a group when the embedding has d. Raises ValueError where groups do not divide d."""
+        """The number of channels in a group, for an embedding of width d.
+
+        Raises ValueError where the groups do not divide d.
+        """
         if self.kind in ("pca", "zca"):
             return d
         if self.groups is not None:
@@ -80,10 +89,19 @@ class Whitening:
 
 
 def refuse(settings: Whitening | None, d: int, *, n: int, views: int) -> None:
-    """Raise ValueError if batches of n sentences, of v views, leave a group of channels without full rank.
+    """Raise ValueError if a batch has too few rows to whiten the channels of a group at full rank.
 
-    Then eps alone would bound the gain, at 1 / sqrt(eps), and the loss would see noise. Shrinkage bounds it
-    too; and pca and zca average over batches, so for them it is only warned of, as their first steps suffer.
+    n: sentences of a batch, views: of each sentence, d: width of the embedding. With no more rows than
+    channels eps alone bounds the gain, at 1 / sqrt(eps), and the loss would see noise. Shrinkage bounds the
+    gain too, and is accepted. "pca" and "zca" average over batches, so that only their first steps suffer:
+    for these there is a warning.
+
+    >>> pairs = Whitening(kind="group", groups=None, group_width=2, eps=1e-5, floor=0.0,
+    ...                   shrinkage=0.0, gradient="centre", partition="view", momentum=0.9)
+    >>> refuse(pairs, 768, n=64, views=2)  # 64 sentences suffice for 2 channels, 2 do not
+    >>> refuse(pairs, 768, n=2, views=2)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: ...
     """
     if settings is None or settings.shrinkage > 0:
         return
@@ -101,10 +119,18 @@ def refuse(settings: Whitening | None, d: int, *, n: int, views: int) -> None:
 
 
 class Whitener(nn.Module):
-    """Whitening with a memory: batch statistics while training, running ones (Eq. 13) in eval mode.
+    """Whitening by the statistics of the batch while training, and by running ones (Eq. 13) in eval mode.
 
-    x: (v, n, d) -> (v, n, d). Eval mode is deterministic: groups stand in channel order, unshuffled.
-    The running statistics are those of the views' average, and begin as the first batch's own.
+    x: (v, n, d) -> (v, n, d). Eval mode is deterministic: groups are consecutive channels, unshuffled.
+    The running statistics follow the average over the views, and start as those of the first batch.
+
+    >>> settings = Whitening(kind="group", groups=1, group_width=None, eps=1e-6, floor=0.0,
+    ...                      shrinkage=0.0, gradient="centre", partition="view", momentum=0.9)
+    >>> whitener, x = Whitener(settings, d=3), torch.randn(2, 64, 3)
+    >>> torch.allclose(whitening.covariance(whitener(x)), torch.eye(3), atol=1e-3)
+    True
+    >>> whitener.eval()(x[:, :1]).shape  # one sentence is whitened by the running statistics
+    torch.Size([2, 1, 3])
     """
 
     mean: Tensor
@@ -120,7 +146,7 @@ class Whitener(nn.Module):
         self.register_buffer("batches", torch.zeros((), dtype=torch.long))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(v, n, d) -> (v, n, d)."""
+        """The whitened x: (v, n, d) -> (v, n, d). In training mode it also updates the running statistics."""
         if not self.training:
             return self.affine(x, self.mean, self.covariance)
         batchwise = self.settings.kind in ("group", "shuffled_group")
@@ -133,7 +159,7 @@ class Whitener(nn.Module):
         return self.affine(x, mean, covariance)
 
     def over_batch(self, x: Tensor) -> Tensor:
-        """(v, n, d) -> (v, n, d): each view by its own statistics and, if shuffled, its own permutation."""
+        """x whitened by the statistics of each view, shuffled if set: (v, n, d) -> (v, n, d)."""
         settings = self.settings
         names = ("eps", "floor", "gradient", "shrinkage")
         options: Any = {"width": self.width, **{name: getattr(settings, name) for name in names}}
@@ -143,7 +169,7 @@ class Whitener(nn.Module):
         return whitening.shuffled_group_whiten(x, order, **options)
 
     def affine(self, x: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
-        """(v, n, d), (d,), (g, w, w) -> (v, n, d) by given statistics."""
+        """x whitened by the given statistics: (v, n, d), (d,), (g, w, w) -> (v, n, d)."""
         if self.settings.gradient != "full":
             covariance = covariance.detach()
         if self.settings.gradient == "none":
@@ -152,33 +178,45 @@ class Whitener(nn.Module):
         return (grouped @ self.matrix(mean, covariance)).flatten(-3)
 
     def matrix(self, mean: Tensor, covariance: Tensor) -> Tensor:
-        """(d,) mean, (g, w, w) covariances -> (g, w, w) whitening matrices for row vectors."""
+        """Whitening matrices for row vectors, from mean (d,) and covariances (g, w, w): (g, w, w)."""
         settings = self.settings
         covariance = whitening.shrink(covariance, settings.shrinkage)
         eps, floor = Ridge(settings.eps, settings.floor).above(mean.unflatten(-1, (-1, self.width)))
         return (whitening.pca if settings.kind == "pca" else whitening.zca)(covariance, eps=eps, floor=floor)
 
     def dense(self) -> tuple[Tensor, Tensor]:
-        """(d, d) weight and (d,) bias: eval mode as y = x @ weight.T + bias."""
+        """Weight (d, d) and bias (d,) with which eval mode is y = x @ weight.T + bias."""
         matrix = torch.block_diag(*self.matrix(self.mean, self.covariance))
         return matrix.T, -self.mean @ matrix
 
     def blended(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(v, n, d) -> (d,), (g, w, w): Eq. 13, the running statistics moved toward this batch's."""
+        """The running statistics moved towards those of x (Eq.
+
+        13): (v, n, d) -> mean (d,), covariances (g, w, w).
+        """
         groups = x.unflatten(-1, (-1, self.width)).movedim(-2, 1)  # (v, g, n, w)
         mean, covariance = x.mean(dim=(0, 1)), whitening.covariance(groups).mean(dim=0)
         beta = self.settings.momentum * (self.batches > 0)
         return beta * self.mean + (1 - beta) * mean, beta * self.covariance + (1 - beta) * covariance
 
     def remember(self, mean: Tensor, covariance: Tensor) -> None:
-        """Store the statistics in the buffers."""
+        """Store mean (d,) and covariances (g, w, w) as the running statistics."""
         self.mean.copy_(mean)
         self.covariance.copy_(covariance)
         self.batches += 1
 
 
 def rearranged(x: Tensor, partition: str, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply a function of (v, n, d) to another cut of the same rows, and put the rows back."""
+    """Apply `function` to the rows of x in the views that `partition` names, and put the rows back.
+
+    x: (v, n, d) -> (v, n, d). partition: see `Whitening`. function: (v, n, d) -> (v, n, d) of the rows so
+    divided; for "joint" it is given (1, v n, d).
+
+    >>> x = torch.tensor([[[1.0]], [[3.0]]])  # two views of one sentence
+    >>> def centred(x): return x - x.mean(dim=1, keepdim=True)
+    >>> rearranged(x, "view", centred).flatten(), rearranged(x, "joint", centred).flatten()
+    (tensor([0., 0.]), tensor([-1.,  1.]))
+    """
     if partition == "view":
         return function(x)
     if partition == "joint":
@@ -191,6 +229,12 @@ class Head(nn.Module):
     """Whitening before, after or on both sides of an optional dense layer; in float32 whatever surrounds it.
 
     x: (v, n, d) -> z: (v, n, d). Without whitening and dense layer it is the identity.
+
+    >>> x = torch.randn(2, 8, 4)
+    >>> torch.equal(Head(width=4, whitening=None, dense=False, position="before")(x), x)
+    True
+    >>> bool((Head(width=4, whitening=None, dense=True, position="before")(x).abs() < 1).all())  # tanh
+    True
     """
 
     def __init__(self, *, width: int, whitening: Whitening | None, dense: bool, position: str) -> None:
@@ -208,13 +252,13 @@ class Head(nn.Module):
 
     @full_precision
     def forward(self, x: Tensor) -> Tensor:
-        """(v, n, d) -> (v, n, d), in float32 at least."""
+        """The projected vectors z of pooled vectors x: (v, n, d) -> (v, n, d), in float32 or float64."""
         z = self.before(x) if self.before is not None else x
         z = self.dense(z) if self.linear is not None else z
         return self.after(z) if self.after is not None else z
 
     def dense(self, x: Tensor) -> Tensor:
-        """(..., d) -> (..., d): the linear layer and tanh alone. Raises ValueError without one."""
+        """The linear layer and tanh alone: (..., d) -> (..., d). Raises ValueError if the head has none."""
         if self.linear is None:
             raise ValueError("embedding=dense, but this head has no dense layer")
         return torch.tanh(self.linear(x))

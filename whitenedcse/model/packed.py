@@ -1,10 +1,11 @@
-"""BERT and its relatives on a ragged batch itself: nothing is computed for padding, as there is none.
+"""BERT and its relatives on a ragged batch, so that nothing is computed for padding.
 
 t: tokens    n: sentences    d: width    k: layers asked for
 
-The backbone is Transformers' own, and so are its weights; this is another way through them, with the same
-result and gradient to float32 rounding. On CPU sentences are sorted by length, so that attention sees like
-ones together, a few rows of zeros stand behind the last token, and the faster of two libraries multiplies.
+The backbone and its weights are those of Transformers; this is another forward pass, with the same result and
+gradient to float32 rounding. On CPU sentences are sorted by length, so that attention processes those of
+similar length together, a few rows of zeros follow the last token, and the faster of two libraries multiplies
+matrices.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from whitenedcse.ragged import Ragged, places, taken
 
 
 def dropout(x: Tensor, layer: nn.Dropout, seed: Seed, *, onto: Tensor | None = None) -> Tensor:
-    """(t, d) -> (t, d): what the layer leaves of x, added to `onto` if there is one.
+    """Dropout as `layer` does it: (t, d) -> (t, d). onto: is added to the result if given.
 
-    On CPU by random numbers that are four times as cheap, and that depend on the seed alone; elsewhere by
-    PyTorch's own, whose generator knows no seed of a call.
+    On CPU the random numbers cost a quarter of PyTorch's and depend on `seed` alone; on other devices
+    PyTorch's own are used, which do not depend on it.
     """
     if not layer.training or layer.p == 0:
         return x if onto is None else x + onto
@@ -65,7 +66,7 @@ class _Dropout(Function):
 
 
 def linear(layer: nn.Module, x: Tensor) -> Tensor:
-    """(t, in) -> (t, out): the layer itself, in float32 by the quicker of two libraries for this CPU."""
+    """The linear layer: (t, in) -> (t, out); in float32 on CPU by oneDNN where that is faster."""
     if type(layer) is nn.Linear and x.dtype == torch.float32 and x.device.type == "cpu" and prefers_onednn():
         if not torch.is_autocast_enabled("cpu"):
             return _Linear.apply(x, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
@@ -73,7 +74,7 @@ def linear(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """(t, in), (out, in) -> (t, out) by oneDNN."""
+    """x @ weight.T + bias by oneDNN: (t, in), (out, in) -> (t, out)."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
@@ -104,7 +105,7 @@ KINDS = ("bert", "roberta", "xlm-roberta", "camembert")
 
 
 def fits(backbone: Any) -> bool:
-    """Whether there is this way through a backbone: a class of Transformers' own, of BERT's architecture."""
+    """Whether `hidden` can compute this backbone: a class of Transformers' own, of BERT's architecture."""
     config = backbone.config
     return (
         config.model_type in KINDS
@@ -116,10 +117,10 @@ def fits(backbone: Any) -> bool:
 
 
 class Layout(NamedTuple):
-    """A batch as the layers see it: on CPU sorted by length, with rows to fill up, elsewhere as it came.
+    """A batch in the order in which the layers compute it: sorted by length on CPU, else unchanged.
 
-    order: (n,), tokens: (t,), where each sentence and token stands in the batch as it came; None if still so.
-    rows, firsts: how many rows the layers compute for tokens, and for first tokens. plan, seed: of attention
+    order: (n,), tokens: (t,), the number in the original batch of each sentence and token; None if unchanged.
+    rows, firsts: how many rows the layers compute for tokens and for first tokens. plan, seed: of attention
     and of dropout on CPU.
     """
 
@@ -133,7 +134,7 @@ class Layout(NamedTuple):
 
 
 def laid_out(batch: Ragged, heads: int, seed: int) -> Layout:
-    """The layout for the device that the batch is on."""
+    """The layout of a batch for the device that it is on."""
     if batch.ids.device.type != "cpu":
         return Layout(batch, None, None, len(batch.ids), batch.n, None, 0)
     order = batch.lengths.argsort(stable=True)
@@ -144,9 +145,9 @@ def laid_out(batch: Ragged, heads: int, seed: int) -> Layout:
 
 
 def rounded(rows: int) -> int:
-    """So many rows or up to a sixteenth more, so that shapes repeat: oneDNN compiles a kernel for each.
+    """`rows` rounded up by at most a sixteenth, so that shapes repeat: oneDNN compiles a kernel for each.
 
-    With rows as they come that was a sixth of a training step.
+    Without rounding that took a sixth of a training step.
     """
     step = max(16, (1 << rows.bit_length()) // 32)
     return -(-rows // step) * step
@@ -155,10 +156,11 @@ def rounded(rows: int) -> int:
 def hidden(
     backbone: Any, batch: Ragged, layers: Sequence[int], *, first: bool, seed: int | None = None
 ) -> Tensor:
-    """n sentences -> (k, t, d) hidden states of these layers, 0 the embeddings.
+    """The hidden states of the layers asked for, computed without padding; layer 0 is the embeddings.
 
-    first: of first tokens alone, (k, n, d). No layer above the highest is computed, and of that one no other
-    row than these. seed: of dropout on CPU; None draws one from PyTorch's generator.
+    n sentences -> (k, t, d), or with `first` those of first tokens only, (k, n, d). Layers above the highest
+    one asked for are not computed, and with `first` no other rows of the highest. seed: of dropout on CPU;
+    None draws one from PyTorch's generator.
     """
     if seed is None:
         seed = int(torch.randint(2**62, ())) if backbone.training else 0
@@ -181,18 +183,18 @@ def hidden(
 
 
 def filled(x: Tensor, rows: int) -> Tensor:
-    """(r, ...) -> (rows, ...), zeros behind what was there."""
+    """Rows of zeros appended to x: (r, ...) -> (rows, ...)."""
     return x if len(x) == rows else torch.cat([x, x.new_zeros(rows - len(x), *x.shape[1:])])
 
 
 def saves_memory(backbone: Any) -> bool:
-    """Whether `gradient_checkpointing_enable` was called, before or since it marks each layer."""
+    """Whether `gradient_checkpointing_enable` was called, in any version: newer ones mark each layer."""
     marked = (backbone.encoder, *backbone.encoder.layer)
     return any(getattr(module, "gradient_checkpointing", False) for module in marked)
 
 
 def unsorted(x: Tensor, to: Tensor | None) -> Tensor:
-    """(k, rows, d), the rows back to where they stand in the batch as it came."""
+    """The rows of x in the order of the original batch: (k, rows, d) -> (k, m, d), `to`: (m,) or None."""
     if to is None:
         return x
     back = torch.empty_like(to)
@@ -201,7 +203,7 @@ def unsorted(x: Tensor, to: Tensor | None) -> Tensor:
 
 
 def embedded(module: Any, layout: Layout) -> Tensor:
-    """(t,) ids -> (rows, d): words, positions and the first token type, normalised."""
+    """The embedding layer: t token ids -> (rows, d), words, positions and first token type, normalised."""
     ids, pad = layout.batch.ids, module.position_embeddings.padding_idx
     sentence, at = places(layout.batch)
     if pad is not None:  # RoBERTa counts from behind the padding token, and passes over one in the text
@@ -214,7 +216,7 @@ def embedded(module: Any, layout: Layout) -> Tensor:
 
 
 def block(layer: Any, x: Tensor, layout: Layout, number: int, rows: Tensor | None) -> Tensor:
-    """(rows, d) -> (rows, d) through one layer, or (firsts, d) for these rows alone."""
+    """One transformer layer: (rows, d) -> (rows, d), or (firsts, d) for the row numbers `rows` alone."""
     own, out = layer.attention.self, layer.attention.output
     low = lowered(x)
     some, some_low = (x, low) if rows is None else (x[rows], low[rows])
@@ -232,5 +234,5 @@ def block(layer: Any, x: Tensor, layout: Layout, number: int, rows: Tensor | Non
 
 
 def lowered(x: Tensor) -> Tensor:
-    """In autocast's type, once for the three layers that read it."""
+    """x in autocast's type, cast once for the three layers that read it."""
     return x.to(autocast_type(x.device.type) or x.dtype)

@@ -2,7 +2,7 @@
 
     n: sentences    d: width    k: layers    a plane: one kind of pooling in one layer, (n, d)
 
-Any average over layers, whitening or figure is then matrix work on planes, without the encoder.
+Any average over layers, whitening or figure is then computed from planes, without the encoder.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ LIMIT = 20 * 2**30  # bytes of all planes together, beyond which the encoder unu
 
 
 class Planes(NamedTuple):
-    """What was asked for: kinds of pooling x layers x sentences.
+    """The planes of n sentences, for some kinds of pooling and some layers.
 
     kinds: name -> (k, n, d) float32, `layers` in order. lengths: (n,) tokens in each sentence, special ones
-    counted. encoded: how many sentences this call had to encode; the others were on disk.
+    included. encoded: how many sentences this call had to encode; the others were on disk.
     """
 
     kinds: Mapping[str, NDArray[np.float32]]
@@ -49,9 +49,9 @@ class Planes(NamedTuple):
     encoded: int
 
     def average(self, kind: str, layers: Sequence[int], extra: float = 0.0) -> NDArray[np.float32]:
-        """(n, d): the mean over `layers`, each counted from the embeddings.
+        """The mean over `layers` of one kind of pooling, (n, d). Layers are counted from the embeddings.
 
-        extra: what a mean over tokens divides by, beyond their number (WhiteningBERT's code: 0.01).
+        extra: what a mean over tokens divides by, in addition to their number (WhiteningBERT's code: 0.01).
         """
         x = np.mean([self.kinds[kind][self.layers.index(layer)] for layer in layers], axis=0)
         if kind == "mean" and extra:
@@ -67,11 +67,11 @@ def planes(
     *,
     bf16: bool = False,
 ) -> Planes:
-    """The planes of n sentences given as token ids; only those that the disk does not hold are encoded.
+    """The planes of n sentences given as token ids; only those that are not on disk are encoded.
 
-    They lie in `sources.cache`, keyed by the encoder's weights, its precision (bf16: the backbone
+    They are kept in `sources.cache`, keyed by the encoder's weights, its precision (bf16: the backbone
     computes in bfloat16) and each sentence's ids, so other tasks, text handling or post-processing of the
-    same encoder find what they share.
+    same encoder share them.
     """
     layers = tuple(sorted({encoder.layer(layer) for layer in layers}))
     kinds = sorted(set(kinds))
@@ -96,7 +96,7 @@ def planes(
 
 
 class Shard(NamedTuple):
-    """The planes that one call encoded: names (m,) of its sentences, and files (k, m, d) by kind."""
+    """The planes that one call encoded: names (m,) of its sentences, and a file (k, m, d) for each kind."""
 
     path: Path
     layers: list[int]
@@ -104,7 +104,7 @@ class Shard(NamedTuple):
 
     @classmethod
     def open(cls, path: Path, kinds: Sequence[str], layers: Sequence[int]) -> Shard | None:
-        """The shard in this folder if it has these planes, else None."""
+        """The shard in this folder if it has these kinds and layers, else None."""
         try:
             meta = json.loads((path / "meta.json").read_text())
             names = np.load(path / "names.npy")
@@ -114,7 +114,7 @@ class Shard(NamedTuple):
         return cls(path, meta["layers"], names) if has else None
 
     def plane(self, kind: str, layers: Sequence[int]) -> NDArray[np.float32]:
-        """(k, m, d) of these layers; mapped from disk, not read, where they are all there are."""
+        """The planes (k, m, d) of one kind in these layers; memory-mapped if the shard has no others."""
         every: NDArray[np.float32] = np.load(self.path / f"{kind}.npy", mmap_mode="r")
         return every if list(layers) == self.layers else every[[self.layers.index(i) for i in layers]]
 
@@ -122,7 +122,7 @@ class Shard(NamedTuple):
 def gathered(
     shards: Sequence[Shard], names: NDArray[np.str_], kind: str, layers: Sequence[int]
 ) -> NDArray[np.float32]:
-    """(k, n, d) in the order of `names`, from whichever shards hold them."""
+    """The planes (k, n, d) of the sentences `names`, in their order, collected from all shards."""
     for shard in shards:
         if np.array_equal(shard.names, names):
             return shard.plane(kind, layers)
@@ -141,7 +141,7 @@ def gathered(
 def write(
     folder: Path, encoder: Encoder, rows: Rows, kinds: Sequence[str], layers: Sequence[int], manner: Manner
 ) -> Path:
-    """Encode into a new shard, written beside its place and then renamed: a kill leaves nothing."""
+    """Encode sentences into a new shard; returns its path. A kill leaves no incomplete shard."""
     draft = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
     try:
         shape = (len(layers), len(rows), encoder.width)
@@ -168,7 +168,7 @@ def encode(
     out: Mapping[str, NDArray[np.float32]],
     manner: Manner,
 ) -> None:
-    """Fill `out`, by kind (k, n, d), with one forward pass over each sentence."""
+    """Fill the arrays `out`, (k, n, d) for each kind, with one forward pass over each sentence."""
     first = list(out) == ["cls"]
 
     def reduced(batch: Ragged) -> list[Tensor]:
@@ -180,7 +180,7 @@ def encode(
 
 
 def fingerprint(encoder: Encoder) -> str:
-    """A digest of architecture, weights and kind of device: what, beside the ids, decides a vector."""
+    """A digest of an encoder's architecture, weights and kind of device."""
     device = next(encoder.parameters()).device.type
     config = {k: v for k, v in encoder.backbone.config.to_dict().items() if not k.startswith("_")}
     content = hashlib.blake2b(json.dumps([FORMAT, device, config], default=str).encode(), digest_size=12)
@@ -191,12 +191,12 @@ def fingerprint(encoder: Encoder) -> str:
 
 
 def digest(row: Sequence[int]) -> str:
-    """A name for a sentence: that of its token ids."""
+    """A digest of a sentence's token ids, which serves as its name."""
     return hashlib.blake2b(np.asarray(row, np.int32).tobytes(), digest_size=12).hexdigest()
 
 
 def digest_of(embedder: Embedder) -> str:
-    """A digest of all that decides a vector: architecture, weights, kind of device, tokenizer, settings."""
+    """A digest of all that decides an embedder's vectors: encoder, kind of device, tokenizer, settings."""
     parts = [fingerprint(embedder.encoder), identity(embedder.encoder.tokenizer), settings(embedder)]
     content = hashlib.blake2b(json.dumps(parts).encode(), digest_size=16)
     final = embedder.final.state_dict().values() if embedder.final else ()
@@ -206,7 +206,7 @@ def digest_of(embedder: Embedder) -> str:
 
 
 def prune(folder: Path, keep: Path) -> None:
-    """Delete the planes of the encoders unused for longest while all together are beyond LIMIT."""
+    """Delete the planes of the least recently used encoders while all together exceed LIMIT; `keep` stays."""
     files = {path: [f for f in path.rglob("*") if f.is_file()] for path in folder.iterdir()}
     sizes = {path: sum(f.stat().st_size for f in inside) for path, inside in files.items()}
     total = sum(sizes.values())
@@ -217,7 +217,7 @@ def prune(folder: Path, keep: Path) -> None:
 
 
 class Source(NamedTuple):
-    """Sentences to vectors, and how they are pooled. embedder: None where only `encode` is known."""
+    """A model: its function from sentences to vectors, its pooling, and its embedder (None if unknown)."""
 
     encode: Encode
     pooling: str
@@ -225,11 +225,11 @@ class Source(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What to make of the sentences.
+    """Which vectors to compute of the sentences.
 
-    poolings: each gives an array; None is the model's own embedding, head included. max_length: tokens, None
-    for the model's own. extra: see `Planes.average`. every: a kind of pooling wanted in all layers. bf16: the
-    backbone computes in bfloat16.
+    poolings: each gives an array; None is the model's own embedding, head included. max_length: in tokens,
+    None for the model's own. extra: see `Planes.average`. every: a kind of pooling wanted in all layers, or
+    None. bf16: the backbone computes in bfloat16.
     """
 
     poolings: Sequence[Pooling | None]
@@ -240,7 +240,11 @@ class Wanted(NamedTuple):
 
 
 def vectors(source: Source, sentences: list[str], wanted: Wanted) -> tuple[list[NDArray[Any]], Planes | None]:
-    """n distinct sentences -> an (n, d) array for each pooling, from one pass; and the planes behind them."""
+    """n distinct sentences -> an (n, d) array for each pooling from one pass, and the planes it came from.
+
+    The planes are None for a model without embedder. Raises ValueError where such a model would have to show
+    its layers.
+    """
     embedder = source.embedder
     if embedder is None:
         if any(wanted.poolings) or wanted.every:
@@ -266,7 +270,7 @@ def vectors(source: Source, sentences: list[str], wanted: Wanted) -> tuple[list[
 
 
 def plane_kind(pooling: Pooling) -> str:
-    """The kind of plane it starts from: the pooler reads first tokens."""
+    """The kind of plane that a pooling is computed from: that of first tokens, "cls", for "pooler"."""
     return "cls" if pooling.kind == "pooler" else pooling.kind
 
 
@@ -274,7 +278,7 @@ def plane_kind(pooling: Pooling) -> str:
 def averaged(
     embedder: Embedder, got: Planes, pooling: Pooling, extra: float, finish: bool
 ) -> NDArray[np.float32]:
-    """(n, d): the mean over the pooling's layers and, to `finish`, what the embedder does after pooling."""
+    """The mean over the pooling's layers, (n, d); with `finish` also what the embedder does after pooling."""
     layers = [embedder.encoder.layer(layer) for layer in pooling.layers]
     x = got.average(plane_kind(pooling), layers, extra)
     if not finish:

@@ -1,4 +1,4 @@
-"""Pooling: the hidden states of a ragged batch to one vector a sentence; and a last affine map of it.
+"""Pooling: the hidden states of a ragged batch to one vector per sentence; and a final affine transform.
 
 n: sentences    t: tokens of all sentences    d: width    k: layers asked for, or components kept
 
@@ -23,13 +23,13 @@ KINDS = ("cls", "mean", "max", "last", "pooler")
 
 
 class Pooling:
-    """One vector a sentence: a kind of pooling in each layer, averaged over the layers.
+    """One vector per sentence: a kind of pooling in each of some layers, averaged over the layers.
 
     hidden: (k, t, d), offsets: (n + 1,) -> (n, d) in float32 (float64 stays).
     Layer 0 is the embedding layer, -1 the last. "pooler" gives the first token as "cls" does; the dense
     layer and tanh of the checkpoint's own pooler follow in the encoder. "mean" counts special tokens, as
     SimCSE and WhiteningBERT do. "last" is the last token, whatever the tokenizer ends with: in a decoder it
-    alone sees the whole sentence.
+    alone attends to the whole sentence. Raises ValueError for an unknown kind or no layers.
     """
 
     def __init__(self, *, kind: str, layers: Sequence[int]) -> None:
@@ -42,12 +42,12 @@ class Pooling:
         self.kind, self.layers = kind, tuple(int(layer) for layer in layers)
 
     def __call__(self, hidden: Tensor, offsets: Tensor) -> Tensor:
-        """(k, t, d), (n + 1,) -> (n, d)."""
+        """The pooled vectors: hidden states (k, t, d), offsets (n + 1,) -> (n, d)."""
         return pooled(self.kind, hidden, offsets).mean(dim=0)
 
     @property
     def reads_first(self) -> bool:
-        """Whether it reads the first token of a sentence and no other."""
+        """Whether the pooling reads only the first token of a sentence."""
         return self.kind in ("cls", "pooler")
 
     def __str__(self) -> str:
@@ -55,14 +55,14 @@ class Pooling:
 
 
 def requested(said: Any, layers: Sequence[int] | None) -> Pooling | None:
-    """What a command line asks for: a pooling `said` (kind, layers), and other layers; None if neither."""
+    """The pooling that a command line sets by `said` (kind, layers) and by other layers; None if neither."""
     if said is None and layers is None:
         return None
     return Pooling(kind=said.kind if said else "cls", layers=said.layers if layers is None else layers)
 
 
 def pooled(kind: str, hidden: Tensor, offsets: Tensor) -> Tensor:
-    """(k, t, d), (n + 1,) -> (k, n, d): each sentence's own tokens reduced, layer by layer."""
+    """The tokens of each sentence reduced to one vector in each layer: (k, t, d), (n + 1,) -> (k, n, d)."""
     hidden = at_least_float32(hidden)
     if kind in ("mean", "max") and hidden.device.type == "mps":
         return scattered(kind, hidden, offsets)
@@ -72,7 +72,7 @@ def pooled(kind: str, hidden: Tensor, offsets: Tensor) -> Tensor:
 
 
 def scattered(kind: str, hidden: Tensor, offsets: Tensor) -> Tensor:
-    """Mean and max for Apple's GPUs, which lack `segment_reduce`."""
+    """Mean and maximum over each sentence for Apple's GPUs, which lack `segment_reduce`."""
     k, t, d = hidden.shape
     lengths = offsets.diff()
     owner = torch.arange(len(lengths), device=offsets.device).repeat_interleave(lengths, output_size=t)
@@ -83,11 +83,12 @@ def scattered(kind: str, hidden: Tensor, offsets: Tensor) -> Tensor:
 
 
 class Final(nn.Module):
-    """x (n, d) -> (n, k): x @ weight.T + bias, then, to `unit`, divided by its length; in float32.
+    """A final affine transform x @ weight.T + bias and, with `unit`, division by the length; in float32.
 
-    weight: (k, d), bias: (k,); None for no map. provenance: what the map was fitted to, as plain JSON.
-    BERT-whitening's x -> (x - mean) @ W is weight = W.T, bias = -mean @ W (arXiv:2103.15316, Algorithm 1).
-    Raises ValueError for shapes that do not belong together, numbers that are not finite, or nothing to do.
+    x: (n, d) -> (n, k). weight: (k, d), bias: (k,); None for no transform. provenance: what it was fitted to,
+    as plain JSON. BERT-whitening's x -> (x - mean) @ W is weight = W.T, bias = -mean @ W (arXiv:2103.15316,
+    Algorithm 1). Raises ValueError for shapes that do not match, numbers that are not finite, or neither
+    transform nor `unit`.
     """
 
     weight: Tensor | None
@@ -111,7 +112,10 @@ class Final(nn.Module):
         self.unit, self.provenance = unit, dict(provenance)
 
     def width(self, d: int) -> int:
-        """k, of an embedding of width d. Raises ValueError for a map of another width."""
+        """The width k of the result, for embeddings of width d.
+
+        Raises ValueError if the transform has another d.
+        """
         if self.weight is None:
             return d
         if self.weight.shape[1] != d:
@@ -119,7 +123,7 @@ class Final(nn.Module):
         return len(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, d) -> (n, k)."""
+        """The transformed x: (n, d) -> (n, k)."""
         with torch.autocast(x.device.type, enabled=False):
             x = x if self.weight is None else linear(x.to(self.weight.dtype), self.weight, self.bias)
             return normalize(x, dim=-1) if self.unit else x

@@ -33,14 +33,14 @@ WEIGHT = 100  # a layer is not averaged more often
 
 
 class ForeignModules(ValueError):
-    """A model of that library which only that library can open."""
+    """The error for a Sentence-Transformers model that only that library can open."""
 
 
 def write(embedder: Embedder, directory: Path) -> None:
-    """Add modules.json and its modules to a Transformers directory: the embedding in that library's terms.
+    """Add modules.json and the modules it lists to a Transformers directory, so that the library can load it.
 
-    Other layers than the last are averaged before they are pooled, which for cls and mean is the same.
-    Writes nothing where its modules cannot express the embedding (max over several layers).
+    Layers other than the last are averaged before they are pooled, which for cls and mean is the same.
+    Writes nothing where the library's modules cannot express the embedding (max over several layers).
     """
     if not expressible(embedder.pooling):
         return
@@ -71,12 +71,12 @@ def write(embedder: Embedder, directory: Path) -> None:
 
 
 def expressible(pooling: Pooling) -> bool:
-    """Whether a maximum is taken over one layer, if at all: it is not that of the layers' average."""
+    """Whether the library's modules can express the pooling: "max" only over a single layer."""
     return pooling.kind != "max" or len(set(pooling.layers)) == 1
 
 
 def write_average(directory: Path, folder: Path, layers: Sequence[int], encoder: Encoder) -> None:
-    """Write their WeightedLayerPooling, whose weights count the layers, and have the encoder show them."""
+    """Write a WeightedLayerPooling that counts each layer, and have the encoder return all layers."""
     config = directory / "config.json"
     dump(config, {**read_json(config), "output_hidden_states": True})
     start, last = min(layers), encoder.depth
@@ -88,7 +88,7 @@ def write_average(directory: Path, folder: Path, layers: Sequence[int], encoder:
 
 @torch.no_grad()
 def dense_modules(embedder: Embedder) -> list[Dense]:
-    """What follows pooling in eval mode, as dense layers: (out, in) weight, (out,) bias, activation."""
+    """The steps after pooling, in eval mode, as dense layers: weight (out, in), bias (out,), activation."""
     head, chain = embedder.head, []
     if embedder.pooling.kind == "pooler":
         pooler: Any = pooler_layer(embedder.encoder.backbone)
@@ -105,10 +105,10 @@ def dense_modules(embedder: Embedder) -> list[Dense]:
 
 
 def read(directory: Path) -> dict[str, Any]:
-    """The parts of an embedder from these modules: Transformer, WeightedLayerPooling or none, Pooling, then,
-    in this order, each of them optional, a square Dense with tanh, any Dense without activation, Normalize.
+    """The keyword arguments of `Embedder` for a Sentence-Transformers directory.
 
-    Raises ForeignModules for anything else.
+    Its modules must be, in this order: Transformer, WeightedLayerPooling or none, Pooling, then optionally a
+    square Dense with tanh, any Dense without activation, Normalize. Raises ForeignModules for anything else.
     """
     modules = read_json(directory / "modules.json")
     try:
@@ -144,9 +144,9 @@ def read(directory: Path) -> dict[str, Any]:
 
 
 def averaged(config: Path, folder: Path) -> list[int]:
-    """The layers that a WeightedLayerPooling averages, each as often as its weight says.
+    """The layers that a WeightedLayerPooling averages, each repeated as its weight says.
 
-    Raises ForeignModules for other weights, and where the encoder does not show its layers.
+    Raises ForeignModules for other weights, and where the encoder does not return its layers.
     """
     weights = load_file(sound(folder / "model.safetensors"))["layer_weights"].tolist()
     counts = [int(weight) for weight in weights if 0 <= weight < WEIGHT]
@@ -174,7 +174,7 @@ def layers_after(d: int, folders: Sequence[Path]) -> tuple[Path | None, list[Pat
 
 
 def final(folders: Sequence[Path], *, unit: bool, source: str) -> Final | None:
-    """Linear layers one after the other as one map, and unit length; None where there is neither."""
+    """Consecutive linear layers as one transform, and unit length; None where there is neither."""
     weight, bias = None, None
     for folder in folders:
         layer = load_file(sound(folder / "model.safetensors"))
@@ -187,7 +187,7 @@ def final(folders: Sequence[Path], *, unit: bool, source: str) -> Final | None:
 
 
 def pooling_kind(path: Path) -> str:
-    """The one kind that a Pooling module's config turns on. Raises ValueError for one that is not ours."""
+    """The one kind that a Pooling module's config turns on. Raises ForeignModules for any other."""
     config: dict[str, Any] = read_json(path)
     kinds = [config["pooling_mode"]] if "pooling_mode" in config else []
     kinds += [key for key, on in config.items() if key.startswith("pooling_mode_") and on is True]
@@ -201,7 +201,7 @@ def pooling_kind(path: Path) -> str:
 
 
 def dense_head(encoder: Encoder, directory: Path | None) -> Head:
-    """The head of a Dense module with tanh, or none."""
+    """The head with the weights of a Dense module with tanh, or a head without dense layer."""
     head = Head(width=encoder.width, whitening=None, dense=directory is not None, position="before")
     if directory is not None:
         head.load_state_dict(load_file(sound(directory / "model.safetensors")))
@@ -209,6 +209,6 @@ def dense_head(encoder: Encoder, directory: Path | None) -> Head:
 
 
 def dump(path: Path, content: Any) -> None:
-    """Write JSON, making the folder it lies in."""
+    """Write a JSON file, and create its folder."""
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content, indent=2))

@@ -1,1 +1,1 @@
-"""What a run leaves behind for people to read."""
+"""Tables, figures and pages that present the results of runs."""

@@ -1,7 +1,7 @@
 """How the groups of a sweep differ: tables of means and of paired differences, and charts.
 
-t test of paired differences; Holm, Scand. J. Statist. 6 (1979) 65-70, over the groups tested. In the charts
-each group has one colour and one mark.
+The tests are t tests of paired differences, corrected for their number over all groups tested (Holm, Scand.
+J. Statist. 6 (1979) 65-70). In the charts each group has one colour and one mark.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ALPHA = 0.05
 
 
 class Difference(NamedTuple):
-    """Mean difference over n seeds, its 95 % t interval, and the two-sided p; None where nothing varies."""
+    """The mean difference over n seeds, its 95 % t interval, and the two-sided p (None if none varies)."""
 
     difference: float
     low: float
@@ -49,7 +49,7 @@ class Difference(NamedTuple):
 
 
 def paired_by_seed(one: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
-    """One less the other, over the seeds that both have; None for fewer than two."""
+    """The difference one - other over the seeds that both have; None for fewer than two such seeds."""
     common = sorted(one.keys() & other.keys())
     if len(common) < 2:
         return None
@@ -63,13 +63,13 @@ def paired_by_seed(one: Mapping[int, float], other: Mapping[int, float]) -> Diff
 
 
 def half_width(sample: NDArray[np.float64]) -> float:
-    """Of the 95 % t interval of the mean of n >= 2 values: (n,) -> what lies on either side."""
+    """Half the width of the 95 % t interval of the mean of n >= 2 values: (n,) -> a number."""
     n = len(sample)
     return float(stats.t.ppf(1 - ALPHA / 2, n - 1) * sample.std(ddof=1) / np.sqrt(n))
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Each p corrected for how many there are, in the given order."""
+    """The p-values corrected for their number by Holm's method, in the given order."""
     order = np.argsort(p, kind="stable")
     scaled = np.asarray(p)[order] * np.arange(len(p), 0, -1)
     corrected = np.empty(len(p))
@@ -78,7 +78,10 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def reference(sweep: Sweep, against: str | None) -> Group:
-    """The group that the others are compared with. Raises ValueError for a label that no group has."""
+    """The group that the others are compared with: the first, or the one with the label `against`.
+
+    Raises ValueError for a label that no group has, and where no run is finished.
+    """
     if not sweep.groups:
         raise ValueError(
             f"none of {len(sweep.runs)} runs is finished: {sweep.runs[0].path} has no scores.json"
@@ -92,7 +95,7 @@ def reference(sweep: Sweep, against: str | None) -> Group:
 
 
 def spread(found: Mapping[int, float], digits: int = 2) -> str:
-    """Mean and standard deviation as text, a dash of nothing."""
+    """Mean and standard deviation of values by seed, as text; "-" for no values."""
     if not found:
         return "-"
     over = over_seeds(list(found.values()))
@@ -100,7 +103,7 @@ def spread(found: Mapping[int, float], digits: int = 2) -> str:
 
 
 def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
-    """How groups differ, what their spaces are like, and, where there are tests, their means by task."""
+    """The tables of a sweep: differences of groups, their geometry and, with tests, mean scores by task."""
     first = reference(sweep, against)
     every = [run for group in sweep.groups for run in group.runs.values()]
     tasks = dict.fromkeys(task for run in every for task in scored(run, None))
@@ -120,7 +123,7 @@ def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
 
 
 def means(groups: Sequence[Group], measures: Mapping[str, Measure], digits: int = 2) -> list[list[str]]:
-    """A line a group: label, seeds, and mean and spread of each measure."""
+    """The cells of a table with a row for each group: label, seeds, mean and deviation of each measure."""
     return [
         [group.label, str(len(group.runs)), *(spread(values(group, m), digits) for m in measures.values())]
         for group in groups
@@ -128,7 +131,7 @@ def means(groups: Sequence[Group], measures: Mapping[str, Measure], digits: int 
 
 
 def shape(groups: Sequence[Group]) -> Grid:
-    """The embedding spaces at the best checkpoints, and how fast groups trained; what was logged of it."""
+    """The table of the groups' geometry at the best checkpoint and of training speed, as far as logged."""
     names = ("alignment", "uniformity", "effective rank")
     measures = {name: at_best(f"dev/{name.replace(' ', '_')}") for name in names}
     measures = {name: m for name, m in measures.items() if any(values(group, m) for group in groups)}
@@ -143,7 +146,7 @@ def shape(groups: Sequence[Group]) -> Grid:
 def differences(
     groups: Sequence[Group], first: Group, what: str, measure: Measure
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """By group, the cells of its difference from the first one; and what to say of them."""
+    """For each group the cells of its difference from `first`, by label; and the notes that explain them."""
     scores = {group.label: values(group, measure) for group in groups}
     others = [label for label in scores if label != first.label]
     found = {label: paired_by_seed(scores[label], scores[first.label]) for label in others}
@@ -169,7 +172,7 @@ def differences(
 
 
 def by_tasks(groups: Sequence[Group], tasks: Sequence[str]) -> Grid:
-    """A row a group, a column a task: means of the first row."""
+    """The table of mean test scores: a row for each group, a column for each task, from the first rows."""
 
     def score(task: str) -> Measure:
         return lambda run: scored(run, None).get(task)
@@ -184,13 +187,13 @@ LONGEST = 52  # letters of a name that fit above its dots; the legend has all
 
 
 def look(i: int) -> tuple[str, str]:
-    """Colour and mark of group i; 49 groups differ in one of them."""
+    """The colour and the mark of group i, different for 49 groups."""
     marks = list(MARKS)
     return COLOURS[i % len(COLOURS)], marks[(i + i // len(COLOURS)) % len(marks)]
 
 
 def of_groups(groups: Sequence[Group]) -> list[tuple[str, Drawing, str]]:
-    """Title, SVG and caption of each chart that there is something to draw for."""
+    """Title, SVG and caption of each chart that there is data for."""
     what, measure = judged_by(groups)
     title = what[0].upper() + what[1:]
     tall = max(SIZE[1], 0.8 + 0.42 * len(groups))
@@ -225,7 +228,7 @@ def of_groups(groups: Sequence[Group]) -> list[tuple[str, Drawing, str]]:
 
 
 def strip(ax: Axes, groups: Sequence[Group], measure: Measure, what: str) -> None:
-    """A line a group, the first on top, its name above its dots."""
+    """Plot a row of dots for each group, one for each run, the first group on top."""
     for i, group in enumerate(groups):
         colour, mark = look(i)
         found = np.array(list(values(group, measure).values()))
@@ -253,7 +256,7 @@ def strip(ax: Axes, groups: Sequence[Group], measure: Measure, what: str) -> Non
 
 
 def quality(ax: Axes, groups: Sequence[Group]) -> None:
-    """Mean and range of the dev score, at the steps that all seeds of a group were evaluated at."""
+    """Plot mean and range of the dev score, at the steps at which all seeds of a group were evaluated."""
     for i, group in enumerate(groups):
         colour, mark = look(i)
         runs = [run for run in group.runs.values() if DEV in run.series]
@@ -268,7 +271,7 @@ def quality(ax: Axes, groups: Sequence[Group]) -> None:
 
 
 def scatter(ax: Axes, groups: Sequence[Group], x: tuple[Measure, str], y: tuple[Measure, str]) -> None:
-    """Two measures of every run, and their means by group."""
+    """Plot two measures of every run, and their means by group."""
     for i, group in enumerate(groups):
         colour, mark = look(i)
         across, up = values(group, x[0]), values(group, y[0])

@@ -1,6 +1,6 @@
-"""Pictures of the layer and dimension studies, each as PNG and SVG with the same bytes for the same numbers.
+"""Plots of the layer and dimension studies, each as PNG and SVG with the same bytes for the same numbers.
 
-The papers' figures come from one encode: every two layers, every set of layers, every number of components.
+The figures are those of the papers: every two layers, every set of layers, every number of components.
 `records` and `scores` are those of `evaluation.layers`. `drawn` makes the charts of the HTML page.
 """
 
@@ -56,7 +56,7 @@ class Drawing(NamedTuple):
 
 
 def heat_map(records: Sequence[Mapping[str, Any]], mean: str, path: Path) -> tuple[Path, Path]:
-    """Of `pairs`: the tasks' average for every two layers, whitening off and on, on one colour scale."""
+    """Plot the records of `pairs`: the average score of every two layers, without and with whitening."""
     off, on = (_square(records, mean, state) for state in (False, True))
     low, high = np.nanmin([off, on]), np.nanmax([off, on])
     side = 1.4 + 0.36 * min(len(off), 2 * ANNOTATED)
@@ -85,7 +85,7 @@ def _square(records: Sequence[Mapping[str, Any]], mean: str, whitening: bool) ->
 
 
 def _cells(ax: Axes, values: NDArray[np.float64], low: float, high: float) -> AxesImage:
-    """The lower triangle, its best cell framed; each number written, or the best one alone if many."""
+    """Plot a lower triangle, its best cell framed, with all numbers, or only the best if there are many."""
     size = len(values)
     shown = np.where(np.tril(np.ones_like(values)) > 0, values, np.nan)
     image = ax.imshow(shown, cmap="viridis", vmin=low, vmax=high)
@@ -102,7 +102,7 @@ def _cells(ax: Axes, values: NDArray[np.float64], low: float, high: float) -> Ax
 
 
 def subset_curve(best: Sequence[Mapping[str, Any]], mean: str, path: Path) -> tuple[Path, Path]:
-    """Of `best_of_each_size`: the best average against the number of layers, the best of all named."""
+    """Plot the records of `best_of_each_size`: the best average score for each number of layers."""
     if not best:
         raise ValueError("no set of layers has an average to draw")
     sizes, values = [row["size"] for row in best], [row[mean] for row in best]
@@ -118,7 +118,7 @@ def subset_curve(best: Sequence[Mapping[str, Any]], mean: str, path: Path) -> tu
 
 
 def component_curves(scores: Mapping[str, NDArray[np.float64]], row: int, path: Path) -> tuple[Path, Path]:
-    """Of `all_k`: a panel a task, its score against the components kept; row: which of the (3, d) to draw."""
+    """Plot the scores of `all_k`, a panel for each task, over the number of components; row: of (3, d)."""
     curves = {task: table[row] for task, table in scores.items() if np.isfinite(table[row]).any()}
     if not curves:
         raise ValueError(f"no task among {', '.join(scores) or 'none'} has a score to draw")
@@ -140,7 +140,7 @@ def component_curves(scores: Mapping[str, NDArray[np.float64]], row: int, path: 
 
 
 def _mark(ax: Axes, x: float, y: float, label: str) -> None:
-    """A dot on the best point, its label above the data and centred on the axes."""
+    """Draw a dot on the best point, with its label above the data and centred on the axes."""
     ax.plot(x, y, "o", color=BEST, markersize=6)
     ax.margins(y=0.1)
     low, top = ax.get_ylim()
@@ -177,7 +177,10 @@ def inline(figure: Figure, name: str) -> Drawing:
 
 
 def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
-    """A row a record, with the first one's keys as header; a list as 1+12, what is undefined as nothing."""
+    """Write records as CSV, with the keys of the first as header.
+
+    A list is written as 1+12, and an undefined value as an empty cell.
+    """
     if not records:
         raise ValueError(f"{path}: no records to write")
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -193,7 +196,8 @@ def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
 def draw(run: Path, planes: NDArray[Any], system: System, plan: Plan, mean: str) -> list[str]:
     """Write layers, subsets and components, each as .csv, .png and .svg; returns a line on the best of each.
 
-    planes: (l, n, d), every layer. system: whose vectors are whitened and cut to each k. mean: one of MEANS.
+    planes: (l, n, d), every layer. system: the one whose vectors are whitened and cut to each k. mean: one of
+    MEANS.
     """
     if not plan.pairs:
         raise ValueError("figures are of STS tasks, and there is none among these")
@@ -205,7 +209,7 @@ def draw(run: Path, planes: NDArray[Any], system: System, plan: Plan, mean: str)
 
 
 def _layers(run: Path, planes: NDArray[Any], plan: Plan, mean: str) -> str:
-    """WhiteningBERT, Figure 1."""
+    """Write the figure of every two layers: WhiteningBERT, Figure 1."""
     records = layers.pairs(planes, plan.pairs)
     write_csv(run / "layers.csv", records)
     heat_map(records, mean, run / "layers")
@@ -217,7 +221,7 @@ def _layers(run: Path, planes: NDArray[Any], plan: Plan, mean: str) -> str:
 
 
 def _subsets(run: Path, planes: NDArray[Any], plan: Plan, mean: str) -> str:
-    """WhiteningBERT, Figure 2."""
+    """Write the figure of every set of layers: WhiteningBERT, Figure 2."""
     sets = layers.subsets(planes, plan.pairs)
     write_csv(run / "subsets.csv", sets.records)
     best = layers.best_of_each_size(sets.records, mean)
@@ -228,7 +232,7 @@ def _subsets(run: Path, planes: NDArray[Any], plan: Plan, mean: str) -> str:
 
 
 def _components(run: Path, system: System, plan: Plan, mean: str) -> str:
-    """BERT-whitening, Figure 1."""
+    """Write the figure of every number of components: BERT-whitening, Figure 1."""
     every = np.arange(len(system.x))
     scores = layers.all_k(lambda task: system.vectors(plan, task)(every), plan.pairs)
     d = system.x.shape[1]
@@ -240,7 +244,7 @@ def _components(run: Path, system: System, plan: Plan, mean: str) -> str:
 
 
 def best(path: Path, mean: str, layers: str | None = None) -> float | None:
-    """Of a CSV written here, the best average over the tasks, or that of these layers; None without one."""
+    """The best average over the tasks in a CSV of `draw`, or that of `layers`; None without one."""
     if not path.is_file():
         return None
     with path.open(newline="", encoding="utf-8") as file:

@@ -1,8 +1,8 @@
-"""The tables and figures of the three papers, and beside each number what the runs given here scored.
+"""The tables and figures of the three papers, and beside each number the scores of the given runs.
 
-A run is a directory that evaluate.py left: its scores.json, and the config.yaml of the train run that made
-its model, where there is one. published.json says which rows a paper cites and which it ran itself, and for
-the latter the command and what a run must be (`match`) to stand beside the row.
+A run is a directory of evaluate.py: its scores.json, and the config.yaml of the train run that made its
+model, where there is one. published.json says which rows a paper cites and which it ran itself, and for the
+latter the command and the properties (`match`) that a run must have to stand beside the row.
 
 WhitenedCSE, arXiv:2305.17746    WhiteningBERT, arXiv:2104.01767    BERT-whitening, arXiv:2103.15316
 """
@@ -31,7 +31,7 @@ TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
 
 
 class Evaluation(NamedTuple):
-    """What evaluate.py left in a directory, and the settings its model was trained with, if any are found."""
+    """A run of evaluate.py: directory, scores, and the settings its model was trained with, or None."""
 
     path: Path
     scores: dict[str, Any]
@@ -39,28 +39,28 @@ class Evaluation(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """What a model scored by task, and the run directories that say so."""
+    """The scores of a model by task, and the run directories that they come from."""
 
     tasks: dict[str, float]
     paths: tuple[str, ...]
 
 
 def tables() -> dict[str, Any]:
-    """published.json: a table or figure a key."""
+    """The content of published.json: a table or figure for each key."""
     return json.loads(Path(__file__).with_name("published.json").read_text())
 
 
 def names() -> dict[str, str]:
-    """Every key, and in a line what it shows and where it was published."""
+    """For each key of `tables` a line on what it shows and where it was published."""
     return {key: f"{table['title']} ({table['source']})" for key, table in tables().items()}
 
 
 def report(key: str, runs: Iterable[str | Path] = (), aliases: Mapping[str, str] | None = None) -> Grid:
-    """A published table with our numbers below its own, and the commands that make what is missing.
+    """A published table with our numbers below its own, and the commands for those that are missing.
 
-    runs: directories of evaluate.py, or folders that hold some. Several models of a row (seeds) are averaged.
-    aliases: {"bert-base-uncased": "DIR"}: this run, or the runs of this model, are also those of that encoder
-    (or experiment). Raises ValueError for a key that does not exist or an alias that nothing answers to.
+    runs: directories of evaluate.py, or folders that contain some. Several models of a row (seeds) are
+    averaged. aliases: {"bert-base-uncased": "DIR"} lets this run, or the runs of this model, stand for that
+    encoder (or experiment). Raises ValueError for a key that does not exist or an alias that matches no run.
     """
     every = tables()
     if key not in every:
@@ -87,7 +87,7 @@ def report(key: str, runs: Iterable[str | Path] = (), aliases: Mapping[str, str]
 
 
 def heading(table: Mapping[str, Any]) -> list[str]:
-    """The notes of the table itself: where it was published, and what its numbers are."""
+    """The notes of a table: where it was published, and what its numbers are."""
     mean = "mean over the subsets of a task"
     over = {"all": "all pairs of a task together", "mean": mean, "wmean": f"{mean}, weighted by their pairs"}
     how = f"; {table['aggregation']}: {over[table['aggregation']]}" if table["aggregation"] else ""
@@ -95,10 +95,10 @@ def heading(table: Mapping[str, Any]) -> list[str]:
 
 
 def found(paths: Iterable[str | Path]) -> list[Evaluation]:
-    """The runs in directories or below them, oldest first.
+    """The runs of evaluate.py in directories or below them, oldest first.
 
     Raises FileNotFoundError or ValueError, naming the path, where there is none or it has no scores of tests;
-    below a directory, what train.py left is passed over.
+    below a directory, runs of train.py are ignored.
     """
     runs: dict[Path, Evaluation] = {}
     for path in map(Path, paths):
@@ -116,13 +116,13 @@ def found(paths: Iterable[str | Path]) -> list[Evaluation]:
 
 
 def read(file: Path) -> Evaluation:
-    """A scores.json and the settings behind it."""
+    """A scores.json, with the settings that its model was trained with."""
     scores = Run(file.parent).scores or {}
     return Evaluation(file.parent, scores, training(scores.get("model", ""), file.parent))
 
 
 def training(model: str, path: Path) -> dict[str, Any] | None:
-    """Settings of the train run that a model is, or is in; its path may start anywhere above `path`."""
+    """The settings of the train run of a model, or None; its path may be relative to a parent of `path`."""
     bases = (Path(), *path.resolve().parents) if model else ()
     return next((run.settings for base in bases if (run := Run.of(base / model))), None)
 
@@ -130,7 +130,7 @@ def training(model: str, path: Path) -> dict[str, Any] | None:
 def measured(
     row: Mapping[str, Any], runs: Iterable[Evaluation], aggregation: str | None, aliases: Mapping[str, str]
 ) -> list[Scored]:
-    """What each model that stands for a row scored; a later run of a model corrects and completes a former.
+    """The scores of each model that stands for a row; those of a later run replace and complete earlier ones.
 
     A model is its path and its seed, so that evaluating one twice does not count it twice.
     """
@@ -147,7 +147,7 @@ def measured(
 def standing(
     match: Mapping[str, Any], run: Evaluation, aliases: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """The rows of scores.json that stand for a published one."""
+    """The rows of a run's scores.json that stand for a published one."""
     settings, config = match.get("config", {}).items(), run.config
     same = config is not None and all(
         OmegaConf.select(OmegaConf.create(config), k) == value for k, value in settings
@@ -169,9 +169,9 @@ def wanted(match: Mapping[str, Any]) -> list[str]:
 
 
 def called(names: Iterable[str], run: Evaluation, aliases: Mapping[str, str]) -> bool:
-    """Whether a run is of an experiment or, if of none, an encoder of these names, by itself or by an alias.
+    """Whether one of `names` is the experiment of a run or, if it has none, its encoder; or an alias of it.
 
-    An encoder is called by the last part of its path or hub id.
+    The name of an encoder is the last part of its path or hub id.
     """
     own = run.scores.get("experiment") or Path(run.scores["model"]).name
     return any(own == name or (name in aliases and answers(aliases[name], run)) for name in names)
@@ -185,7 +185,7 @@ def answers(alias: str, run: Evaluation) -> bool:
 def refuse_unused(
     aliases: Mapping[str, str], rows: Iterable[Mapping[str, Any]], runs: Iterable[Evaluation]
 ) -> None:
-    """Raise ValueError for an alias of what no row asks for, or to what none of the runs is."""
+    """Raise ValueError for an alias of a name that no row asks for, or to a path that is none of the runs."""
     asked = sorted({name for row in rows if row["match"] for name in wanted(row["match"])})
     for name, alias in aliases.items():
         if name not in asked:
@@ -195,7 +195,7 @@ def refuse_unused(
 
 
 def by_task(row: Mapping[str, Any], aggregation: str | None) -> dict[str, float]:
-    """A row of scores.json: correlations in one aggregation, or accuracies where there is none to choose."""
+    """The scores in a row of scores.json: correlations in one aggregation, or accuracies for None."""
     if aggregation:
         tasks = {name: task[aggregation] for name, task in row.get("sts", {}).get("tasks", {}).items()}
     else:
@@ -205,7 +205,7 @@ def by_task(row: Mapping[str, Any], aggregation: str | None) -> dict[str, float]
 
 
 def cell(column: str, tasks: Mapping[str, float]) -> float | None:
-    """The score of a task; Avg is that of the papers' seven, and None if one of them is missing."""
+    """The score of a task; "Avg" is the mean over the papers' seven, None if one of them is missing."""
     if column != "Avg" or "Avg" in tasks:
         return tasks.get(column)
     seven = TRANSFER if TRANSFER[0] in tasks else STS
@@ -213,7 +213,7 @@ def cell(column: str, tasks: Mapping[str, float]) -> float | None:
 
 
 def over_models(columns: Iterable[str], models: list[Scored]) -> Iterator[list[float]]:
-    """By column, the score of every model; empty unless all have one: every mean is over the same seeds."""
+    """For each column the scores of all models; empty unless all have one, so that means are comparable."""
     for column in columns:
         values = [cell(column, model.tasks) for model in models]
         yield [] if None in values else [value for value in values if value is not None]
@@ -231,12 +231,12 @@ def block(row: Mapping[str, Any], columns: list[str], models: list[Scored]) -> l
 
 
 def difference(ours: float | None, theirs: float | None) -> str:
-    """Of two numbers as they are printed, with its sign."""
+    """The difference of two numbers with its sign, as text; "-" if one is missing."""
     return "-" if ours is None or theirs is None else f"{ours - theirs:+.2f}"
 
 
 def account(label: str, columns: list[str], models: list[Scored]) -> str:
-    """Which runs "ours" comes from; of several models, how many and the standard deviation over them."""
+    """A note on the runs that "ours" comes from; for several models also their number and the deviation."""
     source = ", ".join(dict.fromkeys(path for model in models for path in model.paths))
     if len(models) == 1:
         return f"ours, {label}: {source}"
@@ -246,7 +246,7 @@ def account(label: str, columns: list[str], models: list[Scored]) -> str:
 
 
 def unread(rows: Iterable[Mapping[str, Any]], runs: Iterable[Evaluation]) -> list[str]:
-    """The runs that stand for no row only because the settings of their model are not found."""
+    """A note on each run that stands for no row only because its model's settings are not found."""
     matches = [row["match"] for row in rows if row["match"] and "config" in row["match"]]
     asked = {name for match in matches for name in wanted(match)}
     lost = [run for run in runs if run.config is None and run.scores.get("experiment") in asked]

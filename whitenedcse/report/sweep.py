@@ -1,6 +1,6 @@
-"""Runs that differ in their seed alone as groups: how they are found, what each is called, what it scored.
+"""Runs grouped by all but their seed: how they are found, labelled and scored.
 
-A label says only what sets a group apart: the system, then settings, those named on a command line first.
+A label names only what distinguishes a group: the system, then settings, those of a command line first.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ FREE = ("seed", "run", "checkpoint_every")
 
 
 class Group(NamedTuple):
-    """Finished runs by seed, one a seed."""
+    """Finished runs that differ in their seed alone, by seed."""
 
     label: str
     runs: dict[int, Run]
 
 
 class Sweep(NamedTuple):
-    """Groups in the order of their first runs, all runs, the settings that differ, and what was left out."""
+    """Groups in the order of their first runs, all runs, the settings that differ, and notes."""
 
     groups: list[Group]
     runs: list[Run]
@@ -39,7 +39,7 @@ class Sweep(NamedTuple):
 
 
 def gathered(runs: Sequence[Run]) -> Sweep:
-    """Runs as groups. Unfinished runs, and a seed that a group has already, are named and not counted."""
+    """The groups of runs. Unfinished runs, and a second run of a seed, are noted and left out."""
     together: dict[Any, list[Run]] = {}
     for run in runs:
         together.setdefault(identity(run), []).append(run)
@@ -66,23 +66,23 @@ def seed(run: Run) -> int:
 
 
 def base(run: Run) -> str:
-    """The system, or the experiment, that a run was named after."""
+    """The system, or else the experiment, of a run."""
     return run.facts.get("system") or run.facts.get("experiment") or "default settings"
 
 
 def counts(name: str) -> bool:
-    """Whether a setting tells groups apart."""
+    """Whether a setting distinguishes groups: a seed, a name or a logger does not."""
     return name not in FREE and not name.endswith(".seed") and not name.startswith("logger")
 
 
 def identity(run: Run) -> Any:
-    """What runs of a group share."""
+    """A value that is equal for runs of the same group."""
     kept = {name: value for name, value in flat(run.settings).items() if counts(name)}
     return run.facts.get("system"), json.dumps(kept, sort_keys=True, default=str)
 
 
 def settings(runs: Sequence[Run]) -> list[str]:
-    """The settings that differ, those of a command line first, and which class is built last."""
+    """The settings that differ between runs: those of a command line first, names of classes last."""
     asked = [word.split("=")[0].lstrip("+") for run in runs for word in run.facts.get("command", "").split()]
     every = dict.fromkeys(name for run in runs for name in flat(run.settings))
     known = dict.fromkeys(n for name in [*asked, *every] for n in within(name) if counts(n) and n in every)
@@ -91,13 +91,13 @@ def settings(runs: Sequence[Run]) -> list[str]:
 
 
 def within(name: str) -> list[str]:
-    """A setting's own name after those that it is below."""
+    """The dotted names of a setting's parents, from the outermost, then its own."""
     parts = name.split(".")
     return [".".join(parts[:i]) for i in range(1, len(parts) + 1)]
 
 
 def value(run: Run, name: str) -> str:
-    """A setting as text: of a mapping what it makes; nothing where there is no such setting."""
+    """A setting of a run as text; for a mapping the name of what it makes, "" for no such setting."""
     node: Any = run.settings
     for part in name.split("."):
         if not isinstance(node, Mapping) or part not in node:
@@ -109,7 +109,7 @@ def value(run: Run, name: str) -> str:
 
 
 def labels(firsts: Sequence[Run]) -> list[str]:
-    """What each group is called; of each, one run."""
+    """A label for each group, given one run of each."""
     values: dict[str, list[str]] = {"": [base(run) for run in firsts]}
     for name in settings(firsts):
         more = values | {name: [value(run, name) for run in firsts]}
@@ -119,7 +119,10 @@ def labels(firsts: Sequence[Run]) -> list[str]:
 
 
 def label(values: Mapping[str, Sequence[str]], i: int) -> str:
-    """The values of group i, less those, the last ones first, without which it is still no other group."""
+    """The shortest label of group i: its values without those that are not needed to tell it from others.
+
+    values: by setting, one for each group. Settings are left out from the last on.
+    """
     known = list(values)
     for name in known[:0:-1]:
         fewer = [other for other in known if other != name]
@@ -131,9 +134,9 @@ def label(values: Mapping[str, Sequence[str]], i: int) -> str:
 
 
 def paths(names: Iterable[str]) -> list[Path]:
-    """Directories, and those that patterns (outputs/sgw-*) stand for, in the order of their numbers.
+    """The directories that names or patterns (outputs/sgw-*) match, in natural order.
 
-    Raises FileNotFoundError for a name that stands for nothing.
+    Raises FileNotFoundError for a name that matches nothing.
     """
     found: dict[Path, Path] = {}
     for name in names:
@@ -145,12 +148,12 @@ def paths(names: Iterable[str]) -> list[Path]:
 
 
 def natural(path: Path) -> list[tuple[int, str]]:
-    """What sorts 10 behind 9."""
+    """A sort key by which 10 comes after 9."""
     return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"(\d+)", str(path))]
 
 
 def below(folder: Path) -> Iterator[Path]:
-    """The runs of train.py in a directory: itself, or those below; what a run holds is not looked into."""
+    """The runs of train.py at or below a directory, without looking inside a run."""
     if (run := Run(folder)).began:
         yield from [folder] if run.trains else []
         return
@@ -159,7 +162,7 @@ def below(folder: Path) -> Iterator[Path]:
 
 
 def runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs in or below directories, each once. Raises ValueError where there is none."""
+    """The runs at or below directories, each once. Raises ValueError for a directory without any."""
     found: dict[Path, Path] = {}
     for folder in folders:
         inside = list(below(folder))
@@ -176,32 +179,32 @@ Measure = Callable[[Run], float | None]
 
 
 def dev_best(run: Run) -> float | None:
-    """The dev score of the best checkpoint."""
+    """The dev score of the best checkpoint; None for an unfinished run."""
     return run.scores["dev"]["best"] if run.scores else None
 
 
 def at_best(name: str) -> Measure:
-    """What was logged by a name at the best checkpoint."""
+    """A function from a run to its logged value of this name at the best checkpoint."""
     return lambda run: run.scores["dev"]["values_best"].get(name) if run.scores else None
 
 
 def average_of(row: str | None) -> Measure:
-    """The average over tests of a row by name, None: the first."""
+    """A function from a run to its average over the tests in a row; None for the first row."""
     return lambda run: scored(run, row).get("average")
 
 
 def rate(run: Run) -> float | None:
-    """Sentences per second, the median of the run."""
+    """The median number of sentences per second of a run."""
     return run.median(RATE)
 
 
 def rows(run: Run) -> list[str]:
-    """The names of the rows of tests."""
+    """The names of the rows of test scores of a run."""
     return [row["name"] for row in (run.scores or {}).get("rows", [])]
 
 
 def scored(run: Run, name: str | None) -> dict[str, float]:
-    """By task, and as "average", the score of a row; nothing without tests."""
+    """The test scores of a run in a row, by task and as "average"; None for the first row. Empty if none."""
     scores = run.scores or {}
     for row in scores.get("rows", []):
         if name in (None, row["name"]):
@@ -211,7 +214,10 @@ def scored(run: Run, name: str | None) -> dict[str, float]:
 
 
 def judged_by(groups: Sequence[Group]) -> tuple[str, Measure]:
-    """What groups are compared by: the tests' average where every run has one, else the dev score."""
+    """The name and the measure by which groups are compared.
+
+    It is the test average where every run has one, else the dev score.
+    """
     average = average_of(None)
     every = [run for group in groups for run in group.runs.values()]
     if all(average(run) is not None for run in every):
@@ -220,13 +226,13 @@ def judged_by(groups: Sequence[Group]) -> tuple[str, Measure]:
 
 
 def values(group: Group, measure: Measure) -> dict[int, float]:
-    """A measure by seed, where it is defined."""
+    """The values of a measure for a group, by seed; seeds without one are left out."""
     found = {number: measure(run) for number, run in group.runs.items()}
     return {number: value for number, value in found.items() if value is not None}
 
 
 def write_csv(sweep: Sweep, path: Path) -> None:
-    """seeds.csv: a row a run, finished or not; directories as seen from the file."""
+    """Write seeds.csv: a row for each run, finished or not, its directory relative to that of the file."""
     lines = [dict(cells(run, sweep.differing, path.parent)) for run in sweep.runs]
     longest_first = sorted(lines, key=len, reverse=True)  # an unfinished run has no tests
     columns = dict.fromkeys(name for line in longest_first for name in line)
@@ -237,7 +243,7 @@ def write_csv(sweep: Sweep, path: Path) -> None:
 
 
 def cells(run: Run, differing: Sequence[str], folder: Path) -> Iterator[tuple[str, Any]]:
-    """A line of seeds.csv; scores as the run has them, with all their digits."""
+    """The cells of a run in seeds.csv by column, with all digits of its scores."""
     yield from (("system", run.facts.get("system")), ("seed", seed(run)))
     yield from ((name, value(run, name)) for name in differing)
     yield from (("finished", "yes" if run.scores else "no"), ("dev_best", dev_best(run)))

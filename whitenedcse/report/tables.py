@@ -1,4 +1,4 @@
-"""The tables that a command ends with: scores of one run, and runs side by side with paired tests."""
+"""The tables that commands end with: scores of one run, and runs side by side with paired tests."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ DIGITS = "95 % bootstrap intervals; no more digits than they support (digits=2 p
 
 
 def number(value: float | None) -> str:
-    """Two digits, or a dash for what is undefined."""
+    """A number with two decimals; "-" for None."""
     return shown(value, None, None)
 
 
 def training_grid(dev: Mapping[str, Any]) -> Grid:
-    """`dev` of scores.json: each value before training and at the best checkpoint."""
+    """The table of `dev` in scores.json: each value before training and at the best checkpoint."""
     columns = ("", "before", f"best (step {dev['best_step']})")
     rows = [
         (described(name), number(before), number(dev["values_best"][name]))
@@ -46,7 +46,7 @@ def training_grid(dev: Mapping[str, Any]) -> Grid:
 
 
 def described(name: str) -> str:
-    """A logged name in words."""
+    """The name of a logged value in words."""
     words = {
         "dev/spearman": "embedding as it is",
         "dev/alignment": "alignment (lower is better)",
@@ -59,7 +59,7 @@ def described(name: str) -> str:
 
 
 def grids(scores: Mapping[str, Any], digits: int | None) -> list[Grid]:
-    """scores.json of evaluate.py as tables; STS with three aggregations where there is one row."""
+    """The tables of evaluate.py's scores.json. digits: of numbers; None for as many as intervals support."""
     rows = scores["rows"]
     every = [
         (sts_grid(rows[0], digits) if len(rows) == 1 else sts_rows(rows, scores["headline"], digits))
@@ -73,12 +73,12 @@ def grids(scores: Mapping[str, Any], digits: int | None) -> list[Grid]:
 
 
 def bounds(interval: Sequence[float] | None) -> tuple[float | None, float | None]:
-    """An interval's ends, or none."""
+    """The ends of an interval; None and None for no interval."""
     return (interval[0], interval[1]) if interval else (None, None)
 
 
 def sts_grid(row: Mapping[str, Any], digits: int | None) -> Grid:
-    """One system: a row a task, a column an aggregation, and why a value is undefined."""
+    """The STS table of one system: a row for each task, a column for each aggregation and for remarks."""
 
     def line(name: str, task: Mapping[str, Any]) -> list[str]:
         values = [with_interval(task[mean], *bounds(task["interval"][mean]), digits) for mean in MEANS]
@@ -93,12 +93,12 @@ def sts_grid(row: Mapping[str, Any], digits: int | None) -> Grid:
 
 
 def titled(row: Mapping[str, Any]) -> str:
-    """What a table of one system is called."""
+    """The title of the table of one system."""
     return f"{row['name']}{', ' + row['setting'] if row['setting'] else ''}: Spearman x 100"
 
 
 def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | None) -> Grid:
-    """Several systems: a row each, a column a task, in one aggregation."""
+    """The STS table of several systems: a row for each, a column for each task, in one aggregation."""
     tasks = list(rows[0]["sts"]["tasks"])
 
     def cell(values: Mapping[str, Any]) -> str:
@@ -122,7 +122,7 @@ def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | Non
 
 
 def accuracy_grid(rows: Sequence[Mapping[str, Any]], digits: int | None) -> Grid:
-    """Transfer tasks: a row a system, a column a task."""
+    """The table of transfer tasks: a row for each system, a column for each task."""
     tasks = list(rows[0]["transfer"]["tasks"])
     lines = []
     for row in rows:
@@ -138,7 +138,7 @@ def accuracy_grid(rows: Sequence[Mapping[str, Any]], digits: int | None) -> Grid
 
 
 def rte_grid(rows: Sequence[Mapping[str, Any]], digits: int | None) -> Grid:
-    """RTE by a threshold: accuracy beside what the larger class alone would give, and the confusion."""
+    """The table of RTE by a threshold: accuracy, that of the larger class alone, and the confusion."""
     lines = []
     for row in rows:
         rte = row["rte"]
@@ -154,7 +154,7 @@ def rte_grid(rows: Sequence[Mapping[str, Any]], digits: int | None) -> Grid:
 
 
 def geometry_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
-    """The shape of the space that each system makes."""
+    """The table of geometry: a row for each system, a column for each measure."""
     names = ("alignment", "uniformity", "mean_cosine", "isotropy", "effective_rank")
     lines = [
         [row["name"], row["setting"]]
@@ -170,24 +170,24 @@ MARKS = ((0.01, "**"), (0.05, "*"))
 
 
 class Group(NamedTuple):
-    """Runs that differ in their seed alone, and the name they were given."""
+    """Runs that differ in their seed alone, and the name or pattern they were given by."""
 
     name: str
     runs: list[Run]
 
 
 class Column(NamedTuple):
-    """What a group scored: by task and as "average", each run's score, and the draws of their mean."""
+    """The scores of a group: for each task and "average" those of its runs, and draws of their mean."""
 
     values: dict[str, list[float]]
     draws: dict[str, Draws]
 
 
 def compared(names: Sequence[str], draws: int, digits: int | None) -> list[Grid]:
-    """A table for each row that the runs share, by name; the first rows where they share none.
+    """A table for each row that the runs share, by name; of the first rows where they share none.
 
-    names: run directories, or patterns (outputs/sgw-*) that stand for one system with several seeds. Each
-    group is tested against the first. Raises ValueError where the runs were not scored on the same pairs.
+    names: run directories, or patterns (outputs/sgw-*) for one system with several seeds. Each group is
+    tested against the first. Raises ValueError where the runs were not scored on the same pairs.
     """
     groups = [Group(name, [Run(path) for path in expanded(name)]) for name in names]
     every = [run for group in groups for run in group.runs]
@@ -202,7 +202,10 @@ def compared(names: Sequence[str], draws: int, digits: int | None) -> list[Grid]
 
 
 def expanded(name: str) -> list[Path]:
-    """The directories that a pattern stands for, or the one of that name."""
+    """The directories that a name or pattern matches.
+
+    Raises FileNotFoundError for a pattern without match.
+    """
     paths = sorted(Path(path) for path in glob.glob(name)) if glob.has_magic(name) else [Path(name)]
     if not paths:
         raise FileNotFoundError(f"compare: no run matches {name}")
@@ -210,7 +213,7 @@ def expanded(name: str) -> list[Path]:
 
 
 def row_of(run: Run, name: str | None) -> tuple[int, dict[str, Any]]:
-    """Number and content of a row by name; the first row for None."""
+    """The number and the content of a run's row by name; of the first row for None."""
     rows = run.results["rows"]
     number = 0 if name is None else [row["name"] for row in rows].index(name)
     return number, rows[number]
@@ -219,7 +222,7 @@ def row_of(run: Run, name: str | None) -> tuple[int, dict[str, Any]]:
 def grid(
     groups: Sequence[Group], row: str | None, kind: str, title: str, draws: int, digits: int | None
 ) -> Grid:
-    """One table: a row a task, a column a group, and for each group but the first what sets it apart."""
+    """One table: a row for each task, a column for each group and for its difference from the first."""
     columns = [column(group, row, kind, draws) for group in groups]
     same_pairs([run for group in groups for run in group.runs], list(columns[0].values))
     tasks = [task for task in columns[0].values if all(task in c.values for c in columns)]
@@ -237,7 +240,7 @@ def grid(
 
 
 def cells(columns: Sequence[Column], task: str, digits: int | None) -> list[str]:
-    """The line of a task after its name."""
+    """The cells of a task's row after its name."""
     shown = []
     for values, draws in ((c.values[task], c.draws[task]) for c in columns):
         spread = over_seeds(values)
@@ -256,7 +259,7 @@ def cells(columns: Sequence[Column], task: str, digits: int | None) -> list[str]
 
 
 def column(group: Group, row: str | None, kind: str, draws: int) -> Column:
-    """Scores and draws of a group, task by task, and of the average over tasks."""
+    """Scores and draws of a group, for each task and for the average over tasks."""
     by_run = [scored(run, row, kind, draws) for run in group.runs]
     tasks = [task for task in by_run[0] if all(task in run for run in by_run)]
     values = {task: [run[task][0] for run in by_run] for task in tasks}
@@ -268,7 +271,7 @@ def column(group: Group, row: str | None, kind: str, draws: int) -> Column:
 
 
 def scored(run: Run, row: str | None, kind: str, draws: int) -> dict[str, tuple[float, Draws]]:
-    """A run's score of each task, where it has one, and its draws."""
+    """The score of each task of a run, and its bootstrap draws; without tasks whose score is undefined."""
     number, content = row_of(run, row)
     tasks: Mapping[str, Any] = {"RTE": content["rte"]} if kind == "rte" else content[kind]["tasks"]
     out = {}

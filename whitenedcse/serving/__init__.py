@@ -1,1 +1,1 @@
-"""What is done with a trained encoder: exports, bulk encoding, search, a demonstration."""
+"""Uses of a trained encoder: exports, bulk encoding, search, benchmarks, a demonstration."""

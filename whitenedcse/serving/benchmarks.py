@@ -1,9 +1,9 @@
-"""What an embedder is measured by from outside: the benchmark mteb, and what whitening-k saves in a search.
+"""Benchmarks of an embedder: mteb, and what whitening-k saves in a search.
 
 n: sentences, or texts of an index    d: width    k: components kept    q: queries
 
 `mteb.evaluate(Mteb("outputs/NAME"), tasks)` runs mteb. Su et al., BERT-whitening, arXiv:2103.15316, claim
-less memory and faster retrieval; `bench` measures both, and recall against all components.
+less memory and faster retrieval; `bench` measures both, and recall relative to all components.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Floats = NDArray[np.float64]
 
 
 class Mteb:
-    """What mteb 2 asks of an encoder: `encode`, two similarities, and metadata.
+    """An embedder with the interface that mteb 2 expects: `encode`, two similarities, and metadata.
 
     model: what `Embedder.load` takes, or an embedder.
     mteb keeps results by name and revision, also between runs; the revision is a digest of all that decides a
@@ -63,10 +63,11 @@ class Mteb:
         self._last: dict[str, NDArray[np.float32]] = {}
 
     def encode(self, inputs: Iterable[Mapping[str, Any]], **options: Any) -> Floats:
-        """Batches of texts -> (n, k), float64: in float32, mteb's cosines tie and swap (STS12: 2e-5 points).
+        """The vectors of batches of texts: (n, k), float64.
 
-        A sentence is encoded once among these and those of the call before, mteb's other side of the pairs:
-        padding changes a vector's last digits, which set equal pairs apart (STS12, 79 of 3,108: 3e-3 points).
+        In float32, mteb's cosines tie and swap (STS12: 2e-5 points). A sentence that occurs again in this
+        call or the next, mteb's other side of the pairs, is encoded once: padding changes a vector's last
+        digits, which set equal pairs apart (STS12, 79 of 3,108: 3e-3 points).
         """
         if "precision" in options:
             raise ValueError(f"precision={options['precision']!r}: vectors here are float; leave it out")
@@ -78,12 +79,12 @@ class Mteb:
         return np.stack([known[sentence] for sentence in sentences]).astype(np.float64)
 
     def similarity(self, a: Floats | Tensor, b: Floats | Tensor) -> Tensor:
-        """(n, k), (m, k) -> (n, m) cosines."""
+        """The cosines of all pairs: (n, k), (m, k) -> (n, m)."""
         a, b = _rows(a), _rows(b)
         return a @ b.mT / _lengths((a * a).sum(dim=-1)[:, None] * (b * b).sum(dim=-1))
 
     def similarity_pairwise(self, a: Floats | Tensor, b: Floats | Tensor) -> Tensor:
-        """(n, k), (n, k) -> (n,) cosines."""
+        """The cosines of corresponding rows: (n, k), (n, k) -> (n,)."""
         a, b = _rows(a), _rows(b)
         return (a * b).sum(dim=-1) / _lengths((a * a).sum(dim=-1) * (b * b).sum(dim=-1))
 
@@ -110,7 +111,7 @@ def _lengths(squares: Tensor) -> Tensor:
 
 
 class Way(NamedTuple):
-    """Vectors (n, k) for the same texts, in parts; what they are, and the seconds it took to make them."""
+    """The name of a kind of vectors, those vectors (n, k) in parts, and the seconds it took to make them."""
 
     name: str
     vectors: Sequence[Array]
@@ -118,17 +119,17 @@ class Way(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Of a way: its row of the table but for recall, and the rows (q, TOP) that it finds."""
+    """The cells of a kind of vectors, without recall, and the rows (q, TOP) that a search finds with it."""
 
     cells: list[str]
     found: Rows
 
 
 def bench(index: Index, *, dims: Sequence[int] = ()) -> Grid:
-    """A table with a row for each k: `dims`, or d and those of 256, 128, 64 and 32 below it.
+    """A table of search speed, size and recall with a row for each k: `dims`, or those of `ladder`.
 
-    QUERIES texts of the index are asked for, which do not find themselves. An index that is whitened is cut.
-    Raises ValueError for an index of one text and for a k that is not from 1 to d.
+    The queries are QUERIES texts of the index, which do not find themselves. An index that is already whitened
+    is cut to k components. Raises ValueError for an index of one text and for a k that is not from 1 to d.
     """
     n, d = len(index), index.embedder.width
     dims = sorted({d, *dims}, reverse=True) if dims else ladder(d)
@@ -146,7 +147,7 @@ def bench(index: Index, *, dims: Sequence[int] = ()) -> Grid:
 
 
 def whitened(index: Index, dims: Sequence[int]) -> Iterator[Way]:
-    """The vectors as they are; then whitening-k, fitted to them, exactly and in memory that does not grow."""
+    """The index's own vectors, then whitening-k of them for each k; memory does not grow with the index."""
     yield Way("as it is", index.vectors, 0.0)
     fit, began = Postprocess("whitening"), time.perf_counter()
     with pace("fitted", len(index)) as more:
@@ -160,14 +161,14 @@ def whitened(index: Index, dims: Sequence[int]) -> Iterator[Way]:
 
 
 def cut(index: Index, dims: Sequence[int]) -> Iterator[Way]:
-    """The vectors as they are, and without their last components."""
+    """The index's own vectors, then these without their last components, for each k."""
     yield Way("as it is", index.vectors, 0.0)
     for k in dims[1:]:
         yield made("cut", index, lambda x, k=k: x[:, :k], 0.0)  # type: ignore[misc]
 
 
 def made(name: str, index: Index, mapped: Callable[[Array], np.ndarray], before: float) -> Way:
-    """The index's vectors, mapped and of unit length again."""
+    """The index's vectors, transformed by a function and scaled to unit length. before: seconds to add."""
     began, parts = time.perf_counter(), []
     for _, block in pieces(index.vectors, BLOCK):
         parts.append(unit(mapped(block)))
@@ -175,7 +176,7 @@ def made(name: str, index: Index, mapped: Callable[[Array], np.ndarray], before:
 
 
 def measured(way: Way, asked: Rows) -> Measured:
-    """Search with the vectors of these rows."""
+    """Measure a search whose queries are these rows of the vectors."""
     queries, k = taken(way.vectors, asked), way.vectors[0].shape[1]
     alone = []
     for i in range(min(ALONE, len(asked))):  # which also brings the vectors into memory
@@ -191,19 +192,19 @@ def measured(way: Way, asked: Rows) -> Measured:
 
 
 def without(rows: Rows, own: Rows) -> Rows:
-    """(q, k + 1) -> (q, k): without each query's own row, or, where that was not found, without the last."""
+    """Found rows without each query's own, or else without the last: (q, k + 1) -> (q, k)."""
     keep = rows != own[:, None]
     keep[keep.all(1), -1] = False
     return rows[keep].reshape(len(rows), -1)
 
 
 def recall(found: Rows, wanted: Rows) -> float:
-    """The share of the wanted rows that was found."""
+    """The share of the wanted rows (q, k) that are among those found."""
     return float((found[:, :, None] == wanted[:, None, :]).any(1).mean())
 
 
 def notes(index: Index, queries: int, white: bool) -> list[str]:
-    """What the numbers are."""
+    """The notes below the table, which explain its numbers."""
     texts = sum(p.texts.data.nbytes + p.ids.data.nbytes + 16 * len(p.texts) for p in index.parts) / 1e6
     whole = "the index as it is" if white else f"all {index.embedder.width} whitened components"
     kind = (

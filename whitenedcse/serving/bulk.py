@@ -1,9 +1,9 @@
-"""A corpus of any size to a directory of vectors, in one process or several; a killed run resumes.
+"""Encoding a corpus of any size to a directory of vectors, in one process or several; a killed run resumes.
 
 n: rows of a file    k: width
 
-Files hold so many rows each, in the order of the input, and a manifest lists them. A file is a block of the
-corpus encoded by itself: it does not depend on which process encodes it, or when.
+Files hold a fixed number of rows each, in the order of the input, and a manifest lists them. A file is a
+block of the corpus that is encoded by itself: it does not depend on which process encodes it, or when.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OTHER = {
 
 
 class Form(NamedTuple):
-    """How vectors are written: the kind of file, the type of a number, the rows of a file."""
+    """How vectors are written: the file format, the type of a number, and the rows per file."""
 
     to: str = "npy"
     dtype: str = "float32"
@@ -53,10 +53,10 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What the files are: plain JSON, written before the first of them.
+    """The description of the files, as plain JSON, written before the first of them.
 
     embedding: settings of the embedder, for a reader. embedder: a digest of all that decides a vector.
-    fingerprint: one of the input. threads: of a process, as at first: another number may change last bits.
+    fingerprint: of the input. threads: per process; another number may change the last bits.
     """
 
     source: str
@@ -87,7 +87,7 @@ class Manifest:
         return -(-self.rows // self.shard)
 
     def count(self, number: int) -> int:
-        """n of a file: `shard`, or fewer of the last."""
+        """The number of rows of a file: `shard`, or fewer for the last."""
         return min(self.shard, self.rows - number * self.shard)
 
     def name(self, number: int) -> str:
@@ -96,7 +96,7 @@ class Manifest:
 
 
 def begun(out: Path) -> Manifest | None:
-    """What a directory holds, None if nothing or if it is not there. Raises ValueError for other things."""
+    """The manifest of a directory; None if the directory is empty or missing. Raises ValueError otherwise."""
     if not (out / MANIFEST).exists():
         if out.exists() and (other := sorted({path.name for path in out.iterdir()} - OURS)):
             raise ValueError(f"{out} holds something else, {other[0]!r}; name a new directory")
@@ -108,7 +108,7 @@ def begun(out: Path) -> Manifest | None:
 
 
 def refuse_other(out: Path, then: Manifest, now: dict[str, Any]) -> None:
-    """Raise ValueError if a job that was begun is not this one."""
+    """Raise ValueError if the job that was started here is another one."""
     for name, value in asdict(then).items():
         if name in now and name not in FREE and value != now[name]:
             why = OTHER.get(name, f"{name} was {value!r} and is now {now[name]!r}")
@@ -116,13 +116,13 @@ def refuse_other(out: Path, then: Manifest, now: dict[str, Any]) -> None:
 
 
 def unwritten(out: Path, manifest: Manifest) -> list[int]:
-    """The numbers of the files that are not there yet."""
+    """The numbers of the files that are missing."""
     here = {path.name for path in out.iterdir()}
     return [number for number in range(manifest.shards) if manifest.name(number) not in here]
 
 
 def write(out: Path, manifest: Manifest, number: int, x: NDArray[Any]) -> None:
-    """One file of (n, k): an array, or a table of `row`, counted from 0 over all files, and `vector`."""
+    """Write one file of (n, k): an array, or a table of `row` (its number in the corpus) and `vector`."""
     x = np.ascontiguousarray(x, dtype=manifest.dtype)
     with writing(out / manifest.name(number)) as stream:
         if manifest.to == "npy":
@@ -137,7 +137,7 @@ def write(out: Path, manifest: Manifest, number: int, x: NDArray[Any]) -> None:
 
 
 def arrays(out: Path) -> Iterator[NDArray[Any]]:
-    """The (n, k) of each file in order, .npy left on disk until it is read. Runs no code of a file.
+    """The vectors (n, k) of each file in order; .npy files are memory-mapped. Runs no code in a file.
 
     Raises ValueError for a directory that is unfinished or damaged.
     """
@@ -153,7 +153,7 @@ def arrays(out: Path) -> Iterator[NDArray[Any]]:
 
 
 def read(path: Path) -> NDArray[Any]:
-    """(n, k) of one file."""
+    """The vectors (n, k) of one file."""
     try:
         if path.suffix == ".npy":
             return np.lib.format.open_memmap(path, mode="r")  # never an array of objects, which is a pickle
@@ -170,10 +170,10 @@ More = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Job:
-    """What to encode, by whom, and where to.
+    """What to encode, by which embedder, and where to.
 
-    opened: gives the embedder; called in each process, so of several it must be a function of a module, or a
-        `functools.partial` of one.    source: what it is called.    corpus: of one column, or plain text.
+    opened: a function that returns the embedder; each process calls it, so for several it must be one of a
+        module, or a `functools.partial` of one.    source: its name.    corpus: of one column, or plain text.
     """
 
     opened: Callable[[], Embedder]
@@ -187,10 +187,10 @@ class Job:
 def encoded(job: Job, processes: int | None = None) -> int:
     """Write a vector for every row of the corpus, in order, blank rows too; resume where a kill left it.
 
-    processes: None is one a GPU, or one where there is none. Returns the rows that were encoded now.
-    On one machine the bytes are the same for any number of processes, of as many threads, and of kills.
-    Raises ValueError for a directory of something else or of another job, or that another process is writing,
-    and OSError if a process dies.
+    processes: None is one per GPU, or one where there is none. Returns the number of rows encoded by this
+    call. On one machine the bytes are the same for any number of processes of equally many threads, and of
+    kills. Raises ValueError for a directory of something else or of another job, or that another process is
+    writing, and OSError if a process dies.
     """
     if len(job.corpus.columns) > 1:
         raise ValueError(f"{job.corpus.path}: name one column to encode, of {list(job.corpus.columns)}")
@@ -213,7 +213,7 @@ def encoded(job: Job, processes: int | None = None) -> int:
 
 
 def locked(out: Path) -> AbstractContextManager[Any]:
-    """The directory, made if it is not there, for one writer."""
+    """A context in which this process alone writes to the directory, which is created if it is missing."""
     begun(out)  # refuses before it touches
     if not out.parent.is_dir():
         raise FileNotFoundError(f"{out.parent}: no such directory; make it first")
@@ -222,7 +222,7 @@ def locked(out: Path) -> AbstractContextManager[Any]:
 
 
 def agreed(job: Job, embedder: Embedder, threads: int) -> Manifest:
-    """The manifest of the job: that which was begun, or a new one."""
+    """The manifest of the job, from an earlier start or new."""
     now: dict[str, Any] = {"source": job.source, "embedding": settings(embedder), "bf16": job.bf16}
     now |= {"embedder": digest_of(embedder), "input": job.corpus.path, "columns": list(job.corpus.columns)}
     now |= {"fingerprint": fingerprint(job.corpus), "width": embedder.width, **job.form._asdict()}
@@ -237,7 +237,7 @@ def agreed(job: Job, embedder: Embedder, threads: int) -> Manifest:
 
 
 def counted(corpus: Corpus) -> int:
-    """The rows of a corpus: all are read once, so that a bad one is found before hours of encoding."""
+    """The number of rows of a corpus, all of which are read once to find a bad one before the encoding."""
     rows, total = stream(corpus), 0
     with pace("counted") as more:
         while count := sum(1 for _ in islice(rows, 100_000)):
@@ -249,7 +249,7 @@ def counted(corpus: Corpus) -> int:
 
 
 def fill(job: Job, manifest: Manifest, numbers: Collection[int], embedder: Embedder, more: More) -> None:
-    """Encode and write these blocks."""
+    """Encode and write the blocks with these numbers."""
     for number, texts in blocks(job.corpus, manifest, numbers, CHARACTERS_A_TOKEN * embedder.max_length):
         told = 0
 
@@ -265,7 +265,7 @@ def fill(job: Job, manifest: Manifest, numbers: Collection[int], embedder: Embed
 def blocks(
     corpus: Corpus, manifest: Manifest, numbers: Collection[int], longest: int
 ) -> Iterator[tuple[int, list[str]]]:
-    """These blocks of the corpus, the rest read over; each text cut to `longest` characters."""
+    """The blocks of the corpus with these numbers, each text cut to `longest` characters."""
     rows = stream(corpus)
     for number in range(max(numbers, default=-1) + 1):
         block = [text[:longest] for (text,) in islice(rows, manifest.shard)]
@@ -276,7 +276,7 @@ def blocks(
 
 
 def together(job: Job, manifest: Manifest, missing: list[int], count: int, more: More) -> None:
-    """Encode these blocks in so many processes, each its share. Raises OSError if one of them dies."""
+    """Encode these blocks in `count` processes, each its share. Raises OSError if one of them dies."""
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # of each process that it ends
     workers = spawn(worker, (job, manifest, missing, count), nprocs=count, join=False, daemon=True)
     left, ended = sum(map(manifest.count, missing)), False
@@ -291,7 +291,7 @@ def together(job: Job, manifest: Manifest, missing: list[int], count: int, more:
 
 
 def worker(rank: int, job: Job, manifest: Manifest, missing: list[int], count: int) -> None:
-    """One of `count` processes: every `count`-th block; of GPUs, the one of its rank."""
+    """One of `count` processes, which encodes every `count`-th block, on the GPU of its rank if any."""
     if (parent := multiprocessing.parent_process()) is not None:
         end_with_parent(parent.pid)  # a resumed job is then alone
     torch.set_num_threads(manifest.threads)

@@ -1,4 +1,4 @@
-"""An export's model card, and its verification: its vectors against those of its source."""
+"""The model card of an export, and the comparison of the export's vectors with those of its source."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ x = sum(out.hidden_states[i][range(len(ends)), ends] for i in {layers}) / {n}"""
 
 
 def text(embedder: Embedder, facts: Mapping[str, Any], name: str) -> str:
-    """The card as Markdown with a YAML head. facts: what export.json holds. name: of the directory."""
+    """The card as Markdown with a YAML head. facts: the content of export.json. name: of the directory."""
     run = Run.of(facts["source"])
     front = head(facts, run)
     title = f"# {name}\n\nSentence vectors of width {embedder.width}, from {shown(facts['source'])}"
@@ -72,7 +72,7 @@ def text(embedder: Embedder, facts: Mapping[str, Any], name: str) -> str:
 
 
 def head(facts: Mapping[str, Any], run: Run | None) -> str:
-    """The fields that the hub reads. The licence is unknown unless told: it is that of encoder and data."""
+    """The fields that the hub reads. The licence, that of encoder and data, is unknown unless given."""
     tags = ["sentence-similarity", "feature-extraction", "whitening", facts["to"]]
     base = (encoder_of(run) if run else facts["source"]) or ""
     fields = {"library_name": facts["to"], "pipeline_tag": "sentence-similarity", "tags": tags}
@@ -83,7 +83,7 @@ def head(facts: Mapping[str, Any], run: Run | None) -> str:
 
 
 def vector(embedder: Embedder, facts: Mapping[str, Any]) -> str:
-    """Which vector it is, step by step."""
+    """The section on how a vector is computed, step by step."""
     steps = [
         f"texts are cut to {embedder.max_length} tokens, special ones counted",
         f"pooling: {embedder.pooling} (0 is the embedding layer, -1 the last)",
@@ -102,7 +102,7 @@ def vector(embedder: Embedder, facts: Mapping[str, Any]) -> str:
 
 
 def checked(facts: Mapping[str, Any]) -> str:
-    """What was found out about the vectors."""
+    """The section on the comparison of the vectors with those of the source."""
     found = facts.get("difference")
     said = (
         "not compared with the source"
@@ -116,7 +116,7 @@ def checked(facts: Mapping[str, Any]) -> str:
 
 
 def loading(embedder: Embedder, to: str, name: str) -> str:
-    """How to load it."""
+    """The section on how to load the export."""
     layers = embedder.pooling.layers
     pool = POOL[embedder.pooling.kind].format(layers=list(layers), n=len(layers))
     if embedder.final is not None:
@@ -125,14 +125,14 @@ def loading(embedder: Embedder, to: str, name: str) -> str:
 
 
 def encoder_of(run: Run) -> str | None:
-    """The encoder that a run began with; None for one made anew."""
+    """The encoder that a run started from; None for a new one."""
     with suppress(KeyError, TypeError):
         return str(run.settings["encoder"]["path"])
     return None
 
 
 def training(run: Run | None) -> str:
-    """What it was trained on and with."""
+    """The section on the data and the settings of training."""
     if run is None:
         return ""
     config = run.settings
@@ -148,13 +148,13 @@ def training(run: Run | None) -> str:
 
 
 def untrained(run: Run) -> list[str]:
-    """The parts of the encoder that the run froze, as it noted."""
+    """The parts of the encoder that were frozen, as the run noted."""
     noted = run.best / checkpoint.SETTINGS
     return read_json(noted).get("frozen", []) if noted.is_file() else []
 
 
 def scores(run: Run | None) -> str:
-    """What the run scored, with intervals."""
+    """The section on the scores of the run, with intervals."""
     found = run.scores if run is not None else None
     if not found or "rows" not in found:
         return ""
@@ -165,13 +165,13 @@ def scores(run: Run | None) -> str:
 
 
 def shown(place: str) -> str:
-    """A hub id or a name as it is, of a local path or a URL its last part."""
+    """A hub id or a name unchanged; the last part of a local path or a URL."""
     private = Path(place).exists() or place.startswith(("/", ".", "~")) or "://" in place
     return Path(place).name if private else place
 
 
 def mapped(provenance: Mapping[str, Any]) -> list[str]:
-    """What was fitted to what, a step for each map that is folded into the one."""
+    """The lines on what was fitted to what, one for each transform that is part of the final one."""
     steps = mapped(provenance["before"]) if provenance.get("before") else []
     if "kind" not in provenance:
         return [
@@ -223,14 +223,14 @@ TEXTS = [*SPECIAL, *(" ".join(STORY.split()[start : start + start + 1]) for star
 
 
 def texts(tokenizer: Any) -> list[str]:
-    """The texts that are compared; instead of "" another where that has no token, and elsewhere no vector."""
+    """The texts to compare; where "" has no token another text takes its place, or it has no vector."""
     return TEXTS if tokenizer("")["input_ids"] else [text or "b" for text in TEXTS]
 
 
 def difference(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """(n, k), (n, k) -> the largest |a - b| of any number, relative to a vector a longer than 1.
+    """The largest |a - b| of any number, relative to the length of a vector of a if that is above 1.
 
-    Infinite where the shapes differ or a number is not finite.
+    a: (n, k), b: (n, k). Infinite where the shapes differ or a number is not finite.
     """
     if a.shape != b.shape:
         return np.inf
@@ -250,12 +250,12 @@ def refuse(found: float, limit: float) -> None:
 
 
 def pairs() -> tuple[str, list[str], Index]:
-    """The scored pairs that are here, STS-B's dev set or the bundled ones: name, sentences, index."""
+    """The scored pairs that are available, STS-B's dev set or the bundled ones: name, sentences, index."""
     name = "STS-B/dev" if present("senteval", roots()) else "quickstart/dev"
     return (name, *pairs_index({name: subsets(name)}))
 
 
 def spearman(x: NDArray[Any], index: Index) -> float:
-    """Sentences' vectors (n, k) -> Spearman x 100 over all pairs; NaN where it is undefined."""
+    """Spearman x 100 over all pairs, from the sentences' vectors (n, k); NaN where it is undefined."""
     value: float | None = sts.scores_of(x, index)["avg"]["all"]
     return np.nan if value is None else value

@@ -24,7 +24,7 @@ from whitenedcse.serving.index import Array, nearest, unit
 
 
 class Trial:
-    """n sentences encoded once, and the whitening [1] fitted to them; k columns of it are whitening-k.
+    """n sentences encoded once, and the whitening [1] fitted to them, of which k columns are whitening-k.
 
     Raises ValueError for fewer than two sentences.
     """
@@ -37,17 +37,17 @@ class Trial:
         self.rows: list[Array] = [x, self.fit.transform(x).astype(np.float32)]
 
     def nearest(self, text: str, k: int | None, top: int) -> list[tuple[float, str]]:
-        """The `top` sentences of highest cosine with a text, best first; k: None for no whitening."""
+        """The `top` sentences with the highest cosine to a text, best first; k: None for no whitening."""
         cosines, best = nearest(unit(self.of([text], k)), [unit(self.rows[k is not None][:, :k])], top)
         return [(float(c), self.sentences[i]) for c, i in zip(cosines[0], best[0], strict=True)]
 
     def cosine(self, one: str, other: str, k: int | None) -> float:
-        """Of two texts; k: None for no whitening."""
+        """The cosine of two texts; k: None for no whitening."""
         a, b = unit(self.of([one, other], k))
         return float(a @ b)
 
     def of(self, texts: Sequence[str], k: int | None) -> Array:
-        """(n, d), or (n, k) of the whitening."""
+        """The vectors of texts: (n, d), or (n, k) with whitening."""
         x = self.embedder.encode(texts)
         return x if k is None else self.fit.transform(x, k).astype(np.float32)
 
@@ -56,7 +56,7 @@ TOP = 10
 
 
 def page(trial: Trial, title: str) -> gr.Blocks:
-    """The page as a gradio.Blocks; `?q=TEXT&k=64` in its address asks at once."""
+    """The page as a gradio.Blocks; `?q=TEXT&k=64` in its address asks a query on loading."""
     with gr.Blocks(title=title, analytics_enabled=False) as blocks:
         gr.Markdown(f"# {title}\n{len(trial.sentences):,} sentences, width {trial.width}")
         k = gr.Slider(1, trial.width, trial.width, step=1, label="k: components that the whitening keeps")
@@ -105,13 +105,13 @@ def neighbours(label: str) -> gr.Dataframe:
 
 
 def table(trial: Trial, text: str, k: int | None) -> list[list[str]]:
-    """The nearest sentences as rows; none for an empty query."""
+    """The nearest sentences as rows of a table; no rows for an empty query."""
     found = trial.nearest(text, k, TOP) if text.strip() else []
     return [[f"{cosine:.4f}", sentence] for cosine, sentence in found]
 
 
 def cosines(trial: Trial, one: str, other: str, k: int) -> str:
-    """Both cosines in words; nothing until there are two sentences."""
+    """The cosines of two sentences, without and with whitening, as text; "" for fewer than two."""
     if not (one.strip() and other.strip()):
         return ""
     plain, white = (trial.cosine(one, other, kept) for kept in (None, k))
@@ -119,7 +119,7 @@ def cosines(trial: Trial, one: str, other: str, k: int) -> str:
 
 
 def components(said: str | None, width: int) -> int:
-    """k as the address says it, within 1 and the width."""
+    """The number of components that the address asks for, limited to 1 to the width."""
     return min(max(int(said), 1), width) if said and said.isdecimal() else width
 
 
@@ -141,5 +141,5 @@ def serve(blocks: gr.Blocks, port: int | None) -> None:
 
 
 def theme() -> gr.themes.Base:
-    """Gradio's plain one with the browser's own letters: its others are fetched from elsewhere."""
+    """Gradio's plain theme with the browser's own fonts: others are fetched from the network."""
     return gr.themes.Base(font=["system-ui", "sans-serif"], font_mono=["monospace"])

@@ -1,9 +1,9 @@
-"""An export as a directory, verified before it takes its place; and the whitening an embedder can end with.
+"""An export as a directory, verified before it is renamed into place; an embedder's final whitening.
 
 d: width of the embedder    k: components kept
 
-A whitening is fitted to the vectors before they are divided by their length, where an embedder does that
-last, and the division then follows it: so the end is one affine map and unit length, in every format.
+Where an embedder ends with division by the length, a whitening is fitted to the vectors before the division,
+and the division follows it: so the last step is one affine transform and unit length, in every format.
 
 [1] Su et al., BERT-whitening, arXiv:2103.15316
 """
@@ -34,9 +34,9 @@ ALIKE = 0.99  # cosine of two such vectors: bfloat16 and other machines stay abo
 
 
 def fitted(fit: Postprocess, embedder: Embedder, corpus: Corpus, *, bf16: bool = False) -> dict[str, Any]:
-    """Fit a map to what the embedder gives for a corpus of any size; returns where it came from, for `save`.
+    """Fit a transform to the embedder's vectors of a corpus of any size; returns its provenance, for `save`.
 
-    The moments of the parts are joined exactly, in float64; memory does not grow with the corpus.
+    The moments of parts are merged exactly, in float64; memory does not grow with the corpus.
     Raises ValueError for fewer than two texts.
     """
     plain, every = scaled(embedder, unit=False), texts(corpus)
@@ -53,10 +53,10 @@ def fitted(fit: Postprocess, embedder: Embedder, corpus: Corpus, *, bf16: bool =
 
 
 def whitened(embedder: Embedder, fit: Postprocess, k: int | None = None) -> Embedder:
-    """The embedder, ending with `fit` and then, where it ended so before, with unit length.
+    """The embedder with the transform `fit` as its last step, and unit length after it if it had that before.
 
     k: components kept, of a whitening or PCA; None for what `fit` keeps. [1], section 3.3.
-    Raises ValueError for a map that was fitted to another embedder.
+    Raises ValueError for a transform that was fitted to another embedder.
     """
     plain = scaled(embedder, unit=False)
     refuse_other(plain, fit)
@@ -74,7 +74,7 @@ def whitened(embedder: Embedder, fit: Postprocess, k: int | None = None) -> Embe
 
 
 def scaled(embedder: Embedder, *, unit: bool) -> Embedder:
-    """The embedder with unit length at its end, or without."""
+    """The embedder with or without unit length as its last step."""
     last = embedder.final
     if unit == (last is not None and last.unit):
         return embedder
@@ -85,7 +85,7 @@ def scaled(embedder: Embedder, *, unit: bool) -> Embedder:
 
 
 def ending(embedder: Embedder, final: Final | None) -> Embedder:
-    """The same encoder, pooling and head, with another end, on the same device."""
+    """An embedder with the same encoder, pooling and head, on the same device, and another last step."""
     parts: dict[str, Any] = {"encoder": embedder.encoder, "pooling": embedder.pooling, "head": embedder.head}
     parts |= {"embedding": embedder.embedding, "max_length": embedder.max_length}
     device = next(embedder.parameters()).device
@@ -93,7 +93,7 @@ def ending(embedder: Embedder, final: Final | None) -> Embedder:
 
 
 def probe(embedder: Embedder) -> list[float]:
-    """The embedder's vector of one text."""
+    """The embedder's vector of a fixed text, by which a transform recognises it."""
     return [round(float(value), 6) for value in embedder.encode([PROBE])[0]]
 
 
@@ -115,8 +115,10 @@ MARK = "export.json"  # what was exported, from what, and the SHA-256 of each fi
 
 
 class Wanted(NamedTuple):
-    """What to write. For the card: what the embedder was loaded from, under which name the export will be
-    known (None is the directory's), and the licence of its weights.
+    """What to write, and for the card: where the embedder was loaded from, a name, and a licence.
+
+    The name is that under which the export will be known (None: the directory's), the licence that of its
+    weights.
     """
 
     to: str
@@ -128,10 +130,10 @@ class Wanted(NamedTuple):
 
 
 def export(embedder: Embedder, out: Path, wanted: Wanted) -> dict[str, Any]:
-    """Write the embedder to `out` in one of `layouts.LAYOUTS`; returns what export.json holds.
+    """Write the embedder to `out` in one of `layouts.LAYOUTS`; returns the content of export.json.
 
-    Raises ValueError, nothing written, for an embedder that the form cannot hold, for an export whose vectors
-    are not the embedder's, and where `out` holds anything but an earlier export.
+    Raises ValueError, nothing written, for an embedder that the format cannot express, for an export whose
+    vectors are not the embedder's, and where `out` holds anything but an earlier export.
     """
     layout, embedder = layouts.LAYOUTS[wanted.to], embedder.cpu().eval()
     refuse(out, wanted)
@@ -154,8 +156,10 @@ def export(embedder: Embedder, out: Path, wanted: Wanted) -> dict[str, Any]:
 
 
 def refuse(out: Path, wanted: Wanted) -> None:
-    """Raise ValueError where `out` holds anything but an earlier export, for int8 of another form than ONNX,
-    and for a package that is not installed.
+    """Raise ValueError for an export that is impossible.
+
+    That is where `out` holds anything but an earlier export, for int8 in another format than ONNX, and for a
+    package that is not installed.
     """
     if out.exists() and not (out / MARK).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} holds something else than an export; choose another name, or delete it")
@@ -175,7 +179,7 @@ def refuse(out: Path, wanted: Wanted) -> None:
 
 
 def quantised(embedder: Embedder, draft: Path) -> dict[str, Any]:
-    """Make an ONNX draft int8; returns what that costs: Spearman x 100 on scored pairs, before and after."""
+    """Make an ONNX draft int8; returns Spearman x 100 on scored pairs, before and after."""
     name, sentences, index = card.pairs()
     before = card.spearman(layouts.onnx_vectors(embedder, draft, sentences), index)
     layouts.quantise(draft)
@@ -184,16 +188,16 @@ def quantised(embedder: Embedder, draft: Path) -> dict[str, Any]:
 
 
 def digests(directory: Path) -> dict[str, str]:
-    """The SHA-256 of each file, by its path in the directory."""
+    """The SHA-256 of each file, by its path relative to the directory."""
     files = (path for path in sorted(directory.rglob("*")) if path.is_file())
     return {path.relative_to(directory).as_posix(): digest(path) for path in files}
 
 
 def push(out: Path, repository: str) -> str:
-    """Upload an export to a repository of the hub, made if need be, by its own client; returns its address.
+    """Upload an export to a repository of the hub, created if needed; returns its address.
 
     It is public unless it was made private before. The account is that of `hf auth login` or $HF_TOKEN.
-    Raises OSError where the hub does not take it.
+    Raises OSError where the hub refuses it.
     """
     from huggingface_hub import HfApi
 

@@ -1,6 +1,6 @@
-"""An index: texts, their vectors, and the embedder that maps queries in the same way; its search is exact.
+"""An index: texts, their vectors, and the embedder that encodes queries in the same way; its search is exact.
 
-n: texts    d: width    q: queries    k: texts wanted of each query
+n: texts    d: width    q: queries    k: texts wanted for each query
 
 FAISS proposes the nearest rows, or NumPy where FAISS is not installed.
 """
@@ -31,11 +31,12 @@ QUERIES, ROWS = 256, 16_384  # at a time: their products are 16 MB
 
 
 def nearest(queries: Array, parts: Sequence[Array], top: int) -> tuple[Array, Rows]:
-    """(q, d) and the parts of (n, d) -> inner products (q, k) and row numbers (q, k), the largest first.
+    """The rows with the largest inner products with each query, largest first.
 
-    k is `top`, or n if that is less: nothing is left out for being far. Rows are of unit length. The products
-    are computed in float64 and then rounded, and equal ones come in the order of the rows, so every engine
-    gives the same. Memory does not grow with q or n. Raises ValueError for top < 1 and for another width.
+    queries: (q, d), parts: of (n, d), rows of unit length -> products (q, k) and row numbers (q, k). k is
+    `top`, or n if that is less: there is no threshold. The products are computed in float64 and then rounded,
+    and equal ones come in the order of the rows, so every engine gives the same. Memory does not grow with q
+    or n. Raises ValueError for top < 1 and for another width.
     """
     n, widths = sum(map(len, parts)), {array.shape[-1] for array in (queries, *parts)}
     if top < 1 or n < 1 or len(widths) > 1:
@@ -51,10 +52,10 @@ def nearest(queries: Array, parts: Sequence[Array], top: int) -> tuple[Array, Ro
 def decided(
     queries: Array, parts: Sequence[Array], top: int, reach: int, engine: Engine
 ) -> tuple[Array, Rows]:
-    """The best `top` of the `reach` rows that come first in float32.
+    """The best `top` rows by exact products, chosen from the `reach` rows that are first in float32.
 
-    A query asks again with a longer reach while a row beyond it may be among the best: for unit vectors a
-    product in float32 is wrong by at most d / 2 ** 24, in whatever order it is summed.
+    The search is repeated with a larger reach for a query while a row beyond it may be among the best: for
+    unit vectors a product in float32 is wrong by at most d / 2 ** 24, in whatever order it is summed.
     """
     near, rows = proposed(queries, parts, reach, engine)
     exact = products(queries, parts, rows)
@@ -70,7 +71,7 @@ def decided(
 
 
 def proposed(queries: Array, parts: Sequence[Array], reach: int, engine: Engine) -> tuple[Array, Rows]:
-    """The `reach` rows of largest product in float32, in no order, with these products."""
+    """The `reach` rows with the largest products in float32, unordered: products and row numbers."""
     near, rows = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
     for start, piece in pieces(parts):
         more, at = engine(queries, piece, min(reach, len(piece)))
@@ -82,7 +83,7 @@ def proposed(queries: Array, parts: Sequence[Array], reach: int, engine: Engine)
 
 
 def products(queries: Array, parts: Sequence[Array], rows: Rows) -> Array:
-    """(q, d), and row numbers (q, r) -> (q, r): float64, rounded; the same wherever a row lies."""
+    """Inner products in float64, rounded to float32: (q, d), row numbers (q, r) -> (q, r)."""
     out = np.empty(rows.shape, np.float32)
     for i, query in enumerate(queries.astype(np.float64)):
         for start in range(0, rows.shape[1], ROWS):
@@ -92,7 +93,7 @@ def products(queries: Array, parts: Sequence[Array], rows: Rows) -> Array:
 
 
 def taken(parts: Sequence[Array], rows: Rows) -> Array:
-    """The rows of these numbers."""
+    """The vectors of these row numbers."""
     ends = np.cumsum([len(part) for part in parts])
     where = np.searchsorted(ends, rows, side="right")
     out = np.empty((len(rows), parts[0].shape[1]), np.float32)
@@ -102,7 +103,7 @@ def taken(parts: Sequence[Array], rows: Rows) -> Array:
 
 
 def pieces(parts: Sequence[Array], size: int = ROWS) -> Iterator[tuple[int, Array]]:
-    """The number of the first row of a piece, and the piece, of at most `size` rows."""
+    """The vectors in pieces of at most `size` rows, each with the number of its first row."""
     before = 0
     for part in parts:
         for start in range(0, len(part), size):
@@ -111,7 +112,7 @@ def pieces(parts: Sequence[Array], size: int = ROWS) -> Iterator[tuple[int, Arra
 
 
 def engine_at_hand() -> Engine:
-    """FAISS where it is installed."""
+    """The search by FAISS where it is installed, else that by NumPy."""
     try:
         import faiss  # noqa: F401
     except ImportError:
@@ -120,7 +121,7 @@ def engine_at_hand() -> Engine:
 
 
 def by_faiss(queries: Array, rows: Array, top: int) -> tuple[Array, Rows]:
-    """What IndexFlatIP does, without a copy of the rows."""
+    """The `top` rows with the largest inner products by FAISS, without copying rows: products, numbers."""
     import faiss
 
     found: tuple[Any, Any] = faiss.knn(queries, rows, top, metric=faiss.METRIC_INNER_PRODUCT)
@@ -128,18 +129,18 @@ def by_faiss(queries: Array, rows: Array, top: int) -> tuple[Array, Rows]:
 
 
 def by_numpy(queries: Array, rows: Array, top: int) -> tuple[Array, Rows]:
-    """The same."""
+    """The `top` rows with the largest inner products by NumPy: products and row numbers (q, top)."""
     return largest(queries @ rows.T, top)
 
 
 def largest(scores: Array, top: int) -> tuple[Array, Rows]:
-    """(q, n) -> the `top` largest of each row and their columns; torch's selection, faster than NumPy's."""
+    """The `top` largest of each row and their columns, by PyTorch's fast selection: (q, n) -> (q, top)."""
     values, columns = torch.from_numpy(scores).topk(top, dim=1, sorted=False)
     return values.numpy(), columns.numpy()
 
 
 def unit(x: NDArray[Any]) -> Array:
-    """(n, k) -> (n, k), rows of length one; a row of zeros stays."""
+    """The rows scaled to unit length, (n, k); a row of zeros stays zero."""
     lengths = np.linalg.norm(x, axis=1, keepdims=True)
     return (x / np.where(lengths > 0, lengths, 1)).astype(np.float32)
 
@@ -148,7 +149,7 @@ BLOCK = 20_000  # texts at a time
 
 
 class Hit(NamedTuple):
-    """A text that was found, and the cosine of its vector with the query's."""
+    """A text that was found, its id, and the cosine of its vector with the query's."""
 
     cosine: float
     id: str
@@ -156,30 +157,33 @@ class Hit(NamedTuple):
 
 
 class Index:
-    """Texts to be found by meaning: exact search by cosine, in memory or mapped from a directory.
+    """Texts with exact search by cosine, in memory or memory-mapped from a directory.
 
-    embedder: with whatever it ends with, e.g. `export.whitened.whitened`; here it also ends with unit length.
+    embedder: with any last step, e.g. of `exports.whitened`; unit length is added here.
     """
 
     def __init__(self, embedder: Embedder, parts: Iterable[Part] = ()) -> None:
         self.embedder, self.parts = scaled(embedder, unit=True), list(parts)
-        self._place: tuple[Path, int] | None = None  # a directory that holds so many of the parts
+        self._place: tuple[Path, int] | None = None  # a directory, and how many of the parts it holds
 
     def __len__(self) -> int:
         return sum(len(part.texts) for part in self.parts)
 
     @property
     def vectors(self) -> list[Array]:
-        """The parts of (n, d)."""
+        """The vectors (n, d), in parts."""
         return [part.vectors for part in self.parts]
 
     @classmethod
     def build(cls, embedder: Embedder, texts: Iterable[str], ids: Iterable[object] | None = None) -> Index:
-        """An index of these texts, in memory; `write` makes one on the disk."""
+        """An index of these texts in memory; `write` makes one on disk."""
         return cls(embedder).add(texts, ids)
 
     def add(self, texts: Iterable[str], ids: Iterable[object] | None = None) -> Index:
-        """Take in more texts; an id is the number of the text, from 0, unless `ids` are given."""
+        """Add texts; the id of a text is its number, from 0, unless `ids` are given.
+
+        Raises ValueError for another number of ids than texts.
+        """
         if isinstance(texts, str):
             raise ValueError(f"texts={texts!r:.50} is one text; give a list of them")
         texts = list(texts)
@@ -190,12 +194,12 @@ class Index:
         return self
 
     def query(self, texts: Sequence[str], top: int = 10) -> list[list[Hit]]:
-        """For each query the `top` nearest texts, the nearest first; all of them if there are fewer."""
+        """For each query the `top` nearest texts, nearest first; all of them if there are fewer."""
         found = nearest(self.embedder.encode(texts), self.vectors, top)
         return [[self.hit(*one) for one in zip(*row, strict=True)] for row in zip(*found, strict=True)]
 
     def hit(self, cosine: float, row: int) -> Hit:
-        """The text of a row."""
+        """The `Hit` of a row number."""
         for part in self.parts:
             if row < len(part.texts):
                 break
@@ -203,9 +207,9 @@ class Index:
         return Hit(float(cosine), part.ids[row], part.texts[row])
 
     def save(self, directory: str | Path) -> None:
-        """Write the index; what was added since `load` or `save` is appended to the same directory.
+        """Write the index; to the directory it was loaded from or saved to, only new texts are appended.
 
-        Raises FileExistsError for any other directory that is there.
+        Raises FileExistsError for any other directory that exists.
         """
         directory = Path(directory).absolute()
         place, held = self._place or (None, 0)
@@ -218,7 +222,7 @@ class Index:
 
     @classmethod
     def load(cls, directory: str | Path) -> Index:
-        """What `save` or `write` wrote; the arrays stay on the disk."""
+        """The index that `save` or `write` wrote; its arrays are memory-mapped."""
         index = cls(*index_files.load(Path(directory)))
         index._place = (Path(directory).absolute(), len(index.parts))
         return index
@@ -227,15 +231,15 @@ class Index:
 def write(
     directory: Path, embedder: Embedder, pairs: Iterable[tuple[str, str]], *, bf16: bool = False
 ) -> None:
-    """An index of (id, text) of any number in a new directory; memory does not grow with them."""
+    """Write an index of any number of (id, text) to a new directory; memory does not grow with them."""
     embedder = scaled(embedder, unit=True)
     index_files.write(directory, embedder, encoded(embedder, pairs, bf16=bf16))
 
 
 def labelled(corpus: Corpus, start: int = 0, *, ids: bool = False) -> Iterator[tuple[str, str]]:
-    """(id, text) for each text of a corpus that is not blank, as they are asked for.
+    """(id, text) for each text of a corpus that is not blank, read lazily.
 
-    The id is the number of the text, from `start` on, or what stands in the last column, of `ids`.
+    The id is the number of the text, from `start` on, or with `ids` the content of the last column.
     """
     if not ids:
         return zip(map(str, count(start)), texts(corpus), strict=False)
@@ -243,7 +247,7 @@ def labelled(corpus: Corpus, start: int = 0, *, ids: bool = False) -> Iterator[t
 
 
 def encoded(embedder: Embedder, pairs: Iterable[tuple[str, str]], *, bf16: bool) -> Iterator[Part]:
-    """Parts of 20,000 of (id, text), as they are asked for.
+    """Parts of an index with 20,000 (id, text) each, encoded lazily.
 
     Raises ValueError for a vector that is not finite.
     """

@@ -2,11 +2,11 @@
 
 n: texts    d: width
 
-    index.json                   width, and of each part its number of texts and the SHA-256 of its files
+    index.json                   width, and for each part its number of texts and the SHA-256 of its files
     embedder/                    a checkpoint
     part-0/vectors.npy           (n, d) float32, of unit length
-    part-0/texts.npy, ids.npy    UTF-8 laid end to end, uint8
-    part-0/text_ends.npy, id_ends.npy    (n + 1,) int64: 0, and where each ends
+    part-0/texts.npy, ids.npy    UTF-8 of all texts concatenated, uint8
+    part-0/text_ends.npy, id_ends.npy    (n + 1,) int64: 0, and the end of each text
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ FILES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Strings:
-    """Texts laid end to end in UTF-8, which may lie on the disk.
+    """Texts concatenated in UTF-8, in memory or memory-mapped.
 
-    data: bytes as uint8. ends: (n + 1,), 0 and where each text ends.
+    data: bytes as uint8. ends: (n + 1,), 0 and the end of each text.
     """
 
     data: NDArray[np.uint8]
@@ -53,7 +53,7 @@ class Strings:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Strings:
-        """The same texts."""
+        """The `Strings` of a list of texts."""
         encoded = [text.encode() for text in texts]
         ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
         return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)
@@ -66,7 +66,7 @@ class Strings:
 
 
 class Part(NamedTuple):
-    """Some texts of an index: vectors (n, d), the texts, and an id for each."""
+    """Some texts of an index: their vectors (n, d), the texts, and an id for each."""
 
     vectors: NDArray[np.float32]
     texts: Strings
@@ -74,9 +74,9 @@ class Part(NamedTuple):
 
 
 def write(directory: Path, embedder: Embedder, parts: Iterable[Part]) -> None:
-    """A new index, whose parts are written as they come and are one afterwards.
+    """Write a new index, whose parts are written as they arrive, and are one part afterwards.
 
-    It is written beside and renamed when it is whole. Raises FileExistsError for anything that is there.
+    It is written to a draft folder and then renamed. Raises FileExistsError if the directory exists.
     """
     refuse_occupied(directory)
     with drafted(directory) as new:
@@ -86,7 +86,7 @@ def write(directory: Path, embedder: Embedder, parts: Iterable[Part]) -> None:
 
 
 def refuse_occupied(directory: Path) -> None:
-    """Raise OSError unless there is room for a new directory."""
+    """Raise OSError if the directory exists, or its parent does not."""
     if directory.exists():
         raise FileExistsError(f"{directory} exists; delete it, or choose another name")
     if not directory.parent.is_dir():
@@ -94,9 +94,9 @@ def refuse_occupied(directory: Path) -> None:
 
 
 def append(directory: Path, n: int, parts: Iterable[Part]) -> None:
-    """One part more for an index of n texts; a kill leaves it as it was.
+    """Append one part to an index of n texts; a kill leaves the index unchanged.
 
-    Raises ValueError if it no longer has n texts.
+    Raises ValueError if the index no longer has n texts.
     """
     with FileLock(directory / ".lock"):
         content = listed(directory)
@@ -111,7 +111,7 @@ def append(directory: Path, n: int, parts: Iterable[Part]) -> None:
 
 
 def written(directory: Path, parts: Iterable[Part]) -> dict[str, Any]:
-    """One part of all these, and what the index says of it. Raises ValueError if there is no text."""
+    """Write all these as one part; returns its entry in index.json. Raises ValueError if there is no text."""
     directory.mkdir()
     with ExitStack() as stack:
         files = {name: Growing(stack.enter_context(path(directory, name).open("wb"))) for name in FILES}
@@ -129,13 +129,13 @@ def written(directory: Path, parts: Iterable[Part]) -> dict[str, Any]:
 
 
 class Growing:
-    """A .npy file that grows along the first axis."""
+    """A .npy file to which rows are appended."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.stream, self.n, self.like = stream, 0, np.empty(0)
 
     def add(self, array: NDArray[Any]) -> None:
-        """Write more rows, of the same kind."""
+        """Append rows of the same type and shape."""
         if not self.stream.tell():
             self.like = array[:0]
             self.head()
@@ -143,25 +143,28 @@ class Growing:
         self.n += len(array)
 
     def head(self) -> None:
-        """The header; NumPy leaves room in it for a larger n."""
+        """Write the header, in which NumPy leaves space for a larger n."""
         shape = (self.n, *self.like.shape[1:])
         descr = dtype_to_descr(self.like.dtype)
         header = {"descr": descr, "fortran_order": False, "shape": shape}
         write_array_header_1_0(self.stream, header)
 
     def finish(self) -> None:
-        """Write the header anew, with n."""
+        """Write the header again, with the final n."""
         self.stream.seek(0)
         self.head()
 
 
 def path(directory: Path, name: str) -> Path:
-    """The file of an array."""
+    """The path of the file of an array."""
     return directory / f"{name}.npy"
 
 
 def listed(directory: Path) -> dict[str, Any]:
-    """What index.json holds. Raises FileNotFoundError and ValueError."""
+    """The content of index.json.
+
+    Raises FileNotFoundError if there is none, and ValueError if it is malformed.
+    """
     if not (directory / INDEX).is_file():
         raise FileNotFoundError(
             f"{directory} is not an index: no {INDEX} there; make one with whitenedcse search build"
@@ -177,7 +180,7 @@ def listed(directory: Path) -> dict[str, Any]:
 
 
 def load(directory: Path) -> tuple[Embedder, list[Part]]:
-    """The embedder and the parts, memory-mapped. Raises ValueError for what is damaged, and names it."""
+    """The embedder and the parts, memory-mapped. Raises ValueError, naming the file, if one is damaged."""
     content = listed(directory)
     parts = [
         part(directory / f"part-{i}", facts, content["width"]) for i, facts in enumerate(content["parts"])
@@ -189,7 +192,10 @@ def load(directory: Path) -> tuple[Embedder, list[Part]]:
 
 
 def part(directory: Path, facts: dict[str, Any], width: int) -> Part:
-    """A part, whose bytes are all read once, to hold them against their SHA-256."""
+    """A part, memory-mapped, after all its bytes were compared with their SHA-256.
+
+    Raises ValueError, naming the file, if one is damaged.
+    """
     n, arrays = facts["n"], {}
     shapes = {"vectors": (n, width), "text_ends": (n + 1,), "id_ends": (n + 1,)}
     for name, kind in FILES.items():

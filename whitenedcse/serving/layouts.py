@@ -29,7 +29,7 @@ BATCH = 16  # texts that are padded together
 
 
 def refuse_transformers(embedder: Embedder) -> None:
-    """Raise ValueError where more than pooling and unit length makes the embedding."""
+    """Raise ValueError if the embedding has steps other than pooling and unit length."""
     maps = len(dense_modules(embedder)) - (embedder.pooling.kind == "pooler")
     if maps:
         raise ValueError(
@@ -45,7 +45,7 @@ def write_transformers(embedder: Embedder, directory: Path) -> None:
 
 
 def write_tokenizer(embedder: Embedder, directory: Path) -> None:
-    """Write the tokenizer, told to cut texts where the embedder does."""
+    """Write the tokenizer, with truncation to the embedder's length."""
     tokenizer = copy.deepcopy(embedder.encoder.tokenizer)
     tokenizer.model_max_length = embedder.max_length
     tokenizer.save_pretrained(directory)
@@ -53,7 +53,7 @@ def write_tokenizer(embedder: Embedder, directory: Path) -> None:
 
 @torch.no_grad()
 def transformers_vectors(embedder: Embedder, directory: Path, texts: Sequence[str]) -> NDArray[np.float32]:
-    """n texts -> (n, d), by Transformers from the directory, pooled as the embedder is."""
+    """The vectors (n, d) of n texts, by Transformers from the directory, pooled as the embedder is."""
     from transformers import AutoModel, AutoTokenizer
 
     model = AutoModel.from_pretrained(directory).eval()
@@ -69,7 +69,7 @@ def transformers_vectors(embedder: Embedder, directory: Path, texts: Sequence[st
 
 
 def padded(tokenizer: Callable[..., Any], texts: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Token ids and mask (n, l) of 16 texts at a time, in order, cut where the tokenizer says."""
+    """Token ids and mask (n, l) for 16 texts at a time, in order, truncated as the tokenizer says."""
     for start in range(0, len(texts), BATCH):
         batch = list(texts[start : start + BATCH])
         tokens = tokenizer(batch, padding=True, truncation=True, return_tensors="pt")
@@ -77,7 +77,7 @@ def padded(tokenizer: Callable[..., Any], texts: Sequence[str]) -> Iterator[dict
 
 
 def pooled(kind: str, hidden: Sequence[Tensor], mask: Tensor) -> Tensor:
-    """k times (n, l, d), (n, l) -> (n, d): as `Pooling` does it, of a padded batch."""
+    """Pooling of a padded batch as `Pooling` does it: k times (n, l, d), mask (n, l) -> (n, d)."""
     x = torch.stack(list(hidden))
     real = mask.unsqueeze(-1)
     if kind == "mean":
@@ -91,7 +91,7 @@ def pooled(kind: str, hidden: Sequence[Tensor], mask: Tensor) -> Tensor:
 
 
 def refuse_sentence_transformers(embedder: Embedder) -> None:
-    """Raise ValueError for what that library has no modules for."""
+    """Raise ValueError for an embedding that the library's modules cannot express."""
     if not sentence_transformers.expressible(embedder.pooling):
         raise ValueError(
             f"Sentence-Transformers has no modules for pooling {embedder.pooling}: it takes the maximum of "
@@ -100,7 +100,7 @@ def refuse_sentence_transformers(embedder: Embedder) -> None:
 
 
 def write_sentence_transformers(embedder: Embedder, directory: Path) -> None:
-    """Write a Transformers directory with that library's modules beside it."""
+    """Write a Transformers directory with the modules of Sentence-Transformers beside it."""
     write_transformers(embedder, directory)
     sentence_transformers.write(embedder, directory)
 
@@ -108,7 +108,7 @@ def write_sentence_transformers(embedder: Embedder, directory: Path) -> None:
 def sentence_transformers_vectors(
     embedder: Embedder, directory: Path, texts: Sequence[str]
 ) -> NDArray[np.float32]:
-    """n texts -> (n, k), by that library from the directory."""
+    """The vectors (n, k) of n texts, by Sentence-Transformers from the directory."""
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(directory), device="cpu")
@@ -122,7 +122,7 @@ EXAMPLE = ["one", "and two more", "three of different lengths"]
 
 
 class Graph(nn.Module):
-    """An embedder by Transformers' padded forward, in eval mode: ids and mask (n, l) -> (n, k)."""
+    """An embedder in eval mode with Transformers' padded forward: ids and mask (n, l) -> (n, k)."""
 
     def __init__(self, embedder: Embedder) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Graph(nn.Module):
         self.unit = embedder.final is not None and embedder.final.unit
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """(n, l), (n, l) -> (n, k)."""
+        """The embeddings (n, k) of token ids (n, l) and mask (n, l)."""
         tokens = {"input_ids": input_ids, "attention_mask": attention_mask}
         hidden = self.backbone(**tokens, output_hidden_states=True).hidden_states
         x = pooled(self.kind, [hidden[layer] for layer in self.layers], attention_mask)
@@ -143,11 +143,11 @@ class Graph(nn.Module):
 
 
 def refuse_onnx(embedder: Embedder) -> None:
-    """Nothing: a graph holds any embedding."""
+    """Do nothing: a graph can express any embedding."""
 
 
 def write_onnx(embedder: Embedder, directory: Path) -> None:
-    """Write the graph, and the tokenizer and the encoder's config beside it."""
+    """Write the graph, with the tokenizer and the encoder's config beside it."""
     write_tokenizer(embedder, directory)
     embedder.encoder.backbone.config.save_pretrained(directory)
     graph = Graph(embedder).eval()
@@ -171,10 +171,10 @@ def write_onnx(embedder: Embedder, directory: Path) -> None:
 
 
 def quantise(directory: Path) -> None:
-    """Replace the graph by one whose products have int8 weights, a scale for each 32 of them.
+    """Replace the graph by one whose products have int8 weights, with a scale for each 32 of them.
 
-    Smaller, not faster: what they meet stays float32. Quantised as well, as onnxruntime's quantize_dynamic
-    does it, vectors of the 6-layer minilm-mlm differed by 4e-2, and so by 4e-3.
+    It is smaller, not faster, as activations stay float32. With activations quantised too, as onnxruntime's
+    quantize_dynamic does, vectors of the 6-layer minilm-mlm differed by 4e-2, and without by 4e-3.
     """
     import onnx
     from onnxruntime.quantization import matmul_nbits_quantizer as nbits
@@ -190,7 +190,7 @@ def quantise(directory: Path) -> None:
 
 
 def onnx_vectors(embedder: Embedder, directory: Path, texts: Sequence[str]) -> NDArray[np.float32]:
-    """n texts -> (n, k), by onnxruntime and the tokenizer in the directory."""
+    """The vectors (n, k) of n texts, by onnxruntime and the tokenizer in the directory."""
     import onnxruntime
     from transformers import AutoTokenizer
 
@@ -201,8 +201,9 @@ def onnx_vectors(embedder: Embedder, directory: Path, texts: Sequence[str]) -> N
 
 
 class Layout(NamedTuple):
-    """What a library is given: `refuse` raises ValueError for an embedder that it cannot hold, `write` writes
-    the files, and `vectors` gives (n, k) as a user of that library gets them from the files.
+    """The functions of an export format: `refuse` raises ValueError for an embedder it cannot express.
+
+    `write` writes the files, and `vectors` returns (n, k) as a user of the library gets them from the files.
     """
 
     refuse: Callable[[Embedder], None]

@@ -1,1 +1,1 @@
-"""From sentence vectors to a trained encoder."""
+"""From sentence vectors to a trained encoder: loss, module, ranks, trainer, evaluation and loggers."""

@@ -1,6 +1,6 @@
-"""Weights & Biases: one run a job, offline without an account; and the saved view of a project, in code.
+"""Weights & Biases: the logger, one run per job, offline without an account; and a saved view of a project.
 
-The vendor's package for views is wandb-workspaces. The series come from training/monitor.py and loggers.py.
+The package for views is wandb-workspaces. The series are those of training/monitor.py and loggers.py.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from whitenedcse.evaluation.suite import by_task
 
 STEP = "trainer/global_step"  # optimiser steps done, as Lightning logs them: the x axis of every series
 TABLE = "final"  # a row a system, a column a task
-# those that the client talks to unless told otherwise, wandb 0.19 and 0.31
+# the servers that clients use by default: wandb 0.19 and 0.31
 SERVERS = ("https://api.wandb.ai", "https://api.forge.coreweave.com")
 TAG = 64  # characters, at most
 
 
 class Dashboard(WandbLogger):
-    """A run there. A series is defined when it first comes: which there are depends on head and width.
+    """Lightning's Weights & Biases logger, which defines each series when it is first logged.
 
-    (A pattern would not do: Lightning defines "*", and of two patterns the client takes either.)
+    Which series there are depends on head and width. (Patterns would not do: Lightning defines "*", and of
+    two patterns that match the client takes either.)
     """
 
     def __init__(self, *, artifacts: bool, **settings: Any) -> None:
@@ -42,7 +43,7 @@ class Dashboard(WandbLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log values taken after this many optimiser steps."""
+        """Log values taken after `step` optimiser steps."""
         for name in sorted(metrics.keys() - self.defined):
             self.experiment.define_metric(name, step_metric=STEP, summary=summary(name))
             self.defined.add(name)
@@ -50,7 +51,7 @@ class Dashboard(WandbLogger):
 
     @rank_zero_only
     def finish(self, run: Path) -> None:
-        """Log what scores.json says, of tests as a table, and best/, if that was asked for; close the run."""
+        """Log scores.json, with tests as a table, and best/ if `artifacts` is set; then close the run."""
         scores = read_json(run / "scores.json")
         self.experiment.summary["dev/best"] = scores["dev"]["best"]  # unlike the maximum, never of step 0
         if rows := scores.get("rows"):
@@ -63,10 +64,10 @@ class Dashboard(WandbLogger):
 
 
 def wandb_logger(*, project: str, entity: str | None, artifacts: bool, run: Path) -> Dashboard:
-    """The run of a run directory, which has begun; online if there is a key and the server answers.
+    """The logger of a run directory, online if there is a key and the server answers.
 
-    A directory has one id for good, so that a run that resumes is the same run there. Jobs of a sweep are a
-    group. Ranks but the first get a logger that does nothing.
+    A directory keeps one id, so that a run that resumes is the same run there. Jobs of a sweep are a group.
+    On ranks other than the first the logger does nothing.
     """
     if rank_zero_only.rank:  # type: ignore[attr-defined]
         return Dashboard(artifacts=artifacts, project=project, offline=True)
@@ -81,7 +82,7 @@ def wandb_logger(*, project: str, entity: str | None, artifacts: bool, run: Path
 
 
 def summary(name: str) -> str | None:
-    """What of a series stands for the run, under NAME.max and so on; None: the last value, under NAME."""
+    """The aggregates of a series that are kept, such as "max,last"; None for the last value alone."""
     if name.startswith(("dev/spearman", "dev/whitened_on_")):
         return "max,last"
     if name == "train/loss":
@@ -90,24 +91,24 @@ def summary(name: str) -> str | None:
 
 
 def facts(run: Path) -> dict[str, Any]:
-    """What a run can be searched by: its settings, and what versions.json says of code and machine."""
+    """What a run can be searched by: its settings and the contents of versions.json."""
     return {**Run(run).facts, **Run(run).settings}
 
 
 def tags(facts: Mapping[str, Any]) -> list[str]:
-    """Experiment, system and encoder of a run, where it has them."""
+    """Experiment, system and encoder of a run, as far as it has them."""
     encoder = facts["encoder"].get("path") or facts["encoder"]["_target_"].rpartition(".")[2]
     names = (facts.get("experiment"), facts.get("system"), Path(encoder).name)
     return [name[:TAG] for name in dict.fromkeys(names) if name]
 
 
 def sweep(run: Path) -> str | None:
-    """The sweep that a run is a job of; Hydra's multirun.yaml tells."""
+    """The name of the sweep that a run is a job of, known by Hydra's multirun.yaml; None for no sweep."""
     return run.parent.name if (run.parent / "multirun.yaml").exists() else None
 
 
 def identity(run: Path) -> str:
-    """The id of a run directory, made when first asked for."""
+    """The id of a run directory, made on the first call."""
     known = run / "wandb" / "id"
     if not known.exists():
         known.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +117,7 @@ def identity(run: Path) -> str:
 
 
 def offline() -> bool:
-    """Whether to write locally only: WANDB_MODE says so, or there is no key or no answer. It never hangs."""
+    """Whether to write locally only: by WANDB_MODE, or for want of a key or of the server's answer."""
     mode = os.environ.get("WANDB_MODE")
     return mode in ("offline", "dryrun") or (mode is None and not (has_key() and answers()))
 
@@ -131,13 +132,13 @@ def has_key() -> bool:
 
 
 def servers() -> list[ParseResult]:
-    """The Weights & Biases server that was named; else those of which this client takes one."""
+    """The Weights & Biases server named by $WANDB_BASE_URL; else those that clients use by default."""
     named = os.environ.get("WANDB_BASE_URL")
     return [urlparse(url) for url in ([named] if named else SERVERS)]
 
 
 def answers() -> bool:
-    """Whether the server takes a connection (each of them, where it is not known which)."""
+    """Whether all `servers` accept a connection within three seconds."""
     try:
         for url in servers():
             port = url.port or (443 if url.scheme == "https" else 80)
@@ -153,9 +154,9 @@ COLUMNS = ("config:system", "config:experiment", "config:seed", "summary:test/av
 
 
 def save(project: str, entity: str | None) -> str:
-    """Add the view to a project, of $WANDB_ENTITY or the own account if none is named; returns its address.
+    """Add the view to a project of $WANDB_ENTITY, or of the account if that is not set; returns its address.
 
-    Raises ValueError saying what to do where package, key, network or project are missing.
+    Raises ValueError that says what to do where package, key, network or project are missing.
     """
     try:
         import wandb  # noqa: TID251 (the account's name)
@@ -184,7 +185,7 @@ def save(project: str, entity: str | None) -> str:
 
 
 def workspace(project: str, entity: str | None) -> Any:
-    """The view, a wandb_workspaces Workspace; nothing is sent."""
+    """The view as a wandb_workspaces Workspace, not yet sent."""
     import wandb_workspaces.workspaces as ws
 
     table = ws.RunsetSettings(pinned_columns=list(COLUMNS))
@@ -194,9 +195,9 @@ def workspace(project: str, entity: str | None) -> Any:
 
 
 def sections() -> list[Any]:
-    """The charts, by what they tell.
+    """The charts of the view, by subject.
 
-    Baselines and the spectrum are patterns: their names have sizes that depend on the encoder's width.
+    Baselines and the spectrum are patterns: their names contain sizes that depend on the encoder's width.
     """
     import wandb_workspaces.reports.v2 as wr
     import wandb_workspaces.workspaces as ws

@@ -1,4 +1,4 @@
-"""Loggers beside metrics.csv, and the progress of training: a bar in a terminal, lines elsewhere."""
+"""metrics.csv, the other loggers, and the progress of training: a bar in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from whitenedcse.training.trainer import step_of
 
 
 class Metrics(Logger):
-    """metrics.csv: the record that every run has, a line for each time that something was logged.
+    """The logger of metrics.csv, which every run has: a line for each time that something was logged.
 
     step: optimiser steps done when the values were taken. A run that resumes from a checkpoint keeps the
     lines up to it, and writes the later ones again.
@@ -48,7 +48,7 @@ class Metrics(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Append a line; a new name makes a new column."""
+        """Append a line; a new name adds a column."""
         line = {"step": step, **metrics}
         if new := [name for name in line if name not in self.columns]:
             lines = self.lines()
@@ -59,11 +59,11 @@ class Metrics(Logger):
                 csv.DictWriter(stream, self.columns, lineterminator="\n").writerow(line)
 
     def lines(self) -> list[dict[str, str]]:
-        """What the file holds."""
+        """The lines of the file, each as a dictionary of cells by column."""
         return list(csv.DictReader(whole_lines(self.path)))
 
     def rewrite(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Replace the file."""
+        """Replace the content of the file by these lines."""
         with writing(self.path, "w") as stream:
             table = csv.DictWriter(stream, self.columns, lineterminator="\n")
             table.writeheader()
@@ -71,21 +71,21 @@ class Metrics(Logger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Put the lines on the disk."""
+        """Make sure that the lines are on disk."""
         if self.path.exists():
             settle(self.path)
 
     def log_hyperparams(self, *arguments: Any, **more: Any) -> None:
-        """config.yaml has them."""
+        """Do nothing: config.yaml has the settings."""
 
 
 class Record(Callback):
-    """Logs the loss, its parts, the rate, the speed and diversity every `log_every_n_steps` optimiser steps.
+    """Logs loss, learning rate, speed and diversity of views every `log_every_n_steps` optimiser steps.
 
-    train/sentences_per_second: rows of the batches of all ranks, over the time since the last such line. All
-        of that time counts but what callbacks say they spent `evaluating`.
-    train/diversity_before, train/diversity_after: `diversity` of the step's views on the two sides of the
-        head's first whitening, where there is one; of the first rank's, where ranks do not gather.
+    train/sentences_per_second: rows of the batches of all ranks, divided by the time since the last line,
+        without the time that callbacks report as spent `evaluating`. train/diversity_before,
+        train/diversity_after: `diversity` of the views before and after the head's first whitening, where
+        there is one; those of the first rank, where ranks do not gather.
     """
 
     lr = 0.0
@@ -99,14 +99,14 @@ class Record(Callback):
         self.diversity: dict[str, Tensor] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look at the first whitening from now on."""
+        """Observe the head's first whitening from now on."""
         module: Any = pl_module
         head = module.embedder.head
         if (whitener := head.after if head.before is None else head.before) is not None:
             self.hook = whitener.register_forward_hook(partial(self.look, module.views))
 
     def look(self, views: Any, whitener: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Views before and after whitening; `Embedder.project` puts those of hard negatives behind them."""
+        """Measure the diversity of views before and after whitening, without those of hard negatives."""
         if self.due and whitener.training:
             with torch.no_grad():
                 sides = {"before": inputs[0], "after": output}
@@ -115,7 +115,7 @@ class Record(Callback):
                 }
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        """The rate that this step takes; afterwards the schedule has moved on."""
+        """Note the learning rate of this step, before the schedule changes it."""
         self.lr, self.step = trainer.optimizers[0].param_groups[0]["lr"], trainer.global_step
         self.due = (self.step + 1) % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         self.began = clock(trainer) if self.began is None else self.began
@@ -136,17 +136,17 @@ class Record(Callback):
                 logger.log_metrics(values, step=trainer.global_step)
 
     def on_train_end(self, *_: Any) -> None:
-        """Leave the module as it was."""
+        """Stop observing the whitening."""
         if self.hook is not None:
             self.hook.remove()
 
     def on_exception(self, *_: Any) -> None:
-        """The same."""
+        """Stop observing the whitening."""
         self.on_train_end()
 
 
 def clock(trainer: Any) -> float:
-    """Seconds that pass while no callback evaluates."""
+    """A clock in seconds that stands still while callbacks evaluate."""
     return time.perf_counter() - sum(getattr(callback, "evaluating", 0.0) for callback in trainer.callbacks)
 
 
@@ -166,13 +166,13 @@ def progress_bar(say: Callable[[str], None]) -> ProgressBar:
 
 
 class Bar(RichProgressBar):
-    """Lightning's bar, with the loss read from the device once a second, not every step."""
+    """Lightning's progress bar, with the loss read from the device once a second, not at every step."""
 
     shown: dict[str, Any]
     read = 0.0
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """The numbers beside the bar."""
+        """The values shown beside the bar."""
         if time.monotonic() - self.read >= 1:
             self.shown = {"loss": loss(trainer)}
             self.read = time.monotonic()
@@ -180,12 +180,12 @@ class Bar(RichProgressBar):
 
 
 def loss(trainer: Trainer) -> float:
-    """That of the last step."""
+    """The loss of the last step; NaN before the first."""
     return float(trainer.callback_metrics.get("train/loss", float("nan")))
 
 
 class PlainProgress(ProgressBar):
-    """A line at about every twentieth part of the run: step, loss, speed and time left."""
+    """A line after about every twentieth part of the run: step, loss, speed and time left."""
 
     def __init__(self, *, say: Callable[[str], None]) -> None:
         super().__init__()
@@ -193,15 +193,15 @@ class PlainProgress(ProgressBar):
         self.began = 0.0
 
     def disable(self) -> None:
-        """Lightning silences the ranks that are not the first."""
+        """Print nothing; Lightning calls it on ranks other than the first."""
         self.say = lambda text: None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The clock starts after the score of the untouched encoder."""
+        """Start the clock, after the evaluation of the untrained encoder."""
         self.began = time.monotonic()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """One line, if it is time for one."""
+        """Print a line, if one is due."""
         step, total = trainer.global_step, int(trainer.estimated_stepping_batches)
         if step % max(1, total // LINES) and step != total:
             return

@@ -1,4 +1,4 @@
-"""Contrastive losses over several views, z -> a scalar, and the optional masked-language-model term.
+"""Contrastive losses over several views, and the optional masked-language-model term.
 
 v: views, the anchor first    n: sentences    d: width    h: hard negatives    tau: temperature
 s_pij: cosine of anchor i with sentence j in view p, over tau
@@ -46,6 +46,13 @@ class MultiPositiveLoss:
     weights: lambda of each positive, v - 1 numbers; a single one serves all.
     hard_negative_log_weight: added to the logit of an anchor's own hard negative, so 0 is weight 1, as in
         the code of [2].
+
+    >>> settings = dict(form="l1", temperature=0.05, weights=[1.0], denominator="view")
+    >>> loss = MultiPositiveLoss(**settings, hard_negative_log_weight=0.0)
+    >>> f"{loss(torch.eye(4).expand(2, 4, 4)):.1e}"  # both views agree, sentences are orthogonal: 3 e^-20
+    '6.2e-09'
+    >>> f"{loss(torch.ones(2, 4, 4)):.4f}"  # all sentences have one vector: a guess among four, log 4
+    '1.3863'
     """
 
     form: str
@@ -69,7 +76,7 @@ class MultiPositiveLoss:
 
     @full_precision
     def __call__(self, z: Tensor, negatives: Tensor | None = None) -> Tensor:
-        """(v, n, d), (h, d) -> scalar, in float32 at least, whatever autocast says.
+        """The loss of views z: (v, n, d), and hard negatives (h, d) if any -> scalar in float32 or float64.
 
         Raises ValueError for fewer than two views or two sentences.
         """
@@ -86,10 +93,11 @@ class MultiPositiveLoss:
         return loss
 
     def combined(self, s: Tensor, extra: Tensor) -> Tensor:
-        """(v - 1, n, n) logits, (v - 1 or 1, n, h) logits of hard negatives -> scalar.
+        """The loss from cosines over temperature: s (v - 1, n, n), and extra (v - 1 or 1, n, h) -> scalar.
 
-        A cross-entropy is log(1 + e^(o - s_p)), o being the log of the sum over the other candidates. Written
-        so, it and its gradient keep their digits however small they are; log(sum) - s_p does not.
+        extra: logits of the hard negatives. A cross-entropy is log(1 + e^(o - s_p)), o being the log of the
+        sum over the other candidates. In this form it and its gradient keep their precision however small
+        they are; log(sum) - s_p does not.
         """
         positive = s.diagonal(dim1=-2, dim2=-1)  # (v - 1, n)
         cross_entropy = -logsigmoid(positive - self.others(s, extra))
@@ -99,7 +107,10 @@ class MultiPositiveLoss:
         return log_mean_exp(cross_entropy, weights).mean() + math.log(sum(weights))
 
     def others(self, s: Tensor, extra: Tensor) -> Tensor:
-        """(v - 1, n, n), (v - 1 or 1, n, h) -> (v - 1 or 1, n): log of the sum over the other candidates."""
+        """The log of the sum of e^logit over all candidates but the positive: (v - 1 or 1, n).
+
+        s: (v - 1, n, n), extra: (v - 1 or 1, n, h).
+        """
         own = torch.eye(s.shape[-1], dtype=torch.bool, device=s.device)
         rest = s.masked_fill(own, -math.inf)
         if self.denominator == "joint":
@@ -107,7 +118,10 @@ class MultiPositiveLoss:
         return torch.cat([rest, extra.expand(len(rest), -1, -1)], dim=-1).logsumexp(dim=-1)
 
     def negative_logits(self, anchors: Tensor, negatives: Tensor | None) -> Tensor:
-        """(k, n, d), (h, d) -> (k, n, h): logits of the hard negatives, n of which belong to the anchors."""
+        """The logits of the hard negatives for each anchor: (k, n, d), (h, d) -> (k, n, h).
+
+        The i-th of the first n hard negatives is anchor i's own, and gets `hard_negative_log_weight` added.
+        """
         if negatives is None:
             return anchors.new_empty(*anchors.shape[:2], 0)
         logits = anchors @ normalize(negatives, dim=-1).mT / self.temperature
@@ -115,7 +129,10 @@ class MultiPositiveLoss:
         return logits + self.hard_negative_log_weight * own
 
     def lambdas(self, positives: int) -> list[float]:
-        """The weight of each positive. Raises ValueError unless there is one weight, or one for each."""
+        """The weight of each positive, as a list.
+
+        Raises ValueError unless there is one weight, or one for each.
+        """
         if len(self.weights) not in (1, positives):
             raise ValueError(
                 f"loss.weights={list(self.weights)} for {positives} positives; give 1 or {positives}"
@@ -124,17 +141,34 @@ class MultiPositiveLoss:
 
 
 def log_mean_exp(x: Tensor, weights: Sequence[float]) -> Tensor:
-    """log of the weighted mean of e^x over the first axis, exact near 0 too: (p, n), p weights -> (n,)."""
+    """The log of the weighted mean of e^x over the first axis, precise for values near 0 too.
+
+    x: (p, n), p weights -> (n,).
+
+    >>> log_mean_exp(torch.tensor([[0.0], [0.0]]), [1.0, 3.0])
+    tensor([0.])
+    """
     most, total = x.detach().amax(dim=0), sum(weights)
     below = [w / total * row.expm1() for w, row in zip(weights, x - most, strict=True)]  # -1 .. 0
     return most + torch.stack(below).sum(dim=0).log1p()
 
 
 class MaskedLanguageModel(nn.Module):
-    """The language-model head of the checkpoint (a fresh one where it has none) on the shared encoder.
+    """The language-model head of the checkpoint (a new one where it has none) on the shared encoder.
 
-    batch -> scalar cross-entropy over the masked tokens. Of the `probability` share of tokens chosen, 80 %
-    become the mask token, 10 % a random one and 10 % stay (BERT's rule). Special tokens are never chosen.
+    n sentences as a `Ragged` -> scalar cross-entropy over the masked tokens. Of the share `probability` of
+    tokens chosen, 80 % become the mask token, 10 % a random one and 10 % stay (BERT's rule). Special tokens
+    are never chosen. Raises ValueError for a tokenizer without a mask token.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> from whitenedcse.model.encoder import wordpiece
+    >>> words = wordpiece(["the cat sees a bird"], vocabulary=40)
+    >>> sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    >>> bert = BertModel(BertConfig(vocab_size=len(words), **sizes), add_pooling_layer=False)
+    >>> mlm = MaskedLanguageModel(encoder=Encoder(bert, words), weight=0.1, probability=0.5)
+    >>> loss = mlm(ragged.ragged([words("the cat sees a bird").input_ids] * 8))
+    >>> abs(loss.item() - math.log(len(words))) < 0.1  # an untrained head guesses among all tokens
+    True
     """
 
     special: Tensor
@@ -165,7 +199,7 @@ class MaskedLanguageModel(nn.Module):
         self.model = model
 
     def forward(self, batch: Ragged) -> Tensor:
-        """n sentences -> scalar."""
+        """The mean cross-entropy over the masked tokens of n sentences: a scalar."""
         ids, labels = self.masked(batch.ids)
         where = ragged.mask(batch)
         padded = ragged.pad(batch._replace(ids=ids), self.tokenizer.pad_token_id or 0)
@@ -174,7 +208,7 @@ class MaskedLanguageModel(nn.Module):
         return cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     def masked(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """(t,) -> (t,) ids with some replaced, (t,) labels with -100 where nothing was chosen."""
+        """Token ids (t,) -> ids with some replaced (t,), and labels (t,), -100 where no token was chosen."""
         special = torch.isin(ids, self.special)
         draw, how = torch.rand(2, len(ids), device=ids.device)
         chosen = (draw < self.probability) & ~special
@@ -186,5 +220,11 @@ class MaskedLanguageModel(nn.Module):
 
 @full_precision
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """(t, words), (t,) -> scalar in float32 at least, the mean over the labels that are not -100."""
+    """The mean cross-entropy over the labels that are not -100, in float32 or float64.
+
+    logits: (t, words), labels: (t,) int64 -> scalar.
+
+    >>> cross_entropy(torch.zeros(3, 10), torch.tensor([4, -100, 7]))  # equal logits of ten words: log 10
+    tensor(2.3026)
+    """
     return F.cross_entropy(logits, labels)

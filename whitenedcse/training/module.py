@@ -1,9 +1,9 @@
-"""The Lightning module, a batch to a loss; its optimiser, its schedule and its random numbers.
+"""The Lightning module, from a batch to a loss; its optimiser, its schedule and its random numbers.
 
 p: encoder passes    v: views    n: sentences    d: width
 
-Every choice arrives built; no config is read here. Random numbers depend on a position in the run alone, so
-there is no state of them to save.
+All parts are constructed elsewhere; no configuration is read here. Random numbers depend on the position in
+the run alone, so that no generator state needs saving.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from whitenedcse.training.parallel import Manner, cut, encoded, equal_sizes, gat
 
 
 def seed_everything(seed: int) -> None:
-    """Start every generator of this process. Raises ValueError outside of 0 to 4294967295."""
+    """Seed every generator of this process. Raises ValueError for a seed outside 0 to 4294967295."""
     lightning.seed_everything(seed, verbose=False)
 
 
 def reseed(*position: int) -> None:
-    """Start torch's generators, on every device, at a function of these numbers."""
+    """Seed PyTorch's generators, on every device, by a function of these numbers."""
     first_seed(seed_of(*position))
 
 
 def seed_of(*position: int) -> int:
-    """A seed of 64 bits that is a function of these numbers."""
+    """A 64-bit seed that is a function of these numbers."""
     digest = hashlib.blake2b(repr(position).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big")
 
 
 def first_seed(seed: int) -> None:
-    """Start torch's generators, on every device, at this seed."""
+    """Seed PyTorch's generators on every device."""
     torch.default_generator.manual_seed(seed)  # torch.manual_seed takes 0.2 ms, as long as a kernel or two
     for device in _devices():
         device.manual_seed(seed)
@@ -65,9 +65,10 @@ def _devices() -> list[Any]:
 def adamw(
     parameters: Iterable[Parameter], *, total_steps: int, lr: float, weight_decay: float, warmup_steps: int
 ) -> tuple[Optimizer, LambdaLR]:
-    """Fused AdamW and a linear decay to 0 after an optional linear warm-up, stepped once an optimiser step.
+    """Fused AdamW with an optional linear warm-up and then linear decay to 0, updated every optimiser step.
 
-    The reference scripts use no warm-up and no weight decay. Raises ValueError for a rate that cannot train.
+    The reference scripts use no warm-up and no weight decay. Raises ValueError for settings that cannot
+    train.
     """
     if not (math.isfinite(lr) and lr > 0):
         raise ValueError(f"optim.lr={lr} must be finite and above 0")
@@ -99,12 +100,13 @@ EXACT = ("32-true", "bf16-mixed", "16-mixed", "64-true")  # of Lightning's, thos
 class ContrastiveTraining(LightningModule):
     """Sentences -> views -> head -> loss, and an optional masked-language-model term.
 
-    views: v, the anchor counted (the paper's "number of positives"; SimCSE is 2).
+    views: v, the anchor included (the paper's "number of positives"; SimCSE has 2).
     optimizer: called with the parameters and `total_steps`; returns an optimiser and a schedule.
     seed: dropout is a function of (seed, epoch, batch, rank), permutations of (seed, epoch, batch).
-    gather: whether statistics and negatives are those of all ranks, or of each its own.
+    gather: whether statistics and negatives are those of all ranks, or each rank's own.
     chunk: encode that many sentences at a time and keep none of their activations: each chunk is encoded
-        again, with the same dropout, when its gradient is due. None: all at once.
+        again, with the same dropout, for its gradient. None: all at once.
+    Raises ValueError for fewer than two views, or for chunk together with mlm.
     """
 
     def __init__(  # noqa: PLR0913  built parts, by name
@@ -134,16 +136,16 @@ class ContrastiveTraining(LightningModule):
         self.train()  # Transformers loads in eval mode, and Lightning keeps it: dropout would be off
 
     def on_fit_start(self) -> None:
-        """Raise ValueError for precisions in which the loss would be exact and its effect not."""
+        """Raise ValueError for a precision in which the weights or the loss would be rounded."""
         refuse_rounding(str(self.trainer.precision))
 
     def on_train_start(self) -> None:
-        """Leave all that exists by now out of Python's search for garbage, a tenth of a small step."""
+        """Exclude existing objects from garbage collection, which takes a tenth of a small step."""
         gc.collect()
         gc.freeze()
 
     def on_train_end(self) -> None:
-        """Let it be searched again."""
+        """Include all objects in garbage collection again."""
         gc.unfreeze()
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
@@ -166,7 +168,7 @@ class ContrastiveTraining(LightningModule):
         return loss
 
     def encoded(self, batch: Batch, position: tuple[int, ...]) -> Tensor:
-        """A batch -> pooled x: (p or, with hard negatives, p + 1 or more; n; d)."""
+        """The pooled vectors of a batch, (p, n, d), or with hard negatives (p + 1 or more, n, d)."""
         tokens = (
             batch.positives if batch.negatives is None else concatenate([batch.positives, batch.negatives])
         )
@@ -183,7 +185,7 @@ class ContrastiveTraining(LightningModule):
         return x.unflatten(0, (-1, batch.n))
 
     def autocast(self) -> dict[str, Any]:
-        """The precision in which the encoder computes now, for other threads and the backward pass too."""
+        """The arguments of torch.autocast in force now, for other threads and for the backward pass."""
         device = self.device.type
         if not torch.amp.is_autocast_available(device):
             return {"device_type": "cpu", "enabled": False}
@@ -194,7 +196,7 @@ class ContrastiveTraining(LightningModule):
     def pooled(
         self, autocast: dict[str, Any], position: tuple[int, ...], tokens: Ragged, part: int
     ) -> Tensor:
-        """A part of the sentences -> x, with the dropout that belongs to this position."""
+        """The pooled vectors of piece `part` of a batch, with the dropout of this position in the run."""
         seed = seed_of(*position, part)
         if not self.embedder.encoder.parallel:  # then dropout draws from PyTorch's generators
             first_seed(seed)
@@ -202,14 +204,14 @@ class ContrastiveTraining(LightningModule):
             return self.embedder.pool(tokens, seed)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Optimiser and schedule, sized to this run."""
+        """Optimiser and schedule for the number of steps of this run."""
         steps = int(self.trainer.estimated_stepping_batches)
         optimizer, schedule = self.optimizer(self.parameters(), total_steps=steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def refuse_rounding(precision: str) -> None:
-    """Raise ValueError where weights, or the whitening and the loss, would be rounded to a few digits."""
+    """Raise ValueError where weights, or whitening and loss, would be rounded to a few digits."""
     if precision not in EXACT:
         raise ValueError(
             f"trainer.precision={precision} keeps the weights themselves in a few digits, where a step of the"

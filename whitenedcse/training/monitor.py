@@ -1,4 +1,4 @@
-"""Evaluation while training: dev score, shape of the space, whitening-only baselines, the best checkpoint.
+"""Evaluation while training: dev scores, geometry, whitening-only baselines, the best checkpoint.
 
 n: sentences    d: width    k: components kept after whitening
 """
@@ -34,8 +34,8 @@ class DevSet:
 
     Names are stable: dev/spearman, dev/alignment, dev/uniformity, dev/whitened_on_{dev,corpus}_k{k},
     dev/effective_rank, and dev/variance_top{k}: the share of the variance on the first k = 1, 2, 4, ... axes.
-    Whitening fitted on the dev sentences themselves is transductive, on training sentences inductive.
-    Alignment is over the pairs scored above 4 (SimCSE's definition); what is undefined is None.
+    Whitening fitted to the dev sentences themselves is transductive, to training sentences inductive.
+    Alignment is over the pairs scored above 4 (SimCSE's definition); an undefined value is None.
     """
 
     def __init__(self, dev: Sequence[Subset]) -> None:
@@ -43,7 +43,7 @@ class DevSet:
         self.n = sum(len(subset.gold) for subset in dev)
 
     def __call__(self, dev: NDArray[Any], corpus: NDArray[Any]) -> Values:
-        """(n, d) vectors of `sentences`, (m, d) of training sentences -> the values by name."""
+        """The values by name, from vectors (n, d) of `sentences` and (m, d) of training sentences."""
         positive = np.concatenate([rows[:, subset.gold > 4] for subset, rows in self.index["dev"]], axis=1)
         x = torch.from_numpy(dev)
         values: Values = {METRIC: spearman(dev, self.index)}
@@ -59,7 +59,7 @@ class DevSet:
 
 
 def shape(variances: Tensor) -> Values:
-    """(d,) by principal axis -> how many axes are filled, and how much the first 1, 2, 4, ... < d hold."""
+    """Effective rank, and the shares of the first 1, 2, 4, ... < d axes, of the variances by axis (d,)."""
     shares = variances / variances.sum() if variances.any() else variances
     held = shares.cumsum(0).tolist() if shares.any() else [None] * len(shares)  # of no variance, no share
     powers = [2**i for i in range((len(shares) - 1).bit_length())]
@@ -70,7 +70,7 @@ def shape(variances: Tensor) -> Values:
 
 
 def refuse_same(dev: NDArray[Any], step: int) -> None:
-    """Raise ValueError if all sentences have one vector, (n, d): nothing can be ranked or learned then."""
+    """Raise ValueError if all dev vectors (n, d) are equal: then nothing can be ranked or learned."""
     if len(dev) > 1 and spread(torch.from_numpy(dev)) < SAME:
         raise ValueError(
             f"step {step}: all {len(dev)} dev sentences have the same vector, so nothing can be learned. Use"
@@ -80,12 +80,12 @@ def refuse_same(dev: NDArray[Any], step: int) -> None:
 
 
 def spearman(vectors: NDArray[Any], index: Index) -> float | None:
-    """Spearman x 100 over the dev pairs, None where it is undefined."""
+    """Spearman x 100 over the dev pairs from vectors (n, d); None where it is undefined."""
     return scores_of(vectors, index)["tasks"]["dev"]["all"]
 
 
 class Row(NamedTuple):
-    """One evaluation: the optimiser step it was made at, and its values."""
+    """One evaluation: the optimiser step at which it was made, and its values."""
 
     step: int
     values: Values
@@ -94,10 +94,10 @@ class Row(NamedTuple):
 class Monitor(Callback):
     """Evaluates before step 1, every `every` optimiser steps and at the end; keeps the best checkpoint.
 
-    The best is the highest dev/spearman after training began; it is written to `directory` at once. Training
+    The best has the highest dev/spearman after training began; it is written to `directory` at once. Training
     stops early after `patience` evaluations without a new best (None: never). Raises ValueError, on every
     rank, if all dev sentences have the same vector.
-    evaluating: seconds that this took so far.
+    evaluating: the number of seconds that evaluations took so far.
     """
 
     evaluating = 0.0
@@ -124,27 +124,27 @@ class Monitor(Callback):
         return {"rows": [tuple(row) for row in self.rows]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Evaluations made before."""
+        """Take over the evaluations of a checkpoint."""
         self.rows = [Row(*row) for row in state_dict["rows"]]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The score of the untouched encoder: a broken evaluation shows at once."""
+        """Evaluate the untrained encoder: a broken evaluation shows at once."""
         if not self.rows:
             self.measure(trainer, pl_module)
         self.stop_in_vain(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """The score every `every` optimiser steps."""
+        """Evaluate every `every` optimiser steps."""
         if trainer.global_step % self.every == 0 and trainer.global_step != self.rows[-1].step:
             self.measure(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The score at the end, unless it was just taken."""
+        """Evaluate at the end, unless that was just done."""
         if trainer.global_step != self.rows[-1].step:
             self.measure(trainer, pl_module)
 
     def measure(self, trainer: Trainer, module: Any) -> None:
-        """DevSet, log, keep the checkpoint if it is the best, and stop if none was for too long."""
+        """Evaluate, log, keep the checkpoint if it is the best, and stop if none was for too long."""
         began = time.perf_counter()
         dev = summed(module.embedder.encode(self.dev_set.sentences, share=place()))
         refuse_same(dev, trainer.global_step)
@@ -162,24 +162,24 @@ class Monitor(Callback):
         self.evaluating += time.perf_counter() - began
 
     def stop_in_vain(self, trainer: Trainer) -> None:
-        """Stop if the last few evaluations were all below the best."""
+        """Stop training if the last `patience` evaluations were all below the best."""
         if self.patience is not None and len(self.rows) - 1 - self.rows.index(self.best) >= self.patience:
             trainer.should_stop = True
 
     @property
     def before(self) -> Row:
-        """The evaluation of the untouched encoder."""
+        """The evaluation of the untrained encoder."""
         return self.rows[0]
 
     @property
     def best(self) -> Row:
-        """The evaluation of the best checkpoint: the first of the highest dev/spearman after step 0."""
+        """The evaluation of the best checkpoint: the first with the highest dev/spearman after step 0."""
         return max(
             self.rows[1:] or self.rows, key=lambda row: -np.inf if (s := row.values[METRIC]) is None else s
         )
 
     def summary(self) -> dict[str, Any]:
-        """`dev` of scores.json."""
+        """The content of `dev` in scores.json."""
         before, best, last = self.before, self.best, self.rows[-1]
         return {
             "metric": METRIC,
@@ -201,41 +201,41 @@ SHRUNK = 0.5  # of the effective rank before training: good quick starts keep 0.
 
 
 class Health(Callback):
-    """A collapse alarm: a line for each of two kinds, once in a run, of what is measured anyway.
+    """Warns of a collapse, with a line for each of two kinds, once in a run, from values logged anyway.
 
-    After each evaluation of `monitor`, which stands before it among the callbacks, it looks at the last two.
-    "memorising": dev/spearman fell, and the loss of the batch has vanished. "collapse": it fell, or never was
-    as good as before training, and the dev sentences fill less than half of the axes that they filled then.
-    A loss that is not finite ends the run: training/safekeeping.py.
+    It follows `monitor` among the callbacks, and examines its last two evaluations after each new one.
+    "memorising": dev/spearman fell, and the loss of the batch has vanished. "collapse": dev/spearman fell, or
+    never reached its value before training, and the dev sentences fill less than half of the axes that they
+    filled then. A loss that is not finite ends the run: training/trainer.py.
     """
 
     def __init__(self, monitor: Monitor, say: Callable[[str], None]) -> None:
         self.monitor, self.say = monitor, say
         self.said: list[str] = []
         self.seen = 0  # the step of the evaluation that was looked at last
-        self.guess = 0.0  # the loss of who knows nothing
+        self.guess = 0.0  # the loss of guessing
 
     def state_dict(self) -> dict[str, Any]:
-        """What was seen and said, for a run that resumes."""
+        """The last step examined and the kinds of warnings given, for a run that resumes."""
         return {"said": self.said, "seen": self.seen}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What was seen and said before."""
+        """Take over the state of a checkpoint."""
         self.said, self.seen = state_dict["said"], state_dict["seen"]
 
     def on_train_batch_end(  # noqa: PLR0913  Lightning's signature
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Look, if this step was evaluated."""
+        """Examine the evaluations, if this step was evaluated."""
         self.guess = math.log(batch.n * trainer.world_size)
         self.look(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look at the last evaluation."""
+        """Examine the last evaluation."""
         self.look(trainer)
 
     def look(self, trainer: Trainer) -> None:
-        """Say what is wrong and was not said, if there is a new evaluation; only then is the loss read."""
+        """Warn of what was not warned of before, if there is a new evaluation; only then read the loss."""
         step = self.monitor.rows[-1].step
         if step == self.seen:
             return
@@ -249,7 +249,10 @@ class Health(Callback):
 
 
 def found(rows: list[Row], loss: float, guess: float) -> Iterator[tuple[str, str]]:
-    """Evaluations, the one before training first; the loss now and that of a guess -> kinds and texts."""
+    """The warnings that evaluations give rise to, each as its kind and its text.
+
+    rows: evaluations, the one before training first. loss: of the last batch. guess: the loss of guessing.
+    """
     before, last = rows[0], rows[1:][-2:]
     if len(last) < 2:
         return
@@ -273,6 +276,6 @@ def found(rows: list[Row], loss: float, guess: float) -> Iterator[tuple[str, str
 
 
 def score(row: Row) -> float:
-    """dev/spearman of a evaluation, below all where it is undefined."""
+    """The dev/spearman of an evaluation; minus infinity where it is undefined."""
     value = row.values[METRIC]
     return -math.inf if value is None else value

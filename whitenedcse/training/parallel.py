@@ -30,16 +30,16 @@ Value = TypeVar("Value")
 
 
 def place() -> tuple[int, int]:
-    """This process's rank, and how many there are."""
+    """The rank of this process, and the number of ranks."""
     if not (dist.is_available() and dist.is_initialized()):
         return 0, 1
     return dist.get_rank(), dist.get_world_size()
 
 
 def gathered(x: Tensor) -> Tensor:
-    """(v, n, d) -> (v, W n, d): the sentences of all ranks, in the order of ranks, with gradient.
+    """The vectors of all ranks in the order of ranks, with gradient: (v, n, d) -> (v, W n, d).
 
-    Every rank must bring the same shape; `agreed` tells before.
+    Every rank must have the same shape, which `equal_sizes` makes sure of.
     """
     return x if place()[1] == 1 else _Gather.apply(x)  # type: ignore[no-untyped-call]
 
@@ -61,7 +61,7 @@ class _Gather(Function):
 
 
 def agreed(*numbers: int) -> list[list[int]]:
-    """Small whole numbers of every rank, rank by rank: a few bytes between the hosts, never a device."""
+    """Small whole numbers of every rank, as a list for each rank, exchanged between hosts, not devices."""
     rank, world = place()
     if world == 1:
         return [list(numbers)]
@@ -72,21 +72,21 @@ def agreed(*numbers: int) -> list[list[int]]:
 
 
 def equal_sizes(n: int) -> None:
-    """Raise ValueError on every rank unless all bring n sentences: gathering would hang, or mix them up."""
+    """Raise ValueError on every rank unless all have n sentences: gathering would hang or mix them up."""
     sizes = [size for (size,) in agreed(n)]
     if len(set(sizes)) > 1:
         raise ValueError(f"ranks bring batches of {sizes} sentences; all must be of one size")
 
 
 def summed(array: NDArray[Any]) -> NDArray[Any]:
-    """An array of every rank -> their sum, on every rank."""
+    """The sum over all ranks of an array of each, on every rank."""
     if place()[1] > 1:
         dist.all_reduce(torch.from_numpy(array), group=_hosts())
     return array
 
 
 def from_first(make: Callable[[], Value]) -> Value:
-    """What the first rank makes, on every rank."""
+    """The result of `make` on the first rank, on every rank."""
     rank, world = place()
     if world == 1:
         return make()
@@ -96,7 +96,7 @@ def from_first(make: Callable[[], Value]) -> Value:
 
 
 def everyones(value: Value) -> list[Value]:
-    """A value of every rank, rank by rank."""
+    """The values of all ranks as a list, in the order of ranks."""
     box: list[Any] = [value] * place()[1]
     if len(box) > 1:
         dist.all_gather_object(box, value, group=_hosts())
@@ -105,7 +105,7 @@ def everyones(value: Value) -> list[Value]:
 
 @cache
 def _hosts() -> Any:
-    """A group that speaks between hosts, whatever connects the devices: no device waits for it."""
+    """A process group that communicates between hosts, so that no device is waited for."""
     return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
 
@@ -113,10 +113,10 @@ Gradients = list[Tensor | None]
 
 
 class Manner(NamedTuple):
-    """How pieces are encoded.
+    """How pieces of a batch are encoded.
 
-    encode: a piece and its number -> (n, d). parallel: by threads, each taking every so many-th piece. keep:
-    the activations until the backward pass, instead of encoding each piece again when its gradient is due.
+    encode: a piece and its number -> (n, d). parallel: by several threads, with fixed shares of the pieces.
+    keep: the activations until the backward pass, instead of encoding each piece again for its gradient.
     """
 
     encode: Callable[[Ragged, int], Tensor]
@@ -125,15 +125,16 @@ class Manner(NamedTuple):
 
 
 def encoded(pieces: Sequence[Ragged], manner: Manner, parameters: Iterable[Tensor]) -> Tensor:
-    """k pieces -> (n, d) in their order, with gradient for these parameters."""
+    """The vectors of k pieces, (n, d) in their order, with gradient for these parameters."""
     learnt = [p for p in parameters if p.requires_grad]
     return _Pieces.apply(pieces, manner, *learnt)  # type: ignore[no-untyped-call]
 
 
 def cut(batch: Ragged, k: int) -> tuple[list[Ragged], Tensor]:
-    """A batch on CPU -> at most k pieces of as many tokens; (n,): where each sentence stood.
+    """A batch on CPU as at most k pieces of about equally many tokens, and the order of its sentences.
 
-    A token takes as long in a short sentence as in a long one, from 4 tokens to 64.
+    The pieces' sentences are those of the batch in this order, (n,). A token takes as long in a short
+    sentence as in a long one, from 4 tokens to 64.
     """
     order = batch.lengths.argsort(stable=True)  # sorted, so that a piece has few lengths
     tokens = batch.lengths[order].cumsum(0)
@@ -168,13 +169,13 @@ class _Pieces(Function):
 
 
 def shared(pieces: int, manner: Manner) -> list[range]:
-    """The numbers of the pieces that each thread encodes, always the same."""
+    """The numbers of the pieces that each thread encodes, which depend on the number of threads alone."""
     threads = min(cores(), pieces) if manner.parallel else 1
     return [range(i, pieces, threads) for i in range(threads)]
 
 
 def gradients(ctx: Any, parts: Sequence[Tensor], share: range) -> Gradients:
-    """Of the parameters, by some pieces together."""
+    """The gradients of the parameters, summed over the pieces of one thread."""
     totals: list[Gradients] = []
     for i in share:
         with torch.enable_grad():
@@ -186,7 +187,7 @@ def gradients(ctx: Any, parts: Sequence[Tensor], share: range) -> Gradients:
 
 
 def summed_over_pieces(each: Sequence[Gradients]) -> Gradients:
-    """Gradients of the same parameters -> their sums, made in place of the first of each."""
+    """The sums of several gradients of the same parameters, made in place in the first of them."""
     total = each[0]
     for others in each[1:]:
         for i, other in enumerate(others):

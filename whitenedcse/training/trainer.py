@@ -33,12 +33,12 @@ KEEP = 2  # the newest ones: the last, and one to fall back on
 
 
 class Checkpoints(CheckpointIO):
-    """How Lightning writes and reads a checkpoint here: into a folder; tensors and plain values only."""
+    """How checkpoints are written and read: into a folder, as tensors and plain values only."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write the file, put it on the disk, name it, and drop all but this and the one before.
+        """Write a checkpoint completely, then name it and delete all but it and the previous one.
 
-        Raises OSError, the earlier checkpoints untouched.
+        Raises OSError; the earlier checkpoints are then unchanged.
         """
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,17 +56,17 @@ class Checkpoints(CheckpointIO):
         draft.rename(folder / f"step-{checkpoint['global_step']:08}-{digest(draft)[:16]}.ckpt")
         settle(folder)
         past = [path for path in written(folder) if step_of(path) <= checkpoint["global_step"]]
-        for other in set(written(folder)) - set(past[:KEEP]):  # one of a later step was damaged: passed over
+        for other in set(written(folder)) - set(past[:KEEP]):  # a later one was damaged
             other.unlink()
 
     def load_checkpoint(
         self, path: Any, map_location: Any = "cpu", weights_only: Any = True
     ) -> dict[str, Any]:
-        """The content of one file."""
+        """The content of one checkpoint file."""
         return torch.load(path, map_location=map_location, weights_only=True)
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Delete one file."""
+        """Delete one checkpoint file."""
         Path(path).unlink(missing_ok=True)
 
 
@@ -77,9 +77,10 @@ def written(folder: Path) -> list[Path]:
 
 
 def newest(folder: Path, say: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that is whole; None if there never was one.
+    """The newest checkpoint that is undamaged; None if there never was one.
 
-    A file that is not what was written is named, and passed over. Raises ValueError if none is whole.
+    `say` is told of any other file, and of a damaged checkpoint, which is skipped. Raises ValueError if all
+    are damaged.
     """
     for draft in folder.glob("draft*"):  # of a process that was killed
         draft.unlink(missing_ok=True)
@@ -96,7 +97,7 @@ def newest(folder: Path, say: Callable[[str], None]) -> Path | None:
 
 
 def step_of(path: Path | None) -> int:
-    """Optimiser steps done when a checkpoint was written; 0 without one."""
+    """The number of optimiser steps done when a checkpoint was written; 0 for None."""
     return int(path.name.split("-")[1]) if path else 0
 
 
@@ -104,10 +105,10 @@ SHARE = 50  # of the time between two checkpoints, what writing one may take: a 
 
 
 class Safekeeping(Callback):
-    """Writes a checkpoint into `directory` every few seconds, and at once when asked to stop.
+    """Writes a checkpoint into `directory` at intervals, and at once when a signal asks the process to stop.
 
-    seconds: between two checkpoints, or 50 times what one takes to write, whichever is longer. Between two
-        optimiser steps only: no gradient is lost.
+    seconds: between two checkpoints, or 50 times what one takes to write, whichever is longer. It is written
+        between two optimiser steps, so that no gradient is lost.
     evaluated: optimiser steps between evaluations, before which the loss must be known to be finite.
     settings: the resolved configuration, which all ranks must share.
     """
@@ -133,7 +134,7 @@ class Safekeeping(Callback):
                 )
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
-        """Listen to signals from now on, instead of Lightning."""
+        """Handle signals from now on, in place of Lightning."""
         self.bad = torch.full((), -1, device=pl_module.device)
         for number in ASKING:
             signal.signal(number, self.hear)
@@ -149,7 +150,7 @@ class Safekeeping(Callback):
     def on_train_batch_start(
         self, trainer: lightning.Trainer, pl_module: LightningModule, batch: Any, index: int
     ) -> None:
-        """Between two optimiser steps: save if it is time, and end if any rank was asked to."""
+        """Between two optimiser steps, save if it is time, and end if any rank received a signal."""
         if index % trainer.accumulate_grad_batches:
             return
         votes = agreed(self.asked, time.monotonic() - self.last >= self.pause)
@@ -162,7 +163,7 @@ class Safekeeping(Callback):
     def on_train_batch_end(  # noqa: PLR0913  Lightning's signature
         self, trainer: lightning.Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Watch the loss; nothing waits for the device unless a number is due."""
+        """Note whether the loss is finite; the device is waited for only where a number is logged anyway."""
         at = pl_module.current_epoch * int(trainer.num_training_batches) + batch_idx
         assert self.bad is not None
         finite = outputs["loss"].isfinite().logical_or(self.bad >= 0)
@@ -172,22 +173,22 @@ class Safekeeping(Callback):
             self.refuse_bad(trainer)
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
-        """Before the last evaluation."""
+        """Raise ValueError if a loss was not finite, before the last evaluation."""
         self.refuse_bad(trainer)
 
     def on_load_checkpoint(
         self, trainer: lightning.Trainer, pl_module: LightningModule, checkpoint: Any
     ) -> None:
-        """This checkpoint is there already."""
+        """Note the step of the loaded checkpoint, which need not be written again."""
         self.saved = checkpoint["global_step"]
 
     def on_fit_end(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
-        """The last checkpoint, after the last evaluation."""
+        """Write the last checkpoint, after the last evaluation."""
         if trainer.global_step > self.saved:
             self.save(trainer)
 
     def save(self, trainer: lightning.Trainer) -> None:
-        """Write a checkpoint of a state that is known to be good."""
+        """Write a checkpoint. Raises ValueError instead if a loss was not finite."""
         self.refuse_bad(trainer)
         for logger in trainer.loggers:
             logger.save()
@@ -213,7 +214,7 @@ class Safekeeping(Callback):
         )
 
     def stop(self, trainer: lightning.Trainer, number: int) -> None:
-        """End the process with 128 + the signal; give a SLURM job back to its queue if its time was over."""
+        """End the process with status 128 + signal; requeue a SLURM job if its time limit was reached."""
         run = self.directory.parent
         self.say(f"{run} stopped after step {self.saved}; the same command, with run= its name, goes on")
         job = os.environ.get("SLURM_JOB_ID")
@@ -224,10 +225,11 @@ class Safekeeping(Callback):
 
 
 class Trainer(lightning.Trainer):
-    """Lightning's trainer; takes all its arguments.
+    """Lightning's trainer, with all its arguments.
 
-    devices: "auto" is what torchrun or srun started, or else all there are.
-    chunk: sentences that the module encodes at a time (None: a whole batch).
+    devices: "auto" is what torchrun or srun started, or else all available ones.
+    chunk: the number of sentences that the module encodes at a time (None: a whole batch).
+    Raises ValueError for a training of no steps.
     """
 
     def __init__(self, *, chunk: int | None, devices: Any, num_nodes: int = 1, **settings: Any) -> None:
@@ -256,9 +258,12 @@ class Trainer(lightning.Trainer):
 
 
 def slurm() -> list[SLURMEnvironment]:
-    """What Lightning needs to know where srun started this process. Raises ValueError for what it refuses."""
+    """Lightning's plugin where srun started this process, else none.
+
+    Raises ValueError for wrong srun options.
+    """
     try:
-        # training/safekeeping.py does the requeueing
+        # Safekeeping requeues the job
         return [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
     except RuntimeError as error:
         raise ValueError(
