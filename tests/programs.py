@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PRELOADED = ["lightning", "datasets", "sklearn.linear_model", "scipy.stats", "torch._dynamo", "wandb"]
+PRELOADED = ["lightning", "datasets", "sklearn.linear_model", "scipy.stats", "torch._dynamo"]
 PRELOADED += [f"transformers.models.{name}.modeling_{name}" for name in ("bert", "roberta")]
 PRELOADED += [f"whitenedcse.{name}" for name in ("app.cli", "training.dashboard", "report.plots")]
 PRELOADED += [f"whitenedcse.training.{name}" for name in ("module", "trainer", "loggers", "monitor")]

@@ -4,10 +4,8 @@ But train.py does two steps, the encoder is 16 wide, so that 256 components are 
 rows, srun is a few lines, and nothing is installed. Of troubleshooting.md each error is that of its command.
 """
 
-import multiprocessing
 import os
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
@@ -18,9 +16,9 @@ from pathlib import Path
 
 import pytest
 from conftest import SENTENCES, WORDS, backbone, decoder_of
+from programs import NEW, ROOT, started
 from test_doctor import COUNTS, MRPC, SICK, write
 
-ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FEW = ["trainer.max_steps=2", "trainer.log_every_n_steps=1", "monitor.every=2", "trainer.accelerator=cpu"]
 ELSEWHERE = ("pip", "pytest", "git", "cd")  # CI begins with the first two
@@ -94,7 +92,7 @@ def files(home):
 
 
 @pytest.fixture(scope="module")
-def user(tmp_path_factory, tokenizer, python):
+def user(tmp_path_factory, tokenizer):
     """A folder with all that the pages name."""
     home = tmp_path_factory.mktemp("user")
     for name, kind in (("MODEL", "bert"), ("bert-base-uncased", "bert"), ("roberta-base", "roberta")):
@@ -111,39 +109,15 @@ def user(tmp_path_factory, tokenizer, python):
     import pandas
 
     pandas.read_csv(home / "docs.csv", dtype=str).to_parquet(home / "docs.parquet")
-    assert run(shlex.split("python train.py +experiment=bert_base run=NAME"), home, python)[0] == 0
+    assert run(shlex.split("python train.py +experiment=bert_base run=NAME"), home)[0] == 0
     return home
 
 
-@pytest.fixture(scope="module")
-def python():
-    """Starts Python programs in processes that have the large packages already."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lightning", "transformers", "datasets", "hydra", "whitenedcse.app.cli"])
-    return context
-
-
-def inside(program, words, cwd, environment):
-    """In a new process: the program, with what it prints in a file."""
-    os.chdir(cwd)
-    os.environ.update(environment)
-    out = os.open("printed", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
-    sys.argv = [str(program), *words]
-    sys.path[0:0] = [str(ROOT)]
-    few_rows(Path(environment["WHITENEDCSE_DATA"]))
-    if program == "whitenedcse":
-        from whitenedcse.app.cli import main
-
-        sys.exit(main(words))
-    runpy.run_path(str(program), run_name="__main__")
-
-
-def few_rows(data):
+def few_rows():
     """No transfer task asks for as many rows as were published."""
     from whitenedcse.evaluation.transfer import TRANSFER
 
+    data = Path(os.environ["WHITENEDCSE_DATA"])
     for name, task in TRANSFER.items():
         files = [data / "senteval" / part.file if part.file else data / "rte/dev.tsv" for part in task.parts]
         counts = [len(file.read_bytes().splitlines()) - task.header for file in files]
@@ -166,31 +140,26 @@ def commands(text):
                 words = words[end + 1 :]
 
 
-def run(words, home, python):
+def run(words, home):
     """Exit code and what was printed."""
-    environment = {"WHITENEDCSE_DATA": str(home / "data"), "WHITENEDCSE_CACHE": str(home / "cache")}
-    environment |= {"HF_HUB_OFFLINE": "1", "WANDB_API_KEY": "", "OMP_NUM_THREADS": "1", "COLUMNS": "150"}
-    environment |= {"PATH": f"{home / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    environment |= {"PYTHONPATH": str(ROOT), "HYDRA_FULL_ERROR": "0"}
+    environment = {"PATH": f"{home / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "150"}
     while re.match(r"[A-Z_]+=", words[0]):
         name, _, value = words.pop(0).partition("=")
         environment[name] = value
     words = [{"256": "8", "k=256": "k=8"}.get(word, word) for word in words]
     words += ["k=8"] if "protocol=bert_whitening" in words else []
     scripts = [i for i, word in enumerate(words) if word in ("train.py", "evaluate.py")]
-    for i in scripts:
-        words = [*words[:i], str(ROOT / words[i]), *words[i + 1 :], *(FEW if words[i] == "train.py" else [])]
+    words += FEW if "train.py" in words else []
     alone = any("joblib" in word for word in words)  # which waits for workers of its own at the end
     if not alone and (words[0] == "python" and scripts == [1] or words[0] == "whitenedcse"):
-        program, rest = (words[1], words[2:]) if words[0] == "python" else (words[0], words[1:])
-        process = python.Process(target=inside, args=(program, rest, home, environment))
-        process.start()
-        process.join(240)
-        process.kill()
-        return process.exitcode, (home / "printed").read_text()
-    done = subprocess.run(
-        words, cwd=home, env=os.environ | environment, capture_output=True, text=True, timeout=240
-    )
+        words = words[1:] if words[0] == "python" else words
+        done = started(*words, cwd=home, prepared=few_rows, **environment)
+        return done.returncode, done.stdout + done.stderr
+    words = [str(ROOT / word) if i in scripts else word for i, word in enumerate(words)]
+    own = {"WHITENEDCSE_DATA": str(home / "data"), "WHITENEDCSE_CACHE": str(home / "cache")}
+    everything = os.environ | NEW | own | environment
+    done = subprocess.run(words, cwd=home, env=everything, capture_output=True, text=True, timeout=240)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -215,7 +184,7 @@ def refuse_unknown_extras(words):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_command_runs(page, user, python, tmp_path):
+def test_every_command_runs(page, user, tmp_path):
     text, home = page.read_text(), tmp_path / "home"
     shutil.copytree(user, home)
     if re.search("run=NAME|outputs/NAME|$", text)[0] == "run=NAME":
@@ -228,11 +197,11 @@ def test_every_command_runs(page, user, python, tmp_path):
             assert "http://127.0.0.1" in page_of(words, home), said
         else:
             expected, part = ENDS.get(said, (0, ""))
-            code, printed = run(words, home, python)
+            code, printed = run(words, home)
             assert code == expected and part in printed, f"{said}\n{printed[-3000:]}"
 
 
-def test_every_error_of_the_page_on_trouble_is_the_one_that_comes(user, python, tmp_path):
+def test_every_error_of_the_page_on_trouble_is_the_one_that_comes(user, tmp_path):
     home = tmp_path / "home"
     shutil.copytree(user, home)
     shutil.rmtree(home / "outputs")
@@ -242,7 +211,7 @@ def test_every_error_of_the_page_on_trouble_is_the_one_that_comes(user, python, 
     for block in blocks:
         *before, line = block.splitlines()
         for command in before:
-            code, printed = run(shlex.split(command.removeprefix("$ ")), home, python)
+            code, printed = run(shlex.split(command.removeprefix("$ ")), home)
         assert code != 0, block
         assert line in printed.replace(str(home), "HERE"), f"{block}\n{printed}"
 

@@ -45,7 +45,7 @@ QUIET = (
 
 def say(text: Any) -> None:
     """Print a line or a table, once however many ranks there are."""
-    if (here := ranks.placed()) is None or here.rank == 0:
+    if ranks.first():
         terminal.say(text)
 
 

@@ -43,6 +43,12 @@ def placed() -> Place | None:
     return None
 
 
+def first() -> bool:
+    """Whether this process is the first rank of its job, or the only one."""
+    here = placed()
+    return here is None or here.rank == 0
+
+
 def refuse(what: str) -> None:
     """Raise ValueError in one of several ranks: this job is for one process."""
     if (here := placed()) is not None and here.world > 1:

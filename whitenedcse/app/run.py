@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
 from whitenedcse.app.durable import claimed, read_json, whole_lines, write_json, writing
+from whitenedcse.app.ranks import first
 
 FREE = {"run", "checkpoint_every", "data.corpus", "trainer.devices", "trainer.num_nodes"}  # may change
 MOVED = {  # where a symbol of an older config.yaml is now
@@ -47,9 +48,7 @@ def on_first_rank(method: Callable[P, Any]) -> Callable[P, Any]:
 
     @wraps(method)
     def called(*arguments: P.args, **settings: P.kwargs) -> Any:
-        from lightning.pytorch.utilities import rank_zero_only  # seconds that a report need not wait for
-
-        return rank_zero_only(method)(*arguments, **settings)
+        return method(*arguments, **settings) if first() else None
 
     return called
 
@@ -108,10 +107,7 @@ class Run:
 
     @property
     def scores(self) -> dict[str, Any] | None:
-        """The content of scores.json; None until the run has ended.
-
-        Raises ValueError if it is not an object.
-        """
+        """The content of scores.json, None until the run has ended. Raises ValueError if it is no object."""
         if self._scores is None:
             self._scores = self._json("scores.json")
         return self._scores
@@ -207,9 +203,7 @@ class Run:
         """Write config.yaml and, with `facts`, versions.json. Raises ValueError if a run was started here."""
         self.claim()
         if self.began:
-            raise ValueError(
-                f"{self.path} already holds a run; choose another name with run=NAME, or delete it"
-            )
+            raise ValueError(f"{self.path} already holds a run; choose another name with run=NAME")
         from whitenedcse.app.compute import environment
 
         self._write(config, {"command": " ".join(sys.argv), **facts, **environment()})

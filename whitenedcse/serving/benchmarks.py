@@ -128,8 +128,8 @@ class Measured(NamedTuple):
 def bench(index: Index, *, dims: Sequence[int] = ()) -> Grid:
     """A table of search speed, size and recall with a row for each k: `dims`, or those of `ladder`.
 
-    The queries are QUERIES texts of the index, which do not find themselves. An index that is already whitened
-    is cut to k components. Raises ValueError for an index of one text and for a k that is not from 1 to d.
+    The queries are QUERIES texts of the index, which do not find themselves. An index that is whitened is cut
+    to k components. Raises ValueError for an index of one text and for a k that is not from 1 to d.
     """
     n, d = len(index), index.embedder.width
     dims = sorted({d, *dims}, reverse=True) if dims else ladder(d)
