@@ -235,6 +235,6 @@ def notes(index: Index, queries: int, white: bool) -> list[str]:
         "index's own vectors",
         kind,
         f"MB: vectors in float32, in memory and on disk; texts and ids add {texts:,.1f} MB to each",
-        "made in s: fitting and mapping; queries/s: all at once; ms for one: median of one by one; all "
+        "made in s: fitting and transforming; queries/s: all at once; ms for one: median of one by one; all "
         "without encoding",
     ]
