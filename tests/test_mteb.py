@@ -137,7 +137,7 @@ def changed(name, embedder):
 
 
 class Sheared:
-    """An affine map that leaves the unit vectors where they are, and moves zero."""
+    """An affine transform that leaves the unit vectors where they are, and moves zero."""
 
     def transform(self, x):
         return x + 1 - x.sum(axis=1, keepdims=True)
@@ -149,9 +149,9 @@ def test_the_revision_names_the_vectors(bert, fitted, tmp_path):
     models = [Mteb(changed(name, embedder)) for name in names] + [Mteb(embedder), Mteb(embedder, fitted)]
     models += [Mteb(embedder, Sheared())]
     assert len({model.mteb_model_meta.revision for model in models}) == len(models)
-    fitted.save(tmp_path / "map", {})
+    fitted.save(tmp_path / "fit", {})
     embedder.encode(["the cat"])  # which sets the tokenizer to cut
-    again = Mteb(deepcopy(embedder), Postprocess.load(tmp_path / "map"))
+    again = Mteb(deepcopy(embedder), Postprocess.load(tmp_path / "fit"))
     assert again.mteb_model_meta.revision == models[-2].mteb_model_meta.revision
     assert [model.mteb_model_meta.embed_dim for model in (models[-3], again)] == [16, 5]
 
@@ -186,5 +186,5 @@ def test_similarities_are_cosines_to_the_last_digit_of_equal_ones(bert):
 def test_what_it_cannot_do_is_refused(bert):
     with pytest.raises(ValueError, match="precision='int8'"):
         Mteb(embedder_of(bert)).encode([{"text": ["the cat"]}], precision="int8")
-    with pytest.raises(ValueError, match="16-wide rows, by a map fitted to width 4"):
+    with pytest.raises(ValueError, match="16-wide rows, by a transform fitted to width 4"):
         Mteb(embedder_of(bert), Postprocess("centre").fit(np.eye(4)))

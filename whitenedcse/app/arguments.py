@@ -40,7 +40,7 @@ def corpus(parser: argparse.ArgumentParser, name: str = "corpus") -> None:
 
 def sample(parser: argparse.ArgumentParser, rows: int | None = None) -> None:
     """--sample."""
-    about = f"so many rows of CORPUS, drawn uniformly (default: {rows or 'all'})"
+    about = f"number of rows of CORPUS, drawn uniformly (default: {rows or 'all'})"
     parser.add_argument("--sample", type=int, default=rows, metavar="N", help=about)
 
 

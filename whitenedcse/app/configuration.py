@@ -263,7 +263,7 @@ def require(inputs: Iterable[Callable[[], Any]]) -> list[Any]:
 def found(model: str | None) -> None:
     """Raise FileNotFoundError if there is no such model; a hub's is fetched."""
     if model is None:
-        raise ValueError("no model: say model=DIR_OR_HUB_ID, or compare=[RUN,RUN]")
+        raise ValueError("no model: give model=DIR_OR_HUB_ID, or compare=[RUN,RUN]")
     if not is_function(model):
         folder(model)
 
@@ -295,6 +295,6 @@ def opened(model: str, pooling: Pooling | None) -> Source:
         try:
             from sentence_transformers import SentenceTransformer
         except ImportError:
-            raise ValueError(f"{error}; with pip install sentence-transformers that library does") from error
+            raise ValueError(f"{error}; pip install sentence-transformers, which loads it") from error
         return Source(SentenceTransformer(model, device=device).encode, "its own")
     return Source(embedder.encode, str(embedder.pooling), embedder)

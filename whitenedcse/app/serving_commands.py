@@ -147,7 +147,7 @@ def _bench(commands: Any) -> None:
     parser = commands.add_parser("bench", help=about, description=about)
     parser.add_argument("index", type=Path, metavar="INDEX")
     parser.add_argument("--queries", type=int, default=1000, metavar="N", help="(default: 1000)")
-    about = "(default: 256 128 64 32, as far as they are below the width)"
+    about = "(default: 256 128 64 32, those below the width)"
     parser.add_argument("--dims", type=int, nargs="+", default=(), metavar="K", help=about)
     given.form(parser)
     parser.set_defaults(run=measure)
@@ -236,7 +236,7 @@ def measure(arguments: argparse.Namespace) -> int:
 def add_encode(commands: Any) -> None:
     """The parser of `whitenedcse encode`."""
     about = "encode a corpus of any size into files of vectors"
-    more = "Row i of the files is row i of the input. The same command again goes on with what a kill left."
+    more = "Row i of the files is row i of the input. The same command again resumes after a kill."
     parser = commands.add_parser("encode", help=about, description=f"{about}. {more}")
     given.encoder(parser)
     given.corpus(parser, "input")
@@ -266,7 +266,7 @@ def encode(arguments: argparse.Namespace) -> int:
     job = Job(partial(given.ended, arguments), arguments.source, corpus, arguments.out, form, arguments.bf16)
     new = encoded(job, arguments.processes)
     if manifest := begun(arguments.out):
-        here = f"; {manifest.rows - new:,} were here already" if new < manifest.rows else ""
+        here = f"; {manifest.rows - new:,} were encoded before" if new < manifest.rows else ""
         say(f"{manifest.rows:,} rows of width {manifest.width}: {arguments.out}{here}")
     return 0
 

@@ -152,7 +152,7 @@ def files(path: str) -> list[str]:
         return []
     if not (found := [file for file in found if _kind(file)]):
         raise ValueError(
-            f"{path}: no text here; known are {[*READERS]}, text also with {[*COMPRESSIONS]} added"
+            f"{path}: no corpus file; supported are {[*READERS]}, text also with {[*COMPRESSIONS]} added"
         )
     return sorted(found, key=Path)  # a/z before a-b/a
 
@@ -207,7 +207,7 @@ def _hub(name: str) -> Any:
 
         return datasets.load_dataset(name, split="train")
     except Exception as error:  # the kinds that `datasets` raises share no class and differ between releases
-        raise FileNotFoundError(f"{name}: neither a path nor to be had from the hub: {error}") from error
+        raise FileNotFoundError(f"{name}: no such path, and the hub did not give it: {error}") from error
 
 
 def _numbered(records: Iterable[Any], columns: Sequence[str], place: object) -> Iterator[Row]:

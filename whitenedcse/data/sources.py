@@ -117,7 +117,7 @@ def _fetched(name: str, hub_file: str | None, candidates: Sequence[str]) -> Path
         except Exception as error:  # the hub library's own kinds differ between releases and share no class
             cause = error
             what = " ".join(str(error).split())[:200]
-            reason = f"{hub_file} could not be had from {REPO} ({type(error).__name__}: {what})"
+            reason = f"{hub_file} could not be downloaded from {REPO} ({type(error).__name__}: {what})"
     raise FileNotFoundError(
         f"{name}: no {' or '.join(candidates)} in {' or '.join(map(str, roots()))}, and {reason}. "
         "Put it there, set WHITENEDCSE_DATA to a folder that has it, or give a path."
@@ -138,7 +138,7 @@ def _downloaded(hub_file: str) -> Path:
     path = _brought(hub_file, endpoint)
     if re.fullmatch("[0-9a-f]{64}", etag) and (came := digest(path)) != etag:
         path.unlink()
-        raise ValueError(f"came with sha256 {came[:12]}..., not {etag[:12]}...; deleted, try again")
+        raise ValueError(f"it has sha256 {came}, not {etag}; deleted, try again")
     return path
 
 

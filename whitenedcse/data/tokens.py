@@ -139,7 +139,7 @@ def refuse_length(max_length: int, tokenizer: PreTrainedTokenizerBase) -> None:
     special, limit = tokenizer.num_special_tokens_to_add(), tokenizer.model_max_length
     if max_length <= special:
         raise ValueError(
-            f"max_length={max_length} leaves no room beside {special} special tokens; "
+            f"max_length={max_length} leaves no token for text beside {special} special tokens; "
             f"use {special + 1} or more"
         )
     if max_length > limit:

@@ -82,16 +82,16 @@ def examined(folder: Path | None = None) -> list[Finding]:
         parts = task.subsets.split()
         names = [f"{task.folder}/{file.format(part)}" for part in parts for file in (task.text, task.gold)]
         base = _base(homes, task.folder)
-        found.append(_judged(name, base, names, sum(PAIRS[name]), partial(_pairs, name, base)))
+        found.append(_finding(name, base, names, sum(PAIRS[name]), partial(_pairs, name, base)))
     for name, labelled in TRANSFER.items():
         names = [part.file or RTE for part in labelled.parts]
         base = _base(within if name == "RTE" else homes, names[0].partition("/")[0])
         rows = sum(part.rows for part in labelled.parts)
-        found.append(_judged(name, base, names, rows, partial(_labelled, name, base)))
+        found.append(_finding(name, base, names, rows, partial(_labelled, name, base)))
     for name, rows in ROWS.items():
         path = present(name, within) or within[0] / CORPORA[name].candidates[0]
         found.append(
-            _judged(name, path.parent, [path.name], rows, partial(_text, path, CORPORA[name].columns, rows))
+            _finding(name, path.parent, [path.name], rows, partial(_text, path, CORPORA[name].columns, rows))
         )
     return found
 
@@ -100,7 +100,7 @@ def _base(homes: Sequence[Path], folder: str) -> Path:
     return next((home for home in homes if (home / folder).is_dir()), homes[0])
 
 
-def _judged(
+def _finding(
     task: str, base: Path, names: Sequence[str], expected: int, contents: Callable[[], Contents]
 ) -> Finding:
     """The verdict on the files `names` in `base`; what they hold is read only if all are there."""
@@ -127,7 +127,7 @@ def _judged(
 
 def _remedy(task: str, base: Path) -> str:
     if task == "RTE" or (task in CORPORA and not CORPORA[task].hub_file):
-        return "it is on no hub: put it there"
+        return "it cannot be downloaded: put it there"
     if task not in CORPORA and present("senteval", [base]):  # a fetch would find it and do nothing
         return AGAIN
     return f"to get it: whitenedcse data fetch {task if task in CORPORA else 'senteval'}"
@@ -178,4 +178,4 @@ def remarks(found: Sequence[Finding]) -> list[str]:
     looked = ", ".join(dict.fromkeys(str(f.base) for f in found))
     verdicts = [f.verdict for f in found]
     count = ", ".join(f"{verdicts.count(word)} {word}" for word in ("ok", "differs", "wrong", "missing"))
-    return [*(f"{f.task}: {f.verdict}: {f.why}" for f in found if f.why), f"looked in {looked}", count]
+    return [*(f"{f.task}: {f.verdict}: {f.why}" for f in found if f.why), f"searched: {looked}", count]

@@ -52,7 +52,7 @@ def uniformity(x: Tensor, t: float = 2.0, chunk: int = 1024) -> Tensor:
     """
     n = len(x)
     if n < 2:
-        raise ValueError(f"uniformity compares pairs, and {n} rows make none")
+        raise ValueError(f"uniformity compares pairs, so it needs 2 rows or more, not {n}")
     x, sums = _unit(x), []
     for start in range(0, n, chunk):
         squares = 2 - 2 * x[start : start + chunk] @ x[start:].mT

@@ -160,7 +160,7 @@ class Protocol:
                 f"protocol.extra={self.extra} finite and 0 or more"
             )
         if not self.rows:
-            raise ValueError("protocol.rows=[] asks for nothing; one row is e.g. {name: as it is}")
+            raise ValueError("protocol.rows=[] evaluates nothing; one row is e.g. {name: as it is}")
         object.__setattr__(self, "lines", tuple(_row(row) for row in self.rows))
         for maker in filter(None, (row.maker for row in self.lines)):
             maker()  # raises for settings that no map has
@@ -169,9 +169,7 @@ class Protocol:
 def _row(settings: Mapping[str, Any]) -> Row:
     known = [field.name for field in fields(Row)]
     if not isinstance(settings, Mapping) or "name" not in settings or set(settings) - set(known):
-        raise ValueError(
-            f"protocol.rows: {settings} must have a name, and of {', '.join(known)} what it needs"
-        )
+        raise ValueError(f"protocol.rows: {settings} must have a name and no keys but {', '.join(known)}")
     return Row(**settings)
 
 

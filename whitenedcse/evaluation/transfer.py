@@ -188,13 +188,13 @@ def _own(where: str, row: Mapping[str, Any]) -> _Row:
 
 
 def _refuse_too_few(path: Path, task: Labelled) -> None:
-    labels, need, why = task.labels, FOLDS + 2, "ten folds, with ten inside each"
+    labels, need, why = task.labels, FOLDS + 2, "ten folds, with ten folds inside each"
     if task.split is not None:
         if not (task.split == "test").any():
-            raise ValueError(f"{path}: a column split, and no row in test")
+            raise ValueError(f"{path}: its split column has no row with test")
         labels, need, why = labels[task.split == "train"], FOLDS, "ten folds of train, as there is no dev"
         if (task.split == "dev").any():
-            need, why = 1, "a class to be known"
+            need, why = 1, "a class needs an example"
     for kind, n in zip(task.classes, np.bincount(labels, minlength=len(task.classes)), strict=True):
         if n < need:
             raise ValueError(f"{path}: class {kind!r} has {n} rows to train on; {why}, need {need}")
@@ -234,7 +234,7 @@ def threshold(task: Labelled, cosines: NDArray[Any]) -> dict[str, Any]:
     classes = list(TRANSFER["RTE"].classes)
     if task.classes != classes:
         raise ValueError(
-            f"{task.name}: a threshold tells {', '.join(classes)}; not {', '.join(task.classes)}"
+            f"{task.name}: a threshold separates {', '.join(classes)}; not {', '.join(task.classes)}"
         )
     if cosines.shape != task.labels.shape or not np.isfinite(cosines).all():
         raise ValueError(f"{task.name}: {len(task.labels)} finite cosines expected; {cosines.shape} given")

@@ -37,7 +37,7 @@ def save(embedder: Embedder, directory: Path) -> None:
         with drafted(directory) as draft:
             write(embedder, draft)
     except SafetensorError as error:  # what it makes of an OSError
-        raise OSError(f"{directory}: not written ({error}); what was there is whole") from error
+        raise OSError(f"{directory}: not written ({error}); the previous files are intact") from error
 
 
 def write(embedder: Embedder, directory: Path) -> None:
@@ -66,7 +66,7 @@ def refuse_damaged(directory: Path, written: dict[str, str]) -> None:
     for name, found in digests(directory).items():
         if found != written.get(name, found):
             raise ValueError(
-                f"{directory / name} is damaged: it is not what was written; copy it again, or, if the change"
+                f"{directory / name} is damaged: its checksum is another; copy it again, or, if the change"
                 f' is yours, delete "sha256" from {directory / SETTINGS}'
             )
 

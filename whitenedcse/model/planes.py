@@ -244,7 +244,7 @@ def vectors(source: Source, sentences: list[str], wanted: Wanted) -> tuple[list[
     embedder = source.embedder
     if embedder is None:
         if any(wanted.poolings) or wanted.every:
-            raise ValueError("this model shows no layers, which the protocol asks for; give a checkpoint")
+            raise ValueError("this model gives no layers, which the protocol needs; give a checkpoint")
         if wanted.bf16:
             raise ValueError("bf16=true: this model chooses its precision itself; leave it out")
         return [np.asarray(source.encode(sentences))] * len(wanted.poolings), None

@@ -28,7 +28,7 @@ from whitenedcse.report.sweep import (
     at_best,
     average_of,
     dev_best,
-    judged_by,
+    main_score,
     rate,
     rows,
     scored,
@@ -107,7 +107,7 @@ def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
     after = dict.fromkeys(name for run in every for name in rows(run)[1:])
     scores = {"test average": average_of(None)} if tasks else {}
     scores |= {name: average_of(name) for name in after} | {"dev best": dev_best}
-    what, measure = judged_by(sweep.groups)
+    what, measure = main_score(sweep.groups)
     tested, notes = differences(sweep.groups, first, what, measure)
     lines = [
         [*line, *tested[group.label]]
@@ -191,14 +191,14 @@ def look(i: int) -> tuple[str, str]:
 
 def of_groups(groups: Sequence[Group]) -> list[tuple[str, Drawing, str]]:
     """Title, SVG and caption of each chart that there is something to draw for."""
-    what, measure = judged_by(groups)
+    what, measure = main_score(groups)
     title = what[0].upper() + what[1:]
     tall = max(SIZE[1], 0.8 + 0.42 * len(groups))
     charts = [
         (
             title,
             drawn("strip", partial(strip, groups=groups, measure=measure, what=what), tall),
-            "A dot a seed; the mean and its 95 % t interval.",
+            "One dot per seed; the mean and its 95 % t interval.",
         )
     ]
     if any(DEV in run.series for group in groups for run in group.runs.values()):
@@ -209,13 +209,13 @@ def of_groups(groups: Sequence[Group]) -> list[tuple[str, Drawing, str]]:
             "shape",
             (at_best("dev/uniformity"), "uniformity (lower is better)"),
             (at_best("dev/alignment"), "alignment (lower is better)"),
-            "At the best checkpoint: seeds small, their mean large. The lower left is best.",
+            "At the best checkpoint. Small: one seed. Large: the mean over seeds. The lower left is best.",
         ),
         f"{title} against throughput": (
             "cost",
             (rate, "sentences per second"),
             (measure, f"{what}, x 100"),
-            "Seeds small, their mean large. The upper right is best.",
+            "Small: one seed. Large: the mean over seeds. The upper right is best.",
         ),
     }
     for name, (key, x, y, caption) in pairs.items():

@@ -107,10 +107,10 @@ def found(paths: Iterable[str | Path]) -> list[Evaluation]:
         inside = [run for run in map(read, files) if alone or "rows" in run.scores]
         if not inside:
             raise FileNotFoundError(
-                f"no run of evaluate.py in {path}: python evaluate.py model=... makes one"
+                f"no run of evaluate.py in {path}: python evaluate.py model=MODEL makes one"
             )
         if "rows" not in inside[0].scores:
-            raise ValueError(f"{path} was not judged on tests: first python evaluate.py model={path}")
+            raise ValueError(f"{path} was not evaluated on tests: first python evaluate.py model={path}")
         runs |= {run.path.resolve(): run for run in inside}
     return sorted(runs.values(), key=lambda run: (run.path / "scores.json").stat().st_mtime)
 
@@ -191,7 +191,7 @@ def refuse_unused(
         if name not in asked:
             raise ValueError(f"no row asks for {name!r}; the rows ask for {', '.join(asked) or 'no model'}")
         if not any(answers(alias, run) for run in runs):
-            raise ValueError(f"{name}={alias}: none of the runs is in {alias} or judges that model")
+            raise ValueError(f"{name}={alias}: none of the runs is in {alias} or evaluates that model")
 
 
 def by_task(row: Mapping[str, Any], aggregation: str | None) -> dict[str, float]:

@@ -139,7 +139,9 @@ def paths(names: Iterable[str]) -> list[Path]:
     for name in names:
         here = [path for path in map(Path, glob.glob(name) if glob.has_magic(name) else [name])]
         if not any(path.is_dir() for path in here):
-            raise FileNotFoundError(f"{name} is no directory, and no published table (--list names them)")
+            raise FileNotFoundError(
+                f"{name} is neither a directory nor a published table (--list names them)"
+            )
         found |= {path.resolve(): path for path in here if path.is_dir()}
     return [found[path] for path in sorted(found, key=natural)]
 
@@ -164,7 +166,7 @@ def runs(folders: Sequence[Path]) -> list[Run]:
     for folder in folders:
         inside = list(below(folder))
         if not inside:
-            raise ValueError(f"no run of train.py in {folder}, which would hold config.yaml and metrics.csv")
+            raise ValueError(f"no run of train.py in {folder}: none has config.yaml and metrics.csv")
         found |= {path.resolve(): path for path in inside}
     return [Run(found[path]).checked() for path in sorted(found, key=natural)]
 
@@ -210,7 +212,7 @@ def scored(run: Run, name: str | None) -> dict[str, float]:
     return {}
 
 
-def judged_by(groups: Sequence[Group]) -> tuple[str, Measure]:
+def main_score(groups: Sequence[Group]) -> tuple[str, Measure]:
     """What groups are compared by: the tests' average where every run has one, else the dev score."""
     average = average_of(None)
     every = [run for group in groups for run in group.runs.values()]

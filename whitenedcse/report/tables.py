@@ -288,8 +288,10 @@ def same_pairs(runs: Sequence[Run], tasks: Sequence[str]) -> None:
     for other in runs[1:]:
         if other.results["headline"] != first.results["headline"]:
             heads = f"{first.results['headline']} and {other.results['headline']}"
-            raise ValueError(f"{first.path} and {other.path} report {heads}; judge both by one protocol")
+            raise ValueError(f"{first.path} and {other.path} report {heads}; evaluate both by one protocol")
         for task in tasks:
             gold = [run.items.get(f"gold/{task}") for run in (first, other)]
             if not (gold[0] is None and gold[1] is None or np.array_equal(*gold)):  # type: ignore[arg-type]
-                raise ValueError(f"{task}: {first.path} and {other.path} were not judged on the same pairs")
+                raise ValueError(
+                    f"{task}: {first.path} and {other.path} were not evaluated on the same pairs"
+                )

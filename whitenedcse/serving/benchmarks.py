@@ -30,8 +30,8 @@ from whitenedcse.serving.index import (
     Array,
     Index,
     Rows,
+    available_engine,
     by_faiss,
-    engine_at_hand,
     nearest,
     pieces,
     taken,
@@ -40,7 +40,7 @@ from whitenedcse.serving.index import (
 
 TOP, ALONE = 10, 20  # texts that recall looks at; queries that are timed one by one
 BLOCK = 20_000  # rows at a time
-COLUMNS = ("vectors", "k", "MB", "made in s", "queries/s", "ms for one", "recall", "of as it is")
+COLUMNS = ("vectors", "k", "MB", "build s", "queries/s", "ms/query", "recall", "recall as it is")
 
 
 Floats = NDArray[np.float64]
@@ -230,11 +230,11 @@ def notes(index: Index, queries: int, white: bool) -> list[str]:
             else []
         ),
         f"{len(index):,} texts, of which {queries:,} are queries that do not find themselves; exact, by "
-        + ("FAISS" if engine_at_hand() is by_faiss else "NumPy"),
-        f"recall: of the {TOP} texts nearest by {whole}, the share found; of as it is: the same of the "
+        + ("FAISS" if available_engine() is by_faiss else "NumPy"),
+        f"recall: of the {TOP} texts nearest by {whole}, the share found; recall as it is: the same of the "
         "index's own vectors",
         kind,
         f"MB: vectors in float32, in memory and on disk; texts and ids add {texts:,.1f} MB to each",
-        "made in s: fitting and transforming; queries/s: all at once; ms for one: median of one by one; all "
+        "build s: fitting and transforming; queries/s: all at once; ms/query: median of one by one; all "
         "without encoding",
     ]

@@ -137,11 +137,11 @@ def training(run: Run | None) -> str:
         return ""
     config = run.settings
     said = {name: value for name, value in run.origin.items() if value is not None}
-    said |= {"encoder": shown(encoder_of(run) or "made anew"), "commit": run.facts.get("commit")}
+    said |= {"encoder": shown(encoder_of(run) or "random weights"), "commit": run.facts.get("commit")}
     with suppress(KeyError, TypeError):
         said |= {"corpus": shown(config["data"]["corpus"]), "sentences": config["data"]["sample"] or "all"}
     if frozen := untrained(run):
-        said["left as they came, no part of the vector"] = ", ".join(frozen)
+        said["not trained, no part of the vector"] = ", ".join(frozen)
     lines = [f"- {name}: {value}" for name, value in said.items()]
     packages = ", ".join(f"{name} {number}" for name, number in run.facts.get("packages", {}).items())
     return "\n".join(["## Training", "", *lines, f"- packages: {packages}"])
@@ -176,7 +176,7 @@ def mapped(provenance: Mapping[str, Any]) -> list[str]:
     if "kind" not in provenance:
         return [
             *steps,
-            f"an affine map ({json.dumps({k: v for k, v in provenance.items() if k != 'before'})})",
+            f"an affine transform ({json.dumps({k: v for k, v in provenance.items() if k != 'before'})})",
         ]
     fields = {"corpus": "an unknown corpus", "texts": "some", "sample": None, **provenance}
     drawn = f", drawn as a sample of {fields['sample']}" if fields["sample"] else ""

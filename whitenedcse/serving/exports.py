@@ -101,13 +101,13 @@ def refuse_other(embedder: Embedder, fit: Postprocess) -> None:
     """Raise ValueError if `fit` was fitted to the vectors of another embedder."""
     if len(fit.mean) != embedder.width:
         raise ValueError(
-            f"a map fitted to width {len(fit.mean)} does not go with an embedder of width {embedder.width}"
+            f"a transform fitted to width {len(fit.mean)} does not fit an embedder of width {embedder.width}"
         )
     then, now = (np.asarray(x) for x in (fit.provenance.get("probe"), probe(embedder)))
     if then.shape == now.shape and then @ now < ALIKE * np.linalg.norm(then) * np.linalg.norm(now):
         raise ValueError(
-            "this map was fitted to another embedder: its vector of a test sentence is another; fit it anew "
-            "with whitenedcse whiten fit"
+            "this transform was fitted to another embedder: its vector of a test sentence differs; fit it again"
+            " with whitenedcse whiten fit"
         )
 
 
@@ -158,7 +158,7 @@ def refuse(out: Path, wanted: Wanted) -> None:
     and for a package that is not installed.
     """
     if out.exists() and not (out / MARK).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} holds something else than an export; choose another name, or delete it")
+        raise ValueError(f"{out} holds something other than an export; choose another name, or delete it")
     if wanted.int8 and wanted.to != "onnx":
         raise ValueError(f"--int8 is for --to onnx, not for --to {wanted.to}")
     needed = ["onnx", "onnxscript"] if wanted.to == "onnx" else []

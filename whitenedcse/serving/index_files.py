@@ -49,7 +49,7 @@ class Strings:
 
     def __post_init__(self) -> None:
         if self.ends[0] != 0 or self.ends[-1] != len(self.data) or (np.diff(self.ends) < 0).any():
-            raise ValueError("where its texts end is not in order")
+            raise ValueError("the ends of its texts are not in ascending order")
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Strings:
@@ -122,7 +122,7 @@ def written(directory: Path, parts: Iterable[Part]) -> dict[str, Any]:
                 files[data].add(strings.data)
         n = files["vectors"].n
         if not n:
-            raise ValueError("no text that is not blank: an index holds one or more")
+            raise ValueError("all texts are blank; an index needs one or more")
         for file in files.values():
             file.finish()
     return {"n": n, "sha256": {name: digest(path(directory, name)) for name in FILES}}
@@ -196,7 +196,7 @@ def part(directory: Path, facts: dict[str, Any], width: int) -> Part:
         file = path(directory, name)
         try:
             if digest(file) != facts["sha256"][name]:
-                raise ValueError("other bytes than were written")
+                raise ValueError("its checksum is another")
             arrays[name] = open_memmap(file, mode="r")  # which refuses pickles
             found = arrays[name].dtype, arrays[name].shape
             if found != (kind, shapes.get(name, (arrays[name].size,))):

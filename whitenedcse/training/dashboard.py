@@ -218,7 +218,7 @@ def sections() -> list[Any]:
         ],
         "Alignment against uniformity": [
             wr.LinePlot(title="while training (WhitenedCSE, Figure 3)", **path),
-            wr.ScatterPlot(title="at the end, a point a run", **at_the_end),
+            wr.ScatterPlot(title="at the end, one point per run", **at_the_end),
         ],
         "Spectrum": [
             over_steps("variance on the first k principal axes", pattern=r"^dev/variance_top\d+$"),

@@ -259,7 +259,7 @@ def found(rows: list[Row], loss: float, guess: float) -> Iterator[tuple[str, str
     if fall > FALLEN and loss < VANISHED * guess:
         yield (
             "memorising",
-            f"{seen} while train/loss vanished ({loss:.2g}; a guess has {guess:.2f}): what tells the "
+            f"{seen} while train/loss vanished ({loss:.2g}; chance gives {guess:.2f}): what tells the "
             "sentences of a batch apart is not their meaning. Try a lower optim.lr, a higher "
             "loss.temperature, data.passes above 1, or sentences nearer to those of the dev set",
         )
