@@ -162,8 +162,8 @@ def test_a_sample_is_uniform_without_repeats_in_order_and_always_the_same(tmp_pa
         ("x.jsonl", b'{"a": "x"}\n{"a": null}\n', ("a",), ["x.jsonl:2", "'a'", "None"]),
         ("x.parquet", b"nonsense", ("a",), ["x.parquet"]),
         ("x.docx", b"x", (), ["x.docx", ".jsonl", ".zst"]),
-        ("x.parquet.gz", b"x", (), ["x.parquet.gz: no text"]),
-        ("txt", b"x", (), ["txt: no text"]),
+        ("x.parquet.gz", b"x", (), ["x.parquet.gz: no corpus"]),
+        ("txt", b"x", (), ["txt: no corpus"]),
     ],
 )
 def test_bad_input_is_named_with_its_place(tmp_path, name, data, columns, words):

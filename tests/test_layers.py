@@ -162,7 +162,7 @@ def test_every_two_layers_are_scored_with_and_without_whitening(planes, index):
             assert got[state, str(whitening), "average"] == pytest.approx(np.mean(rows, axis=0), abs=1e-8)
 
 
-def test_the_caller_may_fit_another_map(planes, index):
+def test_the_caller_may_fit_another_transform(planes, index):
     seen = []
     got = layers.pairs(planes[:1], index, lambda x: seen.append(x.shape) or (lambda y: y))
     off, on = (by_column([r for r in got if r["whitening"] == w], "layers") for w in (False, True))

@@ -106,8 +106,8 @@ def refuse_other(embedder: Embedder, fit: Postprocess) -> None:
     then, now = (np.asarray(x) for x in (fit.provenance.get("probe"), probe(embedder)))
     if then.shape == now.shape and then @ now < ALIKE * np.linalg.norm(then) * np.linalg.norm(now):
         raise ValueError(
-            "this transform was fitted to another embedder: its vector of a test sentence differs; fit it again"
-            " with whitenedcse whiten fit"
+            "this transform was fitted to another embedder: its vector of a test sentence differs; fit it with "
+            "whitenedcse whiten fit"
         )
 
 
