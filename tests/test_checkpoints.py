@@ -99,7 +99,7 @@ def test_a_foreign_file_is_named_and_ignored(folder, name):
 def test_if_all_are_damaged_the_way_out_is_said(folder):
     for path in folder.iterdir():
         path.write_bytes(b"")
-    with pytest.raises(ValueError, match=rf"every checkpoint is damaged; delete {folder.parent} to begin"):
+    with pytest.raises(ValueError, match=rf"every checkpoint is damaged; delete {folder.parent} to start"):
         newest(folder, print)
 
 

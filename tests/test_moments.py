@@ -189,7 +189,7 @@ def test_nan_and_infinity_are_refused_by_row_and_nothing_is_taken_in(monkeypatch
 def test_what_cannot_be_is_refused_by_name():
     x = sample()
     for wrong in (x[:, :5], x[0], x[None]):
-        with pytest.raises(ValueError, match=r"width 6 come as \(n, 6\), not as \("):
+        with pytest.raises(ValueError, match=r"the shape \(n, 6\), not \("):
             Moments(6).update(wrong)
     with pytest.raises(ValueError, match="width 5 cannot merge into those of width 6"):
         Moments(6).merge(Moments(5))

@@ -101,7 +101,7 @@ def ended(arguments: argparse.Namespace, on: str | None = None) -> Any:
     if k is not None and not 1 <= k <= embedder.width:
         raise ValueError(f"{k} components of width {embedder.width}: 1 to {embedder.width} can be kept")
     if on is not None:
-        fit, found = Postprocess("whitening"), sources.named(on, arguments.columns, arguments.sample)
-        facts = fitted(fit, embedder, found, bf16=arguments.bf16)
+        fit, corpus = Postprocess("whitening"), sources.named(on, arguments.columns, arguments.sample)
+        facts = fitted(fit, embedder, corpus, bf16=arguments.bf16)
         fit.provenance = {"source": arguments.source, **facts}
     return embedder if fit is None else whitened(embedder, fit, k)

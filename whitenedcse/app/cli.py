@@ -83,12 +83,12 @@ def data_check(arguments: argparse.Namespace) -> int:
     from whitenedcse.evaluation import doctor
 
     with rich.get_console().status("reading"):
-        found = doctor.examined(arguments.folder)
-    table = Grid("tasks and corpora", doctor.COLUMNS, doctor.lines(found), right=range(2, 6))
+        findings = doctor.examined(arguments.folder)
+    table = Grid("tasks and corpora", doctor.COLUMNS, doctor.lines(findings), right=range(2, 6))
     say(as_rich(table))
-    for remark in doctor.remarks(found):
+    for remark in doctor.remarks(findings):
         say(remark)
-    return int(any(finding.verdict == "wrong" for finding in found))
+    return int(any(finding.verdict == "wrong" for finding in findings))
 
 
 def data_fetch(arguments: argparse.Namespace) -> int:

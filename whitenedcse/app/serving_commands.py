@@ -180,11 +180,11 @@ def extend(arguments: argparse.Namespace) -> int:
     """Append to an index, and say how many texts it held and how many it holds."""
     from whitenedcse.serving import index, index_files
 
-    found = index.Index.load(arguments.index)
-    more = index.encoded(found.embedder, _pairs(arguments, len(found)), bf16=arguments.bf16)
-    index_files.append(arguments.index, len(found), more)
+    held = index.Index.load(arguments.index)
+    more = index.encoded(held.embedder, _pairs(arguments, len(held)), bf16=arguments.bf16)
+    index_files.append(arguments.index, len(held), more)
     n = index_files.listed(arguments.index)["parts"][-1]["n"]
-    say(f"{len(found):,} texts and {n:,} more: {arguments.index}")
+    say(f"{len(held):,} texts and {n:,} more: {arguments.index}")
     return 0
 
 
@@ -211,10 +211,10 @@ def query(arguments: argparse.Namespace) -> int:
     asked = [arguments.text]
     if arguments.file is not None:
         asked = list(texts(sources.named(arguments.file, arguments.columns)))
-    found = Index.load(arguments.index).query(asked, arguments.top)
+    answers = Index.load(arguments.index).query(asked, arguments.top)
     rows = [
         [text, str(rank), f"{hit.cosine:.4f}", hit.id, hit.text]
-        for text, hits in zip(asked, found, strict=True)
+        for text, hits in zip(asked, answers, strict=True)
         for rank, hit in enumerate(hits, 1)
     ]
     if arguments.to == "table":  # control characters of a text do not reach the terminal

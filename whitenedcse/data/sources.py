@@ -86,19 +86,19 @@ def senteval() -> Path:
 def present(name: str, within: Sequence[Path]) -> Path | None:
     """Where one of CORPORA, or the folder "senteval", lies in the folders `within`; None if in none."""
     if name == "senteval":
-        return next(filter(_is_senteval, places(SENTEVAL, within)), None)
-    return next(filter(Path.is_file, places(CORPORA[name].candidates, within)), None)
+        return next(filter(_is_senteval, candidate_paths(SENTEVAL, within)), None)
+    return next(filter(Path.is_file, candidate_paths(CORPORA[name].candidates, within)), None)
 
 
 def fetched(name: str) -> Path:
     """One of CORPORA, or "senteval" unpacked, brought into the first root from the hub."""
     if name != "senteval":
         return _fetched(name, CORPORA[name].hub_file, CORPORA[name].candidates)
-    archives = filter(Path.is_file, places(["senteval.tar"], roots()))
+    archives = filter(Path.is_file, candidate_paths(["senteval.tar"], roots()))
     return _unpacked(next(archives, None) or _fetched("senteval", "senteval.tar", SENTEVAL))
 
 
-def places(candidates: Sequence[str], within: Sequence[Path]) -> list[Path]:
+def candidate_paths(candidates: Sequence[str], within: Sequence[Path]) -> list[Path]:
     """Every candidate in every folder, the first folder first."""
     return [folder / candidate for folder in within for candidate in candidates]
 

@@ -83,13 +83,13 @@ def tokenised(
     cache = cache_dir or sources.cache()
     digests = {"corpus": _noted(corpus, cache), "tokenizer": _digest(identity(tokenizer))}
     folder = cache / _digest(json.dumps([FORMAT, *digests.values(), max_length]))
-    if (found := _opened(folder, digests)) is not None:
-        return found
+    if (cached := _opened(folder, digests)) is not None:
+        return cached
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):  # of several processes one does the work
-        if (found := _opened(folder, digests)) is None:
-            found = _made(folder, digests, corpus, tokenizer, max_length)
-    return found
+        if (cached := _opened(folder, digests)) is None:
+            cached = _made(folder, digests, corpus, tokenizer, max_length)
+    return cached
 
 
 def token_ids(
@@ -175,9 +175,9 @@ def _made(
     """A new cache in this folder, in the place of a damaged one."""
     with drafted(folder) as draft:
         _write(draft, corpus, tokenizer, max_length)
-    if (found := _opened(folder, digests)) is None:
+    if (cached := _opened(folder, digests)) is None:
         raise OSError(f"{folder}: vanished or was damaged just after it was written; start again")
-    return found
+    return cached
 
 
 def _digest(text: str) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from whitenedcse.app.durable import digest
 from whitenedcse.data import corpus
-from whitenedcse.data.sources import CORPORA, RTE, SENTEVAL, places, present, roots
+from whitenedcse.data.sources import CORPORA, RTE, SENTEVAL, candidate_paths, present, roots
 from whitenedcse.evaluation import transfer
 from whitenedcse.evaluation.sts import TASKS, read
 from whitenedcse.evaluation.transfer import TRANSFER
@@ -76,24 +76,24 @@ def examined(folder: Path | None = None) -> list[Finding]:
         raise FileNotFoundError(f"{folder}: no such folder")
     within = roots() if folder is None else [folder.resolve()]
     home = present("senteval", within)
-    homes = [home] if home else places(SENTEVAL, within)  # an incomplete one is found task by task
-    found = []
+    homes = [home] if home else candidate_paths(SENTEVAL, within)  # an incomplete one is found task by task
+    findings = []
     for name, task in TASKS.items():
         parts = task.subsets.split()
         names = [f"{task.folder}/{file.format(part)}" for part in parts for file in (task.text, task.gold)]
         base = _base(homes, task.folder)
-        found.append(_finding(name, base, names, sum(PAIRS[name]), partial(_pairs, name, base)))
+        findings.append(_finding(name, base, names, sum(PAIRS[name]), partial(_pairs, name, base)))
     for name, labelled in TRANSFER.items():
         names = [part.file or RTE for part in labelled.parts]
         base = _base(within if name == "RTE" else homes, names[0].partition("/")[0])
         rows = sum(part.rows for part in labelled.parts)
-        found.append(_finding(name, base, names, rows, partial(_labelled, name, base)))
+        findings.append(_finding(name, base, names, rows, partial(_labelled, name, base)))
     for name, rows in ROWS.items():
         path = present(name, within) or within[0] / CORPORA[name].candidates[0]
-        found.append(
+        findings.append(
             _finding(name, path.parent, [path.name], rows, partial(_text, path, CORPORA[name].columns, rows))
         )
-    return found
+    return findings
 
 
 def _base(homes: Sequence[Path], folder: str) -> Path:
@@ -164,18 +164,18 @@ def _text(path: Path, columns: tuple[str, ...], expected: int) -> Contents:
     return Contents(rows, counts.blank, wrong)
 
 
-def lines(found: Iterable[Finding]) -> list[list[str]]:
+def lines(findings: Iterable[Finding]) -> list[list[str]]:
     """COLUMNS of each; `remarks` says where and why."""
     return [
         [f.task, f.files, "-" if f.rows is None else f"{f.rows:,}"]
         + [f"{f.expected:,}", f"{f.repeated:,}", f"{f.blank:,}", f.verdict]
-        for f in found
+        for f in findings
     ]
 
 
-def remarks(found: Sequence[Finding]) -> list[str]:
+def remarks(findings: Sequence[Finding]) -> list[str]:
     """A line for everything that is not ok, one that says where was looked, and a last one that counts."""
-    looked = ", ".join(dict.fromkeys(str(f.base) for f in found))
-    verdicts = [f.verdict for f in found]
+    looked = ", ".join(dict.fromkeys(str(f.base) for f in findings))
+    verdicts = [f.verdict for f in findings]
     count = ", ".join(f"{verdicts.count(word)} {word}" for word in ("ok", "differs", "wrong", "missing"))
-    return [*(f"{f.task}: {f.verdict}: {f.why}" for f in found if f.why), f"searched: {looked}", count]
+    return [*(f"{f.task}: {f.verdict}: {f.why}" for f in findings if f.why), f"searched: {looked}", count]

@@ -46,13 +46,13 @@ def task(name: str, case: str = "as_is") -> Task:
     case: one of CASES. An uncased encoder sees no difference.
     """
     if name in TRANSFER:
-        found: Task = transfer.read(name, _rte() if name == "RTE" else senteval())
+        content: Task = transfer.read(name, _rte() if name == "RTE" else senteval())
     elif name not in TASKS and not Path(name).is_dir() and "label" in _first(name):
-        found = transfer.read_labelled(_file(name))
+        content = transfer.read_labelled(_file(name))
     else:
-        found = subsets(name)
+        content = subsets(name)
     kept = case == "as_is" or (case == "lower_but_sick" and name.startswith("SICK"))
-    return found if kept else _lower(found)
+    return content if kept else _lower(content)
 
 
 def _first(name: str) -> dict[str, Any]:
@@ -69,25 +69,27 @@ def _file(name: str) -> Path:
 
 
 def _rte() -> Path:
-    places = [root / RTE for root in roots()]
-    for path in places:
+    candidates = [root / RTE for root in roots()]
+    for path in candidates:
         if path.is_file():
             return path
-    raise FileNotFoundError(f"RTE: GLUE's dev.tsv is at none of {', '.join(map(str, places))}; put it there")
+    raise FileNotFoundError(
+        f"RTE: GLUE's dev.tsv is at none of {', '.join(map(str, candidates))}; put it there"
+    )
 
 
-def _lower(found: Task) -> Task:
-    if isinstance(found, Labelled):
-        return found._replace(columns=tuple([text.lower() for text in column] for column in found.columns))
-    sides = [[[text.lower() for text in side] for side in (s.left, s.right)] for s in found]
-    return [s._replace(left=left, right=right) for s, (left, right) in zip(found, sides, strict=True)]
+def _lower(task: Task) -> Task:
+    if isinstance(task, Labelled):
+        return task._replace(columns=tuple([text.lower() for text in column] for column in task.columns))
+    sides = [[[text.lower() for text in side] for side in (s.left, s.right)] for s in task]
+    return [s._replace(left=left, right=right) for s, (left, right) in zip(task, sides, strict=True)]
 
 
-def texts(found: Task) -> list[str]:
+def texts(task: Task) -> list[str]:
     """Every text of a task as often as it occurs, one side after the other."""
-    if isinstance(found, Labelled):
-        return list(chain.from_iterable(found.columns))
-    return [text for s in found for side in (s.left, s.right) for text in side]
+    if isinstance(task, Labelled):
+        return list(chain.from_iterable(task.columns))
+    return [text for s in task for side in (s.left, s.right) for text in side]
 
 
 def setting(on: str) -> str:

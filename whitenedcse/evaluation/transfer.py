@@ -117,12 +117,12 @@ def read(name: str, folder: Path) -> Labelled:
         raise ValueError(f"no transfer task {name!r}; there are {', '.join(TRANSFER)}")
     task = TRANSFER[name]
     numbers = {text: i for i, kind in enumerate(task.classes) for text in (str(i), kind)}
-    found = [row for part in task.parts for row in _rows(task, part, folder / part.file)]
-    for row in found:
+    rows = [row for part in task.parts for row in _rows(task, part, folder / part.file)]
+    for row in rows:
         if row.label not in numbers:
             raise ValueError(f"{row.where}: the label is {row.label!r}, not one of {', '.join(numbers)}")
-    found.sort(key=lambda row: (row.split != "train", row.split, *row.words, numbers[row.label]))
-    return _labelled(name, found, numbers, task.classes)
+    rows.sort(key=lambda row: (row.split != "train", row.split, *row.words, numbers[row.label]))
+    return _labelled(name, rows, numbers, task.classes)
 
 
 def _rows(task: Task, part: Part, path: Path) -> Iterator[_Row]:
@@ -141,13 +141,13 @@ def _rows(task: Task, part: Part, path: Path) -> Iterator[_Row]:
 
 
 def _labelled(
-    name: str, found: Sequence[_Row], numbers: Mapping[str, int], classes: Sequence[str]
+    name: str, rows: Sequence[_Row], numbers: Mapping[str, int], classes: Sequence[str]
 ) -> Labelled:
     columns = tuple(
-        [text or EMPTY for text in column] for column in zip(*(r.texts for r in found), strict=True)
+        [text or EMPTY for text in column] for column in zip(*(r.texts for r in rows), strict=True)
     )
-    labels = np.array([numbers[row.label] for row in found], np.int64)
-    split = np.array([row.split for row in found]) if found[0].split else None
+    labels = np.array([numbers[row.label] for row in rows], np.int64)
+    split = np.array([row.split for row in rows]) if rows[0].split else None
     return Labelled(name, columns, labels, list(classes), split)
 
 
@@ -157,16 +157,16 @@ def read_labelled(path: Path) -> Labelled:
     With a column split, of train, dev and test, the test rows are predicted; without, all, in ten folds. Rows
     keep their order, classes are sorted by name, further columns are passed over.
     """
-    found = [_own(where, row) for where, row in records(path)]
-    for row in found:
-        if (len(row.texts), not row.split) != (len(found[0].texts), not found[0].split):
-            raise ValueError(f"{row.where}: other columns than in {found[0].where}")
-    classes = sorted({row.label for row in found})
+    rows = [_own(where, row) for where, row in records(path)]
+    for row in rows:
+        if (len(row.texts), not row.split) != (len(rows[0].texts), not rows[0].split):
+            raise ValueError(f"{row.where}: other columns than in {rows[0].where}")
+    classes = sorted({row.label for row in rows})
     if len(classes) < 2:
         raise ValueError(
             f"{path}: {len(classes)} classes ({', '.join(classes)}); a classifier needs two or more"
         )
-    task = _labelled(path.stem, found, {kind: i for i, kind in enumerate(classes)}, classes)
+    task = _labelled(path.stem, rows, {kind: i for i, kind in enumerate(classes)}, classes)
     _refuse_too_few(path, task)
     return task
 

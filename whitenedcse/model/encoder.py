@@ -80,8 +80,8 @@ class Encoder(nn.Module):
         """How sentences attend on a device: `attention.way`, "padded" where batches are."""
         if self.batches == "padded":
             return "padded"
-        found = way(device.type, self.width // self.backbone.config.num_attention_heads)
-        return found if found == "jagged" or packed.fits(self.backbone) else "padded"
+        kind = way(device.type, self.width // self.backbone.config.num_attention_heads)
+        return kind if kind == "jagged" or packed.fits(self.backbone) else "padded"
 
     @property
     def parallel(self) -> bool:

@@ -75,7 +75,7 @@ def planes(
     """
     layers = tuple(sorted({encoder.layer(layer) for layer in layers}))
     kinds = sorted(set(kinds))
-    folder = cache() / "vectors" / (fingerprint(encoder) + "-bf16" * bf16)
+    folder = cache() / "vectors" / (digest_of_encoder(encoder) + "-bf16" * bf16)
     folder.mkdir(parents=True, exist_ok=True)
     os.utime(folder)
     names = np.array([digest(row) for row in rows])
@@ -179,7 +179,7 @@ def encode(
     fill(list(out.values()), ragged(rows), encoder, reduced, manner)
 
 
-def fingerprint(encoder: Encoder) -> str:
+def digest_of_encoder(encoder: Encoder) -> str:
     """A digest of architecture, weights and kind of device: what, beside the ids, decides a vector."""
     device = next(encoder.parameters()).device.type
     config = {k: v for k, v in encoder.backbone.config.to_dict().items() if not k.startswith("_")}
@@ -197,7 +197,7 @@ def digest(row: Sequence[int]) -> str:
 
 def digest_of(embedder: Embedder) -> str:
     """A digest of all that decides a vector: architecture, weights, kind of device, tokenizer, settings."""
-    parts = [fingerprint(embedder.encoder), identity(embedder.encoder.tokenizer), settings(embedder)]
+    parts = [digest_of_encoder(embedder.encoder), identity(embedder.encoder.tokenizer), settings(embedder)]
     content = hashlib.blake2b(json.dumps(parts).encode(), digest_size=16)
     final = embedder.final.state_dict().values() if embedder.final else ()
     for tensor in chain(embedder.head.state_dict().values(), final):

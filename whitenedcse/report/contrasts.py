@@ -91,11 +91,11 @@ def reference(sweep: Sweep, against: str | None) -> Group:
     )
 
 
-def spread(found: Mapping[int, float], digits: int = 2) -> str:
+def spread(scores: Mapping[int, float], digits: int = 2) -> str:
     """Mean and standard deviation as text, a dash of nothing."""
-    if not found:
+    if not scores:
         return "-"
-    over = over_seeds(list(found.values()))
+    over = over_seeds(list(scores.values()))
     return f"{over.mean:z.{digits}f}" + ("" if over.sd is None else f" ± {over.sd:.{digits}f}")
 
 
@@ -146,8 +146,8 @@ def differences(
     """By group, the cells of its difference from the first one; and what to say of them."""
     scores = {group.label: values(group, measure) for group in groups}
     others = [label for label in scores if label != first.label]
-    found = {label: paired_by_seed(scores[label], scores[first.label]) for label in others}
-    tested = {label: test.p for label, test in found.items() if test and test.p is not None}
+    tests = {label: paired_by_seed(scores[label], scores[first.label]) for label in others}
+    tested = {label: test.p for label, test in tests.items() if test and test.p is not None}
     p = dict(zip(tested, holm(list(tested.values())), strict=True))
     cells = {first.label: ["", "", ""]}
     notes = []
@@ -157,7 +157,7 @@ def differences(
             f"difference of the {what} from {first.label!r}, paired by seed; t interval and test{holms}"
         )
     for label in others:
-        test, missing = found[label], sorted(scores[label].keys() ^ scores[first.label].keys())
+        test, missing = tests[label], sorted(scores[label].keys() ^ scores[first.label].keys())
         if missing:
             notes.append(f"{label}: seeds {', '.join(map(str, missing))} have no partner and are not paired")
         if test is None:
@@ -228,14 +228,14 @@ def strip(ax: Axes, groups: Sequence[Group], measure: Measure, what: str) -> Non
     """A line a group, the first on top, its name above its dots."""
     for i, group in enumerate(groups):
         colour, mark = look(i)
-        found = np.array(list(values(group, measure).values()))
-        n = len(found)
+        scores = np.array(list(values(group, measure).values()))
+        n = len(scores)
         name = group.label if len(group.label) <= LONGEST else f"{group.label[: LONGEST - 1]}…"
         ax.text(
             0.0, -i + 0.3, name, transform=ax.get_yaxis_transform(), fontsize=9, va="center"
         ).set_in_layout(False)
         ax.plot(
-            found,
+            scores,
             np.full(n, -i),
             mark,
             color=colour,
@@ -244,8 +244,8 @@ def strip(ax: Axes, groups: Sequence[Group], measure: Measure, what: str) -> Non
             markeredgewidth=0,
         )
         if n > 1:
-            half = half_width(found)
-            ax.errorbar(found.mean(), -i - 0.22, xerr=half, fmt=mark, color=colour, capsize=3, markersize=6)
+            half = half_width(scores)
+            ax.errorbar(scores.mean(), -i - 0.22, xerr=half, fmt=mark, color=colour, capsize=3, markersize=6)
     ax.set(xlabel=f"{what}, x 100", yticks=[], ylim=(-len(groups) + 0.5, 0.6))
     ax.spines["left"].set_visible(False)
     ax.grid(axis="x", color="0.9")

@@ -66,7 +66,7 @@ def report(key: str, runs: Iterable[str | Path] = (), aliases: Mapping[str, str]
     if key not in every:
         near = difflib.get_close_matches(key, every, n=3, cutoff=0.0)
         raise ValueError(f"no published table {key!r}; the nearest are {', '.join(near)}")
-    table, evaluations, aliases = every[key], found(runs), aliases or {}
+    table, evaluations, aliases = every[key], evaluations_in(runs), aliases or {}
     refuse_unused(aliases, table["rows"], evaluations)
     rows: list[tuple[str, ...]] = []
     notes: list[str] = []
@@ -94,7 +94,7 @@ def heading(table: Mapping[str, Any]) -> list[str]:
     return [f"{table['source']}. {table['metric']}{how}.", *table["notes"]]
 
 
-def found(paths: Iterable[str | Path]) -> list[Evaluation]:
+def evaluations_in(paths: Iterable[str | Path]) -> list[Evaluation]:
     """The runs in directories or below them, oldest first.
 
     Raises FileNotFoundError or ValueError, naming the path, where there is none or it has no scores of tests;

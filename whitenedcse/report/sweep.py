@@ -207,8 +207,8 @@ def scored(run: Run, name: str | None) -> dict[str, float]:
     scores = run.scores or {}
     for row in scores.get("rows", []):
         if name in (None, row["name"]):
-            found = by_task(row, scores["headline"]).items()
-            return {"average" if k == "avg" else k: value for k, value in found if value is not None}
+            tasks = by_task(row, scores["headline"]).items()
+            return {"average" if k == "avg" else k: value for k, value in tasks if value is not None}
     return {}
 
 
@@ -223,8 +223,8 @@ def main_score(groups: Sequence[Group]) -> tuple[str, Measure]:
 
 def values(group: Group, measure: Measure) -> dict[int, float]:
     """A measure by seed, where it is defined."""
-    found = {number: measure(run) for number, run in group.runs.items()}
-    return {number: value for number, value in found.items() if value is not None}
+    measured = {number: measure(run) for number, run in group.runs.items()}
+    return {number: value for number, value in measured.items() if value is not None}
 
 
 def write_csv(sweep: Sweep, path: Path) -> None:

@@ -110,9 +110,11 @@ def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | Non
         + [cell(row["sts"]["avg"])]
         for row in rows
     ]
-    found = [i for row in rows if (i := row["sts"]["avg"]["interval"][headline])]
+    intervals = [i for row in rows if (i := row["sts"]["avg"]["interval"][headline])]
     sure = (
-        [f"the average's 95 % interval is at most ±{max(b - a for a, b in found) / 2:.1f}"] if found else []
+        [f"the average's 95 % interval is at most ±{max(b - a for a, b in intervals) / 2:.1f}"]
+        if intervals
+        else []
     )
     why = [f"{row['name']}: {w}" for row in rows if (w := row["sts"]["avg"].get("why"))]
     columns = ["", "fitted", *tasks, "average"]

@@ -25,7 +25,7 @@ from whitenedcse.data.tokens import identity
 from whitenedcse.evaluation.postprocess import ORDERED, Postprocess, ladder
 from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.planes import fingerprint
+from whitenedcse.model.planes import digest_of_encoder
 from whitenedcse.serving.index import (
     Array,
     Index,
@@ -102,7 +102,11 @@ class Mteb:
 
         embedder, d = self.embedder, self.embedder.width
         basis = self._finished(np.eye(d + 1, d, -1))  # zero and the unit vectors decide an affine map
-        parts = [fingerprint(embedder.encoder), identity(embedder.encoder.tokenizer), settings(embedder)]
+        parts = [
+            digest_of_encoder(embedder.encoder),
+            identity(embedder.encoder.tokenizer),
+            settings(embedder),
+        ]
         content = hashlib.blake2b(json.dumps(parts).encode(), digest_size=12)
         final = embedder.final.state_dict().values() if embedder.final else ()
         for tensor in (*embedder.head.state_dict().values(), *final, torch.from_numpy(basis)):

@@ -103,11 +103,11 @@ def vector(embedder: Embedder, facts: Mapping[str, Any]) -> str:
 
 def checked(facts: Mapping[str, Any]) -> str:
     """What was found out about the vectors."""
-    found = facts.get("difference")
+    difference = facts.get("difference")
     said = (
         "not compared with the source"
-        if found is None
-        else f"64 texts differ by at most {found:.1e} from the source"
+        if difference is None
+        else f"64 texts differ by at most {difference:.1e} from the source"
     )
     if facts["int8"]:
         before, after = facts["spearman"], facts["spearman_int8"]
@@ -155,13 +155,13 @@ def untrained(run: Run) -> list[str]:
 
 def scores(run: Run | None) -> str:
     """What the run scored, with intervals."""
-    found = run.scores if run is not None else None
-    if not found or "rows" not in found:
+    results = run.scores if run is not None else None
+    if not results or "rows" not in results:
         return ""
     about = (
         "Of the run's best checkpoint, before anything that the export added; the rows say what was fitted."
     )
-    return "\n\n".join(["## Scores", about, *(as_markdown(grid).strip() for grid in grids(found, None))])
+    return "\n\n".join(["## Scores", about, *(as_markdown(grid).strip() for grid in grids(results, None))])
 
 
 def shown(place: str) -> str:
@@ -239,11 +239,11 @@ def difference(a: NDArray[Any], b: NDArray[Any]) -> float:
     return float(distances.max()) if np.isfinite(distances).all() else np.inf
 
 
-def refuse(found: float, limit: float) -> None:
+def refuse(difference: float, limit: float) -> None:
     """Raise ValueError for a difference above the limit."""
-    if not found <= limit:
+    if not difference <= limit:
         raise ValueError(
-            f"the export gives other vectors than its source: they differ by {found:.1e}, more than "
+            f"the export gives other vectors than its source: they differ by {difference:.1e}, more than "
             f"{limit:.0e}, on {len(TEXTS)} test texts; nothing was written. A whitening that keeps axes of "
             "almost no variance amplifies rounding: --dim keeps fewer; --no-verify does not compare"
         )

@@ -106,8 +106,8 @@ def refuse_other(embedder: Embedder, fit: Postprocess) -> None:
     then, now = (np.asarray(x) for x in (fit.provenance.get("probe"), probe(embedder)))
     if then.shape == now.shape and then @ now < ALIKE * np.linalg.norm(then) * np.linalg.norm(now):
         raise ValueError(
-            "this transform was fitted to another embedder: its vector of a test sentence differs; fit it with "
-            "whitenedcse whiten fit"
+            "this transform was fitted to another embedder: its vector of a test sentence differs; fit it "
+            "with whitenedcse whiten fit"
         )
 
 
@@ -142,9 +142,9 @@ def export(embedder: Embedder, out: Path, wanted: Wanted) -> dict[str, Any]:
         facts |= quantised(embedder, draft) if wanted.int8 else {}
         if wanted.verify:
             texts = card.texts(embedder.encoder.tokenizer)
-            found = card.difference(embedder.encode(texts), layout.vectors(embedder, draft, texts))
-            card.refuse(found, card.LIMIT_INT8 if wanted.int8 else card.LIMIT)
-            facts["difference"] = found
+            difference = card.difference(embedder.encode(texts), layout.vectors(embedder, draft, texts))
+            card.refuse(difference, card.LIMIT_INT8 if wanted.int8 else card.LIMIT)
+            facts["difference"] = difference
         (draft / "README.md").write_text(
             card.text(embedder, facts, wanted.name or out.name), encoding="utf-8"
         )

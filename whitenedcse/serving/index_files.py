@@ -100,8 +100,8 @@ def append(directory: Path, n: int, parts: Iterable[Part]) -> None:
     """
     with FileLock(directory / ".lock"):
         content = listed(directory)
-        if (found := sum(part["n"] for part in content["parts"])) != n:
-            raise ValueError(f"{directory} holds {found:,} texts, not {n:,}: it has changed; load it anew")
+        if (held := sum(part["n"] for part in content["parts"])) != n:
+            raise ValueError(f"{directory} holds {held:,} texts, not {n:,}: it has changed; load it anew")
         new = directory / f"part-{len(content['parts'])}"
         shutil.rmtree(new, ignore_errors=True)  # of a kill
         content["parts"].append(written(new, parts))
@@ -198,9 +198,9 @@ def part(directory: Path, facts: dict[str, Any], width: int) -> Part:
             if digest(file) != facts["sha256"][name]:
                 raise ValueError("its checksum is another")
             arrays[name] = open_memmap(file, mode="r")  # which refuses pickles
-            found = arrays[name].dtype, arrays[name].shape
-            if found != (kind, shapes.get(name, (arrays[name].size,))):
-                raise ValueError(f"it holds {found}")
+            held = arrays[name].dtype, arrays[name].shape
+            if held != (kind, shapes.get(name, (arrays[name].size,))):
+                raise ValueError(f"it holds {held}")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{file} is damaged: {error}; copy the whole index again") from error
     try:

@@ -54,8 +54,8 @@ class Dashboard(WandbLogger):
         scores = read_json(run / "scores.json")
         self.experiment.summary["dev/best"] = scores["dev"]["best"]  # unlike the maximum, never of step 0
         if rows := scores.get("rows"):
-            found = [{"row": row["name"]} | by_task(row, scores["headline"]) for row in rows]
-            self.log_table(TABLE, columns=list(found[0]), data=[list(values.values()) for values in found])
+            lines = [{"row": row["name"]} | by_task(row, scores["headline"]) for row in rows]
+            self.log_table(TABLE, columns=list(lines[0]), data=[list(values.values()) for values in lines])
         if self.artifacts:
             name = f"model-{self.experiment.id}"
             self.experiment.log_artifact(str(run / "best"), name=name, type="model", aliases=["best"])

@@ -242,13 +242,13 @@ class Health(Callback):
         self.seen = step
         metrics = trainer.callback_metrics
         loss = metrics.get("train/contrastive", metrics.get("train/loss"))
-        for kind, text in found(self.monitor.rows, math.inf if loss is None else float(loss), self.guess):
+        for kind, text in alarms(self.monitor.rows, math.inf if loss is None else float(loss), self.guess):
             if kind not in self.said:
                 self.said = [*self.said, kind]
                 self.say(f"warning: step {step}: {text}")
 
 
-def found(rows: list[Row], loss: float, guess: float) -> Iterator[tuple[str, str]]:
+def alarms(rows: list[Row], loss: float, guess: float) -> Iterator[tuple[str, str]]:
     """Evaluations, the one before training first; the loss now and that of a guess -> kinds and texts."""
     before, last = rows[0], rows[1:][-2:]
     if len(last) < 2:

@@ -72,8 +72,8 @@ class Checkpoints(CheckpointIO):
 
 def written(folder: Path) -> list[Path]:
     """The checkpoints in a folder by their names, the newest first."""
-    found = (path for path in folder.glob("step-*.ckpt") if NAME.fullmatch(path.name))
-    return sorted(found, key=step_of, reverse=True)
+    paths = (path for path in folder.glob("step-*.ckpt") if NAME.fullmatch(path.name))
+    return sorted(paths, key=step_of, reverse=True)
 
 
 def newest(folder: Path, say: Callable[[str], None]) -> Path | None:
@@ -85,12 +85,12 @@ def newest(folder: Path, say: Callable[[str], None]) -> Path | None:
         draft.unlink(missing_ok=True)
     for path in sorted(set(folder.glob("*")) - set(written(folder))):
         say(f"{path} is no checkpoint of train.py (those are step-STEP-CHECKSUM.ckpt); it is ignored")
-    found = written(folder)
-    for path in found:
+    paths = written(folder)
+    for path in paths:
         if path.stem.endswith(digest(path)[:16]):
             return path
         say(f"{path} is damaged: its content no longer has the checksum in its name; it is skipped")
-    if found:
+    if paths:
         raise ValueError(f"{folder}: every checkpoint is damaged; delete {folder.parent} to start again")
     return None
 
