@@ -115,7 +115,7 @@ def chosen(batches: str, backbone: nn.Module) -> str:
     fits = packed.fits(backbone)
     if batches == "packed" and not fits:
         raise ValueError(
-            f"encoder.batches=packed is not supported for {type(backbone).__name__}; use auto, which"
+            f"encoder.batches=packed: not supported for {type(backbone).__name__}; use auto, which"
             f" chooses it for {', '.join(packed.KINDS)}, and on a GPU for {', '.join(backbones.KINDS)}"
         )
     return batches if batches != "auto" else "packed" if fits or backbones.fits(backbone) else "padded"

@@ -101,7 +101,7 @@ def append(directory: Path, n: int, parts: Iterable[Part]) -> None:
     with FileLock(directory / ".lock"):
         content = listed(directory)
         if (held := sum(part["n"] for part in content["parts"])) != n:
-            raise ValueError(f"{directory} holds {held:,} texts, not {n:,}: it has changed; load it anew")
+            raise ValueError(f"{directory} holds {held:,} texts, not {n:,}: it has changed; load it again")
         new = directory / f"part-{len(content['parts'])}"
         shutil.rmtree(new, ignore_errors=True)  # of a kill
         content["parts"].append(written(new, parts))

@@ -169,7 +169,7 @@ def save(project: str, entity: str | None) -> str:
         )
     if not answers():
         raise ValueError(
-            "the Weights & Biases server does not answer, and a saved view lives there; runs go on offline:"
+            "the Weights & Biases server does not answer, and a saved view is stored there; runs are logged offline:"
             " `wandb sync` them, and run this command again, from a machine with network"
         )
     try:
