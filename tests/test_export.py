@@ -181,7 +181,7 @@ def test_the_maximum_of_several_layers_is_not_for_sentence_transformers(bert, tm
     [
         ({"weights": [1.0, 0.5]}, r"weighs layers by \[1.0, 0.5\]"),
         ({"weights": [0.0, 0.0]}, r"weighs layers by \[0.0, 0.0\]"),
-        ({"output_hidden_states": False}, "counts of layers shown"),
+        ({"output_hidden_states": False}, "supported are whole numbers"),
         ({"pooling_mode_mean_tokens": False, "pooling_mode_max_tokens": True}, "maximum of an average"),
     ],
 )

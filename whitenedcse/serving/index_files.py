@@ -122,7 +122,7 @@ def written(directory: Path, parts: Iterable[Part]) -> dict[str, Any]:
                 files[data].add(strings.data)
         n = files["vectors"].n
         if not n:
-            raise ValueError("all texts are blank; an index needs one or more")
+            raise ValueError("no texts to index: there are none, or all are blank")
         for file in files.values():
             file.finish()
     return {"n": n, "sha256": {name: digest(path(directory, name)) for name in FILES}}

@@ -169,8 +169,8 @@ def save(project: str, entity: str | None) -> str:
         )
     if not answers():
         raise ValueError(
-            "the Weights & Biases server does not answer, and a saved view is stored there; runs are logged offline:"
-            " `wandb sync` them, and run this command again, from a machine with network"
+            "the Weights & Biases server does not answer, and a saved view is stored there; runs are logged"
+            " offline: `wandb sync` them, and run this command again, from a machine with network"
         )
     try:
         owner = entity or os.environ.get("WANDB_ENTITY") or wandb.Api().default_entity
