@@ -239,9 +239,9 @@ def test_a_value_is_shown_in_the_digits_it_has(arguments, plain, full):
         (lambda: task_draws(PAIRS, PAIRS, [1, 1], 5, 0), r"subsets of \[1, 1\] pairs do not make up 3"),
         (lambda: task_draws(PAIRS, PAIRS, [3, 0], 5, 0), r"subsets of \[3, 0\] pairs do not make up 3"),
         (lambda: interval(PAIRS, 95), "level=95 is not between 0 and 1"),
-        (lambda: paired(PAIRS, PAIRS[:2]), r"equally many, not \[2, 3\]"),
-        (lambda: statistics.average_draws({}), r"equally many, not \[\]"),
-        (lambda: statistics.group_draws([PAIRS, PAIRS[:1]], 0), r"equally many, not \[1, 3\]"),
+        (lambda: paired(PAIRS, PAIRS[:2]), r"equal in number, not \[2, 3\]"),
+        (lambda: statistics.average_draws({}), r"equal in number, not \[\]"),
+        (lambda: statistics.group_draws([PAIRS, PAIRS[:1]], 0), r"equal in number, not \[1, 3\]"),
         (lambda: statistics.over_seeds([]), "no values"),
     ],
 )
