@@ -266,7 +266,7 @@ def disk(path: Path, megabytes: int) -> Iterator[str]:
 
 
 def full(bench: Bench, file: str, processes: int) -> Result:
-    """No room for the next checkpoint, or the next best/: one line; with room again, it goes on."""
+    """No space for the next checkpoint, or the next best/: one line; with space again, it resumes."""
     case, then = f"disk full at {file}", bench.unkilled[processes]
     newest, best = written(then.run / "checkpoints")[0], then.run / "best/model.safetensors"
     place = bench.cwd / f"disk-{file}-{processes}"
@@ -330,7 +330,7 @@ def interrupted(bench: Bench) -> Path:
 
 
 def damaged(bench: Bench, copy: Path, how: str) -> Result:
-    """The newest checkpoint is not what was written: it is named, and the one before goes on."""
+    """The newest checkpoint is not what was written: it is named, and the run resumes from the one before."""
     run = restored(bench, copy)
     path, before = written(run / "checkpoints")
     DAMAGES[how](path)
@@ -338,7 +338,7 @@ def damaged(bench: Bench, copy: Path, how: str) -> Result:
     result, (_, out, _) = state(case, 1, run), again.ended()
     named = [line for line in out.splitlines() if str(path) in line and "damaged" in line]
     wrong = [] if len(named) == 1 else [f"{len(named)} lines name it"]
-    wrong += [] if f"goes on after step {step_of(before)}\n" in out else ["not from the one before"]
+    wrong += [] if f"resumes after step {step_of(before)}\n" in out else ["not from the one before"]
     return result._replace(wrong=wrong + bench.wrong(again))
 
 

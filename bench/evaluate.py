@@ -136,13 +136,13 @@ def figures(options: argparse.Namespace, ours: Embedder, tasks: Tasks) -> dict[s
     whole = "evaluate.py figures=mean"
     timed = {
         "one encode": Variant(lambda: ours.encode(sentences), whole),
-        whole: Variant(lambda: judged(options.model, tasks)),
+        whole: Variant(lambda: evaluated(options.model, tasks)),
     }
     times = measure.interleaved(timed, options.rounds or 3, threads=0)  # 0: the wall clock
     return measure.table(f"{len(sentences):,} distinct sentences", timed, times)
 
 
-def judged(model: str, tasks: Tasks) -> None:
+def evaluated(model: str, tasks: Tasks) -> None:
     """evaluate.py with every figure, from nothing."""
     settings = [f"model={Path(model).resolve()}", f"tasks.names=[{','.join(tasks)}]", "figures=mean"]
     settings += ["pooling=mean"] if plain(model) else []

@@ -119,7 +119,7 @@ class HandOver(lightning.Callback):
 
 
 def ours(work: Work, *, precision: str, head: str = "dense", passes: int | None = None) -> Loop:
-    """train.py's module, data and trainer, with its callbacks but judging and checkpoints.
+    """train.py's module, data and trainer, with its callbacks but evaluation and checkpoints.
 
     Checkpoints listen to signals, which only the main thread may.
     """

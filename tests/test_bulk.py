@@ -96,7 +96,7 @@ def test_a_corpus_at_a_url_gives_the_vectors_of_the_local_one(embedder, corpus, 
     near, far = (np.concatenate(list(arrays(tmp_path / name))) for name in ("near", "far"))
     assert np.array_equal(near, far)
     remote("far/corpus.txt", b"another text\n")
-    with pytest.raises(ValueError, match="the input is another, or was changed"):
+    with pytest.raises(ValueError, match="the input is another, or has changed"):
         encoded(job_of(embedder, Corpus(url), tmp_path / "far", form=FORM))
 
 
@@ -129,7 +129,7 @@ def test_the_command_encodes_a_column_whitened_to_k_components(embedder, tmp_pat
     assert (manifest["rows"], manifest["width"], manifest["shard"]) == (29, 5, 9)
     before = {path: path.stat().st_mtime_ns for path in out.iterdir() if path.name != ".lock"}
     assert cli.main(command) == 0
-    assert capsys.readouterr().out == f"29 rows of width 5: {out}; 29 were here already\n"
+    assert capsys.readouterr().out == f"29 rows of width 5: {out}; 29 were encoded before\n"
     assert before == {path: path.stat().st_mtime_ns for path in before}
     assert cli.main(["encode", source, plain.path, str(tmp_path / "x"), "--dim", "5"]) == 2
     assert "--dim 5" in capsys.readouterr().err and not (tmp_path / "x").exists()
@@ -156,7 +156,7 @@ def test_only_what_is_missing_is_encoded_and_the_progress_says_so(embedder, corp
     assert contents(out) == whole
 
 
-def test_a_job_goes_on_with_the_threads_it_began_with(embedder, corpus, tmp_path, monkeypatch):
+def test_a_job_resumes_with_the_threads_it_began_with(embedder, corpus, tmp_path, monkeypatch):
     out, asked = tmp_path / "out", []
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
@@ -317,7 +317,7 @@ def test_going_on_otherwise_is_refused(embedder, corpus, bert, tmp_path):
 
 
 def test_all_that_decides_a_vector_has_a_part_in_the_digest(embedder):
-    """Maps of one provenance and other numbers, other heads, another limit, another tokenizer."""
+    """Transforms of one provenance and other numbers, other heads, another limit, another tokenizer."""
     digests = [digest_of(embedder)]
     for scale in (1.0, 2.0):
         last = Final(
@@ -345,7 +345,7 @@ def test_bad_input_is_refused_before_anything_is_written(embedder, corpus, tmp_p
         ({"form": Form(shard=0)}, "shard=0"),
         ({"form": Form(to="csv")}, "to='csv'"),
         ({"form": Form(dtype="int8")}, "dtype='int8'"),
-        ({"out": tmp_path}, "holds something else, 'bad.txt'"),
+        ({"out": tmp_path}, "holds something other than vectors, 'bad.txt'"),
         ({"out": tmp_path / "a" / "b"}, "no such directory; make it first"),
     ):
         with pytest.raises((ValueError, OSError), match=message):
@@ -364,7 +364,7 @@ def test_an_input_that_changes_while_it_is_read_is_noticed(embedder, corpus, tmp
     out = tmp_path / "out"
     encoded(job_of(embedder, corpus, out, form=FORM))
     corpus_of(TEXTS[:-1], tmp_path)
-    with pytest.raises(ValueError, match="was changed while it was read"):
+    with pytest.raises(ValueError, match="changed while it was read"):
         list(bulk_module.blocks(corpus, bulk_module.begun(out), [4], 100))
 
 

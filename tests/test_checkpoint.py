@@ -122,7 +122,7 @@ def test_a_full_disk_leaves_the_old_one(best, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(
-        OSError, match=rf"{directory}: not written \(.*No space left.*what was there is whole"
+        OSError, match=rf"{directory}: not written \(.*No space left.*the previous files are intact"
     ):
         checkpoint.save(embedder, directory)
     assert value(Embedder.load(directory)) == old

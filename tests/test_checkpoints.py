@@ -1,4 +1,4 @@
-"""A checkpoint is whole or absent, its name says what it holds, and a bad one is passed over."""
+"""A checkpoint is whole or absent, its name says what it holds, and a damaged one is skipped."""
 
 import errno
 import hashlib
@@ -88,7 +88,7 @@ def test_a_damaged_file_is_named_in_one_line_and_the_one_before_taken(folder, da
 
 
 @pytest.mark.parametrize("name", ["last.ckpt", "step-99-0123456789abcdef.ckpt", "step-00000099.ckpt"])
-def test_a_foreign_file_is_named_and_left_alone(folder, name):
+def test_a_foreign_file_is_named_and_ignored(folder, name):
     (folder / name).write_bytes(b"mine")
     step, (line,) = found(folder)
     assert step == 12 and line.startswith(f"{folder / name} is no checkpoint")
@@ -99,11 +99,11 @@ def test_a_foreign_file_is_named_and_left_alone(folder, name):
 def test_if_all_are_damaged_the_way_out_is_said(folder):
     for path in folder.iterdir():
         path.write_bytes(b"")
-    with pytest.raises(ValueError, match=rf"every checkpoint is damaged; delete {folder.parent} to begin"):
+    with pytest.raises(ValueError, match=rf"every checkpoint is damaged; delete {folder.parent} to start"):
         newest(folder, print)
 
 
-def test_a_damaged_one_does_not_use_up_a_place_once_the_run_goes_on(folder):
+def test_a_damaged_one_does_not_use_up_a_place_once_the_run_resumes(folder):
     newest(folder, print).write_bytes(b"")
     for step in (10, 11):
         FILES.save_checkpoint(content(step), folder)
@@ -156,7 +156,7 @@ def test_a_draft_of_a_killed_process_is_removed(folder, draft):
 
 
 class Code:
-    """What a pickle can do to whoever reads it."""
+    """What a pickle can do when it is read."""
 
     def __reduce__(self):
         return eval, ("__import__('pathlib').Path('ran').touch()",)

@@ -157,7 +157,7 @@ def test_a_task_with_splits_goes_as_one_by_one(trained, parts):
     assert our_dev == pytest.approx(dev_score, abs=1e-9)
 
 
-def test_global_random_streams_are_left_alone(trained):
+def test_global_random_streams_are_not_advanced(trained):
     x, y = blobs(60, 3, 2, seed=0)
     before = np.random.get_state()[1].copy(), torch.get_rng_state()  # noqa: NPY002
     senteval(x, y, None)

@@ -105,7 +105,7 @@ def test_fetch_says_where_it_went_and_a_second_time_does_nothing(root, hub, caps
     assert capsys.readouterr().out.endswith(f"wiki1m: fetched, {path}\n")
     asked = list(hub["asked"])
     assert cli.main(["data", "fetch", "wiki1m"]) == 0
-    assert capsys.readouterr().out == f"wiki1m: is here already, {path}\n" and hub["asked"] == asked
+    assert capsys.readouterr().out == f"wiki1m: already available, {path}\n" and hub["asked"] == asked
 
 
 @pytest.mark.parametrize("name", ["senteval", "nli"])
@@ -115,10 +115,12 @@ def test_a_fetch_that_fails_is_one_line_and_2(root, hub, monkeypatch, capsys, na
         monkeypatch.setenv("HF_ENDPOINT", nowhere())
     assert cli.main(["data", "fetch", name]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {name}: ") and error.count("\n") == 1 and "could not be had" in error
+    assert (
+        error.startswith(f"error: {name}: ") and error.count("\n") == 1 and "could not be downloaded" in error
+    )
 
 
-def judged(folder):
+def evaluated(folder):
     """What evaluate.py leaves of an encoder in `mine/`, all scores 60."""
     scores = {name: {mean: 60.0 for mean in ("all", "mean", "wmean")} for name in STS}
     row = {"name": "mean L1+last", "pooling": "mean over layers [1, -1]", "sts": {"tasks": scores}}
@@ -142,7 +144,7 @@ def test_report_lists_every_published_table(capsys):
 
 
 def test_report_finds_runs_in_outputs_and_takes_one_for_another_encoder(tmp_path, capsys, monkeypatch):
-    judged(tmp_path / "outputs" / "run")
+    evaluated(tmp_path / "outputs" / "run")
     monkeypatch.chdir(tmp_path)
     assert (
         cli.main(["report", "WhiteningBERT/T1", "--to", "csv", "--as", "bert-base-uncased=outputs/run"]) == 0

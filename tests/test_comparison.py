@@ -34,7 +34,7 @@ def run(folder, noise, seed, tasks=None, rows=("as it is",), head="all"):
             )
     x = np.array([[np.cos(angle.get(i, 0)), np.sin(angle.get(i, 0))] for i in range(len(agenda.sentences))])
     turns = [System(x + 0.5 * i * rng.standard_normal(x.shape)) for i in range(len(rows))]  # rows differ
-    judged = [evaluated(system, agenda, lambda *_: (None, 0), 50) for system in turns]
+    results = [evaluated(system, agenda, lambda *_: (None, 0), 50) for system in turns]
     facts = {
         "model": "m",
         "experiment": None,
@@ -43,7 +43,7 @@ def run(folder, noise, seed, tasks=None, rows=("as it is",), head="all"):
         "protocol": "simcse",
         "headline": head,
     }
-    Run(folder).end(*recorded(facts, [Row(name) for name in rows], judged, agenda))
+    Run(folder).end(*recorded(facts, [Row(name) for name in rows], results, agenda))
     return folder
 
 
@@ -121,9 +121,9 @@ def test_accuracies_are_compared_on_the_same_texts(tmp_path):
     for name, wrong in (("a", 60), ("b", 20)):
         (tmp_path / name).mkdir()
         predicted = np.where(np.arange(200) < wrong, 1 - texts.labels, texts.labels)
-        judged = evaluated(System(np.ones((200, 3))), agenda, lambda *_, p=predicted: (p, 50.0), 20)
+        result = evaluated(System(np.ones((200, 3))), agenda, lambda *_, p=predicted: (p, 50.0), 20)
         facts = {"model": "m", "pooling": "own", "headline": "all", "protocol": "simcse"}
-        Run(tmp_path / name).end(*recorded(facts, [Row("x")], [judged], agenda))
+        Run(tmp_path / name).end(*recorded(facts, [Row("x")], [result], agenda))
     (grid,) = compared([str(tmp_path / "a"), str(tmp_path / "b")], 300, 2)
     line = cells(grid, "MR")
     assert line["1"].startswith("70.00 ±") and line["2"].startswith("90.00 ±")
@@ -135,14 +135,12 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     a = run(tmp_path / "a", 0.2, 0)
     b = run(tmp_path / "b", 0.2, 0, tasks={"A": task(150, 5)[:1], "B": task(80, 1)})
     c = run(tmp_path / "c", 0.2, 0, head="wmean")
-    with pytest.raises(ValueError, match="A: .*/a and .*/b were not judged on the same pairs"):
+    with pytest.raises(ValueError, match="A: .*/a and .*/b were not evaluated on the same pairs"):
         compared([str(a), str(b)], 20, None)
-    with pytest.raises(ValueError, match="report all and wmean; judge both by one protocol"):
+    with pytest.raises(ValueError, match="report all and wmean; evaluate both by one protocol"):
         compared([str(a), str(c)], 20, None)
     with pytest.raises(FileNotFoundError, match="no run matches .*/none-"):
         compared([str(a), str(tmp_path / "none-*")], 20, None)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(
-        FileNotFoundError, match=r"empty is no run of evaluate.py, which would hold scores.json"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"empty is not a run of evaluate.py: it has no scores.json"):
         compared([str(tmp_path / "empty")], 20, None)

@@ -162,8 +162,8 @@ def test_a_sample_is_uniform_without_repeats_in_order_and_always_the_same(tmp_pa
         ("x.jsonl", b'{"a": "x"}\n{"a": null}\n', ("a",), ["x.jsonl:2", "'a'", "None"]),
         ("x.parquet", b"nonsense", ("a",), ["x.parquet"]),
         ("x.docx", b"x", (), ["x.docx", ".jsonl", ".zst"]),
-        ("x.parquet.gz", b"x", (), ["x.parquet.gz: no text"]),
-        ("txt", b"x", (), ["txt: no text"]),
+        ("x.parquet.gz", b"x", (), ["x.parquet.gz: no corpus"]),
+        ("txt", b"x", (), ["txt: no corpus"]),
     ],
 )
 def test_bad_input_is_named_with_its_place(tmp_path, name, data, columns, words):
@@ -278,7 +278,7 @@ def test_a_file_of_the_web_is_read_as_a_local_one(tmp_path, capfd):
         ("x.csv", b"a,b\nz\n", ("a",), [":2: 1 fields, 2 expected"]),
         ("x.parquet", b"nonsense", ("a",), [": ", "Parquet"]),
         ("x.jsonl", b'{"a": 1}\n', ("a",), [":1: text expected in 'a'"]),
-        ("x.docx", b"", (), [": no text here"]),
+        ("x.docx", b"", (), [": no corpus file"]),
     ],
 )
 def test_bad_input_at_a_url_is_named_with_its_place(remote, name, data, columns, words):
@@ -298,7 +298,7 @@ def test_a_damaged_archive_at_a_url_is_named(remote):
 def test_a_url_where_nothing_is_says_so(url):
     url = url.replace("server", nowhere())  # here: two processes must collect the same names
     for asked in (fingerprint, partial(read, longest=9)):
-        with pytest.raises(FileNotFoundError, match=f"^{url}: no such file, or out of reach$"):
+        with pytest.raises(FileNotFoundError, match=f"^{url}: no such file, or it cannot be reached$"):
             asked(Corpus(url, ("a",) if url.endswith("parquet") else ()))
 
 
@@ -315,7 +315,7 @@ def test_a_package_that_a_url_needs_is_asked_for_by_name(monkeypatch, protocol, 
             asked(url)
 
 
-def test_a_protocol_that_nobody_knows_is_named():
+def test_an_unknown_protocol_is_named():
     for asked in (sentences, located):
         with pytest.raises(OSError, match="^s4://b/x.txt: cannot be read: Protocol not known: s4$"):
             asked("s4://b/x.txt")

@@ -114,7 +114,7 @@ def by_hand(reader, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(reader, tmp_path_factory):
-    """The quick start as a job of a sweep, judged on its test pairs."""
+    """The quick start as a job of a sweep, evaluated on its test pairs."""
     cwd = tmp_path_factory.mktemp("user")
     settings = [
         "-m",
@@ -287,7 +287,7 @@ def test_the_mode_that_the_user_set_wins(offline, server):
     assert not offline(WANDB_BASE_URL=nowhere(), WANDB_MODE="online")
 
 
-def test_a_run_that_goes_on_is_the_same_run_there(offline, tmp_path):
+def test_a_resumed_run_is_the_same_run_there(offline, tmp_path):
     assert offline(WANDB_MODE="offline")
     ids = {logger_of(begun(tmp_path / name))._id for name in ("run", "run", "other")}
     assert len(ids) == 2

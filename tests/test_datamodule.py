@@ -166,7 +166,7 @@ def test_a_resumed_run_with_a_token_budget_sees_what_an_unbroken_one_sees(data, 
 def test_a_token_budget_that_cannot_work_is_refused(data, unequal):
     with pytest.raises(ValueError, match=r"97 rows of \d+ tokens do not fill one batch_tokens=100000"):
         data(**budgeted(unequal, 100_000))
-    with pytest.raises(ValueError, match="batch_tokens=1: a sentence alone"):
+    with pytest.raises(ValueError, match="batch_tokens=1: a contrastive loss needs 2"):
         data(**budgeted(unequal, 1))
     with pytest.raises(ValueError, match="batch_tokens=13 may leave fewer than 2 .* use 14 or more.*has 7"):
         data(**budgeted(unequal, 13))

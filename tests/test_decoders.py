@@ -64,7 +64,7 @@ def saved(tmp_path):
     return tmp_path / "llama"
 
 
-def test_where_nobody_asked_a_decoder_is_pooled_by_its_last_token(saved):
+def test_by_default_a_decoder_is_pooled_by_its_last_token(saved):
     assert str(Embedder.load(saved).pooling) == "last over layers [-1]"
     source = opened(str(saved), None)
     assert source.pooling == "last over layers [-1]"

@@ -35,7 +35,7 @@ def cosines(a, b):
 
 
 def whitened(x, y, k):
-    """y by the map that whitens x, from the eigenvectors of its covariance, k of most variance."""
+    """y by the transform that whitens x, from the eigenvectors of its covariance, k of most variance."""
     x, y = x.astype(np.float64), y.astype(np.float64)
     values, axes = np.linalg.eigh(np.cov(x.T, bias=True))
     best = np.argsort(-values)[:k]
@@ -147,7 +147,7 @@ def demonstrated(*arguments):
     pytest.importorskip("gradio")
     command = [sys.executable, "-m", "whitenedcse.app.cli", "demo", *map(str, arguments)]
 
-    def hears():  # whoever started the tests in the background had Ctrl-C ignored
+    def hears():  # tests started in the background ignore Ctrl-C
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -413,7 +413,7 @@ def test_the_trainer_ends_at_the_same_weights_in_two_processes(worlds, head):
 
 
 @pytest.mark.parametrize("head", FITS)
-def test_two_processes_judge_as_one_does(worlds, head):
+def test_two_processes_evaluate_as_one_does(worlds, head):
     one, first, second = (outcome["fits"][head]["rows"] for outcome in (worlds[1][0], *worlds[2]))
     assert first == second
     assert first[0] == one[0]  # of equal weights, to the last bit
@@ -469,7 +469,7 @@ def test_chunks_need_no_more_all_reduces(worlds, world):
 
 
 @pytest.mark.parametrize("world", (1, *WORLDS))
-def test_layers_that_pooling_does_not_read_are_waited_for_by_nobody(worlds, world):
+def test_no_rank_waits_for_layers_that_pooling_does_not_read(worlds, world):
     one = worlds[1][0]["shallow"][False]
     for rank in worlds[world]:
         plain, masked = rank["shallow"][False], rank["shallow"][True]
@@ -502,7 +502,7 @@ def test_every_rank_knows_the_same(worlds, world):
         assert outcome["agreed"] == [[r, 10 * r, -(2**40)] for r in ranks]
         assert torch.equal(outcome["summed"], torch.full((2, 3), float(sum(10**r for r in ranks))))
         assert outcome["first"] == {"from": 0, "none": None}
-        assert outcome["made"] == ([0] if rank == 0 else [])  # nobody else works
+        assert outcome["made"] == ([0] if rank == 0 else [])  # no other rank works
         assert outcome["everyones"] == [{"rank": r, "text": "x" * r} for r in ranks]
 
 

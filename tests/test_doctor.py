@@ -176,9 +176,9 @@ def test_missing_files_are_listed_with_the_way_to_get_them(tmp_path):
     where = f"in {tmp_path}/senteval; to get it: whitenedcse data fetch senteval"
     assert found["STS13"].why == f"no STS/STS13-en-test/STS.gs.FNWN.txt {where}"
     assert "STS.gs.MSRvid.txt" not in found["STS12"].why and "and 7 more in" in found["STS12"].why
-    assert found["RTE"].why == f"no rte/dev.tsv in {tmp_path}; it is on no hub: put it there"
+    assert found["RTE"].why == f"no rte/dev.tsv in {tmp_path}; it cannot be downloaded: put it there"
     assert found["wiki1m"].why.endswith("to get it: whitenedcse data fetch wiki1m")
-    assert found["wiki1m_like"].why.endswith(f"{tmp_path}/wiki; it is on no hub: put it there")
+    assert found["wiki1m_like"].why.endswith(f"{tmp_path}/wiki; it cannot be downloaded: put it there")
     copy(tmp_path / "senteval", "STS/STSBenchmark")  # now a fetch would find this folder, and do nothing
     assert finding(tmp_path, "STS13").why.endswith(
         "any senteval.tar away, then: whitenedcse data fetch senteval"

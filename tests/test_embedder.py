@@ -247,7 +247,7 @@ def test_modules_that_are_not_read_are_named(bert, tmp_path):
     modules = json.loads((tmp_path / "best" / "modules.json").read_text())
     modules.append({"idx": 2, "name": "2", "path": "2_LSTM", "type": "sentence_transformers.models.LSTM"})
     (tmp_path / "best" / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(ValueError, match="lists Transformer, Pooling, LSTM; read here are"):
+    with pytest.raises(ValueError, match="lists Transformer, Pooling, LSTM; supported are"):
         Embedder.load(tmp_path / "best")
 
 

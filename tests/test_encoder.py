@@ -56,7 +56,7 @@ def test_a_checkpoint_without_some_weights_is_refused(bert, tmp_path):
     state = {name: w for name, w in bert.backbone.state_dict().items() if "layer.2.output" not in name}
     bert.backbone.save_pretrained(tmp_path, state_dict=state)
     bert.tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="lacks weights of BertModel: encoder.layer.2.output"):
+    with pytest.raises(ValueError, match="lacks .* weights of BertModel: encoder.layer.2.output"):
         pretrained(path=str(tmp_path))
 
 

@@ -181,7 +181,7 @@ def test_the_maximum_of_several_layers_is_not_for_sentence_transformers(bert, tm
     [
         ({"weights": [1.0, 0.5]}, r"weighs layers by \[1.0, 0.5\]"),
         ({"weights": [0.0, 0.0]}, r"weighs layers by \[0.0, 0.0\]"),
-        ({"output_hidden_states": False}, "counts of layers shown"),
+        ({"output_hidden_states": False}, "supported are whole numbers"),
         ({"pooling_mode_mean_tokens": False, "pooling_mode_max_tokens": True}, "maximum of an average"),
     ],
 )
@@ -254,7 +254,8 @@ def test_what_is_compared_are_64_different_texts_of_all_lengths():
 
 
 @pytest.mark.parametrize(
-    ("there", "message"), [("file", "holds something else"), ("folder/notes", "holds something else")]
+    ("there", "message"),
+    [("file", "holds something other than"), ("folder/notes", "holds something other than")],
 )
 def test_what_is_no_export_is_not_replaced(embedder, tmp_path, there, message):
     path = tmp_path / "out" / there.partition("/")[2]
@@ -366,7 +367,7 @@ def test_the_card_of_a_run_says_what_it_was_trained_on_and_what_it_scored(embedd
     assert ModelCard(card).data.base_model == "owner/base" and str(tmp_path) not in card
 
 
-def test_a_card_tells_nobody_in_which_folder_or_bucket_a_corpus_lies(tmp_path):
+def test_a_card_names_no_folder_or_bucket_of_a_corpus(tmp_path):
     given = ("wiki1m", "owner/pairs", str(tmp_path), "/gone/x.txt", "s3://secret/bucket/x.txt.gz")
     assert [shown(place) for place in given] == ["wiki1m", "owner/pairs", tmp_path.name, "x.txt", "x.txt.gz"]
 
@@ -376,7 +377,7 @@ def test_the_card_of_a_run_says_what_was_not_trained(bert, tmp_path):
     bert.backbone.encoder.layer[1:].requires_grad_(False)  # and training the layers above
     run_of(tmp_path / "run", embedder)
     assert cli.main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "transformers"]) == 0
-    said = "- left as they came, no part of the vector: encoder.layer.1, encoder.layer.2, pooler\n"
+    said = "- not trained, no part of the vector: encoder.layer.1, encoder.layer.2, pooler\n"
     assert said in (tmp_path / "out" / "README.md").read_text()
 
 

@@ -1,4 +1,4 @@
-"""A last map and unit length travel with a checkpoint, and Sentence-Transformers applies them too."""
+"""A final transform and unit length travel with a checkpoint, and Sentence-Transformers applies them too."""
 
 import json
 
@@ -27,7 +27,7 @@ def final_of(k=5, unit=True, d=D):
 
 
 @pytest.mark.parametrize(("k", "unit"), [(5, True), (5, False), (None, True)])
-def test_it_is_the_map_written_out_and_then_unit_length(k, unit):
+def test_it_is_the_transform_written_out_and_then_unit_length(k, unit):
     x, final = numbers(7, D, seed=2), final_of(k, unit)
     y = x.numpy() if k is None else x.numpy() @ numbers(k, D).numpy().T + numbers(k, seed=1).numpy()
     wanted = [row / np.sqrt(sum(v * v for v in row)) for row in y] if unit else y
@@ -112,7 +112,10 @@ def test_a_chain_of_their_layers_is_read_as_it_is(theirs, layers):
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        ([(D, 9, True, RELU)], "is a Dense with .*ReLU; a square one with tanh, then any without, are read"),
+        (
+            [(D, 9, True, RELU)],
+            "is a Dense with .*ReLU; supported: a square one with tanh, then linear ones",
+        ),
         ([(D, 9, True, TANH)], "is a Dense with .*Tanh"),
         ([(D, D, True, LINE), (D, D, True, TANH)], "3_Dense is a Dense with .*Tanh"),
         ([None, (D, 9, True, LINE)], "normalises before its last module"),
@@ -130,23 +133,23 @@ def test_what_would_be_read_wrongly_is_left_to_that_library(theirs, layers, mess
         ({"weight": None, "bias": None, "unit": False}, "does nothing; leave it out"),
         ({"bias": numbers(4)}, r"shapes \[\(5, 16\), \(4,\)\]"),
         ({"weight": None}, r"shapes \[None, \(5,\)\]"),
-        ({"weight": numbers(5, D) / 0}, "the weight of the map holds numbers that are not finite"),
-        ({"bias": numbers(5) / 0}, "the bias of the map holds"),
+        ({"weight": numbers(5, D) / 0}, "the weight of the transform holds numbers that are not finite"),
+        ({"bias": numbers(5) / 0}, "the bias of the transform holds"),
     ],
 )
-def test_what_is_no_map_is_refused(change, message):
+def test_what_is_no_transform_is_refused(change, message):
     parts = {"weight": numbers(5, D), "bias": numbers(5), "unit": True, "provenance": {}}
     with pytest.raises(ValueError, match=message):
         Final(**(parts | change))
 
 
-def test_a_map_of_another_width_or_a_damaged_one_is_refused(bert, tmp_path):
-    with pytest.raises(ValueError, match="a map of width 8 does not go with an embedding of 16"):
+def test_a_transform_of_another_width_or_a_damaged_one_is_refused(bert, tmp_path):
+    with pytest.raises(ValueError, match="a transform of width 8 does not go with an embedding of 16"):
         embedder_with(bert, final_of(d=8))
     checkpoint.save(embedder_with(bert, final_of()), tmp_path / "best")
     file = tmp_path / "best" / "final.safetensors"
     file.write_bytes(file.read_bytes()[:-8] + b"12345678")
-    with pytest.raises(ValueError, match=r"final.safetensors is damaged: it is not what was written"):
+    with pytest.raises(ValueError, match=r"final.safetensors is damaged: its checksum is another"):
         Embedder.load(tmp_path / "best")
     settings = json.loads((tmp_path / "best" / "whitenedcse.json").read_text())
     (tmp_path / "best" / "whitenedcse.json").write_text(json.dumps(settings | {"final": {"unit": True}}))

@@ -115,7 +115,7 @@ def test_a_zero_row_has_no_direction_and_says_so(x):
 
 
 def test_one_row_or_unequal_sides_are_refused(x):
-    with pytest.raises(ValueError, match="1 rows"):
+    with pytest.raises(ValueError, match="2 rows or more, not 1"):
         uniformity(x[:1])
     with pytest.raises(ValueError, match=r"\(37, 5\) and \(36, 5\)"):
         alignment(x, x[1:])

@@ -76,7 +76,7 @@ def test_momentum_follows_equation_13():
 
 
 @pytest.mark.parametrize("kind", ["pca", "zca", "group", "shuffled_group"])
-def test_eval_mode_is_a_fixed_affine_map_of_each_row(kind):
+def test_eval_mode_is_a_fixed_affine_transform_of_each_row(kind):
     whitener = Whitener(whitening(kind=kind), 8).train()
     for seed in range(3):
         whitener(views(seed=seed))

@@ -103,7 +103,7 @@ def test_a_loss_that_vanishes_while_dev_falls_is_said(trained):
     said, rows = trained(**MEMORISING)
     line, other = sorted(said, key=lambda line: "vanished" not in line)
     assert "dev/effective_rank" in other  # half of the axes are lost too
-    assert f"a guess has {math.log(64):.2f}" in line
+    assert f"chance gives {math.log(64):.2f}" in line
     assert f"fell from {rows[0].values['dev/spearman']:.1f} (step 0)" in line
 
 
@@ -156,7 +156,7 @@ GUESS = math.log(64)
         ([None, None, None], 0.0, []),
     ],
 )
-def test_memorising_is_a_vanished_loss_beside_a_fall_of_two_judgements(devs, loss, words):
+def test_memorising_is_a_vanished_loss_beside_a_fall_of_two_evaluations(devs, loss, words):
     assert said_of([(dev, 30.0) for dev in devs], loss) == words
     assert said_of([(dev, 30.0) for dev in devs], loss, name="train/contrastive") == words
 
@@ -174,7 +174,7 @@ def test_memorising_is_a_vanished_loss_beside_a_fall_of_two_judgements(devs, los
         ([(20, 30), (None, 0.0), (None, 0.0)], ["collapse"]),  # all sentences are one vector
     ],
 )
-def test_a_collapse_is_half_of_the_axes_lost_beside_a_fall_of_two_judgements(evaluations, words):
+def test_a_collapse_is_half_of_the_axes_lost_beside_a_fall_of_two_evaluations(evaluations, words):
     assert said_of(evaluations) == words
 
 
@@ -190,7 +190,7 @@ def test_the_parts_of_the_loss_are_told_apart():
     assert len(said) == 1
 
 
-def test_a_run_that_goes_on_remembers_what_was_said_and_seen():
+def test_a_resumed_run_remembers_what_was_said_and_seen():
     fallen = [(50, 30), (40, 30), (40, 30)]
     said, state = heard(fallen, [0.0, 0.0])
     assert said == ["memorising"]

@@ -76,7 +76,7 @@ def test_the_nearest_by_cosine_are_found_in_memory_and_on_the_disk(kind, request
     assert_allclose(np.linalg.norm(again.vectors[0], axis=1), 1, atol=1e-6)
 
 
-def test_the_index_needs_nothing_beside_it_and_maps_queries_alike(white, tmp_path):
+def test_the_index_needs_nothing_beside_it_and_transforms_queries_alike(white, tmp_path):
     checkpoint.save(white, tmp_path / "model")
     Index.build(Embedder.load(str(tmp_path / "model")), TEXTS).save(tmp_path / "index")
     shutil.rmtree(tmp_path / "model")
@@ -354,7 +354,7 @@ def test_the_bombs_are_real(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["embedder/pytorch_model.bin", "embedder/training_args.bin", "part-0/x.pkl"])
-def test_a_bomb_that_nobody_asked_for_is_not_read(saved, tmp_path, name):
+def test_an_unused_decompression_bomb_is_not_read(saved, tmp_path, name):
     shutil.copytree(saved, tmp_path / "index")
     planted(tmp_path / "index" / name, tmp_path / "mark", "torch")
     if name.endswith("pytorch_model.bin"):

@@ -47,7 +47,7 @@ LIFE = [(0, {"dev": 1.0}), (1, {"loss": 3.0}), (2, {"loss": 2.0}), (2, {"dev": 4
 
 
 def logged(path, checkpoint, lines):
-    """What a life of a run that goes on from a checkpoint of this step leaves."""
+    """What a life of a run that resumes from a checkpoint of this step leaves."""
     record = Metrics(path, checkpoint)
     for step, values in lines:
         record.log_metrics(values, step=step)
@@ -66,7 +66,7 @@ def test_a_new_name_makes_a_new_column(tmp_path):
 
 @pytest.mark.parametrize("kept", [0, 1, 2, 3])
 @pytest.mark.parametrize("cut", [0, 1, 7])  # characters of the last line that never came
-def test_a_run_that_goes_on_writes_no_line_twice_and_leaves_none_out(tmp_path, kept, cut):
+def test_a_resumed_run_writes_no_line_twice_and_leaves_none_out(tmp_path, kept, cut):
     whole = logged(tmp_path / "whole.csv", None, LIFE)
     text = logged(tmp_path / "m.csv", None, LIFE)
     (tmp_path / "m.csv").write_text(text[: len(text) - cut] if kept < 3 else text + "14,5.00"[:cut])
@@ -121,16 +121,16 @@ class Ticking(Monitor):
     def measure(self, *arguments):
         def slow(*vectors):
             Ticking.clock += 1000
-            return judge(*vectors)
+            return real(*vectors)
 
-        judge, self.dev_set = self.dev_set, slow
-        slow.sentences = judge.sentences
+        real, self.dev_set = self.dev_set, slow
+        slow.sentences = real.sentences
         super().measure(*arguments)
-        self.dev_set = judge
+        self.dev_set = real
 
 
 @pytest.mark.parametrize(("chunk", "accumulated"), [(None, 1), (4, 1), (None, 2)])
-def test_speed_is_by_the_clock_without_judging(bert, tmp_path, monkeypatch, chunk, accumulated):
+def test_speed_is_by_the_clock_without_evaluation(bert, tmp_path, monkeypatch, chunk, accumulated):
     """A batch of 8 takes 2 seconds; evaluations after every third step lie between lines and amid them."""
 
     class Slow(ContrastiveTraining):
@@ -238,7 +238,7 @@ def test_looking_changes_no_bit_and_leaves_nothing(bert, tmp_path, monkeypatch):
         module = module_of(copy.deepcopy(bert))
         folder = tmp_path / str(len(callbacks))
         folder.mkdir()
-        module.embedder.embedding = "head"  # judging goes through the whitening too
+        module.embedder.embedding = "head"  # evaluation goes through the whitening too
         run(module, folder, *callbacks, monitor_of(folder), Saved(folder / "c"))
         (saved,) = (folder / "c").glob("step-*.ckpt")
         state = torch.load(saved, weights_only=True)

@@ -75,7 +75,7 @@ def test_a_merge_leaves_the_other_as_it_was_and_knows_nothing_of_later_rows():
     assert np.array_equal(adopted.covariance, before)
 
 
-def test_what_began_empty_and_merged_goes_on_exactly_however_far_the_mean_lies():
+def test_what_began_empty_and_merged_continues_exactly_however_far_the_mean_lies():
     x = sample(mean=-1e8)
     fitted = Moments(6).merge(Moments(6).update(x[:300])).update(x[300:])
     assert distance(fitted.covariance, two_passes(x)[1]) < 1e-12
@@ -189,7 +189,7 @@ def test_nan_and_infinity_are_refused_by_row_and_nothing_is_taken_in(monkeypatch
 def test_what_cannot_be_is_refused_by_name():
     x = sample()
     for wrong in (x[:, :5], x[0], x[None]):
-        with pytest.raises(ValueError, match=r"width 6 come as \(n, 6\), not as \("):
+        with pytest.raises(ValueError, match=r"the shape \(n, 6\), not \("):
             Moments(6).update(wrong)
     with pytest.raises(ValueError, match="width 5 cannot merge into those of width 6"):
         Moments(6).merge(Moments(5))
@@ -201,5 +201,5 @@ def test_what_cannot_be_is_refused_by_name():
     with pytest.raises(ValueError, match="d=0 must be 1 or more"):
         Moments(0)
     for value in ("mean", "covariance"):
-        with pytest.raises(ValueError, match="no row has been taken in"):
+        with pytest.raises(ValueError, match="no row was added"):
             getattr(Moments(6), value)

@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from whitenedcse.serving import index as index_module
-from whitenedcse.serving.index import by_faiss, by_numpy, engine_at_hand, nearest
+from whitenedcse.serving.index import available_engine, by_faiss, by_numpy, nearest
 
 ENGINES = [by_numpy, by_faiss]
 
@@ -96,7 +96,7 @@ def test_nothing_is_left_out_for_being_far():
 
 def test_faiss_is_taken_where_it_is(monkeypatch):
     pytest.importorskip("faiss")
-    assert engine_at_hand() is by_faiss
+    assert available_engine() is by_faiss
     known = builtins.__import__
 
     def without(name, *more):
@@ -105,7 +105,7 @@ def test_faiss_is_taken_where_it_is(monkeypatch):
         return known(name, *more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert engine_at_hand() is by_numpy
+    assert available_engine() is by_numpy
     assert nearest(rows_of(1, 4), [rows_of(3, 4)], 1)[0].shape == (1, 1)
 
 

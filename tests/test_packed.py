@@ -199,7 +199,7 @@ def test_gradient_checkpointing_changes_nothing_but_memory(monkeypatch):
         assert torch.equal(found[1][name], value), name
 
 
-def test_little_is_computed_for_padding_and_nothing_for_rows_that_nobody_reads(monkeypatch):
+def test_little_is_computed_for_padding_and_nothing_for_unused_rows(monkeypatch):
     monkeypatch.setattr(packed, "prefers_onednn", lambda: False)  # the counter does not know oneDNN's
     model, rows = backbone(dropout=0.1).train(), batch()
     with FlopCounterMode(display=False) as counter:

@@ -233,7 +233,7 @@ def lines(ax):
     return {line.get_label(): (line.get_xdata(), line.get_ydata()) for line in ax.lines}
 
 
-def test_the_dev_chart_shows_the_best_k_of_each_judgement(tmp_path):
+def test_the_dev_chart_shows_the_best_k_of_each_evaluation(tmp_path):
     ax = axes()
     page.quality(ax, Run(trained(tmp_path / "a")).checked())
     drawn = {name: (list(x), list(y)) for name, (x, y) in lines(ax).items()}
@@ -243,7 +243,7 @@ def test_the_dev_chart_shows_the_best_k_of_each_judgement(tmp_path):
     assert ([50], [70]) in drawn.values()  # the ring
 
 
-def test_the_spectrum_is_that_of_the_first_the_best_and_the_last_judgement(tmp_path):
+def test_the_spectrum_is_that_of_the_first_the_best_and_the_last_evaluation(tmp_path):
     ax = axes()
     page.spectrum(ax, Run(trained(tmp_path / "a", series=HEALTH)).checked())
     drawn = {name: (list(x), list(y)) for name, (x, y) in lines(ax).items()}
@@ -254,7 +254,7 @@ def test_the_spectrum_is_that_of_the_first_the_best_and_the_last_judgement(tmp_p
     }
 
 
-def test_alignment_stands_against_uniformity_judgement_by_judgement(tmp_path):
+def test_alignment_stands_against_uniformity_evaluation_by_evaluation(tmp_path):
     ax = axes()
     page.shape(ax, Run(trained(tmp_path / "a", best=70.0)).checked())
     points = ax.collections[0]

@@ -1,4 +1,4 @@
-"""Fitted maps against numpy's covariance and singular vectors, Mahalanobis, scikit-learn and naive loops."""
+"""Transforms against numpy's covariance and singular vectors, Mahalanobis, scikit-learn and naive loops."""
 
 import json
 import tracemalloc
@@ -172,18 +172,18 @@ def test_the_papers_recursion_can_be_asked_for_and_cannot_merge(x):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_map_comes_back_bit_for_bit(tmp_path, x, kind):
+def test_a_saved_transform_comes_back_bit_for_bit(tmp_path, x, kind):
     special = {"whitening": {"k": 5, "shrinkage": 0.1}, "pca": {"update": "paper"}, "abtt": {"top": 2}}
     fitted = fit(x, kind, **special.get(kind, {}))
     provenance = {"corpus": "wiki", "sentences": 200, "nested": {"layers": [-1, 0], "é": None}}
-    fitted.save(tmp_path / "map", provenance)
-    loaded = Postprocess.load(tmp_path / "map")
+    fitted.save(tmp_path / "fit", provenance)
+    loaded = Postprocess.load(tmp_path / "fit")
     assert (loaded.provenance, repr(loaded)) == (provenance, repr(fitted))
     for name in ("mean", "matrix", "variances"):
         assert np.array_equal(getattr(loaded, name), getattr(fitted, name)), name
     assert np.array_equal(loaded.transform(OTHER), fitted.transform(OTHER))
-    assert [path.name for path in tmp_path.iterdir()] == ["map"]
-    assert loaded.fit(x[:50]).provenance == {}  # that was of another map
+    assert [path.name for path in tmp_path.iterdir()] == ["fit"]
+    assert loaded.fit(x[:50]).provenance == {}  # that was of another transform
 
 
 def changed(path, *, tensors=None, **metadata):
@@ -210,7 +210,7 @@ def changed(path, *, tensors=None, **metadata):
     ],
 )
 def test_a_foreign_or_broken_file_is_refused_by_name(tmp_path, x, damage):
-    path = tmp_path / "map"
+    path = tmp_path / "fit"
     fit(x, "centre").save(path, {})
     changed(path)
     Postprocess.load(path)
@@ -223,11 +223,11 @@ def test_a_missing_file_and_provenance_that_is_not_json_are_errors(tmp_path, x):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         Postprocess.load(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="provenance must be plain JSON values"):
-        fit(x).save(tmp_path / "map", {"path": tmp_path})
+        fit(x).save(tmp_path / "fit", {"path": tmp_path})
     assert not list(tmp_path.iterdir())
 
 
-def test_mapping_a_memory_map_takes_two_copies(tmp_path):
+def test_transforming_a_memory_map_takes_two_copies(tmp_path):
     file = np.memmap(tmp_path / "x", np.float32, "w+", shape=(20_000, 64))
     file[:] = np.random.default_rng(0).standard_normal(file.shape, np.float32)
     fitted = fit(file)
@@ -240,8 +240,8 @@ def test_mapping_a_memory_map_takes_two_copies(tmp_path):
 
 REFUSED = [
     (lambda x: fit(x[:1]), r"whitening is fitted to two rows or more, not to 1"),
-    (lambda x: fit(x[0]), r"not as \(12,\)"),
-    (lambda x: fit(x[0, 0]), r"not as \(\)"),
+    (lambda x: fit(x[0]), r"not \(12,\)"),
+    (lambda x: fit(x[0, 0]), r"not \(\)"),
     (lambda x: fit(np.where(np.arange(200)[:, None] == 4, np.nan, x)), "NaN or infinity in row 4"),
     (lambda x: fit(x, k=0), "k=0 components, of rows of width 12"),
     (lambda x: fit(x, k=13), "k=13 components, of rows of width 12"),
@@ -249,15 +249,15 @@ REFUSED = [
     (lambda x: fit(x, "abtt", top=12), "top=12 axes of 12: 1 to 11 can"),
     (lambda x: fit(x).transform(x, 0), "k=0 components"),
     (lambda x: fit(x).transform(x, 13), "k=13 components"),
-    (lambda x: fit(x).transform(x[:, 1:]), "11-wide rows, by a map fitted to width 12"),
+    (lambda x: fit(x).transform(x[:, 1:]), "11-wide rows, by a transform fitted to width 12"),
     (lambda x: fit(x, "zca").transform(x, 3), "k=3 is for whitening and pca; the components of zca"),
     (lambda x: fit(x, "abtt").transform(x, 12), "k=12 is for whitening and pca; the components of abtt"),
     (lambda x: fit(x, "abtt").inverse_transform(x), "abtt has no inverse"),
-    (lambda x: fit(x, "pca").inverse_transform(OTHER[:, :0]), "0-wide rows are not what a pca"),
-    (lambda x: fit(x).inverse_transform(np.zeros((2, 13))), "13-wide rows are not what a whitening"),
+    (lambda x: fit(x, "pca").inverse_transform(OTHER[:, :0]), "0-wide rows do not come from a pca"),
+    (lambda x: fit(x).inverse_transform(np.zeros((2, 13))), "13-wide rows do not come from a whitening"),
     (
         lambda x: fit(x, "zca").inverse_transform(x[:, 1:]),
-        "11-wide rows are not what a zca fitted to width 12",
+        "11-wide rows do not come from a zca fitted to width 12",
     ),
     (lambda x: Postprocess(kind="zca").transform(x), "zca is fitted to two rows or more, not to 0"),
     (lambda x: Postprocess(kind="ica"), "kind='ica' must be one of whitening, pca, zca, centre, abtt"),
@@ -268,7 +268,7 @@ REFUSED = [
     (lambda x: Postprocess(kind="zca", shrinkage=1.0), r"shrinkage=1.0 must lie in \[0, 1\)"),
     (lambda x: Postprocess(kind="zca", shrinkage=-0.1), r"shrinkage=-0.1 must lie in \[0, 1\)"),
     (lambda x: fit(x).merge(fit(x, shrinkage=0.1)), "their settings differ"),
-    (lambda x: fit(x).merge(Postprocess(kind="whitening")), "holds no moments to merge"),
+    (lambda x: fit(x).merge(Postprocess(kind="whitening")), "has no moments to merge"),
     (lambda x: fit(x).merge(fit(x[:, 1:])), "width 11 cannot merge into those of width 12"),
 ]
 
@@ -279,11 +279,11 @@ def test_what_makes_no_sense_is_refused_by_name(x, call, message):
         call(x)
 
 
-def test_a_loaded_map_is_not_added_to(tmp_path, x):
-    fit(x).save(tmp_path / "map", {})
-    loaded = Postprocess.load(tmp_path / "map")
+def test_a_loaded_transform_is_not_added_to(tmp_path, x):
+    fit(x).save(tmp_path / "fit", {})
+    loaded = Postprocess.load(tmp_path / "fit")
     for call in (lambda: loaded.merge(fit(x)), lambda: loaded.partial_fit(x)):
-        with pytest.raises(ValueError, match="no moments to add to; fit it anew"):
+        with pytest.raises(ValueError, match="no moments to add to; fit it again"):
             call()
 
 

@@ -261,7 +261,7 @@ def test_rows_whose_corpus_is_not_here_are_left_out_aloud(monkeypatch, tmp_path)
     assert kept[0].maker is None and kept[2].maker().k == 3
 
 
-def test_a_protocol_with_a_wrong_aggregation_or_map_is_refused():
+def test_a_protocol_with_a_wrong_aggregation_or_transform_is_refused():
     with pytest.raises(ValueError, match="protocol.headline='median' is not one of all, mean, wmean"):
         Protocol("x", "median", "as_is", None, 0, [])
     with pytest.raises(ValueError, match="kind='white'"):

@@ -52,12 +52,12 @@ def run(path, model, *rows, **changes):
 
 
 def trained(path, config, experiment, seed, *rows, **changes):
-    """A train run with these settings, and beside it the run that judged it."""
+    """A train run with these settings, and beside it the run that evaluated it."""
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
     (path / "scores.json").write_text('{"dev": {}}')
     changes = {"experiment": experiment, "seed": seed} | changes
-    return run(path.with_name(f"judged-{path.name}"), path, *rows, **changes)
+    return run(path.with_name(f"evaluated-{path.name}"), path, *rows, **changes)
 
 
 def lines(grid):
@@ -208,7 +208,9 @@ def test_pooling_protocol_row_and_model_decide(tmp_path):
     ):
         assert ours("WhitenedCSE/T1", [run(tmp_path / name, model, scored, protocol=protocol)]) == {}
     trained(tmp_path / "bert-base-uncased", SGW, "mine", 0, whitening, protocol="bert_whitening")
-    assert ours("WhitenedCSE/T1", [tmp_path / "judged-bert-base-uncased"]) == {}  # trained, whatever its name
+    assert (
+        ours("WhitenedCSE/T1", [tmp_path / "evaluated-bert-base-uncased"]) == {}
+    )  # trained, whatever its name
 
 
 def test_seeds_are_averaged_and_counted_if_they_have_the_task(tmp_path):
@@ -223,7 +225,7 @@ def test_seeds_are_averaged_and_counted_if_they_have_the_task(tmp_path):
     assert cells == {name: "72.00" if name == "STS12" else "-" for name in cells}
 
 
-def test_judging_a_model_twice_is_no_second_seed_and_the_later_counts(tmp_path):
+def test_evaluating_a_model_twice_is_no_second_seed_and_the_later_counts(tmp_path):
     old = run(tmp_path / "z", "bert-base-uncased", row("cls last", **seven(10.0)), **WB)
     new = run(tmp_path / "a", "bert-base-uncased", row("cls last", **sts({"STS12": 30.0})), **WB)
     os.utime(old / "scores.json", (1, 1))
@@ -259,22 +261,23 @@ def test_settings_tell_the_runs_of_an_ablation_apart(tmp_path):
 
 
 def test_settings_are_found_from_the_folder_of_the_runs_or_their_absence_is_said(tmp_path):
-    judged = trained(tmp_path / "outputs" / "a", SGW, "bert_base", 0, row(**seven(70.0)))
+    evaluated = trained(tmp_path / "outputs" / "a", SGW, "bert_base", 0, row(**seven(70.0)))
     (tmp_path / "outputs" / "a" / "best").mkdir()
     for model, filled in {"outputs/a": 1, "outputs/a/best": 1, "gone": 0}.items():
-        run(judged, model, row(**seven(70.0)), experiment="bert_base", seed=0)
-        assert len(ours("WhitenedCSE/T1", [judged])) == filled
+        run(evaluated, model, row(**seven(70.0)), experiment="bert_base", seed=0)
+        assert len(ours("WhitenedCSE/T1", [evaluated])) == filled
         left_out = (
-            f"left out {judged}: no config.yaml of its model gone" in report("WhitenedCSE/T1", [judged]).notes
+            f"left out {evaluated}: no config.yaml of its model gone"
+            in report("WhitenedCSE/T1", [evaluated]).notes
         )
         assert left_out is not bool(filled)
 
 
 def test_transfer_and_rte_are_accuracies(tmp_path):
     transfer = {"tasks": {name: {"accuracy": 80.0 + i} for i, name in enumerate(TRANSFER)}, "avg": 0.0}
-    judged = trained(tmp_path / "t", SGW, "bert_base", 1, row(**seven(1.0), transfer=transfer))
+    evaluated = trained(tmp_path / "t", SGW, "bert_base", 1, row(**seven(1.0), transfer=transfer))
     values = "80.00 81.00 82.00 83.00 84.00 85.00 86.00 83.00".split()
-    assert [*ours("WhitenedCSE/T2", [judged])["WhitenedCSE-BERT base"].values()] == values
+    assert [*ours("WhitenedCSE/T2", [evaluated])["WhitenedCSE-BERT base"].values()] == values
     rte = run(
         tmp_path / "rte", "bert-base-uncased", row("mean L1+last whitened", rte={"accuracy": 53.0}), **WB
     )
@@ -301,8 +304,8 @@ def test_a_folder_stands_for_the_runs_below_it_and_must_hold_some(tmp_path):
         report("WhitenedCSE/T1", [tmp_path / "outputs" / "a"])
     with pytest.raises(FileNotFoundError, match="nowhere"):
         report("WhitenedCSE/T1", [tmp_path / "nowhere"])
-    (tmp_path / "outputs" / "judged-a" / "scores.json").write_text("{")
-    with pytest.raises(ValueError, match=r"judged-a.scores.json is not JSON"):
+    (tmp_path / "outputs" / "evaluated-a" / "scores.json").write_text("{")
+    with pytest.raises(ValueError, match=r"evaluated-a.scores.json is not JSON"):
         report("WhitenedCSE/T1", [tmp_path])
 
 

@@ -22,7 +22,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 def alive(pid):
-    """Whether a process runs; one that has ended and that nobody asks about does not."""
+    """Whether a process runs; one that has ended and was not waited for does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -123,7 +123,7 @@ time.sleep(100)
     assert time.monotonic() - began < 20
     assert re.fullmatch(
         r"its own words\nits last words\nerror: rank 1 \(process \d+\) ended with status 1; the other ranks"
-        r" were ended too\. The same command with run=NAME continues from the last checkpoint\n",
+        r" were ended too\. The same command with run=NAME resumes from the last checkpoint\n",
         capfd.readouterr().err,
     )
 
@@ -142,7 +142,7 @@ def test_what_a_user_can_mend_is_said_once(monkeypatch, capfd, rank):
     assert capfd.readouterr().err == "error: wrong\n"
 
 
-def test_what_all_ranks_say_is_said_once_whoever_is_first(capfd):
+def test_what_all_ranks_say_is_said_once_in_any_order(capfd):
     code = "time.sleep(0.5 * (rank == 0))\nsys.stderr.write('error: wrong\\n')\nsys.exit(2)"
     assert run(command(code), 2) == 2
     assert capfd.readouterr().err == "error: wrong\n"

@@ -124,7 +124,7 @@ def test_a_kill_while_it_begins_leaves_no_run(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "versions.json").read_text())["seed"] == 1
 
 
-def test_each_time_that_it_goes_on_is_noted_with_what_changed(run, monkeypatch):
+def test_each_resumption_is_noted_with_what_changed(run, monkeypatch):
     began = json.loads((run.path / "versions.json").read_text())
     assert run.resume(CONFIG, EXACT, 7) == []
     monkeypatch.setattr(compute, "commit", lambda: "another")

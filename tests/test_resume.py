@@ -91,7 +91,7 @@ def train(tokenizer, tmp_path_factory):
         seed_everything(time.monotonic_ns() % 2**31, verbose=False)  # nothing may hang on a state
         settings = {"dev": [DEV], "every": 3, "patience": patience}
         monitor = Monitor(**settings, directory=run / "best", say=said.append)
-        monitor.dev_set = Judged(monitor.dev_set, judged)
+        monitor.dev_set = InterruptedDevSet(monitor.dev_set, judged)
         keep = Safekeeping(run / "checkpoints", seconds, monitor.every, "", said.append)
         run.mkdir(exist_ok=True)
         trainer = Trainer(
@@ -137,11 +137,11 @@ def lines(run):
         return [line | {SPEED: bool(line[SPEED])} for line in csv.DictReader(file)]
 
 
-class Judged:
-    """A judge whose run is cut amid its `last` evaluation."""
+class InterruptedDevSet:
+    """A dev set whose run is cut amid its `last` evaluation."""
 
-    def __init__(self, judge, last):
-        self.dev_set, self.left, self.sentences, self.n = judge, last, judge.sentences, judge.n
+    def __init__(self, dev_set, last):
+        self.dev_set, self.left, self.sentences, self.n = dev_set, last, dev_set.sentences, dev_set.n
 
     def __call__(self, *vectors):
         self.left -= 1
@@ -178,7 +178,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_run_goes_on_as_if_nothing_had_been(train, whole, tmp_path, moment):
+def test_a_run_resumes_as_if_uninterrupted(train, whole, tmp_path, moment):
     hook, steps = MOMENTS[moment]
     assert train(tmp_path / "cut", hook, steps) is None
     between = hook in (
@@ -190,7 +190,7 @@ def test_a_run_goes_on_as_if_nothing_had_been(train, whole, tmp_path, moment):
 
 
 @pytest.mark.parametrize("judged", [1, 2, 4, 6])  # before step 1, and after steps 3, 9, and the last
-def test_a_run_cut_amid_a_judgement_goes_on_as_if_nothing_had_been(train, whole, tmp_path, judged):
+def test_a_run_cut_amid_an_evaluation_resumes_as_if_uninterrupted(train, whole, tmp_path, judged):
     assert train(tmp_path / "cut", judged=judged) is None
     assert same(train(tmp_path / "cut"), whole())
 
@@ -336,8 +336,8 @@ def test_a_run_that_is_killed_stopped_and_forced_on_ends_with_the_bits_of_one_th
             assert process.wait(60) == 128 + number
         said = (home / "said").read_text()
         step = last_step(run / "checkpoints")
-        assert f"{run} goes on after step {before}\n" in said
-        assert f"{run} stopped after step {step}; the same command, with run= its name, goes on" in said
+        assert f"{run} resumes after step {before}\n" in said
+        assert f"{run} stopped after step {step}; the same command with run=NAME resumes it" in said
         assert (run / "metrics.csv").read_text().splitlines()[-1].startswith(f"{step},")
         assert not (run / "scores.json").exists()
     assert (home / "asked").read_text() == "requeue 7\n"  # for SIGUSR1 alone
@@ -354,7 +354,7 @@ def ranks_of(pid):
     return [int(stat.split()[0]) for stat in stats if int(stat.rpartition(")")[2].split()[1]) == pid]
 
 
-def test_so_does_a_run_of_two_processes_and_none_of_them_is_left_alone(home):
+def test_so_does_a_run_of_two_processes_and_none_of_them_is_left_running(home):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     two = "data.sample=512"  # 8 steps an epoch
     finished(home, *torchrun, str(ROOT / "train.py"), *RUN, two)
@@ -395,7 +395,7 @@ def wild(parameters, *, total_steps):
 
 
 @pytest.mark.parametrize("log", [1, 7])
-def test_nor_is_the_last_step_judged_or_kept_then(train, tmp_path, log):
+def test_nor_is_the_last_step_evaluated_or_kept_then(train, tmp_path, log):
     settings = {"max_epochs": -1, "max_steps": 2, "log_every_n_steps": log, "optimizer": wild}
     with pytest.raises(ValueError, match="the loss of step 2 is not finite .*; the checkpoint of step 1"):
         train(tmp_path / "run", **settings)

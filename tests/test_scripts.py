@@ -92,12 +92,12 @@ def test_wandb_is_offline_without_an_account_and_one_run(trained):
     assert list(runs[0].glob("*.wandb"))
 
 
-def test_a_finished_run_is_left_alone_and_another_one_refused(trained, refusal, monkeypatch):
+def test_a_finished_run_is_not_changed_and_another_one_refused(trained, refusal, monkeypatch):
     cwd, _ = trained
     files = {path: path.read_bytes() for path in (cwd / "outputs/first").rglob("*") if path.is_file()}
     again = started("train.py", *TINY, "trainer.max_steps=4", "run=first", "logger=wandb", cwd=cwd)
     assert again.returncode == 0, again.stderr
-    assert f"{cwd / 'outputs/first'} is finished and left alone" in again.stdout
+    assert f"{cwd / 'outputs/first'} is finished and not changed" in again.stdout
     monkeypatch.chdir(cwd)
     line = refusal("train", *TINY, "trainer.max_steps=1", "run=first")
     assert "holds another run: trainer.max_steps=1 (it began with 4); choose another name" in line
@@ -106,10 +106,10 @@ def test_a_finished_run_is_left_alone_and_another_one_refused(trained, refusal, 
 
 def test_the_best_checkpoint_is_evaluated_and_scores_what_the_monitor_said(trained):
     cwd, _ = trained
-    result = started("evaluate.py", "model=outputs/first", "tasks=quickstart", "run=judged", cwd=cwd)
+    result = started("evaluate.py", "model=outputs/first", "tasks=quickstart", "run=evaluated", cwd=cwd)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-1] == f"run: {cwd / 'outputs' / 'judged'}"
-    scores = json.loads((cwd / "outputs" / "judged" / "scores.json").read_text())
+    assert result.stdout.splitlines()[-1] == f"run: {cwd / 'outputs' / 'evaluated'}"
+    scores = json.loads((cwd / "outputs" / "evaluated" / "scores.json").read_text())
     (row,) = scores["rows"]
     assert (scores["model"], scores["seed"], row["setting"]) == ("outputs/first", 42, "")
     assert set(row["sts"]["tasks"]["quickstart/test"]) >= {"all", "mean", "wmean", "n", "subsets", "interval"}
@@ -176,7 +176,7 @@ def test_an_error_is_one_line_on_stderr_and_nothing_else(tmp_path, arguments):
     assert result.stderr.startswith("error: ")
 
 
-def test_runs_are_compared_and_own_texts_judged_by_a_python_function(tmp_path):
+def test_runs_are_compared_and_own_texts_evaluated_by_a_python_function(tmp_path):
     (tmp_path / "m.py").write_text(
         "def f(texts): return [[len(t), t.count('a'), t.count('e')] for t in texts]\n"
     )

@@ -1,4 +1,4 @@
-"""Whoever gives vectors gives the ones that it would by itself."""
+"""A model of any library gives the vectors that it would by itself."""
 
 import sys
 
@@ -81,7 +81,7 @@ def test_a_python_function_is_imported_from_here_and_called_once(here, monkeypat
     (a, b), planes = vectors(opened("mine:encode", None), ["one", "three"], Wanted([None, None]))
     assert a.tolist() == b.tolist() == [[3, 1], [5, 1]] and planes is None
     assert sys.modules["mine"].calls == [["one", "three"]]
-    with pytest.raises(ValueError, match="shows no layers, which the protocol asks for"):
+    with pytest.raises(ValueError, match="gives no layers, which the protocol needs"):
         vectors(opened("mine:encode", None), ["a"], Wanted([Pooling(kind="cls", layers=[1])]))
     with pytest.raises(ValueError, match="bf16=true: this model chooses its precision itself; leave it out"):
         vectors(opened("mine:encode", None), ["a"], Wanted([None], bf16=True))
@@ -105,7 +105,7 @@ def test_modules_that_only_sentence_transformers_knows_are_left_to_it(bert, plai
 
 
 def test_what_is_missing_is_said():
-    with pytest.raises(ValueError, match="no model: say model=DIR_OR_HUB_ID, or compare="):
+    with pytest.raises(ValueError, match="no model: give model=DIR_OR_HUB_ID, or compare="):
         found(None)
     with pytest.raises(FileNotFoundError, match="no encoder in ./gone"):
         found("./gone")

@@ -155,7 +155,7 @@ def test_a_dropped_connection_is_taken_up_again_and_the_file_is_whole(root, hub,
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
-        (lambda number, data: data[: len(data) // 2] if number == 1 else b"", "could not be had"),
+        (lambda number, data: data[: len(data) // 2] if number == 1 else b"", "could not be downloaded"),
         (lambda number, data: data.replace(b"7", b"8"), f"sha256 {OTHER[:12]}.*deleted, try again"),
     ],
 )

@@ -237,9 +237,9 @@ def test_a_value_is_shown_in_the_digits_it_has(arguments, plain, full):
         (lambda: weighted_spearman(PAIRS, PAIRS, np.ones((5, 4), int)), "3 scores, 3 .*, counts of 4"),
         (lambda: task_draws(PAIRS, PAIRS, [1, 1], 5, 0), r"subsets of \[1, 1\] pairs do not make up 3"),
         (lambda: task_draws(PAIRS, PAIRS, [3, 0], 5, 0), r"subsets of \[3, 0\] pairs do not make up 3"),
-        (lambda: paired(PAIRS, PAIRS[:2]), r"equally many, not \[2, 3\]"),
-        (lambda: statistics.average_draws({}), r"equally many, not \[\]"),
-        (lambda: statistics.group_draws([PAIRS, PAIRS[:1]], 0), r"equally many, not \[1, 3\]"),
+        (lambda: paired(PAIRS, PAIRS[:2]), r"equal in number, not \[2, 3\]"),
+        (lambda: statistics.average_draws({}), r"equal in number, not \[\]"),
+        (lambda: statistics.group_draws([PAIRS, PAIRS[:1]], 0), r"equal in number, not \[1, 3\]"),
         (lambda: statistics.over_seeds([]), "no values"),
     ],
 )

@@ -1,4 +1,4 @@
-"""One encode, every task: numbers equal those of slow loops, maps see what they are said to see."""
+"""One encode, every task: numbers equal those of slow loops, transforms are fitted to what they name."""
 
 from functools import partial
 
@@ -67,7 +67,7 @@ def own(subsets):
 
 
 @pytest.mark.parametrize("on", ["year", "corpus.txt"])
-def test_whitening_equals_the_formula_by_hand_on_what_each_map_is_fitted_to(tasks, on, monkeypatch):
+def test_whitening_equals_the_formula_by_hand_on_what_each_transform_is_fitted_to(tasks, on, monkeypatch):
     corpus = [f"c{i % 40}" for i in range(50)]
     monkeypatch.setattr("whitenedcse.evaluation.suite.own_texts", lambda on, name, case: own(tasks[name]))
     agenda = plan(tasks, [on], {"corpus.txt": corpus}.get)
@@ -82,7 +82,7 @@ def test_whitening_equals_the_formula_by_hand_on_what_each_map_is_fitted_to(task
         assert got.items[name] == pytest.approx(np.concatenate(cosines), abs=1e-6)
 
 
-def test_a_map_of_a_corpus_is_fitted_once_and_one_of_the_target_for_each_task(tasks, monkeypatch):
+def test_a_transform_of_a_corpus_is_fitted_once_and_one_of_the_target_for_each_task(tasks, monkeypatch):
     fits = []
 
     def make():

@@ -23,7 +23,7 @@ SCORES = {  # by system and seed: dev best, test average; no pattern
 }
 
 
-def judged(average, rows=("as it is", "whitened (target)")):
+def evaluated(average, rows=("as it is", "whitened (target)")):
     """What evaluate.py adds to scores.json: two tasks around an average, each later row 2 better."""
     lines = []
     for i, name in enumerate(rows):
@@ -43,7 +43,7 @@ def judged(average, rows=("as it is", "whitened (target)")):
 
 
 def trained(folder, seed=1, best=70.0, average=None, system=None, finished=True, series=None, **settings):
-    """What train.py leaves, judged at steps 0, 50 and 100, the best at 50; `settings` by dotted name."""
+    """What train.py leaves, evaluated at steps 0, 50 and 100, the best at 50; `settings` by dotted name."""
     folder.mkdir(parents=True)
     config = {
         "run": folder.name,
@@ -88,7 +88,7 @@ def trained(folder, seed=1, best=70.0, average=None, system=None, finished=True,
     dev = {"before": best - 9, "best": best, "best_step": 50, "last": best - 1, "last_step": 100, "n": 7}
     dev |= {"metric": "dev/spearman", "values_before": values[0], "values_best": values[1]}
     if finished:
-        tests = {} if average is None else judged(average)
+        tests = {} if average is None else evaluated(average)
         (folder / "scores.json").write_text(json.dumps({"dev": dev, **tests}))
     return folder
 
@@ -290,8 +290,8 @@ def test_what_a_run_holds_and_what_evaluate_left_are_no_runs(tmp_path):
     trained(tmp_path / "s/0")
     (tmp_path / "s/0/wandb/files").mkdir(parents=True)
     (tmp_path / "s/0/wandb/files/config.yaml").write_text("monitor: {}\n")
-    (tmp_path / "s/judged").mkdir()
-    (tmp_path / "s/judged/config.yaml").write_text("model: x\n")
+    (tmp_path / "s/evaluated").mkdir()
+    (tmp_path / "s/evaluated/config.yaml").write_text("model: x\n")
     assert [run.path for run in sweep.runs([tmp_path / "s"])] == [tmp_path / "s/0"]
 
 
@@ -309,8 +309,8 @@ def test_a_series_is_the_finite_values_of_whole_lines(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["gone"], "gone is no directory, and no published table (--list names them)"),
-        (["WhitenedCSE/T1", "gone"], "WhitenedCSE/T1 is no directory"),
+        (["gone"], "gone is neither a directory nor a published table (--list names them)"),
+        (["WhitenedCSE/T1", "gone"], "WhitenedCSE/T1 is neither a directory"),
         (["empty"], "no run of train.py in empty"),
         (["run", "--against", "x"], "--against 'x': run is one run"),
         (["run", "--runs", "run"], "--runs and --as go with a published table"),

@@ -71,13 +71,13 @@ def test_every_rank_of_a_job_has_its_configuration(tmp_path, sweeper):
 
 
 @needs["optuna"]
-def test_a_search_maximises_the_dev_score_and_goes_on_where_it_was(tmp_path):
+def test_a_search_maximises_the_dev_score_and_resumes(tmp_path):
     arguments = ["-m", *SMALL, "+sweep=search", "run=search"]
     first = started("train.py", *arguments, "hydra.sweeper.n_trials=2", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     more = started("train.py", *arguments, "hydra.sweeper.n_trials=3", cwd=tmp_path)
     assert more.returncode == 0, more.stderr
-    assert more.stdout.count("is finished and left alone") == 2
+    assert more.stdout.count("is finished and not changed") == 2
     best = [json.loads((job / "scores.json").read_text())["dev"]["best"] for job in jobs(tmp_path, "search")]
     assert len(best) == 3
     said = (tmp_path / "outputs" / "search" / "optimization_results.yaml").read_text()
@@ -103,7 +103,7 @@ def table(sweep):
     return done.stdout.partition("\n\n")[0]
 
 
-def test_a_killed_sweep_goes_on_to_the_table_of_one_that_was_not(tmp_path):
+def test_a_killed_sweep_resumes_to_the_table_of_an_uninterrupted_one(tmp_path):
     arguments = [
         "-m",
         *SMALL,
@@ -128,7 +128,7 @@ def test_a_killed_sweep_goes_on_to_the_table_of_one_that_was_not(tmp_path):
     assert 1 <= len(jobs(tmp_path, "killed")) < 4
     again = started("train.py", *arguments, "run=killed", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert "outputs/killed/0 is finished and left alone" in again.stdout
+    assert "outputs/killed/0 is finished and not changed" in again.stdout
     assert json.loads((killed / "0" / "scores.json").read_text())["system"] == "simcse"
     assert table(killed).count("\n") == 2  # a header and two systems
     assert table(killed) == table(tmp_path / "outputs" / "whole")

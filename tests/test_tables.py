@@ -1,4 +1,4 @@
-"""Tables say what was judged, how surely, and whether a map saw the test."""
+"""Tables say what was evaluated, how surely, and whether a transform saw the test."""
 
 from whitenedcse.report.tables import grids, training_grid
 
@@ -13,7 +13,7 @@ def row(name, setting="", **kinds):
     return {"name": name, "setting": setting, **kinds}
 
 
-def judged(name, setting, value, half):
+def evaluated(name, setting, value, half):
     tasks = {"STS12": {**sts(value, half), "n": 3108}, "STS-B": {**sts(value + 10, half), "n": 1379}}
     return row(name, setting, sts={"tasks": tasks, "avg": sts(value + 5, half)})
 
@@ -23,7 +23,7 @@ def shown(grid):
 
 
 def test_one_system_has_every_aggregation_to_the_digits_its_interval_supports():
-    scores = {"headline": "all", "rows": [judged("as it is", "", 72.3691, 1.4)]}
+    scores = {"headline": "all", "rows": [evaluated("as it is", "", 72.3691, 1.4)]}
     (grid,) = grids(scores, None)
     assert grid.columns == ["task", "n", "all", "mean", "wmean"]
     assert shown(grid)[0] == ["STS12", "3108", "72.4 ±1.4", "73.4 ±1.4", "74.4 ±1.4"]
@@ -47,7 +47,7 @@ def test_what_is_undefined_is_a_dash_with_its_reason():
 
 
 def test_several_systems_are_rows_in_the_headline_aggregation_with_their_setting():
-    rows = [judged("raw", "", 50, 2.4), judged("whitening (target)", "transductive", 60, 3.1)]
+    rows = [evaluated("raw", "", 50, 2.4), evaluated("whitening (target)", "transductive", 60, 3.1)]
     (grid,) = grids({"headline": "wmean", "rows": rows}, None)
     assert grid.columns == ["", "fitted", "STS12", "STS-B", "average"]
     assert shown(grid) == [
@@ -81,13 +81,13 @@ def test_geometry_names_its_task_and_dashes_what_is_undefined():
         {
             "headline": "all",
             "rows": [
-                judged("x", "", 50, 1),
+                evaluated("x", "", 50, 1),
             ],
         },
         None,
     )[0]
     assert grid.title.startswith("x: ")
-    both = row("x", sts=judged("x", "", 50, 1)["sts"], geometry=geometry)
+    both = row("x", sts=evaluated("x", "", 50, 1)["sts"], geometry=geometry)
     grid = grids({"headline": "all", "rows": [both]}, None)[1]
     assert grid.title == "geometry on STS-B"
     assert shown(grid) == [["x", "", "-", "-2.193", "0.405", "0.055", "63"]]

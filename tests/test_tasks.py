@@ -1,4 +1,4 @@
-"""Tasks by name, and what a map for them is fitted to: each sentence as often as it occurs."""
+"""Tasks by name, and what a transform for them is fitted to: each sentence as often as it occurs."""
 
 import gzip
 

@@ -86,7 +86,7 @@ def test_a_context_that_fails_ends_the_work(threaded):
         list(each(lambda i: i, range(5), broken))
 
 
-def test_nothing_begins_once_nobody_wants_the_rest(threaded):
+def test_nothing_begins_once_the_rest_is_not_wanted(threaded):
     threaded(2)
     done = []
     results = each(lambda i: (done.append(i), time.sleep(0.01)), range(1000))

@@ -110,7 +110,7 @@ def test_an_endless_line_is_cut_before_it_is_tokenised(tokenizer):
     assert len(seen[0]) == 64 * LENGTH
 
 
-def test_no_room_for_a_token_is_refused(tokenizer):
+def test_a_length_without_a_token_of_text_is_refused(tokenizer):
     assert len(token_ids(["a cat"], tokenizer, 3)[0]) == 3
     with pytest.raises(ValueError, match="max_length=2"):
         token_ids(["a cat"], tokenizer, 2)
@@ -150,7 +150,7 @@ def test_another_length_tokenizer_or_text_is_another_cache(corpus, tokenizer, tm
 
 @pytest.fixture
 def settled(corpus):
-    """The corpus, as if nobody had touched its file for a while."""
+    """The corpus, with a file last changed a while ago."""
     time.sleep(0.01)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokens, "SETTLED", 0)
@@ -161,9 +161,7 @@ def notes(folder):
     return sorted(folder.glob(".*.seen"))
 
 
-def test_a_second_start_does_not_even_hash_a_corpus_that_nobody_touched(
-    settled, tokenizer, tmp_path, monkeypatch
-):
+def test_a_second_start_does_not_even_hash_an_unchanged_corpus(settled, tokenizer, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     first = tokenised(settled, tokenizer, LENGTH, cache_dir=cache)
     monkeypatch.setattr(tokens, "fingerprint", lambda corpus: pytest.fail("hashed again"))

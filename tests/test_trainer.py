@@ -32,7 +32,7 @@ def test_alone_auto_is_what_there_is_and_a_number_is_that_number(monkeypatch):
 def test_srun_with_a_number_of_tasks_in_all_is_told_what_to_say(monkeypatch):
     for name, value in {"SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_JOB_NAME": "x"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match="say srun --ntasks-per-node=N"):
+    with pytest.raises(ValueError, match="use srun --ntasks-per-node=N"):
         trainer()
 
 

@@ -1,4 +1,4 @@
-"""The training step, its optimiser, its masked-language-model term, and the monitor that judges it."""
+"""The training step, its optimiser, its masked-language-model term, and the monitor that evaluates it."""
 
 import csv
 import gc
@@ -317,12 +317,12 @@ def test_the_masked_term_joins_the_loss_with_its_weight(bert, tmp_path):
     )
 
 
-def test_the_judge_scores_the_raw_and_whitened_vectors():
+def test_the_dev_set_scores_the_raw_and_whitened_vectors():
     rng = np.random.default_rng(0)
-    judge = DevSet([DEV])
+    dev_set = DevSet([DEV])
     dev, corpus = rng.normal(size=(8, 40)) @ rng.normal(size=(40, 40)), rng.normal(size=(200, 40))
-    values = judge(dev, corpus)
-    row = {sentence: i for i, sentence in enumerate(judge.sentences)}
+    values = dev_set(dev, corpus)
+    row = {sentence: i for i, sentence in enumerate(dev_set.sentences)}
     left, right = ([row[s] for s in side] for side in (DEV.left, DEV.right))
 
     def cosines(x):
@@ -350,7 +350,7 @@ def test_the_judge_scores_the_raw_and_whitened_vectors():
         assert values[f"dev/variance_top{k}"] == pytest.approx(p[:k].sum())
 
 
-def test_a_dev_set_of_several_subsets_is_judged_as_one():
+def test_a_dev_set_of_several_subsets_is_evaluated_as_one():
     halves = [Subset(str(i), DEV.left[i::2], DEV.right[i::2], DEV.gold[i::2]) for i in (0, 1)]
     vectors = np.random.default_rng(0).normal(size=(8, 40))
     assert DevSet(halves)(vectors, vectors) == pytest.approx(DevSet([DEV])(vectors, vectors))
@@ -365,7 +365,7 @@ def test_collapsed_vectors_have_no_score():
     assert "dev/variance_top4" not in values  # all of it, by definition
 
 
-def test_the_monitor_judges_before_each_few_steps_and_at_the_end(bert, tmp_path):
+def test_the_monitor_evaluates_before_each_few_steps_and_at_the_end(bert, tmp_path):
     monitor = monitor_of(tmp_path)
     fit(module_of(bert), tmp_path, monitor, steps=5)
     assert [row.step for row in monitor.rows] == [0, 2, 4, 5]
@@ -404,7 +404,7 @@ def test_training_ends_where_all_sentences_have_one_vector(dead, tmp_path):
     assert monitor.rows == [] and not (tmp_path / "best").exists()
 
 
-def test_it_ends_at_a_later_judgement_too(bert, tmp_path):
+def test_it_ends_at_a_later_evaluation_too(bert, tmp_path):
     scale = bert.backbone.embeddings.LayerNorm.weight.data
     dying = LambdaCallback(on_train_batch_end=lambda *_: scale.zero_())
     with pytest.raises(ValueError, match="step 2: all 8 dev sentences have the same vector"):

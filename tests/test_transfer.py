@@ -176,7 +176,7 @@ def test_your_own_rows_keep_their_order_and_their_split(tmp_path, suffix):
         (table(("text", "label"), ("x", "a"), (" ", "b")), r"o.tsv:3: an empty text, or none: ' '"),
         (table(("text", "label"), ("x", " ")), r"o.tsv:2: the label is ' '"),
         (table(("text", "label", "split"), ("x", "a", "valid")), r"o.tsv:2: the split is 'valid'"),
-        (table(("text", "label", "split"), *((*t, "train") for t in TEXTS)), r"split, and no row in test"),
+        (table(("text", "label", "split"), *((*t, "train") for t in TEXTS)), r"no row with test"),
         (table(("text", "label", "split"), *((*t, "train" if t > ("text 14",) else "test") for t in TEXTS)),
          r"class 'a' has 9 rows to train on; ten folds of train, as there is no dev, need 10"),
         (table(("text", "label", "split"), ("x", "a", "train"), ("y", "b", "test"), ("y", "a", "dev")),
@@ -243,7 +243,7 @@ def test_a_threshold_predicts_entailment_from_one_half_on():
 
 
 def test_a_threshold_refuses_other_tasks_and_undefined_cosines():
-    with pytest.raises(ValueError, match="t: a threshold tells entailment, not_entailment; not a, b"):
+    with pytest.raises(ValueError, match="t: a threshold separates entailment, not_entailment; not a, b"):
         threshold(labelled(2, [0, 1], "ab"), np.zeros(2))
     with pytest.raises(ValueError, match="t: 2 finite cosines expected"):
         threshold(labelled(2, [0, 1], TRANSFER["RTE"].classes), np.array([0, np.nan]))

@@ -1,4 +1,4 @@
-"""A map fitted to an embedder's vectors, and the embedder that ends with it."""
+"""A transform fitted to an embedder's vectors, and the embedder that ends with it."""
 
 from pathlib import Path
 
@@ -86,24 +86,24 @@ def test_the_vectors_are_whitened_and_then_of_unit_length(embedder, corpus, k, u
     assert again.final.provenance["texts"] == len(TEXTS) + 1 and "probe" not in again.final.provenance
 
 
-def test_a_second_map_follows_the_first(embedder, corpus):
+def test_a_second_transform_follows_the_first(embedder, corpus):
     once = whitened(embedder, fit_of(embedder, corpus), 8)
-    fit = Postprocess("pca", k=3).fit(once.encode(TEXTS[:20]))  # whose mean the first map does not make zero
+    fit = Postprocess("pca", k=3).fit(once.encode(TEXTS[:20]))  # the first transform leaves them a mean
     assert_allclose(whitened(once, fit).encode(TEXTS), fit.transform(once.encode(TEXTS)), atol=1e-5)
 
 
-def test_unit_length_comes_and_goes_and_leaves_the_map(embedder):
+def test_unit_length_comes_and_goes_and_leaves_the_transform(embedder):
     last = Final(weight=torch.eye(D)[:4], bias=torch.ones(4), unit=False, provenance={"by": "hand"})
-    mapped = exports_module.ending(embedder, last)
-    unit = scaled(mapped, unit=True)
+    ended = exports_module.ending(embedder, last)
+    unit = scaled(ended, unit=True)
     assert_allclose(np.linalg.norm(unit.encode(TEXTS), axis=1), 1, rtol=1e-6)
-    assert np.array_equal(scaled(unit, unit=False).encode(TEXTS), mapped.encode(TEXTS))
+    assert np.array_equal(scaled(unit, unit=False).encode(TEXTS), ended.encode(TEXTS))
     assert unit.final.provenance == {"by": "hand"}
     assert scaled(embedder, unit=False) is embedder
     assert scaled(scaled(embedder, unit=True), unit=False).final is None
 
 
-def test_a_map_of_another_embedder_is_refused(embedder, corpus, bert):
+def test_a_transform_of_another_embedder_is_refused(embedder, corpus, bert):
     fit = fit_of(embedder, corpus)
     with pytest.raises(ValueError, match="fitted to another embedder"):
         whitened(embedder_of(bert, kind="cls", layers=(0,)), fit)
@@ -113,9 +113,11 @@ def test_a_map_of_another_embedder_is_refused(embedder, corpus, bert):
         whitened(embedder, fit, 17)
 
 
-def test_the_command_fits_and_writes_a_map_that_says_where_it_came_from(embedder, corpus, tmp_path, capsys):
+def test_the_command_fits_and_writes_a_transform_that_says_where_it_came_from(
+    embedder, corpus, tmp_path, capsys
+):
     checkpoint.save(embedder, tmp_path / "best")
-    source, out = str(tmp_path / "best"), tmp_path / "map.safetensors"
+    source, out = str(tmp_path / "best"), tmp_path / "whitening.safetensors"
     assert cli.main(["whiten", "fit", source, corpus.path, str(out)]) == 0
     assert "65 texts" in capsys.readouterr().out
     fit = Postprocess.load(out)
@@ -132,7 +134,7 @@ def test_a_plain_encoder_is_pooled_as_asked_and_bad_input_is_one_line(bert, corp
     plain = tmp_path / "plain"
     bert.backbone.save_pretrained(plain)
     bert.tokenizer.save_pretrained(plain)
-    out = str(tmp_path / "map.safetensors")
+    out = str(tmp_path / "whitening.safetensors")
     asked = ["--pooling", "mean", "--layers", "1", "-1"]
     assert cli.main(["whiten", "fit", str(plain), corpus.path, out, *asked]) == 0
     embedder = embedder_of(bert, kind="mean", layers=(1, -1)).eval()
@@ -140,7 +142,7 @@ def test_a_plain_encoder_is_pooled_as_asked_and_bad_input_is_one_line(bert, corp
     (tmp_path / "one.txt").write_text("one line\n\n")
     for wrong, message in {
         (str(plain), str(tmp_path / "one.txt"), out): "1 texts that are not blank",
-        (str(plain), corpus.path, str(tmp_path / "no" / "map")): "no such directory",
+        (str(plain), corpus.path, str(tmp_path / "no" / "fit")): "no such directory",
         (str(plain), str(tmp_path / "absent.txt"), out): "no such file",
     }.items():
         assert cli.main(["whiten", "fit", *wrong]) == 2

@@ -136,7 +136,7 @@ def test_a_process_whose_parent_is_gone_ends_in_silence(cut):
     known = memory(wordpiece(), LENGTH)
     with words_module.crew(known, 1) as idle:
         worker = idle.get()
-        worker.stdout.close()  # nobody reads
+        worker.stdout.close()  # without a reader
         worker.stdin.write(pickle.dumps(["the cat"])[: 9 if cut else None])
         worker.stdin.close()
         assert worker.wait(60) == 0

@@ -164,7 +164,7 @@ class Moments:
         Raises ValueError for another width, NaN or infinity; then no row of x has been added.
         """
         if x.ndim != 2 or x.shape[1] != self.d:
-            raise ValueError(f"rows of width {self.d} come as (n, {self.d}), not as {x.shape}")
+            raise ValueError(f"rows must have the shape (n, {self.d}), not {x.shape}")
         origin, part = self._origin, self._part
         for start in range(0, len(x), BLOCK):
             block = np.asarray(x[start : start + BLOCK], np.float64)
@@ -207,5 +207,5 @@ class Moments:
 
     def _seen(self) -> _Part:
         if not self.n:
-            raise ValueError("no row has been taken in, so there is no mean and no covariance")
+            raise ValueError("no row was added, so there is no mean and no covariance")
         return self._part

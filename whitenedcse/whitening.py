@@ -187,8 +187,8 @@ def shuffled_group_whiten(  # noqa: PLR0913  those of group_whiten, and the perm
     """
     if permutations.shape != (expected := x.shape[:-2] + x.shape[-1:]):
         raise ValueError(f"permutations are {tuple(permutations.shape)}, not {tuple(expected)} as x asks for")
-    places = torch.arange(x.shape[-1], device=x.device).expand_as(permutations)
-    inverse = torch.empty_like(permutations).scatter_(-1, permutations, places)
+    channels = torch.arange(x.shape[-1], device=x.device).expand_as(permutations)
+    inverse = torch.empty_like(permutations).scatter_(-1, permutations, channels)
     if group_width(x.shape[-1], width=width) == 2:  # moves channels once, not twice
         partner = permutations.gather(-1, inverse ^ 1)
         return _whiten_pairs(x, partner, Ridge(eps, floor), gradient, shrinkage)

@@ -48,7 +48,7 @@ def corpus(parser: argparse.ArgumentParser, name: str = "corpus") -> None:
 
 def sample(parser: argparse.ArgumentParser, rows: int | None = None) -> None:
     """Add --sample."""
-    about = f"so many rows of CORPUS, drawn uniformly (default: {rows or 'all'})"
+    about = f"number of rows of CORPUS, drawn uniformly (default: {rows or 'all'})"
     parser.add_argument("--sample", type=int, default=rows, metavar="N", help=about)
 
 
@@ -109,8 +109,8 @@ def ended(arguments: argparse.Namespace, on: str | None = None) -> Any:
     if k is not None and not 1 <= k <= embedder.width:
         raise ValueError(f"{k} components of width {embedder.width}: 1 to {embedder.width} can be kept")
     if on is not None:
-        fit, found = Postprocess("whitening"), sources.named(on, arguments.columns, arguments.sample)
-        facts = fitted(fit, embedder, found, bf16=arguments.bf16)
+        fit, corpus = Postprocess("whitening"), sources.named(on, arguments.columns, arguments.sample)
+        facts = fitted(fit, embedder, corpus, bf16=arguments.bf16)
         fit.provenance = {"source": arguments.source, **facts}
     return embedder if fit is None else whitened(embedder, fit, k)
 
@@ -118,7 +118,7 @@ def ended(arguments: argparse.Namespace, on: str | None = None) -> Any:
 def require_model(model: str | None) -> None:
     """Raise FileNotFoundError if there is no such model; a hub's is fetched."""
     if model is None:
-        raise ValueError("no model: say model=DIR_OR_HUB_ID, or compare=[RUN,RUN]")
+        raise ValueError("no model: give model=DIR_OR_HUB_ID, or compare=[RUN,RUN]")
     if not is_function(model):
         from whitenedcse.model.encoder import folder
 
@@ -159,7 +159,7 @@ def source(model: str, pooling: Pooling | None) -> Source:
         try:
             from sentence_transformers import SentenceTransformer
         except ImportError:
-            raise ValueError(f"{error}; with pip install sentence-transformers that library does") from error
+            raise ValueError(f"{error}; pip install sentence-transformers, which loads it") from error
         return Source(SentenceTransformer(model, device=device).encode, "its own")
     return Source(embedder.encode, str(embedder.pooling), embedder)
 

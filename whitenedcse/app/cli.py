@@ -50,16 +50,16 @@ def _parser() -> argparse.ArgumentParser:
 
 def add_data(commands: Any) -> None:
     """Add the parsers of `whitenedcse data`."""
-    data = given.group(commands, "data", "what training and evaluation read: is it here, is it right, get it")
+    data = given.group(commands, "data", "check or download the data sets that training and evaluation read")
     _check(data)
     _fetch(data)
 
 
 def _check(commands: Any) -> None:
     about = "verify every task and corpus on this machine: counts, scores, encoding, checksums"
-    more = "Exit status 1 if anything that is here is wrong; what is missing is only named."
+    more = "Exit status 1 if a file is wrong; missing files are listed and leave it 0."
     check = commands.add_parser("check", help=about, description=f"{about}. {more}")
-    place = "look here, not in $WHITENEDCSE_DATA (default: data)"
+    place = "look in this folder, not in $WHITENEDCSE_DATA (default: data)"
     check.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help=place)
     check.set_defaults(run=data_check)
 
@@ -85,19 +85,19 @@ def data_check(arguments: argparse.Namespace) -> int:
     from whitenedcse.evaluation import doctor
 
     with rich.get_console().status("reading"):
-        found = doctor.examined(arguments.folder)
-    table = Grid("tasks and corpora", doctor.COLUMNS, doctor.lines(found), right=range(2, 6))
+        findings = doctor.examined(arguments.folder)
+    table = Grid("tasks and corpora", doctor.COLUMNS, doctor.lines(findings), right=range(2, 6))
     say(as_rich(table))
-    for remark in doctor.remarks(found):
+    for remark in doctor.remarks(findings):
         say(remark)
-    return int(any(finding.verdict == "wrong" for finding in found))
+    return int(any(finding.verdict == "wrong" for finding in findings))
 
 
 def data_fetch(arguments: argparse.Namespace) -> int:
     """Download a data set unless it is there; print where it is."""
     here = sources.present(arguments.name, sources.roots())
     say(
-        f"{arguments.name}: is here already, {here}"
+        f"{arguments.name}: already available, {here}"
         if here
         else f"{arguments.name}: fetching from {sources.REPO}"
     )
@@ -113,7 +113,7 @@ def add_report(commands: Any) -> None:
 
 
 def _report(commands: Any) -> None:
-    about = "what came out: a run, a sweep, or a published table beside the numbers of your own runs"
+    about = "print results: of a run, of a sweep, or a published table beside your own runs"
     parser = commands.add_parser("report", help=about, description=about)
     what = (
         "a published table or figure, e.g. WhitenedCSE/T1; or a run of train.py, a sweep, several, a pattern"
@@ -122,7 +122,7 @@ def _report(commands: Any) -> None:
     parser.add_argument("--list", action="store_true", help="name the published tables and figures")
     runs = "beside a published table: runs of evaluate.py, or folders that hold some (default: outputs)"
     parser.add_argument("--runs", nargs="+", type=Path, metavar="DIR", help=runs)
-    alias = "take a run, or the runs of a model, for those of this encoder: bert-base-uncased=outputs/mine"
+    alias = "treat a run, or the runs of a model, as those of this encoder: bert-base-uncased=outputs/mine"
     parser.add_argument("--as", dest="aliases", action="append", default=[], metavar="NAME=DIR", help=alias)
     against = "of a sweep: the group that the others are compared with (default: the first)"
     parser.add_argument("--against", metavar="LABEL", help=against)

@@ -165,7 +165,7 @@ def several(run: Run, devices: int) -> bool:
     if ranks.placed() is not None:
         if hydra.mode == RunMode.MULTIRUN and "SLURM_JOB_ID" not in os.environ:
             raise ValueError(
-                "torchrun would sweep once in each rank; use python train.py -m trainer.devices=N"
+                "torchrun would run the sweep once in each rank; use python train.py -m trainer.devices=N"
             )
         return False
     if devices < 2:
@@ -199,7 +199,7 @@ def finished(run: Run, settings: str) -> bool:
     run.refuse_other(settings, {}, force=forced())
     if run.scores is None:
         return False
-    say(f"{run.path} is finished and left alone; run=NAME with another name makes another run")
+    say(f"{run.path} is finished and not changed; use another run=NAME for a new run")
     say(f"run: {run.path}")
     return True
 
@@ -221,9 +221,9 @@ def begin(run: Run, settings: str, facts: Mapping[str, Any], digests: Mapping[st
         return None
     step = step_of(checkpoint)
     changed = run.resume(settings, exact, step)
-    say(f"{run.path} goes on after step {step}")
+    say(f"{run.path} resumes after step {step}")
     if changed:
-        say(f"what follows may differ in the last bits: {', '.join(changed)}")
+        say(f"results may differ in the last bits: {', '.join(changed)}")
     return checkpoint
 
 

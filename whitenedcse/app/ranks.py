@@ -66,7 +66,7 @@ def shared(name: str, value: str) -> str:
     if here is None or here.world == 1:
         return value
     if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        raise ValueError("these ranks have no place to agree on a name for the run; add run=NAME")
+        raise ValueError("these ranks cannot agree on a name for the run; add run=NAME")
     import torch.distributed as dist
 
     store = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined]
@@ -128,7 +128,7 @@ def run(command: Sequence[str], count: int) -> int:
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         sys.stderr.write(
             f"error: rank {failed} (process {job[failed].pid}) {how}; the other ranks were ended too."
-            " The same command with run=NAME continues from the last checkpoint\n"
+            " The same command with run=NAME resumes from the last checkpoint\n"
         )
         return status if status > 0 else 128 - status
 

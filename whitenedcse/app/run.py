@@ -118,14 +118,14 @@ class Run:
         return self.scores or self._lacks("scores.json")
 
     def _lacks(self, name: str) -> NoReturn:
-        raise FileNotFoundError(f"{self.path} is no run of evaluate.py, which would hold {name}")
+        raise FileNotFoundError(f"{self.path} is not a run of evaluate.py: it has no {name}")
 
     def _json(self, name: str) -> dict[str, Any] | None:
         if not (self.path / name).is_file():
             return None
         content = read_json(self.path / name)
         if not isinstance(content, dict):
-            raise ValueError(f"{self.path / name} holds no names and values")
+            raise ValueError(f"{self.path / name} is not a JSON object of names and values")
         return content
 
     @cached_property
@@ -237,7 +237,7 @@ class Run:
         if differences:
             raise ValueError(
                 f"{self.path} holds another run: {', '.join(differences)}; choose another name with run=NAME,"
-                " or add --force to go on in it"
+                " or add --force to resume it anyway"
             )
 
     @on_first_rank

@@ -146,7 +146,7 @@ def _bench(commands: Any) -> None:
     about = "measure what whitening-k saves and loses: size, time and recall@10 for several k"
     parser = commands.add_parser("bench", help=about, description=about)
     parser.add_argument("index", type=Path, metavar="INDEX")
-    about = "(default: 256 128 64 32, as far as they are below the width)"
+    about = "(default: 256 128 64 32, those below the width)"
     parser.add_argument("--dims", type=int, nargs="+", default=(), metavar="K", help=about)
     given.form(parser)
     parser.set_defaults(run=measure)
@@ -179,11 +179,11 @@ def extend(arguments: argparse.Namespace) -> int:
     """Append to an index, and print how many texts it held and holds."""
     from whitenedcse.serving import index, index_files
 
-    found = index.Index.load(arguments.index)
-    more = index.encoded(found.embedder, _pairs(arguments, len(found)), bf16=arguments.bf16)
-    index_files.append(arguments.index, len(found), more)
+    held = index.Index.load(arguments.index)
+    more = index.encoded(held.embedder, _pairs(arguments, len(held)), bf16=arguments.bf16)
+    index_files.append(arguments.index, len(held), more)
     n = index_files.listed(arguments.index)["parts"][-1]["n"]
-    say(f"{len(found):,} texts and {n:,} more: {arguments.index}")
+    say(f"{len(held):,} texts and {n:,} more: {arguments.index}")
     return 0
 
 
@@ -210,10 +210,10 @@ def query(arguments: argparse.Namespace) -> int:
     asked = [arguments.text]
     if arguments.file is not None:
         asked = list(texts(sources.named(arguments.file, arguments.columns)))
-    found = Index.load(arguments.index).query(asked, arguments.top)
+    answers = Index.load(arguments.index).query(asked, arguments.top)
     rows = [
         [text, str(rank), f"{hit.cosine:.4f}", hit.id, hit.text]
-        for text, hits in zip(asked, found, strict=True)
+        for text, hits in zip(asked, answers, strict=True)
         for rank, hit in enumerate(hits, 1)
     ]
     if arguments.to == "table":  # control characters of a text do not reach the terminal
@@ -235,7 +235,7 @@ def measure(arguments: argparse.Namespace) -> int:
 def add_encode(commands: Any) -> None:
     """Add the parser of `whitenedcse encode`."""
     about = "encode a corpus of any size into files of vectors"
-    more = "Row i of the files is row i of the input. The same command again goes on with what a kill left."
+    more = "Row i of the files is row i of the input. The same command again resumes after a kill."
     parser = commands.add_parser("encode", help=about, description=f"{about}. {more}")
     given.encoder(parser)
     given.corpus(parser, "input")
@@ -265,7 +265,7 @@ def encode(arguments: argparse.Namespace) -> int:
     job = Job(partial(given.ended, arguments), arguments.source, corpus, arguments.out, form, arguments.bf16)
     new = encoded(job, arguments.processes)
     if manifest := begun(arguments.out):
-        here = f"; {manifest.rows - new:,} were here already" if new < manifest.rows else ""
+        here = f"; {manifest.rows - new:,} were encoded before" if new < manifest.rows else ""
         say(f"{manifest.rows:,} rows of width {manifest.width}: {arguments.out}{here}")
     return 0
 

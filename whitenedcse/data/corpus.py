@@ -147,16 +147,16 @@ def files(path: str) -> list[str]:
     if "://" in path:
         with filesystem(path) as (system, inside):
             system.invalidate_cache()
-            found = [path] if _kind(path) else list(map(system.unstrip_protocol, system.find(inside)))
+            paths = [path] if _kind(path) else list(map(system.unstrip_protocol, system.find(inside)))
     elif (local := Path(path)).exists():
-        found = [str(file) for file in (local, *local.rglob("*")) if file.is_file()]
+        paths = [str(file) for file in (local, *local.rglob("*")) if file.is_file()]
     else:
         return []
-    if not (found := [file for file in found if _kind(file)]):
+    if not (paths := [file for file in paths if _kind(file)]):
         raise ValueError(
-            f"{path}: no text here; known are {[*READERS]}, text also with {[*COMPRESSIONS]} added"
+            f"{path}: no corpus file; supported are {[*READERS]}, text also with {[*COMPRESSIONS]} added"
         )
-    return sorted(found, key=Path)  # a/z before a-b/a
+    return sorted(paths, key=Path)  # a/z before a-b/a
 
 
 def _kind(name: str) -> str:
@@ -172,12 +172,12 @@ def _text(path: str, columns: Sequence[str]) -> Iterator[Row]:
 
 
 def _table(path: str, columns: Sequence[str]) -> Iterator[Row]:
-    places: list[int] = []
+    indices: list[int] = []
     for _, fields in table(path):
-        if places:
-            yield tuple(fields[place] for place in places) if fields else ("",)
+        if indices:
+            yield tuple(fields[place] for place in indices) if fields else ("",)
         else:
-            places = [fields.index(name) for name in _checked(columns, fields, path)]
+            indices = [fields.index(name) for name in _checked(columns, fields, path)]
 
 
 def _json(path: str, columns: Sequence[str]) -> Iterator[Row]:
@@ -209,7 +209,7 @@ def _hub(name: str) -> Any:
 
         return datasets.load_dataset(name, split="train")
     except Exception as error:  # the kinds that `datasets` raises share no class and differ between releases
-        raise FileNotFoundError(f"{name}: neither a path nor to be had from the hub: {error}") from error
+        raise FileNotFoundError(f"{name}: no such path, and the hub did not give it: {error}") from error
 
 
 def _numbered(records: Iterable[Any], columns: Sequence[str], place: object) -> Iterator[Row]:

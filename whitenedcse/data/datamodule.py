@@ -140,9 +140,9 @@ class SentenceData(LightningDataModule):
         if batch_tokens is not None:
             self.budget, self.said = batch_tokens, f"batch_tokens={batch_tokens}"
         if self.budget < 2:
-            raise ValueError(f"{self.said}: a sentence alone has nothing to be told apart from")
+            raise ValueError(f"{self.said}: a contrastive loss needs 2 sentences or more in a batch")
         if passes < 1:
-            raise ValueError(f"passes={passes}: each sentence is encoded at least once")
+            raise ValueError(f"data.passes={passes} must be 1 or more")
         if not 0 <= repetition < 1:
             raise ValueError(f"data.repetition={repetition} is not in [0, 1); 0 switches it off")
         if repetition and passes == 1:

@@ -39,7 +39,11 @@ def filesystem(path: str | Path) -> Iterator[tuple[Any, str]]:
     try:
         yield _found(str(path))
     except (FileNotFoundError, IsADirectoryError) as error:
-        more = ", or out of reach" if "://" in str(path) else "; whitenedcse data check says what is missing"
+        more = (
+            ", or it cannot be reached"
+            if "://" in str(path)
+            else "; whitenedcse data check says what is missing"
+        )
         raise FileNotFoundError(f"{path}: no such file{more}") from error
     except ImportError as error:
         package = getattr(error.__cause__, "name", None) or "that package"

@@ -87,19 +87,19 @@ def senteval() -> Path:
 def present(name: str, within: Sequence[Path]) -> Path | None:
     """Where one of CORPORA, or the folder "senteval", is in the folders `within`; None if it is in none."""
     if name == "senteval":
-        return next(filter(_is_senteval, places(SENTEVAL, within)), None)
-    return next(filter(Path.is_file, places(CORPORA[name].candidates, within)), None)
+        return next(filter(_is_senteval, candidate_paths(SENTEVAL, within)), None)
+    return next(filter(Path.is_file, candidate_paths(CORPORA[name].candidates, within)), None)
 
 
 def fetched(name: str) -> Path:
     """Download one of CORPORA, or "senteval" and unpack it, into the first root; returns its path."""
     if name != "senteval":
         return _fetched(name, CORPORA[name].hub_file, CORPORA[name].candidates)
-    archives = filter(Path.is_file, places(["senteval.tar"], roots()))
+    archives = filter(Path.is_file, candidate_paths(["senteval.tar"], roots()))
     return _unpacked(next(archives, None) or _fetched("senteval", "senteval.tar", SENTEVAL))
 
 
-def places(candidates: Sequence[str], within: Sequence[Path]) -> list[Path]:
+def candidate_paths(candidates: Sequence[str], within: Sequence[Path]) -> list[Path]:
     """The path of every candidate in every folder, those of the first folder first."""
     return [folder / candidate for folder in within for candidate in candidates]
 
@@ -118,7 +118,7 @@ def _fetched(name: str, hub_file: str | None, candidates: Sequence[str]) -> Path
         except Exception as error:  # the hub library's own kinds differ between releases and share no class
             cause = error
             what = " ".join(str(error).split())[:200]
-            reason = f"{hub_file} could not be had from {REPO} ({type(error).__name__}: {what})"
+            reason = f"{hub_file} could not be downloaded from {REPO} ({type(error).__name__}: {what})"
     raise FileNotFoundError(
         f"{name}: no {' or '.join(candidates)} in {' or '.join(map(str, roots()))}, and {reason}. "
         "Put it there, set WHITENEDCSE_DATA to a folder that has it, or give a path."
@@ -139,7 +139,7 @@ def _downloaded(hub_file: str) -> Path:
     path = _brought(hub_file, endpoint)
     if re.fullmatch("[0-9a-f]{64}", etag) and (came := digest(path)) != etag:
         path.unlink()
-        raise ValueError(f"came with sha256 {came[:12]}..., not {etag[:12]}...; deleted, try again")
+        raise ValueError(f"it has sha256 {came}, not {etag}; deleted, try again")
     return path
 
 

@@ -84,13 +84,13 @@ def tokenised(
     cache = cache_dir or sources.cache()
     digests = {"corpus": _noted(corpus, cache), "tokenizer": _digest(identity(tokenizer))}
     folder = cache / _digest(json.dumps([FORMAT, *digests.values(), max_length]))
-    if (found := _opened(folder, digests)) is not None:
-        return found
+    if (cached := _opened(folder, digests)) is not None:
+        return cached
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):  # of several processes one does the work
-        if (found := _opened(folder, digests)) is None:
-            found = _made(folder, digests, corpus, tokenizer, max_length)
-    return found
+        if (cached := _opened(folder, digests)) is None:
+            cached = _made(folder, digests, corpus, tokenizer, max_length)
+    return cached
 
 
 def token_ids(
@@ -141,7 +141,7 @@ def refuse_length(max_length: int, tokenizer: PreTrainedTokenizerBase) -> None:
     special, limit = tokenizer.num_special_tokens_to_add(), tokenizer.model_max_length
     if max_length <= special:
         raise ValueError(
-            f"max_length={max_length} leaves no room beside {special} special tokens; "
+            f"max_length={max_length} leaves no token for text beside {special} special tokens; "
             f"use {special + 1} or more"
         )
     if max_length > limit:
@@ -177,9 +177,9 @@ def _made(
     """Write the cache to this folder, replacing a damaged one, and open it."""
     with drafted(folder) as draft:
         _write(draft, corpus, tokenizer, max_length)
-    if (found := _opened(folder, digests)) is None:
+    if (cached := _opened(folder, digests)) is None:
         raise OSError(f"{folder}: vanished or was damaged just after it was written; start again")
-    return found
+    return cached
 
 
 def _digest(text: str) -> str:

@@ -177,7 +177,7 @@ class Words(dict[str, int]):
         """The ids of each sentence, tokenised as a whole by the Rust core and cut to `max_length`."""
         self.core.enable_truncation(self.max_length)
         self.core.no_padding()
-        return flat([found.ids for found in self.core.encode_batch(sentences)])
+        return flat([encoding.ids for encoding in self.core.encode_batch(sentences)])
 
     def put_together(self, words: NDArray[np.int64], first: NDArray[np.int64]) -> Ids:
         """The ids of sentences from the numbers of their words and the positions of first words."""
@@ -190,9 +190,9 @@ class Words(dict[str, int]):
         before -= np.repeat(before[first], np.diff(first, append=len(words)))  # in its sentence
         lengths = np.clip(self.max_length - before, 0, lengths)
         ends = lengths.cumsum()
-        places = np.arange(ends[-1]) + np.repeat(starts - ends + lengths, lengths)
+        positions = np.arange(ends[-1]) + np.repeat(starts - ends + lengths, lengths)
         edges = (ends - lengths)[first] + self.after
-        return np.frombuffer(self.ids, np.int32)[places[edges[0] : edges[-1]]], np.diff(edges)
+        return np.frombuffer(self.ids, np.int32)[positions[edges[0] : edges[-1]]], np.diff(edges)
 
     def learn(self) -> None:
         """Tokenise each of the new words by itself."""
@@ -200,11 +200,11 @@ class Words(dict[str, int]):
         self.core.no_padding()
         # all as one text takes a third less time, but the offsets that byte-level tokenizers give tell words
         # apart only where no token begins or ends within a character
-        found = self.core.encode(self.new, is_pretokenized=True, add_special_tokens=False)
-        counts = np.bincount(np.array(found.word_ids, dtype=np.int64), minlength=len(self.new))
+        encoding = self.core.encode(self.new, is_pretokenized=True, add_special_tokens=False)
+        counts = np.bincount(np.array(encoding.word_ids, dtype=np.int64), minlength=len(self.new))
         begins = np.flatnonzero([word[0] != " " for word in self.new])
         frames = np.repeat((counts.cumsum() - counts)[begins], len(self.frame))
-        ids = np.insert(np.array(found.ids, np.int32), frames, np.tile(self.frame, len(begins)))
+        ids = np.insert(np.array(encoding.ids, np.int32), frames, np.tile(self.frame, len(begins)))
         counts[begins] += len(self.frame)
         self.starts.frombytes((len(self.ids) + counts.cumsum() - counts).tobytes())
         self.lengths.frombytes(counts.tobytes())

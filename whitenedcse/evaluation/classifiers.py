@@ -81,8 +81,8 @@ def fitted(
         same = np.flatnonzero(sizes == size)
         random = np.random.RandomState(SEED)
         random.permutation(drawn[same[0]] if drawn else 0)
-        best, found = _together(data, [pairs[int(i)] for i in same], decay[torch.from_numpy(same)], random)
-        accuracy[same] = found.cpu().numpy()
+        best, right = _together(data, [pairs[int(i)] for i in same], decay[torch.from_numpy(same)], random)
+        accuracy[same] = right.cpu().numpy()
         for i, w in zip(same, best, strict=True):
             weights[i] = w
     return weights, accuracy
@@ -220,10 +220,10 @@ def lbfgs(x: NDArray[Any], y: Labels, split: Split) -> tuple[NDArray[Any], float
         quiet = warnings.catch_warnings(action="ignore", category=ConvergenceWarning)
         with quiet, threadpool_limits(1):  # on two busy cores, two threads took ten times as long
             fits = (model.set_params(C=c).fit(scaled[rows], y[rows]) for c in STRENGTHS)
-            found = [fit.score(scaled[dev], y[dev]) for fit in fits]
-            model.set_params(C=STRENGTHS[int(np.argmax(found))]).fit(scaled[train], y[train])
+            accuracies = [fit.score(scaled[dev], y[dev]) for fit in fits]
+            model.set_params(C=STRENGTHS[int(np.argmax(accuracies))]).fit(scaled[train], y[train])
         predictions.append(model.predict(scaled[test]))
-        scores.append(max(found))
+        scores.append(max(accuracies))
     return _in_order(cases, predictions), 100 * float(np.mean(scores))
 
 
@@ -239,8 +239,8 @@ def senteval(x: NDArray[Any], y: Labels, split: Split) -> tuple[NDArray[Any], fl
     data, cases = Data.on(device, x, y), _cases(y, split)
     grid = torch.tensor(DECAYS, device=device)
     pairs = [pair for case in cases for pair in case.pairs]
-    weights, found = fitted(data, pairs, grid.expand(len(pairs), -1))
-    scores = np.round(100 * found.reshape(len(cases), -1, len(DECAYS)).mean(axis=1), 2)  # as [1] rounds
+    weights, accuracies = fitted(data, pairs, grid.expand(len(pairs), -1))
+    scores = np.round(100 * accuracies.reshape(len(cases), -1, len(DECAYS)).mean(axis=1), 2)  # as [1] rounds
     chosen = scores.argmax(axis=1)
     if split is None or not (split == "dev").any():
         held = [_held_out(case.train) for case in cases]

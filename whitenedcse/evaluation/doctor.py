@@ -18,7 +18,7 @@ import numpy as np
 
 from whitenedcse.app.durable import digest
 from whitenedcse.data import corpus
-from whitenedcse.data.sources import CORPORA, RTE, SENTEVAL, places, present, roots
+from whitenedcse.data.sources import CORPORA, RTE, SENTEVAL, candidate_paths, present, roots
 from whitenedcse.evaluation import transfer
 from whitenedcse.evaluation.sts import TASKS, read
 from whitenedcse.evaluation.transfer import TRANSFER
@@ -80,31 +80,31 @@ def examined(folder: Path | None = None) -> list[Finding]:
         raise FileNotFoundError(f"{folder}: no such folder")
     within = roots() if folder is None else [folder.resolve()]
     home = present("senteval", within)
-    homes = [home] if home else places(SENTEVAL, within)  # an incomplete one is found task by task
-    found = []
+    homes = [home] if home else candidate_paths(SENTEVAL, within)  # an incomplete one is found task by task
+    findings = []
     for name, task in TASKS.items():
         parts = task.subsets.split()
         names = [f"{task.folder}/{file.format(part)}" for part in parts for file in (task.text, task.gold)]
         base = _base(homes, task.folder)
-        found.append(_judged(name, base, names, sum(PAIRS[name]), partial(_pairs, name, base)))
+        findings.append(_finding(name, base, names, sum(PAIRS[name]), partial(_pairs, name, base)))
     for name, labelled in TRANSFER.items():
         names = [part.file or RTE for part in labelled.parts]
         base = _base(within if name == "RTE" else homes, names[0].partition("/")[0])
         rows = sum(part.rows for part in labelled.parts)
-        found.append(_judged(name, base, names, rows, partial(_labelled, name, base)))
+        findings.append(_finding(name, base, names, rows, partial(_labelled, name, base)))
     for name, rows in ROWS.items():
         path = present(name, within) or within[0] / CORPORA[name].candidates[0]
-        found.append(
-            _judged(name, path.parent, [path.name], rows, partial(_text, path, CORPORA[name].columns, rows))
+        findings.append(
+            _finding(name, path.parent, [path.name], rows, partial(_text, path, CORPORA[name].columns, rows))
         )
-    return found
+    return findings
 
 
 def _base(homes: Sequence[Path], folder: str) -> Path:
     return next((home for home in homes if (home / folder).is_dir()), homes[0])
 
 
-def _judged(
+def _finding(
     task: str, base: Path, names: Sequence[str], expected: int, contents: Callable[[], Contents]
 ) -> Finding:
     """The state of the files `names` in `base`, which are read only if all of them exist."""
@@ -131,7 +131,7 @@ def _judged(
 
 def _remedy(task: str, base: Path) -> str:
     if task == "RTE" or (task in CORPORA and not CORPORA[task].hub_file):
-        return "it is on no hub: put it there"
+        return "it cannot be downloaded: put it there"
     if task not in CORPORA and present("senteval", [base]):  # a fetch would find it and do nothing
         return AGAIN
     return f"to get it: whitenedcse data fetch {task if task in CORPORA else 'senteval'}"
@@ -168,18 +168,18 @@ def _text(path: Path, columns: tuple[str, ...], expected: int) -> Contents:
     return Contents(rows, counts.blank, wrong)
 
 
-def lines(found: Iterable[Finding]) -> list[list[str]]:
+def lines(findings: Iterable[Finding]) -> list[list[str]]:
     """The cells of a table with the columns COLUMNS, a row for each finding; `remarks` has the reasons."""
     return [
         [f.task, f.files, "-" if f.rows is None else f"{f.rows:,}"]
         + [f"{f.expected:,}", f"{f.repeated:,}", f"{f.blank:,}", f.verdict]
-        for f in found
+        for f in findings
     ]
 
 
-def remarks(found: Sequence[Finding]) -> list[str]:
+def remarks(findings: Sequence[Finding]) -> list[str]:
     """A line for every finding that is not ok, one with the folders searched, and one with the counts."""
-    looked = ", ".join(dict.fromkeys(str(f.base) for f in found))
-    verdicts = [f.verdict for f in found]
+    looked = ", ".join(dict.fromkeys(str(f.base) for f in findings))
+    verdicts = [f.verdict for f in findings]
     count = ", ".join(f"{verdicts.count(word)} {word}" for word in ("ok", "differs", "wrong", "missing"))
-    return [*(f"{f.task}: {f.verdict}: {f.why}" for f in found if f.why), f"looked in {looked}", count]
+    return [*(f"{f.task}: {f.verdict}: {f.why}" for f in findings if f.why), f"searched: {looked}", count]

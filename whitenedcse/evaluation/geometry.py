@@ -54,7 +54,7 @@ def uniformity(x: Tensor) -> Tensor:
     """
     n = len(x)
     if n < 2:
-        raise ValueError(f"uniformity compares pairs, and {n} rows make none")
+        raise ValueError(f"uniformity compares pairs, so it needs 2 rows or more, not {n}")
     x, sums = _unit(x), []
     for start in range(0, n, CHUNK):
         squares = 2 - 2 * x[start : start + CHUNK] @ x[start:].mT

@@ -110,7 +110,7 @@ class Postprocess:
         if other.settings != self.settings:
             raise ValueError(f"{other} cannot merge into {self}: their settings differ")
         if other.moments is None:
-            raise ValueError("what was loaded, or never fitted, holds no moments to merge; fit it")
+            raise ValueError("a transform that was loaded or never fitted has no moments to merge; fit it")
         self.moments = self._open(other.moments.d).merge(other.moments)
         self._fitted = None
         return self
@@ -125,7 +125,9 @@ class Postprocess:
         if k is not None and self.kind not in ORDERED:
             raise ValueError(f"k={k} is for whitening and pca; the components of {self.kind} have no order")
         if x.shape[-1] != d or not (k is None or 1 <= k <= d):
-            raise ValueError(f"k={k} components of {x.shape[-1]}-wide rows, by a map fitted to width {d}")
+            raise ValueError(
+                f"k={k} components of {x.shape[-1]}-wide rows, by a transform fitted to width {d}"
+            )
         return np.subtract(x, mean, dtype=np.float64) @ matrix[:, :k]
 
     def inverse_transform(self, y: NDArray[Any]) -> Array:
@@ -137,9 +139,9 @@ class Postprocess:
         mean, matrix, _ = self.fitted
         d, k = len(mean), y.shape[-1]
         if self.kind == "abtt":
-            raise ValueError("abtt has no inverse: the components that it removes are gone")
+            raise ValueError("abtt has no inverse: the components that it removes are lost")
         if not 1 <= k <= d or (k < d and self.kind not in ORDERED):
-            raise ValueError(f"{k}-wide rows are not what a {self.kind} fitted to width {d} makes")
+            raise ValueError(f"{k}-wide rows do not come from a {self.kind} fitted to width {d}")
         if self.kind == "zca":
             cut = RANK**0.5 / 10  # the matrix spreads over the root of the variances; 0 is 1e-16 of it
             return y @ np.linalg.pinv(matrix, rcond=cut, hermitian=True) + mean
@@ -205,7 +207,7 @@ class Postprocess:
     def _open(self, d: int) -> Moments:
         """The moments to which rows of width d can be added. Raises ValueError for a loaded transform."""
         if self.moments is None and self._fitted is not None:
-            raise ValueError("a loaded map holds no moments to add to; fit it anew")
+            raise ValueError("a loaded transform has no moments to add to; fit it again")
         return self.moments or Moments(d, self.update)
 
     def _solved(self) -> Fitted:

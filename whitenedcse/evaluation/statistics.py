@@ -181,7 +181,7 @@ def _table(rows: Iterable[Draws]) -> Draws:
     table = list(rows)
     lengths = sorted({len(row) for row in table})
     if len(lengths) != 1:
-        raise ValueError(f"draws that belong together are equally many, not {lengths}")
+        raise ValueError(f"paired draws must be equal in number, not {lengths}")
     return np.stack(table)
 
 

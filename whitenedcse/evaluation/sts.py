@@ -185,8 +185,8 @@ def _correlations(ranks: NDArray[np.float64], x: NDArray[np.float64]) -> NDArray
     """Rank correlations of centred ranks (n,) with every row of (m, n): (m,). Ties share their mean rank."""
     m, n = x.shape
     order = x.argsort(axis=1)
-    places = np.arange(n) - (n - 1) / 2
-    products, squares = ranks[order] @ places, np.full(m, places @ places)
+    centred = np.arange(n) - (n - 1) / 2
+    products, squares = ranks[order] @ centred, np.full(m, centred @ centred)
     x = np.take_along_axis(x, order, axis=1)
     new = np.concatenate([np.ones((m, 1), bool), x[:, 1:] != x[:, :-1]], axis=1)
     tied = np.flatnonzero(~new.all(axis=1))

@@ -50,7 +50,7 @@ def plan(
 
     corpus: a function from the name of a corpus to its sentences. case: one of tasks.CASES.
     """
-    scored = {name: found for name, found in tasks.items() if not isinstance(found, Labelled)}
+    scored = {name: task for name, task in tasks.items() if not isinstance(task, Labelled)}
     named, index = pairs_index(scored) if scored else ([], {})
     corpora = cache(corpus)
     wanted = {
@@ -207,16 +207,16 @@ def _labelled(
 
 def by_task(row: Mapping[str, Any], headline: str) -> dict[str, float | None]:
     """The scores of each task in a row of scores.json and, last, "avg", the average a sweep maximises."""
-    found: dict[str, float | None] = {}
+    scores: dict[str, float | None] = {}
     if "rte" in row:
-        found |= {"RTE": row["rte"]["accuracy"], "avg": row["rte"]["accuracy"]}
+        scores |= {"RTE": row["rte"]["accuracy"], "avg": row["rte"]["accuracy"]}
     if "transfer" in row:
-        found |= {name: task["accuracy"] for name, task in row["transfer"]["tasks"].items()}
-        found["avg"] = row["transfer"]["avg"]
+        scores |= {name: task["accuracy"] for name, task in row["transfer"]["tasks"].items()}
+        scores["avg"] = row["transfer"]["avg"]
     if "sts" in row:
-        found |= {name: task[headline] for name, task in row["sts"]["tasks"].items()}
-        found["avg"] = row["sts"]["avg"][headline]
-    return found | {"avg": found.pop("avg")}  # last
+        scores |= {name: task[headline] for name, task in row["sts"]["tasks"].items()}
+        scores["avg"] = row["sts"]["avg"][headline]
+    return scores | {"avg": scores.pop("avg")}  # last
 
 
 def recorded(

@@ -47,13 +47,13 @@ def task(name: str, case: str = "as_is") -> Task:
     task.
     """
     if name in TRANSFER:
-        found: Task = transfer.read(name, _rte() if name == "RTE" else senteval())
+        content: Task = transfer.read(name, _rte() if name == "RTE" else senteval())
     elif name not in TASKS and not Path(name).is_dir() and "label" in _first(name):
-        found = transfer.read_labelled(_file(name))
+        content = transfer.read_labelled(_file(name))
     else:
-        found = subsets(name)
+        content = subsets(name)
     kept = case == "as_is" or (case == "lower_but_sick" and name.startswith("SICK"))
-    return found if kept else _lower(found)
+    return content if kept else _lower(content)
 
 
 def _first(name: str) -> dict[str, Any]:
@@ -70,25 +70,27 @@ def _file(name: str) -> Path:
 
 
 def _rte() -> Path:
-    places = [root / RTE for root in roots()]
-    for path in places:
+    candidates = [root / RTE for root in roots()]
+    for path in candidates:
         if path.is_file():
             return path
-    raise FileNotFoundError(f"RTE: GLUE's dev.tsv is at none of {', '.join(map(str, places))}; put it there")
+    raise FileNotFoundError(
+        f"RTE: GLUE's dev.tsv is at none of {', '.join(map(str, candidates))}; put it there"
+    )
 
 
-def _lower(found: Task) -> Task:
-    if isinstance(found, Labelled):
-        return found._replace(columns=tuple([text.lower() for text in column] for column in found.columns))
-    sides = [[[text.lower() for text in side] for side in (s.left, s.right)] for s in found]
-    return [s._replace(left=left, right=right) for s, (left, right) in zip(found, sides, strict=True)]
+def _lower(task: Task) -> Task:
+    if isinstance(task, Labelled):
+        return task._replace(columns=tuple([text.lower() for text in column] for column in task.columns))
+    sides = [[[text.lower() for text in side] for side in (s.left, s.right)] for s in task]
+    return [s._replace(left=left, right=right) for s, (left, right) in zip(task, sides, strict=True)]
 
 
-def texts(found: Task) -> list[str]:
+def texts(task: Task) -> list[str]:
     """Every text of a task as often as it occurs, first one side, then the other."""
-    if isinstance(found, Labelled):
-        return list(chain.from_iterable(found.columns))
-    return [text for s in found for side in (s.left, s.right) for text in side]
+    if isinstance(task, Labelled):
+        return list(chain.from_iterable(task.columns))
+    return [text for s in task for side in (s.left, s.right) for text in side]
 
 
 def setting(on: str) -> str:
@@ -162,7 +164,7 @@ class Protocol:
                 f"protocol.extra={self.extra} finite and 0 or more"
             )
         if not self.rows:
-            raise ValueError("protocol.rows=[] asks for nothing; one row is e.g. {name: as it is}")
+            raise ValueError("protocol.rows=[] evaluates nothing; one row is e.g. {name: as it is}")
         object.__setattr__(self, "lines", tuple(_row(row) for row in self.rows))
         for maker in filter(None, (row.maker for row in self.lines)):
             maker()  # raises for settings that no transform has
@@ -171,9 +173,7 @@ class Protocol:
 def _row(settings: Mapping[str, Any]) -> Row:
     known = [field.name for field in fields(Row)]
     if not isinstance(settings, Mapping) or "name" not in settings or set(settings) - set(known):
-        raise ValueError(
-            f"protocol.rows: {settings} must have a name, and of {', '.join(known)} what it needs"
-        )
+        raise ValueError(f"protocol.rows: {settings} must have a name and no keys but {', '.join(known)}")
     return Row(**settings)
 
 

@@ -118,12 +118,12 @@ def read(name: str, folder: Path) -> Labelled:
         raise ValueError(f"no transfer task {name!r}; there are {', '.join(TRANSFER)}")
     task = TRANSFER[name]
     numbers = {text: i for i, kind in enumerate(task.classes) for text in (str(i), kind)}
-    found = [row for part in task.parts for row in _rows(task, part, folder / part.file)]
-    for row in found:
+    rows = [row for part in task.parts for row in _rows(task, part, folder / part.file)]
+    for row in rows:
         if row.label not in numbers:
             raise ValueError(f"{row.where}: the label is {row.label!r}, not one of {', '.join(numbers)}")
-    found.sort(key=lambda row: (row.split != "train", row.split, *row.words, numbers[row.label]))
-    return _labelled(name, found, numbers, task.classes)
+    rows.sort(key=lambda row: (row.split != "train", row.split, *row.words, numbers[row.label]))
+    return _labelled(name, rows, numbers, task.classes)
 
 
 def _rows(task: Task, part: Part, path: Path) -> Iterator[_Row]:
@@ -142,13 +142,13 @@ def _rows(task: Task, part: Part, path: Path) -> Iterator[_Row]:
 
 
 def _labelled(
-    name: str, found: Sequence[_Row], numbers: Mapping[str, int], classes: Sequence[str]
+    name: str, rows: Sequence[_Row], numbers: Mapping[str, int], classes: Sequence[str]
 ) -> Labelled:
     columns = tuple(
-        [text or EMPTY for text in column] for column in zip(*(r.texts for r in found), strict=True)
+        [text or EMPTY for text in column] for column in zip(*(r.texts for r in rows), strict=True)
     )
-    labels = np.array([numbers[row.label] for row in found], np.int64)
-    split = np.array([row.split for row in found]) if found[0].split else None
+    labels = np.array([numbers[row.label] for row in rows], np.int64)
+    split = np.array([row.split for row in rows]) if rows[0].split else None
     return Labelled(name, columns, labels, list(classes), split)
 
 
@@ -159,16 +159,16 @@ def read_labelled(path: Path) -> Labelled:
     train, dev and test, the test rows are predicted; without, all rows in ten folds. Rows keep their order,
     classes are sorted by name.
     """
-    found = [_own(where, row) for where, row in records(path)]
-    for row in found:
-        if (len(row.texts), not row.split) != (len(found[0].texts), not found[0].split):
-            raise ValueError(f"{row.where}: other columns than in {found[0].where}")
-    classes = sorted({row.label for row in found})
+    rows = [_own(where, row) for where, row in records(path)]
+    for row in rows:
+        if (len(row.texts), not row.split) != (len(rows[0].texts), not rows[0].split):
+            raise ValueError(f"{row.where}: other columns than in {rows[0].where}")
+    classes = sorted({row.label for row in rows})
     if len(classes) < 2:
         raise ValueError(
             f"{path}: {len(classes)} classes ({', '.join(classes)}); a classifier needs two or more"
         )
-    task = _labelled(path.stem, found, {kind: i for i, kind in enumerate(classes)}, classes)
+    task = _labelled(path.stem, rows, {kind: i for i, kind in enumerate(classes)}, classes)
     _refuse_too_few(path, task)
     return task
 
@@ -190,13 +190,13 @@ def _own(where: str, row: Mapping[str, Any]) -> _Row:
 
 
 def _refuse_too_few(path: Path, task: Labelled) -> None:
-    labels, need, why = task.labels, FOLDS + 2, "ten folds, with ten inside each"
+    labels, need, why = task.labels, FOLDS + 2, "ten folds, with ten folds inside each"
     if task.split is not None:
         if not (task.split == "test").any():
-            raise ValueError(f"{path}: a column split, and no row in test")
+            raise ValueError(f"{path}: its split column has no row with test")
         labels, need, why = labels[task.split == "train"], FOLDS, "ten folds of train, as there is no dev"
         if (task.split == "dev").any():
-            need, why = 1, "a class to be known"
+            need, why = 1, "a class needs an example"
     for kind, n in zip(task.classes, np.bincount(labels, minlength=len(task.classes)), strict=True):
         if n < need:
             raise ValueError(f"{path}: class {kind!r} has {n} rows to train on; {why}, need {need}")
@@ -241,7 +241,7 @@ def threshold(task: Labelled, cosines: NDArray[Any]) -> dict[str, Any]:
     classes = list(TRANSFER["RTE"].classes)
     if task.classes != classes:
         raise ValueError(
-            f"{task.name}: a threshold tells {', '.join(classes)}; not {', '.join(task.classes)}"
+            f"{task.name}: a threshold separates {', '.join(classes)}; not {', '.join(task.classes)}"
         )
     if cosines.shape != task.labels.shape or not np.isfinite(cosines).all():
         raise ValueError(f"{task.name}: {len(task.labels)} finite cosines expected; {cosines.shape} given")

@@ -105,19 +105,19 @@ def planned(lengths: Sequence[int], heads: int, rows: int, firsts: int) -> Plan:
 
 def cuts(lengths: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Ascending lengths (n,) -> for each tile the number of its first sentence and that after its last."""
-    found, high = [], len(lengths)
+    bounds, high = [], len(lengths)
     while high:
         low = int(np.searchsorted(lengths, ALIKE * lengths[high - 1]))
-        found.append((low, high))
+        bounds.append((low, high))
         high = low
-    return found[::-1]
+    return bounds[::-1]
 
 
 def split_rows(tiles: Sequence[NDArray[np.int64]], heads: int, rows: int) -> Rows:
     """The row numbers (c, l) of each tile, -1 for padding -> an index of the rows split by head."""
     head = np.arange(heads)[:, None]
-    places = [np.where(tile.ravel() < 0, -1, tile.ravel() * heads + head).ravel() for tile in tiles]
-    flat = np.concatenate(places)
+    slots = [np.where(tile.ravel() < 0, -1, tile.ravel() * heads + head).ravel() for tile in tiles]
+    flat = np.concatenate(slots)
     back = np.full(rows * heads, len(flat))
     real = np.flatnonzero(flat >= 0)
     back[flat[real]] = real
@@ -140,20 +140,20 @@ class Settings(NamedTuple):
         """The index of the queries in the tiles."""
         return self.plan.firsts if self.first else self.plan.tokens
 
-    def places(self, queries: bool) -> list[tuple[slice, tuple[int, int]]]:
+    def slots(self, queries: bool) -> list[tuple[slice, tuple[int, int]]]:
         """For each tile its range of places and its shape (h c, l), l = 1 for queries of first tokens."""
-        found, start = [], 0
+        every, start = [], 0
         for tile in self.plan.tiles:
             shape = self.plan.heads * tile.sentences, 1 if queries and self.first else tile.length
-            found.append((slice(start, start + shape[0] * shape[1]), shape))
+            every.append((slice(start, start + shape[0] * shape[1]), shape))
             start += shape[0] * shape[1]
-        return found
+        return every
 
     def masks(self) -> list[Tensor | None]:
         """For each tile its dropout mask (h c, l, l), 1 for what is kept; None without dropout."""
         if self.p == 0:
             return [None] * len(self.plan.tiles)
-        both = zip(self.places(True), self.places(False), strict=True)
+        both = zip(self.slots(True), self.slots(False), strict=True)
         shapes = [(hc, rows, length) for (_, (hc, rows)), (_, (_, length)) in both]
         sizes = [hc * rows * length for hc, rows, length in shapes]
         parts = kept([sum(sizes)], self.p, self.seed).split(sizes)
@@ -206,7 +206,7 @@ class _Attention(Function):
             tiled(x, rows, plan.heads) for x, rows in ((q, queries), (k, plan.tokens), (v, plan.tokens))
         )
         out, saved, masks = places_like(a), [], settings.masks()
-        where = zip(plan.tiles, settings.places(True), settings.places(False), masks, strict=True)
+        where = zip(plan.tiles, settings.slots(True), settings.slots(False), masks, strict=True)
         for tile, (rows, some), (keys, every), mask in where:
             weights = probabilities(a[rows].view(*some, -1), b[keys].view(*every, -1), tile)
             used = weights if mask is None else mask.to(weights.dtype).mul_(weights)
@@ -238,7 +238,7 @@ def gradients(settings: Settings, grad: Tensor, a: Tensor, b: Tensor, c: Tensor,
     plan, factor, dim = settings.plan, scale(settings.p), a.shape[-1]
     g, outs = tiled(grad, settings.queries, plan.heads), [places_like(x) for x in (a, b, c)]
     pairs = zip(saved[: len(plan.tiles)], saved[len(plan.tiles) :], strict=True)
-    where = zip(plan.tiles, settings.places(True), settings.places(False), pairs, strict=True)
+    where = zip(plan.tiles, settings.slots(True), settings.slots(False), pairs, strict=True)
     for tile, (rows, some), (keys, every), (weights, mask) in where:
         x = g[rows].view(*some, dim)
         if tile.valid is not None and not settings.first:  # padding has no gradient

@@ -180,8 +180,8 @@ def hidden(backbone: Any, batch: Ragged, layers: Sequence[int], *, first: bool) 
             out = backbone(**rows, output_hidden_states=every, ragged=batch)
         finally:
             backbone.set_attn_implementation(own)
-    found = [out.hidden_states[layer] if every else out.last_hidden_state for layer in layers]
-    return torch.stack([x[0, batch.offsets[:-1]] if first else x[0] for x in found])
+    states = [out.hidden_states[layer] if every else out.last_hidden_state for layer in layers]
+    return torch.stack([x[0, batch.offsets[:-1]] if first else x[0] for x in states])
 
 
 def attend(

@@ -37,7 +37,7 @@ def save(embedder: Embedder, directory: Path) -> None:
         with drafted(directory) as draft:
             write(embedder, draft)
     except SafetensorError as error:  # what it makes of an OSError
-        raise OSError(f"{directory}: not written ({error}); what was there is whole") from error
+        raise OSError(f"{directory}: not written ({error}); the previous files are intact") from error
 
 
 def write(embedder: Embedder, directory: Path) -> None:
@@ -63,10 +63,10 @@ def digests(directory: Path) -> dict[str, str]:
 
 def refuse_damaged(directory: Path, written: dict[str, str]) -> None:
     """Raise ValueError if a file of weights differs from what was written."""
-    for name, found in digests(directory).items():
-        if found != written.get(name, found):
+    for name, checksum in digests(directory).items():
+        if checksum != written.get(name, checksum):
             raise ValueError(
-                f"{directory / name} is damaged: it is not what was written; copy it again, or, if the change"
+                f"{directory / name} is damaged: its checksum is another; copy it again, or, if the change"
                 f' is yours, delete "sha256" from {directory / SETTINGS}'
             )
 
@@ -127,10 +127,10 @@ def ours(directory: Path) -> dict[str, Any]:
         head = Head(whitening=Whitening(**dated(whitening)) if whitening else None, **content["head"])
         head.load_state_dict(weights)
         pooling, embedding, limit = (content[key] for key in ("pooling", "embedding", "max_length"))
-        found: dict[str, Any] = {"pooling": Pooling(**pooling), "embedding": embedding, "max_length": limit}
+        parts: dict[str, Any] = {"pooling": Pooling(**pooling), "embedding": embedding, "max_length": limit}
         if last := content.get("final"):
             tensors: dict[str, Any] = {"weight": None, "bias": None, **load_file(sound(directory / FINAL))}
-            found["final"] = Final(**tensors, **last)
+            parts["final"] = Final(**tensors, **last)
     except (AttributeError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"{directory / SETTINGS}: {error!r}; {FOREIGN}") from error
-    return {"encoder": encoder, "head": head, **found}
+    return {"encoder": encoder, "head": head, **parts}

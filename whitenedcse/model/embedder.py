@@ -137,7 +137,7 @@ class Embedder(nn.Module):
         for row, sentence in enumerate(sentences):
             if not isinstance(sentence, str):
                 raise ValueError(f"sentence {row} is {type(sentence).__name__} {sentence!r:.50}, not a text")
-        rows = tokenised(sentences, self.encoder.tokenizer, self.max_length)
+        rows = ragged_ids(sentences, self.encoder.tokenizer, self.max_length)
         return self.encode_rows(rows, progress=progress, share=share, bf16=bf16)
 
     def encode_rows(
@@ -246,7 +246,7 @@ def told(progress: Progress, total: int) -> AbstractContextManager[Callable[[int
     return nullcontext(progress if callable(progress) else lambda _: None)
 
 
-def tokenised(sentences: Sequence[str], tokenizer: Any, max_length: int) -> Ragged:
+def ragged_ids(sentences: Sequence[str], tokenizer: Any, max_length: int) -> Ragged:
     """The token ids of all sentences as a `Ragged`; lists of them would take five times the memory."""
     starts = range(0, max(1, len(sentences)), BLOCK)
     blocks = (token_ids(sentences[start : start + BLOCK], tokenizer, max_length) for start in starts)

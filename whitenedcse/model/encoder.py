@@ -83,8 +83,8 @@ class Encoder(nn.Module):
         """How attention is computed on a device: "tiles", "jagged" or "padded" (see `attention.way`)."""
         if self.batches == "padded":
             return "padded"
-        found = way(device.type, self.width // self.backbone.config.num_attention_heads)
-        return found if found == "jagged" or packed.fits(self.backbone) else "padded"
+        kind = way(device.type, self.width // self.backbone.config.num_attention_heads)
+        return kind if kind == "jagged" or packed.fits(self.backbone) else "padded"
 
     @property
     def parallel(self) -> bool:
@@ -125,8 +125,8 @@ def chosen(batches: str, backbone: nn.Module) -> str:
     fits = packed.fits(backbone)
     if batches == "packed" and not fits:
         raise ValueError(
-            f"encoder.batches=packed: there is no such way through {type(backbone).__name__}; use auto, which"
-            f" takes it for {', '.join(packed.KINDS)}, and on a GPU for {', '.join(backbones.KINDS)}"
+            f"encoder.batches=packed: not supported for {type(backbone).__name__}; use auto, which"
+            f" chooses it for {', '.join(packed.KINDS)}, and on a GPU for {', '.join(backbones.KINDS)}"
         )
     return batches if batches != "auto" else "packed" if fits or backbones.fits(backbone) else "padded"
 
@@ -154,7 +154,9 @@ def pretrained(*, path: str, batches: str = "auto") -> Encoder:
     if any(name.startswith("pooler.") for name in missing):
         backbone.pooler = None
     if absent := sorted(name for name in missing if not name.startswith("pooler.")):
-        raise ValueError(f"{path} lacks weights of {type(backbone).__name__}: {', '.join(absent[:3])} ...")
+        raise ValueError(
+            f"{path} lacks {len(absent)} weights of {type(backbone).__name__}: {', '.join(absent[:3])}"
+        )
     return Encoder(backbone.float(), tokenizer, source, batches)
 
 
@@ -266,7 +268,7 @@ def folder(path: str) -> Path:
     except Exception as error:  # the hub client raises a dozen kinds
         reason, listed = type(error).__name__, None
     else:
-        reason = "its download broke off"
+        reason = "its download was interrupted"
     weights = (
         "*.safetensors" if listed is None or any(f.endswith(".safetensors") for f in listed) else "*.bin"
     )

@@ -165,11 +165,11 @@ def hidden(
     if seed is None:
         seed = int(torch.randint(2**62, ())) if backbone.training else 0
     layout, highest = laid_out(batch, backbone.config.num_attention_heads, seed), max(layers)
-    x, found = embedded(backbone.embeddings, layout), {}
+    x, states = embedded(backbone.embeddings, layout), {}
     starts, t = layout.batch.offsets[:-1], len(layout.batch.ids)
     save = backbone.training and saves_memory(backbone)
     if 0 in layers:
-        found[0] = x[starts] if first else x[:t]
+        states[0] = x[starts] if first else x[:t]
     for number, layer in enumerate(backbone.encoder.layer[:highest], 1):
         rows = filled(starts, layout.firsts) if first and number == highest else None
         x = (
@@ -178,8 +178,10 @@ def hidden(
             else block(layer, x, layout, number, rows)
         )
         if number in layers:
-            found[number] = x[: batch.n] if rows is not None else x[starts] if first else x[:t]
-    return unsorted(torch.stack([found[layer] for layer in layers]), layout.order if first else layout.tokens)
+            states[number] = x[: batch.n] if rows is not None else x[starts] if first else x[:t]
+    return unsorted(
+        torch.stack([states[layer] for layer in layers]), layout.order if first else layout.tokens
+    )
 
 
 def filled(x: Tensor, rows: int) -> Tensor:

@@ -75,7 +75,7 @@ def planes(
     """
     layers = tuple(sorted({encoder.layer(layer) for layer in layers}))
     kinds = sorted(set(kinds))
-    folder = cache() / "vectors" / (fingerprint(encoder) + "-bf16" * bf16)
+    folder = cache() / "vectors" / (digest_of_encoder(encoder) + "-bf16" * bf16)
     folder.mkdir(parents=True, exist_ok=True)
     os.utime(folder)
     names = np.array([digest(row) for row in rows])
@@ -179,7 +179,7 @@ def encode(
     fill(list(out.values()), ragged(rows), encoder, reduced, manner)
 
 
-def fingerprint(encoder: Encoder) -> str:
+def digest_of_encoder(encoder: Encoder) -> str:
     """A digest of an encoder's architecture, weights and kind of device."""
     device = next(encoder.parameters()).device.type
     config = {k: v for k, v in encoder.backbone.config.to_dict().items() if not k.startswith("_")}
@@ -197,7 +197,7 @@ def digest(row: Sequence[int]) -> str:
 
 def digest_of(embedder: Embedder) -> str:
     """A digest of all that decides an embedder's vectors: encoder, kind of device, tokenizer, settings."""
-    parts = [fingerprint(embedder.encoder), identity(embedder.encoder.tokenizer), settings(embedder)]
+    parts = [digest_of_encoder(embedder.encoder), identity(embedder.encoder.tokenizer), settings(embedder)]
     content = hashlib.blake2b(json.dumps(parts).encode(), digest_size=16)
     final = embedder.final.state_dict().values() if embedder.final else ()
     for tensor in chain(embedder.head.state_dict().values(), final):
@@ -248,7 +248,7 @@ def vectors(source: Source, sentences: list[str], wanted: Wanted) -> tuple[list[
     embedder = source.embedder
     if embedder is None:
         if any(wanted.poolings) or wanted.every:
-            raise ValueError("this model shows no layers, which the protocol asks for; give a checkpoint")
+            raise ValueError("this model gives no layers, which the protocol needs; give a checkpoint")
         if wanted.bf16:
             raise ValueError("bf16=true: this model chooses its precision itself; leave it out")
         return [np.asarray(source.encode(sentences))] * len(wanted.poolings), None

@@ -99,15 +99,19 @@ class Final(nn.Module):
     ) -> None:
         super().__init__()
         if weight is None and not unit:
-            raise ValueError("a final step without a map and without unit length does nothing; leave it out")
+            raise ValueError(
+                "a final step without a transform and without unit length does nothing; leave it out"
+            )
         if (weight is None) != (bias is None) or (
             weight is not None and bias is not None and (weight.ndim != 2 or bias.shape != weight.shape[:1])
         ):
             shapes = [None if t is None else tuple(t.shape) for t in (weight, bias)]
-            raise ValueError(f"weight and bias of shapes {shapes} are not those of a map: (k, d) and (k,)")
+            raise ValueError(
+                f"weight and bias of shapes {shapes} are not those of an affine transform: (k, d) and (k,)"
+            )
         for name, tensor in {"weight": weight, "bias": bias}.items():
             if tensor is not None and not tensor.isfinite().all():
-                raise ValueError(f"the {name} of the map holds numbers that are not finite")
+                raise ValueError(f"the {name} of the transform holds numbers that are not finite")
             self.register_buffer(name, None if tensor is None else tensor.to(torch.float32).contiguous())
         self.unit, self.provenance = unit, dict(provenance)
 
@@ -119,7 +123,9 @@ class Final(nn.Module):
         if self.weight is None:
             return d
         if self.weight.shape[1] != d:
-            raise ValueError(f"a map of width {self.weight.shape[1]} does not go with an embedding of {d}")
+            raise ValueError(
+                f"a transform of width {self.weight.shape[1]} does not go with an embedding of {d}"
+            )
         return len(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:

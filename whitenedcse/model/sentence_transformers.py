@@ -122,7 +122,7 @@ def read(directory: Path) -> dict[str, Any]:
         kinds.pop(1)
     if kinds[:2] != ["Transformer", "Pooling"] or set(kinds[2:]) - {"Dense", "Normalize"}:
         raise ForeignModules(
-            f"{directory / 'modules.json'} lists {names}; read here are Transformer, WeightedLayerPooling or "
+            f"{directory / 'modules.json'} lists {names}; supported are Transformer, WeightedLayerPooling or "
             "none, Pooling, then Dense and Normalize"
         )
     if "Normalize" in kinds[:-1]:
@@ -132,7 +132,7 @@ def read(directory: Path) -> dict[str, Any]:
     tanh, maps = layers_after(encoder.width, paths[2 : 2 + kinds[2:].count("Dense")])
     pooling = Pooling(kind=pooling_kind(paths[1] / "config.json"), layers=layers)
     if not expressible(pooling):
-        raise ForeignModules(f"{paths[1]} takes the maximum of an average of layers")
+        raise ForeignModules(f"{paths[1]} takes the maximum of an average of layers, which is not supported")
     return {
         "encoder": encoder,
         "pooling": pooling,
@@ -151,7 +151,9 @@ def averaged(config: Path, folder: Path) -> list[int]:
     weights = load_file(sound(folder / "model.safetensors"))["layer_weights"].tolist()
     counts = [int(weight) for weight in weights if 0 <= weight < WEIGHT]
     if counts != weights or not any(counts) or not read_json(config).get("output_hidden_states"):
-        raise ForeignModules(f"{folder} weighs layers by {weights}; read here are counts of layers shown")
+        raise ForeignModules(
+            f"{folder} weighs layers by {weights}; supported are whole numbers, with output_hidden_states"
+        )
     start = read_json(folder / "config.json").get("layer_start", 4)  # that library's default
     return [start + i for i, count in enumerate(counts) for _ in range(count)]
 
@@ -168,7 +170,7 @@ def layers_after(d: int, folders: Sequence[Path]) -> tuple[Path | None, list[Pat
     for folder, (_, _, activation) in zip(folders[first:], shapes[first:], strict=True):
         if activation != ACTIVATIONS["identity"]:
             raise ForeignModules(
-                f"{folder} is a Dense with {activation}; a square one with tanh, then any without, are read"
+                f"{folder} is a Dense with {activation}; supported: a square one with tanh, then linear ones"
             )
     return folders[0] if first else None, list(folders[first:])
 
@@ -195,7 +197,7 @@ def pooling_kind(path: Path) -> str:
     ours |= {"lasttoken": "last"}  # its newer releases name most as here
     if len(kinds) != 1 or kinds[0] not in ours:
         raise ForeignModules(
-            f"{path} asks for pooling {kinds}; one of {', '.join(POOLING_KEYS)} is read here"
+            f"{path} asks for pooling {kinds}; supported is one of {', '.join(POOLING_KEYS)}"
         )
     return ours[kinds[0]]
 

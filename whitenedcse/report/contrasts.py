@@ -28,7 +28,7 @@ from whitenedcse.report.sweep import (
     at_best,
     average_of,
     dev_best,
-    judged_by,
+    main_score,
     rate,
     rows,
     scored,
@@ -94,11 +94,11 @@ def reference(sweep: Sweep, against: str | None) -> Group:
     )
 
 
-def spread(found: Mapping[int, float], digits: int = 2) -> str:
+def spread(scores: Mapping[int, float], digits: int = 2) -> str:
     """Mean and standard deviation of values by seed, as text; "-" for no values."""
-    if not found:
+    if not scores:
         return "-"
-    over = over_seeds(list(found.values()))
+    over = over_seeds(list(scores.values()))
     return f"{over.mean:z.{digits}f}" + ("" if over.sd is None else f" ± {over.sd:.{digits}f}")
 
 
@@ -110,7 +110,7 @@ def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
     after = dict.fromkeys(name for run in every for name in rows(run)[1:])
     scores = {"test average": average_of(None)} if tasks else {}
     scores |= {name: average_of(name) for name in after} | {"dev best": dev_best}
-    what, measure = judged_by(sweep.groups)
+    what, measure = main_score(sweep.groups)
     tested, notes = differences(sweep.groups, first, what, measure)
     lines = [
         [*line, *tested[group.label]]
@@ -149,8 +149,8 @@ def differences(
     """For each group the cells of its difference from `first`, by label; and the notes that explain them."""
     scores = {group.label: values(group, measure) for group in groups}
     others = [label for label in scores if label != first.label]
-    found = {label: paired_by_seed(scores[label], scores[first.label]) for label in others}
-    tested = {label: test.p for label, test in found.items() if test and test.p is not None}
+    tests = {label: paired_by_seed(scores[label], scores[first.label]) for label in others}
+    tested = {label: test.p for label, test in tests.items() if test and test.p is not None}
     p = dict(zip(tested, holm(list(tested.values())), strict=True))
     cells = {first.label: ["", "", ""]}
     notes = []
@@ -160,7 +160,7 @@ def differences(
             f"difference of the {what} from {first.label!r}, paired by seed; t interval and test{holms}"
         )
     for label in others:
-        test, missing = found[label], sorted(scores[label].keys() ^ scores[first.label].keys())
+        test, missing = tests[label], sorted(scores[label].keys() ^ scores[first.label].keys())
         if missing:
             notes.append(f"{label}: seeds {', '.join(map(str, missing))} have no partner and are not paired")
         if test is None:
@@ -194,14 +194,14 @@ def look(i: int) -> tuple[str, str]:
 
 def of_groups(groups: Sequence[Group]) -> list[tuple[str, Drawing, str]]:
     """Title, SVG and caption of each chart that there is data for."""
-    what, measure = judged_by(groups)
+    what, measure = main_score(groups)
     title = what[0].upper() + what[1:]
     tall = max(SIZE[1], 0.8 + 0.42 * len(groups))
     charts = [
         (
             title,
             drawn("strip", partial(strip, groups=groups, measure=measure, what=what), tall),
-            "A dot a seed; the mean and its 95 % t interval.",
+            "One dot per seed; the mean and its 95 % t interval.",
         )
     ]
     if any(DEV in run.series for group in groups for run in group.runs.values()):
@@ -212,13 +212,13 @@ def of_groups(groups: Sequence[Group]) -> list[tuple[str, Drawing, str]]:
             "shape",
             (at_best("dev/uniformity"), "uniformity (lower is better)"),
             (at_best("dev/alignment"), "alignment (lower is better)"),
-            "At the best checkpoint: seeds small, their mean large. The lower left is best.",
+            "At the best checkpoint. Small: one seed. Large: the mean over seeds. The lower left is best.",
         ),
         f"{title} against throughput": (
             "cost",
             (rate, "sentences per second"),
             (measure, f"{what}, x 100"),
-            "Seeds small, their mean large. The upper right is best.",
+            "Small: one seed. Large: the mean over seeds. The upper right is best.",
         ),
     }
     for name, (key, x, y, caption) in pairs.items():
@@ -231,14 +231,14 @@ def strip(ax: Axes, groups: Sequence[Group], measure: Measure, what: str) -> Non
     """Plot a row of dots for each group, one for each run, the first group on top."""
     for i, group in enumerate(groups):
         colour, mark = look(i)
-        found = np.array(list(values(group, measure).values()))
-        n = len(found)
+        scores = np.array(list(values(group, measure).values()))
+        n = len(scores)
         name = group.label if len(group.label) <= LONGEST else f"{group.label[: LONGEST - 1]}…"
         ax.text(
             0.0, -i + 0.3, name, transform=ax.get_yaxis_transform(), fontsize=9, va="center"
         ).set_in_layout(False)
         ax.plot(
-            found,
+            scores,
             np.full(n, -i),
             mark,
             color=colour,
@@ -247,8 +247,8 @@ def strip(ax: Axes, groups: Sequence[Group], measure: Measure, what: str) -> Non
             markeredgewidth=0,
         )
         if n > 1:
-            half = half_width(found)
-            ax.errorbar(found.mean(), -i - 0.22, xerr=half, fmt=mark, color=colour, capsize=3, markersize=6)
+            half = half_width(scores)
+            ax.errorbar(scores.mean(), -i - 0.22, xerr=half, fmt=mark, color=colour, capsize=3, markersize=6)
     ax.set(xlabel=f"{what}, x 100", yticks=[], ylim=(-len(groups) + 0.5, 0.6))
     ax.spines["left"].set_visible(False)
     ax.grid(axis="x", color="0.9")

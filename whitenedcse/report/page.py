@@ -139,11 +139,11 @@ def keys(run: Run) -> list[tuple[str, str, str]]:
 
 def run_grids(run: Run) -> list[Grid]:
     """Returns the tables of a run: the dev set's, and the test sets' where the run has test scores."""
-    found, summary, scores = [], run.dev, run.scores or {}
+    tables, summary, scores = [], run.dev, run.scores or {}
     if summary:
         grid = training_grid(summary)
-        found = [grid if summary["n"] else grid._replace(title="dev set so far, Spearman x 100")]
-    return [*found, *(grids(scores, None) if "rows" in scores else [])]
+        tables = [grid if summary["n"] else grid._replace(title="dev set so far, Spearman x 100")]
+    return [*tables, *(grids(scores, None) if "rows" in scores else [])]
 
 
 def charts(run: Run) -> dict[str, Drawing]:
@@ -189,10 +189,10 @@ def quality(ax: Axes, run: Run) -> None:
     """Plots the dev score and the whitening-only baselines, each with its best k at every evaluation."""
     line(ax, run, DEV, BLUE, "as it is")
     for fitted, colour, label in (("corpus", RED, "training"), ("dev", GREEN, "dev")):
-        found = [s for name, s in run.series.items() if name.startswith(f"dev/whitened_on_{fitted}_k")]
-        steps = sorted({step for s in found for step in s.steps.tolist()})
-        best = [max(v for s in found for v in s.values[s.steps == step]) for step in steps]
-        if found:
+        series = [s for name, s in run.series.items() if name.startswith(f"dev/whitened_on_{fitted}_k")]
+        steps = sorted({step for s in series for step in s.steps.tolist()})
+        best = [max(v for s in series for v in s.values[s.steps == step]) for step in steps]
+        if series:
             ax.plot(steps, best, "--", marker=".", color=colour, linewidth=1.2, label=f"whitened ({label})")
     summary = run.dev or {}
     if summary.get("best") is not None:

@@ -66,7 +66,7 @@ def report(key: str, runs: Iterable[str | Path] = (), aliases: Mapping[str, str]
     if key not in every:
         near = difflib.get_close_matches(key, every, n=3, cutoff=0.0)
         raise ValueError(f"no published table {key!r}; the nearest are {', '.join(near)}")
-    table, evaluations, aliases = every[key], found(runs), aliases or {}
+    table, evaluations, aliases = every[key], evaluations_in(runs), aliases or {}
     refuse_unused(aliases, table["rows"], evaluations)
     rows: list[tuple[str, ...]] = []
     notes: list[str] = []
@@ -94,7 +94,7 @@ def heading(table: Mapping[str, Any]) -> list[str]:
     return [f"{table['source']}. {table['metric']}{how}.", *table["notes"]]
 
 
-def found(paths: Iterable[str | Path]) -> list[Evaluation]:
+def evaluations_in(paths: Iterable[str | Path]) -> list[Evaluation]:
     """The runs of evaluate.py in directories or below them, oldest first.
 
     Raises FileNotFoundError or ValueError, naming the path, where there is none or it has no scores of tests;
@@ -107,10 +107,10 @@ def found(paths: Iterable[str | Path]) -> list[Evaluation]:
         inside = [run for run in map(read, files) if alone or "rows" in run.scores]
         if not inside:
             raise FileNotFoundError(
-                f"no run of evaluate.py in {path}: python evaluate.py model=... makes one"
+                f"no run of evaluate.py in {path}: python evaluate.py model=MODEL makes one"
             )
         if "rows" not in inside[0].scores:
-            raise ValueError(f"{path} was not judged on tests: first python evaluate.py model={path}")
+            raise ValueError(f"{path} was not evaluated on tests: first python evaluate.py model={path}")
         runs |= {run.path.resolve(): run for run in inside}
     return sorted(runs.values(), key=lambda run: (run.path / "scores.json").stat().st_mtime)
 
@@ -191,7 +191,7 @@ def refuse_unused(
         if name not in asked:
             raise ValueError(f"no row asks for {name!r}; the rows ask for {', '.join(asked) or 'no model'}")
         if not any(answers(alias, run) for run in runs):
-            raise ValueError(f"{name}={alias}: none of the runs is in {alias} or judges that model")
+            raise ValueError(f"{name}={alias}: none of the runs is in {alias} or evaluates that model")
 
 
 def by_task(row: Mapping[str, Any], aggregation: str | None) -> dict[str, float]:

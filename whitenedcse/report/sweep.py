@@ -142,7 +142,9 @@ def paths(names: Iterable[str]) -> list[Path]:
     for name in names:
         here = [path for path in map(Path, glob.glob(name) if glob.has_magic(name) else [name])]
         if not any(path.is_dir() for path in here):
-            raise FileNotFoundError(f"{name} is no directory, and no published table (--list names them)")
+            raise FileNotFoundError(
+                f"{name} is neither a directory nor a published table (--list names them)"
+            )
         found |= {path.resolve(): path for path in here if path.is_dir()}
     return [found[path] for path in sorted(found, key=natural)]
 
@@ -167,7 +169,7 @@ def runs(folders: Sequence[Path]) -> list[Run]:
     for folder in folders:
         inside = list(below(folder))
         if not inside:
-            raise ValueError(f"no run of train.py in {folder}, which would hold config.yaml and metrics.csv")
+            raise ValueError(f"no run of train.py in {folder}: none has config.yaml and metrics.csv")
         found |= {path.resolve(): path for path in inside}
     return [Run(found[path]).checked() for path in sorted(found, key=natural)]
 
@@ -208,12 +210,12 @@ def scored(run: Run, name: str | None) -> dict[str, float]:
     scores = run.scores or {}
     for row in scores.get("rows", []):
         if name in (None, row["name"]):
-            found = by_task(row, scores["headline"]).items()
-            return {"average" if k == "avg" else k: value for k, value in found if value is not None}
+            tasks = by_task(row, scores["headline"]).items()
+            return {"average" if k == "avg" else k: value for k, value in tasks if value is not None}
     return {}
 
 
-def judged_by(groups: Sequence[Group]) -> tuple[str, Measure]:
+def main_score(groups: Sequence[Group]) -> tuple[str, Measure]:
     """The name and the measure by which groups are compared.
 
     It is the test average where every run has one, else the dev score.
@@ -227,8 +229,8 @@ def judged_by(groups: Sequence[Group]) -> tuple[str, Measure]:
 
 def values(group: Group, measure: Measure) -> dict[int, float]:
     """The values of a measure for a group, by seed; seeds without one are left out."""
-    found = {number: measure(run) for number, run in group.runs.items()}
-    return {number: value for number, value in found.items() if value is not None}
+    measured = {number: measure(run) for number, run in group.runs.items()}
+    return {number: value for number, value in measured.items() if value is not None}
 
 
 def write_csv(sweep: Sweep, path: Path) -> None:

@@ -110,9 +110,11 @@ def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | Non
         + [cell(row["sts"]["avg"])]
         for row in rows
     ]
-    found = [i for row in rows if (i := row["sts"]["avg"]["interval"][headline])]
+    intervals = [i for row in rows if (i := row["sts"]["avg"]["interval"][headline])]
     sure = (
-        [f"the average's 95 % interval is at most ±{max(b - a for a, b in found) / 2:.1f}"] if found else []
+        [f"the average's 95 % interval is at most ±{max(b - a for a, b in intervals) / 2:.1f}"]
+        if intervals
+        else []
     )
     why = [f"{row['name']}: {w}" for row in rows if (w := row["sts"]["avg"].get("why"))]
     columns = ["", "fitted", *tasks, "average"]
@@ -291,8 +293,10 @@ def same_pairs(runs: Sequence[Run], tasks: Sequence[str]) -> None:
     for other in runs[1:]:
         if other.results["headline"] != first.results["headline"]:
             heads = f"{first.results['headline']} and {other.results['headline']}"
-            raise ValueError(f"{first.path} and {other.path} report {heads}; judge both by one protocol")
+            raise ValueError(f"{first.path} and {other.path} report {heads}; evaluate both by one protocol")
         for task in tasks:
             gold = [run.items.get(f"gold/{task}") for run in (first, other)]
             if not (gold[0] is None and gold[1] is None or np.array_equal(*gold)):  # type: ignore[arg-type]
-                raise ValueError(f"{task}: {first.path} and {other.path} were not judged on the same pairs")
+                raise ValueError(
+                    f"{task}: {first.path} and {other.path} were not evaluated on the same pairs"
+                )

@@ -25,13 +25,13 @@ from whitenedcse.data.tokens import identity
 from whitenedcse.evaluation.postprocess import ORDERED, Postprocess, ladder
 from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.planes import fingerprint
+from whitenedcse.model.planes import digest_of_encoder
 from whitenedcse.serving.index import (
     Array,
     Index,
     Rows,
+    available_engine,
     by_faiss,
-    engine_at_hand,
     nearest,
     pieces,
     taken,
@@ -40,7 +40,7 @@ from whitenedcse.serving.index import (
 
 TOP, QUERIES, ALONE = 10, 1000, 20  # texts that recall looks at; queries; those timed one by one
 BLOCK = 20_000  # rows at a time
-COLUMNS = ("vectors", "k", "MB", "made in s", "queries/s", "ms for one", "recall", "of as it is")
+COLUMNS = ("vectors", "k", "MB", "build s", "queries/s", "ms/query", "recall", "recall as it is")
 
 
 Floats = NDArray[np.float64]
@@ -92,7 +92,11 @@ class Mteb:
         from mteb.models.model_meta import ModelMeta, ScoringFunction
 
         embedder = self.embedder
-        parts = [fingerprint(embedder.encoder), identity(embedder.encoder.tokenizer), settings(embedder)]
+        parts = [
+            digest_of_encoder(embedder.encoder),
+            identity(embedder.encoder.tokenizer),
+            settings(embedder),
+        ]
         content = hashlib.blake2b(json.dumps(parts).encode(), digest_size=12)
         final = embedder.final.state_dict().values() if embedder.final else ()
         for tensor in (*embedder.head.state_dict().values(), *final):
@@ -220,11 +224,11 @@ def notes(index: Index, queries: int, white: bool) -> list[str]:
             else []
         ),
         f"{len(index):,} texts, of which {queries:,} are queries that do not find themselves; exact, by "
-        + ("FAISS" if engine_at_hand() is by_faiss else "NumPy"),
-        f"recall: of the {TOP} texts nearest by {whole}, the share found; of as it is: the same of the "
+        + ("FAISS" if available_engine() is by_faiss else "NumPy"),
+        f"recall: of the {TOP} texts nearest by {whole}, the share found; recall as it is: the same of the "
         "index's own vectors",
         kind,
         f"MB: vectors in float32, in memory and on disk; texts and ids add {texts:,.1f} MB to each",
-        "made in s: fitting and mapping; queries/s: all at once; ms for one: median of one by one; all "
+        "build s: fitting and transforming; queries/s: all at once; ms/query: median of one by one; all "
         "without encoding",
     ]

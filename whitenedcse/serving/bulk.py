@@ -38,8 +38,8 @@ OURS = {MANIFEST, f"{MANIFEST}.new", LOCK}  # may be here before a job has begun
 FORMS, DTYPES = ("npy", "parquet"), ("float32", "float16")
 FREE = ("source", "embedding", "input", "threads")  # may be another when a job resumes
 OTHER = {
-    "fingerprint": "the input is another, or was changed",
-    "embedder": "the encoder, its pooling, what follows it, or the kind of device is another",
+    "fingerprint": "the input is another, or has changed",
+    "embedder": "the encoder, its pooling, its final transform, or the kind of device is another",
 }
 
 
@@ -99,7 +99,7 @@ def begun(out: Path) -> Manifest | None:
     """The manifest of a directory; None if the directory is empty or missing. Raises ValueError otherwise."""
     if not (out / MANIFEST).exists():
         if out.exists() and (other := sorted({path.name for path in out.iterdir()} - OURS)):
-            raise ValueError(f"{out} holds something else, {other[0]!r}; name a new directory")
+            raise ValueError(f"{out} holds something other than vectors, {other[0]!r}; name a new directory")
         return None
     try:
         return Manifest(**read_json(out / MANIFEST))
@@ -112,7 +112,7 @@ def refuse_other(out: Path, then: Manifest, now: dict[str, Any]) -> None:
     for name, value in asdict(then).items():
         if name in now and name not in FREE and value != now[name]:
             why = OTHER.get(name, f"{name} was {value!r} and is now {now[name]!r}")
-            raise ValueError(f"{out} was begun otherwise: {why}; give the same again, or a new directory")
+            raise ValueError(f"{out} holds another job: {why}; repeat its command, or name a new directory")
 
 
 def unwritten(out: Path, manifest: Manifest) -> list[int]:
@@ -270,7 +270,7 @@ def blocks(
     for number in range(max(numbers, default=-1) + 1):
         block = [text[:longest] for (text,) in islice(rows, manifest.shard)]
         if len(block) != manifest.count(number):
-            raise ValueError(f"{corpus.path} was changed while it was read; start with a new directory")
+            raise ValueError(f"{corpus.path} changed while it was read; start again in a new directory")
         if number in numbers:
             yield number, block
 

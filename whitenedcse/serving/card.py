@@ -103,11 +103,11 @@ def vector(embedder: Embedder, facts: Mapping[str, Any]) -> str:
 
 def checked(facts: Mapping[str, Any]) -> str:
     """The section on the comparison of the vectors with those of the source."""
-    found = facts.get("difference")
+    difference = facts.get("difference")
     said = (
         "not compared with the source"
-        if found is None
-        else f"64 texts differ by at most {found:.1e} from the source"
+        if difference is None
+        else f"64 texts differ by at most {difference:.1e} from the source"
     )
     if facts["int8"]:
         before, after = facts["spearman"], facts["spearman_int8"]
@@ -137,11 +137,11 @@ def training(run: Run | None) -> str:
         return ""
     config = run.settings
     said = {name: value for name, value in run.origin.items() if value is not None}
-    said |= {"encoder": shown(encoder_of(run) or "made anew"), "commit": run.facts.get("commit")}
+    said |= {"encoder": shown(encoder_of(run) or "random weights"), "commit": run.facts.get("commit")}
     with suppress(KeyError, TypeError):
         said |= {"corpus": shown(config["data"]["corpus"]), "sentences": config["data"]["sample"] or "all"}
     if frozen := untrained(run):
-        said["left as they came, no part of the vector"] = ", ".join(frozen)
+        said["not trained, no part of the vector"] = ", ".join(frozen)
     lines = [f"- {name}: {value}" for name, value in said.items()]
     packages = ", ".join(f"{name} {number}" for name, number in run.facts.get("packages", {}).items())
     return "\n".join(["## Training", "", *lines, f"- packages: {packages}"])
@@ -155,13 +155,13 @@ def untrained(run: Run) -> list[str]:
 
 def scores(run: Run | None) -> str:
     """The section on the scores of the run, with intervals."""
-    found = run.scores if run is not None else None
-    if not found or "rows" not in found:
+    results = run.scores if run is not None else None
+    if not results or "rows" not in results:
         return ""
     about = (
         "Of the run's best checkpoint, before anything that the export added; the rows say what was fitted."
     )
-    return "\n\n".join(["## Scores", about, *(as_markdown(grid).strip() for grid in grids(found, None))])
+    return "\n\n".join(["## Scores", about, *(as_markdown(grid).strip() for grid in grids(results, None))])
 
 
 def shown(place: str) -> str:
@@ -176,7 +176,7 @@ def mapped(provenance: Mapping[str, Any]) -> list[str]:
     if "kind" not in provenance:
         return [
             *steps,
-            f"an affine map ({json.dumps({k: v for k, v in provenance.items() if k != 'before'})})",
+            f"an affine transform ({json.dumps({k: v for k, v in provenance.items() if k != 'before'})})",
         ]
     fields = {"corpus": "an unknown corpus", "texts": "some", "sample": None, **provenance}
     drawn = f", drawn as a sample of {fields['sample']}" if fields["sample"] else ""
@@ -239,11 +239,11 @@ def difference(a: NDArray[Any], b: NDArray[Any]) -> float:
     return float(distances.max()) if np.isfinite(distances).all() else np.inf
 
 
-def refuse(found: float, limit: float) -> None:
+def refuse(difference: float, limit: float) -> None:
     """Raise ValueError for a difference above the limit."""
-    if not found <= limit:
+    if not difference <= limit:
         raise ValueError(
-            f"the export gives other vectors than its source: they differ by {found:.1e}, more than "
+            f"the export gives other vectors than its source: they differ by {difference:.1e}, more than "
             f"{limit:.0e}, on {len(TEXTS)} test texts; nothing was written. A whitening that keeps axes of "
             "almost no variance amplifies rounding: --dim keeps fewer; --no-verify does not compare"
         )

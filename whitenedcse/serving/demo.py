@@ -75,8 +75,8 @@ def page(trial: Trial, title: str) -> gr.Blocks:
             return cosines(trial, a, b, int(k))
 
         def asked(request: gr.Request) -> tuple[str, int]:
-            found = dict(request.query_params)
-            return found.get("q", ""), components(found.get("k"), trial.width)
+            given = dict(request.query_params)
+            return given.get("q", ""), components(given.get("k"), trial.width)
 
         blocks.load(asked, None, [query, k]).then(search, [query, k], [plain, white], api_name=False)
         last: Any = {"trigger_mode": "always_last"}  # what is asked while an answer is awaited is not dropped
@@ -106,8 +106,8 @@ def neighbours(label: str) -> gr.Dataframe:
 
 def table(trial: Trial, text: str, k: int | None) -> list[list[str]]:
     """The nearest sentences as rows of a table; no rows for an empty query."""
-    found = trial.nearest(text, k, TOP) if text.strip() else []
-    return [[f"{cosine:.4f}", sentence] for cosine, sentence in found]
+    hits = trial.nearest(text, k, TOP) if text.strip() else []
+    return [[f"{cosine:.4f}", sentence] for cosine, sentence in hits]
 
 
 def cosines(trial: Trial, one: str, other: str, k: int) -> str:

@@ -101,12 +101,12 @@ def refuse_other(embedder: Embedder, fit: Postprocess) -> None:
     """Raise ValueError if `fit` was fitted to the vectors of another embedder."""
     if len(fit.mean) != embedder.width:
         raise ValueError(
-            f"a map fitted to width {len(fit.mean)} does not go with an embedder of width {embedder.width}"
+            f"a transform fitted to width {len(fit.mean)} does not fit an embedder of width {embedder.width}"
         )
     then, now = (np.asarray(x) for x in (fit.provenance.get("probe"), probe(embedder)))
     if then.shape == now.shape and then @ now < ALIKE * np.linalg.norm(then) * np.linalg.norm(now):
         raise ValueError(
-            "this map was fitted to another embedder: its vector of a test sentence is another; fit it anew "
+            "this transform was fitted to another embedder: its vector of a test sentence differs; fit it "
             "with whitenedcse whiten fit"
         )
 
@@ -144,9 +144,9 @@ def export(embedder: Embedder, out: Path, wanted: Wanted) -> dict[str, Any]:
         facts |= quantised(embedder, draft) if wanted.int8 else {}
         if wanted.verify:
             texts = card.texts(embedder.encoder.tokenizer)
-            found = card.difference(embedder.encode(texts), layout.vectors(embedder, draft, texts))
-            card.refuse(found, card.LIMIT_INT8 if wanted.int8 else card.LIMIT)
-            facts["difference"] = found
+            difference = card.difference(embedder.encode(texts), layout.vectors(embedder, draft, texts))
+            card.refuse(difference, card.LIMIT_INT8 if wanted.int8 else card.LIMIT)
+            facts["difference"] = difference
         (draft / "README.md").write_text(
             card.text(embedder, facts, wanted.name or out.name), encoding="utf-8"
         )
@@ -162,7 +162,7 @@ def refuse(out: Path, wanted: Wanted) -> None:
     package that is not installed.
     """
     if out.exists() and not (out / MARK).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} holds something else than an export; choose another name, or delete it")
+        raise ValueError(f"{out} holds something other than an export; choose another name, or delete it")
     if wanted.int8 and wanted.to != "onnx":
         raise ValueError(f"--int8 is for --to onnx, not for --to {wanted.to}")
     needed = ["onnx", "onnxscript"] if wanted.to == "onnx" else []

@@ -41,7 +41,7 @@ def nearest(queries: Array, parts: Sequence[Array], top: int) -> tuple[Array, Ro
     n, widths = sum(map(len, parts)), {array.shape[-1] for array in (queries, *parts)}
     if top < 1 or n < 1 or len(widths) > 1:
         raise ValueError(f"top={top} of {n} rows; widths {sorted(widths)}: one or more, and one width")
-    top, engine = min(top, n), engine_at_hand()
+    top, engine = min(top, n), available_engine()
     out = np.empty((len(queries), top), np.float32), np.empty((len(queries), top), np.int64)
     for start in range(0, len(queries), QUERIES):
         block = slice(start, start + QUERIES)
@@ -111,7 +111,7 @@ def pieces(parts: Sequence[Array], size: int = ROWS) -> Iterator[tuple[int, Arra
         before += len(part)
 
 
-def engine_at_hand() -> Engine:
+def available_engine() -> Engine:
     """The search by FAISS where it is installed, else that by NumPy."""
     try:
         import faiss  # noqa: F401

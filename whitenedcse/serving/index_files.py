@@ -49,7 +49,7 @@ class Strings:
 
     def __post_init__(self) -> None:
         if self.ends[0] != 0 or self.ends[-1] != len(self.data) or (np.diff(self.ends) < 0).any():
-            raise ValueError("where its texts end is not in order")
+            raise ValueError("the ends of its texts are not in ascending order")
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Strings:
@@ -100,8 +100,8 @@ def append(directory: Path, n: int, parts: Iterable[Part]) -> None:
     """
     with FileLock(directory / ".lock"):
         content = listed(directory)
-        if (found := sum(part["n"] for part in content["parts"])) != n:
-            raise ValueError(f"{directory} holds {found:,} texts, not {n:,}: it has changed; load it anew")
+        if (held := sum(part["n"] for part in content["parts"])) != n:
+            raise ValueError(f"{directory} holds {held:,} texts, not {n:,}: it has changed; load it again")
         new = directory / f"part-{len(content['parts'])}"
         shutil.rmtree(new, ignore_errors=True)  # of a kill
         content["parts"].append(written(new, parts))
@@ -122,7 +122,7 @@ def written(directory: Path, parts: Iterable[Part]) -> dict[str, Any]:
                 files[data].add(strings.data)
         n = files["vectors"].n
         if not n:
-            raise ValueError("no text that is not blank: an index holds one or more")
+            raise ValueError("no texts to index: there are none, or all are blank")
         for file in files.values():
             file.finish()
     return {"n": n, "sha256": {name: digest(path(directory, name)) for name in FILES}}
@@ -202,11 +202,11 @@ def part(directory: Path, facts: dict[str, Any], width: int) -> Part:
         file = path(directory, name)
         try:
             if digest(file) != facts["sha256"][name]:
-                raise ValueError("other bytes than were written")
+                raise ValueError("its checksum is another")
             arrays[name] = open_memmap(file, mode="r")  # which refuses pickles
-            found = arrays[name].dtype, arrays[name].shape
-            if found != (kind, shapes.get(name, (arrays[name].size,))):
-                raise ValueError(f"it holds {found}")
+            held = arrays[name].dtype, arrays[name].shape
+            if held != (kind, shapes.get(name, (arrays[name].size,))):
+                raise ValueError(f"it holds {held}")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{file} is damaged: {error}; copy the whole index again") from error
     try:

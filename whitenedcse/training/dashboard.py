@@ -55,8 +55,8 @@ class Dashboard(WandbLogger):
         scores = read_json(run / "scores.json")
         self.experiment.summary["dev/best"] = scores["dev"]["best"]  # unlike the maximum, never of step 0
         if rows := scores.get("rows"):
-            found = [{"row": row["name"]} | by_task(row, scores["headline"]) for row in rows]
-            self.log_table(TABLE, columns=list(found[0]), data=[list(values.values()) for values in found])
+            lines = [{"row": row["name"]} | by_task(row, scores["headline"]) for row in rows]
+            self.log_table(TABLE, columns=list(lines[0]), data=[list(values.values()) for values in lines])
         if self.artifacts:
             name = f"model-{self.experiment.id}"
             self.experiment.log_artifact(str(run / "best"), name=name, type="model", aliases=["best"])
@@ -170,8 +170,8 @@ def save(project: str, entity: str | None) -> str:
         )
     if not answers():
         raise ValueError(
-            "the Weights & Biases server does not answer, and a saved view lives there; runs go on offline:"
-            " `wandb sync` them, and run this command again, from a machine with network"
+            "the Weights & Biases server does not answer, and a saved view is stored there; runs are logged"
+            " offline: `wandb sync` them, and run this command again, from a machine with network"
         )
     try:
         owner = entity or os.environ.get("WANDB_ENTITY") or wandb.Api().default_entity
@@ -219,7 +219,7 @@ def sections() -> list[Any]:
         ],
         "Alignment against uniformity": [
             wr.LinePlot(title="while training (WhitenedCSE, Figure 3)", **path),
-            wr.ScatterPlot(title="at the end, a point a run", **at_the_end),
+            wr.ScatterPlot(title="at the end, one point per run", **at_the_end),
         ],
         "Spectrum": [
             over_steps("variance on the first k principal axes", pattern=r"^dev/variance_top\d+$"),

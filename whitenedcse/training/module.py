@@ -58,8 +58,8 @@ def first_seed(seed: int) -> None:
 
 @cache
 def _devices() -> list[Any]:
-    found = (torch.cuda, torch.cuda.is_available()), (torch.mps, torch.backends.mps.is_available())
-    return [device for device, available in found if available]
+    kinds = (torch.cuda, torch.cuda.is_available()), (torch.mps, torch.backends.mps.is_available())
+    return [device for device, available in kinds if available]
 
 
 def adamw(

@@ -242,13 +242,13 @@ class Health(Callback):
         self.seen = step
         metrics = trainer.callback_metrics
         loss = metrics.get("train/contrastive", metrics.get("train/loss"))
-        for kind, text in found(self.monitor.rows, math.inf if loss is None else float(loss), self.guess):
+        for kind, text in alarms(self.monitor.rows, math.inf if loss is None else float(loss), self.guess):
             if kind not in self.said:
                 self.said = [*self.said, kind]
                 self.say(f"warning: step {step}: {text}")
 
 
-def found(rows: list[Row], loss: float, guess: float) -> Iterator[tuple[str, str]]:
+def alarms(rows: list[Row], loss: float, guess: float) -> Iterator[tuple[str, str]]:
     """The warnings that evaluations give rise to, each as its kind and its text.
 
     rows: evaluations, the one before training first. loss: of the last batch. guess: the loss of guessing.
@@ -262,7 +262,7 @@ def found(rows: list[Row], loss: float, guess: float) -> Iterator[tuple[str, str
     if fall > FALLEN and loss < VANISHED * guess:
         yield (
             "memorising",
-            f"{seen} while train/loss vanished ({loss:.2g}; a guess has {guess:.2f}): what tells the "
+            f"{seen} while train/loss vanished ({loss:.2g}; chance gives {guess:.2f}): what tells the "
             "sentences of a batch apart is not their meaning. Try a lower optim.lr, a higher "
             "loss.temperature, data.passes above 1, or sentences nearer to those of the dev set",
         )

@@ -148,24 +148,24 @@ class _Pieces(Function):
     def forward(ctx: Any, pieces: Sequence[Ragged], manner: Manner, *learnt: Tensor) -> Tensor:
         ctx.pieces, ctx.manner, ctx.learnt = pieces, manner, learnt
         shares = shared(len(pieces), manner)
-        found: list[Any] = [None] * len(pieces)
+        vectors: list[Any] = [None] * len(pieces)
 
         def encode(share: range) -> None:
             with torch.set_grad_enabled(manner.keep):
                 for i in share:
-                    found[i] = manner.encode(pieces[i], i)
+                    vectors[i] = manner.encode(pieces[i], i)
 
         list(each(encode, shares) if manner.parallel else map(encode, shares))
-        ctx.found = found if manner.keep else [None] * len(pieces)
-        return torch.cat([x.detach() for x in found])
+        ctx.vectors = vectors if manner.keep else [None] * len(pieces)
+        return torch.cat([x.detach() for x in vectors])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         shares, parts = shared(len(ctx.pieces), ctx.manner), grad.split([p.n for p in ctx.pieces])
         gradient = partial(gradients, ctx, parts)
-        found = list(each(gradient, shares) if ctx.manner.parallel else map(gradient, shares))
-        return None, None, *summed_over_pieces(found)
+        every = list(each(gradient, shares) if ctx.manner.parallel else map(gradient, shares))
+        return None, None, *summed_over_pieces(every)
 
 
 def shared(pieces: int, manner: Manner) -> list[range]:
@@ -179,8 +179,8 @@ def gradients(ctx: Any, parts: Sequence[Tensor], share: range) -> Gradients:
     totals: list[Gradients] = []
     for i in share:
         with torch.enable_grad():
-            x = ctx.manner.encode(ctx.pieces[i], i) if ctx.found[i] is None else ctx.found[i]
-        ctx.found[i] = None
+            x = ctx.manner.encode(ctx.pieces[i], i) if ctx.vectors[i] is None else ctx.vectors[i]
+        ctx.vectors[i] = None
         totals.append(list(torch.autograd.grad(x, ctx.learnt, parts[i], allow_unused=True)))
         totals = [summed_over_pieces(totals)]
     return totals[0]

@@ -51,7 +51,7 @@ class Checkpoints(CheckpointIO):
             if not isinstance(cause, OSError):
                 raise
             raise OSError(
-                f"{folder}: no checkpoint written ({cause.strerror}); the one before is whole"
+                f"{folder}: no checkpoint written ({cause.strerror}); the previous one is intact"
             ) from error
         draft.rename(folder / f"step-{checkpoint['global_step']:08}-{digest(draft)[:16]}.ckpt")
         settle(folder)
@@ -72,8 +72,8 @@ class Checkpoints(CheckpointIO):
 
 def written(folder: Path) -> list[Path]:
     """The checkpoints in a folder by their names, the newest first."""
-    found = (path for path in folder.glob("step-*.ckpt") if NAME.fullmatch(path.name))
-    return sorted(found, key=step_of, reverse=True)
+    paths = (path for path in folder.glob("step-*.ckpt") if NAME.fullmatch(path.name))
+    return sorted(paths, key=step_of, reverse=True)
 
 
 def newest(folder: Path, say: Callable[[str], None]) -> Path | None:
@@ -85,14 +85,14 @@ def newest(folder: Path, say: Callable[[str], None]) -> Path | None:
     for draft in folder.glob("draft*"):  # of a process that was killed
         draft.unlink(missing_ok=True)
     for path in sorted(set(folder.glob("*")) - set(written(folder))):
-        say(f"{path} is no checkpoint of train.py (those are step-STEP-CHECKSUM.ckpt); it is left alone")
-    found = written(folder)
-    for path in found:
+        say(f"{path} is no checkpoint of train.py (those are step-STEP-CHECKSUM.ckpt); it is ignored")
+    paths = written(folder)
+    for path in paths:
         if path.stem.endswith(digest(path)[:16]):
             return path
-        say(f"{path} is damaged: its content no longer has the checksum in its name; it is passed over")
-    if found:
-        raise ValueError(f"{folder}: every checkpoint is damaged; delete {folder.parent} to begin anew")
+        say(f"{path} is damaged: its content no longer has the checksum in its name; it is skipped")
+    if paths:
+        raise ValueError(f"{folder}: every checkpoint is damaged; delete {folder.parent} to start again")
     return None
 
 
@@ -208,15 +208,15 @@ class Safekeeping(Callback):
             epoch * -(-batches // trainer.accumulate_grad_batches) + batch // trainer.accumulate_grad_batches
         )
         raise ValueError(
-            f"the loss of step {step + 1} is not finite (epoch {epoch}, batch {batch}, rows"
-            f" {', '.join(map(str, rows[:5]))} ... of the corpus); the checkpoint of step {self.saved} stays."
+            f"the loss of step {step + 1} is not finite (epoch {epoch}, batch {batch}, first rows"
+            f" {', '.join(map(str, rows[:5]))} of the corpus); the checkpoint of step {self.saved} stays."
             " A lower optim.lr, a higher loss.temperature or trainer.precision=32-true may help"
         )
 
     def stop(self, trainer: lightning.Trainer, number: int) -> None:
         """End the process with status 128 + signal; requeue a SLURM job if its time limit was reached."""
         run = self.directory.parent
-        self.say(f"{run} stopped after step {self.saved}; the same command, with run= its name, goes on")
+        self.say(f"{run} stopped after step {self.saved}; the same command with run=NAME resumes it")
         job = os.environ.get("SLURM_JOB_ID")
         if number not in (signal.SIGTERM, signal.SIGINT) and job and trainer.is_global_zero:
             with suppress(OSError):  # no scontrol here, e.g. in a container
@@ -235,7 +235,7 @@ class Trainer(lightning.Trainer):
     def __init__(self, *, chunk: int | None, devices: Any, num_nodes: int = 1, **settings: Any) -> None:
         if 0 in (settings.get("max_steps"), settings.get("max_epochs")):
             raise ValueError(
-                "trainer.max_steps=0 or max_epochs=0 trains nothing; evaluate.py judges an encoder"
+                "trainer.max_steps=0 or max_epochs=0 trains nothing; evaluate.py evaluates an encoder"
             )
         self.chunk = chunk
         here = placed()
@@ -267,5 +267,5 @@ def slurm() -> list[SLURMEnvironment]:
         return [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
     except RuntimeError as error:
         raise ValueError(
-            "started by srun --ntasks=N: say srun --ntasks-per-node=N, as Lightning asks"
+            "started by srun --ntasks=N, which Lightning refuses; use srun --ntasks-per-node=N"
         ) from error
