@@ -6,23 +6,27 @@ tried in new interpreters: tests/test_threads.py, test_wheel.py, test_resume.py 
 """
 
 import atexit
-import multiprocessing
+import importlib
+import json
 import os
 import runpy
+import select
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PRELOADED = ["lightning", "datasets", "sklearn.linear_model", "scipy.stats", "torch._dynamo"]
-PRELOADED += [f"transformers.models.{name}.modeling_{name}" for name in ("bert", "roberta")]
-PRELOADED += [f"whitenedcse.{name}" for name in ("app.cli", "training.dashboard", "report.plots")]
-PRELOADED += [f"whitenedcse.training.{name}" for name in ("module", "trainer", "loggers", "monitor")]
-PRELOADED += [f"whitenedcse.evaluation.{name}" for name in ("suite", "classifiers")]
-PRELOADED += ["programs"]
+IMPORTED = ["lightning", "datasets", "sklearn.linear_model", "scipy.stats", "torch._dynamo"]
+IMPORTED += [f"transformers.models.{name}.modeling_{name}" for name in ("bert", "roberta")]
+IMPORTED += [f"whitenedcse.{name}" for name in ("app.cli", "training.dashboard", "report.plots")]
+IMPORTED += [f"whitenedcse.training.{name}" for name in ("module", "trainer", "loggers", "monitor")]
+IMPORTED += [f"whitenedcse.evaluation.{name}" for name in ("suite", "classifiers")]
 NEW = {"HYDRA_FULL_ERROR": "0", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "WANDB_API_KEY": ""}
 
 
@@ -34,97 +38,146 @@ class Done(NamedTuple):
     stderr: str
 
 
-@cache
-def server():
-    """What starts processes by forking one that has the packages."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    return context
-
-
-def started(program, *words, cwd, prepared=None, seconds=300, **environment):
+def started(program, *words, cwd, prepared="", seconds=300, **environment):
     """Run a script of this project or `whitenedcse` to its end, offline, with data and a cache in `cwd`.
 
-    prepared: a function that the new process calls before.
+    prepared: module:function, which the new process calls before.
     """
     own = {"WHITENEDCSE_CACHE": str(cwd / "cache"), "WHITENEDCSE_DATA": str(cwd / "data")}
     with tempfile.TemporaryDirectory() as folder:
         files = [str(Path(folder) / name) for name in ("stdout", "stderr")]
         command = [program if program == "whitenedcse" else str(ROOT / program), *map(str, words)]
-        process = server().Process(
-            target=ran, args=(command, str(cwd), NEW | own | environment, files, prepared)
-        )
-        process.start()
-        process.join(seconds)
-        process.kill()
-        process.join()
-        return Done(process.exitcode, *(Path(file).read_text() for file in files))
+        process = Forked(server(), command, str(cwd), os.environ | NEW | own | environment, files, prepared)
+        try:
+            process.wait(seconds)
+        finally:
+            process.kill()
+        return Done(process.wait(), *(Path(file).read_text() for file in files))
 
 
-def ran(command, cwd, environment, files, prepared=None):
+class Forked:
+    """A process of the server's, with the methods of `subprocess.Popen`."""
+
+    def __init__(self, address, *request):
+        self.returncode, self.connection = None, socket.socket(socket.AF_UNIX)
+        self.connection.connect(address)
+        self.answers = self.connection.makefile("rw")
+        self.answers.write(json.dumps([address, *request]) + "\n")
+        self.answers.flush()
+        self.pid = int(self.answers.readline())
+
+    def poll(self):
+        return self.wait(0)
+
+    def wait(self, timeout=None):
+        if self.returncode is None:
+            if not select.select([self.connection], [], [], timeout)[0]:
+                if timeout:
+                    raise subprocess.TimeoutExpired("a program", timeout)
+                return None
+            self.returncode = int(self.answers.readline())
+            self.answers.close()
+            self.connection.close()
+        return self.returncode
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+
+@cache
+def server():
+    """The address of a server that ends with this process."""
+    address = str(Path(tempfile.mkdtemp(prefix="programs-")) / "socket")
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    process = subprocess.Popen(
+        [sys.executable, __file__, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
+    process.stdout.readline()
+    return address
+
+
+def serve(address):
+    """Fork for each request, until the standard input is closed."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(address)
+        listening.listen()
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
+            connection, _ = listening.accept()
+            if not os.fork():
+                listening.close()
+                watch(connection)
+            connection.close()
+
+
+def watch(connection):
+    """Fork the program that is asked for; tell its number, and its exit code when it has ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    answers = connection.makefile("rw")
+    request = json.loads(answers.readline())
+    if number := os.fork():
+        answers.write(f"{number}\n")
+        answers.flush()
+        status = os.waitpid(number, 0)[1]
+        answers.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        answers.flush()
+        os._exit(0)
+    connection.close()
+    answers.close()
+    code = 1
+    try:
+        ran(*request)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def ran(address, command, cwd, environment, files, prepared=""):
     """In the new process: the program itself."""
     import huggingface_hub
 
     for number, file in enumerate(files, 1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.chdir(cwd)
+    os.environ.clear()
     os.environ.update(environment)
     huggingface_hub.constants.HF_HUB_OFFLINE = environment["HF_HUB_OFFLINE"] == "1"
     sys.argv = command
     sys.path[0:0] = [str(ROOT), *environment.get("PYTHONPATH", "").split(":")]
-    Rank.files = files
     if "WHITENEDCSE_FRONT" in environment:
+        os.setsid()
         os.environ["WHITENEDCSE_FRONT"] = str(os.getppid())
     if prepared:
-        prepared()
-    try:
-        if command[0] == "whitenedcse":
-            from whitenedcse.app.cli import main
+        module, _, name = prepared.partition(":")
+        getattr(importlib.import_module(module), name)()
+    if command[0] == "whitenedcse":
+        from whitenedcse.app.cli import main
 
-            sys.exit(main(command[1:]))
-        from whitenedcse.app import ranks
+        sys.exit(main(command[1:]))
+    from whitenedcse.app import ranks
 
-        ranks.subprocess = Ranks
-        runpy.run_path(command[0], run_name="__main__")
-    finally:
-        atexit._run_exitfuncs()  # which a process of multiprocessing leaves out
+    def rank(words, *, env, stdout, stderr, start_new_session):
+        own = [stream.name if stream else file for stream, file in zip((stdout, stderr), files, strict=True)]
+        return Forked(address, words[1:], cwd, dict(env), own)
 
-
-class Rank:
-    """A rank as `subprocess.Popen` shows it; without a stream of its own it writes where the program does."""
-
-    files = ()
-
-    def __init__(self, command, *, env, stdout, stderr, start_new_session):
-        files = [
-            stream.name if stream else file for stream, file in zip((stdout, stderr), self.files, strict=True)
-        ]
-        self.process = server().Process(target=ran, args=(command[1:], os.getcwd(), dict(env), files))
-        self.process.start()
-        self.pid = self.process.pid
-
-    @property
-    def returncode(self):
-        return self.process.exitcode
-
-    def poll(self):
-        return self.process.exitcode
-
-    def send_signal(self, number):
-        if self.process.exitcode is None:
-            os.kill(self.pid, number)
-
-    def kill(self):
-        self.process.kill()
-
-    def wait(self, timeout=None):
-        self.process.join(timeout)
-        if self.process.exitcode is None:
-            raise subprocess.TimeoutExpired("a rank", timeout)
-        return self.process.exitcode
+    ranks.subprocess = SimpleNamespace(Popen=rank, TimeoutExpired=subprocess.TimeoutExpired)
+    runpy.run_path(command[0], run_name="__main__")
 
 
-class Ranks:
-    """The part of the module subprocess that starts ranks."""
-
-    Popen, TimeoutExpired = Rank, subprocess.TimeoutExpired
+if __name__ == "__main__":
+    serve(sys.argv[1])

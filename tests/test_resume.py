@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import programs
 import pytest
 import torch
 from conftest import SENTENCES, backbone, embedder_of
@@ -265,8 +266,15 @@ def started(home, *command, **environment):
     }
     settings |= {"WHITENEDCSE_DATA": home / "data"} | environment
     env = os.environ | {name: str(value) for name, value in settings.items()}
-    with (home / "said").open("w") as said:
-        process = subprocess.Popen([sys.executable, *command], cwd=home, env=env, stdout=said, stderr=said)
+    said = home / "said"
+    said.unlink(missing_ok=True)
+    if command[0] == "-m":  # torchrun
+        with said.open("w") as file:
+            process = subprocess.Popen(
+                [sys.executable, *command], cwd=home, env=env, stdout=file, stderr=file
+            )
+    else:
+        process = programs.Forked(programs.server(), command, str(home), env, [str(said)] * 2)
     try:
         yield process
     finally:

@@ -3,11 +3,9 @@
 import importlib.util
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 
+import programs
 import pytest
 from programs import ROOT, started
 from test_ranks import until
@@ -115,16 +113,16 @@ def test_a_killed_sweep_resumes_to_the_table_of_an_uninterrupted_one(tmp_path):
     ]
     whole = started("train.py", *arguments, "run=whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
-    environment = os.environ | {"WHITENEDCSE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "train.py"), *arguments, "run=killed"]
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
+    environment = os.environ | programs.NEW | {"WHITENEDCSE_CACHE": str(tmp_path / "cache")}
+    command, files = [str(ROOT / "train.py"), *arguments, "run=killed"], [str(tmp_path / "said")] * 2
+    process = programs.Forked(programs.server(), command, str(tmp_path), environment, files)
     killed = tmp_path / "outputs" / "killed"
     try:
         until(lambda: (killed / "1" / "config.yaml").exists(), 200)
         time.sleep(0.5)
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.wait(60)
     assert 1 <= len(jobs(tmp_path, "killed")) < 4
     again = started("train.py", *arguments, "run=killed", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
