@@ -28,6 +28,7 @@ IMPORTED += [f"whitenedcse.{name}" for name in ("app.cli", "training.dashboard",
 IMPORTED += [f"whitenedcse.training.{name}" for name in ("module", "trainer", "loggers", "monitor")]
 IMPORTED += [f"whitenedcse.evaluation.{name}" for name in ("suite", "classifiers")]
 NEW = {"HYDRA_FULL_ERROR": "0", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "WANDB_API_KEY": ""}
+kept = []
 
 
 class Done(NamedTuple):
@@ -53,6 +54,13 @@ def started(program, *words, cwd, prepared="", seconds=300, **environment):
         finally:
             process.kill()
         return Done(process.wait(), *(Path(file).read_text() for file in files))
+
+
+def started_anew(*command, cwd, seconds=300, **environment):
+    """The same with a new interpreter, for a command as a list of words."""
+    own = {"WHITENEDCSE_CACHE": str(cwd / "cache"), "WHITENEDCSE_DATA": str(cwd / "data")}
+    given = {"env": os.environ | NEW | own | environment, "cwd": cwd, "timeout": seconds}
+    return subprocess.run([*map(str, command)], **given, capture_output=True, text=True)
 
 
 class Forked:
@@ -97,6 +105,7 @@ def server():
         [sys.executable, __file__, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
     )
     process.stdout.readline()
+    kept.append(process)  # it ends when its standard input is closed
     return address
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from conftest import SENTENCES, WORDS, backbone, decoder_of
-from programs import NEW, ROOT, started
+from programs import ROOT, started, started_anew
 from test_doctor import COUNTS, MRPC, SICK, write
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -151,16 +151,15 @@ def run(words, home):
     words += ["k=8"] if "protocol=bert_whitening" in words else []
     scripts = [i for i, word in enumerate(words) if word in ("train.py", "evaluate.py")]
     if "train.py" in words:  # the quick start's own encoder can be small
-        words += FEW + ([] if "+experiment=bert_base" in words else ["encoder.width=16", "encoder.heads=2"])
+        own = not any(word.startswith(("+experiment", "encoder")) for word in words)
+        words += FEW + (["encoder.width=16", "encoder.heads=2"] if own else [])
     alone = any("joblib" in word for word in words)  # which waits for workers of its own at the end
     if not alone and (words[0] == "python" and scripts == [1] or words[0] == "whitenedcse"):
         words = words[1:] if words[0] == "python" else words
         done = started(*words, cwd=home, prepared="test_docs:few_rows", **environment)
         return done.returncode, done.stdout + done.stderr
     words = [str(ROOT / word) if i in scripts else word for i, word in enumerate(words)]
-    own = {"WHITENEDCSE_DATA": str(home / "data"), "WHITENEDCSE_CACHE": str(home / "cache")}
-    everything = os.environ | NEW | own | environment
-    done = subprocess.run(words, cwd=home, env=everything, capture_output=True, text=True, timeout=240)
+    done = started_anew(*words, cwd=home, **environment)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -268,11 +268,9 @@ def started(home, *command, **environment):
     env = os.environ | {name: str(value) for name, value in settings.items()}
     said = home / "said"
     said.unlink(missing_ok=True)
-    if command[0] == "-m":  # torchrun
-        with said.open("w") as file:
-            process = subprocess.Popen(
-                [sys.executable, *command], cwd=home, env=env, stdout=file, stderr=file
-            )
+    if {"-m", "trainer.devices=2"} & {*command}:  # whose ranks are looked for among the processes
+        with said.open("w") as out:
+            process = subprocess.Popen([sys.executable, *command], cwd=home, env=env, stdout=out, stderr=out)
     else:
         process = programs.Forked(programs.server(), command, str(home), env, [str(said)] * 2)
     try:
@@ -393,7 +391,7 @@ def test_so_does_a_run_of_two_processes_and_none_of_them_is_left_running(home):
 def test_a_loss_that_is_no_number_ends_the_run_at_the_last_good_checkpoint(tmp_path, refusal):
     line = refusal("train", *RUN, "data.sample=128", "optim.lr=1e30", "run=bad")
     rows = ", ".join(map(str, np.random.default_rng([42, 0]).permutation(128)[64:69]))
-    assert line.startswith(f"error: the loss of step 2 is not finite (epoch 0, batch 1, rows {rows} ... of")
+    assert line.startswith(f"error: the loss of step 2 is not finite (epoch 0, batch 1, first rows {rows} of")
     assert "the checkpoint of step 1 stays. A lower optim.lr" in line
     assert last_step(tmp_path / "outputs" / "bad" / "checkpoints") == 1
 

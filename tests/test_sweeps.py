@@ -3,11 +3,12 @@
 import importlib.util
 import json
 import os
+import sys
 import time
 
 import programs
 import pytest
-from programs import ROOT, started
+from programs import ROOT, started, started_anew
 from test_ranks import until
 from test_scripts import TINY
 
@@ -84,8 +85,11 @@ def test_a_search_maximises_the_dev_score_and_resumes(tmp_path):
 
 @needs["joblib"]
 def test_jobs_run_at_a_time_as_they_do_one_by_one(tmp_path):
-    for name, more in {"apart": [], "together": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]}.items():
-        result = started("train.py", "-m", *SMALL, "seed=1,2", f"run={name}", *more, cwd=tmp_path)
+    joblib = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    command = [sys.executable, ROOT / "train.py", "-m", *SMALL, "seed=1,2"]
+    apart = started(*command[1:], "run=apart", cwd=tmp_path)
+    together = started_anew(*command, *joblib, "run=together", cwd=tmp_path)  # as joblib ends its workers
+    for result in (apart, together):
         assert result.returncode == 0, result.stderr
         assert "Trainer.fit" not in result.stdout + result.stderr  # as quiet as one by one
     scores = [

@@ -204,7 +204,7 @@ def compared(names: Sequence[str], draws: int, digits: int | None) -> list[Grid]
 
 
 def expanded(name: str) -> list[Path]:
-    """The directories that a name or pattern matches. Raises FileNotFoundError for a pattern without match."""
+    """The directories that a name or pattern matches. Raises FileNotFoundError if none does."""
     paths = sorted(Path(path) for path in glob.glob(name)) if glob.has_magic(name) else [Path(name)]
     if not paths:
         raise FileNotFoundError(f"compare: no run matches {name}")
