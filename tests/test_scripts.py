@@ -283,8 +283,8 @@ def test_training_one_vector_for_all_is_one_line_and_ends_every_rank(bert, tmp_p
     two = ["trainer.devices=2", "trainer.accelerator=cpu", "data.sample=640", "run=dead"]
     dead = ["encoder=pretrained", "encoder.path=dead", "pooling=mean"]
     result = started("train.py", *two, *dead, cwd=tmp_path)
-    lightnings, line = result.stderr.splitlines()
-    assert result.returncode == 2 and lightnings.startswith("Initializing distributed"), result.stderr
+    (line,) = result.stderr.splitlines()
+    assert result.returncode == 2, result.stderr
     assert line.startswith("error: step 0: all 1500 dev sentences have the same vector")
     assert not (tmp_path / "outputs" / "dead" / "best").exists()
 

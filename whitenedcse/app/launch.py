@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import logging
 import os
 import re
 import signal
@@ -72,7 +71,6 @@ def job(script: Callable[..., Result]) -> Callable[..., Result]:
     @wraps(script)
     def one_line_at_most(*arguments: Any) -> Result:
         # here, not in `start`: a launcher's own process begins here
-        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
         for message in QUIET:
             warnings.filterwarnings("ignore", message=message)
         try:

@@ -6,6 +6,7 @@ A run ends cleanly when asked to, and stops at a loss that is not finite.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -233,6 +234,8 @@ class Trainer(lightning.Trainer):
     """
 
     def __init__(self, *, chunk: int | None, devices: Any, num_nodes: int = 1, **settings: Any) -> None:
+        for name in ("lightning.pytorch", "lightning.fabric"):  # what they say is in our own lines
+            logging.getLogger(name).setLevel(logging.WARNING)
         if 0 in (settings.get("max_steps"), settings.get("max_epochs")):
             raise ValueError(
                 "trainer.max_steps=0 or max_epochs=0 trains nothing; evaluate.py evaluates an encoder"
