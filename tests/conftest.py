@@ -1,10 +1,34 @@
-"""Tiny random encoders and a forty-word tokenizer, built here: no test needs a file it did not make."""
+"""Tiny random encoders and a forty-word tokenizer, built here: no test needs a file it did not make.
+
+A test marked `slow` runs with `make test-all`, and where its name is given; of a parametrised one marked
+`slow(but=n)`, n cases spread evenly are quick.
+"""
+# ruff: noqa: E402 (the environment first: packages read it when they are imported)
+
+import atexit
+import os
+import shutil
+import tempfile
+
+# what the caller's shell or job says of ranks, threads, hubs, accounts and terminals is not for tests
+FOREIGN = (
+    "HF_ HUGGINGFACE_ TRANSFORMERS_ WANDB_ HYDRA_ SLURM_ SLURMD_ TORCHELASTIC_ MASTER_ LOCAL_ RANK WORLD_SIZE"
+)
+FOREIGN += " GROUP_RANK ROLE_ OMP_ MKL_ COLUMNS LINES NO_COLOR FORCE_COLOR CLICOLOR TTY_ WHITENEDCSE_"
+for name in [name for name in os.environ if name.startswith(tuple(FOREIGN.split()))]:
+    if name != "WHITENEDCSE_DATA":
+        del os.environ[name]
+OWN = tempfile.mkdtemp(prefix="whitenedcse-tests-")
+atexit.register(shutil.rmtree, OWN, ignore_errors=True)
+os.environ |= {"OMP_NUM_THREADS": "1", "HF_HOME": f"{OWN}/hub", "WHITENEDCSE_CACHE": f"{OWN}/cache"}
+os.environ |= {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
 import http.server
 import runpy
 import socket
 import sys
 import threading
+from collections import defaultdict
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,6 +71,29 @@ SENTENCES = [
     "it was not a very large blue house",
     "the old dog and the new cat eats",
 ]
+
+
+def pytest_configure(config):
+    if all("::" in words for words in config.args):
+        config.option.markexpr = config.option.markexpr.replace("not slow", "")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Take the mark `slow` off the cases that stay quick."""
+    cases = defaultdict(list)
+    for item in items:
+        if (mark := item.get_closest_marker("slow")) and mark.kwargs:
+            cases[item.module, item.originalname, mark.kwargs["but"]].append(item)
+    for (_, _, count), same in cases.items():
+        for i in range(count):
+            quick = same[i * len(same) // count]
+            quick.own_markers = [mark for mark in quick.own_markers if mark.name != "slow"]
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if config.option.markexpr == "not slow":
+        terminalreporter.write_line("The slow tests were left out; make test-all runs them too.")
 
 
 @pytest.fixture(autouse=True)

@@ -355,6 +355,7 @@ def last_wins(arguments):
     TABLE,
     ids=[f"{row[0]}-{row[1].split('run=r ')[1]}-{i}" for i, row in enumerate(TABLE)],
 )
+@pytest.mark.slow(but=20)
 def test_bad_input_is_one_line_that_names_it_and_leaves_nothing_behind(script, arguments, made, words, start):
     for folder, of in (("x", "bert"), ("y", "best")):
         shutil.rmtree(folder, ignore_errors=True)
@@ -718,6 +719,7 @@ LEAVES = VALUES | st.sampled_from(
     config=st.dictionaries(KEYS, st.recursive(LEAVES, lambda deep: st.dictionaries(KEYS, deep), max_leaves=8))
 )
 @settings(SOME, max_examples=200)
+@pytest.mark.slow
 def test_any_config_passes_or_is_refused(config):
     with suppress(ValueError):
         refuse_unknown(config, ["loss", "views", "k", "tasks"])

@@ -191,6 +191,7 @@ for processes, files in ((1, 3), (2, 9)):
 """
 
 
+@pytest.mark.slow
 def test_killed_twice_and_gone_on_with_the_bytes_are_those_of_an_uninterrupted_run(embedder, tmp_path):
     """First alone, then with two processes, none of which outlives the one that is killed."""
     source, out = str(tmp_path / "best"), tmp_path / "out"
@@ -214,6 +215,7 @@ def test_killed_twice_and_gone_on_with_the_bytes_are_those_of_an_uninterrupted_r
     assert contents(out) == contents(whole.out)
 
 
+@pytest.mark.slow
 def test_when_one_of_two_processes_dies_what_is_finished_stays(embedder, tmp_path):
     checkpoint.save(embedder, tmp_path / "best")
     corpus, out = corpus_of(many(3_000), tmp_path), tmp_path / "out"
@@ -280,6 +282,7 @@ def test_no_file_is_there_before_all_of_it_is(embedder, corpus, tmp_path, monkey
     assert set(contents(tmp_path / "out")) == {".lock", "manifest.json"}
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(embedder, tmp_path):
     peaks, sizes = [], []
     for count in (300, 300, 1_800):  # the first warms up

@@ -175,6 +175,7 @@ def test_the_best_checkpoint_is_an_artifact(by_hand):
     assert [file["path"] for file in artifact["manifest"]["contents"]] == ["weights"]
 
 
+@pytest.mark.slow
 def test_the_quick_start_logs_every_series(trained):
     assert trained.names == SERIES
     assert [step for step, _ in trained.series("dev/spearman")] == [0, 2, 4]
@@ -343,6 +344,7 @@ def drawn(panel, logged):
     return fit | axes | table | set(config.get("metrics", []))
 
 
+@pytest.mark.slow
 def test_the_view_goes_to_the_named_project_of_the_accounts_owner(sent):
     variables, output, address = sent
     assert (variables["entityName"], variables["projectName"]) == ("me", "mine")
@@ -350,6 +352,7 @@ def test_the_view_goes_to_the_named_project_of_the_accounts_owner(sent):
     assert output == f"view: {address}/me/mine?nw=abc\n"
 
 
+@pytest.mark.slow
 def test_every_panel_draws_what_training_logs_and_no_series_is_left_out(sent, trained):
     names, summary = trained.names, trained.whole["summary"]
     logged = names | set(summary) | {f"{name}.{kind}" for name in SERIES - TEST for kind in summary[name]}

@@ -82,6 +82,7 @@ def test_by_default_a_decoder_is_pooled_by_its_last_token(saved):
         ("evaluate", ["pooling=cls", "tasks=quickstart"], "use pooling=last or pooling=mean"),
     ],
 )
+@pytest.mark.slow(but=1)
 def test_what_says_nothing_of_a_decoder_is_one_line(saved, refusal, script, arguments, message):
     which = {
         "train": ["encoder=pretrained", f"encoder.path={saved}", "data.sample=64", "trainer.devices=1"],
@@ -119,6 +120,7 @@ def test_an_export_gives_the_vectors_of_its_source(kind, to, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.slow
 def test_a_graph_gives_the_vectors_of_its_source(kind, tmp_path):
     pytest.importorskip("onnxruntime")
     embedder = embedder_with(kind, ends=False, layers=[1, -1])

@@ -178,6 +178,7 @@ def typed(selector, value):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+@pytest.mark.slow
 def test_a_browser_searches_moves_the_slider_and_compares(embedder, tmp_path):
     page = pytest.importorskip("whitenedcse.serving.demo")
     checkpoint.save(embedder, tmp_path / "best")

@@ -125,6 +125,7 @@ def stepped(strict, module, *, hard=False):
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("kind", ["cls", "mean", "max", "last", "pooler"])
 @pytest.mark.parametrize("batches", ["packed", "padded"])
+@pytest.mark.slow(but=20)
 def test_a_training_step(kind, head, batches, bert, strict):
     bert.batches = batches
     stepped(strict, module_of(bert, kind=kind, head=head))
@@ -147,6 +148,7 @@ def test_a_training_step(kind, head, batches, bert, strict):
     ids=str,
 )
 @pytest.mark.parametrize("batches", ["packed", "padded"])
+@pytest.mark.slow(but=4)
 def test_a_training_step_of_another_kind(settings, batches, bert, strict):
     bert.batches = batches
     hard = settings.get("hard", False)

@@ -370,6 +370,7 @@ def apart(a, b):
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.slow(but=4)
 def test_any_number_of_processes_gives_the_same_loss_and_gradient(worlds, world, head, dtype):
     keys = [key for key in worlds[1][0]["cases"] if key[:2] == (dtype, head)]
     assert len(keys) == 3 * len(LOSSES[dtype])

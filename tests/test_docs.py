@@ -184,6 +184,7 @@ def refuse_unknown_extras(words):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.slow
 def test_every_command_runs(page, user, tmp_path):
     text, home = page.read_text(), tmp_path / "home"
     shutil.copytree(user, home)
@@ -201,6 +202,7 @@ def test_every_command_runs(page, user, tmp_path):
             assert code == expected and part in printed, f"{said}\n{printed[-3000:]}"
 
 
+@pytest.mark.slow
 def test_every_error_of_the_page_on_trouble_is_the_one_that_comes(user, tmp_path):
     home = tmp_path / "home"
     shutil.copytree(user, home)

@@ -243,6 +243,7 @@ def test_the_table_has_a_row_a_task_and_the_last_remark_counts(tmp_path):
 
 
 @real
+@pytest.mark.slow
 def test_all_real_tasks_here_are_right():
     found = [f for f in examined(DATA) if f.task not in doctor.ROWS]
     assert {f.task: f.why for f in found if f.verdict != "ok"} == {}

@@ -85,6 +85,7 @@ def test_a_vocabulary_keeps_the_commonest_words_and_spells_the_rest():
     ]
 
 
+@pytest.mark.slow
 def test_every_process_numbers_a_vocabulary_alike():
     module = "whitenedcse.model.encoder"
     code = f"from {module} import wordpiece; print(wordpiece(['one two two, three'], 99).get_vocab())"

@@ -132,6 +132,7 @@ def test_the_graph_before_it_is_traced_gives_the_same_vectors(encoder, corpus, k
 
 
 @pytest.mark.parametrize(("shape", "layers"), [("bert", [1, -1]), ("roberta", [-1])])
+@pytest.mark.slow(but=1)
 def test_onnxruntime_gives_the_same_vectors(tokenizer, corpus, tmp_path, shape, layers):
     """A trace takes seconds; what is traced was tested above."""
     encoder = Encoder(conftest.backbone(shape, len(tokenizer)), tokenizer)
@@ -284,6 +285,7 @@ def test_what_is_missing_is_named_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_int8_is_smaller_close_and_measured(tokenizer, tmp_path, monkeypatch):
     from transformers import BertConfig, BertModel
 
@@ -322,6 +324,7 @@ CARDS = [
 
 
 @pytest.mark.parametrize(("to", "kind"), [*CARDS, *(("transformers", k) for k in ("max", "last", "pooler"))])
+@pytest.mark.slow(but=2)
 def test_the_card_s_own_lines_load_the_vectors(bert, tmp_path, to, kind, monkeypatch):
     if to == "onnx":
         pytest.importorskip("onnxruntime")
@@ -381,6 +384,7 @@ def test_the_card_of_a_run_says_what_was_not_trained(bert, tmp_path):
     assert said in (tmp_path / "out" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_graph_leaves_out_the_layers_that_pooling_does_not_read(bert, tmp_path):
     kept = []
     for layers in ([1], [2], [-1]):

@@ -79,12 +79,14 @@ def trained(tmp_path, monkeypatch):
     return life
 
 
+@pytest.mark.slow
 def test_a_sound_quick_start_is_not_alarmed_at(trained):
     said, rows = trained(**SOUND)
     assert [row.step for row in rows] == [0, 8, 16, 24, 26]
     assert said == []
 
 
+@pytest.mark.slow
 def test_a_rate_that_collapses_the_space_is_said_once_and_not_again_after_a_resumption(trained, tmp_path):
     said, rows = trained(**COLLAPSE)
     start, second = rows[0].values, rows[2].values

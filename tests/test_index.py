@@ -140,6 +140,7 @@ def test_labels_are_numbers_or_a_column(tmp_path):
     assert found == [("x", "one"), ("x", "two"), ("y", "three")]
 
 
+@pytest.mark.slow
 def test_a_written_index_is_the_saved_one_and_memory_does_not_grow(embedder, tmp_path):
     Index.build(embedder, TEXTS).save(tmp_path / "saved")
     write(tmp_path / "written", embedder, zip(map(str, range(64)), TEXTS, strict=True))

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("kind", [None, "group", "shuffled_group"])
+@pytest.mark.slow(but=1)
 def test_one_batch_is_learnt_by_heart(bert, kind):
     seed_everything(0, verbose=False)
     settings = whitening(kind=kind, eps=1e-3) if kind else None
@@ -53,6 +54,7 @@ def cyrillic(name, folder):
     return name
 
 
+@pytest.mark.slow
 def test_a_fifth_of_the_quick_start_lifts_the_score_in_any_letters(tmp_path, monkeypatch, capsys):
     """Nothing knows English: a language written otherwise, letter for letter, gives the same scores."""
     monkeypatch.chdir(tmp_path)

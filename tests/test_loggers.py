@@ -130,6 +130,7 @@ class Ticking(Monitor):
 
 
 @pytest.mark.parametrize(("chunk", "accumulated"), [(None, 1), (4, 1), (None, 2)])
+@pytest.mark.slow(but=1)
 def test_speed_is_by_the_clock_without_evaluation(bert, tmp_path, monkeypatch, chunk, accumulated):
     """A batch of 8 takes 2 seconds; evaluations after every third step lie between lines and amid them."""
 
@@ -187,6 +188,7 @@ def mean_distance(x):
 
 @pytest.mark.parametrize("position", ["before", "after", "both"])
 @pytest.mark.parametrize(("passes", "negatives"), [(3, False), (2, True), (1, True), (1, False)])
+@pytest.mark.slow(but=3)
 def test_diversity_is_that_of_the_steps_positives(bert, tmp_path, position, passes, negatives):
     module = module_of(bert)
     module.embedder.head = Head(width=16, whitening=whitening(), dense=True, position=position)

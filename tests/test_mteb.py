@@ -92,6 +92,7 @@ def test_pair_classification_in_mteb_ranks_by_our_cosines(bert):
         assert abs(theirs[name] - average_precision_score(labels, ours)) < 1e-6
 
 
+@pytest.mark.slow
 def test_classification_in_mteb_is_what_it_is_for_sentence_transformers(bert, tmp_path):
     checkpoint.save(embedder_of(bert, kind="mean", embedding="head"), tmp_path / "best")
     made = sentences(240, 0)

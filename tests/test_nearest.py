@@ -16,7 +16,7 @@ ENGINES = [by_numpy, by_faiss]
 def engine(request, monkeypatch):
     if request.param is by_faiss:
         pytest.importorskip("faiss")
-    monkeypatch.setattr(index_module, "engine_at_hand", lambda: request.param)
+    monkeypatch.setattr(index_module, "available_engine", lambda: request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ def test_the_engines_agree_to_the_bit(monkeypatch):
     queries, x = rows_of(50, 96), rows_of(1000, 96, seed=2)
     found = []
     for engine in ENGINES:
-        monkeypatch.setattr(index_module, "engine_at_hand", lambda engine=engine: engine)
+        monkeypatch.setattr(index_module, "available_engine", lambda engine=engine: engine)
         found.append(nearest(queries, [x], 10))
     one, two = found
     assert_array_equal(one[0], two[0])

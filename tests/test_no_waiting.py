@@ -104,6 +104,7 @@ HEADS = {
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("kind", ["cls", "mean", "max"])
+@pytest.mark.slow(but=2)
 def test_a_step_between_two_logged_ones_waits_for_nothing(kind, head, bert, tmp_path, monkeypatch):
     monkeypatch.setattr(
         packed, "laid_out", lambda b, *_: packed.Layout(b, None, None, len(b.ids), b.n, None, 0)

@@ -305,6 +305,7 @@ def test_no_two_layers_and_no_two_places_of_a_layer_drop_the_same(monkeypatch):
     )  # embeddings; attention and two dense layers in each layer
 
 
+@pytest.mark.slow
 def test_onednn_keeps_few_shapes_unless_told_otherwise():
     names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
     code = f"import os, whitenedcse.model.packed; print([os.environ[name] for name in {names}])"

@@ -351,6 +351,7 @@ def test_a_word_on_the_console_and_a_request_are_heard(tmp_path):
 
 @browser
 @pytest.mark.parametrize("kind", ["run", "sweep"])
+@pytest.mark.slow
 def test_a_browser_shows_every_chart_on_a_laptop_and_on_a_phone_without_a_word(tmp_path, kind):
     run = kind == "run"
     folder = (
@@ -374,6 +375,7 @@ def test_a_browser_shows_every_chart_on_a_laptop_and_on_a_phone_without_a_word(t
 
 
 @browser
+@pytest.mark.slow
 def test_a_screenshot_has_ink_and_a_dark_screen_is_dark(tmp_path):
     file = written(trained(tmp_path / "a", series=HEALTH))
     shades = {}

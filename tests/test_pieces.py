@@ -45,6 +45,7 @@ def stepped(module, batch):
 
 @pytest.mark.parametrize("chunk", [None, 7, 1000])
 @pytest.mark.parametrize("k", [2, 3, 50])
+@pytest.mark.slow(but=6)
 def test_any_number_of_threads_gives_the_vectors_and_the_gradient_of_one(encoder, k, chunk, threaded):
     module, batch = steady(module_of(encoder).double()), batch_of()
     expected = stepped(module, batch)

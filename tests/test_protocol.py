@@ -144,6 +144,7 @@ def correlation(pairs, similarity):
     return 100 * spearmanr([g for *_, g in pairs], similarity).statistic
 
 
+@pytest.mark.slow
 def test_simcse_puts_all_pairs_of_a_task_together(world, monkeypatch, tmp_path):
     (row,) = evaluated(world, monkeypatch, tmp_path, "pooling=mean")["rows"]
     script = Script(world, 128)
@@ -214,6 +215,7 @@ def test_whiteningbert_lowers_all_but_sick_and_divides_by_n_and_a_hundredth(worl
             assert row["sts"]["tasks"][task]["mean"] == pytest.approx(expected, abs=1e-6), (task, row["name"])
 
 
+@pytest.mark.slow
 def test_nothing_is_encoded_twice_and_a_second_run_encodes_nothing(world, monkeypatch, tmp_path):
     seen, forward = [], Encoder.forward
 

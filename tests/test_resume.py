@@ -179,6 +179,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.slow(but=4)
 def test_a_run_resumes_as_if_uninterrupted(train, whole, tmp_path, moment):
     hook, steps = MOMENTS[moment]
     assert train(tmp_path / "cut", hook, steps) is None
@@ -191,6 +192,7 @@ def test_a_run_resumes_as_if_uninterrupted(train, whole, tmp_path, moment):
 
 
 @pytest.mark.parametrize("judged", [1, 2, 4, 6])  # before step 1, and after steps 3, 9, and the last
+@pytest.mark.slow(but=1)
 def test_a_run_cut_amid_an_evaluation_resumes_as_if_uninterrupted(train, whole, tmp_path, judged):
     assert train(tmp_path / "cut", judged=judged) is None
     assert same(train(tmp_path / "cut"), whole())
@@ -205,6 +207,7 @@ OTHERS = {  # settings, and the optimiser steps after which the run is cut
 
 
 @pytest.mark.parametrize(("name", "steps"), [(name, n) for name, (_, cuts) in OTHERS.items() for n in cuts])
+@pytest.mark.slow(but=2)
 def test_and_so_it_does_with_other_settings(train, whole, tmp_path, name, steps):
     settings = OTHERS[name][0]
     assert train(tmp_path / "cut", "on_train_batch_end", steps, **settings) is None
@@ -213,6 +216,7 @@ def test_and_so_it_does_with_other_settings(train, whole, tmp_path, name, steps)
 
 @pytest.mark.parametrize(("hook", "step"), [("on_train_batch_end", 2), ("on_train_batch_start", 3)])
 @pytest.mark.parametrize("number", trainer_module.ASKING, ids=lambda number: number.name)
+@pytest.mark.slow(but=2)
 def test_a_signal_ends_a_run_after_the_step_with_a_checkpoint(train, whole, tmp_path, number, hook, step):
     """The second one comes between the two batches of the third step."""
     two = {"accumulate_grad_batches": 2}
@@ -228,6 +232,7 @@ def still(parameters, *, total_steps):
 
 
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_end", "on_fit_end"])
+@pytest.mark.slow(but=1)
 def test_a_run_that_patience_ended_trains_no_further(train, whole, tmp_path, hook):
     settings = {"patience": 1, "optimizer": still}  # nothing moves: the first evaluation stays the best
     assert whole(**settings)[-1]["last_step"] == 6
@@ -310,6 +315,7 @@ def outcome(run):
     return [lines(run), scores, *(file.read_bytes() for file in files)]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_stopped_and_forced_on_ends_with_the_bits_of_one_that_is_not(
     home, refusal, monkeypatch
 ):
@@ -360,6 +366,7 @@ def ranks_of(pid):
     return [int(stat.split()[0]) for stat in stats if int(stat.rpartition(")")[2].split()[1]) == pid]
 
 
+@pytest.mark.slow
 def test_so_does_a_run_of_two_processes_and_none_of_them_is_left_running(home):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     two = "data.sample=512"  # 8 steps an epoch

@@ -162,6 +162,7 @@ def test_pooling_of_a_plain_encoder_can(bert, tmp_path):
         (["data=file", "data.corpus=my.txt"], "error: my.txt"),
     ],
 )
+@pytest.mark.slow(but=3)
 def test_what_a_user_can_mend_is_one_line(arguments, message, refusal):
     line = refusal("train", *arguments)
     assert "\n" not in line
@@ -176,6 +177,7 @@ def test_an_error_is_one_line_on_stderr_and_nothing_else(tmp_path, arguments):
     assert result.stderr.startswith("error: ")
 
 
+@pytest.mark.slow
 def test_runs_are_compared_and_own_texts_evaluated_by_a_python_function(tmp_path):
     (tmp_path / "m.py").write_text(
         "def f(texts): return [[len(t), t.count('a'), t.count('e')] for t in texts]\n"
@@ -235,6 +237,7 @@ def test_help_lists_what_there_is_and_the_resolved_config_is_readable(tmp_path):
     assert "sample: 32000" in job
 
 
+@pytest.mark.slow
 def test_triplets_train_with_their_hard_negatives(tmp_path):
     rows = "".join(f"{a},{a} {b},{b}\n" for a in SENTENCES for b in SENTENCES)
     (tmp_path / "triplets.csv").write_text("sent0,sent1,hard_neg\n" + rows)
@@ -256,6 +259,7 @@ def test_two_processes_make_one_run(tmp_path):
     assert json.loads((tmp_path / "outputs" / "two" / "scores.json").read_text())["dev"]["last_step"] == 2
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_layers_that_pooling_reads(tmp_path):
     two = ["trainer.devices=2", "trainer.max_steps=2", "tasks=none"]
     shallow = ["encoder.layers=2", "pooling.layers=[1]", "run=shallow"]
@@ -274,6 +278,7 @@ def test_two_processes_train_the_layers_that_pooling_reads(tmp_path):
     assert_allclose(theirs.numpy(), ours, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_training_one_vector_for_all_is_one_line_and_ends_every_rank(bert, tmp_path):
     with torch.no_grad():
         for table in (bert.backbone.embeddings.word_embeddings, bert.backbone.embeddings.position_embeddings):
@@ -289,6 +294,7 @@ def test_training_one_vector_for_all_is_one_line_and_ends_every_rank(bert, tmp_p
     assert not (tmp_path / "outputs" / "dead" / "best").exists()
 
 
+@pytest.mark.slow
 def test_an_error_of_ranks_is_one_line_too(tmp_path):
     result = started("train.py", *TINY, "trainer.devices=2", "loss.temperature=0", "run=two", cwd=tmp_path)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
@@ -305,10 +311,12 @@ def test_an_error_of_ranks_is_one_line_too(tmp_path):
         ),
     ],
 )
+@pytest.mark.slow(but=1)
 def test_what_would_train_another_system_than_is_said_is_refused(arguments, message, refusal):
     assert message in refusal("train", *arguments)
 
 
+@pytest.mark.slow
 def test_a_sweep_gives_each_job_its_directory(tmp_path):
     result = started("train.py", "-m", *TINY, "trainer.max_steps=1", "seed=1,2", "run=sweep", cwd=tmp_path)
     assert result.returncode == 0, result.stderr

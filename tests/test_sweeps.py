@@ -46,6 +46,7 @@ def jobs(cwd, name="sweep"):
 
 
 @pytest.mark.parametrize("sweeper", ["basic", pytest.param("optuna", marks=needs["optuna"])])
+@pytest.mark.slow
 def test_every_rank_of_a_job_has_its_configuration(tmp_path, sweeper):
     (tmp_path / "spy.py").write_text(SPY)
     arguments = [
@@ -70,6 +71,7 @@ def test_every_rank_of_a_job_has_its_configuration(tmp_path, sweeper):
 
 
 @needs["optuna"]
+@pytest.mark.slow
 def test_a_search_maximises_the_dev_score_and_resumes(tmp_path):
     arguments = ["-m", *SMALL, "+sweep=search", "run=search"]
     first = started("train.py", *arguments, "hydra.sweeper.n_trials=2", cwd=tmp_path)
@@ -84,6 +86,7 @@ def test_a_search_maximises_the_dev_score_and_resumes(tmp_path):
 
 
 @needs["joblib"]
+@pytest.mark.slow
 def test_jobs_run_at_a_time_as_they_do_one_by_one(tmp_path):
     joblib = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     command = [sys.executable, ROOT / "train.py", "-m", *SMALL, "seed=1,2"]
@@ -105,6 +108,7 @@ def table(sweep):
     return done.stdout.partition("\n\n")[0]
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_resumes_to_the_table_of_an_uninterrupted_one(tmp_path):
     arguments = [
         "-m",

@@ -143,7 +143,7 @@ def test_and_the_scripts_import_nothing_that_would_read_it_before(script):
         "class Watch(MetaPathFinder):\n"
         "    def find_spec(self, name, *_):\n"
         "        if name == 'torch': print(os.environ.get('OMP_WAIT_POLICY'))\n"
-        f"sys.meta_path.insert(0, Watch()); import {script}"
+        f"sys.meta_path.insert(0, Watch()); import {script}, torch"
     )
     root = Path(__file__).parents[1]
     assert subprocess.check_output([sys.executable, "-c", code], env=env, cwd=root).decode() == "PASSIVE\n"

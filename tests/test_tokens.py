@@ -320,6 +320,7 @@ print(len(rows), zlib.crc32(rows.ids.tobytes()), zlib.crc32(rows.offsets.tobytes
 """
 
 
+@pytest.mark.slow
 def test_of_two_processes_one_tokenises_and_both_read_the_same(corpus, lines, tokenizer, tmp_path):
     tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
     command = [sys.executable, "-c", RACE, str(tmp_path)]

@@ -224,6 +224,7 @@ def test_rounded_products_of_float32_are_refused(bert, tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["64-true", "32-true", "bf16-mixed"])
+@pytest.mark.slow(but=1)
 def test_other_precisions_train(bert, tmp_path, precision):
     module = module_of(bert)
     fit(module, tmp_path, precision=precision)

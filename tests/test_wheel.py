@@ -41,11 +41,13 @@ def wheel(tmp_path_factory):
     return next(folder.glob("whitenedcse-*.whl"))
 
 
+@pytest.mark.slow
 def test_it_holds_the_package_and_its_data_and_nothing_else(wheel):
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert inside == {name for name in files() if name.startswith("whitenedcse/")}
 
 
+@pytest.mark.slow
 def test_installed_elsewhere_the_command_and_the_package_work(wheel, tmp_path):
     site = tmp_path / "site"
     pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site), str(wheel))

@@ -78,6 +78,7 @@ def cached(corpus, tokenizer, folder):
 
 @pytest.mark.parametrize("columns", [(), ("a", "b")], ids=["text", "pairs"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow(but=2)
 def test_any_number_of_processes_makes_the_same_bytes(kind, columns, tmp_path, started, monkeypatch):
     corpus, tokenizer, made = written(tmp_path, columns), KINDS[kind](), []
     for processes in (1, 2, 3):
@@ -209,6 +210,7 @@ tokens.tokenised(Corpus(str(folder / "x.txt")), tokenizer, 8, cache_dir=folder /
 
 
 @pytest.mark.parametrize(("how", "status"), [("SIGKILL", -9), ("SIGINT", -2)])
+@pytest.mark.slow
 def test_a_script_without_a_guard_leaves_none_behind_however_it_ends(how, status, tmp_path):
     wordpiece().backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "x.txt").write_text("".join(f"{TEXT} {i}\n" for i in range(1600)))

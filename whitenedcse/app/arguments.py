@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whitenedcse.app.run import Run
 from whitenedcse.data import sources
 
 if TYPE_CHECKING:
@@ -168,6 +167,8 @@ def fit(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[str]]:
     """The corpus to fit transforms to, and its columns; "training" stands for that of the model's own run."""
     if name != "training":
         return name, list(columns)
+    from whitenedcse.app.run import Run
+
     if run := Run.of(model):
         data = run.settings["data"]
         return data["corpus"], list(data["columns"])

@@ -1,0 +1,194 @@
+"""Change one expression of a module at random and see whether a test fails, for every module of the package.
+
+    pip install pytest-cov
+    python tests/mutate.py --each 2 --seed 0 --marked "not slow" --out results/mutation/quick.csv
+
+A first run of the suite with coverage says which test reads which line. Of each module `--each` expressions
+are drawn: a comparison, an operator, a number or a truth value is replaced, or a statement left out. A mutant
+is killed if one of the tests that read its line fails; the fastest run first, for at most `--seconds` in all.
+"""
+
+import argparse
+import ast
+import copy
+import csv
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+
+ROOT = Path(__file__).parents[1]
+OTHER = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+}
+OTHER |= {
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+}
+OTHER |= {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult}
+OTHER |= {
+    ast.Pow: ast.Mult,
+    ast.Mod: ast.Mult,
+    ast.MatMult: ast.Add,
+    ast.BitOr: ast.BitAnd,
+    ast.BitAnd: ast.BitOr,
+}
+
+
+def mutants(source):
+    """(line, start, end, text): each replaces source[start:end] by text."""
+    tree = ast.parse(source)
+    starts = [0]
+    for line in source.encode().splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    skipped = set()
+    for node in ast.walk(tree):
+        hints = [getattr(node, "annotation", None), getattr(node, "returns", None)]
+        hints += [node] if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) else []
+        skipped |= {id(part) for hint in hints if hint is not None for part in ast.walk(hint)}
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        for changed in changes(node):
+            start, end = (
+                starts[line - 1] + column
+                for line, column in ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset))
+            )
+            text = "pass" if isinstance(changed, ast.Pass) else f"({ast.unparse(changed)})"
+            yield node.lineno, start, end, text
+
+
+def changes(node):  # noqa: C901
+    """Other nodes to stand in the place of one."""
+    if isinstance(node, ast.Compare):
+        for i, operator in enumerate(node.ops):
+            if type(operator) in OTHER:
+                other = copy.deepcopy(node)
+                other.ops[i] = OTHER[type(operator)]()
+                yield other
+    elif isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in OTHER:
+        other = copy.deepcopy(node)
+        other.op = OTHER[type(node.op)]()
+        yield other
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield node.operand
+    elif isinstance(node, ast.Constant) and type(node.value) in (bool, int, float):
+        value = node.value
+        yield ast.Constant(
+            not value if type(value) is bool else value + 1 if type(value) is int else 2 * value + 1
+        )
+    elif isinstance(node, ast.AugAssign) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+        yield ast.Pass()
+
+
+def pytest(folder, *arguments, seconds=None):
+    """The exit code of the suite in a clone; 1 also where it takes too long."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    try:
+        return subprocess.run(command, cwd=folder, capture_output=True, timeout=seconds).returncode
+    except subprocess.TimeoutExpired:
+        return 1
+
+
+def readers(folder, marked):
+    """For a line of a file, the tests that read it, the fastest first; and how long each test takes."""
+    report = folder / "tests.xml"
+    pytest(folder, "-m", marked, "--cov=whitenedcse", "--cov-context=test", f"--junitxml={report}")
+    seconds = {}
+    for case in ET.parse(report).iter("testcase"):
+        name = f"{case.get('classname').replace('.', '/')}.py::{case.get('name')}"
+        seconds[name] = float(case.get("time"))
+    sys.path.insert(0, str(folder))
+    from coverage import CoverageData
+
+    data = CoverageData(basename=str(folder / ".coverage"))
+    data.read()
+    lines = {}
+    for file in data.measured_files():
+        for line, contexts in data.contexts_by_lineno(file).items():
+            names = {re.sub(r"\|(run|setup|teardown)$", "", context) for context in contexts} - {""}
+            lines[str(Path(file).relative_to(folder)), line] = sorted(
+                names, key=lambda n: seconds.get(n, 9.0)
+            )
+    return lines, seconds
+
+
+def fate(folder, path, mutant, known, limit):
+    """Whether a mutant is killed, and by how many tests it could have been."""
+    line, start, end, text = mutant
+    lines, seconds = known
+    names, total = [], 0.0
+    for name in lines.get((path, line), []):
+        total += seconds.get(name, 9.0)
+        if total > limit and names:
+            break
+        names.append(name)
+    file = folder / path
+    source = file.read_bytes()
+    if not names:  # read while the module is imported, or by no test: those of the same name
+        names = [str(p.relative_to(folder)) for p in (folder / "tests").glob(f"test_{Path(path).stem}*.py")]
+    if not names:
+        return "survived", 0
+    file.write_bytes(source[:start] + text.encode() + source[end:])
+    try:
+        code = pytest(folder, "-x", "-n", "0", "-m", "", *names[:400], seconds=3 * limit + 60)
+    finally:
+        file.write_bytes(source)
+    return ("survived" if code == 0 else "killed"), len(names)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--each", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--marked", default="not slow")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    home = Path(tempfile.mkdtemp(prefix="mutation-"))
+    free = Queue()
+    for i in range(arguments.jobs):
+        subprocess.run(["git", "clone", "-q", ROOT, home / str(i)], check=True)
+        free.put(home / str(i))
+    known = readers(home / "0", arguments.marked)
+    draw, tasks = random.Random(arguments.seed), []
+    for file in sorted((home / "0/whitenedcse").rglob("*.py")):
+        every = sorted(set(mutants(file.read_text())))
+        for mutant in draw.sample(every, min(arguments.each, len(every))):
+            tasks.append((str(file.relative_to(home / "0")), mutant))
+
+    def run(task):
+        folder = free.get()
+        try:
+            return task, fate(folder, *task, known, arguments.seconds)
+        finally:
+            free.put(folder)
+
+    with arguments.out.open("w") as out, ThreadPoolExecutor(arguments.jobs) as pool:
+        rows = csv.writer(out, lineterminator="\n")
+        rows.writerow(["module", "line", "mutant", "fate", "tests"])
+        for (path, (line, start, end, text)), (what, count) in pool.map(run, tasks):
+            was = (home / "0" / path).read_bytes()[start:end].decode()
+            rows.writerow([path, line, f"{was} -> {text}", what, count])
+            out.flush()
+    shutil.rmtree(home)
+
+
+if __name__ == "__main__":
+    main()
