@@ -122,6 +122,7 @@ def test_no_module_imports_itself_through_others():
     assert later == {}
 
 
+@pytest.mark.slow
 def test_what_only_reads_starts_without_what_trains_and_classifies():
     modules = ("report.page", "report.published", "evaluation.doctor")
     code = "".join(f"import whitenedcse.{name}\n" for name in modules)
@@ -257,6 +258,7 @@ SWEEPS = sorted(path.stem for path in (CONF / "sweep").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.slow(but=4)
 def test_a_system_changes_settings_that_exist(system):
     plain, changed = (composed("+experiment=bert_base", *more) for more in ([], [f"+system={system}"]))
     for node in targets(changed):
@@ -285,7 +287,7 @@ COUNTS = dict(table3=5, table4=16, table5=4, table6=5, seeds=5, views=8, officia
     ("sweep", "count"),
     COUNTS.items(),
 )
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 def test_the_jobs_of_a_sweep_are_as_many_as_the_table_and_all_different(sweep, count):
     for experiment in ("bert_base", "wiki_mini", "roberta_base")[: 3 if count < 6 else 1]:
         assert len({json.dumps(job) for job in jobs(sweep, f"+experiment={experiment}")}) == count

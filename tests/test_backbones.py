@@ -66,6 +66,7 @@ def any_encoder(kind, tokenizer):
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", POOLED)
+@pytest.mark.slow(but=8)
 def test_the_pooler_is_the_models_own(kind, tokenizer):
     encoder = encoder_of(kind, POOLED[kind], tokenizer)
     embedder = embedder_of(encoder, kind="pooler").eval()
@@ -109,6 +110,7 @@ def own_gradients(encoder, layer):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("layers", [[0], [1], [0, 2], [-2]])
 @pytest.mark.parametrize("kind", [*ENCODERS, *DECODERS])
+@pytest.mark.slow(but=12)
 def test_what_lies_above_the_highest_layer_is_what_no_gradient_of_it_reaches(kind, layers, tokenizer):
     encoder = any_encoder(kind, tokenizer)
     names = {id(weight): name for name, weight in encoder.backbone.named_parameters()}

@@ -355,7 +355,7 @@ def last_wins(arguments):
     TABLE,
     ids=[f"{row[0]}-{row[1].split('run=r ')[1]}-{i}" for i, row in enumerate(TABLE)],
 )
-@pytest.mark.slow(but=20)
+@pytest.mark.slow(but=9)
 def test_bad_input_is_one_line_that_names_it_and_leaves_nothing_behind(script, arguments, made, words, start):
     for folder, of in (("x", "bert"), ("y", "best")):
         shutil.rmtree(folder, ignore_errors=True)

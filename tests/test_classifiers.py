@@ -189,6 +189,7 @@ def peer(x, y, train, test, rows, dev):
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.slow(but=1)
 def test_fast_logistic_regression_agrees_with_cold_starts_at_any_norm(scale):
     x, y = blobs(600, 20, 3, seed=4, noise=3)
     x *= scale * np.linspace(0.2, 2, 20, dtype=np.float32)

@@ -56,6 +56,7 @@ def test_public_names_are_there_and_others_are_not():
         whitenedcse.Embeder  # noqa: B018
 
 
+@pytest.mark.slow
 def test_the_module_runs_as_a_program():
     commands = [sys.executable, "-m", "whitenedcse.app.cli", "data", "check", "/nowhere"]
     done = subprocess.run(commands, capture_output=True, text=True, cwd=PACKAGE.parent)

@@ -361,6 +361,7 @@ def test_every_panel_draws_what_training_logs_and_no_series_is_left_out(sent, tr
     assert SERIES - {"test/quickstart/test"} <= set().union(*every)  # tasks are in the table
 
 
+@pytest.mark.slow
 def test_scores_and_baselines_share_a_chart_and_so_do_the_two_diversities(sent):
     every = [(section, drawn(panel, SERIES)) for section, panel in panels(sent)]
     baselines = {f"dev/{name}" for name in DEV if name.startswith(("spearman", "whitened"))}
@@ -369,6 +370,7 @@ def test_scores_and_baselines_share_a_chart_and_so_do_the_two_diversities(sent):
     assert ("Diversity of views", views) in every
 
 
+@pytest.mark.slow
 def test_a_sweep_is_compared_by_system_with_its_spread(sent):
     bars = [panel["config"] for section, panel in panels(sent) if section == "Sweep"]
     assert [bar["metrics"] for bar in bars] == [["test/avg"], ["dev/best"]]

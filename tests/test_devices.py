@@ -125,7 +125,7 @@ def stepped(strict, module, *, hard=False):
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("kind", ["cls", "mean", "max", "last", "pooler"])
 @pytest.mark.parametrize("batches", ["packed", "padded"])
-@pytest.mark.slow(but=20)
+@pytest.mark.slow(but=12)
 def test_a_training_step(kind, head, batches, bert, strict):
     bert.batches = batches
     stepped(strict, module_of(bert, kind=kind, head=head))

@@ -320,9 +320,12 @@ def one_of_many(rank, tokenizer, folder):
             dist.destroy_process_group()
 
 
-def unequal(rank, tokenizer, folder):
-    """The second rank brings a sentence less."""
-    together(rank, 2, folder, "unequal", seconds=20)
+def small(rank, tokenizer, folder):
+    """One of two ranks: a step with half of a batch, then one for which the second brings a sentence less."""
+    together(rank, 2, folder, "small", seconds=60)
+    module = module_of(encoder_of(tokenizer), "shuffled_group", 3)
+    loss = stepped(module, batch_of(share_of(rank, 2), 3, True))
+    torch.save((loss, gradient(module)), folder / f"step{rank}.pt")
     module = module_of(encoder_of(tokenizer), "dense")
     try:
         stepped(module, batch_of(slice(0, 8 - rank), 2, False))
@@ -370,7 +373,7 @@ def apart(a, b):
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.slow(but=4)
+@pytest.mark.slow
 def test_any_number_of_processes_gives_the_same_loss_and_gradient(worlds, world, head, dtype):
     keys = [key for key in worlds[1][0]["cases"] if key[:2] == (dtype, head)]
     assert len(keys) == 3 * len(LOSSES[dtype])
@@ -382,6 +385,7 @@ def test_any_number_of_processes_gives_the_same_loss_and_gradient(worlds, world,
         assert_close(many["statistics"], one["statistics"], rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
+@pytest.mark.slow
 def test_the_step_of_one_process_is_the_loss_written_out(worlds, tokenizer):
     module, batch = module_of(encoder_of(tokenizer), "group", 3), batch_of(slice(0, N), 3, True)
     embedder = module.embedder
@@ -406,6 +410,7 @@ def test_the_step_of_one_process_is_the_loss_written_out(worlds, tokenizer):
 
 
 @pytest.mark.parametrize("head", FITS)
+@pytest.mark.slow
 def test_the_trainer_ends_at_the_same_weights_in_two_processes(worlds, head):
     one = worlds[1][0]["fits"][head]
     for many in (rank["fits"][head] for rank in worlds[2]):
@@ -414,6 +419,7 @@ def test_the_trainer_ends_at_the_same_weights_in_two_processes(worlds, head):
 
 
 @pytest.mark.parametrize("head", FITS)
+@pytest.mark.slow
 def test_two_processes_evaluate_as_one_does(worlds, head):
     one, first, second = (outcome["fits"][head]["rows"] for outcome in (worlds[1][0], *worlds[2]))
     assert first == second
@@ -425,6 +431,7 @@ def test_two_processes_evaluate_as_one_does(worlds, head):
 
 
 @pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.slow
 def test_without_gathering_each_device_has_its_own_statistics_and_negatives(worlds, tokenizer, world):
     parts = []
     for rank in range(world):
@@ -439,6 +446,7 @@ def test_without_gathering_each_device_has_its_own_statistics_and_negatives(worl
 
 
 @pytest.mark.parametrize("world", (1, *WORLDS))
+@pytest.mark.slow
 def test_dropout_is_a_function_of_seed_step_and_rank(worlds, tokenizer, world):
     embedder = module_of(encoder_of(tokenizer, dropout=0.3)).embedder
     batch, seen = batch_of(slice(0, 8), 2, False), set()
@@ -452,14 +460,20 @@ def test_dropout_is_a_function_of_seed_step_and_rank(worlds, tokenizer, world):
     assert len(seen) == 2 * world
 
 
-def test_unequal_batches_are_an_error_on_every_rank(tokenizer, tmp_path):
-    finish(started(unequal, 2, tokenizer, tmp_path))
+def test_two_processes_step_as_one_does_and_refuse_batches_of_unequal_size(tokenizer, tmp_path):
+    finish(started(small, 2, tokenizer, tmp_path))
+    module = module_of(encoder_of(tokenizer), "shuffled_group", 3)
+    expected = stepped(module, batch_of(slice(0, N), 3, True))
     for rank in (0, 1):
+        loss, slope = torch.load(tmp_path / f"step{rank}.pt", weights_only=False)
+        assert_close(loss, expected)
+        assert apart(slope, gradient(module)) < 1e-9
         said = (tmp_path / f"error{rank}").read_text()
         assert said == "ranks bring batches of [8, 7] sentences; all must be of one size"
 
 
 @pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.slow
 def test_chunks_need_no_more_all_reduces(worlds, world):
     expected = worlds[1][0]["chunked"][None]["gradient"]
     for rank in worlds[world]:
@@ -470,6 +484,7 @@ def test_chunks_need_no_more_all_reduces(worlds, world):
 
 
 @pytest.mark.parametrize("world", (1, *WORLDS))
+@pytest.mark.slow
 def test_no_rank_waits_for_layers_that_pooling_does_not_read(worlds, world):
     one = worlds[1][0]["shallow"][False]
     for rank in worlds[world]:
@@ -483,6 +498,7 @@ def test_no_rank_waits_for_layers_that_pooling_does_not_read(worlds, world):
 
 
 @pytest.mark.parametrize("world", (1, *WORLDS))
+@pytest.mark.slow
 def test_gathering_is_a_concatenation_with_gradient(worlds, world):
     parts = [vectors(rank).transpose(0, 1).requires_grad_() for rank in range(world)]
     whole = torch.cat(parts, dim=1)
@@ -495,6 +511,7 @@ def test_gathering_is_a_concatenation_with_gradient(worlds, world):
 
 
 @pytest.mark.parametrize("world", (1, *WORLDS))
+@pytest.mark.slow
 def test_every_rank_knows_the_same(worlds, world):
     ranks = range(world)
     for rank in ranks:
@@ -541,6 +558,7 @@ def test_shares_of_an_encoding_add_up_to_the_whole(bert, monkeypatch, count):
 
 @pytest.mark.parametrize(("chunk", "n"), [(1, 16), (7, 64), (64, 64), (1000, 64)])
 @pytest.mark.parametrize("head", ["dense", "zca", "shuffled_group"])
+@pytest.mark.slow(but=4)
 def test_chunks_give_the_gradient_of_the_whole_batch(tokenizer, head, chunk, n):
     encoder, batch = encoder_of(tokenizer), batch_of(slice(0, n), 2, True)
     whole, parts = module_of(encoder, head), module_of(encoder, head, chunk=chunk)
@@ -606,6 +624,7 @@ def memory(tokenizer):
     return bytes_of
 
 
+@pytest.mark.slow
 def test_chunks_keep_memory_flat(memory):
     x = {n: 2 * n * WIDTH * 8 for n in (8, 32)}
     assert memory[8, 32][0] <= x[32]  # between the passes

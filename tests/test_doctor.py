@@ -115,6 +115,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("task", "file", "line", "text", "why"), WRONG)
+@pytest.mark.slow(but=4)
 def test_one_damaged_line_makes_a_task_wrong_and_is_named(tmp_path, task, file, line, text, why):
     copy(tmp_path, file.rpartition("/")[0])
     assert finding(tmp_path, task).verdict == "differs"

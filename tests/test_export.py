@@ -110,6 +110,7 @@ def assert_alike(found, wanted):
 
 @pytest.mark.parametrize("k", [None, 5])
 @pytest.mark.parametrize(("kind", "layers"), POOLINGS)
+@pytest.mark.slow(but=5)
 def test_sentence_transformers_gives_the_same_vectors(encoder, corpus, tmp_path, kind, layers, k):
     embedder = embedder_of(encoder, kind=kind, layers=layers).eval()
     embedder = whitened(embedder, fit_of(embedder, corpus), k) if k else embedder
@@ -132,7 +133,7 @@ def test_the_graph_before_it_is_traced_gives_the_same_vectors(encoder, corpus, k
 
 
 @pytest.mark.parametrize(("shape", "layers"), [("bert", [1, -1]), ("roberta", [-1])])
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 def test_onnxruntime_gives_the_same_vectors(tokenizer, corpus, tmp_path, shape, layers):
     """A trace takes seconds; what is traced was tested above."""
     encoder = Encoder(conftest.backbone(shape, len(tokenizer)), tokenizer)

@@ -101,6 +101,7 @@ def test_a_rate_that_collapses_the_space_is_said_once_and_not_again_after_a_resu
     assert again == []
 
 
+@pytest.mark.slow
 def test_a_loss_that_vanishes_while_dev_falls_is_said(trained):
     said, rows = trained(**MEMORISING)
     line, other = sorted(said, key=lambda line: "vanished" not in line)

@@ -330,6 +330,7 @@ EVERY += ["embedder/config.json", "embedder/tokenizer.json", "embedder/tokenizer
 
 @pytest.mark.parametrize("kind", ["pickle", "objects", "torch", "zip"])
 @pytest.mark.parametrize("name", EVERY)
+@pytest.mark.slow(but=10)
 def test_a_stranger_s_file_runs_no_code(white, tmp_path, name, kind):
     index = tmp_path / "index"
     Index.build(white, TEXTS[:3]).save(index)

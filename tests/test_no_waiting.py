@@ -115,6 +115,7 @@ def test_a_step_between_two_logged_ones_waits_for_nothing(kind, head, bert, tmp_
     assert watched(bert, tmp_path, kind, HEADS[head]) == []
 
 
+@pytest.mark.slow
 def test_padded_batches_wait_once_for_each_pass_where_transformers_looks_at_the_mask(bert, tmp_path):
     bert.batches = "padded"
     assert watched(bert, tmp_path, "cls", None) == ["_local_scalar_dense"] * (LAST - FIRST)

@@ -215,6 +215,7 @@ def test_nothing_comes_from_outside_and_ids_are_one_of_a_kind(tmp_path, kind):
     assert (Path(page.__file__).parent / "templates" / "page.css").read_text() in text
 
 
+@pytest.mark.slow
 def test_the_same_run_makes_the_same_bytes(tmp_path):
     folder = trained(tmp_path / "a", average=60.0, series=HEALTH)
     assert written(folder).read_bytes() == written(folder).read_bytes()

@@ -59,6 +59,7 @@ def test_any_number_of_threads_gives_the_vectors_and_the_gradient_of_one(encoder
 
 @pytest.mark.parametrize("chunk", [None, 7])
 @pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.slow(but=2)
 def test_the_same_number_of_threads_gives_the_same_bits(bert, k, chunk, threaded):
     threaded(k)
     module, batch = module_of(bert, chunk=chunk), batch_of()
@@ -153,6 +154,7 @@ def test_padded_batches_draw_from_the_generator_and_so_have_one_thread(bert, thr
 
 
 @pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.slow(but=1)
 def test_vectors_of_encode_are_the_same_bits_for_any_number_of_threads(bert, bf16, threaded):
     embedder = embedder_of(bert).eval()
     tokens = rows(batch_of(3000, passes=1).negatives)

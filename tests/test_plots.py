@@ -45,6 +45,7 @@ DRAWN = {
 
 
 @pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.slow(but=1)
 def test_both_files_open_and_come_out_the_same_again(tmp_path, name):
     (tmp_path / "again").mkdir()
     png, svg = DRAWN[name](tmp_path / "figure.v1")  # a dot in the name is no suffix to lose
@@ -66,6 +67,7 @@ def test_the_heat_map_writes_every_cell_and_names_the_best_of_each_half(tmp_path
         assert all(f"{row['all']:.1f}" in text for row in rows)
 
 
+@pytest.mark.slow
 def test_a_large_heat_map_writes_the_best_alone_and_undefined_cells_stay_empty(tmp_path):
     records = pair_records(25)
     records[-1]["all"] = None

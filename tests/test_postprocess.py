@@ -88,6 +88,7 @@ def test_abtt_takes_the_top_axes_out_one_by_one(d, top, removed):
 
 @pytest.mark.parametrize(("n", "shrinkage"), [(200, 0.1), (200, 0.9), (7, 0.1)])
 @pytest.mark.parametrize("kind", ["whitening", "zca"])
+@pytest.mark.slow(but=2)
 def test_shrinkage_whitens_by_a_covariance_pulled_towards_a_sphere(x, kind, n, shrinkage):
     cov = np.cov(x[:n].astype(float).T, ddof=0)
     fitted = fit(x[:n], kind, shrinkage=shrinkage)

@@ -189,6 +189,7 @@ def test_bert_whitening_weighs_subsets_and_whitens_on_train_dev_and_test(world, 
             )
 
 
+@pytest.mark.slow
 def test_whiteningbert_lowers_all_but_sick_and_divides_by_n_and_a_hundredth(world, monkeypatch, tmp_path):
     scores = evaluated(world, monkeypatch, tmp_path, "protocol=whiteningbert")
     script = Script(world, 128)

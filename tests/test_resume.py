@@ -179,7 +179,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.slow(but=4)
+@pytest.mark.slow(but=3)
 def test_a_run_resumes_as_if_uninterrupted(train, whole, tmp_path, moment):
     hook, steps = MOMENTS[moment]
     assert train(tmp_path / "cut", hook, steps) is None
@@ -207,7 +207,7 @@ OTHERS = {  # settings, and the optimiser steps after which the run is cut
 
 
 @pytest.mark.parametrize(("name", "steps"), [(name, n) for name, (_, cuts) in OTHERS.items() for n in cuts])
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 def test_and_so_it_does_with_other_settings(train, whole, tmp_path, name, steps):
     settings = OTHERS[name][0]
     assert train(tmp_path / "cut", "on_train_batch_end", steps, **settings) is None
@@ -395,6 +395,7 @@ def test_so_does_a_run_of_two_processes_and_none_of_them_is_left_running(home):
     assert outcome(home / "outputs" / "two") == outcome(whole)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_ends_the_run_at_the_last_good_checkpoint(tmp_path, refusal):
     line = refusal("train", *RUN, "data.sample=128", "optim.lr=1e30", "run=bad")
     rows = ", ".join(map(str, np.random.default_rng([42, 0]).permutation(128)[64:69]))

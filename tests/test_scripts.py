@@ -162,7 +162,7 @@ def test_pooling_of_a_plain_encoder_can(bert, tmp_path):
         (["data=file", "data.corpus=my.txt"], "error: my.txt"),
     ],
 )
-@pytest.mark.slow(but=3)
+@pytest.mark.slow(but=1)
 def test_what_a_user_can_mend_is_one_line(arguments, message, refusal):
     line = refusal("train", *arguments)
     assert "\n" not in line

@@ -115,6 +115,7 @@ def test_a_forked_child_has_threads_of_its_own(threaded):
     assert said.stdout == "[0, 1, 2, 3]\n" * 2, said.stderr
 
 
+@pytest.mark.slow
 def test_omp_num_threads_is_obeyed_and_without_it_all_cores_are_taken():
     code = "from whitenedcse.app.compute import cores; print(cores())"
     free = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
@@ -135,6 +136,7 @@ def test_threads_that_wait_sleep_unless_told_otherwise(given, expected):
 
 
 @pytest.mark.parametrize("script", ["train", "evaluate"])
+@pytest.mark.slow
 def test_and_the_scripts_import_nothing_that_would_read_it_before(script):
     """Whether torch was imported before that was set."""
     env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}

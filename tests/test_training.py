@@ -433,6 +433,7 @@ def test_training_stops_when_patience_is_over(bert, tmp_path):
     assert monitor.rows[-1].step == 3
 
 
+@pytest.mark.slow
 def test_pythons_search_for_garbage_leaves_out_what_a_run_is_made_of(bert, tmp_path, monkeypatch):
     frozen = []
 
