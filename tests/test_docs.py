@@ -113,18 +113,6 @@ def user(tmp_path_factory, tokenizer):
     return home
 
 
-def few_rows():
-    """No transfer task asks for as many rows as were published."""
-    from whitenedcse.evaluation.transfer import TRANSFER
-
-    data = Path(os.environ["WHITENEDCSE_DATA"])
-    for name, task in TRANSFER.items():
-        files = [data / "senteval" / part.file if part.file else data / "rte/dev.tsv" for part in task.parts]
-        counts = [len(file.read_bytes().splitlines()) - task.header for file in files]
-        parts = [part._replace(rows=n) for part, n in zip(task.parts, counts, strict=True)]
-        TRANSFER[name] = task._replace(parts=tuple(parts))
-
-
 def commands(text):
     """Every command of a page, as words; of a block of Python `python -c` and the block."""
     for kind, block in re.findall(r"^```(bash|python)\n(.*?)^```", text, re.M | re.S):
@@ -156,7 +144,7 @@ def run(words, home):
     alone = any("joblib" in word for word in words)  # which waits for workers of its own at the end
     if not alone and (words[0] == "python" and scripts == [1] or words[0] == "whitenedcse"):
         words = words[1:] if words[0] == "python" else words
-        done = started(*words, cwd=home, prepared="test_docs:few_rows", **environment)
+        done = started(*words, cwd=home, prepared="programs:few_rows", **environment)
         return done.returncode, done.stdout + done.stderr
     words = [str(ROOT / word) if i in scripts else word for i, word in enumerate(words)]
     done = started_anew(*words, cwd=home, **environment)
