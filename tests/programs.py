@@ -57,7 +57,7 @@ def started(program, *words, cwd, prepared="", seconds=300, **environment):
 
 
 def started_anew(*command, cwd, seconds=300, **environment):
-    """The same with a new interpreter, for a command as a list of words."""
+    """Run any command to its end with the environment of `started`, in a new process."""
     own = {"WHITENEDCSE_CACHE": str(cwd / "cache"), "WHITENEDCSE_DATA": str(cwd / "data")}
     given = {"env": os.environ | NEW | own | environment, "cwd": cwd, "timeout": seconds}
     return subprocess.run([*map(str, command)], **given, capture_output=True, text=True)

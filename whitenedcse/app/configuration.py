@@ -191,14 +191,14 @@ def matches_generic(value: Any, annotation: Any) -> bool:
 
 
 def mistyped(name: str, value: Any, annotation: Any) -> str:
-    """What to say of a value of a wrong type: what it must be, and whether null may stand for a mapping."""
+    """The message for a value of a wrong type: which type it must have, and whether null may replace it."""
     message = f"{name}={json.dumps(value, default=str)} must be {description(annotation)}"
     optional = isinstance(value, Mapping) and matches(None, annotation)
     return f"{message}; {name}=null leaves it out" if optional else message
 
 
 def description(annotation: Any) -> str:
-    """A type in the words of someone who writes YAML."""
+    """A type in words, for a user who writes YAML."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
         return " or ".join(map(description, arguments))
@@ -211,7 +211,7 @@ def description(annotation: Any) -> str:
 
 
 def unknown(key: str, known: Iterable[str]) -> str:
-    """What to say of a key that does not exist: the nearest that does, or all that exist beside it."""
+    """The message for a key that does not exist: the nearest key that does, or all keys of its group."""
     names = sorted(name for name in known if not name.rpartition(".")[2].startswith("_"))
     if near := difflib.get_close_matches(key, names, n=1, cutoff=0.8):
         return f"no setting {key!r}; the nearest is {near[0]!r}"
@@ -222,7 +222,7 @@ def unknown(key: str, known: Iterable[str]) -> str:
 
 
 def choice(group: str) -> str | None:
-    """What this command line takes of a group, as +experiment=NAME does; None where it takes nothing."""
+    """The option of a group that the command line chose, as +experiment=NAME does; None if it chose none."""
     return HydraConfig.get().runtime.choices.get(group)
 
 
@@ -238,13 +238,13 @@ def tests(config: DictConfig, run: Run) -> DictConfig | None:
 
 
 def plain(config: DictConfig) -> Mapping[str, Any]:
-    """The same as dictionaries, interpolations unresolved."""
+    """A configuration as plain dictionaries and lists, with interpolations unresolved."""
     content: Any = OmegaConf.to_container(config)
     return content
 
 
 def checked(config: DictConfig) -> Run:
-    """The run that is configured, named after its directory. Raises ValueError for an unknown setting."""
+    """Check all settings; returns the configured run, named after its directory. Raises ValueError."""
     refuse_order(list(HydraConfig.get().overrides.task))
     name = HydraConfig.get().job.config_name
     refuse_unknown(plain(config), [*map(str, OmegaConf.load(CONF / f"{name}.yaml")), *groups(str(name))])

@@ -63,7 +63,7 @@ def start(script: Callable[[], Any]) -> None:
 
 
 def job(script: Callable[..., Result]) -> Callable[..., Result]:
-    """The same, but an error that a user can mend ends it with one line.
+    """A decorator for a job: an error that a user can mend ends the process with one line.
 
     It goes below hydra.main, which would print a line of its own before it.
     """
@@ -106,7 +106,7 @@ def give_back() -> None:
 
 
 def refuse(error: Exception) -> NoReturn:
-    """End the process with what was wrong."""
+    """End the process with exit code 2 and the error in one line on the standard error."""
     if os.environ.get("WHITENEDCSE_TRACEBACK") == "1":
         raise error
     sys.stderr.write(f"error: {one_line(error)} (HYDRA_FULL_ERROR=1 shows where)\n")
@@ -114,7 +114,7 @@ def refuse(error: Exception) -> NoReturn:
 
 
 def one_line(error: BaseException) -> str:
-    """What a user reads: the cause of an error, in one line."""
+    """The cause of an error as one line of text, for the user."""
     while isinstance(error, HydraException) and error.__cause__ and "Error in call to target" in str(error):
         error = error.__cause__
     if key := re.match(r"Could not override '([^']+)'", str(error)):
@@ -125,7 +125,7 @@ def one_line(error: BaseException) -> str:
 
 
 def known_keys(argv: list[str]) -> list[str]:
-    """The groups, and the settings that exist with the groups and the experiment of this command line."""
+    """The groups of conf/, and all settings under the groups and the experiment of this command line."""
     folders = {path.name for path in CONF.iterdir() if path.is_dir()}
     chosen = [text for text in argv[1:] if text.partition("=")[0].lstrip("+") in folders]
     GlobalHydra.instance().clear()
@@ -154,7 +154,7 @@ def forced() -> bool:
 
 
 def several(run: Run, devices: int) -> bool:
-    """Run this job as one process a device, unless it is one of them; whether that was done.
+    """Run this job as one process per device, unless this process is one of them; returns whether it did.
 
     Ends this process if the job failed. Raises ValueError for a sweep inside of ranks started elsewhere: each
     rank would sweep by itself.
@@ -177,12 +177,12 @@ def several(run: Run, devices: int) -> bool:
 
 
 def inherited(hydra: Any) -> list[str]:
-    """What a job of a sweep takes over of Hydra's own settings: where configurations are found."""
+    """The overrides of Hydra's own settings that a job of a sweep inherits: where its files are found."""
     return [text for text in hydra.overrides.hydra if text.startswith("hydra.searchpath")]
 
 
 def mine(run: Run, settings: str, devices: int) -> bool:
-    """Whether this process is to train: not if the run has ended, nor if a process for each device did it.
+    """Whether this process has to train: not if the run has ended, nor if one process per device trained.
 
     Raises ValueError if the directory holds a run with other settings, or another process writes it.
     """
@@ -193,7 +193,7 @@ def mine(run: Run, settings: str, devices: int) -> bool:
 
 
 def finished(run: Run, settings: str) -> bool:
-    """Whether this run ended before; it is then left alone."""
+    """Whether this run has ended before, which is then printed; its directory is not changed."""
     run.refuse_other(settings, {}, force=forced())
     if run.scores is None:
         return False
@@ -203,7 +203,7 @@ def finished(run: Run, settings: str) -> bool:
 
 
 def begin(run: Run, settings: str, facts: Mapping[str, Any], digests: Mapping[str, str]) -> Path | None:
-    """Begin a run, or find the checkpoint from which an unfinished one resumes; None: from its start.
+    """Start a run, or return the checkpoint from which an unfinished one resumes; None: from step 0.
 
     digests: of data and tokenizer. Raises ValueError if they, the settings or the number of processes are not
     what the run began with.
