@@ -39,16 +39,21 @@ class Done(NamedTuple):
     stderr: str
 
 
+def surroundings(cwd, more):
+    """The environment of a program: offline, with data and a cache in `cwd`, and `more`."""
+    own = {"WHITENEDCSE_CACHE": str(cwd / "cache"), "WHITENEDCSE_DATA": str(cwd / "data")}
+    return os.environ | NEW | own | more
+
+
 def started(program, *words, cwd, prepared="", seconds=300, **environment):
     """Run a script of this project or `whitenedcse` to its end, offline, with data and a cache in `cwd`.
 
     prepared: module:function, which the new process calls before; not of a module that imports conftest.
     """
-    own = {"WHITENEDCSE_CACHE": str(cwd / "cache"), "WHITENEDCSE_DATA": str(cwd / "data")}
     with tempfile.TemporaryDirectory() as folder:
         files = [str(Path(folder) / name) for name in ("stdout", "stderr")]
         command = [program if program == "whitenedcse" else str(ROOT / program), *map(str, words)]
-        process = Forked(server(), command, str(cwd), os.environ | NEW | own | environment, files, prepared)
+        process = Forked(server(), command, str(cwd), surroundings(cwd, environment), files, prepared)
         try:
             process.wait(seconds)
         finally:
@@ -58,8 +63,7 @@ def started(program, *words, cwd, prepared="", seconds=300, **environment):
 
 def started_anew(*command, cwd, seconds=300, **environment):
     """Run any command to its end with the environment of `started`, in a new process."""
-    own = {"WHITENEDCSE_CACHE": str(cwd / "cache"), "WHITENEDCSE_DATA": str(cwd / "data")}
-    given = {"env": os.environ | NEW | own | environment, "cwd": cwd, "timeout": seconds}
+    given = {"env": surroundings(cwd, environment), "cwd": cwd, "timeout": seconds}
     return subprocess.run([*map(str, command)], **given, capture_output=True, text=True)
 
 

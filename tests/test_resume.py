@@ -263,14 +263,8 @@ def home(tmp_path_factory):
 @contextmanager
 def started(home, *command, **environment):
     """A process of a script, ended in any case; its words go to `home`/said."""
-    settings = {"WHITENEDCSE_CACHE": home / "cache", "HF_HUB_OFFLINE": 1, "OMP_NUM_THREADS": 1}
-    settings |= {
-        "HYDRA_FULL_ERROR": 0,
-        "ASKED": home / "asked",
-        "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
-    }
-    settings |= {"WHITENEDCSE_DATA": home / "data"} | environment
-    env = os.environ | {name: str(value) for name, value in settings.items()}
+    own = {"ASKED": home / "asked", "PATH": f"{home / 'bin'}:{os.environ['PATH']}"} | environment
+    env = programs.surroundings(home, {name: str(value) for name, value in own.items()})
     said = home / "said"
     said.unlink(missing_ok=True)
     if {"-m", "trainer.devices=2"} & {*command}:  # whose ranks are looked for among the processes

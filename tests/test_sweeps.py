@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import sys
 import time
 
@@ -121,7 +120,7 @@ def test_a_killed_sweep_resumes_to_the_table_of_an_uninterrupted_one(tmp_path):
     ]
     whole = started("train.py", *arguments, "run=whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
-    environment = os.environ | programs.NEW | {"WHITENEDCSE_CACHE": str(tmp_path / "cache")}
+    environment = programs.surroundings(tmp_path, {})
     command, files = [str(ROOT / "train.py"), *arguments, "run=killed"], [str(tmp_path / "said")] * 2
     process = programs.Forked(programs.server(), command, str(tmp_path), environment, files)
     killed = tmp_path / "outputs" / "killed"

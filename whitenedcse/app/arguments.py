@@ -77,15 +77,20 @@ def form(parser: argparse.ArgumentParser) -> None:
 
 def opened(arguments: argparse.Namespace) -> Any:
     """The embedder of SOURCE, on a GPU if there is one."""
-    import torch
-
     from whitenedcse.model.embedder import Embedder
     from whitenedcse.model.pooling import Pooling
 
     asked = None
     if arguments.pooling or arguments.layers:
         asked = Pooling(kind=arguments.pooling or "cls", layers=arguments.layers or [-1])
-    return Embedder.load(arguments.source, asked).to("cuda" if torch.cuda.is_available() else "cpu")
+    return Embedder.load(arguments.source, asked).to(device())
+
+
+def device() -> str:
+    """The device that a command computes on: a GPU if there is one, else the CPU."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def refuse_dim(arguments: argparse.Namespace, on: str | None = None) -> None:
@@ -146,20 +151,17 @@ def source(model: str, pooling: Pooling | None) -> Source:
             return Source(function, "its own")
         except (ImportError, AttributeError, ValueError) as error:  # ValueError: nothing before the colon
             raise ValueError(f"model={model}: {error}; MODULE:FUNCTION is imported from here") from error
-    import torch
-
     from whitenedcse.model.embedder import Embedder
     from whitenedcse.model.sentence_transformers import ForeignModules
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        embedder = Embedder.load(model, pooling).to(device)
+        embedder = Embedder.load(model, pooling).to(device())
     except ForeignModules as error:
         try:
             from sentence_transformers import SentenceTransformer
         except ImportError:
             raise ValueError(f"{error}; pip install sentence-transformers, which loads it") from error
-        return Source(SentenceTransformer(model, device=device).encode, "its own")
+        return Source(SentenceTransformer(model, device=device()).encode, "its own")
     return Source(embedder.encode, str(embedder.pooling), embedder)
 
 

@@ -11,7 +11,7 @@ import inspect
 import json
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -136,6 +136,7 @@ class Names(dict[str, Any]):
         return eval(compile(ast.Expression(annotation), "annotation", "eval"), {"__builtins__": {}}, self)
 
 
+@cache
 def source(module: str) -> ast.Module | None:
     """The syntax tree of a module of this package; None for any other name."""
     file = ROOT.joinpath(*module.split(".")).with_suffix(".py")

@@ -28,9 +28,8 @@ from whitenedcse.model import backbones, packed
 from whitenedcse.model.attention import way
 from whitenedcse.ragged import Ragged
 
-OWN: Any = {
-    "trust_remote_code": False
-}  # never run the Python code of an encoder; without this, the user is asked
+# the Python code of an encoder never runs; without this, the user is asked whether it may
+OWN: Any = {"trust_remote_code": False}
 
 
 class Encoder(nn.Module):

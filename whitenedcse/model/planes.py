@@ -201,7 +201,7 @@ def digest_of(embedder: Embedder) -> str:
     content = hashlib.blake2b(json.dumps(parts).encode(), digest_size=16)
     final = embedder.final.state_dict().values() if embedder.final else ()
     for tensor in chain(embedder.head.state_dict().values(), final):
-        content.update(tensor.cpu().numpy().tobytes())
+        content.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)  # bfloat16 too
     return content.hexdigest()
 
 

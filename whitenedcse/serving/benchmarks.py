@@ -8,8 +8,6 @@ less memory and faster retrieval; `bench` measures both, and recall relative to 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,11 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whitenedcse.app.terminal import Grid, pace
-from whitenedcse.data.tokens import identity
 from whitenedcse.evaluation.postprocess import ORDERED, Postprocess, ladder
-from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.planes import digest_of_encoder
+from whitenedcse.model.planes import digest_of
 from whitenedcse.serving.index import (
     Array,
     Index,
@@ -92,16 +88,7 @@ class Mteb:
         from mteb.models.model_meta import ModelMeta, ScoringFunction
 
         embedder = self.embedder
-        parts = [
-            digest_of_encoder(embedder.encoder),
-            identity(embedder.encoder.tokenizer),
-            settings(embedder),
-        ]
-        content = hashlib.blake2b(json.dumps(parts).encode(), digest_size=12)
-        final = embedder.final.state_dict().values() if embedder.final else ()
-        for tensor in (*embedder.head.state_dict().values(), *final):
-            content.update(tensor.float().cpu().numpy().tobytes())  # float32: as far as two machines agree
-        known = {"name": name, "revision": content.hexdigest(), "embed_dim": embedder.width}
+        known = {"name": name, "revision": digest_of(embedder), "embed_dim": embedder.width}
         known |= {"max_tokens": embedder.max_length, "similarity_fn_name": ScoringFunction.COSINE}
         return ModelMeta.create_empty(known)
 
