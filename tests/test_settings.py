@@ -179,6 +179,7 @@ def test_what_a_source_file_declares_is_what_python_says_of_the_imported_symbol(
 def test_a_source_file_says_nothing_of_what_it_does_not_declare():
     assert declared("whitenedcse.model.head", "Absent") == declared("pathlib", "Path") == {}
     assert declared("whitenedcse.absent", "Head") == declared("", "Head") == {}
+    assert declared("evaluate", "scored") == {}  # beside the package, not in it: imported
 
 
 @pytest.mark.parametrize("script", ["train", "evaluate"])
