@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from importlib import import_module
 from inspect import signature
 from math import prod
 from typing import Any, NamedTuple
@@ -26,9 +25,17 @@ from torch.nn import functional as F
 from whitenedcse.app.compute import at_least_float32
 from whitenedcse.ragged import Ragged
 
+varlen_attn: Any = None  # since PyTorch 2.10; it has no dropout
+with suppress(ImportError):
+    from torch.nn.attention.varlen import varlen_attn
+
 HALF = torch.float16, torch.bfloat16
 WIDEST = 256  # channels of a head that the kernels for CUDA take
-ALIKE = 0.84  # of the longest sentence of a tile, the shortest that joins it: padding costs a tenth
+ALIKE = (
+    0.84  # of the longest sentence of a tile, the shortest that joins it: padding costs a tenth on average
+)
+
+
 LEVELS = 1 << 16  # dropout on CPU rounds its probability to a 65,536th
 Seed = int | Sequence[int]  # of one draw of random numbers
 
@@ -261,14 +268,6 @@ def way(device: str, width: int) -> str:
     return "jagged" if device == "cuda" and width % 8 == 0 and width <= WIDEST else "padded"
 
 
-@cache
-def varlen_attn() -> Any:
-    """PyTorch's function of that name, which it has since 2.10, without dropout; None where it has none."""
-    with suppress(ImportError):  # here, because it takes a second
-        return import_module("torch.nn.attention.varlen").varlen_attn
-    return None
-
-
 def jagged_attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, p: float, batch: Ragged) -> Tensor:
     """Softmax attention by PyTorch's CUDA kernels for sequences of varying length.
 
@@ -277,10 +276,10 @@ def jagged_attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, p: float, b
     """
     first = torch.arange(batch.n + 1, device=q.device)
     of_queries = (batch.offsets, batch.longest) if len(q) == len(k) else (first, 1)
-    if p == 0 and not torch.is_grad_enabled() and q.dtype in HALF and (of_pytorch := varlen_attn()):
+    if varlen_attn is not None and p == 0 and not torch.is_grad_enabled() and q.dtype in HALF:
         bounds = (x.to(torch.int32) for x in (of_queries[0], batch.offsets))
         split = (x.unflatten(-1, (heads, -1)) for x in (q, k, v))
-        return of_pytorch(*split, *bounds, of_queries[1], batch.longest).flatten(-2)
+        return varlen_attn(*split, *bounds, of_queries[1], batch.longest).flatten(-2)
 
     def jagged(x: Tensor, offsets: Tensor, longest: int) -> Tensor:
         x = x.unflatten(-1, (heads, -1))
