@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
@@ -45,7 +46,8 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     attention = module.embedder.encoder.attention(device)
     launch.say(f"{data.counts}; attention: {attention}")
     facts = {"seed": cfg.seed, "device": device.type, "attention": attention}
-    facts |= {name: configuration.choice(name) for name in ("experiment", "system")}
+    chosen = HydraConfig.get().runtime.choices
+    facts |= {name: chosen.get(name) for name in ("experiment", "system")}
     checkpoint = launch.begin(run, settings, facts, data.tokens.digests)
     monitor = instantiate(cfg.monitor)(dev=dev, directory=run.best, say=launch.say)
     keep = Safekeeping(run.checkpoints, cfg.checkpoint_every, monitor.every, settings, launch.say)

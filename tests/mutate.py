@@ -1,17 +1,19 @@
 """Change one expression of a module at random and see whether a test fails, for every module of the package.
 
     pip install pytest-cov
-    python tests/mutate.py --each 2 --seed 0 --marked "not slow" --out results/mutation/quick.csv
+    python tests/mutate.py --mutants 120 --seed 0 --marked "not slow" --out results/mutation/quick.csv
 
-A first run of the suite with coverage says which test reads which line. Of each module `--each` expressions
-are drawn: a comparison, an operator, a number or a truth value is replaced, or a statement left out. A mutant
-is killed if one of the tests that read its line fails; the fastest run first, for at most `--seconds` in all.
+A first run of the suite with coverage says which test reads which line. One expression of each module is
+drawn, and more of any until there are `--mutants`: a comparison, an operator, a number or a truth value is
+replaced, or a statement left out. A mutant is killed if one of the tests that read its line fails; the
+fastest run first, for at most `--seconds` in all.
 """
 
 import argparse
 import ast
 import copy
 import csv
+import os
 import random
 import re
 import shutil
@@ -99,20 +101,22 @@ def changes(node):  # noqa: C901
 def pytest(folder, *arguments, seconds=None):
     """The exit code of the suite in a clone; 1 also where it takes too long."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    env = os.environ | {"PYTHONPATH": str(folder)}
     try:
-        return subprocess.run(command, cwd=folder, capture_output=True, timeout=seconds).returncode
+        return subprocess.run(command, cwd=folder, env=env, capture_output=True, timeout=seconds).returncode
     except subprocess.TimeoutExpired:
         return 1
 
 
 def readers(folder, marked):
-    """For a line of a file, the tests that read it, the fastest first; and how long each test takes."""
+    """The passing tests that read a line of a file, the fastest first; and the seconds of each test."""
     report = folder / "tests.xml"
     pytest(folder, "-m", marked, "--cov=whitenedcse", "--cov-context=test", f"--junitxml={report}")
     seconds = {}
     for case in ET.parse(report).iter("testcase"):
         name = f"{case.get('classname').replace('.', '/')}.py::{case.get('name')}"
-        seconds[name] = float(case.get("time"))
+        if case.find("failure") is None and case.find("error") is None:
+            seconds[name] = float(case.get("time"))
     sys.path.insert(0, str(folder))
     from coverage import CoverageData
 
@@ -121,10 +125,8 @@ def readers(folder, marked):
     lines = {}
     for file in data.measured_files():
         for line, contexts in data.contexts_by_lineno(file).items():
-            names = {re.sub(r"\|(run|setup|teardown)$", "", context) for context in contexts} - {""}
-            lines[str(Path(file).relative_to(folder)), line] = sorted(
-                names, key=lambda n: seconds.get(n, 9.0)
-            )
+            names = {re.sub(r"\|(run|setup|teardown)$", "", context) for context in contexts} & set(seconds)
+            lines[str(Path(file).relative_to(folder)), line] = sorted(names, key=seconds.__getitem__)
     return lines, seconds
 
 
@@ -134,7 +136,7 @@ def fate(folder, path, mutant, known, limit):
     lines, seconds = known
     names, total = [], 0.0
     for name in lines.get((path, line), []):
-        total += seconds.get(name, 9.0)
+        total += seconds[name]
         if total > limit and names:
             break
         names.append(name)
@@ -154,7 +156,8 @@ def fate(folder, path, mutant, known, limit):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--each", type=int, default=2)
+    parser.add_argument("--tree", default="HEAD", help="the commit whose modules and tests are taken")
+    parser.add_argument("--mutants", type=int, default=120, help="at least one for each module")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--marked", default="not slow")
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -165,13 +168,16 @@ def main():
     free = Queue()
     for i in range(arguments.jobs):
         subprocess.run(["git", "clone", "-q", ROOT, home / str(i)], check=True)
+        subprocess.run(["git", "checkout", "-q", arguments.tree], cwd=home / str(i), check=True)
         free.put(home / str(i))
     known = readers(home / "0", arguments.marked)
-    draw, tasks = random.Random(arguments.seed), []
-    for file in sorted((home / "0/whitenedcse").rglob("*.py")):
-        every = sorted(set(mutants(file.read_text())))
-        for mutant in draw.sample(every, min(arguments.each, len(every))):
-            tasks.append((str(file.relative_to(home / "0")), mutant))
+    draw = random.Random(arguments.seed)
+    files = sorted((home / "0/whitenedcse").rglob("*.py"))
+    every = {file: draw.sample(pool := sorted(set(mutants(file.read_text()))), len(pool)) for file in files}
+    drawn = [(file, choices.pop()) for file, choices in every.items() if choices]
+    rest = [(file, mutant) for file, choices in every.items() for mutant in choices]
+    drawn += draw.sample(rest, max(0, arguments.mutants - len(drawn)))
+    tasks = [(str(file.relative_to(home / "0")), mutant) for file, mutant in sorted(drawn)]
 
     def run(task):
         folder = free.get()

@@ -133,7 +133,7 @@ def test_what_only_reads_starts_without_what_trains_and_classifies():
 
 @pytest.mark.parametrize("script", ["train", "evaluate"])
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["seed=x"], ["sed=1"], ["+loss.form=l1", "loss.temperature=x"]]
+    "arguments", [["--help"], ["trainer.max_steps=x"], ["sed=1"], ["+loss.form=l1", "loss.temperature=x"]]
 )
 @pytest.mark.slow(but=2)
 def test_help_and_a_refused_setting_need_no_pytorch(script, arguments):

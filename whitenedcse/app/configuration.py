@@ -12,6 +12,7 @@ import json
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -108,10 +109,7 @@ def parameters(path: str, target: str | None, *, imported: bool) -> dict[str, An
 
 
 class Names(dict[str, Any]):
-    """What a name in the annotations of a source file means: a type, or an alias in a file of this package.
-
-    Any other name is a class that nothing is known of.
-    """
+    """What a name in a source file's annotations means: a type, an alias, or a class nothing is known of."""
 
     def __init__(self, tree: ast.Module) -> None:
         super().__init__()
@@ -124,10 +122,8 @@ class Names(dict[str, Any]):
         for node in self.tree.body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
                 return self.meaning(node.value)
-            if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
-                tree = source(str(node.module))
-                return Names(tree)[name] if tree else type(name, (), {})
-        return type(name, (), {})
+        tree = source(imported_from(self.tree, name) or "")
+        return Names(tree)[name] if tree else type(name, (), {})
 
     def meaning(self, annotation: ast.expr | None) -> Any:
         """The type that an expression of this file writes; Any where there is none."""
@@ -138,30 +134,50 @@ class Names(dict[str, Any]):
 
 @cache
 def source(module: str) -> ast.Module | None:
-    """The syntax tree of a module of this package; None for any other name."""
-    file = ROOT.joinpath(*module.split(".")).with_suffix(".py")
-    return ast.parse(file.read_text()) if module.startswith("whitenedcse.") and file.is_file() else None
+    """The syntax tree of a module of this package or of Lightning, importing neither; None for any other."""
+    package, *rest = module.split(".")
+    spec = find_spec(package) if package in ("whitenedcse", "lightning") else None
+    for root in (spec and spec.submodule_search_locations) or ():
+        path = Path(root, *rest)
+        for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):
+            if file.is_file():
+                return ast.parse(file.read_text())
+    return None
 
 
 def declared(module: str, name: str) -> dict[str, Any]:
-    """The parameters of a function or class of this package and their annotations, read from its source file.
+    """The parameters of a function or class and their annotations, read from its source file; see `source`.
 
-    Empty where that does not say all: of other packages, and where **settings go to a class above.
+    Where **settings go to the class above, its parameters too. Empty where the files do not say all.
     """
     tree = source(module) or ast.Module([], [])
+    if origin := imported_from(tree, name):
+        return declared(origin, name)
     node: Any = next((node for node in tree.body if getattr(node, "name", None) == name), None)
     given: list[tuple[str, ast.expr | None]] = []
+    above: dict[str, Any] = {}
     if isinstance(node, ast.ClassDef):
         if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
             fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
-            fields = [part for part in fields if not (part.value and "init=False" in ast.unparse(part.value))]
-            given = [(ast.unparse(part.target), part.annotation) for part in fields]
+            given = [
+                (ast.unparse(f.target), f.annotation) for f in fields if "init=False" not in ast.unparse(f)
+            ]
+        package, _, base = ast.unparse(node.bases[0]).rpartition(".") if node.bases else ("", "", "")
+        above = declared(package or module, base)
         node = next((part for part in node.body if getattr(part, "name", None) == "__init__"), None)
-    if isinstance(node, ast.FunctionDef) and not node.args.kwarg:
-        arguments = [*node.args.args, *node.args.kwonlyargs]
-        given = [(part.arg, part.annotation) for part in arguments if part.arg != "self"]
-    names, own = Names(tree), dict.fromkeys(HYDRA_KEYS, Any) if given else {}
+    if isinstance(node, ast.FunctionDef):
+        above = above if node.args.kwarg else {}
+        if above or not node.args.kwarg:
+            arguments = [*node.args.args, *node.args.kwonlyargs]
+            given = [(part.arg, part.annotation) for part in arguments if part.arg != "self"]
+    names, own = Names(tree), dict.fromkeys(HYDRA_KEYS, Any) | above if given else {}
     return own | {key: names.meaning(annotation) for key, annotation in given}
+
+
+def imported_from(tree: ast.Module, name: str) -> str | None:
+    """The module that a file takes a name from; None if it does not import it."""
+    nodes = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    return next((node.module for node in nodes if name in [alias.name for alias in node.names]), None)
 
 
 def matches(value: Any, annotation: Any) -> bool:
@@ -220,11 +236,6 @@ def unknown(key: str, known: Iterable[str]) -> str:
     inside = [name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == group]
     there = f"; {group or 'the top level'} has {', '.join(inside)}" if inside else ""
     return f"no setting {key!r}{there}"
-
-
-def choice(group: str) -> str | None:
-    """The option of a group that the command line chose, as +experiment=NAME does; None if it chose none."""
-    return HydraConfig.get().runtime.choices.get(group)
 
 
 def tests(config: DictConfig, run: Run) -> DictConfig | None:
