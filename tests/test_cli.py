@@ -79,13 +79,13 @@ def test_a_traceback_only_if_asked_for(tmp_path, monkeypatch):
 
 def test_check_is_1_for_what_is_wrong_and_0_for_what_is_missing(tmp_path, capsys):
     assert cli.main(["data", "check", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.endswith("0 ok, 0 differs, 0 wrong, 22 missing\n")
+    assert capsys.readouterr().out.endswith("0 ok, 0 differs, 0 wrong, 23 missing\n")
     copy(tmp_path, "rte")
     assert cli.main(["data", "check", str(tmp_path)]) == 0
     edited(tmp_path / "rte/dev.tsv", 2, "[/x] no columns")
     assert cli.main(["data", "check", str(tmp_path)]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "0 ok, 0 differs, 1 wrong, 21 missing"
+    assert lines[-1] == "0 ok, 0 differs, 1 wrong, 22 missing"
     assert sum(line.startswith(f"RTE: wrong: {tmp_path}/rte/dev.tsv:2: ") for line in lines) == 1
     assert ["RTE", "dev.tsv", "-", "277", "0", "0", "wrong"] in [line.split() for line in lines]
 
@@ -93,9 +93,9 @@ def test_check_is_1_for_what_is_wrong_and_0_for_what_is_missing(tmp_path, capsys
 def test_check_looks_in_the_data_roots_unless_told_where(root, tmp_path, capsys):  # noqa: F811
     copy(root, "rte")
     assert cli.main(["data", "check"]) == 0
-    assert "1 differs, 0 wrong, 21 missing" in capsys.readouterr().out
+    assert "1 differs, 0 wrong, 22 missing" in capsys.readouterr().out
     assert cli.main(["data", "check", str(tmp_path / "root" / "rte")]) == 0
-    assert "0 differs, 0 wrong, 22 missing" in capsys.readouterr().out
+    assert "0 differs, 0 wrong, 23 missing" in capsys.readouterr().out
 
 
 def test_fetch_says_where_it_went_and_a_second_time_does_nothing(root, hub, capsys):  # noqa: F811

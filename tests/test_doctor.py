@@ -191,6 +191,9 @@ def test_a_folder_that_is_not_there_is_an_error(tmp_path):
         examined(tmp_path / "nowhere")
 
 
+TRIPLETS = b'sent0,sent1,hard_neg\na,b,c\na,b,\na,b,c\n"a,",b,c\n'
+
+
 @pytest.mark.parametrize(
     ("name", "file", "data", "verdict", "why"),
     [
@@ -199,8 +202,8 @@ def test_a_folder_that_is_not_there_is_an_error(tmp_path):
         ("wiki1m", "wiki1m_for_simcse.txt", b"a\nb\xff\n", "wrong", "not UTF-8"),
         ("wiki1m_like", "wiki/wiki1m_like.txt.bz2", bz2.compress(b"a\nb\n\nb\n"), "ok", ""),
         ("wiki1m_like", "wiki/wiki1m_like.txt.bz2", bz2.compress(b"a\nb\n")[:-9], "wrong", "cannot be read"),
-        ("nli", "nli_for_simcse.csv", b"sent0,sent1,hard_neg\na,b,c\na,b,\na,b,c\n\"a,\",b,c\n", "ok", ""),
-        ("nli", "nli_for_simcse.csv", b"sent0,sent1\na,b\n", "wrong", "no column 'hard_neg'"),
+        ("nli_for_simcse", "nli_for_simcse.csv", TRIPLETS, "ok", ""),
+        ("nli_for_simcse", "nli_for_simcse.csv", b"sent0,sent1\na,b\n", "wrong", "no column 'hard_neg'"),
     ],
 )  # fmt: skip
 def test_a_corpus_is_counted_with_its_blank_and_repeated_rows(
@@ -236,7 +239,7 @@ def test_the_table_has_a_row_a_task_and_the_last_remark_counts(tmp_path):
     copy(tmp_path, "MR/", "rte")
     edited(tmp_path / "rte/dev.tsv", 2, "x")
     found = examined(tmp_path)
-    assert len(lines(found)) == len(found) == 22
+    assert len(lines(found)) == len(found) == 23
     row = lines(found)[11]
     assert row == ["MR", "MR (2)", "10,662", "10,662", "0", "0", "differs"] and len(row) == len(COLUMNS)
     assert remarks(found)[-1] == "0 ok, 1 differs, 1 wrong, 20 missing"

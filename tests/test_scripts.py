@@ -241,7 +241,13 @@ def test_help_lists_what_there_is_and_the_resolved_config_is_readable(tmp_path):
 def test_triplets_train_with_their_hard_negatives(tmp_path):
     rows = "".join(f"{a},{a} {b},{b}\n" for a in SENTENCES for b in SENTENCES)
     (tmp_path / "triplets.csv").write_text("sent0,sent1,hard_neg\n" + rows)
-    arguments = ["data=nli", "data.corpus=triplets.csv", "data.batch_size=32", "views=2", "run=triplets"]
+    arguments = [
+        "data=nli_for_simcse",
+        "data.corpus=triplets.csv",
+        "data.batch_size=32",
+        "views=2",
+        "run=triplets",
+    ]
     result = started("train.py", *TINY, *arguments, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "triplets.csv: 64 lines" in result.stdout

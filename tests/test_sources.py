@@ -9,11 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import huggingface_hub
+import pyarrow.parquet
 import pytest
 from conftest import nowhere, serving
 
 from whitenedcse.data import sources
-from whitenedcse.data.sources import REPO, located, roots, senteval
+from whitenedcse.data.corpus import texts
+from whitenedcse.data.sources import MNLI, SIMCSE, SNLI, located, named, present, roots, senteval
 
 TREE = {"STS/STSBenchmark/sts-dev.csv": b"x\n", "SICK/SICK_trial.txt": b"y\n"}
 
@@ -33,7 +35,8 @@ def root(tmp_path, monkeypatch):
 
 def answer(hub, path, wanted):
     """Status, headers and body for a file, from the byte on that the header Range names."""
-    data = hub.get(path.removeprefix(f"/datasets/{REPO}/resolve/main/"))
+    repository, _, file = path.removeprefix("/datasets/").partition("/resolve/main/")
+    data = hub.get(file if repository == SIMCSE else f"{repository}: {file}")
     if data is None:
         return 404, {"X-Error-Code": "EntryNotFound"}, b""
     if not (wanted and hub["ranges"]):
@@ -108,7 +111,7 @@ def test_a_path_wins_then_a_known_place_under_the_first_root(root, tmp_path):
     assert located("wiki1m") == chosen
     assert placed(tmp_path / "project" / "data" / "quickstart" / "sentences.txt") == located("quickstart")
     assert placed(root / "wiki" / "wiki1m_like.txt.bz2") == located("wiki1m_like")
-    assert placed(root / "nli_for_simcse.csv") == located("nli")
+    assert placed(root / "nli_for_simcse.csv") == located("nli_for_simcse")
     placed(tmp_path / "wiki1m")
     assert located("wiki1m") == Path("wiki1m")
 
@@ -162,12 +165,12 @@ def test_a_dropped_connection_is_taken_up_again_and_the_file_is_whole(root, hub,
 def test_what_came_damaged_is_deleted_and_the_next_attempt_is_whole(root, hub, impatient, sent, words):
     hub["nli_for_simcse.csv"], whole = TEXT, hub["sent"]
     hub["sent"] = sent
-    with pytest.raises(FileNotFoundError, match=f"^nli: .*{words}[^\n]*$"):
-        located("nli")
+    with pytest.raises(FileNotFoundError, match=f"^nli_for_simcse: .*{words}[^\n]*$"):
+        located("nli_for_simcse")
     left = [p for p in root.rglob("*") if p.is_file() and p.stat().st_size >= 1000]
     assert {p.suffix for p in left} <= {".incomplete"}  # which old releases of the hub library resume
     hub["sent"] = whole
-    assert located("nli").read_bytes() == TEXT
+    assert located("nli_for_simcse").read_bytes() == TEXT
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,24 @@ def test_what_came_damaged_is_deleted_and_the_next_attempt_is_whole(root, hub, i
 )
 def test_the_checksum_is_the_linked_etag_if_it_is_a_sha256(hub, etags):
     hub["nli_for_simcse.csv"], hub["etags"] = TEXT, lambda data: etags
-    assert located("nli").read_bytes() == TEXT
+    assert located("nli_for_simcse").read_bytes() == TEXT
+
+
+def test_a_corpus_of_several_files_is_fetched_whole_or_not_there(root, hub):
+    parts = [(MNLI, "data/train-00000-of-00001.parquet")]
+    parts += [(SNLI, f"plain_text/{part}-00000-of-00001.parquet") for part in ("train", "validation", "test")]
+    for i, (repository, file) in enumerate(parts):
+        pairs = {"premise": [f"p{i}", ""], "hypothesis": [f"h{i}", "h"], "label": [-1, 0]}
+        pyarrow.parquet.write_table(pyarrow.table(pairs), buffer := io.BytesIO())
+        hub[f"{repository}: {file}"] = buffer.getvalue()
+    last = hub.pop(f"{SNLI}: {parts[-1][1]}")
+    with pytest.raises(FileNotFoundError, match="^nli: no mnli_snli in .*test-00000.*from stanfordnlp/snli"):
+        located("nli")
+    assert present("nli", roots()) is None
+    hub[f"{SNLI}: {parts[-1][1]}"], asked = last, len(hub["asked"])
+    assert located("nli") == root / "mnli_snli"
+    assert [method for method, _ in hub["asked"][asked:]].count("GET") == 1  # the three others were there
+    assert sorted(texts(named("nli"))) == ["h", "h", "h", "h", "h0", "h1", "h2", "h3", "p0", "p1", "p2", "p3"]
 
 
 @pytest.mark.parametrize("top", ["", "./", "downstream/", "SentEval/data/downstream/"])
@@ -247,7 +267,7 @@ def test_what_cannot_be_had_is_explained_in_one_line_and_at_once(
     with pytest.raises(FileNotFoundError) as error:
         senteval() if wanted == "senteval" else located(wanted)
     message = str(error.value)
-    assert all(word in message for word in (wanted, file, str(root), REPO, "WHITENEDCSE_DATA")), message
+    assert all(word in message for word in (wanted, file, str(root), SIMCSE, "WHITENEDCSE_DATA")), message
     assert "\n" not in message
     assert time.monotonic() - start < 10, "the hub library's own retries take 23 s"
 

@@ -71,7 +71,7 @@ def _fetch(commands: Any) -> None:
     fetch = commands.add_parser(
         "fetch", help=about, description=f"{about}; into $WHITENEDCSE_DATA (default: data)."
     )
-    on_hub = [name for name, source in sources.CORPORA.items() if source.hub_file]
+    on_hub = [name for name, source in sources.CORPORA.items() if source.hub]
     fetch.add_argument(
         "name", choices=["senteval", *on_hub], metavar="NAME", help=f"senteval, {', '.join(on_hub)}"
     )
@@ -99,7 +99,7 @@ def data_fetch(arguments: argparse.Namespace) -> int:
     say(
         f"{arguments.name}: already available, {here}"
         if here
-        else f"{arguments.name}: fetching from {sources.REPO}"
+        else f"{arguments.name}: fetching from {', '.join(sources.hubs(arguments.name))}"
     )
     if not here:
         say(f"{arguments.name}: fetched, {sources.fetched(arguments.name)}")

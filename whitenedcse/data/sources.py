@@ -17,7 +17,8 @@ from whitenedcse.app.durable import digest
 from whitenedcse.data.corpus import Corpus, is_hub_id
 from whitenedcse.data.files import filesystem
 
-REPO = "princeton-nlp/datasets-for-simcse"  # a data set of the Hugging Face hub
+SIMCSE = "princeton-nlp/datasets-for-simcse"  # data sets of the Hugging Face hub
+MNLI, SNLI = "nyu-mll/multi_nli", "stanfordnlp/snli"
 SECONDS = 5  # to wait for the hub to answer at all
 TRIES = 3  # for a connection that drops
 
@@ -26,20 +27,39 @@ RTE = "rte/dev.tsv"  # under a root; on no hub
 
 
 class Source(NamedTuple):
-    """A corpus that has a name: the paths to look for under each root, its file in REPO, and its columns."""
+    """A corpus that has a name: the paths to look for under each root, its columns, and its files on the hub.
+
+    hub: (data set, file) for each file; none if it is on no hub. Several files are looked for in a folder,
+    which the first of `candidates` names, and are the corpus only together.
+    """
 
     candidates: tuple[str, ...]
-    hub_file: str | None
     columns: tuple[str, ...] = ()
+    hub: tuple[tuple[str, str], ...] = ()
 
 
 CORPORA = {
-    "wiki1m": Source(("wiki1m_for_simcse.txt", "wiki/wiki1m_for_simcse.txt"), "wiki1m_for_simcse.txt"),
-    "nli": Source(
-        ("nli_for_simcse.csv", "nli/nli_for_simcse.csv"), "nli_for_simcse.csv", ("sent0", "sent1", "hard_neg")
+    "wiki1m": Source(
+        ("wiki1m_for_simcse.txt", "wiki/wiki1m_for_simcse.txt"), hub=((SIMCSE, "wiki1m_for_simcse.txt"),)
     ),
-    "wiki1m_like": Source(("wiki/wiki1m_like.txt.bz2", "wiki1m_like.txt.bz2"), None),
-    "quickstart": Source(("quickstart/sentences.txt",), None),
+    "nli": Source(  # what BERT-whitening fits to: MNLI's train set, and SNLI's train, dev and test sets
+        ("mnli_snli",),
+        ("premise", "hypothesis"),
+        (
+            (MNLI, "data/train-00000-of-00001.parquet"),
+            *(
+                (SNLI, f"plain_text/{part}-00000-of-00001.parquet")
+                for part in ("train", "validation", "test")
+            ),
+        ),
+    ),
+    "nli_for_simcse": Source(
+        ("nli_for_simcse.csv", "nli/nli_for_simcse.csv"),
+        ("sent0", "sent1", "hard_neg"),
+        ((SIMCSE, "nli_for_simcse.csv"),),
+    ),
+    "wiki1m_like": Source(("wiki/wiki1m_like.txt.bz2", "wiki1m_like.txt.bz2")),
+    "quickstart": Source(("quickstart/sentences.txt",)),
 }
 
 
@@ -88,15 +108,35 @@ def present(name: str, within: Sequence[Path]) -> Path | None:
     """Where one of CORPORA, or the folder "senteval", is in the folders `within`; None if it is in none."""
     if name == "senteval":
         return next(filter(_is_senteval, candidate_paths(SENTEVAL, within)), None)
-    return next(filter(Path.is_file, candidate_paths(CORPORA[name].candidates, within)), None)
+    candidates, parts = candidate_paths(CORPORA[name].candidates, within), files_of(name)
+    return next((path for path in candidates if all((path / part).is_file() for part in parts)), None)
+
+
+def files_of(name: str) -> list[str]:
+    """The files of one of CORPORA below its path; the path itself, "", of a corpus of one file."""
+    return [file for _, file in CORPORA[name].hub] if len(CORPORA[name].hub) > 1 else [""]
+
+
+def hubs(name: str) -> list[str]:
+    """The hub's data sets that one of CORPORA, or "senteval", is downloaded from."""
+    return list(dict(CORPORA[name].hub)) if name in CORPORA else [SIMCSE]
 
 
 def fetched(name: str) -> Path:
     """Download one of CORPORA, or "senteval" and unpack it, into the first root; returns its path."""
-    if name != "senteval":
-        return _fetched(name, CORPORA[name].hub_file, CORPORA[name].candidates)
-    archives = filter(Path.is_file, candidate_paths(["senteval.tar"], roots()))
-    return _unpacked(next(archives, None) or _fetched("senteval", "senteval.tar", SENTEVAL))
+    if name == "senteval":
+        archives = filter(Path.is_file, candidate_paths(["senteval.tar"], roots()))
+        return _unpacked(next(archives, None) or _fetched(name, SIMCSE, "senteval.tar", roots()[0], SENTEVAL))
+    source = CORPORA[name]
+    if not source.hub:
+        raise FileNotFoundError(_absent(name, source.candidates, "it is not on the hub"))
+    if files_of(name) == [""]:
+        return _fetched(name, *source.hub[0], roots()[0], source.candidates)
+    folder = roots()[0] / source.candidates[0]
+    for repository, file in source.hub:
+        if not (folder / file).is_file():
+            _fetched(name, repository, file, folder, source.candidates)
+    return folder
 
 
 def candidate_paths(candidates: Sequence[str], within: Sequence[Path]) -> list[Path]:
@@ -108,52 +148,52 @@ def _is_senteval(folder: Path) -> bool:
     return (folder / "STS" / "STSBenchmark").is_dir()
 
 
-def _fetched(name: str, hub_file: str | None, candidates: Sequence[str]) -> Path:
-    """Download a file of the hub into the first root. Raises FileNotFoundError saying how to get it."""
-    cause: Exception | None = None
-    reason = "it is not on the hub"
-    if hub_file is not None:
-        try:
-            return _downloaded(hub_file)
-        except Exception as error:  # the hub library's own kinds differ between releases and share no class
-            cause = error
-            what = " ".join(str(error).split())[:200]
-            reason = f"{hub_file} could not be downloaded from {REPO} ({type(error).__name__}: {what})"
-    raise FileNotFoundError(
+def _absent(name: str, candidates: Sequence[str], reason: str) -> str:
+    return (
         f"{name}: no {' or '.join(candidates)} in {' or '.join(map(str, roots()))}, and {reason}. "
         "Put it there, set WHITENEDCSE_DATA to a folder that has it, or give a path."
-    ) from cause
+    )
 
 
-def _downloaded(hub_file: str) -> Path:
-    """Download one file of REPO into the first root with a progress bar, and delete it if it arrived damaged.
+def _fetched(name: str, repository: str, file: str, folder: Path, candidates: Sequence[str]) -> Path:
+    """Download a file of the hub into a folder. Raises FileNotFoundError saying how to get it."""
+    try:
+        return _downloaded(repository, file, folder)
+    except Exception as error:  # the hub library's own kinds differ between releases and share no class
+        what = " ".join(str(error).split())[:200]
+        reason = f"{file} could not be downloaded from {repository} ({type(error).__name__}: {what})"
+        raise FileNotFoundError(_absent(name, candidates, reason)) from error
+
+
+def _downloaded(repository: str, file: str, folder: Path) -> Path:
+    """Download one file of a data set with a progress bar, and delete it if it arrived damaged.
 
     The hub's ETag of a large file is its sha256, which the hub's own library does not compare.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     endpoint = os.environ.get("HF_ENDPOINT")
-    url = hf_hub_url(REPO, hub_file, repo_type="dataset", endpoint=endpoint)
+    url = hf_hub_url(repository, file, repo_type="dataset", endpoint=endpoint)
     # asks once; the download itself retries a dead network for 23 s
     etag = get_hf_file_metadata(url, timeout=SECONDS).etag or ""
-    path = _brought(hub_file, endpoint)
+    path = _brought(repository, file, folder, endpoint)
     if re.fullmatch("[0-9a-f]{64}", etag) and (came := digest(path)) != etag:
         path.unlink()
         raise ValueError(f"it has sha256 {came}, not {etag}; deleted, try again")
     return path
 
 
-def _brought(hub_file: str, endpoint: str | None) -> Path:
+def _brought(repository: str, file: str, folder: Path, endpoint: str | None) -> Path:
     from huggingface_hub import hf_hub_download
 
-    fetch = partial(hf_hub_download, repo_type="dataset", local_dir=roots()[0], endpoint=endpoint)
+    fetch = partial(hf_hub_download, repo_type="dataset", local_dir=folder, endpoint=endpoint)
     for _ in range(TRIES - 1):
         try:
-            return Path(fetch(REPO, hub_file))
+            return Path(fetch(repository, file))
         except OSError as error:  # hub libraries before 1.0 give up where a connection drops, and resume
             if getattr(error, "response", None) is not None:
                 raise
-    return Path(fetch(REPO, hub_file))
+    return Path(fetch(repository, file))
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, inside: Path) -> None:

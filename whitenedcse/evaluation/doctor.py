@@ -1,7 +1,8 @@
 """Checks whether the tasks and corpora on this machine are the published ones.
 
-The counts are those of data/README.md, where several copies agree; that of nli is from
-github.com/princeton-nlp/SimCSE/issues/238. data/checksums.json has the checksums of the copy that was read.
+The counts are those of data/README.md, where several copies agree; that of nli_for_simcse is from
+github.com/princeton-nlp/SimCSE/issues/238, and that of nli the sum of 392,702 (MNLI) and 570,152 (SNLI).
+data/checksums.json has the checksums of the copy that was read.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from whitenedcse.app.durable import digest
 from whitenedcse.data import corpus
-from whitenedcse.data.sources import CORPORA, RTE, SENTEVAL, candidate_paths, present, roots
+from whitenedcse.data.sources import CORPORA, RTE, SENTEVAL, candidate_paths, files_of, present, roots
 from whitenedcse.evaluation import transfer
 from whitenedcse.evaluation.sts import TASKS, read
 from whitenedcse.evaluation.transfer import TRANSFER
@@ -37,7 +38,12 @@ PAIRS = {  # scored pairs of each subset, in the order of sts.TASKS
     "SICK-R/train": (4500,),
 }
 COLUMNS = ("task", "files", "rows", "published", "repeated", "blank", "verdict")  # rows: those here
-ROWS = {"wiki1m": 1_000_000, "wiki1m_like": 1_000_000, "nli": 275_601}  # of corpora
+ROWS = {
+    "wiki1m": 1_000_000,
+    "wiki1m_like": 1_000_000,
+    "nli": 962_854,
+    "nli_for_simcse": 275_601,
+}  # of corpora
 AGAIN = "move the folder and any senteval.tar away, then: whitenedcse data fetch senteval"
 CORRUPTED = (
     "the corrupted copy of github.com/princeton-nlp/SimCSE/issues/84, on which any encoder scores above 99; "
@@ -94,9 +100,9 @@ def examined(folder: Path | None = None) -> list[Finding]:
         findings.append(_finding(name, base, names, rows, partial(_labelled, name, base)))
     for name, rows in ROWS.items():
         path = present(name, within) or within[0] / CORPORA[name].candidates[0]
-        findings.append(
-            _finding(name, path.parent, [path.name], rows, partial(_text, path, CORPORA[name].columns, rows))
-        )
+        names = [str(Path(path.name, part)) for part in files_of(name)]
+        read = partial(_text, path, CORPORA[name].columns, rows)
+        findings.append(_finding(name, path.parent, names, rows, read))
     return findings
 
 
@@ -130,7 +136,7 @@ def _finding(
 
 
 def _remedy(task: str, base: Path) -> str:
-    if task == "RTE" or (task in CORPORA and not CORPORA[task].hub_file):
+    if task == "RTE" or (task in CORPORA and not CORPORA[task].hub):
         return "it cannot be downloaded: put it there"
     if task not in CORPORA and present("senteval", [base]):  # a fetch would find it and do nothing
         return AGAIN
