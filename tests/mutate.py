@@ -99,13 +99,13 @@ def changes(node):  # noqa: C901
 
 
 def pytest(folder, *arguments, seconds=None):
-    """The exit code of the suite in a clone; 1 also where it takes too long."""
+    """The exit code of the suite in a clone; None where it takes too long."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     env = os.environ | {"PYTHONPATH": str(folder)}
     try:
         return subprocess.run(command, cwd=folder, env=env, capture_output=True, timeout=seconds).returncode
     except subprocess.TimeoutExpired:
-        return 1
+        return None
 
 
 def readers(folder, marked):
@@ -151,7 +151,7 @@ def fate(folder, path, mutant, known, limit):
         code = pytest(folder, "-x", "-n", "0", "-m", "", *names[:400], seconds=3 * limit + 60)
     finally:
         file.write_bytes(source)
-    return ("survived" if code == 0 else "killed"), len(names)
+    return {0: "survived", None: "timed out"}.get(code, "killed"), len(names)
 
 
 def main():

@@ -24,7 +24,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 IMPORTED = ["lightning", "datasets", "sklearn.linear_model", "scipy.stats", "torch._dynamo"]
 IMPORTED += [f"transformers.models.{name}.modeling_{name}" for name in ("bert", "roberta")]
-IMPORTED += [f"whitenedcse.{name}" for name in ("app.cli", "training.dashboard", "report.plots")]
+IMPORTED += [f"whitenedcse.{name}" for name in ("app.cli", "training.dashboard", "report.figures")]
 IMPORTED += [f"whitenedcse.training.{name}" for name in ("module", "trainer", "loggers", "monitor")]
 IMPORTED += [f"whitenedcse.evaluation.{name}" for name in ("suite", "classifiers")]
 NEW = {"HYDRA_FULL_ERROR": "0", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "WANDB_API_KEY": ""}
@@ -202,6 +202,14 @@ def few_rows():
         counts = [len(file.read_bytes().splitlines()) - task.header for file in files]
         parts = [part._replace(rows=n) for part, n in zip(task.parts, counts, strict=True)]
         TRANSFER[name] = task._replace(parts=tuple(parts))
+
+
+def few_rows_and_a_hub():
+    """The same; and what comes from the hub is kept in the folder HF_HUB_CACHE."""
+    import huggingface_hub
+
+    few_rows()
+    huggingface_hub.constants.HF_HUB_CACHE = os.environ["HF_HUB_CACHE"]
 
 
 if __name__ == "__main__":

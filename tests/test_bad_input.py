@@ -297,7 +297,7 @@ EVALUATION = [
     ({}, "tasks.names=p.tsv", ['tasks.names="p.tsv" must be a list of texts']),
     ({}, "tasks.names=[no]", ["no task 'no'", "STS12"]),
     ({}, "classifier=foo", ["no classifier 'foo'; there are lbfgs and senteval"]),
-    ({}, "figures=foo", ["figures=foo: every layer is pooled by cls, mean, max or last"]),
+    ({}, "figures=[foo]", ['figures=["foo"] must be a list ([...], each one of layers, ']),
     ({}, "postprocess=whitening k=17", ["k=17 components, of rows of width 16"]),
     ({}, "postprocess=whitening k=1.5", ["k=1.5 must be a whole number or null"]),
     ({}, "postprocess=whitening postprocess.shrinkage=nan", ["shrinkage=nan must lie in [0, 1)"]),

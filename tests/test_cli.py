@@ -128,10 +128,11 @@ def evaluated(folder):
     folder.mkdir(parents=True)
     content = {
         "model": "mine",
-        "experiment": None,
+        "encoder": {"path": "mine", "commit": None, "architecture": "bert 12 x 768"},
         "protocol": "whiteningbert",
         "headline": "mean",
-        "rows": [row],
+        **{"case": "lower_but_sick", "max_length": 128, "extra": 0.01, "bf16": False},
+        "rows": [row | {"postprocess": {}, "fit": ""}],
     }
     (folder / "scores.json").write_text(json.dumps(content))
     return folder
@@ -146,16 +147,15 @@ def test_report_lists_every_published_table(capsys):
 
 def test_report_finds_runs_in_outputs_and_takes_one_for_another_encoder(tmp_path, capsys, monkeypatch):
     evaluated(tmp_path / "outputs" / "run")
+    (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert (
-        cli.main(["report", "WhiteningBERT/T1", "--to", "csv", "--as", "bert-base-uncased=outputs/run"]) == 0
-    )
+    assert cli.main(["report", "WhiteningBERT/T1", "--to", "csv", "--as", "bert-base-uncased=mine"]) == 0
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     ours = [row for row in rows if row[""] == "ours"]
     assert [(row["row"], row["Avg"]) for row in ours] == [("BERT-base: AVG, L1+L12", "60.00")]
     assert cli.main(["report", "WhiteningBERT/T1", "--to", "markdown"]) == 0  # a model of another name
     out = capsys.readouterr().out
-    assert "| published |" in out and "| ours |" not in out and "to make" in out
+    assert "| published |" in out and "| ours |" not in out and "to make" in out and "| near miss |" in out
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_report_finds_runs_in_outputs_and_takes_one_for_another_encoder(tmp_path
     [
         (["report", "WhitenedCSE/T9"], "no published table 'WhitenedCSE/T9'; the nearest are WhitenedCSE/T"),
         (["report", "WhitenedCSE/T1", "--as", "x"], "--as x: NAME=DIR is expected"),
-        (["report", "WhitenedCSE/T1", "--runs", "gone"], "no run of evaluate.py in gone"),
+        (["report", "WhitenedCSE/T1", "--runs", "gone"], "gone: no such directory"),
     ],
 )
 def test_a_report_that_cannot_be_made_says_why_in_one_line(argv, message, capsys, tmp_path, monkeypatch):

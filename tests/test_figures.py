@@ -9,7 +9,7 @@ import pytest
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.sts import Subset, evaluate
 from whitenedcse.evaluation.suite import System, plan
-from whitenedcse.report.plots import draw
+from whitenedcse.report.figures import Said, draw
 
 
 @pytest.fixture
@@ -31,9 +31,10 @@ def test_every_point_of_every_figure(tasks, tmp_path, monkeypatch):
     agenda = plan(tasks, ["target"], list)
     planes = np.random.default_rng(1).standard_normal((3, len(agenda.sentences), 4)).astype(np.float32)
     system = System(planes[2], partial(Postprocess, kind="whitening"), "target")
-    said = draw(tmp_path, planes, system, agenda, "mean")
+    names, about = ["layers", "subsets", "components", "projection"], Said("tiny", "mean", "mean")
+    said = draw(tmp_path, names, planes, {"whitening (target)": system, "": System(planes[2])}, agenda, about)
     read = {
-        name: list(csv.DictReader((tmp_path / f"{name}.csv").read_text().split()))
+        name: list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines()))
         for name in ("layers", "subsets", "components")
     }
 
@@ -62,14 +63,21 @@ def test_every_point_of_every_figure(tasks, tmp_path, monkeypatch):
     best = max(
         (row for row in read["subsets"] if row["task"] == "average"), key=lambda row: float(row["mean"])
     )
-    assert (
-        said[1].endswith(f"{float(best['mean']):.2f}")
-        and str([int(i) for i in best["layers"].split("+")]) in said[1]
+    layers = [int(i) for i in best["layers"].split("+")]
+    assert said[1].startswith(
+        f"subsets.png: the best set of layers is {layers}: {float(best['mean']):.2f} (tiny, "
     )
-    for name in read:
+    assert {row["row"] for row in read["components"]} == {"whitening (target)"}
+    unit = planes[2][np.unique(np.concatenate([r for _, r in agenda.pairs["A"]], axis=1))].astype(float)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    u, s, _ = np.linalg.svd(unit - unit.mean(0), full_matrices=False)
+    places = np.loadtxt(tmp_path / "projection.csv", delimiter=",", skiprows=1)
+    assert np.abs(places) == pytest.approx(np.abs((u * s)[:, :2]))
+    assert said[3].endswith(f"{100 * (s[:2] ** 2).sum() / (s**2).sum():.1f} % of their variance")
+    for name in names:
         assert (tmp_path / f"{name}.png").stat().st_size > 5000 and (tmp_path / f"{name}.svg").exists()
 
 
 def test_figures_without_scored_pairs_are_refused(tmp_path):
     with pytest.raises(ValueError, match="figures are of STS tasks"):
-        draw(tmp_path, np.zeros((2, 3, 4)), System(np.zeros((3, 4))), plan({}, [], list), "all")
+        draw(tmp_path, ["layers"], np.zeros((2, 3, 4)), {}, plan({}, [], list), Said("x", "cls", "all"))

@@ -201,7 +201,7 @@ def test_a_subset_of_no_direction_is_none_and_never_the_best(planes, index):
 def test_every_k_is_what_refitting_and_truncating_at_that_k_gives(planes, index):
     fits = {t: planes[0][both_sides(pairs)].astype(float) for t, pairs in index.items()}
     whole = {t: naive_white(planes[0].astype(float), x) for t, x in fits.items()}
-    got = layers.all_k(whole, index)
+    got = layers.all_k(lambda task: lambda rows: whole[task][rows], index)
     for task, pairs in index.items():
         for k in range(1, D + 1):
             y = naive_white(planes[0].astype(float), fits[task])[:, :k]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from whitenedcse.report.plots import component_curves, heat_map, subset_curve, write_csv
+from whitenedcse.report.figures import Said, component_curves, heat_map, subset_curve, write_csv
 
 
 def pair_records(size=4):
@@ -23,9 +23,11 @@ def pair_records(size=4):
 
 def curves():
     rng = np.random.default_rng(1)
-    return {task: 60 + rng.random((3, 30)) for task in ("STS12", "STS-B", "average")}
+    tasks = ("STS12", "STS-B", "average")
+    return {f"whitening ({on})": {task: 60 + rng.random(30) for task in tasks} for on in ("nli", "target")}
 
 
+SAID = Said("bert-base-uncased", "mean in each layer", "all")
 BEST = [
     {"size": 1, "layers": [3], "all": 60.0},
     {"size": 2, "layers": [1, 12], "all": 64.125},
@@ -38,9 +40,9 @@ def words(svg):
 
 
 DRAWN = {
-    "heat_map": lambda path: heat_map(pair_records(), "all", path),
-    "subset_curve": lambda path: subset_curve(BEST, "all", path),
-    "component_curves": lambda path: component_curves(curves(), 0, path),
+    "heat_map": lambda path: heat_map(pair_records(), SAID, path),
+    "subset_curve": lambda path: subset_curve(BEST, SAID, path),
+    "component_curves": lambda path: component_curves(curves(), SAID, path),
 }
 
 
@@ -58,7 +60,7 @@ def test_both_files_open_and_come_out_the_same_again(tmp_path, name):
 
 def test_the_heat_map_writes_every_cell_and_names_the_best_of_each_half(tmp_path):
     records = pair_records()
-    text = words(heat_map(records, "all", tmp_path / "map")[1])
+    text = words(heat_map(records, SAID, tmp_path / "map")[1])
     for state in (False, True):
         rows = [r for r in records if r["task"] == "average" and r["whitening"] == state]
         best = max(rows, key=lambda r: r["all"])
@@ -72,23 +74,34 @@ def test_a_large_heat_map_writes_the_best_alone_and_undefined_cells_stay_empty(t
     records = pair_records(25)
     records[-1]["all"] = None
     best = max(r["all"] for r in records if r["task"] == "average" and r["all"])
-    text = words(heat_map(records, "all", tmp_path / "map")[1])
+    text = words(heat_map(records, SAID, tmp_path / "map")[1])
     assert f"best {best:.2f}" in text and f"{best:.1f}" not in text
 
 
 def test_the_subset_curve_names_the_best_layers(tmp_path):
-    text = words(subset_curve(BEST, "all", tmp_path / "curve")[1])
+    text = words(subset_curve(BEST, SAID, tmp_path / "curve")[1])
     assert "layers 1 + 12" in text and f"best {64.125:.2f}" in text
 
 
-def test_each_component_curve_marks_its_best_k(tmp_path):
-    tables = curves()
-    tables["broken"] = np.full((3, 30), np.nan)
-    text = words(component_curves(tables, 2, tmp_path / "k")[1])
-    for task, table in curves().items():
-        k = max(range(30), key=lambda i: table[2, i])
-        assert task in text and f"{table[2, k]:.2f} at k = {k + 1}" in text
-    assert "broken" not in text
+def test_each_panel_marks_the_best_k_of_all_its_curves(tmp_path):
+    broken = {name: by | {"broken": np.full(30, np.nan)} for name, by in curves().items()}
+    text = words(component_curves(broken, SAID, tmp_path / "k")[1])
+    for task in ("STS12", "STS-B", "average"):
+        value, k, name = max(
+            (y, i + 1, name) for name, by in curves().items() for i, y in enumerate(by[task])
+        )
+        assert task in text and f"{value:.2f} at k = {k}" in text and name in text
+    assert "broken" not in text and {"whitening (nli)", "whitening (target)"} <= set(text)
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_picture_names_encoder_pooling_and_aggregation(tmp_path, name):
+    text = " ".join(words(DRAWN[name](tmp_path / "x")[1]))
+    assert (
+        SAID.line
+        == "bert-base-uncased, pooling mean in each layer, aggregation all: all pairs of a task together"
+    )
+    assert SAID.line in text
 
 
 def test_a_csv_holds_the_records(tmp_path):
@@ -106,11 +119,11 @@ def test_a_csv_holds_the_records(tmp_path):
 
 def test_nothing_to_draw_or_write_is_said(tmp_path):
     with pytest.raises(ValueError, match="no average 'mean' with whitening=False to draw among 40 records"):
-        heat_map(pair_records(), "mean", tmp_path / "x")
+        heat_map(pair_records(), SAID._replace(mean="mean"), tmp_path / "x")
     with pytest.raises(ValueError, match="no set of layers"):
-        subset_curve([], "all", tmp_path / "x")
-    with pytest.raises(ValueError, match="no task among a has a score"):
-        component_curves({"a": np.full((3, 4), np.nan)}, 0, tmp_path / "x")
+        subset_curve([], SAID, tmp_path / "x")
+    with pytest.raises(ValueError, match="no task has a score"):
+        component_curves({"x": {"a": np.full(4, np.nan)}}, SAID, tmp_path / "x")
     with pytest.raises(ValueError, match=r"x\.csv: no records"):
         write_csv(tmp_path / "x.csv", [])
     assert not list(tmp_path.iterdir())

@@ -52,9 +52,9 @@ def test_the_checkpoints_own_pooler_is_applied(bert, plain):
 
 def test_length_extra_and_every_layer_reach_the_planes(bert, plain):
     source = opened(plain, Pooling(kind="mean", layers=[-1]))
-    wanted = Wanted([Pooling(kind="mean", layers=[1])], max_length=5, extra=0.5, every="cls")
+    wanted = Wanted([Pooling(kind="mean", layers=[1])], max_length=5, extra=0.5, every=True)
     (x,), planes = vectors(source, SENTENCES, wanted)
-    assert planes.layers == (0, 1, 2, 3) and planes.kinds["cls"].shape[:2] == (4, len(SENTENCES))
+    assert planes.layers == (0, 1, 2, 3) and planes.kinds["mean"].shape[:2] == (4, len(SENTENCES))
     short = embedder_of(bert, kind="mean", layers=(1,))
     short.max_length = 5
     assert x == pytest.approx(short.encode(SENTENCES) * 5 / 5.5, abs=1e-5)
@@ -66,11 +66,6 @@ def test_bf16_reaches_the_encoder(bert, plain):
     own = embedder_of(bert, kind="mean", layers=(-1,))
     assert x == pytest.approx(own.encode(SENTENCES, bf16=True), abs=1e-5)
     assert np.abs(x - own.encode(SENTENCES)).mean() > 5e-6
-
-
-def test_a_kind_of_pooling_that_does_not_exist_is_refused(plain):
-    with pytest.raises(ValueError, match="figures=median: every layer is pooled by cls, mean, max or last"):
-        vectors(opened(plain, None), SENTENCES, Wanted([None], every="median"))
 
 
 def test_a_python_function_is_imported_from_here_and_called_once(here, monkeypatch):

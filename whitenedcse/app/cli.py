@@ -122,7 +122,7 @@ def _report(commands: Any) -> None:
     parser.add_argument("--list", action="store_true", help="name the published tables and figures")
     runs = "beside a published table: runs of evaluate.py, or folders that hold some (default: outputs)"
     parser.add_argument("--runs", nargs="+", type=Path, metavar="DIR", help=runs)
-    alias = "treat a run, or the runs of a model, as those of this encoder: bert-base-uncased=outputs/mine"
+    alias = "the directory of an encoder that the tables name: bert-base-uncased=DIR (its architecture must agree)"
     parser.add_argument("--as", dest="aliases", action="append", default=[], metavar="NAME=DIR", help=alias)
     against = "of a sweep: the group that the others are compared with (default: the first)"
     parser.add_argument("--against", metavar="LABEL", help=against)

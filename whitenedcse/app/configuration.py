@@ -44,7 +44,7 @@ SCRIPT_TYPES: dict[str, Any] = {  # of the settings that train.py and evaluate.p
     "bf16": bool,
     "columns": Sequence[str],
     "classifier": str,
-    "figures": str | None,
+    "figures": Sequence[Literal["layers", "subsets", "components", "projection"]],
     "compare": Sequence[str] | None,
     "draws": int,
     "digits": Literal[0, 1, 2, 3, 4, 5, 6] | None,

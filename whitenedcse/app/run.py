@@ -37,7 +37,7 @@ GONE = (  # settings of an older config.yaml, and those of their values with whi
     ("loss", "force_literal", (True, False)),
     ("monitor", "sample", (2048,)),
 )
-ORIGIN = ("experiment", "system", "seed")
+ORIGIN = ("experiment", "system", "seed", "encoder")
 DEV = "dev/spearman"
 P = ParamSpec("P")
 held: dict[Path, BaseFileLock] = {}  # the directories that this process has claimed, until it ends
@@ -175,7 +175,7 @@ class Run:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Experiment, system and seed by name; None where one is not known."""
+        """Experiment, system, seed, and the encoder (see `provenance`); None where one is not known."""
         facts: dict[str, Any] = {}
         with suppress(OSError, ValueError):
             facts = self.facts

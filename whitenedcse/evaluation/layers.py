@@ -201,12 +201,19 @@ def components(y: NDArray[Any], rows: NDArray[np.intp]) -> Floats:
     return cosines
 
 
-def all_k(y_of_task: OfTask, index: Index) -> dict[str, Floats]:
+def all_k(vectors: Callable[[str], Callable[[NDArray[np.intp]], Floats]], index: Index) -> dict[str, Floats]:
     """Scores of the first k = 1 ... d components as `aggregate` gives them, in column k - 1: Figure 1 of [2].
 
-    y_of_task: a task -> (n, d), all sentences whitened by the transform of that task, by descending variance.
+    vectors: a task -> a function from m rows to (m, d), whitened by the transform of that task, by descending
+    variance.
     """
-    return aggregate(index, lambda task: components(_of(y_of_task, task), _rows(index, task)))
+
+    def similarities(task: str) -> Floats:
+        rows = _rows(index, task)
+        at, place = np.unique(rows, return_inverse=True)
+        return components(vectors(task)(at), place.reshape(rows.shape))
+
+    return aggregate(index, similarities)
 
 
 def _rows(index: Index, task: str) -> NDArray[np.intp]:

@@ -122,7 +122,12 @@ def _pair(where: str, row: Mapping[str, Any]) -> tuple[float, str, str]:
     raise ValueError(f"{where}: the score is {score!r}, not a finite number")
 
 
-MEANS = ("all", "mean", "wmean")
+MEANING = {
+    "all": "all pairs of a task together",
+    "mean": "mean over the subsets of a task",
+    "wmean": "mean over the subsets of a task, weighted by their pairs",
+}
+MEANS = tuple(MEANING)
 CELLS = 1_500_000  # of a chunk of columns; some eight float64 arrays of it live at once
 ROUNDING = 1e-12  # cosines in float64 of vectors that differ only in length spread over about 1e-16
 

@@ -92,6 +92,12 @@ class System(NamedTuple):
         fitted = self.make().fit(self.x[plan.fits[self.on][name]])
         return lambda at: fitted.transform(self.x[at])
 
+    def by_task(self, plan: Plan) -> Of:
+        """A function from a task to its `vectors`; a transform fitted to other sentences is fitted once."""
+        fitted = cache(lambda name: self.vectors(plan, name))
+        shared = next(iter(plan.fits[self.on])) if setting(self.on) == "inductive" else None
+        return lambda name: fitted(shared or name)
+
 
 class Result(NamedTuple):
     """scores: plain values, by kind of task.
@@ -123,14 +129,7 @@ def evaluated(
     ValueError for vectors that are not finite or not one for each sentence.
     """
     _refuse_unsound(system.x, len(plan.sentences))
-    fitted = cache(lambda name: system.vectors(plan, name))
-    shared = (
-        next(iter(plan.fits[system.on])) if setting(system.on) == "inductive" else None
-    )  # one transform for all
-
-    def of(name: str) -> Vectors:
-        return fitted(shared or name)
-
+    of = system.by_task(plan)
     scores, items = _sts(of, plan.pairs, draws) if plan.pairs else ({}, {})
     for name, (task, columns) in plan.labelled.items():
         result, items[name] = _labelled(of(name), task, columns, classify, draws)

@@ -130,6 +130,11 @@ class Row:
     fit: str = ""
 
     @property
+    def curve(self) -> bool:
+        """Whether it is whitened with all components, so that any number of them can be kept."""
+        return self.map is not None and self.map.get("kind") == "whitening" and self.map.get("k") is None
+
+    @property
     def maker(self) -> Callable[[], Postprocess] | None:
         """A function that makes the transform, not yet fitted; None where there is none."""
         return None if self.map is None else partial(Postprocess, **self.map)

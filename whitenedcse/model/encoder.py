@@ -9,6 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from huggingface_hub import HfApi
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from whitenedcse import ragged
@@ -157,6 +158,20 @@ def pretrained(*, path: str, batches: str = "auto") -> Encoder:
             f"{path} lacks {len(absent)} weights of {type(backbone).__name__}: {', '.join(absent[:3])}"
         )
     return Encoder(backbone.float(), tokenizer, source, batches)
+
+
+def provenance(path: str) -> dict[str, str | None]:
+    """Where an encoder comes from: its path or hub id, the hub's commit, and its architecture.
+
+    The architecture reads "bert 12 x 768", for the kind, the layers and the width; None where the directory
+    has no config.json at its top. The commit is None for a local directory.
+    """
+    source, architecture = folder(path), None
+    with suppress(OSError, ValueError):
+        config = AutoConfig.from_pretrained(source, **OWN)
+        architecture = f"{config.model_type} {config.num_hidden_layers} x {config.hidden_size}"
+    commit = None if Path(path).is_dir() else source.name
+    return {"path": path, "commit": commit, "architecture": architecture}
 
 
 def sound(file: Path) -> Path:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from whitenedcse.data.sources import cache
 from whitenedcse.data.tokens import identity, token_ids
+from whitenedcse.model.backbones import causal
 from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder, Manner, fill
 from whitenedcse.model.encoder import Encoder
@@ -34,6 +35,7 @@ Rows = Sequence[Sequence[int]]
 Encode = Callable[[list[str]], Any]
 FORMAT = 1
 LIMIT = 20 * 2**30  # bytes of all planes together, beyond which the encoder unused for longest gives way
+KEPT = 4 * 2**30  # bytes, up to which planes that nobody asked for are kept too
 
 
 class Planes(NamedTuple):
@@ -65,11 +67,14 @@ def planes(
     kinds: Sequence[str],
     layers: Sequence[int],
     *,
+    more: tuple[Sequence[str], Sequence[int]] = ((), ()),
     bf16: bool = False,
 ) -> Planes:
     """The planes of n sentences given as token ids; only those that are not on disk are encoded.
 
-    They are kept in `sources.cache`, keyed by the encoder's weights, its precision (bf16: the backbone
+    more: kinds and layers to keep besides of those that are encoded.
+
+    Planes are kept in `sources.cache`, keyed by the encoder's weights, its precision (bf16: the backbone
     computes in bfloat16) and each sentence's ids, so other tasks, text handling or post-processing of the
     same encoder share them.
     """
@@ -85,7 +90,8 @@ def planes(
     row_of = dict(zip(names.tolist(), rows, strict=True))
     missing = [row_of[name] for name in new]
     if missing:
-        path = write(folder, encoder, missing, kinds, layers, Manner(progress=True, bf16=bf16))
+        every_kind, every_layer = sorted({*kinds, *more[0]}), sorted({*layers, *more[1]})
+        path = write(folder, encoder, missing, every_kind, every_layer, Manner(progress=True, bf16=bf16))
         written = Shard.open(path, kinds, layers)
         shards += [written] if written else []
         prune(folder.parent, keep=folder)
@@ -228,14 +234,16 @@ class Wanted(NamedTuple):
     """Which vectors to compute of the sentences.
 
     poolings: each gives an array; None is the model's own embedding, head included. max_length: in tokens,
-    None for the model's own. extra: see `Planes.average`. every: a kind of pooling wanted in all layers, or
-    None. bf16: the backbone computes in bfloat16.
+    None for the model's own. extra: see `Planes.average`. every: the last pooling is wanted in all layers.
+    keep: keep the first token (of a decoder the last) and the mean in every layer too, for later evaluations
+    of the encoder, unless they take more than KEPT. bf16: the backbone computes in bfloat16.
     """
 
     poolings: Sequence[Pooling | None]
     max_length: int | None = None
     extra: float = 0.0
-    every: str | None = None
+    every: bool = False
+    keep: bool = False
     bf16: bool = False
 
 
@@ -252,21 +260,23 @@ def vectors(source: Source, sentences: list[str], wanted: Wanted) -> tuple[list[
         if wanted.bf16:
             raise ValueError("bf16=true: this model chooses its precision itself; leave it out")
         return [np.asarray(source.encode(sentences))] * len(wanted.poolings), None
-    if wanted.every not in (None, "cls", "mean", "max", "last"):
-        raise ValueError(f"figures={wanted.every}: every layer is pooled by cls, mean, max or last")
-    poolings = [pooling or embedder.pooling for pooling in wanted.poolings]
-    kinds = {plane_kind(pooling) for pooling in poolings} | (
-        {"cls", "mean", wanted.every} if wanted.every else set()
-    )
+    encoder, poolings = embedder.encoder, [pooling or embedder.pooling for pooling in wanted.poolings]
+    kinds = list(dict.fromkeys(map(plane_kind, poolings)))
     layers = {layer for pooling in poolings for layer in pooling.layers}
-    layers |= set(range(embedder.encoder.depth + 1)) if wanted.every else set()
+    depth = range(encoder.depth + 1)
+    layers |= set(depth) if wanted.every else set()
+    keep = wanted.keep and 8 * len(depth) * len(sentences) * encoder.width <= KEPT
+    more = (("last" if causal(encoder) else "cls", "mean"), depth) if keep else ((), ())
     limit = min(wanted.max_length or embedder.max_length, embedder.max_length)
-    rows = token_ids(sentences, embedder.encoder.tokenizer, limit)
-    got = planes(embedder.encoder, rows, sorted(kinds), sorted(layers), bf16=wanted.bf16)
-    return [
-        averaged(embedder, got, pooling or embedder.pooling, wanted.extra, finish=pooling is None)
+    rows = token_ids(sentences, encoder.tokenizer, limit)
+    got = planes(encoder, rows, kinds, sorted(layers), more=more, bf16=wanted.bf16)
+    made = {  # equal ones once
+        str(pooling): averaged(
+            embedder, got, pooling or embedder.pooling, wanted.extra, finish=pooling is None
+        )
         for pooling in wanted.poolings
-    ], got
+    }
+    return [made[str(pooling)] for pooling in wanted.poolings], got
 
 
 def plane_kind(pooling: Pooling) -> str:

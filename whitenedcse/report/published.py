@@ -1,53 +1,44 @@
 """The tables and figures of the three papers, and beside each number the scores of the given runs.
 
-A run is a directory of evaluate.py: its scores.json, and the config.yaml of the train run that made its
-model, where there is one. published.json says which rows a paper cites and which it ran itself, and for the
-latter the command and the properties (`match`) that a run must have to stand beside the row.
+published.json holds, for each row that a paper made itself, the command that makes it and the conditions
+under which it was made: encoder, corpus, head, views, pooling, protocol, what a transform is fitted to and
+more. A run fills a row if it agrees with all of them; one that differs in little is shown beside it with what
+differs.
 
 WhitenedCSE, arXiv:2305.17746    WhiteningBERT, arXiv:2104.01767    BERT-whitening, arXiv:2103.15316
 """
 
 from __future__ import annotations
 
+import csv
 import difflib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from omegaconf import OmegaConf
-
 from whitenedcse.app.run import Run
 from whitenedcse.app.terminal import Grid
-from whitenedcse.evaluation.sts import MEANS
-from whitenedcse.report.plots import best
+from whitenedcse.evaluation.sts import MEANING
+from whitenedcse.report.conditions import Evaluation, conditions, content, differences, found, training
 from whitenedcse.report.tables import number
 
 STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
-# conf/system: what the paper has rows for; the others differ in more than a row's `match` compares
-PAPER = (None, "simcse", "multi_positive", "multi_positive_4", "sgw", "whitenedcse", "group", "pca", "zca")
 TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
-
-
-class Evaluation(NamedTuple):
-    """A run of evaluate.py: directory, scores, and the settings its model was trained with, or None."""
-
-    path: Path
-    scores: dict[str, Any]
-    config: dict[str, Any] | None
+NEAR = 3  # differences, up to which a run is shown beside a row
 
 
 class Scored(NamedTuple):
-    """The scores of a model by task, and the run directories that they come from."""
+    """The scores by column of a model for a row, the run directories they come from, and what differs."""
 
-    tasks: dict[str, float]
+    values: dict[str, float]
     paths: tuple[str, ...]
+    differences: tuple[str, ...] = ()
 
 
 def tables() -> dict[str, Any]:
-    """The content of published.json: a table or figure for each key."""
-    return json.loads(Path(__file__).with_name("published.json").read_text())
+    """The published tables and figures by key."""
+    return content()["tables"]
 
 
 def names() -> dict[str, str]:
@@ -58,175 +49,190 @@ def names() -> dict[str, str]:
 def report(key: str, runs: Iterable[str | Path] = (), aliases: Mapping[str, str] | None = None) -> Grid:
     """A published table with our numbers below its own, and the commands for those that are missing.
 
-    runs: directories of evaluate.py, or folders that contain some. Several models of a row (seeds) are
-    averaged. aliases: {"bert-base-uncased": "DIR"} lets this run, or the runs of this model, stand for that
-    encoder (or experiment). Raises ValueError for a key that does not exist or an alias that matches no run.
+    runs: directories of evaluate.py, or folders that may contain some. Several seeds of a row are averaged.
+    aliases: {"bert-base-uncased": "DIR"} says that the encoder in DIR is that one, which its architecture
+    must confirm. Raises ValueError for a key that does not exist or an alias that no row asks for.
     """
     every = tables()
     if key not in every:
         near = difflib.get_close_matches(key, every, n=3, cutoff=0.0)
         raise ValueError(f"no published table {key!r}; the nearest are {', '.join(near)}")
-    table, evaluations, aliases = every[key], evaluations_in(runs), aliases or {}
-    refuse_unused(aliases, table["rows"], evaluations)
+    table, aliases = every[key], aliases or {}
+    refuse_unused(aliases, table["rows"])
+    evaluations = evaluations_in(runs)
+    own = {row["label"]: fitting(row, table, evaluations, aliases) for row in table["rows"]}
+    beside = nearest(table, [label for label, models in own.items() if not models], evaluations, aliases)
     rows: list[tuple[str, ...]] = []
     notes: list[str] = []
     missing: dict[str, list[str]] = {}
     for row in table["rows"]:
-        models = measured(row, evaluations, table["aggregation"], aliases)
-        rows += block(row, table["columns"], models)
-        if models:
-            notes.append(account(row["label"], table["columns"], models))
-        elif row["command"]:
-            missing.setdefault(row["command"], []).append(row["label"])
+        label, models = row["label"], own[row["label"]]
+        rows += block(row, table["columns"], models, beside.get(label, []))
+        notes += [account(label, table["columns"], models)] if models else []
+        for other in beside.get(label, []):
+            notes.append(f"near miss, {label}: {other.paths[0]}: {'; '.join(other.differences)}")
+        if row["command"] and not models:
+            missing.setdefault(row["command"], []).append(label)
     notes += [f"to make {'; '.join(labels)}: {command}" for command, labels in missing.items()]
-    notes, columns = (
-        [*heading(table), *notes, *unread(table["rows"], evaluations)],
-        ("row", "", *table["columns"]),
-    )
-    return Grid(f"{key}: {table['title']}", columns, rows, notes, range(2, len(columns)))
+    columns = ("row", "", *table["columns"])
+    return Grid(f"{key}: {table['title']}", columns, rows, [*heading(table), *notes], range(2, len(columns)))
 
 
 def heading(table: Mapping[str, Any]) -> list[str]:
     """The notes of a table: where it was published, and what its numbers are."""
-    mean = "mean over the subsets of a task"
-    over = {"all": "all pairs of a task together", "mean": mean, "wmean": f"{mean}, weighted by their pairs"}
-    how = f"; {table['aggregation']}: {over[table['aggregation']]}" if table["aggregation"] else ""
+    mean = table["aggregation"]
+    how = f"; aggregation {mean}: {MEANING[mean]}" if mean else ""
     return [f"{table['source']}. {table['metric']}{how}.", *table["notes"]]
 
 
 def evaluations_in(paths: Iterable[str | Path]) -> list[Evaluation]:
-    """The runs of evaluate.py in directories or below them, oldest first.
+    """The runs with scores of tests in directories or below them, oldest first.
 
-    Raises FileNotFoundError or ValueError, naming the path, where there is none or it has no scores of tests;
-    below a directory, runs of train.py are ignored.
+    Raises FileNotFoundError for a path that does not exist, and ValueError for a directory of a run that was
+    not evaluated on tests.
     """
     runs: dict[Path, Evaluation] = {}
     for path in map(Path, paths):
-        alone = (path / "scores.json").is_file()
-        files = [path / "scores.json"] if alone else sorted(path.rglob("scores.json"))
-        inside = [run for run in map(read, files) if alone or "rows" in run.scores]
-        if not inside:
-            raise FileNotFoundError(
-                f"no run of evaluate.py in {path}: python evaluate.py model=MODEL makes one"
-            )
-        if "rows" not in inside[0].scores:
-            raise ValueError(f"{path} was not evaluated on tests: first python evaluate.py model={path}")
-        runs |= {run.path.resolve(): run for run in inside}
+        if not path.exists():
+            raise FileNotFoundError(f"{path}: no such directory; python evaluate.py model=MODEL makes a run")
+        for file in [path / "scores.json"] if (path / "scores.json").is_file() else path.rglob("scores.json"):
+            scores = Run(file.parent).scores or {}
+            if "rows" in scores:
+                trained = training(scores["model"], file.parent)
+                runs[file.parent.resolve()] = Evaluation(file.parent, scores, trained)
+            elif file.parent == path:
+                raise ValueError(f"{path} was not evaluated on tests: first python evaluate.py model={path}")
     return sorted(runs.values(), key=lambda run: (run.path / "scores.json").stat().st_mtime)
 
 
-def read(file: Path) -> Evaluation:
-    """A scores.json, with the settings that its model was trained with."""
-    scores = Run(file.parent).scores or {}
-    return Evaluation(file.parent, scores, training(scores.get("model", ""), file.parent))
-
-
-def training(model: str, path: Path) -> dict[str, Any] | None:
-    """The settings of the train run of a model, or None; its path may be relative to a parent of `path`."""
-    bases = (Path(), *path.resolve().parents) if model else ()
-    return next((run.settings for base in bases if (run := Run.of(base / model))), None)
-
-
-def measured(
-    row: Mapping[str, Any], runs: Iterable[Evaluation], aggregation: str | None, aliases: Mapping[str, str]
-) -> list[Scored]:
-    """The scores of each model that stands for a row; those of a later run replace and complete earlier ones.
-
-    A model is its path and its seed, so that evaluating one twice does not count it twice.
-    """
-    models: dict[tuple[str, int | None], Scored] = {}
+def candidates(
+    row: Mapping[str, Any], table: Mapping[str, Any], runs: Iterable[Evaluation], aliases: Mapping[str, str]
+) -> Iterator[tuple[Evaluation, str, Scored]]:
+    """The scores of runs that might stand for a published row, each with its own name and what differs."""
+    wanted = conditions(row)
     for run in runs:
-        for scored in standing(row["match"], run, aliases) if row["match"] else ():
-            if tasks := by_task(scored, aggregation):
-                model = (run.scores["model"], run.scores.get("seed"))
-                before = models.get(model, Scored({}, ()))
-                models[model] = Scored(before.tasks | tasks, (*before.paths, str(run.path)))
+        for scored in run.scores["rows"]:
+            here = found(run, scored)
+            if all(here[name] == wanted[name] for name in ("trained", "transform")):
+                differ = differences(wanted, here, aliases)
+                values = read(row["conditions"], table, run, scored)
+                if any(cell(column, values) is not None for column in table["columns"]):
+                    yield run, scored["name"], Scored(values, (str(run.path),), tuple(differ))
+
+
+def fitting(
+    row: Mapping[str, Any], table: Mapping[str, Any], runs: Iterable[Evaluation], aliases: Mapping[str, str]
+) -> list[Scored]:
+    """The scores of each model that fills a row: a seed of a trained one counts once, the later run first.
+
+    A later run replaces and completes the scores of an earlier one.
+    """
+    models: dict[int | None, Scored] = {}
+    for run, _, scored in candidates(row, table, runs, aliases) if row["conditions"] else ():
+        if not scored.differences:
+            seed = run.scores.get("seed") if run.trained else None
+            before = models.get(seed, Scored({}, ()))
+            models[seed] = Scored(before.values | scored.values, before.paths + scored.paths)
     return list(models.values())
 
 
-def standing(
-    match: Mapping[str, Any], run: Evaluation, aliases: Mapping[str, str]
-) -> Iterator[dict[str, Any]]:
-    """The rows of a run's scores.json that stand for a published one."""
-    settings, config = match.get("config", {}).items(), run.config
-    same = config is not None and all(
-        OmegaConf.select(OmegaConf.create(config), k) == value for k, value in settings
-    )
-    same_way = run.scores["protocol"] == match["protocol"] and run.scores.get("system") in PAPER
-    right = same_way and called(wanted(match), run, aliases)
-    if right and "figure" in match:
-        file, layers = run.path / match["figure"], match.get("layers")
-        yield {"sts": {"tasks": {"Avg": {mean: best(file, mean, layers) for mean in MEANS}}}}
-    elif right and (same or "config" not in match):
-        for row in run.scores["rows"]:
-            if row["name"] == match["row"] and match.get("pooling", row["pooling"]) == row["pooling"]:
-                yield row
+def nearest(
+    table: Mapping[str, Any], empty: Iterable[str], runs: list[Evaluation], aliases: Mapping[str, str]
+) -> dict[str, list[Scored]]:
+    """The runs that come nearest to rows which none fills, by label; each beside its nearest row alone."""
+    best: dict[tuple[Path, str], tuple[str, Scored]] = {}
+    for row in table["rows"]:
+        for run, name, scored in candidates(row, table, runs, aliases) if row["conditions"] else ():
+            key = (run.path, name)
+            if key not in best or len(scored.differences) < len(best[key][1].differences):
+                best[key] = (row["label"], scored)
+    near: dict[str, list[Scored]] = {}
+    for label, scored in best.values():
+        if label in empty and 0 < len(scored.differences) <= NEAR:
+            near.setdefault(label, []).append(scored)
+    return near
 
 
-def wanted(match: Mapping[str, Any]) -> list[str]:
-    """The encoder, or the experiments, that may stand for a row."""
-    return [match["model"]] if "model" in match else match["experiment"]
+def read(
+    wanted: Mapping[str, Any], table: Mapping[str, Any], run: Evaluation, row: Mapping[str, Any]
+) -> dict[str, float]:
+    """The scores of a run by column of a table: of a row of scores.json, or of a file of the run."""
+    file, mean = wanted.get("file"), table["aggregation"]
+    if file == "dev" and run.trained and run.trained.scores:
+        dev = run.trained.scores["dev"]["values_best"]
+        values = {name: dev.get(f"dev/{name}") for name in table["columns"]}
+    elif file == "diversity" and run.trained:
+        series = run.trained.series
+        values = {
+            n: float(s.values[-1]) for n in table["columns"] if (s := series.get(f"train/diversity_{n}"))
+        }
+    elif file == "geometry":
+        values = {name: row["geometry"][name] for name in table["columns"] if name in row.get("geometry", {})}
+    elif file:
+        values = drawn(run.path / file, mean, wanted.get("where", {}))
+    elif mean:
+        values = {name: task[mean] for name, task in row.get("sts", {}).get("tasks", {}).items()}
+    else:
+        accuracies = row.get("transfer", {}).get("tasks", {}) | ({"RTE": row["rte"]} if "rte" in row else {})
+        values = {name: task["accuracy"] for name, task in accuracies.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def called(names: Iterable[str], run: Evaluation, aliases: Mapping[str, str]) -> bool:
-    """Whether one of `names` is the experiment of a run or, if it has none, its encoder; or an alias of it.
+def drawn(file: Path, mean: str, where: Mapping[str, str]) -> dict[str, float]:
+    """The best score of each task in the CSV of a figure, and as "Avg" the best average over the seven sets.
 
-    The name of an encoder is the last part of its path or hub id.
+    where: {column: cell} leaves out other records. Empty without a file.
     """
-    own = run.scores.get("experiment") or Path(run.scores["model"]).name
-    return any(own == name or (name in aliases and answers(aliases[name], run)) for name in names)
+    if not file.is_file():
+        return {}
+    with file.open(newline="", encoding="utf-8") as stream:
+        records = [record for record in csv.DictReader(stream) if record[mean]]
+    chosen = [record for record in records if all(record[k] == v for k, v in where.items())]
+    tasks = {record["task"] for record in records}
+    best: dict[str, float] = {}
+    for record in chosen:
+        name = "Avg" if record["task"] == "average" else record["task"]
+        best[name] = max(best.get(name, -100.0), float(record[mean]))
+    return {name: value for name, value in best.items() if name != "Avg" or tasks == {*STS, "average"}}
 
 
-def answers(alias: str, run: Evaluation) -> bool:
-    """Whether an alias is this run's directory or its model."""
-    return Path(alias).resolve() in (run.path.resolve(), Path(run.scores["model"]).resolve())
-
-
-def refuse_unused(
-    aliases: Mapping[str, str], rows: Iterable[Mapping[str, Any]], runs: Iterable[Evaluation]
-) -> None:
-    """Raise ValueError for an alias of a name that no row asks for, or to a path that is none of the runs."""
-    asked = sorted({name for row in rows if row["match"] for name in wanted(row["match"])})
+def refuse_unused(aliases: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Raise ValueError for an alias of an encoder that no row asks for, or to a path that does not exist."""
+    asked = sorted({row["conditions"]["encoder"] for row in rows if row["conditions"]})
     for name, alias in aliases.items():
         if name not in asked:
             raise ValueError(f"no row asks for {name!r}; the rows ask for {', '.join(asked) or 'no model'}")
-        if not any(answers(alias, run) for run in runs):
-            raise ValueError(f"{name}={alias}: none of the runs is in {alias} or evaluates that model")
+        if not Path(alias).is_dir():
+            raise ValueError(f"{name}={alias}: {alias} is no directory")
 
 
-def by_task(row: Mapping[str, Any], aggregation: str | None) -> dict[str, float]:
-    """The scores in a row of scores.json: correlations in one aggregation, or accuracies for None."""
-    if aggregation:
-        tasks = {name: task[aggregation] for name, task in row.get("sts", {}).get("tasks", {}).items()}
-    else:
-        accuracies = row.get("transfer", {}).get("tasks", {}) | ({"RTE": row["rte"]} if "rte" in row else {})
-        tasks = {name: task["accuracy"] for name, task in accuracies.items()}
-    return {name: value for name, value in tasks.items() if value is not None}
-
-
-def cell(column: str, tasks: Mapping[str, float]) -> float | None:
-    """The score of a task; "Avg" is the mean over the papers' seven, None if one of them is missing."""
-    if column != "Avg" or "Avg" in tasks:
-        return tasks.get(column)
-    seven = TRANSFER if TRANSFER[0] in tasks else STS
-    return fmean(tasks[name] for name in seven) if all(name in tasks for name in seven) else None
+def cell(column: str, values: Mapping[str, float]) -> float | None:
+    """The score of a column; "Avg" is the mean over the papers' seven, None if one of them is missing."""
+    if column != "Avg" or "Avg" in values:
+        return values.get(column)
+    seven = TRANSFER if TRANSFER[0] in values else STS
+    return fmean(values[name] for name in seven) if all(name in values for name in seven) else None
 
 
 def over_models(columns: Iterable[str], models: list[Scored]) -> Iterator[list[float]]:
     """For each column the scores of all models; empty unless all have one, so that means are comparable."""
     for column in columns:
-        values = [cell(column, model.tasks) for model in models]
+        values = [cell(column, model.values) for model in models]
         yield [] if None in values else [value for value in values if value is not None]
 
 
-def block(row: Mapping[str, Any], columns: list[str], models: list[Scored]) -> list[tuple[str, ...]]:
-    """The lines of a row: published or cited, and, where there are runs, ours and the difference."""
+def block(
+    row: Mapping[str, Any], columns: list[str], models: list[Scored], near: Iterable[Scored]
+) -> list[tuple[str, ...]]:
+    """The lines of a row: published or cited; where there are runs, ours and the difference; near misses."""
     label, theirs = row["label"], row["values"]
     lines = [(label, "cited" if row["cited"] else "published", *map(number, theirs))]
     if models:
         ours = [round(fmean(values), 2) if values else None for values in over_models(columns, models)]
         lines.append((label, "ours", *map(number, ours)))
         lines.append((label, "difference", *map(difference, ours, theirs)))
+    for other in near:
+        lines.append((label, "near miss", *(number(cell(column, other.values)) for column in columns)))
     return lines
 
 
@@ -243,11 +249,3 @@ def account(label: str, columns: list[str], models: list[Scored]) -> str:
     spread = zip(columns, over_models(columns, models), strict=True)
     sd = ", ".join(f"{column} {stdev(values):.2f}" for column, values in spread if values)
     return f"ours, {label}: mean of n = {len(models)} (sd: {sd or '-'}): {source}"
-
-
-def unread(rows: Iterable[Mapping[str, Any]], runs: Iterable[Evaluation]) -> list[str]:
-    """A note on each run that stands for no row only because its model's settings are not found."""
-    matches = [row["match"] for row in rows if row["match"] and "config" in row["match"]]
-    asked = {name for match in matches for name in wanted(match)}
-    lost = [run for run in runs if run.config is None and run.scores.get("experiment") in asked]
-    return [f"left out {run.path}: no config.yaml of its model {run.scores['model']}" for run in lost]

@@ -136,7 +136,7 @@ def training(run: Run | None) -> str:
     if run is None:
         return ""
     config = run.settings
-    said = {name: value for name, value in run.origin.items() if value is not None}
+    said = {name: value for name, value in run.origin.items() if value is not None and name != "encoder"}
     said |= {"encoder": shown(encoder_of(run) or "random weights"), "commit": run.facts.get("commit")}
     with suppress(KeyError, TypeError):
         said |= {"corpus": shown(config["data"]["corpus"]), "sentences": config["data"]["sample"] or "all"}

@@ -1,0 +1,129 @@
+"""Each command that a published table prints fills its rows, and no others.
+
+The commands run as they are printed, on tiny encoders that a hub on this machine serves under the names that
+the papers used, and on two dozen rows of each data set.
+"""
+
+import hashlib
+import http.server
+import json
+import re
+import shlex
+
+import pandas
+import pytest
+from conftest import architecture, byte_level, serving
+from programs import started
+from test_docs import datasets, some
+
+from whitenedcse.report import published
+from whitenedcse.report.conditions import content
+
+SIZES = {  # width, as many as the most components kept; rows of a set, for a whitening more than that
+    "WhitenedCSE": (384, 24),
+    "BERT-whitening": (384, 220),
+    "WhiteningBERT": (48, 40),
+}
+SHAPES = {  # what architectures need besides
+    "albert": {"embedding_size": 16},
+    "deberta": {"pos_att_type": [], "relative_attention": False},
+    "distilbert": {"hidden_dim": 16},
+    "gpt2": {"n_inner": 16, "pad_token_id": None},
+}
+
+
+def save_encoder(folder, name, tokenizer, width):
+    """A random encoder of the architecture that the papers' has, in the files that a hub would hold."""
+    kind = content()["encoders"][name].partition(" ")[0]
+    tokenizer = byte_level(ends=False) if kind == "gpt2" else tokenizer
+    layers = 12 if name == "bert-base-uncased" else 2  # one row names layer 12
+    shape = {"hidden_size": width, "num_hidden_layers": layers, "intermediate_size": 16}
+    shape |= {"embedding_size": width} if kind == "squeezebert" else {}
+    made = architecture(kind, len(tokenizer), **shape | SHAPES.get(kind, {}))
+    made.save_pretrained(folder / name)
+    tokenizer.save_pretrained(folder / name)
+
+
+def answer(folder, path):
+    """What a hub says of the models in a folder: the files of one, or one of them; None for none."""
+    name, kind, rest = (re.split("/(resolve|revision|tree)/", path) + ["", ""])[:3]
+    files = sorted((folder / name).glob("*"))
+    names = [{"rfilename": f.name, "path": f.name, "type": "file", "size": 1, "oid": "1" * 40} for f in files]
+    if kind == "resolve":
+        return (folder / name / rest.partition("/")[2]).read_bytes()
+    said = names if kind == "tree" else {"id": name, "sha": "1" * 40, "siblings": names}
+    return json.dumps(said).encode() if files else None
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """The folder of a model hub on this machine, and its address."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            path = self.path.partition("?")[0].removeprefix("/api/models").strip("/")
+            body = answer(tmp_path / "hub", path)
+            self.send_response(404 if body is None else 200)
+            body = body or b""
+            for item in {"X-Repo-Commit": "1" * 40, "Content-Length": str(len(body))}.items():
+                self.send_header(*item)
+            self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *args):
+            pass
+
+    with serving(Handler) as url:
+        yield tmp_path / "hub", url
+
+
+def commands(paper):
+    """The programs of all commands of a paper, each once, in the order printed."""
+    tables = [table for key, table in published.tables().items() if key.startswith(f"{paper}/")]
+    whole = [row["command"] for table in tables for row in table["rows"] if row["command"]]
+    return list(dict.fromkeys(part for command in whole for part in command.split(" && ")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("paper", ["WhitenedCSE", "BERT-whitening", "WhiteningBERT"])
+def test_each_printed_command_fills_its_rows_and_no_others(paper, hub, tmp_path, tokenizer):
+    folder, url = hub
+    home = tmp_path / "home"
+    width, rows = SIZES[paper]
+    datasets(home / "data", rows)
+    x = some(520)
+    (home / "data/wiki1m_for_simcse.txt").write_text("\n".join(x))
+    parts = [f"plain_text/{part}" for part in ("train", "validation", "test")]
+    for part in ("data/train", *parts):
+        file = home / f"data/mnli_snli/{part}-00000-of-00001.parquet"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pandas.DataFrame({"premise": x, "hypothesis": x[::-1]}).to_parquet(file)
+    tables = {key: table for key, table in published.tables().items() if key.startswith(f"{paper}/")}
+    rows = [row for table in tables.values() for row in table["rows"] if row["conditions"]]
+    for name in sorted({row["conditions"]["encoder"] for row in rows}):
+        save_encoder(folder, name, tokenizer, width)
+    made = {}
+    for command in commands(paper):
+        words = shlex.split(command)
+        environment = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HUB_CACHE": str(tmp_path / "cache")}
+        before = set(home.rglob("scores.json"))
+        done = started(
+            *words[words[0] == "python" :], cwd=home, prepared="programs:few_rows_and_a_hub", **environment
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        made[command] = sorted(file.parent for file in set(home.rglob("scores.json")) - before)
+    for key, table in tables.items():
+        for command in dict.fromkeys(row["command"] for row in table["rows"] if row["command"]):
+            runs = [run for part in command.split(" && ") for run in made[part]]
+            grid = published.report(key, runs)
+            ours = [row[0] for row in grid.rows if row[1] == "ours"]
+            assert ours == [row["label"] for row in table["rows"] if row["command"] == command], command
+            assert all(set(row[2:]) != {"-"} for row in grid.rows if row[1] == "ours")
+        grid = published.report(key, [home / "outputs"])
+        asked = [row["label"] for row in table["rows"] if row["command"]]
+        assert [row[0] for row in grid.rows if row[1] == "ours"] == asked
+        assert not [row for row in grid.rows if row[1] == "near miss"]

@@ -1,0 +1,276 @@
+"""The figures of the papers, each as PNG and SVG with the same bytes for the same numbers, and as CSV.
+
+The score of every two layers, of every set of layers, of every number of components, and the embeddings in a
+plane. `records` and `scores` are those of `evaluation.layers`.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
+
+from whitenedcse.evaluation import layers
+from whitenedcse.evaluation.sts import MEANING, MEANS
+from whitenedcse.evaluation.suite import Plan, System
+from whitenedcse.report.plots import COLOURS, LABEL, STYLE
+
+ANNOTATED = 13  # layers; beyond, numbers in cells are too small to read
+BEST = "#c23b22"
+
+
+class Said(NamedTuple):
+    """What a figure of the papers says of its numbers: encoder, kind of pooling, and aggregation in MEANS."""
+
+    encoder: str
+    pooling: str
+    mean: str
+
+    @property
+    def line(self) -> str:
+        """All of it, for a title."""
+        return f"{self.encoder}, pooling {self.pooling}, aggregation {self.mean}: {MEANING[self.mean]}"
+
+
+def heat_map(records: Sequence[Mapping[str, Any]], said: Said, path: Path) -> tuple[Path, Path]:
+    """Plot the records of `pairs`: the average score of every two layers, without and with whitening."""
+    off, on = (_square(records, said.mean, state) for state in (False, True))
+    low, high = np.nanmin([off, on]), np.nanmax([off, on])
+    side = 1.4 + 0.36 * min(len(off), 2 * ANNOTATED)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(2 * side + 1, side + 0.3), layout="constrained")
+        axes = figure.subplots(1, 2)
+        for ax, values, title in zip(
+            axes, (off, on), ("as they are", "whitened on each task's own pairs"), strict=True
+        ):
+            image = _cells(ax, values, low, high)
+            ax.set(title=title, xlabel="one layer", ylabel="other layer")
+        figure.colorbar(image, ax=list(axes), label=f"average {LABEL}", fraction=0.04)
+        _title(figure, said)
+        return _saved(figure, path)
+
+
+def _square(records: Sequence[Mapping[str, Any]], mean: str, whitening: bool) -> NDArray[np.float64]:
+    rows = [row for row in records if row["task"] == "average" and row["whitening"] == whitening]
+    if not any(row[mean] is not None for row in rows):
+        raise ValueError(
+            f"no average {mean!r} with whitening={whitening} to draw among {len(records)} records"
+        )
+    size = 1 + max(max(row["layers"]) for row in rows)
+    values = np.full((size, size), np.nan)
+    for row in rows:
+        i, j = row["layers"]
+        values[i, j] = values[j, i] = np.nan if row[mean] is None else row[mean]
+    return values
+
+
+def _cells(ax: Axes, values: NDArray[np.float64], low: float, high: float) -> AxesImage:
+    """Plot a lower triangle, its best cell framed, with all numbers, or only the best if there are many."""
+    size = len(values)
+    shown = np.where(np.tril(np.ones_like(values)) > 0, values, np.nan)
+    image = ax.imshow(shown, cmap="viridis", vmin=low, vmax=high)
+    y, x = np.unravel_index(np.nanargmax(shown), shown.shape)
+    for i, j in np.argwhere(np.isfinite(shown)) if size <= ANNOTATED else []:
+        dark = shown[i, j] < (low + high) / 2
+        ax.text(j, i, f"{shown[i, j]:.1f}", ha="center", va="center", size=7, color="w" if dark else "k")
+    ax.add_patch(Rectangle((float(x) - 0.5, float(y) - 0.5), 1, 1, fill=False, color=BEST, linewidth=1.8))
+    label = f"best {shown[y, x]:.2f}\nlayers {x} + {y}"  # in the empty corner
+    ax.text(0.97, 0.97, label, transform=ax.transAxes, ha="right", va="top", color=BEST)
+    ticks = range(0, size, 1 if size <= ANNOTATED else 4)
+    ax.set(xticks=ticks, yticks=ticks)
+    return image
+
+
+def subset_curve(best: Sequence[Mapping[str, Any]], said: Said, path: Path) -> tuple[Path, Path]:
+    """Plot the records of `best_of_each_size`: the best average score for each number of layers."""
+    if not best:
+        raise ValueError("no set of layers has an average to draw")
+    sizes, values = [row["size"] for row in best], [row[said.mean] for row in best]
+    top = int(np.argmax(values))
+    with rc_context(STYLE):
+        figure = Figure(figsize=(5.2, 3.4), layout="constrained")
+        ax = figure.subplots()
+        ax.plot(sizes, values, "o-", color="0.35", markersize=4)
+        layers = " + ".join(map(str, best[top]["layers"]))
+        _mark(ax, sizes[top], values[top], f"best {values[top]:.2f}\nlayers {layers}")
+        ax.set(xlabel="layers averaged", ylabel=f"best average {LABEL}", xticks=sizes)
+        _title(figure, said)
+        return _saved(figure, path)
+
+
+def component_curves(
+    curves: Mapping[str, Mapping[str, NDArray[np.float64]]], said: Said, path: Path
+) -> tuple[Path, Path]:
+    """Plot scores over the number of components, a panel for each task; curves: row -> task -> (d,)."""
+    tasks = [
+        t for t in next(iter(curves.values())) if any(np.isfinite(by[t]).any() for by in curves.values())
+    ]
+    if not tasks:
+        raise ValueError("no task has a score to draw")
+    wide = min(4, len(tasks))
+    high = math.ceil(len(tasks) / wide)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(2.6 * wide + 0.4, 2.1 * high + 0.8), layout="constrained")
+        axes = figure.subplots(high, wide, squeeze=False).ravel()
+        for ax, task in zip(axes, tasks, strict=False):
+            for (name, by), colour in zip(curves.items(), COLOURS, strict=False):
+                ax.plot(np.arange(1, len(by[task]) + 1), by[task], color=colour, linewidth=1.2, label=name)
+            value, k, of = max(
+                (by[task][k], k + 1, name)
+                for name, by in curves.items()
+                if np.isfinite(by[task]).any()
+                for k in [int(np.nanargmax(by[task]))]
+            )
+            _mark(ax, k, value, f"{value:.2f} at k = {k}" + f"\n{of}" * (len(curves) > 1))
+            ax.set_title(task)
+        for ax in axes[len(tasks) :]:
+            ax.remove()
+        figure.legend(
+            *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
+        )
+        figure.supxlabel("components kept, k", size=9)
+        figure.supylabel(LABEL, size=9)
+        _title(figure, said)
+        return _saved(figure, path)
+
+
+def _title(figure: Figure, said: Said) -> None:
+    figure.suptitle(textwrap.fill(said.line, int(14 * figure.get_figwidth())), size=8)
+
+
+def _mark(ax: Axes, x: float, y: float, label: str) -> None:
+    """Draw a dot on the best point, with its label above the data and centred on the axes."""
+    ax.plot(x, y, "o", color=BEST, markersize=6)
+    ax.margins(y=0.1)
+    low, top = ax.get_ylim()
+    ax.set_ylim(low, top + (0.12 + 0.1 * label.count("\n")) * (top - low))
+    ax.text(0.5, 0.98, label, transform=ax.transAxes, ha="center", va="top", color=BEST)
+
+
+def _saved(figure: Figure, path: Path) -> tuple[Path, Path]:
+    png, svg = (path.with_name(path.name + suffix) for suffix in (".png", ".svg"))
+    figure.savefig(png, metadata={"Software": None})
+    figure.savefig(svg, metadata={"Date": None, "Creator": None})
+    return png, svg
+
+
+def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
+    """Write records as CSV, with the keys of the first as header.
+
+    A list is written as 1+12, and an undefined value as an empty cell.
+    """
+    if not records:
+        raise ValueError(f"{path}: no records to write")
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
+        writer.writeheader()
+        for record in records:
+            writer.writerow(
+                {k: "+".join(map(str, v)) if isinstance(v, list) else v for k, v in record.items()}
+            )
+    return path
+
+
+def draw(
+    run: Path,
+    names: Sequence[str],
+    planes: Any,
+    systems: Mapping[str, System],
+    plan: Plan,
+    said: Said,
+) -> list[str]:
+    """Write figures, each as .csv, .png and .svg; returns a line on the best point of each.
+
+    names: of "layers", "subsets", "components" and "projection". planes: (l, n, d), every layer, for the
+    first two. systems: by name, for the third those that are whitened and cut to each k, and for the last one
+    as "" whose vectors are shown. said: what the pictures say.
+    """
+    if not plan.pairs:
+        raise ValueError("figures are of STS tasks, and there is none among these")
+    make = {
+        "layers": lambda: _layers(run, planes, plan, said),
+        "subsets": lambda: _subsets(run, planes, plan, said),
+        "components": lambda: _components(run, {n: s for n, s in systems.items() if n}, plan, said),
+        "projection": lambda: _projection(run, systems[""], plan, said),
+    }
+    return [make[name]() for name in names]
+
+
+def _layers(run: Path, planes: NDArray[Any], plan: Plan, said: Said) -> str:
+    """Write the figure of every two layers: WhiteningBERT, Figure 1."""
+    records, mean = layers.pairs(planes, plan.pairs), said.mean
+    write_csv(run / "layers.csv", records)
+    heat_map(records, said, run / "layers")
+    averages = [r for r in records if r["task"] == "average" and r[mean] is not None]
+    best = max(averages, key=lambda r: r[mean])
+    how = "whitened" if best["whitening"] else "as they are"
+    pair = " and ".join(map(str, dict.fromkeys(best["layers"])))
+    return f"layers.png: best of every two layers: {pair}, {how}: {best[mean]:.2f} ({said.line})"
+
+
+def _subsets(run: Path, planes: NDArray[Any], plan: Plan, said: Said) -> str:
+    """Write the figure of every set of layers: WhiteningBERT, Figure 2."""
+    sets = layers.subsets(planes, plan.pairs)
+    write_csv(run / "subsets.csv", sets.records)
+    best = layers.best_of_each_size(sets.records, said.mean)
+    subset_curve(best, said, run / "subsets")
+    top = max(best, key=lambda r: r[said.mean])
+    many = "" if sets.complete else f" (sets of up to {sets.largest} layers)"
+    return f"subsets.png: the best set of layers is {top['layers']}{many}: {top[said.mean]:.2f} ({said.line})"
+
+
+def _components(run: Path, systems: Mapping[str, System], plan: Plan, said: Said) -> str:
+    """Write the figure of every number of components: BERT-whitening, Figure 1."""
+    curves = {name: layers.all_k(system.by_task(plan), plan.pairs) for name, system in systems.items()}
+    columns = {name: range(1, next(iter(scores.values())).shape[1] + 1) for name, scores in curves.items()}
+    records = [
+        record
+        for name, scores in curves.items()
+        for record in layers.records(scores, [{"row": name, "k": k} for k in columns[name]])
+    ]
+    write_csv(run / "components.csv", records)
+    row = MEANS.index(said.mean)
+    component_curves(
+        {name: {t: s[row] for t, s in by.items()} for name, by in curves.items()}, said, run / "components"
+    )
+    best = []
+    for name, scores in curves.items():
+        k = int(np.nanargmax(scores["average"][row])) + 1
+        best.append(f"{name}: k = {k} of {len(columns[name])}: {scores['average'][row][k - 1]:.2f}")
+    return f"components.png: the best k: {'; '.join(best)} ({said.line})"
+
+
+def _projection(run: Path, system: System, plan: Plan, said: Said) -> str:
+    """Write the embeddings of a task's pairs in a plane: WhitenedCSE, Figure 1 (a) to (c).
+
+    Each is scaled to length 1; the axes are the two of largest variance. The task is STS-B, or the first.
+    """
+    task = "STS-B" if "STS-B" in plan.pairs else next(iter(plan.pairs))
+    at = np.unique(np.concatenate([rows for _, rows in plan.pairs[task]], axis=1))
+    x = system.by_task(plan)(task)(at).astype(np.float64)
+    x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    centred = x - x.mean(axis=0)
+    variances, axes = np.linalg.eigh(centred.T @ centred / len(x))
+    places = centred @ axes[:, :-3:-1]
+    share = 100 * variances[:-3:-1].sum() / variances.sum()
+    write_csv(run / "projection.csv", [{"x": float(x), "y": float(y)} for x, y in places])
+    with rc_context(STYLE):
+        figure = Figure(figsize=(4.2, 4.2), layout="constrained")
+        ax = figure.subplots()
+        ax.plot(*places.T, ".", color=COLOURS[0], markersize=2, alpha=0.5)
+        ax.set(aspect="equal", xlabel="first principal axis", ylabel="second", xlim=(-1, 1), ylim=(-1, 1))
+        line = f"{said.encoder}, pooling {said.pooling}: {len(x)} sentences of {task} on the unit sphere"
+        figure.suptitle(textwrap.fill(line, 58), size=8)
+        _saved(figure, run / "projection")
+    return f"projection.png: {len(x)} sentences of {task} in a plane, {share:.1f} % of their variance"
