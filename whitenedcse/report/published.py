@@ -22,7 +22,7 @@ from whitenedcse.app.run import Run
 from whitenedcse.app.terminal import Grid
 from whitenedcse.evaluation.sts import MEANS
 from whitenedcse.report.plots import best
-from whitenedcse.report.tables import number
+from whitenedcse.report.results import meaning, number
 
 STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 # conf/system: what the paper has rows for; the others differ in more than a row's `match` compares
@@ -88,9 +88,7 @@ def report(key: str, runs: Iterable[str | Path] = (), aliases: Mapping[str, str]
 
 def heading(table: Mapping[str, Any]) -> list[str]:
     """The notes of a table: where it was published, and what its numbers are."""
-    mean = "mean over the subsets of a task"
-    over = {"all": "all pairs of a task together", "mean": mean, "wmean": f"{mean}, weighted by their pairs"}
-    how = f"; {table['aggregation']}: {over[table['aggregation']]}" if table["aggregation"] else ""
+    how = f"; {meaning(table['aggregation'])}" if table["aggregation"] else ""
     return [f"{table['source']}. {table['metric']}{how}.", *table["notes"]]
 
 
