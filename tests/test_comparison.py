@@ -103,7 +103,7 @@ def test_rows_of_the_same_name_are_compared_with_each_other(tmp_path):
     b = run(tmp_path / "b", 0.2, 0, rows=("white", "raw", "other"))
     c = run(tmp_path / "c", 0.2, 0, rows=("mine",))
     grids = compared([str(a), str(b)], 20, 2)
-    assert [grid.title for grid in grids] == ["raw: Spearman x 100", "white: Spearman x 100"]
+    assert [grid.title for grid in grids] == ["raw: Spearman x 100, all", "white: Spearman x 100, all"]
     for grid, numbers in zip(grids, ((0, 1), (1, 0)), strict=True):
         for column, path, number in zip("12", (a, b), numbers, strict=True):
             value = Run(path).scores["rows"][number]["sts"]["tasks"]["A"]["all"]
@@ -111,7 +111,8 @@ def test_rows_of_the_same_name_are_compared_with_each_other(tmp_path):
             shown = cells(grid, "A")[column]
             assert shown.startswith(f"{value:.2f} ±")
             assert float(shown.split("±")[1]) == pytest.approx((high - low) / 2, rel=0.5)
-    assert [grid.title for grid in compared([str(a), str(c)], 20, 2)] == ["first rows: Spearman x 100"]
+    assert [grid.title for grid in compared([str(a), str(c)], 20, 2)] == ["first rows: Spearman x 100, all"]
+    assert "all: all pairs of a task together" in grids[0].notes
 
 
 def test_accuracies_are_compared_on_the_same_texts(tmp_path):
@@ -129,6 +130,17 @@ def test_accuracies_are_compared_on_the_same_texts(tmp_path):
     assert line["1"].startswith("70.00 ±") and line["2"].startswith("90.00 ±")
     assert line["less 1 2"].startswith("20.00 ±") and line["less 1 2"].endswith("**")
     assert grid.title == "x: accuracy x 100"
+    items = dict(Run(tmp_path / "b").items)
+    labels = items.pop("gold/MR")
+    assert labels.tolist() == texts.labels.tolist()
+    np.savez(tmp_path / "b" / "items.npz", **items)
+    with pytest.raises(
+        ValueError, match="b: its items.npz, of before, lacks the labels of MR; evaluate again"
+    ):
+        compared([str(tmp_path / "a"), str(tmp_path / "b")], 20, 2)
+    np.savez(tmp_path / "b" / "items.npz", **items, **{"gold/MR": 1 - labels})
+    with pytest.raises(ValueError, match="MR: .*/a and .*/b were not evaluated on the same pairs"):
+        compared([str(tmp_path / "a"), str(tmp_path / "b")], 20, 2)
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path):

@@ -5,9 +5,9 @@ import re
 
 import numpy as np
 import pytest
-from scipy.stats import rankdata, spearmanr
+from scipy.stats import pearsonr, rankdata, spearmanr
 
-from whitenedcse.evaluation.sts import Subset, cosine, evaluate, pairs_index, score, spearman
+from whitenedcse.evaluation.sts import Subset, cosine, evaluate, pairs_index, pearson, score, spearman
 
 
 def encode(sentences):
@@ -44,7 +44,27 @@ def test_spearman_is_the_correlation_of_mean_ranks(scale):
     ],
 )
 def test_an_undefined_correlation_is_a_reason_and_never_a_number(gold, similarity, why):
-    assert spearman(np.array(gold), np.array(similarity)) == (None, why)
+    for correlation in (spearman, pearson):
+        assert correlation(np.array(gold), np.array(similarity)) == (None, why)
+
+
+def test_pearson_is_scipys_in_every_aggregation_and_in_the_average(tasks):
+    got = evaluate(tasks, encode)
+    expected = {}
+    for name, subsets in tasks.items():
+        pairs = [(s.gold, cosine(encode(s.left), encode(s.right))) for s in subsets]
+        parts = [100 * pearsonr(*pair).statistic for pair in pairs]
+        whole = 100 * pearsonr(*(np.concatenate(side) for side in zip(*pairs, strict=True))).statistic
+        sizes = [len(s.gold) for s in subsets]
+        by_hand = {"all": whole, "mean": np.mean(parts), "wmean": np.average(parts, weights=sizes)}
+        expected[name] = by_hand
+        assert got["tasks"][name]["pearson"] == pytest.approx(by_hand, abs=1e-9)
+        assert [p["pearson"] for p in got["tasks"][name]["subsets"].values()] == pytest.approx(
+            parts, abs=1e-9
+        )
+    average = {mean: np.mean([e[mean] for e in expected.values()]) for mean in ("all", "mean", "wmean")}
+    assert got["avg"]["pearson"] == pytest.approx(average, abs=1e-9)
+    assert got["avg"]["all"] != pytest.approx(average["all"], abs=0.1)  # Spearman's
 
 
 def test_cosine_is_taken_in_float64_and_equal_sentences_tie_at_exactly_one():
@@ -71,7 +91,8 @@ def test_an_undefined_subset_leaves_the_means_undefined_but_not_the_whole():
     subsets = [Subset("p", [], [], np.array([1.0, 2, 3])), Subset("q", [], [], np.array([2.0, 2]))]
     got = score(subsets, [np.array([0.1, 0.2, 0.3]), np.array([0.15, 0.25])])
     assert got["all"] and (got["mean"], got["wmean"], got["why"]) == (None, None, "q: gold is constant")
-    assert got["subsets"]["q"] == {"spearman": None, "n": 2, "why": "gold is constant"}
+    assert got["subsets"]["q"] == {"spearman": None, "pearson": None, "n": 2, "why": "gold is constant"}
+    assert got["pearson"]["all"] and (got["pearson"]["mean"], got["pearson"]["wmean"]) == (None, None)
 
 
 def test_evaluation_equals_a_loop_over_pairs_with_scipy(tasks):
@@ -113,7 +134,8 @@ def test_zero_vectors_are_counted_and_a_result_without_a_number_is_still_json(ta
 
     got = evaluate(tasks, broken)
     assert re.fullmatch(r"all: similarity is not finite in .* \(3 zero vectors\)", got["tasks"]["A"]["why"])
-    assert got["avg"] == {"all": None, "mean": None, "wmean": None, "why": "undefined in A, B"}
+    nothing = dict.fromkeys(("all", "mean", "wmean"))
+    assert got["avg"] == {**nothing, "why": "undefined in A, B", "pearson": nothing}
     assert json.loads(json.dumps(got, allow_nan=False)) == got
 
 

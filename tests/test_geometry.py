@@ -14,10 +14,12 @@ from whitenedcse.evaluation.geometry import (
     effective_rank,
     isotropy,
     mean_cosine,
+    positives,
     spectrum,
     spread,
     uniformity,
 )
+from whitenedcse.evaluation.sts import Subset
 
 
 @pytest.fixture
@@ -177,6 +179,42 @@ def test_a_description_holds_every_measure_and_says_none_where_there_is_none(x):
     assert len(got["spectrum"]) == 5 and got["effective_rank"] == pytest.approx(effective_rank(x).item())
     assert described(x, positives[:, :0])["alignment"] is None
     assert described(torch.zeros(4, 3), positives[:, :0])["isotropy"] is None
+
+
+def scored(gold, scale=None):
+    rows = np.arange(2 * len(gold)).reshape(2, -1)
+    return Subset("p", [], [], np.array(gold, float), scale), rows
+
+
+@pytest.mark.parametrize(
+    ("gold", "scale", "above", "which"),
+    [
+        ([0, 4, 4.2, 5], None, 4, [2, 3]),  # SimCSE's definition
+        (
+            [1, 4, 4.1, 4.2],
+            (0, 5),
+            4,
+            [2, 3],
+        ),  # of a set whose scale is known, the scores that occur do not tell
+        ([0, 0.8, 0.81, 1], None, 0.8, [2, 3]),
+        ([7, 1, 5.8, 6], None, 5.8, [0, 3]),
+        ([-1, 1, 0.6, 0.7], None, 0.6, [1, 3]),
+        ([3, 3, 3], None, 3, []),
+    ],
+)
+def test_positives_are_the_pairs_in_the_top_fifth_of_the_scale(gold, scale, above, which):
+    pair = scored(gold, scale)
+    rows, about = positives([pair])
+    assert rows.tolist() == pair[1][:, which].tolist()
+    low, high = scale or (min(gold), max(gold))
+    assert about == {"above": above, "scale": [low, high], "n": len(which), "of": len(gold)}
+
+
+def test_the_subsets_of_a_task_have_one_scale():
+    one, other = scored([0, 6, 9]), scored([10, 7])
+    rows, about = positives([one, other])
+    assert rows.tolist() == [[2, 0], [5, 2]]
+    assert about == {"above": 8, "scale": [0, 10], "n": 2, "of": 5}
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.int8, torch.float16, torch.bfloat16])

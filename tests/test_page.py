@@ -81,7 +81,7 @@ def test_a_run_has_a_chart_for_each_thing_that_was_logged(tmp_path):
 def test_an_unfinished_run_has_what_there_is(tmp_path):
     folder = trained(tmp_path / "a", finished=False)
     found = Elements(written(folder).read_text())
-    assert "NOT FINISHED" in " ".join(found.words) and "dev set so far, Spearman x 100" in found.words
+    assert "NOT FINISHED" in " ".join(found.words) and "dev set so far, Spearman x 100, all" in found.words
     assert "61.00 → 70.00" in found.words and "at step 50" in found.words
     (folder / "metrics.csv").unlink()
     (folder / "versions.json").unlink()

@@ -183,19 +183,32 @@ def test_runs_are_compared_and_own_texts_evaluated_by_a_python_function(tmp_path
         "def f(texts): return [[len(t), t.count('a'), t.count('e')] for t in texts]\n"
     )
     rows = [f"{i % 7}\tbread{'a' * (i % 5)}\tbake{'e' * (i % 3)}{'a' * (i % 7)}\n" for i in range(40)]
-    (tmp_path / "pairs.tsv").write_text("score\tsentence1\tsentence2\n" + "".join(rows))
+    (tmp_path / "pairs.tsv").write_text("grade\tone side\tother\n" + "".join(rows))
     labelled = [f"b{'a' * (i % 2 * 3)}{'e' * (i % 5)},{i % 2}\n" for i in range(60)]
     (tmp_path / "texts.csv").write_text("text,label\n" + "".join(labelled))
     for name in ("one", "two"):
-        tasks = ["tasks.names=[pairs.tsv,texts.csv]", "draws=50", f"run={name}", "postprocess=pca", "k=2"]
+        tasks = [
+            "tasks.names=[pairs.tsv:one side:other:grade,texts.csv]",
+            "pearson=true",
+            "draws=50",
+            f"run={name}",
+            "postprocess=pca",
+            "k=2",
+        ]
         result = started("evaluate.py", "model=m:f", *tasks, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
     assert "pca-2 (target) transductive" in result.stdout and "texts.csv" in result.stdout
+    assert "Pearson x 100, all" in result.stdout
+    above = sum(i % 7 > 4.8 for i in range(40))
+    said = f"alignment is over the {above} of 40 pairs with a score above 4.8, the top fifth of 0 to 6"
+    assert said in " ".join(result.stdout.split())
     rows = json.loads((tmp_path / "outputs/two/scores.json").read_text())["rows"]
     assert rows[0]["transfer"]["tasks"]["texts.csv"]["accuracy"] == 100  # the letter a tells the classes
     result = started("evaluate.py", "compare=[outputs/one,outputs/t*]", "draws=50", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert "as it is: Spearman x 100" in result.stdout and "pca-2 (target): accuracy x 100" in result.stdout
+    assert (
+        "as it is: Spearman x 100, all" in result.stdout and "pca-2 (target): accuracy x 100" in result.stdout
+    )
     assert not list((tmp_path / "outputs").glob("evaluate-*/scores.json"))
 
 

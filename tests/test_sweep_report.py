@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from whitenedcse.app import cli
-from whitenedcse.app.run import series
+from whitenedcse.app.run import Run, series
 from whitenedcse.report import contrasts, sweep
 
 SCORES = {  # by system and seed: dev best, test average; no pattern
@@ -160,6 +160,32 @@ def test_means_and_spreads_are_those_of_numpy_for_every_row_of_the_tests(tmp_pat
         assert row(space, name)["alignment"] == f"{align.mean():.3f} ± {align.std(ddof=1):.3f}"
         assert row(space, name)["uniformity"] == f"{uniform.mean():.3f} ± {uniform.std(ddof=1):.3f}"
         assert row(space, name)["sentences/s (median)"] == f"{np.median(400 + dev):,.0f}"
+
+
+@pytest.mark.parametrize("tests", [True, False])
+def test_tables_and_pictures_say_which_aggregation_they_show(tmp_path, tests):
+    folder = swept(tmp_path / "s", tests)
+    grid, *_, last = table([folder])
+    groups = sweep.gathered(sweep.runs([folder])).groups
+    said = [note for note in grid.notes if "Spearman" in note]
+    assert said[0] == "dev best: Spearman, all: all pairs of a task together"
+    assert said[1:] == ["tests: Spearman, all: all pairs of a task together"] * tests
+    assert last.title == ("tests by task (all), x 100" if tests else "dev embeddings at the best checkpoint")
+    name = "test average (all)" if tests else "dev best (all)"
+    assert sweep.main_score(groups)[0] == name
+    assert any(note.startswith(f"difference of the {name} from") for note in grid.notes)
+    pictures = {title: str(drawing.content) for title, drawing, _ in contrasts.of_groups(groups)}
+    assert f"{name}, x 100" in pictures[name[0].upper() + name[1:]]
+    assert "Spearman x 100, all" in pictures["Dev score"]
+
+
+def test_the_aggregations_of_runs_by_another_protocol_are_named_too(tmp_path):
+    one, other = (trained(tmp_path / name, average=70.0) for name in "ab")
+    content = json.loads((other / "scores.json").read_text())
+    (other / "scores.json").write_text(json.dumps(content | {"headline": "wmean"}))
+    assert sweep.aggregations([Run(one), Run(other), Run(one)]) == ["all", "wmean"]
+    assert sweep.in_brackets(["all", "wmean"]) == " (all, wmean)"
+    assert sweep.aggregations([Run(trained(tmp_path / "c"))]) == []
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))

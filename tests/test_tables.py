@@ -1,6 +1,6 @@
 """Tables say what was evaluated, how surely, and whether a transform saw the test."""
 
-from whitenedcse.report.tables import grids, training_grid
+from whitenedcse.report.results import grids, training_grid
 
 
 def sts(value, half, why=""):
@@ -29,7 +29,9 @@ def test_one_system_has_every_aggregation_to_the_digits_its_interval_supports():
     assert shown(grid)[0] == ["STS12", "3108", "72.4 ±1.4", "73.4 ±1.4", "74.4 ±1.4"]
     assert shown(grid)[-1][0] == "average" and shown(grid)[-1][2] == "77.4 ±1.4"
     assert shown(grids(scores, 2)[0])[0][2] == "72.37 ±1.40"
-    assert "as it is: Spearman x 100" in grid.title
+    assert grid.title == "as it is: Spearman x 100"
+    assert [note.split(": ")[0] for note in grid.notes[1:]] == ["all", "mean", "wmean"]
+    assert "wmean: mean over the subsets of a task, weighted by their pairs" in grid.notes
 
 
 def test_what_is_undefined_is_a_dash_with_its_reason():
@@ -54,7 +56,29 @@ def test_several_systems_are_rows_in_the_headline_aggregation_with_their_setting
         ["raw", "", "52", "62", "57"],
         ["whitening (target)", "transductive", "62", "72", "67"],
     ]
-    assert "wmean" in grid.title and "at most ±3.1" in grid.notes[0]
+    assert grid.title == "Spearman x 100, wmean" and "at most ±3.1" in grid.notes[0]
+
+
+def with_pearson(row):
+    for scores in (*row["sts"]["tasks"].values(), row["sts"]["avg"]):
+        scores["pearson"] = {mean: scores[mean] - 3 for mean in ("all", "mean", "wmean")}
+    return row
+
+
+def test_pearsons_correlation_has_a_table_of_its_own_on_request():
+    one = {"headline": "all", "rows": [with_pearson(evaluated("as it is", "", 72.3691, 1.4))]}
+    assert len(grids(one, None)) == 1
+    spearman, pearson = grids(one, None, pearson=True)
+    assert (spearman.title, pearson.title) == ("as it is: Spearman x 100", "as it is: Pearson x 100")
+    assert shown(pearson)[0] == ["STS12", "3108", "69.37", "70.37", "71.37"]
+    assert shown(pearson)[-1] == ["average", "", "74.37", "75.37", "76.37"]
+    assert len(spearman.notes) == 4 and len(pearson.notes) == 3  # it has no intervals
+    two = {"headline": "wmean", "rows": [*one["rows"], with_pearson(evaluated("b", "inductive", 50, 1))]}
+    spearman, pearson = grids(two, 1, pearson=True)
+    assert pearson.title == "Pearson x 100, wmean"
+    assert shown(pearson)[1] == ["b", "inductive", "49.0", "59.0", "54.0"]
+    assert pearson.notes == ["wmean: mean over the subsets of a task, weighted by their pairs"]
+    assert shown(spearman)[1] == ["b", "inductive", "52.0", "62.0", "57.0"]
 
 
 def test_accuracies_stand_with_their_intervals_and_the_time_they_took():
@@ -91,6 +115,13 @@ def test_geometry_names_its_task_and_dashes_what_is_undefined():
     grid = grids({"headline": "all", "rows": [both]}, None)[1]
     assert grid.title == "geometry on STS-B"
     assert shown(grid) == [["x", "", "-", "-2.193", "0.405", "0.055", "63"]]
+    assert grid.notes == []  # of a result from before
+    for n, note in (
+        (338, "alignment is over the 338 of 1,379 pairs with a score above 5.8, the top fifth of 1 to 7"),
+        (0, "no alignment: no pair has a score above 5.8"),
+    ):
+        both["geometry"]["positives"] = {"above": 5.8, "scale": [1.0, 7.0], "n": n, "of": 1379}
+        assert grids({"headline": "all", "rows": [both]}, None)[1].notes == [note]
 
 
 def test_training_is_shown_before_and_at_its_best():
@@ -99,7 +130,12 @@ def test_training_is_shown_before_and_at_its_best():
     dev = {"n": 750, "best_step": 300, "values_before": dict.fromkeys(names, 24.186)}
     dev |= {"values_best": {**dict.fromkeys(names, 53.391), "dev/alignment": None}}
     grid = training_grid(dev)
-    assert grid.columns[1:] == ("before", "best (step 300)") and "750 pairs" in grid.title
+    assert grid.columns[1:] == ("before", "best (step 300)")
+    assert grid.title == "dev set, 750 pairs, Spearman x 100, all"
+    assert grid.notes == ["all: all pairs of a task together"]
+    dev["positives"] = {"above": 4.0, "scale": [0.0, 5.0], "n": 150, "of": 750}
+    said = "alignment is over the 150 of 750 pairs with a score above 4, the top fifth of 0 to 5"
+    assert training_grid(dev).notes[1:] == [said]
     assert shown(grid) == [
         ["embedding as it is", "24.19", "53.39"],
         ["alignment (lower is better)", "24.19", "-"],

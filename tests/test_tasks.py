@@ -70,6 +70,59 @@ def test_a_folder_of_pairs_is_a_task_with_subsets(data):
     assert [(s.name, s.left[0]) for s in task("deutsch")] == found
 
 
+ROWS = "left one,score,right one,label\na: b,3,c,x\nd,0.5,e,y\n"  # of a csv with names of its own
+
+
+@pytest.mark.parametrize("place", ["own.csv", "own", "{data}/own.csv", "folder:1", "./C:x.csv"])
+def test_columns_of_any_name_are_named_with_the_file_the_data_root_or_the_folder(data, place):
+    for file in ("own.csv", "C:x.csv", "folder:1/part.csv"):
+        (data / file).parent.mkdir(exist_ok=True)
+        (data / file).write_text(ROWS)
+    (found,) = task(f"{place.format(data=data)}:left one:right one:score")
+    assert (found.left, found.right, found.gold.tolist()) == (["a: b", "d"], ["c", "e"], [3, 0.5])
+    (other,) = task(f"{place.format(data=data)}:right one:left one:score")
+    assert (other.left, other.right) == (found.right, found.left)
+
+
+def test_a_label_may_be_a_score_if_it_is_named_so_and_a_name_with_colons_is_a_path_first(data):
+    (data / "p.csv").write_text("a,b,label\nx,y,1\nz,w,2\n")
+    assert task("p.csv:a:b:label")[0].gold.tolist() == [1, 2]
+    (data / "p.csv:a:b:label").mkdir()
+    (data / "p.csv:a:b:label" / "q.tsv").write_text("score\tsentence1\tsentence2\n3\tx\ty\n4\tz\tw\n")
+    assert task("p.csv:a:b:label")[0].gold.tolist() == [3, 4]
+
+
+def test_two_named_columns_are_a_text_and_its_label(data):
+    (data / "reviews.csv").write_text("stars,review\n" + "".join(f"{i % 2},text {i}\n" for i in range(24)))
+    found = task("reviews.csv:review:stars")
+    assert isinstance(found, Labelled) and found.classes == ["0", "1"]
+    assert found.columns == ([f"text {i}" for i in range(24)],) and found.labels.tolist() == [0, 1] * 12
+
+
+@pytest.mark.parametrize("name", ["own.csv", "own.csv:left one:right one:grade"])
+def test_a_missing_column_is_named_with_those_that_are_there_and_the_way_out(data, name):
+    (data / "own.csv").write_text(ROWS.replace("label", "more"))
+    lacking = "grade" if "grade" in name else "sentence1, sentence2"
+    way = r"name its columns with the file, of scored pairs own.csv:SENTENCE1:SENTENCE2:SCORE, or of labelled"
+    with pytest.raises(
+        ValueError, match=f"own.csv:2: no {lacking} among left one, score, right one, more; {way}"
+    ):
+        task(name)
+
+
+def test_a_file_that_is_not_there_says_so_whatever_is_named_after_it(data):
+    with pytest.raises(
+        FileNotFoundError, match=r"no task 'gone.csv:a:b:c': .* as FILE:SENTENCE1:SENTENCE2:SCORE$"
+    ):
+        task("gone.csv:a:b:c")
+
+
+def test_the_known_sets_are_scored_from_0_to_5_and_a_users_file_says_nothing_of_its_scale(data):
+    (data / "p.csv").write_text("sentence1,sentence2,score\nx,y,1\nz,w,2\n")
+    scales = {name: {s.scale for s in task(name)} for name in ("STS-B", "SICK-R/dev", "p.csv")}
+    assert scales == {"STS-B": {(0, 5)}, "SICK-R/dev": {(0, 5)}, "p.csv": {None}}
+
+
 def test_a_corpus_gives_a_sample_of_its_rows_and_all_their_columns(data):
     (data / "lines.txt").write_text("".join(f"line {i}\n" for i in range(50)))
     (data / "nli_for_simcse.csv").write_text("sent0,sent1,hard_neg\na,b,c\nd,e,f\n")

@@ -59,6 +59,23 @@ def test_a_batch_of_rows_is_what_the_tokenizer_says_of_each(corpus, lines, token
     assert (len(rows), rows.ids.dtype, rows.counts.kept) == (1300, np.uint16, 1300)
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("few", [0, 10_000])  # word by word, or by calls of the tokenizer
+def test_sentences_that_lose_tokens_are_counted_and_the_cache_keeps_their_number(
+    pairs, lines, tokenizer, tmp_path, monkeypatch, few, processes
+):
+    monkeypatch.setattr(tokens, "FEW", few)
+    monkeypatch.setattr(tokens, "EACH", 1)
+    monkeypatch.setattr(tokens, "BATCH", 50)
+    monkeypatch.setattr(tokens, "cores", lambda: processes)
+    texts = [line for i in range(99) for line in (lines[i], lines[i + 1], lines[-i])]
+    expected = sum(len(tokenizer(text)["input_ids"]) > LENGTH for text in texts)
+    assert 0 < expected < len(texts)
+    assert tokenised(pairs, tokenizer, LENGTH, cache_dir=tmp_path).truncated == expected
+    monkeypatch.setattr(tokens, "batches_of_ids", lambda *a: pytest.fail("tokenised again"))
+    assert tokenised(pairs, tokenizer, LENGTH, cache_dir=tmp_path).truncated == expected
+
+
 def test_how_far_it_is_is_told(corpus, tokenizer, tmp_path, monkeypatch):
     told = paced(tokens, monkeypatch)
     tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path)
@@ -82,7 +99,7 @@ def test_a_large_vocabulary_keeps_its_large_ids(corpus, lines, tokenizer, tmp_pa
     whole = tokens.batches_of_ids
 
     def shifted(sentences, *args):
-        yield from ((ids + 70_000, lengths) for ids, lengths in whole(sentences, *args))
+        yield from (batch._replace(ids=batch.ids + 70_000) for batch in whole(sentences, *args))
 
     monkeypatch.setattr(tokens, "batches_of_ids", shifted)
     monkeypatch.setattr(type(tokenizer), "get_vocab", lambda self: {"high": 70_040})
@@ -261,6 +278,12 @@ def spoil_by_cutting(name, size):
     return spoil
 
 
+def from_before_truncation_was_counted(folder):
+    meta = json.loads((folder / "meta.json").read_text())
+    del meta["truncated"]
+    (folder / "meta.json").write_text(json.dumps(meta))
+
+
 def caches(folder):
     """The whole ones; locks and drafts are hidden."""
     return [path for path in folder.iterdir() if path.name[0] != "."]
@@ -271,6 +294,7 @@ def caches(folder):
     [
         *(spoil_by_cutting(name, size) for name in ("ids", "offsets") for size in (1, 2, 8)),
         spoil_by_cutting("meta.json", 1),
+        from_before_truncation_was_counted,
         lambda folder: (folder / "ids").write_bytes(b""),
         lambda folder: (folder / "offsets").write_bytes((folder / "offsets").read_bytes()[8:]),
         lambda folder: (folder / "meta.json").unlink(),
@@ -281,9 +305,10 @@ def caches(folder):
 )
 def test_a_damaged_cache_is_built_anew(corpus, lines, tokenizer, tmp_path, spoil):
     cache = tmp_path / "cache"
-    tokenised(corpus, tokenizer, LENGTH, cache_dir=cache)
+    before = tokenised(corpus, tokenizer, LENGTH, cache_dir=cache)
     spoil(*caches(cache))
     rows = tokenised(corpus, tokenizer, LENGTH, cache_dir=cache)
+    assert rows.truncated == before.truncated > 0
     assert rows_of(rows.rows(np.array([1299]), [0])) == [oracle(lines[1299], tokenizer)]
     assert len(caches(cache)) == 1, "the damaged copy is gone"
 

@@ -351,6 +351,19 @@ def test_the_dev_set_scores_the_raw_and_whitened_vectors():
         assert values[f"dev/variance_top{k}"] == pytest.approx(p[:k].sum())
 
 
+def test_alignment_of_a_dev_set_follows_its_scale_and_the_summary_says_so(bert, tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(8, 40))
+    five, seven = (DevSet([DEV._replace(gold=gold)]) for gold in (GOLD, 1 + 1.2 * GOLD))
+    assert five(vectors, vectors) == pytest.approx(seven(vectors, vectors))
+    assert five.positives == {"above": 4, "scale": [0, 5], "n": 3, "of": 8}
+    assert seven.positives["above"] == pytest.approx(5.8) and seven.positives["n"] == 3
+    flat = DevSet([DEV._replace(gold=0 * GOLD)])
+    assert flat(vectors, vectors)["dev/alignment"] is None and flat.positives["n"] == 0
+    monitor = monitor_of(tmp_path)
+    fit(module_of(bert), tmp_path, monitor, steps=1)
+    assert monitor.summary()["positives"] == five.positives
+
+
 def test_a_dev_set_of_several_subsets_is_evaluated_as_one():
     halves = [Subset(str(i), DEV.left[i::2], DEV.right[i::2], DEV.gold[i::2]) for i in (0, 1)]
     vectors = np.random.default_rng(0).normal(size=(8, 40))

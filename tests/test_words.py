@@ -146,6 +146,10 @@ def oracle(sentences, tokenizer, length):
     return [tokenizer(s, truncation=True, max_length=length)["input_ids"] for s in sentences]
 
 
+def too_long(sentences, tokenizer, length):
+    return [len(tokenizer(s)["input_ids"]) > length for s in sentences]
+
+
 @pytest.mark.parametrize("kind", KNOWN)
 @given(batches=st.lists(mixed, max_size=4), length=st.integers(4, 30))
 @example(batches=[["the the À ", "the cat's"]], length=4)  # a token that ends within a character
@@ -155,7 +159,9 @@ def test_remembered_words_give_the_ids_of_the_whole_sentence(kind, batches, leng
     known = memory(KNOWN[kind], length)
     assert known is not None
     for batch in batches:
-        assert listed(*known.ids_of(batch)) == oracle(batch, KNOWN[kind], length)
+        got = known.ids_of(batch)
+        assert listed(got) == oracle(batch, KNOWN[kind], length)
+        assert got.truncated.tolist() == too_long(batch, KNOWN[kind], length)
 
 
 @pytest.mark.parametrize("kind", KNOWN)
@@ -173,7 +179,7 @@ def test_and_so_do_single_odd_words_anywhere(kind, word):
     ]
     known = memory(KNOWN[kind], 300)
     for one in [*([s] for s in batch), batch, batch]:
-        assert listed(*known.ids_of(one)) == oracle(one, KNOWN[kind], 300)
+        assert listed(known.ids_of(one)) == oracle(one, KNOWN[kind], 300)
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -186,6 +192,21 @@ def test_a_tokenizer_that_is_not_known_to_work_by_words_makes_its_own_calls(kind
         assert token_ids(lines, tokenizer, 8) == [
             tokenizer([s], truncation=True, max_length=8)["input_ids"][0] for s in lines
         ]
+        (told,) = tokens.batches_of_ids(lines, tokenizer, 8)
+        assert told.truncated.tolist() == [len(tokenizer([s])["input_ids"][0]) > 8 for s in lines]
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+@pytest.mark.parametrize("odd", ["", " \u200b", " [SEP]", " <mask>"])  # only the whole sentence tells
+def test_a_sentence_of_as_many_tokens_as_are_kept_is_not_truncated_and_one_of_more_is(kind, odd):
+    lines = [" ".join(["cat"] * n) + odd for n in range(1, 14)]
+    every = set()
+    for length in range(4, 12):
+        expected = too_long(lines, KNOWN[kind], length)
+        assert memory(KNOWN[kind], length).ids_of(lines).truncated.tolist() == expected
+        assert tokens.own(lines, KNOWN[kind], length).truncated.tolist() == expected
+        every |= set(expected)
+    assert every == {True, False}
 
 
 @pytest.mark.parametrize("kind", KNOWN)
@@ -196,15 +217,15 @@ def test_each_word_is_tokenised_once_and_a_full_memory_begins_anew(kind, monkeyp
     monkeypatch.setattr(words.Words, "learn", lambda self: (learnt.append(list(self.new)), learn(self))[1])
     monkeypatch.setattr(words.Words, "whole", lambda *_: pytest.fail("nothing here is odd"))
     for _ in range(3):
-        assert listed(*known.ids_of([TEXT, "cat the"])) == oracle([TEXT, "cat the"], KNOWN[kind], 12)
+        assert listed(known.ids_of([TEXT, "cat the"])) == oracle([TEXT, "cat the"], KNOWN[kind], 12)
     assert (
         [len(set(batch)) for batch in learnt]
         == [len(batch) for batch in learnt]
         == [len(set(TEXT.split())) + 2]
     )
     more = [f"{a}{b}" for a in "abcdefg" for b in "ghijklm"]
-    assert listed(*known.ids_of(more)) == oracle(more, KNOWN[kind], 12)
-    assert listed(*known.ids_of(["the cat"])) == oracle(["the cat"], KNOWN[kind], 12)
+    assert listed(known.ids_of(more)) == oracle(more, KNOWN[kind], 12)
+    assert listed(known.ids_of(["the cat"])) == oracle(["the cat"], KNOWN[kind], 12)
     assert len(known) < 10
 
 
@@ -215,4 +236,4 @@ def test_what_a_call_before_left_switched_on_changes_nothing(lines, padding):
     known = memory(tokenizer, 12)
     for batch in (["was"], lines, lines):
         tokenizer(["the cat", "was"], padding=padding, truncation=True, max_length=4)
-        assert listed(*known.ids_of(batch)) == oracle(batch, tokenizer, 12)
+        assert listed(known.ids_of(batch)) == oracle(batch, tokenizer, 12)

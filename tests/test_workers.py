@@ -179,7 +179,8 @@ def test_they_find_the_modules_that_this_process_finds(tmp_path, started, monkey
     monkeypatch.syspath_prepend(tmp_path)
     from only_here import Line
 
-    found = [len(lengths) for _, lengths in batches_of_ids([Line("the cat")] * 12, wordpiece(), LENGTH, 2)]
+    batches = batches_of_ids([Line("the cat")] * 12, wordpiece(), LENGTH, 2)
+    found = [len(batch.lengths) for batch in batches]
     assert found == [5, 5, 2] and len(started) == 2
 
 

@@ -122,7 +122,7 @@ def _report(commands: Any) -> None:
     parser.add_argument("--list", action="store_true", help="name the published tables and figures")
     runs = "beside a published table: runs of evaluate.py, or folders that hold some (default: outputs)"
     parser.add_argument("--runs", nargs="+", type=Path, metavar="DIR", help=runs)
-    alias = "the directory of an encoder that the tables name: bert-base-uncased=DIR (its architecture must agree)"
+    alias = "where an encoder of the tables is, of which the architecture must agree: bert-base-uncased=DIR"
     parser.add_argument("--as", dest="aliases", action="append", default=[], metavar="NAME=DIR", help=alias)
     against = "of a sweep: the group that the others are compared with (default: the first)"
     parser.add_argument("--against", metavar="LABEL", help=against)
@@ -156,7 +156,7 @@ def report_published(arguments: argparse.Namespace) -> int:
         )
     wrong = [alias for alias in arguments.aliases if "=" not in alias]
     if wrong:
-        raise ValueError(f"--as {wrong[0]}: NAME=DIR is expected, e.g. bert-base-uncased=outputs/mine")
+        raise ValueError(f"--as {wrong[0]}: NAME=DIR is expected, e.g. bert-base-uncased=DIR")
     runs = arguments.runs or [path for path in [Path("outputs")] if path.is_dir()]
     aliases = dict(alias.split("=", 1) for alias in arguments.aliases)
     show([published.report(arguments.what[0], runs, aliases)], arguments.to)

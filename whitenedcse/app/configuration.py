@@ -47,6 +47,7 @@ SCRIPT_TYPES: dict[str, Any] = {  # of the settings that train.py and evaluate.p
     "figures": Sequence[Literal["layers", "subsets", "components", "projection"]],
     "compare": Sequence[str] | None,
     "draws": int,
+    "pearson": bool,
     "digits": Literal[0, 1, 2, 3, 4, 5, 6] | None,
     "tasks.names": Sequence[str],
     "monitor.dev": str,

@@ -230,7 +230,7 @@ def finish(
 ) -> None:
     """Evaluate the best checkpoint on the tests, if there are any; write, log and show the scores."""
     from whitenedcse.evaluation.suite import logged
-    from whitenedcse.report.tables import grids, training_grid
+    from whitenedcse.report.results import grids, training_grid
 
     scores: dict[str, Any] = {"dev": dev}
     if evaluated is None:

@@ -91,7 +91,7 @@ def export(arguments: argparse.Namespace) -> int:
     facts = exports.export(embedder, arguments.out, wanted)
     if arguments.int8:
         scores = "{pairs}: {spearman:.2f} in float32, {spearman_int8:.2f} in int8".format(**facts)
-        say(f"Spearman x 100 on {scores}")
+        say(f"Spearman x 100 (all) on {scores}")
     compared = f"vectors differ by at most {facts['difference']:.1e}" if wanted.verify else "not verified"
     say(f"{arguments.out}: for {arguments.to}, {compared}")
     if arguments.push:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.sources import located
-from whitenedcse.data.tokens import TokenRows, tokenised
+from whitenedcse.data.tokens import CHARACTERS_A_TOKEN, TokenRows, tokenised
 from whitenedcse.ragged import Ragged, Repetition
 
 if TYPE_CHECKING:
@@ -227,11 +227,14 @@ class SentenceData(LightningDataModule):
 
     @property
     def counts(self) -> str:
-        """A line for people: how many lines were read, dropped, cut and kept, and the number of tokens."""
-        c = self.tokens.counts
+        """A line for people: how many lines were read, dropped and kept, and how many truncated."""
+        c, n = self.tokens.counts, self.tokens.counts.kept * self.tokens.columns
+        longest = CHARACTERS_A_TOKEN * self.max_length
+        cut = f" ({c.cut:,} cut to {longest:,} characters)" if c.cut else ""
+        truncated = f"{self.tokens.truncated:,} of {n:,} sentences truncated at {self.max_length} tokens"
         return (
-            f"{self.corpus}: {c.total:,} lines, {c.blank:,} blank dropped, {c.cut:,} cut, {c.kept:,} kept, "
-            f"{len(self.tokens.ids):,} tokens"
+            f"{self.corpus}: {c.total:,} lines, {c.blank:,} blank dropped, {c.kept:,} kept{cut}; "
+            f"{truncated} ({100 * self.tokens.truncated / n:.0f} %), {len(self.tokens.ids):,} tokens kept"
         )
 
 

@@ -14,7 +14,7 @@ import lzma
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -148,6 +148,19 @@ def records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if header and fields:
             yield f"{path}:{number}", dict(zip(header, fields, strict=True))
         header = header or _distinct(fields, f"{path}:{number}")
+
+
+def fields(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of `records`, with each field of `columns` taken from the column that it names there.
+
+    Raises ValueError for a row without such a column, which says how the columns of a task are named.
+    """
+    for where, row in records(path):
+        if missing := [column for column in columns.values() if column not in row]:
+            there = f"no {', '.join(missing)} among {', '.join(row) or 'no columns'}"
+            ways = f"{path}:SENTENCE1:SENTENCE2:SCORE, or of labelled texts {path}:TEXT:LABEL"
+            raise ValueError(f"{where}: {there}; name its columns with the file, of scored pairs {ways}")
+        yield where, row | {field: row[column] for field, column in columns.items()}
 
 
 def _distinct(header: list[str], where: str) -> list[str]:

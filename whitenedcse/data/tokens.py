@@ -27,7 +27,7 @@ from whitenedcse.app.terminal import pace
 from whitenedcse.data import sources
 from whitenedcse.data.corpus import Corpus, Counts, files, fingerprint, read
 from whitenedcse.data.files import stamp
-from whitenedcse.data.words import Ids, ids_of_several, listed, memory, own
+from whitenedcse.data.words import Ids, flat, ids_of_several, listed, memory
 from whitenedcse.ragged import Ragged
 
 if TYPE_CHECKING:
@@ -46,13 +46,15 @@ class TokenRows:
     """Token ids of a corpus, read from disk only when they are needed.
 
     ids: (t,) uint16, or int32 for a vocabulary of 65,536 and more. offsets: (rows * columns + 1,) int64.
-    digests: of "corpus" and "tokenizer"; if both are equal, the ids are.
+    truncated: how many sentences had more tokens than were kept. digests: of "corpus" and "tokenizer"; if
+    both are equal, the ids are.
     """
 
     ids: NDArray[np.integer]
     offsets: NDArray[np.int64]
     columns: int
     counts: Counts
+    truncated: int
     digests: Mapping[str, str]
 
     def __len__(self) -> int:
@@ -96,15 +98,15 @@ def tokenised(
 def token_ids(
     sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> list[list[int]]:
-    """The token ids of each sentence, special tokens included, cut to `max_length` tokens."""
+    """The token ids of each sentence, special tokens included, truncated to `max_length` tokens."""
     refuse_length(max_length, tokenizer)
-    return list(chain.from_iterable(listed(*ids) for ids in batches_of_ids(sentences, tokenizer, max_length)))
+    return list(chain.from_iterable(listed(ids) for ids in batches_of_ids(sentences, tokenizer, max_length)))
 
 
 def batches_of_ids(
     sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int, processes: int = 1
 ) -> Generator[Ids, None, None]:
-    """The token ids of each sentence, special tokens included and cut to `max_length`, by BATCH sentences.
+    """The token ids of each sentence, special tokens included, truncated to `max_length`, by BATCH sentences.
 
     Where there are many sentences, each word is tokenised once. processes: the most to use; one where more
     would take longer, or for a tokenizer that does not work word by word. Where the tokenizer gives no ids,
@@ -124,16 +126,32 @@ def batches_of_ids(
         every = ids_of_several(known, processes, batch, starts)
     else:
         every = (known.ids_of(batch(start)) for start in starts)
-    for ids, lengths in every:
-        yield none_empty(ids, lengths, tokenizer)
+    for ids in every:
+        yield none_empty(ids, tokenizer)
 
 
-def none_empty(ids: NDArray[np.int32], lengths: NDArray[np.int64], tokenizer: PreTrainedTokenizerBase) -> Ids:
-    """Ids (t,) and lengths (n,) with the tokenizer's end token added to each empty sentence."""
+def own(sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> Ids:
+    """The ids of each sentence as the tokenizer's own call gives them, truncated to `max_length`."""
+    without = {"return_attention_mask": False, "return_token_type_ids": False}
+    made = tokenizer(sentences, truncation=True, max_length=max_length, **without)
+    rows = made["input_ids"]
+    if made.is_fast:
+        return flat(rows, [bool(encoding.overflowing) for encoding in made.encodings])
+
+    def longer(row: Sequence[int], sentence: str) -> bool:  # others do not say what they truncated
+        return len(row) >= max_length and len(tokenizer(sentence, verbose=False)["input_ids"]) > max_length
+
+    return flat(rows, list(map(longer, rows, sentences)))
+
+
+def none_empty(batch: Ids, tokenizer: PreTrainedTokenizerBase) -> Ids:
+    """The ids of n sentences, with the tokenizer's end token added to each empty one."""
+    ids, lengths, truncated = batch
     empty = lengths == 0
     if not empty.any():
-        return ids, lengths
-    return np.insert(ids, (lengths.cumsum() - lengths)[empty], tokenizer.eos_token_id or 0), lengths + empty
+        return batch
+    ids = np.insert(ids, (lengths.cumsum() - lengths)[empty], tokenizer.eos_token_id or 0)
+    return Ids(ids, lengths + empty, truncated)
 
 
 def refuse_length(max_length: int, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -199,16 +217,16 @@ def identity(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _opened(folder: Path, digests: Mapping[str, str]) -> TokenRows | None:
-    """The cache in this folder; None if it is absent, cut short or unreadable."""
+    """The cache in this folder; None if it is absent, cut short, unreadable, or from before `truncated`."""
     try:
         meta = json.loads((folder / "meta.json").read_text())
-        columns, counts = meta["columns"], Counts(*meta["counts"])
+        columns, counts, truncated = meta["columns"], Counts(*meta["counts"]), meta["truncated"]
         ids = np.asarray(np.memmap(folder / "ids", dtype=meta["dtype"], mode="r"))
         offsets = np.asarray(np.memmap(folder / "offsets", dtype=np.int64, mode="r"))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     whole = len(offsets) == counts.kept * columns + 1 and offsets[-1] == len(ids) == meta["tokens"]
-    return TokenRows(ids, offsets, columns, counts, digests) if whole else None
+    return TokenRows(ids, offsets, columns, counts, truncated, digests) if whole else None
 
 
 def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
@@ -216,16 +234,17 @@ def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max
     rows, counts = read(corpus, longest=CHARACTERS_A_TOKEN * max_length)
     sentences = list(chain.from_iterable(rows))
     dtype = np.uint16 if max(tokenizer.get_vocab().values()) < 1 << 16 else np.int32
-    counted = [np.zeros(1, np.int64)]
+    counted, truncated = [np.zeros(1, np.int64)], 0
     batches = batches_of_ids(sentences, tokenizer, max_length, cores())
     with (
         pace("tokenised", len(sentences)) as more,
         closing(batches),
         writing(folder / "ids") as stream,
     ):
-        for ids, lengths in batches:
+        for ids, lengths, cut in batches:
             stream.write(ids.astype(dtype).tobytes())
             counted.append(lengths)
+            truncated += int(cut.sum())
             more(len(lengths))
     offsets = np.concatenate(counted).cumsum()
     with writing(folder / "offsets") as stream:
@@ -235,6 +254,7 @@ def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max
         "dtype": np.dtype(dtype).name,
         "columns": len(rows[0]),
         "counts": counts,
+        "truncated": truncated,
     }
     with writing(folder / "meta.json") as stream:
         stream.write(json.dumps(meta).encode())

@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, pairwise
 from queue import SimpleQueue
 from subprocess import PIPE, Popen
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
-Ids = tuple[NDArray[np.int32], NDArray[np.int64]]  # of n sentences: all ids end to end (t,), lengths (n,)
 Frame = tuple[list[int], list[int]]  # the ids that stand before and after those of a sentence
 MOST = 1 << 20  # words remembered, some 250 bytes each; beyond that all are forgotten
 PROBE = ["a b", "b"]  # tells special tokens that are not simply put around a sentence
@@ -40,21 +39,24 @@ START = """import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN)  # C
 sys.path[:] = sys.argv[1:]; from whitenedcse.data.words import work; work()"""
 
 
-def flat(rows: Sequence[Sequence[int]]) -> Ids:
-    """Lists of ids -> all ids concatenated (t,), and the length of each list (n,)."""
-    return np.fromiter(chain.from_iterable(rows), np.int32), np.fromiter(map(len, rows), np.int64, len(rows))
+class Ids(NamedTuple):
+    """Of n sentences: all ids end to end (t,), lengths (n,), and which of them were truncated (n,)."""
+
+    ids: NDArray[np.int32]
+    lengths: NDArray[np.int64]
+    truncated: NDArray[np.bool_]
 
 
-def listed(ids: NDArray[np.integer], lengths: NDArray[np.int64]) -> list[list[int]]:
-    """Concatenated ids (t,) and lengths (n,) -> n lists of ids."""
-    every, bounds = ids.tolist(), [0, *lengths.cumsum().tolist()]
+def flat(rows: Sequence[Sequence[int]], truncated: Sequence[bool]) -> Ids:
+    """The `Ids` of n lists of ids, and of whether each was truncated."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    return Ids(np.fromiter(chain.from_iterable(rows), np.int32), lengths, np.array(truncated, bool))
+
+
+def listed(batch: Ids) -> list[list[int]]:
+    """The ids of each of n sentences, as n lists."""
+    every, bounds = batch.ids.tolist(), [0, *batch.lengths.cumsum().tolist()]
     return [every[a:b] for a, b in pairwise(bounds)]
-
-
-def own(sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> Ids:
-    """The ids of each sentence as the tokenizer's own call gives them, cut to `max_length`."""
-    without = {"return_attention_mask": False, "return_token_type_ids": False}
-    return flat(tokenizer(sentences, truncation=True, max_length=max_length, **without)["input_ids"])
 
 
 def memory(tokenizer: PreTrainedTokenizerBase, max_length: int) -> Words | None:
@@ -75,7 +77,8 @@ def memory(tokenizer: PreTrainedTokenizerBase, max_length: int) -> Words | None:
     frame = ids[len(ids) - marks[::-1].index(0) :], ids[: marks.index(0)]
     core = tokenizer.backend_tokenizer
     known = Words(core, core.encode_special_tokens, max_length, frame, [token.content for token in added])
-    return known if listed(*known.ids_of(PROBE)) == listed(*own(PROBE, tokenizer, max_length)) else None
+    expected = tokenizer(PROBE, truncation=True, max_length=max_length)["input_ids"]
+    return known if listed(known.ids_of(PROBE)) == expected else None
 
 
 def _plain(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -132,11 +135,8 @@ class Words(dict[str, int]):
         """Remove all words."""
         self.clear()
         self.new: list[str] = []
-        self.ids, self.starts, self.lengths = (
-            array("i", self.frame),
-            array("q", [0]),
-            array("q", self.frame.shape),
-        )
+        self.ids, self.starts = array("i", self.frame), array("q", [0])
+        self.lengths = array("q", self.frame.shape)
 
     def __missing__(self, word: str) -> int:
         """Number a word that was not seen before."""
@@ -150,7 +150,7 @@ class Words(dict[str, int]):
         return self[word]
 
     def ids_of(self, sentences: Sequence[str]) -> Ids:
-        """The ids of each sentence, special tokens included, cut to `max_length`."""
+        """The ids of each sentence, special tokens included, truncated to `max_length`."""
         if len(self) > MOST:
             self.forget()
         split = ("\n" + " \n".join(sentences) + " \n").split(" ")
@@ -161,38 +161,38 @@ class Words(dict[str, int]):
         if len(first) != len(sentences) + 1:  # a line end within a sentence
             return self.whole(sentences)
         words >>= 1
-        ids, counts = self.put_together(words, first)
-        unclear = np.zeros(len(first), dtype=bool)
-        unclear[np.searchsorted(first, np.flatnonzero(words == 0), side="right") - 1] = True
-        unclear = unclear[:-1]  # the last one is no sentence
+        ids, counts, truncated = self.put_together(words, first)
+        odd = np.searchsorted(first, np.flatnonzero(words == 0), side="right") - 1
+        unclear = np.bincount(odd, minlength=len(first))[:-1] > 0  # the last one is no sentence
         if not unclear.any():
-            return ids, counts
+            return Ids(ids, counts, truncated)
         clear = np.repeat(~unclear, counts)
-        told, counts[unclear] = self.whole([s for s, odd in zip(sentences, unclear, strict=True) if odd])
+        rest = [s for s, at in zip(sentences, unclear, strict=True) if at]
+        told, counts[unclear], truncated[unclear] = self.whole(rest)
         both = np.empty(counts.sum(), np.int32)
         both[np.repeat(unclear, counts)], both[np.repeat(~unclear, counts)] = told, ids[clear]
-        return both, counts
+        return Ids(both, counts, truncated)
 
     def whole(self, sentences: Sequence[str]) -> Ids:
-        """The ids of each sentence, tokenised as a whole by the Rust core and cut to `max_length`."""
+        """The ids of each sentence, tokenised as a whole by the Rust core and truncated to `max_length`."""
         self.core.enable_truncation(self.max_length)
         self.core.no_padding()
-        return flat([encoding.ids for encoding in self.core.encode_batch(sentences)])
+        made = self.core.encode_batch(sentences)
+        return flat([encoding.ids for encoding in made], [bool(encoding.overflowing) for encoding in made])
 
     def put_together(self, words: NDArray[np.int64], first: NDArray[np.int64]) -> Ids:
         """The ids of sentences from the numbers of their words and the positions of first words."""
-        starts, lengths = (
-            np.frombuffer(self.starts, np.int64)[words],
-            np.frombuffer(self.lengths, np.int64)[words],
-        )
+        starts, lengths = (np.frombuffer(kept, np.int64)[words] for kept in (self.starts, self.lengths))
         ends = lengths.cumsum()
         before = ends - lengths
-        before -= np.repeat(before[first], np.diff(first, append=len(words)))  # in its sentence
+        begins = before[first]
+        before -= np.repeat(begins, np.diff(first, append=len(words)))  # in its sentence
         lengths = np.clip(self.max_length - before, 0, lengths)
         ends = lengths.cumsum()
         positions = np.arange(ends[-1]) + np.repeat(starts - ends + lengths, lengths)
         edges = (ends - lengths)[first] + self.after
-        return np.frombuffer(self.ids, np.int32)[positions[edges[0] : edges[-1]]], np.diff(edges)
+        ids = np.frombuffer(self.ids, np.int32)[positions[edges[0] : edges[-1]]]
+        return Ids(ids, np.diff(edges), np.diff(begins) > self.max_length)
 
     def learn(self) -> None:
         """Tokenise each of the new words by itself."""

@@ -8,14 +8,18 @@ v: views    n: sentences    d: width
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from whitenedcse.app.compute import at_least_float32, full_precision
+from whitenedcse.evaluation.sts import Subset
 
 CHUNK = 1024  # rows that uniformity compares with all others at a time
 
@@ -29,7 +33,7 @@ def _unit(x: Tensor) -> Tensor:
 def alignment(x: Tensor, y: Tensor) -> Tensor:
     """The mean squared distance on the unit sphere between positives, rows x[i] and y[i]: 0 to 4.
 
-    (..., n, d), (..., n, d) -> (). Which pairs are positives is the caller's choice. Eq. 9 of [1], from [2].
+    (..., n, d), (..., n, d) -> (). Which pairs those are the caller says. Eq. 9 of [1], from [2].
     """
     if x.shape != y.shape:
         raise ValueError(f"positives come in pairs, not as {tuple(x.shape)} and {tuple(y.shape)}")
@@ -116,6 +120,20 @@ def isotropy(x: Tensor) -> Tensor:
     """
     shares = spectrum(x)
     return (1 / shares.square().sum() - 1) / (len(shares) - 1) if shares.any() else shares.sum() * torch.nan
+
+
+def positives(pairs: Sequence[tuple[Subset, NDArray[np.intp]]]) -> tuple[NDArray[np.intp], dict[str, Any]]:
+    """The rows (2, m) of a task's pairs in the top fifth of its scale, and which those are, for scores.json.
+
+    The scale is that of the subsets, or else from the lowest to the highest score of the task. Of 0 to 5 they
+    are the pairs scored above 4, SimCSE's definition of positives. None where all scores are equal.
+    """
+    ends = [s.scale or (float(s.gold.min()), float(s.gold.max())) for s, _ in pairs]
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    above = (low + 4 * high) / 5
+    rows = np.concatenate([rows[:, s.gold > above] for s, rows in pairs], axis=1)
+    of = sum(len(s.gold) for s, _ in pairs)
+    return rows, {"above": above, "scale": [low, high], "n": rows.shape[1], "of": of}
 
 
 def described(x: Tensor, positives: Tensor) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 n: pairs, or sentences    d: width
 
-Spearman's correlation is aggregated over a task's subsets in three ways. The pairs come from SentEval's
-files [1] or from a file of the user.
+A correlation is aggregated over a task's subsets in three ways, MEANS. The pairs come from SentEval's files
+[1] or from a file of the user.
 
 [1] Conneau and Kiela, SentEval, arXiv:1803.05449
 """
@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from whitenedcse.data.files import lines, records
+from whitenedcse.data.files import fields, lines
 
-COLUMNS = ("score", "sentence1", "sentence2")
+COLUMNS = ("sentence1", "sentence2", "score")
+SCALE = (0.0, 5.0)  # of all TASKS; SICK's scores begin at 1
 
 
 class Task(NamedTuple):
@@ -40,12 +41,16 @@ class Task(NamedTuple):
 
 
 class Subset(NamedTuple):
-    """n scored pairs: sentences left[i] and right[i] with the score gold[i], (n,) float64."""
+    """n scored pairs: sentences left[i] and right[i] with the score gold[i], (n,) float64.
+
+    scale: the lowest and the highest score that there can be; None where only the scores tell.
+    """
 
     name: str
     left: list[str]
     right: list[str]
     gold: NDArray[np.float64]
+    scale: tuple[float, float] | None = None
 
 
 _STS = ("STS.input.{}.txt", "STS.gs.{}.txt", (0, 1, 0), 0)
@@ -76,7 +81,8 @@ def read(name: str, folder: Path) -> list[Subset]:
     """
     if name not in TASKS:
         raise ValueError(f"no task {name!r}; there are {', '.join(TASKS)}")
-    return [_subset(part, _scored(TASKS[name], part, folder)) for part in TASKS[name].subsets.split()]
+    parts = TASKS[name].subsets.split()
+    return [_subset(part, _scored(TASKS[name], part, folder))._replace(scale=SCALE) for part in parts]
 
 
 def _scored(task: Task, part: str, folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
@@ -87,18 +93,18 @@ def _scored(task: Task, part: str, folder: Path) -> Iterator[tuple[str, dict[str
     left, right, score = task.columns
     for i in (i for i in range(task.header, len(pairs)) if scores[i]):
         where = f"{text}:{i + 1}" + (f" and {gold.name}" if gold != text else "")
-        fields, scored = pairs[i].split("\t"), scores[i].split("\t")
-        if max(left, right) >= len(fields) or score >= len(scored):
-            raise ValueError(f"{where}: {len(fields)} tab-separated fields are too few")
-        yield where, {"score": scored[score], "sentence1": fields[left], "sentence2": fields[right]}
+        texts, scored = pairs[i].split("\t"), scores[i].split("\t")
+        if max(left, right) >= len(texts) or score >= len(scored):
+            raise ValueError(f"{where}: {len(texts)} tab-separated fields are too few")
+        yield where, {"score": scored[score], "sentence1": texts[left], "sentence2": texts[right]}
 
 
-def read_pairs(path: Path) -> Subset:
-    """The pairs in a user's .tsv, .csv or .jsonl file with the columns score, sentence1 and sentence2.
+def read_pairs(path: Path, columns: Sequence[str] = COLUMNS) -> Subset:
+    """The pairs in a user's .tsv, .csv or .jsonl file; columns: those of both sentences and of the score.
 
     Other columns are ignored. Raises ValueError, naming file and line, for malformed rows or fewer than 2.
     """
-    subset = _subset(path.stem, records(path))
+    subset = _subset(path.stem, fields(path, dict(zip(COLUMNS, columns, strict=True))))
     if len(subset.gold) < 2:
         raise ValueError(f"{path}: {len(subset.gold)} pairs; a correlation needs at least 2")
     return subset
@@ -110,10 +116,7 @@ def _subset(name: str, scored: Iterable[tuple[str, Mapping[str, Any]]]) -> Subse
 
 
 def _pair(where: str, row: Mapping[str, Any]) -> tuple[float, str, str]:
-    missing = [column for column in COLUMNS if column not in row]
-    if missing:
-        raise ValueError(f"{where}: no {', '.join(missing)} among {', '.join(row) or 'no columns'}")
-    score, left, right = (row[column] for column in COLUMNS)
+    left, right, score = (row[column] for column in COLUMNS)
     if not all(isinstance(text, str) and text.strip() for text in (left, right)):
         raise ValueError(f"{where}: {left!r}, {right!r} are not two sentences")
     with suppress(TypeError, ValueError, OverflowError):  # float would take 1_0 for 10, and true for 1
@@ -122,11 +125,8 @@ def _pair(where: str, row: Mapping[str, Any]) -> tuple[float, str, str]:
     raise ValueError(f"{where}: the score is {score!r}, not a finite number")
 
 
-MEANING = {
-    "all": "all pairs of a task together",
-    "mean": "mean over the subsets of a task",
-    "wmean": "mean over the subsets of a task, weighted by their pairs",
-}
+MEAN = "mean over the subsets of a task"
+MEANING = {"all": "all pairs of a task together", "mean": MEAN, "wmean": f"{MEAN}, weighted by their pairs"}
 MEANS = tuple(MEANING)
 CELLS = 1_500_000  # of a chunk of columns; some eight float64 arrays of it live at once
 ROUNDING = 1e-12  # cosines in float64 of vectors that differ only in length spread over about 1e-16
@@ -151,17 +151,29 @@ def cosine(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
 
 def spearman(gold: NDArray[Any], similarity: NDArray[Any]) -> Score:
     """Spearman's rank correlation x 100 of (n,) and (n,), or why it is undefined; ties share a mean rank."""
-    if len(gold) < 2:
-        return Score(None, f"{len(gold)} pairs are too few")
-    for name, values in (("gold", gold), ("similarity", similarity)):
-        broken = np.count_nonzero(~np.isfinite(values))
-        if broken:
-            return Score(None, f"{name} is not finite in {broken} of {len(gold)} pairs")
-        if np.ptp(values) <= ROUNDING * np.abs(values).max():
-            return Score(None, f"{name} is constant")
+    if why := _why(gold, similarity):
+        return Score(None, why)
     from scipy.stats import spearmanr  # seconds that what only reads pairs need not wait for
 
     return Score(100 * float(spearmanr(gold, similarity).statistic))
+
+
+def pearson(gold: NDArray[Any], similarity: NDArray[Any]) -> Score:
+    """Pearson's correlation x 100 of (n,) and (n,), or why it is undefined, which is as for `spearman`."""
+    why = _why(gold, similarity)
+    return Score(None, why) if why else Score(100 * float(np.corrcoef(gold, similarity)[0, 1]))
+
+
+def _why(gold: NDArray[Any], similarity: NDArray[Any]) -> str:
+    """Why the correlation of (n,) and (n,) is undefined; "" where it is defined."""
+    if len(gold) < 2:
+        return f"{len(gold)} pairs are too few"
+    for name, values in (("gold", gold), ("similarity", similarity)):
+        if broken := np.count_nonzero(~np.isfinite(values)):
+            return f"{name} is not finite in {broken} of {len(gold)} pairs"
+        if np.ptp(values) <= ROUNDING * np.abs(values).max():
+            return f"{name} is constant"
+    return ""
 
 
 def spearman_columns(gold: NDArray[Any], similarities: NDArray[Any]) -> NDArray[np.float64]:
@@ -211,20 +223,27 @@ def _means(values: Any, why: str) -> dict[str, Any]:
 
 
 def score(subsets: Sequence[Subset], similarities: Sequence[NDArray[Any]]) -> dict[str, Any]:
-    """A task's Spearman x 100: of all pairs, mean and weighted mean over subsets, and each subset's."""
-    rows = {s.name: spearman(s.gold, x) for s, x in zip(subsets, similarities, strict=True)}
-    if len(rows) < len(subsets):
-        raise ValueError(f"two subsets of a task share a name: {', '.join(s.name for s in subsets)}")
-    sizes = [len(s.gold) for s in subsets]
-    whole = spearman(np.concatenate([s.gold for s in subsets]), np.concatenate(similarities))
-    values = np.array([row.value for row in rows.values()], float)
-    why = "; ".join(f"{name}: {row.why}" for name, row in {"all": whole, **rows}.items() if row.why)
-    means = _means([whole.value, values.mean(), np.average(values, weights=sizes)], why)
+    """A task's Spearman x 100: of all pairs, mean and weighted mean over subsets, and each subset's.
+
+    "pearson" has the same of Pearson's correlation.
+    """
+    sizes, names = [len(s.gold) for s in subsets], [s.name for s in subsets]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two subsets of a task share a name: {', '.join(names)}")
+    gold, joined = np.concatenate([s.gold for s in subsets]), np.concatenate(similarities)
+
+    def aggregated(correlation: Callable[..., Score]) -> tuple[list[Score], dict[str, Any]]:
+        parts = [correlation(s.gold, x) for s, x in zip(subsets, similarities, strict=True)]
+        whole, values = correlation(gold, joined), np.array([part.value for part in parts], float)
+        why = "; ".join(f"{n}: {w}" for n, (_, w) in zip(["all", *names], [whole, *parts], strict=True) if w)
+        return parts, _means([whole.value, values.mean(), np.average(values, weights=sizes)], why)
+
+    (rows, means), (others, other) = aggregated(spearman), aggregated(pearson)
     parts = {
-        name: {"spearman": row.value, "n": n} | ({"why": row.why} if row.why else {})
-        for (name, row), n in zip(rows.items(), sizes, strict=True)
+        name: {"spearman": row.value, "pearson": also.value, "n": n} | ({"why": row.why} if row.why else {})
+        for name, row, also, n in zip(names, rows, others, sizes, strict=True)
     }
-    return means | {"n": sum(sizes), "subsets": parts}
+    return means | {"pearson": {mean: other[mean] for mean in MEANS}, "n": sum(sizes), "subsets": parts}
 
 
 def pairs_index(tasks: Mapping[str, Sequence[Subset]]) -> tuple[list[str], Index]:
@@ -259,8 +278,11 @@ def scores_of(vectors: NDArray[Any], index: Index) -> dict[str, Any]:
 def averaged(tasks: Mapping[str, Any]) -> dict[str, Any]:
     """The mean over the tasks in each aggregation; None, and a "why", where a task's is undefined."""
     why = ", ".join(name for name, task in tasks.items() if "why" in task)
-    table = np.array([[task[key] for key in MEANS] for task in tasks.values()], float)
-    return _means(table.mean(axis=0), why and f"undefined in {why}")
+
+    every = [*tasks.values(), *(task["pearson"] for task in tasks.values())]
+    table = np.array([[scores[key] for key in MEANS] for scores in every], float).reshape(2, -1, len(MEANS))
+    spearmans, pearsons = table.mean(axis=1)
+    return _means(spearmans, why and f"undefined in {why}") | {"pearson": _means(pearsons, "")}
 
 
 def evaluate(

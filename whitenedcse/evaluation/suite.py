@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from whitenedcse.evaluation import transfer
 from whitenedcse.evaluation.classifiers import Classify
-from whitenedcse.evaluation.geometry import described
+from whitenedcse.evaluation.geometry import described, positives
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.statistics import Draws, accuracy_draws, average_draws, interval, task_draws
 from whitenedcse.evaluation.sts import MEANS, Index, Subset, averaged, cosine, pairs_index, score
@@ -140,14 +140,15 @@ def evaluated(
             say(f"{name}: {result['accuracy']:.2f} ({result['seconds']} s)")
     if "transfer" in scores:
         tasks = scores["transfer"]["tasks"]
-        drawn = average_draws({name: accuracy_draws(items[name], draws, seed(name)) for name in tasks})
+        golds = {name: plan.labelled[name][0].gold for name in tasks}
+        drawn = average_draws({name: accuracy_draws(items[name], draws, seed(golds[name])) for name in tasks})
         average = float(np.mean([task["accuracy"] for task in tasks.values()]))
         scores["transfer"] |= {"avg": average, "interval": interval(drawn)}
     return Result(scores, items)
 
 
 def _sts(of: Of, pairs: Index, draws: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    parts = {name: _pairs(name, of(name), scored, draws) for name, scored in pairs.items()}
+    parts = {name: _pairs(of(name), scored, draws) for name, scored in pairs.items()}
     tasks = {name: task for name, (task, _, _) in parts.items()}
     drawn = {m: average_draws({name: by[m] for name, (_, _, by) in parts.items()}) for m in MEANS}
     average = {**averaged(tasks), "interval": {m: interval(d) for m, d in drawn.items()}}
@@ -157,13 +158,16 @@ def _sts(of: Of, pairs: Index, draws: int) -> tuple[dict[str, Any], dict[str, ND
     return scores, {name: similarity for name, (_, similarity, _) in parts.items()}
 
 
-def seed(name: str) -> int:
-    """The seed of a task's resamples, from its name: tasks vary independently, and equally in every run."""
-    return zlib.crc32(name.encode())
+def seed(gold: NDArray[Any]) -> int:
+    """The seed of a task's resamples, from its gold scores or labels (n,), wherever it lies and is called.
+
+    Tasks of other scores vary independently, and each equally in every run.
+    """
+    return zlib.crc32((np.asarray(gold, np.float64) + 0.0).tobytes())  # -0 is 0
 
 
 def _pairs(
-    name: str, of: Vectors, pairs: Sequence[tuple[Subset, Rows]], draws: int
+    of: Vectors, pairs: Sequence[tuple[Subset, Rows]], draws: int
 ) -> tuple[dict[str, Any], NDArray[np.float64], dict[str, Draws]]:
     at = np.unique(np.concatenate([rows for _, rows in pairs], axis=1))
     x, local = of(at), [np.searchsorted(at, rows) for _, rows in pairs]
@@ -173,7 +177,7 @@ def _pairs(
         result["why"] = result.get("why", "") + f" ({zero} zero vectors)"
     gold, joined = np.concatenate([s.gold for s, _ in pairs]), np.concatenate(similarities)
     sizes = [len(s.gold) for s, _ in pairs]
-    drawn = task_draws(gold, joined, sizes, draws, seed(name))
+    drawn = task_draws(gold, joined, sizes, draws, seed(gold))
     result["interval"] = {mean: interval(drawn[mean]) for mean in MEANS}
     for position, part in enumerate(result["subsets"].values()):
         part["interval"] = interval(drawn[str(position)])
@@ -182,8 +186,9 @@ def _pairs(
 
 def _geometry(of: Vectors, pairs: Sequence[tuple[Subset, Rows]]) -> dict[str, Any]:
     at = np.unique(np.concatenate([rows for _, rows in pairs], axis=1))
-    positives = np.concatenate([np.searchsorted(at, rows[:, s.gold > 4]) for s, rows in pairs], axis=1)
-    return described(torch.from_numpy(np.asarray(of(at))), torch.from_numpy(positives))
+    rows, about = positives(pairs)
+    here = torch.from_numpy(np.searchsorted(at, rows))
+    return {"positives": about, **described(torch.from_numpy(np.asarray(of(at))), here)}
 
 
 def _labelled(
@@ -200,7 +205,7 @@ def _labelled(
     else:
         result = transfer.accuracy(task, transfer.features(sides), classify)
     correct = result.pop("correct")
-    drawn = accuracy_draws(correct, draws, seed(task.name))
+    drawn = accuracy_draws(correct, draws, seed(task.gold))
     return {**result, "interval": interval(drawn), "seconds": round(time.perf_counter() - began, 1)}, correct
 
 
@@ -223,8 +228,9 @@ def recorded(
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The contents of scores.json and of items.npz. facts: the model and its own pooling, among others.
 
-    items.npz has arrays by name: gold/TASK (n,), sizes/TASK of its subsets, and ROW/TASK, where ROW is the
-    number of a row: similarities (n,), or which of the tested texts were correct.
+    items.npz has arrays by name: gold/TASK (n,), scores or labels, sizes/TASK of the subsets of scored pairs,
+    and ROW/TASK, where ROW is the number of a row: similarities (n,), or which of the tested texts were
+    correct.
     """
     lines = []
     for row, result in zip(rows, results, strict=True):
@@ -232,6 +238,7 @@ def recorded(
         settings = {"name": row.name, "pooling": pooling, "postprocess": dict(row.map or {}), "fit": row.fit}
         lines.append({**settings, "setting": setting(row.fit), **result.scores})
     items = {f"{i}/{task}": item for i, j in enumerate(results) for task, item in j.items.items()}
+    items |= {f"gold/{name}": task.gold for name, (task, _) in plan.labelled.items()}
     for task, pairs in plan.pairs.items():
         items[f"gold/{task}"] = np.concatenate([s.gold for s, _ in pairs])
         items[f"sizes/{task}"] = np.array([len(s.gold) for s, _ in pairs])

@@ -31,13 +31,27 @@ CASES = ("as_is", "lower", "lower_but_sick")  # the last is that of WhiteningBER
 def subsets(name: str) -> list[Subset]:
     """The scored pairs of a task, of a bundled set (quickstart/dev, quickstart/test), or of a user's files.
 
-    These are one file of pairs, or a folder of such files, each a subset of the task. Raises
-    FileNotFoundError naming what was searched for, and where.
+    These are one file of pairs, or a folder of such files, each a subset of the task; see `with_columns`.
+    Raises FileNotFoundError naming what was searched for, and where.
     """
     if name in TASKS:
         return sts.read(name, senteval())
-    parts = sorted(path for path in Path(name).glob("*") if suffix(path.name) in NAMED)
-    return [sts.read_pairs(path) for path in parts or [_file(name)]]
+    place, columns = with_columns(name)
+    parts = sorted(path for path in Path(place).glob("*") if suffix(path.name) in NAMED)
+    return [sts.read_pairs(path, columns or sts.COLUMNS) for path in parts or [_file(place)]]
+
+
+def with_columns(name: str) -> tuple[str, list[str]]:
+    """A task's name or path, and the columns that are named after it, as in PATH:LEFT:RIGHT:SCORE.
+
+    Three are those of two sentences and their score, two those of a text and its label; none: the usual ones.
+    What exists is a path, colons and all.
+    """
+    for number in (0, 3, 2):
+        place, *columns = name.rsplit(":", number)
+        if len(columns) == number and (Path(place).is_dir() or any(path.is_file() for path in _paths(place))):
+            return place, columns
+    return name, []
 
 
 def task(name: str, case: str = "as_is") -> Task:
@@ -46,27 +60,36 @@ def task(name: str, case: str = "as_is") -> Task:
     case: one of CASES; it makes no difference to an uncased encoder. Raises FileNotFoundError for no such
     task.
     """
+    place, columns = with_columns(name)
     if name in TRANSFER:
         content: Task = transfer.read(name, _rte() if name == "RTE" else senteval())
-    elif name not in TASKS and not Path(name).is_dir() and "label" in _first(name):
-        content = transfer.read_labelled(_file(name))
+    elif name not in TASKS and not Path(place).is_dir() and (len(columns) == 2 or _labelled(place, columns)):
+        content = transfer.read_labelled(_file(place), columns)
     else:
         content = subsets(name)
     kept = case == "as_is" or (case == "lower_but_sick" and name.startswith("SICK"))
     return content if kept else _lower(content)
 
 
-def _first(name: str) -> dict[str, Any]:
-    return next((row for _, row in records(_file(name))), {})
+def _labelled(place: str, columns: Sequence[str]) -> bool:
+    """Whether a file whose columns are not named has one of labels."""
+    return not columns and "label" in next((row for _, row in records(_file(place))), {})
+
+
+def _paths(name: str) -> list[Path]:
+    return [Path(name), *(root / f"{name}{kind}" for root in roots() for kind in NAMED)]
 
 
 def _file(name: str) -> Path:
-    candidates = [Path(name), *(root / f"{name}{kind}" for root in roots() for kind in NAMED)]
+    candidates = _paths(name)
     for path in candidates:
         if path.is_file():
             return path
     known, looked = ", ".join((*TASKS, *TRANSFER)), ", ".join(map(str, candidates))
-    raise FileNotFoundError(f"no task {name!r}: neither a known one ({known}) nor a file ({looked})")
+    raise FileNotFoundError(
+        f"no task {name!r}: neither a known one ({known}) nor a file ({looked}), alone or with the names of"
+        " its columns, as FILE:SENTENCE1:SENTENCE2:SCORE"
+    )
 
 
 def _rte() -> Path:

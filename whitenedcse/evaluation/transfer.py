@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from whitenedcse.data.files import lines, records
+from whitenedcse.data.files import fields, lines
 from whitenedcse.evaluation.classifiers import FOLDS, Classify
 
 SPLITS = ("train", "dev", "test")
@@ -57,6 +57,11 @@ class Labelled(NamedTuple):
     labels: NDArray[np.int64]
     classes: list[str]
     split: NDArray[np.str_] | None
+
+    @property
+    def gold(self) -> NDArray[np.int64]:
+        """The labels of the rows that are tested: all of them, or those of the test split."""
+        return self.labels if self.split is None else self.labels[self.split == "test"]
 
 
 class _Row(NamedTuple):
@@ -134,11 +139,11 @@ def _rows(task: Task, part: Part, path: Path) -> Iterator[_Row]:
         )
     for number, line in enumerate(text, 1 + task.header):
         where = f"{path}:{number}"
-        fields = [line] if task.label is None else line.split(*task.cut)
-        if max(*task.texts, task.label or 0) >= len(fields):
-            raise ValueError(f"{where}: {len(fields)} fields are too few")
-        label = part.label if task.label is None else fields[task.label].split(":")[0].strip()
-        yield _Row(where, tuple(" ".join(fields[i].split()) for i in task.texts), label, part.split)
+        cells = [line] if task.label is None else line.split(*task.cut)
+        if max(*task.texts, task.label or 0) >= len(cells):
+            raise ValueError(f"{where}: {len(cells)} fields are too few")
+        label = part.label if task.label is None else cells[task.label].split(":")[0].strip()
+        yield _Row(where, tuple(" ".join(cells[i].split()) for i in task.texts), label, part.split)
 
 
 def _labelled(
@@ -152,14 +157,15 @@ def _labelled(
     return Labelled(name, columns, labels, list(classes), split)
 
 
-def read_labelled(path: Path) -> Labelled:
+def read_labelled(path: Path, columns: Sequence[str] = ()) -> Labelled:
     """The rows of a user's .tsv, .csv or .jsonl file with texts and labels.
 
-    It has columns text, or sentence1 and sentence2, and label; others are ignored. With a column split, of
-    train, dev and test, the test rows are predicted; without, all rows in ten folds. Rows keep their order,
-    classes are sorted by name.
+    It has columns text, or sentence1 and sentence2, and label; others are ignored. columns: those of text and
+    label, where they have other names. With a column split, of train, dev and test, the test rows are
+    predicted; without, all rows in ten folds. Rows keep their order, classes are sorted by name.
     """
-    rows = [_own(where, row) for where, row in records(path)]
+    named = dict(zip(("text", "label"), columns, strict=True)) if columns else {}
+    rows = [_own(where, row) for where, row in fields(path, named)]
     for row in rows:
         if (len(row.texts), not row.split) != (len(rows[0].texts), not rows[0].split):
             raise ValueError(f"{row.where}: other columns than in {rows[0].where}")
@@ -223,7 +229,7 @@ def accuracy(task: Labelled, x: NDArray[Any], classify: Classify) -> dict[str, A
     if x.ndim != 2 or len(x) != len(task.labels) or not np.isfinite(x).all():
         raise ValueError(f"{task.name}: {len(task.labels)} finite rows of features expected, not {x.shape}")
     predicted, dev = classify(x, task.labels, task.split)
-    gold = task.labels if task.split is None else task.labels[task.split == "test"]
+    gold = task.gold
     correct = predicted == gold
     scores = {"accuracy": 100 * float(correct.mean()), "dev": dev, "n": len(gold), "correct": correct}
     if len(task.columns) == len(task.classes) == 2:

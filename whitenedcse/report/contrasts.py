@@ -21,13 +21,16 @@ from whitenedcse.app.terminal import Grid
 from whitenedcse.evaluation.statistics import over_seeds
 from whitenedcse.report import plots
 from whitenedcse.report.plots import COLOURS, SIZE, STEP, Drawing, drawn
+from whitenedcse.report.results import meaning
 from whitenedcse.report.sweep import (
     Group,
     Measure,
     Sweep,
+    aggregations,
     at_best,
     average_of,
     dev_best,
+    in_brackets,
     main_score,
     rate,
     rows,
@@ -117,7 +120,9 @@ def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
         for line, group in zip(means(sweep.groups, scores), sweep.groups, strict=True)
     ]
     columns = ["", "seeds", *scores, "difference", "95 % interval", "p (Holm)"]
-    notes += ["± standard deviation over seeds", *sweep.notes]
+    notes += ["± standard deviation over seeds", f"dev best: Spearman, {meaning('all')}"]
+    notes += [f"tests: Spearman, {meaning(mean)}" for mean in aggregations(every)]
+    notes += sweep.notes
     main = Grid("groups of runs, scores x 100", columns, lines, notes, range(1, len(columns)))
     return [main, shape(sweep.groups), *([by_tasks(sweep.groups, list(tasks))] if tasks else [])]
 
@@ -178,7 +183,9 @@ def by_tasks(groups: Sequence[Group], tasks: Sequence[str]) -> Grid:
         return lambda run: scored(run, None).get(task)
 
     lines = [[name, *cells] for name, _, *cells in means(groups, {task: score(task) for task in tasks})]
-    return Grid("tests by task, x 100", ["", *tasks], lines, right=range(1, len(tasks) + 1))
+    over = aggregations(run for group in groups for run in group.runs.values())
+    title = f"tests by task{in_brackets(over)}, x 100"
+    return Grid(title, ["", *tasks], lines, right=range(1, len(tasks) + 1))
 
 
 MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖"}
@@ -267,7 +274,7 @@ def quality(ax: Axes, groups: Sequence[Group]) -> None:
             ax.fill_between(
                 steps, table.min(axis=0), table.max(axis=0), color=colour, alpha=0.15, linewidth=0
             )
-    ax.set(xlabel=STEP, ylabel=plots.LABEL)
+    ax.set(xlabel=STEP, ylabel=f"{plots.LABEL}, all")
 
 
 def scatter(ax: Axes, groups: Sequence[Group], x: tuple[Measure, str], y: tuple[Measure, str]) -> None:

@@ -23,8 +23,18 @@ from whitenedcse.app.terminal import Grid
 from whitenedcse.report import contrasts, plots
 from whitenedcse.report.contrasts import comparison
 from whitenedcse.report.plots import COLOURS, STEP, Drawing, drawn
-from whitenedcse.report.sweep import RATE, Sweep, gathered, paths, runs, scored, write_csv
-from whitenedcse.report.tables import described, grids, number, training_grid
+from whitenedcse.report.results import described, grids, number, training_grid
+from whitenedcse.report.sweep import (
+    RATE,
+    Sweep,
+    aggregations,
+    gathered,
+    in_brackets,
+    paths,
+    runs,
+    scored,
+    write_csv,
+)
 
 RANK = "dev/effective_rank"
 BLUE, RED, GREEN = COLOURS[:3]
@@ -118,7 +128,7 @@ def keys(run: Run) -> list[tuple[str, str, str]]:
     shown: list[tuple[str, str, str]] = []
     if summary:
         rise = f"{number(summary['before'])} → {number(summary['best'])}"
-        shown.append(("dev Spearman x 100, before → best", rise, f"at step {summary['best_step']}"))
+        shown.append(("dev Spearman x 100 (all), before → best", rise, f"at step {summary['best_step']}"))
         alone = [
             (value, name)
             for name, value in summary["values_before"].items()
@@ -131,7 +141,8 @@ def keys(run: Run) -> list[tuple[str, str, str]]:
             shown.append(("effective rank", f"{rank:.1f}", "at the best checkpoint"))
     if scores.get("rows"):
         first = scores["rows"][0]
-        shown.append(("test average x 100", number(scored(run, None).get("average")), first["name"]))
+        what = f"test average x 100{in_brackets(aggregations([run]))}"
+        shown.append((what, number(scored(run, None).get("average")), first["name"]))
     if (speed := run.median(RATE)) is not None:
         shown.append(("sentences per second", f"{speed:,.0f}", "median of the run"))
     return shown
@@ -139,11 +150,11 @@ def keys(run: Run) -> list[tuple[str, str, str]]:
 
 def run_grids(run: Run) -> list[Grid]:
     """Returns the tables of a run: the dev set's, and the test sets' where the run has test scores."""
-    tables, summary, scores = [], run.dev, run.scores or {}
-    if summary:
-        grid = training_grid(summary)
-        tables = [grid if summary["n"] else grid._replace(title="dev set so far, Spearman x 100")]
-    return [*tables, *(grids(scores, None) if "rows" in scores else [])]
+    summary, scores = run.dev, run.scores or {}
+    return [
+        *([training_grid(summary)] if summary else []),
+        *(grids(scores, None) if "rows" in scores else []),
+    ]
 
 
 def charts(run: Run) -> dict[str, Drawing]:
@@ -197,7 +208,7 @@ def quality(ax: Axes, run: Run) -> None:
     summary = run.dev or {}
     if summary.get("best") is not None:
         ax.plot(summary["best_step"], summary["best"], "o", color=BLUE, markersize=8, fillstyle="none")
-    ax.set(xlabel=STEP, ylabel=plots.LABEL)
+    ax.set(xlabel=STEP, ylabel=f"{plots.LABEL}, all")
     legend(ax, 3)
 
 

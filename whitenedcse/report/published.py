@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 
 from whitenedcse.app.run import Run
 from whitenedcse.app.terminal import Grid
-from whitenedcse.evaluation.sts import MEANING
 from whitenedcse.report.conditions import Evaluation, conditions, content, differences, found, training
-from whitenedcse.report.tables import number
+from whitenedcse.report.results import meaning, number
 
 STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
@@ -80,8 +79,7 @@ def report(key: str, runs: Iterable[str | Path] = (), aliases: Mapping[str, str]
 
 def heading(table: Mapping[str, Any]) -> list[str]:
     """The notes of a table: where it was published, and what its numbers are."""
-    mean = table["aggregation"]
-    how = f"; aggregation {mean}: {MEANING[mean]}" if mean else ""
+    how = f"; {meaning(table['aggregation'])}" if table["aggregation"] else ""
     return [f"{table['source']}. {table['metric']}{how}.", *table["notes"]]
 
 

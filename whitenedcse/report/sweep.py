@@ -215,16 +215,27 @@ def scored(run: Run, name: str | None) -> dict[str, float]:
     return {}
 
 
+def aggregations(runs: Iterable[Run]) -> list[str]:
+    """The aggregations of the runs' STS tests, each once; none where they have no such tests."""
+    every = [run.scores or {} for run in runs]
+    return list(dict.fromkeys(s["headline"] for s in every if any("sts" in row for row in s.get("rows", []))))
+
+
+def in_brackets(words: Sequence[str]) -> str:
+    """Words as an addition to a name: " (all, mean)"; "" for none."""
+    return f" ({', '.join(words)})" if words else ""
+
+
 def main_score(groups: Sequence[Group]) -> tuple[str, Measure]:
-    """The name and the measure by which groups are compared.
+    """The name, with the aggregation, and the measure by which groups are compared.
 
     It is the test average where every run has one, else the dev score.
     """
     average = average_of(None)
     every = [run for group in groups for run in group.runs.values()]
     if all(average(run) is not None for run in every):
-        return "test average", average
-    return "dev best", dev_best
+        return f"test average{in_brackets(aggregations(every))}", average
+    return "dev best (all)", dev_best
 
 
 def values(group: Group, measure: Measure) -> dict[int, float]:

@@ -21,7 +21,7 @@ from whitenedcse.evaluation.sts import Index, pairs_index
 from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.report.tables import grids
+from whitenedcse.report.results import grids
 
 HUB_ID = r"\w[\w.-]*(/[\w.-]+)?"
 

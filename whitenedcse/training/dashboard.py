@@ -215,7 +215,7 @@ def sections() -> list[Any]:
     charts = {
         "Loss and rate": [over_steps("Loss", "train/loss"), over_steps("Learning rate", "train/lr")],
         "STS dev": [
-            over_steps("Spearman x 100, also only whitened", pattern=r"^dev/(spearman|whitened_on_.+)$")
+            over_steps("Spearman x 100 (all), also only whitened", pattern=r"^dev/(spearman|whitened_on_.+)$")
         ],
         "Alignment against uniformity": [
             wr.LinePlot(title="while training (WhitenedCSE, Figure 3)", **path),

@@ -17,7 +17,7 @@ from lightning import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whitenedcse.evaluation.geometry import alignment, axes_filled, spread, uniformity
+from whitenedcse.evaluation.geometry import alignment, axes_filled, positives, spread, uniformity
 from whitenedcse.evaluation.postprocess import Postprocess, ladder
 from whitenedcse.evaluation.sts import Index, Subset, pairs_index, scores_of
 from whitenedcse.model import checkpoint
@@ -35,19 +35,19 @@ class DevSet:
     Names are stable: dev/spearman, dev/alignment, dev/uniformity, dev/whitened_on_{dev,corpus}_k{k},
     dev/effective_rank, and dev/variance_top{k}: the share of the variance on the first k = 1, 2, 4, ... axes.
     Whitening fitted to the dev sentences themselves is transductive, to training sentences inductive.
-    Alignment is over the pairs scored above 4 (SimCSE's definition); an undefined value is None.
+    Alignment is over `positives`, the pairs in the top fifth of the scale; an undefined value is None.
     """
 
     def __init__(self, dev: Sequence[Subset]) -> None:
         self.sentences, self.index = pairs_index({"dev": dev})
         self.n = sum(len(subset.gold) for subset in dev)
+        self.rows, self.positives = positives(self.index["dev"])
 
     def __call__(self, dev: NDArray[Any], corpus: NDArray[Any]) -> Values:
         """The values by name, from vectors (n, d) of `sentences` and (m, d) of training sentences."""
-        positive = np.concatenate([rows[:, subset.gold > 4] for subset, rows in self.index["dev"]], axis=1)
-        x = torch.from_numpy(dev)
+        x, (left, right) = torch.from_numpy(dev), self.rows
         values: Values = {METRIC: spearman(dev, self.index)}
-        values["dev/alignment"] = float(alignment(x[positive[0]], x[positive[1]])) if positive.size else None
+        values["dev/alignment"] = float(alignment(x[left], x[right])) if len(left) else None
         values["dev/uniformity"] = float(uniformity(x))
         samples = {"dev": dev, "corpus": corpus}
         maps = {name: Postprocess(kind="whitening").fit(sample) for name, sample in samples.items()}
@@ -189,6 +189,7 @@ class Monitor(Callback):
             "last": last.values[METRIC],
             "last_step": last.step,
             "n": self.dev_set.n,
+            "positives": self.dev_set.positives,
             "values_before": before.values,
             "values_best": best.values,
         }

@@ -1,0 +1,179 @@
+"""The tables of one result: the dev set while training, and the scores of tests in each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from whitenedcse.app.terminal import Grid
+from whitenedcse.evaluation.statistics import shown, with_interval
+from whitenedcse.evaluation.sts import MEANING, MEANS
+
+DIGITS = "95 % bootstrap intervals; no more digits than they support (digits=2 prints two)"
+
+
+def number(value: float | None) -> str:
+    """A number with two decimals; "-" for None."""
+    return shown(value, None, None)
+
+
+def training_grid(dev: Mapping[str, Any]) -> Grid:
+    """The table of `dev` in scores.json: each value before training and at the best checkpoint."""
+    columns = ("", "before", f"best (step {dev['best_step']})")
+    rows = [
+        (described(name), number(before), number(dev["values_best"][name]))
+        for name, before in dev["values_before"].items()
+        if not name.startswith("dev/variance_top")  # the spectrum: a curve, for metrics.csv and its plots
+    ]
+    pairs = f"dev set, {dev['n']} pairs" if dev["n"] else "dev set so far"
+    return Grid(
+        f"{pairs}, Spearman x 100, all", columns, rows, [meaning("all"), *alignment_note(dev)], right=(1, 2)
+    )
+
+
+def meaning(mean: str) -> str:
+    """A note on an aggregation, one of MEANS."""
+    return f"{mean}: {MEANING[mean]}"
+
+
+def alignment_note(content: Mapping[str, Any]) -> list[str]:
+    """A note on the pairs that alignment is over, of `dev` or `geometry` in scores.json; none if not said."""
+    if not (of := content.get("positives")):
+        return []
+    if not of["n"]:
+        return [f"no alignment: no pair has a score above {of['above']:g}"]
+    low, high = of["scale"]
+    pairs = f"the {of['n']:,} of {of['of']:,} pairs with a score above {of['above']:g}"
+    return [f"alignment is over {pairs}, the top fifth of {low:g} to {high:g}"]
+
+
+def described(name: str) -> str:
+    """The name of a logged value in words."""
+    words = {
+        "dev/spearman": "embedding as it is",
+        "dev/alignment": "alignment (lower is better)",
+        "dev/uniformity": "uniformity (lower is better)",
+        "dev/effective_rank": "effective rank (axes in use)",
+    }
+    fitted, _, k = name.removeprefix("dev/whitened_on_").partition("_k")
+    kind = {"dev": "dev sentences (transductive)", "corpus": "training sentences (inductive)"}
+    return words.get(name) or f"whitened on {kind[fitted]}, k={k}"
+
+
+def grids(scores: Mapping[str, Any], digits: int | None, pearson: bool = False) -> list[Grid]:
+    """The tables of evaluate.py's scores.json. digits: of numbers; None for as many as intervals support.
+
+    pearson: with another table of Pearson's correlation.
+    """
+    rows, headline = scores["rows"], scores["headline"]
+    every: dict[str, Callable[[], Grid]] = {
+        "sts": lambda: sts_grid(rows, headline, digits, "Spearman x 100"),
+        "pearson": lambda: sts_grid(list(map(of_pearson, rows)), headline, digits, "Pearson x 100"),
+        "transfer": lambda: accuracy_grid(rows, digits),
+        "rte": lambda: rte_grid(rows, digits),
+        "geometry": lambda: geometry_grid(rows),
+    }
+    shown = rows[0].keys() | ({"pearson"} if pearson and "sts" in rows[0] else set())
+    return [grid() for kind, grid in every.items() if kind in shown]
+
+
+def bounds(interval: Sequence[float] | None) -> tuple[float | None, float | None]:
+    """The ends of an interval; None and None for no interval."""
+    return (interval[0], interval[1]) if interval else (None, None)
+
+
+def of_pearson(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with Pearson's correlations in place of Spearman's. They have no intervals."""
+
+    def of(scores: Mapping[str, Any]) -> dict[str, Any]:
+        return {**scores, **scores["pearson"], "interval": dict.fromkeys(MEANS)}
+
+    sts = row["sts"]
+    return {**row, "sts": {"avg": of(sts["avg"]), "tasks": {name: of(t) for name, t in sts["tasks"].items()}}}
+
+
+def sts_grid(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | None, what: str) -> Grid:
+    """The STS table of one system or of several. what: the correlation that it is of."""
+    grid = sts_tasks(rows[0], digits, what) if len(rows) == 1 else sts_rows(rows, headline, digits, what)
+    sure = [DIGITS] if any(row["sts"]["avg"]["interval"][headline] for row in rows) else []
+    return grid._replace(notes=[*grid.notes, *sure, *map(meaning, MEANS if len(rows) == 1 else [headline])])
+
+
+def sts_tasks(row: Mapping[str, Any], digits: int | None, what: str) -> Grid:
+    """The STS table of one system: a row for each task, a column for each aggregation and for remarks."""
+
+    def line(name: str, task: Mapping[str, Any]) -> list[str]:
+        values = [with_interval(task[mean], *bounds(task["interval"][mean]), digits) for mean in MEANS]
+        return [name, str(task.get("n", "")), *values, task.get("why", "")]
+
+    sts = row["sts"]
+    lines = [line(name, task) for name, task in sts["tasks"].items()] + [line("average", sts["avg"])]
+    columns = ["task", "n", *MEANS, *([""] if any(cells[-1] for cells in lines) else [])]
+    kept = [cells[: len(columns)] for cells in lines]
+    title = f"{row['name']}{', ' + row['setting'] if row['setting'] else ''}: {what}"
+    return Grid(title, columns, kept, right=range(1, 5))
+
+
+def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | None, what: str) -> Grid:
+    """The STS table of several systems: a row for each, a column for each task, in one aggregation."""
+    tasks = list(rows[0]["sts"]["tasks"])
+
+    def cell(values: Mapping[str, Any]) -> str:
+        return shown(values[headline], *bounds(values["interval"][headline]), digits)
+
+    lines = [
+        [row["name"], row["setting"], *(cell(row["sts"]["tasks"][t]) for t in tasks), cell(row["sts"]["avg"])]
+        for row in rows
+    ]
+    intervals = [i for row in rows if (i := row["sts"]["avg"]["interval"][headline])]
+    notes = [f"{row['name']}: {why}" for row in rows if (why := row["sts"]["avg"].get("why"))]
+    if intervals:
+        widest = max(b - a for a, b in intervals)
+        notes.insert(0, f"the average's 95 % interval is at most ±{widest / 2:.1f}")
+    columns = ["", "fitted", *tasks, "average"]
+    return Grid(f"{what}, {headline}", columns, lines, notes, right=range(2, len(columns)))
+
+
+def accuracy_grid(rows: Sequence[Mapping[str, Any]], digits: int | None) -> Grid:
+    """The table of transfer tasks: a row for each system, a column for each task."""
+    tasks = list(rows[0]["transfer"]["tasks"])
+    lines = []
+    for row in rows:
+        done = row["transfer"]["tasks"]
+        cells = [with_interval(done[t]["accuracy"], *bounds(done[t]["interval"]), digits) for t in tasks]
+        average = with_interval(row["transfer"]["avg"], *bounds(row["transfer"]["interval"]), digits)
+        lines.append([row["name"], row["setting"], *cells, average])
+    columns = ["", "fitted", *tasks, "average"]
+    seconds = sum(task["seconds"] for row in rows for task in row["transfer"]["tasks"].values())
+    return Grid(
+        "accuracy x 100", columns, lines, [f"{seconds:.0f} s of classifiers", DIGITS], range(2, len(columns))
+    )
+
+
+def rte_grid(rows: Sequence[Mapping[str, Any]], digits: int | None) -> Grid:
+    """The table of RTE by a threshold: accuracy, that of the larger class alone, and the confusion."""
+    lines = []
+    for row in rows:
+        rte = row["rte"]
+        (a, b), (c, d) = (list(counts.values()) for counts in rte["confusion"].values())
+        accuracy = with_interval(rte["accuracy"], *bounds(rte["interval"]), digits)
+        lines.append(
+            [row["name"], row["setting"], accuracy, number(rte["majority"]), *map(str, (a, b, c, d))]
+        )
+    counts = ("e as e", "e as n", "n as e", "n as n")
+    notes = ["e: entailment, predicted where the cosine is at least 0.5; n: not", DIGITS]
+    columns = ["", "fitted", "accuracy", "majority class", *counts]
+    return Grid("RTE dev, accuracy x 100", columns, lines, notes, range(2, len(columns)))
+
+
+def geometry_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
+    """The table of geometry: a row for each system, a column for each measure."""
+    names = ("alignment", "uniformity", "mean_cosine", "isotropy", "effective_rank")
+    lines = [
+        [row["name"], row["setting"]]
+        + ["-" if (v := row["geometry"][name]) is None else f"{v:.{0 if v > 9.5 else 3}f}" for name in names]
+        for row in rows
+    ]
+    columns = ["", "fitted", *(name.replace("_", " ") for name in names)]
+    title, notes = f"geometry on {rows[0]['geometry']['task']}", alignment_note(rows[0]["geometry"])
+    return Grid(title, columns, lines, notes, range(2, len(columns)))
