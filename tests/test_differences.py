@@ -43,8 +43,8 @@ def test_widths_of_sources_are_added_in_squares_and_p_is_where_the_interval_ends
 
 
 def test_what_does_not_vary_is_not_tested():
-    same = of_difference([70.1, 69.2, 71.7], [69.1, 68.2, 70.7], paired=True)  # 1, but for rounding
-    assert outcome(1.0, same).p is None and outcome(0.0, [Source(0.0, 2)]).p is None
+    same = of_difference([75.64, 64.42, 73.73], [74.34, 63.12, 72.43], paired=True)  # 1.3, but for rounding
+    assert same[0].variance > 0 and outcome(1.3, same).p is None and outcome(0.0, [Source(0.0, 2)]).p is None
 
 
 def test_the_variance_of_a_difference_of_groups():
