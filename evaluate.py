@@ -20,14 +20,13 @@ def evaluate(cfg: DictConfig) -> float | None:
     run = configuration.checked(cfg)
     ranks.refuse("evaluate.py")
     from whitenedcse.evaluation.suite import headline
-    from whitenedcse.report.results import grids
-    from whitenedcse.report.tables import compared
+    from whitenedcse.report import comparison, results
 
     if cfg.compare:
-        launch.show(compared(list(cfg.compare), cfg.draws, cfg.digits))
+        launch.show(comparison.compared(list(cfg.compare), cfg.draws, cfg.digits))
         return None
     scores, notes = scored(cfg, run, None)
-    launch.show(grids(scores, cfg.digits, cfg.pearson))
+    launch.show(results.grids(scores, cfg.digits, cfg.pearson))
     for note in notes:
         launch.say(note)
     launch.end([], run)

@@ -22,7 +22,7 @@ from whitenedcse.report import published
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 FILES = sorted((ROOT / "whitenedcse").rglob("*.py"))
-MOST = 63  # modules, packages' docstrings aside
+MOST = 66  # modules, packages' docstrings aside
 
 # what every module may import, and what these may import themselves
 GROUND = {

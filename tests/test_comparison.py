@@ -1,17 +1,20 @@
 """What evaluate.py leaves is enough to say whether two systems differ, and how surely."""
 
 import json
+import math
 
 import numpy as np
 import pytest
+from scipy import stats
 from scipy.stats import spearmanr
 
 from whitenedcse.app.run import Run
+from whitenedcse.evaluation.statistics import task_draws
 from whitenedcse.evaluation.sts import Subset
-from whitenedcse.evaluation.suite import System, evaluated, headline, plan, recorded
+from whitenedcse.evaluation.suite import System, evaluated, headline, plan, recorded, seed
 from whitenedcse.evaluation.tasks import Row
 from whitenedcse.evaluation.transfer import Labelled
-from whitenedcse.report.tables import compared
+from whitenedcse.report.comparison import compared
 
 
 def task(n, number):
@@ -20,12 +23,12 @@ def task(n, number):
     return [Subset(part, *both, rng.uniform(0, 5, n)) for part, both in sides.items()]
 
 
-def run(folder, noise, seed, tasks=None, rows=("as it is",), head="all"):
+def run(folder, noise, number, tasks=None, rows=("as it is",), head="all"):
     """A run on vectors whose cosines follow the gold scores but for some noise."""
     folder.mkdir(parents=True)
     tasks = tasks or {"A": task(150, 0)[:1], "B": task(80, 1)}
     agenda = plan(tasks, [], list)
-    rng = np.random.default_rng([seed, len(agenda.sentences)])
+    rng = np.random.default_rng([number, len(agenda.sentences)])
     angle = {}
     for subsets in agenda.pairs.values():
         for s, at in subsets:
@@ -38,7 +41,7 @@ def run(folder, noise, seed, tasks=None, rows=("as it is",), head="all"):
     facts = {
         "model": "m",
         "experiment": None,
-        "seed": seed,
+        "seed": number,
         "pooling": "own",
         "protocol": "simcse",
         "headline": head,
@@ -71,20 +74,20 @@ def test_a_real_difference_is_marked_and_noise_is_not(tmp_path):
     line = cells(grid, "A")
     for i, value in enumerate(mine, 1):
         assert line[str(i)].startswith(f"{value:.2f} ±")
-    assert line["less 1 2"].startswith(f"{mine[1] - mine[0]:.2f} ±") and "*" not in line["less 1 2"]
-    assert line["less 1 3"].startswith(f"{mine[2] - mine[0]:.2f} ±") and line["less 1 3"].endswith("**")
-    assert float(line["p of 3"]) < 0.01 < float(line["p of 2"])
+    assert line["2 less 1"].startswith(f"{mine[1] - mine[0]:.2f} ±") and "*" not in line["2 less 1"]
+    assert line["3 less 1"].startswith(f"{mine[2] - mine[0]:.2f} ±") and line["3 less 1"].endswith("**")
+    assert float(line["p of 3 less 1"]) < 0.01 < float(line["p of 2 less 1"])
     averages = [
         np.mean([t["all"] for t in Run(p).scores["rows"][0]["sts"]["tasks"].values()]) for p in (a, c)
     ]
-    assert cells(grid, "average")["less 1 3"].startswith(f"{averages[1] - averages[0]:.2f}")
+    assert cells(grid, "average")["3 less 1"].startswith(f"{averages[1] - averages[0]:.2f}")
 
 
 def test_a_run_compared_with_itself_has_no_difference(tmp_path):
     a = run(tmp_path / "a", 0.2, 0)
     (grid,) = compared([str(a), str(a)], 100, 2)
-    assert cells(grid, "A")["less 1 2"] == "0.00 ±0.00"
-    assert cells(grid, "A")["p of 2"] == "1.000"
+    assert cells(grid, "A")["2 less 1"] == "0.00 ±0.00"
+    assert cells(grid, "A")["p of 2 less 1"] == "1.000"
 
 
 def test_a_pattern_is_one_system_with_its_mean_and_spread_over_seeds(tmp_path):
@@ -95,7 +98,70 @@ def test_a_pattern_is_one_system_with_its_mean_and_spread_over_seeds(tmp_path):
     shown = cells(grid, "A")["2"]
     assert shown.startswith(f"{np.mean(values):.2f} ±")
     assert shown.endswith(f"(sd {np.std(values, ddof=1):.2f})")
-    assert "(3 runs)" in grid.notes[1] and float(cells(grid, "A")["p of 2"]) < 0.01
+    assert "(3 runs)" in grid.notes[1] and float(cells(grid, "A")["p of 2 less 1"]) < 0.01
+
+
+def group_values(tmp_path, pattern, task="A"):
+    """The scores of the runs that match, and the mean of their bootstrap draws."""
+    runs = [Run(path) for path in sorted(tmp_path.glob(pattern))]
+    values = [run.results["rows"][0]["sts"]["tasks"][task]["all"] for run in runs]
+    sizes = runs[0].items[f"sizes/{task}"].tolist()
+    gold, items = runs[0].items[f"gold/{task}"], [run.items[f"0/{task}"] for run in runs]
+    return values, np.mean([task_draws(gold, x, sizes, 300, seed(task))["all"] for x in items], axis=0)
+
+
+def shown(cell):
+    """The number and the half width in a cell."""
+    return [float(part) for part in cell.rstrip("*").split(" (")[0].split(" ±")]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "others", "note"),
+    [
+        ((3, 1, 2), (1, 2, 3), "2 less 1: paired by seed, 3 seeds; the 95 % interval over seeds is 4.3 "),
+        ((1, 2, 3), (4, 5), "2 less 1: not paired, 3 and 2 runs whose seeds are not the same; the 95 % "),
+        ((1, 2, 3), (4,), "2 less 1: one run and 3 seeds, as if the one varied as these do; "),
+        (
+            (1, 2),
+            (1, 2),
+            "interval over seeds is 12.7 standard errors either side (with 5 seeds 2.8): only a",
+        ),
+        ((None, None), (None, None), "2 less 1: not paired, 2 and 2 runs whose seeds are not the same; "),
+    ],
+)
+def test_groups_are_tested_by_t_over_seeds_with_the_variance_of_the_pairs(tmp_path, seeds, others, note):
+    for name, numbers, noise in (("a", seeds, 0.3), ("b", others, 0.25)):
+        for i, number in enumerate(numbers):
+            folder = run(tmp_path / f"{name}-{i}", noise + 0.02 * i, 10 * i + (name == "b"))
+            scores = json.loads((folder / "scores.json").read_text())
+            (folder / "scores.json").write_text(json.dumps(scores | {"seed": number}))
+    (grid,) = compared([str(tmp_path / "a-*"), str(tmp_path / "b-*")], 300, 4)
+    (a, first), (b, second) = (group_values(tmp_path, f"{name}-*") for name in "ab")
+    t = {n: stats.t.isf(0.025, n - 1) for n in (2, 3)}
+    if None not in seeds and sorted(seeds) == sorted(others):
+        by_seed = dict(zip(seeds, a, strict=True)), dict(zip(others, b, strict=True))
+        over = t[len(a)] * stats.sem([by_seed[1][number] - by_seed[0][number] for number in seeds])
+    elif len(b) == 1:
+        over = t[len(a)] * np.std(a, ddof=1) * (1 + 1 / len(a)) ** 0.5
+    else:
+        over = math.hypot(t[len(a)] * stats.sem(a), t[len(b)] * stats.sem(b))
+    half = math.hypot(over, 1.959964 * np.std(second - first))
+    line = cells(grid, "A")
+    assert shown(line["2 less 1"]) == pytest.approx([np.mean(b) - np.mean(a), half], abs=2e-4)
+    alone = math.hypot(t[len(a)] * stats.sem(a), 1.959964 * np.std(first))
+    assert shown(line["1"]) == pytest.approx([np.mean(a), alone], abs=2e-4)
+    assert any(note in said for said in grid.notes)
+    assert any("the two half widths are added in squares" in said for said in grid.notes)
+
+
+def test_single_runs_say_nothing_of_other_seeds(tmp_path):
+    a, b = run(tmp_path / "a", 0.2, 0), run(tmp_path / "b", 0.3, 1)
+    (grid,) = compared([str(a), str(b)], 50, 2)
+    assert (
+        "2 less 1: one run each: the interval is for other test pairs and says nothing about other seeds"
+        in (grid.notes)
+    )
+    assert "95 % intervals and p: for other test pairs, by 50 bootstrap draws of them" in grid.notes
 
 
 def test_rows_of_the_same_name_are_compared_with_each_other(tmp_path):
@@ -128,7 +194,7 @@ def test_accuracies_are_compared_on_the_same_texts(tmp_path):
     (grid,) = compared([str(tmp_path / "a"), str(tmp_path / "b")], 300, 2)
     line = cells(grid, "MR")
     assert line["1"].startswith("70.00 ±") and line["2"].startswith("90.00 ±")
-    assert line["less 1 2"].startswith("20.00 ±") and line["less 1 2"].endswith("**")
+    assert line["2 less 1"].startswith("20.00 ±") and line["2 less 1"].endswith("**")
     assert grid.title == "x: accuracy x 100"
     items = dict(Run(tmp_path / "b").items)
     labels = items.pop("gold/MR")
@@ -153,6 +219,11 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
         compared([str(a), str(c)], 20, None)
     with pytest.raises(FileNotFoundError, match="no run matches .*/none-"):
         compared([str(a), str(tmp_path / "none-*")], 20, None)
+    run(tmp_path / "twice-a", 0.2, 7), run(tmp_path / "twice-b", 0.2, 7)
+    with pytest.raises(
+        ValueError, match="two runs of seed 7, .*twice-a and .*twice-b; a pattern is one system"
+    ):
+        compared([str(tmp_path / "twice-*")], 20, None)
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"empty is not a run of evaluate.py: it has no scores.json"):
         compared([str(tmp_path / "empty")], 20, None)

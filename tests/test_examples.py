@@ -10,7 +10,14 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 FILES = {str(path.relative_to(ROOT)): path.read_text() for path in sorted(ROOT.glob("whitenedcse/**/*.py"))}
-METHOD = ("whitening", "training/loss", "model/head", "evaluation/postprocess", "evaluation/statistics")
+METHOD = (
+    "whitening",
+    "training/loss",
+    "model/head",
+    "evaluation/postprocess",
+    "evaluation/statistics",
+    "evaluation/differences",
+)
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 

@@ -15,6 +15,7 @@ from tokenizers import normalizers
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.sts import Subset, cosine, evaluate
 from whitenedcse.model import checkpoint
+from whitenedcse.report.comparison import compared
 from whitenedcse.serving.benchmarks import Mteb
 from whitenedcse.serving.exports import whitened
 
@@ -119,6 +120,23 @@ def test_what_mteb_kept_serves_the_same_model_and_no_other(bert, tmp_path):
     checkpoint.save(embedder_of(bert), tmp_path / "best")
     after = scores(Mteb(tmp_path), made, cache)["main_score"]
     assert after == scores(Mteb(tmp_path), made)["main_score"] != before
+
+
+def test_what_mteb_wrote_is_compared(bert, tmp_path):
+    made, models = sts(pairs()), {"cls": embedder_of(bert), "mean": embedder_of(bert, kind="mean")}
+    main = []
+    for name, embedder in models.items():
+        model = Mteb(embedder)
+        model.mteb_model_meta = model.mteb_model_meta.model_copy(update={"name": name})
+        saved = tmp_path / "results" / name / model.mteb_model_meta.revision
+        cache = mteb.ResultCache(tmp_path)
+        results = mteb.evaluate(model, made, cache=cache, prediction_folder=saved, show_progress_bar=False)
+        main.append(100 * results.task_results[0].scores["test"][0]["main_score"])
+    (grid,) = compared([str(tmp_path / "results" / name) for name in models], 10, 3)
+    _, one, two, apart, _, covers = grid.rows[0]
+    assert [float(cell.split(" ±")[0]) for cell in (one, two)] == pytest.approx(main, abs=1e-3)
+    assert float(apart.split(" ±")[0]) == pytest.approx(main[1] - main[0], abs=2e-3)
+    assert covers == "pairs"  # by the predictions, which the file of a task here cannot be without
 
 
 def changed(name, embedder):

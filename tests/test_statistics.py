@@ -187,19 +187,6 @@ def test_the_average_over_tasks_is_taken_draw_by_draw():
     np.testing.assert_array_equal(found, [2, 4, NAN])
 
 
-def test_a_group_draws_its_runs_with_replacement_and_keeps_draws_in_place():
-    place = np.arange(20_000.0)
-    found = statistics.group_draws([place, place + 1, place + 3], seed=0) - place
-    sums, counts = np.unique(np.round(3 * found), return_counts=True)
-    ways = {0: 1, 1: 3, 2: 3, 3: 4, 4: 6, 5: 3, 6: 3, 7: 3, 9: 1}  # of 27, to make the sum out of 0, 1 and 3
-    assert dict(zip(sums, counts / 20_000 * 27, strict=True)) == pytest.approx(ways, abs=0.3)
-    assert found.var() == pytest.approx(np.var([0, 1, 3]) / 3, rel=0.03)  # not n - 1: it comes out narrow
-    more = [place + 2, place + 3, place + 5]
-    again, other = (statistics.group_draws(more, seed) - place for seed in (0, 1))
-    assert (again - found == pytest.approx(2)) and not np.allclose(other - found, 2)  # pairs with equal seeds
-    np.testing.assert_array_equal(statistics.group_draws([place], seed=0), place)
-
-
 def test_seeds_have_a_mean_and_the_deviation_of_a_sample():
     values = [75.1, 76.4, 74.9, 75.7]
     assert statistics.over_seeds(values) == pytest.approx((75.525, np.std(values) * (4 / 3) ** 0.5, 4))
@@ -239,7 +226,6 @@ def test_a_value_is_shown_in_the_digits_it_has(arguments, plain, full):
         (lambda: task_draws(PAIRS, PAIRS, [3, 0], 5, 0), r"subsets of \[3, 0\] pairs do not make up 3"),
         (lambda: paired(PAIRS, PAIRS[:2]), r"equal in number, not \[2, 3\]"),
         (lambda: statistics.average_draws({}), r"equal in number, not \[\]"),
-        (lambda: statistics.group_draws([PAIRS, PAIRS[:1]], 0), r"equal in number, not \[1, 3\]"),
         (lambda: statistics.over_seeds([]), "no values"),
     ],
 )

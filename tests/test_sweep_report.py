@@ -14,6 +14,7 @@ from scipy import stats
 
 from whitenedcse.app import cli
 from whitenedcse.app.run import Run, series
+from whitenedcse.evaluation.differences import holm
 from whitenedcse.report import contrasts, sweep
 
 SCORES = {  # by system and seed: dev best, test average; no pattern
@@ -190,7 +191,7 @@ def test_the_aggregations_of_runs_by_another_protocol_are_named_too(tmp_path):
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
 def test_holm_is_the_step_down_rule(p):
-    assert contrasts.holm(p) == pytest.approx(naive_holm(p), abs=1e-15)
+    assert holm(p) == pytest.approx(naive_holm(p), abs=1e-15)
 
 
 def test_the_order_of_the_directories_changes_nothing(tmp_path):

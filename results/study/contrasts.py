@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas
 from scipy import stats
 
-from whitenedcse.report.contrasts import half_width
+from whitenedcse.evaluation.differences import half_width, of_mean
 
 RUNS = pandas.read_csv(Path(__file__).with_name("seeds.csv")).set_index(["system", "seed"]).sort_index()
 PAIRS = [  # a system and how its vectors are used: against another
@@ -29,7 +29,7 @@ PAIRS = [  # a system and how its vectors are used: against another
 for one, other in PAIRS:
     first, second = (RUNS.loc[system][f"{row}: average"] for system, row in (one, other))
     apart = (first - second).to_numpy()
-    half = half_width(apart)
+    half = half_width([of_mean(apart)])
     p = stats.ttest_rel(first, second).pvalue
     names = " - ".join(f"{system} {row}" for system, row in (one, other))
     low, middle, high = apart.mean() - half, apart.mean(), apart.mean() + half

@@ -20,7 +20,7 @@ Draws = NDArray[np.float64]
 
 
 class Comparison(NamedTuple):
-    """The difference of two checkpoints' scores, its 95 % interval, and the two-sided p of no difference.
+    """A difference of scores, its 95 % interval, and the two-sided p of none; p is None if nothing varies.
 
     >>> Comparison(difference=1.5, low=0.4, high=2.6, p=0.008).low > 0  # the interval excludes 0
     True
@@ -29,7 +29,7 @@ class Comparison(NamedTuple):
     difference: float
     low: float
     high: float
-    p: float
+    p: float | None
 
 
 class Spread(NamedTuple):
@@ -159,22 +159,6 @@ def average_draws(tasks: Mapping[str, Draws]) -> Draws:
     [75.0, 78.0]
     """
     return _table(tasks.values()).mean(axis=0)
-
-
-def group_draws(runs: Sequence[Draws], seed: int) -> Draws:
-    """Draws of the mean of r runs that differ in their seed: (draws,) for each run -> (draws,).
-
-    Each draw takes r of the runs with replacement and averages them. For few runs this understates the spread
-    between them: its variance is (r - 1) / r of the true one. Groups of equal r and seed draw the same
-    positions, so that their differences are paired. Raises ValueError for lengths that differ.
-
-    >>> runs = [np.full(1000, 75.0), np.full(1000, 77.0)]
-    >>> sorted(set(group_draws(runs, seed=0).tolist()))  # the first run twice, both, the second twice
-    [75.0, 76.0, 77.0]
-    """
-    table = _table(runs)
-    picks = np.random.default_rng([seed, len(table)]).integers(len(table), size=table.shape)
-    return np.take_along_axis(table, picks, axis=0).mean(axis=0)
 
 
 def _table(rows: Iterable[Draws]) -> Draws:

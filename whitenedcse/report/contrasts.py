@@ -1,24 +1,22 @@
 """How the groups of a sweep differ: tables of means and of paired differences, and charts.
 
-The tests are t tests of paired differences, corrected for their number over all groups tested (Holm, Scand.
-J. Statist. 6 (1979) 65-70). In the charts each group has one colour and one mark.
+The tests are t tests of paired differences, corrected for their number over all groups tested by Holm's
+method. In the charts each group has one colour and one mark.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
-from scipy import stats
 
 from whitenedcse.app.run import DEV
 from whitenedcse.app.terminal import Grid
-from whitenedcse.evaluation.statistics import over_seeds
+from whitenedcse.evaluation.differences import half_width, holm, of_difference, of_mean, tested
+from whitenedcse.evaluation.statistics import Comparison, over_seeds
 from whitenedcse.report import plots
 from whitenedcse.report.plots import COLOURS, SIZE, STEP, Drawing, drawn
 from whitenedcse.report.results import meaning
@@ -38,46 +36,14 @@ from whitenedcse.report.sweep import (
     values,
 )
 
-ALPHA = 0.05
 
-
-class Difference(NamedTuple):
-    """The mean difference over n seeds, its 95 % t interval, and the two-sided p (None if none varies)."""
-
-    difference: float
-    low: float
-    high: float
-    p: float | None
-    n: int
-
-
-def paired_by_seed(one: Mapping[int, float], other: Mapping[int, float]) -> Difference | None:
+def paired_by_seed(one: Mapping[int, float], other: Mapping[int, float]) -> Comparison | None:
     """The difference one - other over the seeds that both have; None for fewer than two such seeds."""
     common = sorted(one.keys() & other.keys())
     if len(common) < 2:
         return None
-    a, b = (np.array([scores[number] for number in common]) for scores in (one, other))
-    difference, n = a - b, len(common)
-    half = half_width(difference)
-    mean, constant = float(difference.mean()), np.ptp(difference) < 1e-9
-    return Difference(
-        mean, mean - half, mean + half, None if constant else float(stats.ttest_rel(a, b).pvalue), n
-    )
-
-
-def half_width(sample: NDArray[np.float64]) -> float:
-    """Half the width of the 95 % t interval of the mean of n >= 2 values: (n,) -> a number."""
-    n = len(sample)
-    return float(stats.t.ppf(1 - ALPHA / 2, n - 1) * sample.std(ddof=1) / np.sqrt(n))
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """The p-values corrected for their number by Holm's method, in the given order."""
-    order = np.argsort(p, kind="stable")
-    scaled = np.asarray(p)[order] * np.arange(len(p), 0, -1)
-    corrected = np.empty(len(p))
-    corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1)
-    return corrected.tolist()
+    a, b = ([scores[number] for number in common] for scores in (one, other))
+    return tested(float(np.subtract(a, b).mean()), of_difference(a, b, paired=True))
 
 
 def reference(sweep: Sweep, against: str | None) -> Group:
@@ -162,7 +128,7 @@ def differences(
     if others:
         holms = f", p corrected for {len(p)} by Holm's method" if p else ""
         notes.append(
-            f"difference of the {what} from {first.label!r}, paired by seed; t interval and test{holms}"
+            f"difference of the {what} from {first.label!r}, paired by seed; t test over seeds{holms}"
         )
     for label in others:
         test, missing = tests[label], sorted(scores[label].keys() ^ scores[first.label].keys())
@@ -254,7 +220,7 @@ def strip(ax: Axes, groups: Sequence[Group], measure: Measure, what: str) -> Non
             markeredgewidth=0,
         )
         if n > 1:
-            half = half_width(scores)
+            half = half_width([of_mean(scores)])
             ax.errorbar(scores.mean(), -i - 0.22, xerr=half, fmt=mark, color=colour, capsize=3, markersize=6)
     ax.set(xlabel=f"{what}, x 100", yticks=[], ylim=(-len(groups) + 0.5, 0.6))
     ax.spines["left"].set_visible(False)

@@ -1,14 +1,16 @@
-"""The tables of one result: the dev set while training, and the scores of tests in each row."""
+"""The tables of one result, of the dev set or of tests; and the cells of comparisons with others."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from whitenedcse.app.terminal import Grid
-from whitenedcse.evaluation.statistics import shown, with_interval
+from whitenedcse.evaluation.statistics import Comparison, shown, with_interval
 from whitenedcse.evaluation.sts import MEANING, MEANS
 
+MARKS = ((0.01, "**"), (0.05, "*"))
 DIGITS = "95 % bootstrap intervals; no more digits than they support (digits=2 prints two)"
 
 
@@ -177,3 +179,22 @@ def geometry_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
     columns = ["", "fitted", *(name.replace("_", " ") for name in names)]
     title, notes = f"geometry on {rows[0]['geometry']['task']}", alignment_note(rows[0]["geometry"])
     return Grid(title, columns, lines, notes, range(2, len(columns)))
+
+
+def headed(many: int) -> list[str]:
+    """The columns of a comparison: the task, each system, and each system's difference from the first."""
+    tests = [f"{what} {i} less 1".strip() for i in range(2, many + 1) for what in ("", "p of")]
+    return ["task", *map(str, range(1, many + 1)), *tests]
+
+
+def difference_cells(
+    test: Comparison | None, digits: int | None, corrected: float | None = None
+) -> list[str]:
+    """A difference with its interval and mark, and its p or the corrected one; "-" where one is unknown."""
+    if test is None:
+        return ["-", "-"]
+    p = test.p if corrected is None else corrected
+    mark = next((mark for level, mark in MARKS if p is not None and p < level), "")
+    ends = None if math.isnan(test.low) else test[1:3]
+    value = with_interval(test.difference, *bounds(ends), digits) + mark
+    return [value, "-" if p is None else f"{p:.3f}"]

@@ -1,0 +1,241 @@
+"""Runs of evaluate.py side by side, with tests of their differences; mteb's results by `mteb_comparison`.
+
+Two runs are compared by a paired bootstrap of the test pairs. Runs that differ in their seed alone are a
+group; groups are compared by a t test over seeds, with the variance over test pairs beside that over seeds.
+"""
+
+from __future__ import annotations
+
+import glob
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from whitenedcse.app.run import Run
+from whitenedcse.app.terminal import Grid
+from whitenedcse.evaluation import mteb_results
+from whitenedcse.evaluation.differences import Source, half_width, of_difference, of_mean, tested
+from whitenedcse.evaluation.statistics import (
+    Comparison,
+    Draws,
+    accuracy_draws,
+    average_draws,
+    interval,
+    over_seeds,
+    paired,
+    task_draws,
+    with_interval,
+)
+from whitenedcse.evaluation.suite import seed
+from whitenedcse.report import mteb_comparison
+from whitenedcse.report.results import bounds, difference_cells, headed, meaning
+
+# key in scores.json, the table's title, and what a test consists of
+KINDS = (
+    ("sts", "Spearman x 100", "pairs"),
+    ("transfer", "accuracy x 100", "texts"),
+    ("rte", "accuracy x 100", "pairs"),
+)
+
+
+class Group(NamedTuple):
+    """Runs that differ in their seed alone, in the order of their seeds, and the name or pattern given."""
+
+    name: str
+    runs: list[Run]
+
+    @property
+    def seeds(self) -> list[int] | None:
+        """The seeds of the runs; None where one is not known."""
+        known = [seed for run in self.runs if (seed := run.results.get("seed")) is not None]
+        return known if len(known) == len(self.runs) else None
+
+
+class Column(NamedTuple):
+    """The scores of a group: for each task and "average" those of its runs, and draws of their mean."""
+
+    values: dict[str, list[float]]
+    draws: dict[str, Draws]
+
+
+def compared(names: Sequence[str], draws: int, digits: int | None) -> list[Grid]:
+    """A table for each row that the runs share, by name; of the first rows where they share none.
+
+    names: run directories, or patterns (outputs/sgw-*) for one system with several seeds; or directories of
+    mteb's results, one for each model. Each is tested against the first. Raises ValueError where the runs
+    were not scored on the same pairs.
+    """
+    folders = [(name, expanded(name)) for name in names]
+    every = [path for _, paths in folders for path in paths]
+    if any(map(mteb_results.files, every)):
+        return [mteb_comparison.grid([mteb_results.read(path) for path in every], digits)]
+    groups = [group(name, paths) for name, paths in folders]
+    runs = [run for group in groups for run in group.runs]
+    named = [[row["name"] for row in run.results["rows"]] for run in runs]
+    shared: list[str | None] = [name for name in named[0] if all(name in other for other in named)]
+    return [
+        grid(groups, row, kind, draws, digits)
+        for row in shared or [None]
+        for kind in KINDS
+        if all(kind[0] in row_of(run, row)[1] for run in runs)
+    ]
+
+
+def expanded(name: str) -> list[Path]:
+    """The directories that a name or pattern matches. Raises FileNotFoundError if none does."""
+    paths = sorted(Path(path) for path in glob.glob(name)) if glob.has_magic(name) else [Path(name)]
+    if not paths:
+        raise FileNotFoundError(f"compare: no run matches {name}")
+    return paths
+
+
+def group(name: str, paths: Sequence[Path]) -> Group:
+    """The runs in these directories as a group. Raises ValueError for two runs of one seed."""
+    runs = Group(name, [Run(path) for path in paths])
+    if runs.seeds is None:
+        return runs
+    ordered = sorted(runs.runs, key=lambda run: run.results["seed"])
+    for one, other in zip(ordered, ordered[1:], strict=False):
+        if one.results["seed"] == other.results["seed"]:
+            raise ValueError(
+                f"compare: {name} matches two runs of seed {one.results['seed']}, {one.path} and "
+                f"{other.path}; a pattern is one system, with each seed once"
+            )
+    return Group(name, ordered)
+
+
+def row_of(run: Run, name: str | None) -> tuple[int, dict[str, Any]]:
+    """The number and the content of a run's row by name; of the first row for None."""
+    rows = run.results["rows"]
+    number = 0 if name is None else [row["name"] for row in rows].index(name)
+    return number, rows[number]
+
+
+def grid(
+    groups: Sequence[Group], row: str | None, kind: tuple[str, str, str], draws: int, digits: int | None
+) -> Grid:
+    """One table: a row for each task, a column for each group and for its difference from the first."""
+    key, title, items = kind
+    columns = [column(group, row, key, draws) for group in groups]
+    same_pairs([run for group in groups for run in group.runs], list(columns[0].values))
+    tasks = [task for task in columns[0].values if all(task in c.values for c in columns)]
+    by_seed = [group.seeds is not None and group.seeds == groups[0].seeds for group in groups]
+    lines = [[task, *cells(columns, by_seed, task, digits)] for task in tasks]
+    legend = [
+        f"{i}: {group.name}{f' ({len(group.runs)} runs)' if len(group.runs) > 1 else ''}"
+        for i, group in enumerate(groups, 1)
+    ]
+    tests = [f"{i} less 1: {manner(groups[0], other, items)}" for i, other in enumerate(groups[1:], 2)]
+    notes = [
+        *legend,
+        *tests,
+        *widths(groups, draws, items),
+        "* p < 0.05, ** p < 0.01, not corrected for the number of tests",
+    ]
+    if key == "sts":
+        mean = groups[0].runs[0].results["headline"]
+        title, notes = f"{title}, {mean}", [*notes, meaning(mean)]
+    headers = headed(len(groups))
+    return Grid(f"{row or 'first rows'}: {title}", headers, lines, notes, range(1, len(headers)))
+
+
+def manner(first: Group, other: Group, items: str) -> str:
+    """In words, how a group is tested against the first one."""
+    n, m = len(first.runs), len(other.runs)
+    if n == m == 1:
+        return f"one run each: the interval is for other test {items} and says nothing about other seeds"
+    if first.seeds is not None and first.seeds == other.seeds:
+        how, least = f"paired by seed, {n} seeds", n
+    elif 1 in (n, m):
+        how, least = f"one run and {max(n, m)} seeds, as if the one varied as these do", max(n, m)
+    else:
+        how, least = f"not paired, {n} and {m} runs whose seeds are not the same", min(n, m)
+    wide = half_width([Source(1.0, least - 1)])
+    few = " (with 5 seeds 2.8): only a large difference can be seen" if least == 2 else ""
+    return f"{how}; the 95 % interval over seeds is {wide:.1f} standard errors either side{few}"
+
+
+def widths(groups: Sequence[Group], draws: int, items: str) -> list[str]:
+    """What the intervals of the table cover."""
+    note = f"95 % intervals and p: for other test {items}, by {draws:,} bootstrap draws of them"
+    if max(len(group.runs) for group in groups) == 1:
+        return [note]
+    return [f"{note}; of several runs also for other seeds, by t; the two half widths are added in squares"]
+
+
+def cells(columns: Sequence[Column], by_seed: Sequence[bool], task: str, digits: int | None) -> list[str]:
+    """The cells of a task's row after its name."""
+    shown = []
+    for values, draws in ((c.values[task], c.draws[task]) for c in columns):
+        spread, items, ends = over_seeds(values), of_draws(draws), interval(draws)
+        if spread.sd is not None and items is not None:
+            ends = tested(spread.mean, [of_mean(values), items])[1:3]
+        sd = "" if spread.sd is None else f" (sd {spread.sd:.2f})"
+        shown.append(with_interval(spread.mean, *bounds(ends), digits) + sd)
+    for other, same in list(zip(columns, by_seed, strict=True))[1:]:
+        shown += difference_cells(difference(columns[0], other, task, same), digits)
+    return shown
+
+
+def difference(first: Column, other: Column, task: str, by_seed: bool) -> Comparison | None:
+    """What a group's mean score has over the first's, tested; None where the score is undefined too often."""
+    a, b = other.values[task], first.values[task]
+    apart = float(np.mean(a) - np.mean(b))
+    if len(a) == len(b) == 1:
+        return paired(other.draws[task], first.draws[task], apart)
+    items = of_draws(other.draws[task] - first.draws[task])
+    return None if items is None else tested(apart, [*of_difference(a, b, paired=by_seed), items])
+
+
+def of_draws(draws: Draws) -> Source | None:
+    """The variance over test pairs by the bootstrap; None where too many draws are undefined."""
+    return None if interval(draws) is None else Source(float(np.nanvar(draws)), math.inf)
+
+
+def column(group: Group, row: str | None, kind: str, draws: int) -> Column:
+    """Scores and draws of a group, for each task and for the average over tasks."""
+    by_run = [scored(run, row, kind, draws) for run in group.runs]
+    tasks = [task for task in by_run[0] if all(task in run for run in by_run)]
+    values = {task: [run[task][0] for run in by_run] for task in tasks}
+    drawn = {task: average_draws({str(i): run[task][1] for i, run in enumerate(by_run)}) for task in tasks}
+    if len(tasks) > 1:
+        values["average"] = np.mean([values[task] for task in tasks], axis=0).tolist()
+        drawn["average"] = average_draws({task: drawn[task] for task in tasks})
+    return Column(values, drawn)
+
+
+def scored(run: Run, row: str | None, kind: str, draws: int) -> dict[str, tuple[float, Draws]]:
+    """The score of each task of a run, and its bootstrap draws; without tasks whose score is undefined."""
+    number, content = row_of(run, row)
+    tasks: Mapping[str, Any] = {"RTE": content["rte"]} if kind == "rte" else content[kind]["tasks"]
+    out = {}
+    for name, task in tasks.items():
+        mean, item = run.results["headline"], run.items[f"{number}/{name}"]
+        if (gold := run.items.get(f"gold/{name}")) is None:
+            raise ValueError(
+                f"{run.path}: its items.npz, of before, lacks the labels of {name}; evaluate again"
+            )
+        if kind != "sts":
+            out[name] = (task["accuracy"], accuracy_draws(item, draws, seed(gold)))
+        elif task[mean] is not None:
+            sizes = run.items[f"sizes/{name}"].tolist()
+            out[name] = (task[mean], task_draws(gold, item, sizes, draws, seed(gold))[mean])
+    return out
+
+
+def same_pairs(runs: Sequence[Run], tasks: Sequence[str]) -> None:
+    """Raise ValueError unless all runs report the same aggregation of the same gold scores."""
+    first = runs[0]
+    for other in runs[1:]:
+        if other.results["headline"] != first.results["headline"]:
+            heads = f"{first.results['headline']} and {other.results['headline']}"
+            raise ValueError(f"{first.path} and {other.path} report {heads}; evaluate both by one protocol")
+        for task in tasks:
+            gold = [run.items.get(f"gold/{task}") for run in (first, other)]
+            if not (gold[0] is None and gold[1] is None or np.array_equal(*gold)):  # type: ignore[arg-type]
+                raise ValueError(
+                    f"{task}: {first.path} and {other.path} were not evaluated on the same pairs"
+                )
