@@ -52,13 +52,14 @@ def on(tasks, row=AS_IS):
 
 
 def difference(first, second):
-    """Mean, interval and p of five paired values: t with 4 degrees of freedom has a closed form."""
+    """Mean, interval and p of five or three paired values: t with 4 or 2 degrees of freedom, in closed form."""
     apart = [a - b for a, b in zip(first, second, strict=True)]
-    error = stdev(apart) / sqrt(5)
+    n = len(apart)
+    error = stdev(apart) / sqrt(n)
     t = abs(fmean(apart)) / error
-    u = t / sqrt(4 + t * t)
-    p = 1 - 1.5 * u + 0.5 * u**3
-    return fmean(apart), fmean(apart) - 2.7764451 * error, fmean(apart) + 2.7764451 * error, p
+    u = t / sqrt(n - 1 + t * t)
+    half, p = {5: (2.7764451, 1 - 1.5 * u + 0.5 * u**3), 3: (4.3026527, 1 - u)}[n]
+    return fmean(apart), fmean(apart) - half * error, fmean(apart) + half * error, p
 
 
 def cells(page, heading):
@@ -150,6 +151,23 @@ def test_all_systems_have_their_scores_by_test(runs):
             which = AFTER if AFTER in name else AS_IS
             for task in TASKS:
                 assert row[task] == mean_sd(of(runs, name.split("`")[1], on([task], which))), (name, task)
+
+
+def test_three_seeds_are_compared_by_the_same_rules():
+    with (ROOT / "results/exact/seeds.csv").open() as file:
+        best = {(line["setting"], line["seed"]): float(line["best"]) for line in csv.DictReader(file)}
+    with (ROOT / "results/wiki_mini/seeds.csv").open() as file:
+        now = [(float(line["avg_all"]), float(line["STS12"])) for line in csv.DictReader(file)]
+    before = json.loads((STUDY / "untouched.json").read_text())
+    pairs = {
+        "exact": ([best[f"two devices{end}", seed] for seed in "012"] for end in ("", " gather=false")),
+        "wiki_mini": ([average for average, _ in now], (74.31, 73.14, 73.75)),
+        "wiki_mini ": ([sts12 for _, sts12 in now], [on(["STS12"])(before)] * 3),
+    }
+    for name, pair in pairs.items():
+        mean, low, high, p = difference(*pair)
+        page = " ".join((ROOT / f"results/{name.strip()}/README.md").read_text().split())
+        assert f"{mean:+.2f} ({low:+.2f} .. {high:+.2f}, p {p:.2g}: not shown)" in page, name
 
 
 def test_seeds_csv_is_of_the_archive(runs):
