@@ -52,7 +52,7 @@ def on(tasks, row=AS_IS):
 
 
 def difference(first, second):
-    """Mean, interval and p of five or three paired values: t with 4 or 2 degrees of freedom, in closed form."""
+    """Mean, interval and p of five or three paired values; t with 4 or 2 degrees has a closed form."""
     apart = [a - b for a, b in zip(first, second, strict=True)]
     n = len(apart)
     error = stdev(apart) / sqrt(n)
