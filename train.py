@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
@@ -45,7 +44,7 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     module, data = built(cfg)
     attention = module.embedder.encoder.attention(device)
     launch.say(f"{data.counts}; attention: {attention}")
-    facts = {**origin(cfg), "device": device.type, "attention": attention}
+    facts = {**launch.origin(cfg), "device": device.type, "attention": attention}
     checkpoint = launch.begin(run, settings, facts, data.tokens.digests)
     monitor = instantiate(cfg.monitor)(dev=dev, directory=run.best, say=launch.say)
     keep = Safekeeping(run.checkpoints, cfg.checkpoint_every, monitor.every, settings, launch.say)
@@ -57,19 +56,6 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     if trainer.is_global_zero:
         tests = configuration.tests(cfg, run)
         launch.finish(run, monitor.summary(), loggers, partial(scored, tests) if tests else None)
-
-
-def origin(cfg: DictConfig) -> dict[str, Any]:
-    """What names a run: experiment and system, seed, and where its encoder comes from."""
-    from whitenedcse.model.encoder import provenance
-
-    chosen = HydraConfig.get().runtime.choices
-    encoder = provenance(cfg.encoder.path) if "path" in cfg.encoder else None
-    return {
-        **{name: chosen.get(name) for name in ("experiment", "system")},
-        "seed": cfg.seed,
-        "encoder": encoder,
-    }
 
 
 def built(cfg: DictConfig) -> tuple[Any, Any]:

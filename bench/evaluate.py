@@ -5,7 +5,7 @@ pairs at a time, each side padded and encoded by Transformers in float32 with ea
 less than as often as it occurs. Ours: the distinct sentences of all tasks, once. Both cut at 128 tokens and
 end with Spearman's correlation over all pairs of a task. quick: STS13 and STS16. MODEL: see bench.encode.
 
---figures instead: what every layer pair, whitening, k curve and figure of `evaluate.py figures=mean` costs,
+--figures instead: what every layer pair, whitening, k curve and figure of `evaluate.py` with all figures costs,
 from nothing and process start included, beyond one plain encode of the same sentences. Wall clock: keep the
 machine quiet.
 """
@@ -133,7 +133,7 @@ def padded(ours: Embedder) -> Callable[[list[str]], Tensor]:
 def figures(options: argparse.Namespace, ours: Embedder, tasks: Tasks) -> dict[str, Any]:
     """evaluate.py with every figure, beside one encode of what it encodes."""
     sentences = plan(tasks, ["target"], list).sentences
-    whole = "evaluate.py figures=mean"
+    whole = "evaluate.py with figures"
     timed = {
         "one encode": Variant(lambda: ours.encode(sentences), whole),
         whole: Variant(lambda: evaluated(options.model, tasks)),
@@ -144,7 +144,12 @@ def figures(options: argparse.Namespace, ours: Embedder, tasks: Tasks) -> dict[s
 
 def evaluated(model: str, tasks: Tasks) -> None:
     """evaluate.py with every figure, from nothing."""
-    settings = [f"model={Path(model).resolve()}", f"tasks.names=[{','.join(tasks)}]", "figures=mean"]
+    settings = [
+        f"model={Path(model).resolve()}",
+        f"tasks.names=[{','.join(tasks)}]",
+        "pooling=mean",
+        "figures=[layers,subsets,components]",
+    ]
     settings += ["pooling=mean"] if plain(model) else []
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"WHITENEDCSE_CACHE": folder}

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from whitenedcse.app import configuration
 from whitenedcse.app.run import flat
 from whitenedcse.report import published
+from whitenedcse.report.conditions import conditions, is_of_training, without_idle
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
@@ -305,14 +306,25 @@ def test_every_sweep_was_counted():
 @pytest.mark.parametrize("table", ["T3", "T4", "T5", "T6"])
 @pytest.mark.slow(but=1)
 def test_the_jobs_of_a_table_s_sweep_are_its_rows(table):
-    """One and only one job is what a row's `match` asks for."""
-    composed_jobs = [OmegaConf.create(job) for job in jobs(f"table{table[1]}", "+experiment=bert_base")]
+    """One and only one job has the settings of training that a row's conditions name."""
+    made = [without_idle({k: v for k, v in flat(job).items() if is_of_training(k)})
+            for job in jobs(f"table{table[1]}", "+experiment=bert_base")]  # fmt: skip
     rows = published.tables()[f"WhitenedCSE/{table}"]["rows"]
-    assert len(rows) == len(composed_jobs)
+    assert len(rows) == len(made)
     for row in rows:
-        asked = row["match"]["config"].items()
-        same = [job for job in composed_jobs if all(OmegaConf.select(job, k) == v for k, v in asked)]
-        assert len(same) == 1, row["label"]
+        asked = {name: value for name, value in conditions(row).items() if is_of_training(name)}
+        del asked["pooling"]  # of the evaluation
+        assert made.count(asked) == 1, row["label"]
+
+
+@pytest.mark.parametrize("row", published.tables()["WhitenedCSE/T1"]["rows"], ids=lambda row: row["label"])
+def test_the_conditions_of_a_trained_row_are_the_settings_of_its_command(row):
+    if row["conditions"] and row["conditions"]["trained"]:
+        words = row["command"].split(" && ")[0].split()[2:]
+        made = flat(OmegaConf.to_container(OmegaConf.create(composed(*words)), resolve=True))
+        made = without_idle({name: value for name, value in made.items() if is_of_training(name)})
+        wanted = {name: value for name, value in conditions(row).items() if name in made or "." in name}
+        assert made == wanted
 
 
 SCRIPTS = [path for folder in ("results", "bench", "data") for path in sorted((ROOT / folder).rglob("*.py"))]

@@ -9,7 +9,7 @@ import pytest
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.sts import Subset, evaluate
 from whitenedcse.evaluation.suite import System, plan
-from whitenedcse.report.figures import Said, draw
+from whitenedcse.report.figures import draw
 
 
 @pytest.fixture
@@ -31,8 +31,11 @@ def test_every_point_of_every_figure(tasks, tmp_path, monkeypatch):
     agenda = plan(tasks, ["target"], list)
     planes = np.random.default_rng(1).standard_normal((3, len(agenda.sentences), 4)).astype(np.float32)
     system = System(planes[2], partial(Postprocess, kind="whitening"), "target")
-    names, about = ["layers", "subsets", "components", "projection"], Said("tiny", "mean", "mean")
-    said = draw(tmp_path, names, planes, {"whitening (target)": system, "": System(planes[2])}, agenda, about)
+    names = ["layers", "subsets", "components", "projection"]
+    rows = [{"name": "as it is", "pooling": "mean over layers [-1]", "postprocess": {}}]
+    rows.append(rows[0] | {"name": "whitening (target)", "postprocess": {"kind": "whitening"}})
+    scores = {"model": "tiny", "headline": "mean", "rows": rows}
+    said = draw(tmp_path, names, {"mean": planes}, [System(planes[2]), system], agenda, scores)
     read = {
         name: list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines()))
         for name in ("layers", "subsets", "components")
@@ -80,4 +83,4 @@ def test_every_point_of_every_figure(tasks, tmp_path, monkeypatch):
 
 def test_figures_without_scored_pairs_are_refused(tmp_path):
     with pytest.raises(ValueError, match="figures are of STS tasks"):
-        draw(tmp_path, ["layers"], np.zeros((2, 3, 4)), {}, plan({}, [], list), Said("x", "cls", "all"))
+        draw(tmp_path, ["layers"], {}, [], plan({}, [], list), {})

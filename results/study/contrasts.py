@@ -1,36 +1,247 @@
-"""Paired differences between columns of seeds.csv: python results/study/contrasts.py
+"""What the runs of the study say: paired differences, their share by test, and tables of them.
 
-A line: the mean over seeds of the first less the second, its 95 % t interval, p of the paired t test alone.
+Everything is computed from runs.tar.xz, untouched.json and ../speed/systems.json beside this file.
 """
 
+from __future__ import annotations
+
+import csv
+import io
+import json
+import tarfile
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
 
-import pandas
-from scipy import stats
+from results.markdown import listed, table
+from whitenedcse.evaluation.differences import holm
+from whitenedcse.evaluation.statistics import Comparison
+from whitenedcse.report.contrasts import paired_by_seed, spread
+from whitenedcse.report.published import STS as TASKS
+from whitenedcse.report.published import tables
 
-from whitenedcse.evaluation.differences import half_width, of_mean
+HERE = Path(__file__).parent
+SYSTEMS = {
+    "simcse": "v = 2, no whitening",
+    "multi_positive": "v = 3, no whitening",
+    "sgw": "v = 2, shuffled group whitening",
+    "whitenedcse": "v = 3, shuffled group whitening",
+    "group": "v = 3, group whitening without the shuffle",
+    "official": "v = 3, statistics of thirds of the batch, groups of 6",
+    "one_pass": "v = 3, one encoding, whitened 3 times",
+    "gradient_full": "v = 3, gradient through the whitening matrix",
+}
+AS_IS, TARGET, AFTER = "as it is", "whitened (target)", "whitened (training)"
+PLAIN, WHITE = {2: "simcse", 3: "multi_positive"}, {2: "sgw", 3: "whitenedcse"}  # by v
 
-RUNS = pandas.read_csv(Path(__file__).with_name("seeds.csv")).set_index(["system", "seed"]).sort_index()
-PAIRS = [  # a system and how its vectors are used: against another
-    (("whitenedcse", "as it is"), ("simcse", "whitened (training)")),
-    (("sgw", "as it is"), ("simcse", "whitened (training)")),
-    (("multi_positive", "whitened (training)"), ("multi_positive", "as it is")),
-    (("simcse", "whitened (training)"), ("simcse", "as it is")),
-    (("simcse", "whitened (target)"), ("simcse", "as it is")),
-    (("whitenedcse", "whitened (training)"), ("whitenedcse", "as it is")),
-    (("whitenedcse", "as it is"), ("multi_positive", "whitened (training)")),
-    (("whitenedcse", "as it is"), ("multi_positive", "as it is")),
-    (("whitenedcse", "as it is"), ("sgw", "as it is")),
-    (("whitenedcse", "as it is"), ("group", "as it is")),
-    (("whitenedcse", "as it is"), ("gradient_full", "as it is")),
-    (("official", "as it is"), ("whitenedcse", "as it is")),
-]
 
-for one, other in PAIRS:
-    first, second = (RUNS.loc[system][f"{row}: average"] for system, row in (one, other))
-    apart = (first - second).to_numpy()
-    half = half_width([of_mean(apart)])
-    p = stats.ttest_rel(first, second).pvalue
-    names = " - ".join(f"{system} {row}" for system, row in (one, other))
-    low, middle, high = apart.mean() - half, apart.mean(), apart.mean() + half
-    print(f"{names:66s} {middle:+6.2f}  ({low:+.2f} .. {high:+.2f})  p {p:.2g}")
+class Arm(NamedTuple):
+    """A system, and how the vectors of its runs are used: the name of a row of scores.json."""
+
+    system: str
+    row: str = AS_IS
+
+
+@cache
+def runs() -> dict[tuple[str, int], dict[str, Any]]:
+    """scores.json of each run by system and seed, with its logged losses by step as "loss"."""
+    with tarfile.open(HERE / "runs.tar.xz") as tar:
+        files = {member.name: tar.extractfile(member) for member in tar if member.isfile()}
+        texts = {name: file.read().decode() for name, file in files.items() if file}
+    found = {}
+    for name in texts:
+        if name.endswith("/scores.json"):
+            scores = json.loads(texts[name])
+            series = csv.DictReader(io.StringIO(texts[name.replace("scores.json", "metrics.csv")]))
+            scores["loss"] = {int(r["step"]): float(r["train/loss"]) for r in series if r["train/loss"]}
+            found[scores["system"], scores["seed"]] = scores
+    return found
+
+
+@cache
+def untouched() -> dict[str, Any]:
+    """scores.json of the encoder before training."""
+    return json.loads((HERE / "untouched.json").read_text())
+
+
+def of(system: str) -> dict[int, dict[str, Any]]:
+    """scores.json of the runs of a system by seed."""
+    return {seed: scores for (name, seed), scores in runs().items() if name == system}
+
+
+def score(scores: dict[str, Any], row: str, tasks: Sequence[str] = TASKS) -> float:
+    """The average of a row over tasks, all pairs of a test together, x 100."""
+    sts = next(each["sts"] for each in scores["rows"] if each["name"] == row)
+    return fmean(sts["tasks"][task]["all"] for task in tasks)
+
+
+def tests(arm: Arm, tasks: Sequence[str] = TASKS) -> dict[int, float]:
+    """The average over tasks by seed."""
+    return {seed: score(scores, arm.row, tasks) for seed, scores in of(arm.system).items()}
+
+
+def dev(system: str, name: str) -> dict[int, float]:
+    """A value of scores.json's "dev" by seed: best, last, or one of the best checkpoint, as alignment."""
+    every = {seed: scores["dev"] for seed, scores in of(system).items()}
+    return {
+        seed: found[name] if name in found else found["values_best"][f"dev/{name}"]
+        for seed, found in every.items()
+    }
+
+
+def contrast(one: Arm, other: Arm, tasks: Sequence[str] = TASKS) -> Comparison:
+    """The difference of two arms on the average over tasks, paired by seed; its p is not corrected."""
+    difference = paired_by_seed(tests(one, tasks), tests(other, tasks))
+    assert difference, f"{one} and {other} have no seeds in common"
+    return difference
+
+
+def share(one: Arm, other: Arm, task: str) -> float:
+    """The part of the difference of the average over seven tests that one test makes."""
+    return contrast(one, other, [task]).difference / contrast(one, other).difference / len(TASKS)
+
+
+def during(v: int) -> tuple[Arm, Arm]:
+    """Whitening while training against none, at v views."""
+    return Arm(WHITE[v]), Arm(PLAIN[v])
+
+
+def after(v: int) -> tuple[Arm, Arm]:
+    """Whitening while training against whitening afterwards, at v views."""
+    return Arm(WHITE[v]), Arm(PLAIN[v], AFTER)
+
+
+def whitened(system: str, row: str = AFTER) -> tuple[Arm, Arm]:
+    """A system whitened afterwards against the same as it is."""
+    return Arm(system, row), Arm(system)
+
+
+WHOLE = (Arm("whitenedcse"), Arm("simcse"))
+
+
+def figures(d: Comparison) -> str:
+    """A difference with its interval and p as text."""
+    return f"{d.difference:+z.2f} ({d.low:+z.2f} .. {d.high:+z.2f}, p {d.p:.2g})"
+
+
+def said(d: Comparison) -> str:
+    """A difference as `figures` has it, and that it is not shown where the interval holds zero."""
+    return figures(d) if shown(d) else f"{figures(d)[:-1]}: not shown)"
+
+
+def shown(d: Comparison) -> bool:
+    """Whether the interval of a difference excludes zero."""
+    return d.low > 0 or d.high < 0
+
+
+def verdict(d: Comparison) -> str:
+    """What a difference says of the first of two, as the verb of a sentence."""
+    if not shown(d):
+        return "is not shown to differ from"
+    return "scores higher than" if d.low > 0 else "scores lower than"
+
+
+def where(one: Arm, other: Arm, sign: int) -> str:
+    """The tests on which the interval lies above zero (sign 1), or below it (-1), with the difference."""
+    every = {task: contrast(one, other, [task]) for task in TASKS}
+    sure = {task: d for task, d in every.items() if shown(d) and d.difference * sign > 0}
+    return listed((f"{task} ({d.difference:+.2f})" for task, d in sure.items()), "no test")
+
+
+def before() -> float:
+    """The dev score before training, the same in each run."""
+    (dev,) = {scores["dev"]["before"] for scores in runs().values()}
+    return dev
+
+
+@cache
+def steps() -> dict[str, float]:
+    """The time of a step of each system over that of simcse."""
+    (times,) = json.loads((HERE.parent / "speed" / "systems.json").read_text())["tables"]
+    return {name: 1 / row["ratio"][1] if row["ratio"] else 1.0 for name, row in times["variants"].items()}
+
+
+def paper(key: str, one: int, other: int) -> str:
+    """The difference of two rows of a table of the WhitenedCSE paper, one run each."""
+    values = [row["values"][-1] for row in tables()[f"WhitenedCSE/{key}"]["rows"]]
+    return f"{values[one] - values[other]:+.2f}"
+
+
+def beside() -> str:
+    """The table of README.md: no whitening, whitening afterwards and while training, for each v."""
+    lines = {
+        "no whitening": [spread(tests(Arm(PLAIN[v]))) for v in PLAIN],
+        "whitening afterwards": [spread(tests(Arm(PLAIN[v], AFTER))) for v in PLAIN],
+        "whitening while training": [spread(tests(Arm(WHITE[v]))) for v in PLAIN],
+        "while training less no whitening": [said(contrast(*during(v))) for v in PLAIN],
+        "while training less whitening afterwards": [said(contrast(*after(v))) for v in PLAIN],
+        "time of a step over SimCSE's, no whitening, while training": [
+            f"{steps()[PLAIN[v]]:.2f}, {steps()[WHITE[v]]:.2f}" for v in PLAIN
+        ],
+    }
+    return table(["", "v = 2", "v = 3"], [[name, *cells] for name, cells in lines.items()])
+
+
+def systems() -> str:
+    """The table of all systems, each against simcse."""
+    tested = {name: contrast(Arm(name), Arm("simcse")) for name in list(SYSTEMS)[1:]}
+    corrected = dict(zip(tested, holm([d.p or 0 for d in tested.values()]), strict=True))
+    first, measures = untouched(), ("alignment", "uniformity")
+    lines = [["untouched encoder", *(f"{score(first, row):.2f}" for row in (AS_IS, TARGET, AFTER))]]
+    lines[0] += [f"{before():.2f}", *[""] * 6]
+    for name, what in SYSTEMS.items():
+        cells = [spread(tests(Arm(name, row))) for row in (AS_IS, TARGET, AFTER)] + [
+            spread(dev(name, "best"))
+        ]
+        d = tested.get(name)
+        cells += (
+            [f"{d.difference:+.2f}", f"{d.low:+.2f} .. {d.high:+.2f}", f"{corrected[name]:.2g}"]
+            if d
+            else [""] * 3
+        )
+        cells += [
+            f"{fmean(dev(name, m).values()):.{digits}f}" for m, digits in zip(measures, (3, 2), strict=True)
+        ]
+        lines.append([f"`{name}`: {what}", *cells, f"{steps()[name]:.2f}"])
+    head = [
+        "",
+        "average of seven tests",
+        TARGET,
+        AFTER,
+        "dev best",
+        "difference from SimCSE",
+        "95 % interval",
+    ]
+    return table([*head, "p (Holm)", *measures, "step, times SimCSE's"], lines)
+
+
+def by_task() -> str:
+    """The table of mean scores by test."""
+    arms = [Arm(name) for name in SYSTEMS] + [Arm(name, AFTER) for name in PLAIN.values()]
+    lines = [["untouched encoder", *(f"{score(untouched(), AS_IS, [task]):.2f}" for task in TASKS)]]
+    for arm in arms:
+        name = f"`{arm.system}`" + ("" if arm.row == AS_IS else f", {arm.row}")
+        lines.append([name, *(spread(tests(arm, [task])) for task in TASKS)])
+    return table(["", *TASKS], lines)
+
+
+def by_share() -> str:
+    """The table of differences by test, with the share of each in that of the average."""
+    columns = {
+        "v = 2: while training less no whitening": during(2),
+        "v = 3: while training less no whitening": during(3),
+        "v = 2: while training less whitening afterwards": after(2),
+        "v = 3: while training less whitening afterwards": after(3),
+        "WhitenedCSE (v = 3) less SimCSE (v = 2)": WHOLE,
+    }
+    lines = []
+    for name, tasks in {**{task: [task] for task in TASKS}, "average": TASKS}.items():
+        cells = []
+        for pair in columns.values():
+            d = contrast(*pair, tasks)
+            part = f", {100 * share(*pair, name):.0f} %" if name in TASKS else ""
+            cells.append(f"{d.difference:+.2f} ({d.low:+.2f} .. {d.high:+.2f}){part}")
+        lines.append([name, *cells])
+    return table(["", *columns], lines)

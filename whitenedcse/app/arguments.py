@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from whitenedcse.data import sources
 
 if TYPE_CHECKING:
+    from whitenedcse.app.run import Run
     from whitenedcse.model.planes import Source
     from whitenedcse.model.pooling import Pooling
 
@@ -127,6 +128,16 @@ def require_model(model: str | None) -> None:
         from whitenedcse.model.encoder import folder
 
         folder(model)
+
+
+def described(model: str, run: Run) -> dict[str, Any]:
+    """What scores.json says of a model evaluated in `run`: what it was trained from, or its encoder."""
+    from whitenedcse.app.run import Run
+    from whitenedcse.model.encoder import provenance
+
+    trained = Run.of(model)
+    plain = trained is None and not is_function(model)
+    return {"model": model, **(trained or run).origin, **({"encoder": provenance(model)} if plain else {})}
 
 
 def is_function(model: str) -> bool:

@@ -153,11 +153,6 @@ class Row:
     fit: str = ""
 
     @property
-    def curve(self) -> bool:
-        """Whether it is whitened with all components, so that any number of them can be kept."""
-        return self.map is not None and self.map.get("kind") == "whitening" and self.map.get("k") is None
-
-    @property
     def maker(self) -> Callable[[], Postprocess] | None:
         """A function that makes the transform, not yet fitted; None where there is none."""
         return None if self.map is None else partial(Postprocess, **self.map)
@@ -181,6 +176,12 @@ class Protocol:
     rows: Sequence[Mapping[str, Any]]
     lines: tuple[Row, ...] = field(init=False)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What scores.json says of it."""
+        own = {name: getattr(self, name) for name in ("headline", "case", "max_length", "extra")}
+        return {"protocol": self.name, **own}
+
     def __post_init__(self) -> None:
         if self.headline not in MEANS:
             raise ValueError(f"protocol.headline={self.headline!r} is not one of {', '.join(MEANS)}")
@@ -203,6 +204,12 @@ def _row(settings: Mapping[str, Any]) -> Row:
     if not isinstance(settings, Mapping) or "name" not in settings or set(settings) - set(known):
         raise ValueError(f"protocol.rows: {settings} must have a name and no keys but {', '.join(known)}")
     return Row(**settings)
+
+
+def curve(rows: Sequence[Row], fit: str) -> list[Row]:
+    """The row whose every number of components a figure shows, if none of these is whitened with all."""
+    whitened = [row for row in rows if row.map and {"k": None, **row.map} == {"kind": "whitening", "k": None}]
+    return [] if whitened else [Row(f"whitening ({fit})", map={"kind": "whitening"}, fit=fit)]
 
 
 def chosen(protocol: Protocol, settings: Mapping[str, Any] | None, fit: str) -> tuple[list[Row], list[str]]:

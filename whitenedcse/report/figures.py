@@ -182,27 +182,44 @@ def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
     return path
 
 
+def every_layer(names: Sequence[str]) -> bool:
+    """Whether some of these figures need the vectors of every layer."""
+    return not {"layers", "subsets"}.isdisjoint(names)
+
+
 def draw(
     run: Path,
     names: Sequence[str],
-    planes: Any,
-    systems: Mapping[str, System],
+    planes: Mapping[str, NDArray[Any]],
+    systems: Sequence[System],
     plan: Plan,
-    said: Said,
+    scores: Mapping[str, Any],
 ) -> list[str]:
     """Write figures, each as .csv, .png and .svg; returns a line on the best point of each.
 
-    names: of "layers", "subsets", "components" and "projection". planes: (l, n, d), every layer, for the
-    first two. systems: by name, for the third those that are whitened and cut to each k, and for the last one
-    as "" whose vectors are shown. said: what the pictures say.
+    names: of "layers", "subsets", "components" and "projection". planes: (l, n, d) of every layer, by kind of
+    pooling, for the first two, which are pooled as the last row is. systems: the one of each row of `scores`,
+    the content of scores.json; those that are whitened with all components are cut to each k, and the first
+    one is shown in a plane.
     """
-    if not plan.pairs:
+    if names and not plan.pairs:
         raise ValueError("figures are of STS tasks, and there is none among these")
+    rows = scores["rows"]
+    kind = rows[-1]["pooling"].partition(" ")[0].replace("pooler", "cls")
+    every = planes[kind] if every_layer(names) else np.empty(0)
+    said = Said(scores["model"], rows[0]["pooling"], scores["headline"])
+    layered, last = said._replace(pooling=f"{kind} in each layer"), said._replace(pooling=rows[-1]["pooling"])
+    whitened = {"kind": "whitening", "k": None}
+    curves = {
+        row["name"]: system
+        for row, system in zip(rows, systems, strict=True)
+        if {"k": None, **row["postprocess"]}.items() >= whitened.items()
+    }
     make = {
-        "layers": lambda: _layers(run, planes, plan, said),
-        "subsets": lambda: _subsets(run, planes, plan, said),
-        "components": lambda: _components(run, {n: s for n, s in systems.items() if n}, plan, said),
-        "projection": lambda: _projection(run, systems[""], plan, said),
+        "layers": lambda: _layers(run, every, plan, layered),
+        "subsets": lambda: _subsets(run, every, plan, layered),
+        "components": lambda: _components(run, curves, plan, last),
+        "projection": lambda: _projection(run, systems[0], plan, said),
     }
     return [make[name]() for name in names]
 
