@@ -5,9 +5,8 @@ pairs at a time, each side padded and encoded by Transformers in float32 with ea
 less than as often as it occurs. Ours: the distinct sentences of all tasks, once. Both cut at 128 tokens and
 end with Spearman's correlation over all pairs of a task. quick: STS13 and STS16. MODEL: see bench.encode.
 
---figures instead: what every layer pair, whitening, k curve and figure of `evaluate.py` with all figures costs,
-from nothing and process start included, beyond one plain encode of the same sentences. Wall clock: keep the
-machine quiet.
+--figures instead: what every layer pair, whitening, k curve and figure of evaluate.py costs, from nothing and
+process start included, beyond one plain encode of the same sentences. Wall clock: keep the machine quiet.
 """
 
 from __future__ import annotations

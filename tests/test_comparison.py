@@ -107,7 +107,7 @@ def group_values(tmp_path, pattern, task="A"):
     values = [run.results["rows"][0]["sts"]["tasks"][task]["all"] for run in runs]
     sizes = runs[0].items[f"sizes/{task}"].tolist()
     gold, items = runs[0].items[f"gold/{task}"], [run.items[f"0/{task}"] for run in runs]
-    return values, np.mean([task_draws(gold, x, sizes, 300, seed(task))["all"] for x in items], axis=0)
+    return values, np.mean([task_draws(gold, x, sizes, 300, seed(gold))["all"] for x in items], axis=0)
 
 
 def shown(cell):

@@ -142,7 +142,10 @@ class InterruptedDevSet:
     """A dev set whose run is cut amid its `last` evaluation."""
 
     def __init__(self, dev_set, last):
-        self.dev_set, self.left, self.sentences, self.n = dev_set, last, dev_set.sentences, dev_set.n
+        self.dev_set, self.left = dev_set, last
+
+    def __getattr__(self, name):
+        return getattr(self.dev_set, name)
 
     def __call__(self, *vectors):
         self.left -= 1

@@ -53,6 +53,7 @@ def test_a_run_directory_holds_all_that_a_number_depends_on(trained):
         "system",
         "device",
         "attention",
+        "encoder",
         "packages",
         "python",
         "commit",
