@@ -48,7 +48,7 @@ def test_minilm_scores_what_mteb_published(tmp_path):
 def test_whitening_of_real_embeddings_is_the_papers_formula_in_numpy(tmp_path, monkeypatch):
     for name, value in {"WHITENEDCSE_DATA": str(DATA), "WHITENEDCSE_CACHE": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
-    names = ("STS16", "STS-B")  # the one has pairs without a score
+    names = ("STS16", "STS13")  # the one has pairs without a score
     settings = ["pooling=mean", "postprocess=whitening", "fit=target", "draws=2", "run=x"]
     settings += [f"tasks.names=[{','.join(names)}]"]
     command = [sys.executable, str(ROOT / "evaluate.py"), f"model={MINILM_MLM}", *settings]
