@@ -20,7 +20,6 @@ from whitenedcse.report import published
 from whitenedcse.report.conditions import content
 
 SIZES = {  # width, as many as the most components kept; rows of a set, for a whitening more than that
-    "WhitenedCSE": (384, 24),
     "BERT-whitening": (384, 220),
     "WhiteningBERT": (48, 40),
 }
@@ -36,7 +35,7 @@ def save_encoder(folder, name, tokenizer, width):
     """A random encoder of the architecture that the papers' has, in the files that a hub would hold."""
     kind = content()["encoders"][name].partition(" ")[0]
     tokenizer = byte_level(ends=False) if kind == "gpt2" else tokenizer
-    layers = 12 if name == "bert-base-uncased" else 2  # one row names layer 12
+    layers = 12 if name == "bert-base-uncased" and width < 100 else 2  # a row of WhiteningBERT names layer 12
     shape = {"hidden_size": width, "num_hidden_layers": layers, "intermediate_size": 16}
     shape |= {"embedding_size": width} if kind == "squeezebert" else {}
     made = architecture(kind, len(tokenizer), **shape | SHAPES.get(kind, {}))
@@ -89,7 +88,7 @@ def commands(paper):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("paper", ["WhitenedCSE", "BERT-whitening", "WhiteningBERT"])
+@pytest.mark.parametrize("paper", ["BERT-whitening", "WhiteningBERT"])
 def test_each_printed_command_fills_its_rows_and_no_others(paper, hub, tmp_path, tokenizer):
     folder, url = hub
     home = tmp_path / "home"
@@ -112,7 +111,11 @@ def test_each_printed_command_fills_its_rows_and_no_others(paper, hub, tmp_path,
         environment = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HUB_CACHE": str(tmp_path / "cache")}
         before = set(home.rglob("scores.json"))
         done = started(
-            *words[words[0] == "python" :], cwd=home, prepared="programs:few_rows_and_a_hub", **environment
+            *words[words[0] == "python" :],
+            cwd=home,
+            prepared="programs:few_rows_and_a_hub",
+            seconds=900,
+            **environment,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         made[command] = sorted(file.parent for file in set(home.rglob("scores.json")) - before)

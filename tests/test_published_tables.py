@@ -72,6 +72,7 @@ def run(path, wanted, *, seed=None, scores=None, encoder=None, name="as it is", 
     records = [f"1+2+12,{t},1,2,3" for t in (*STS, "average")]
     for file in ("layers", "subsets"):
         (path / f"{file}.csv").write_text("\n".join(["layers,task,all,mean,wmean", *records]))
+    (path / "projection.csv").write_text("x,y\n0,0\n")
     records = [f"whitening (nli),{k},SICK-R,1,2,{k}" for k in (108, 109, 110)]
     (path / "components.csv").write_text("\n".join(["row,k,task,all,mean,wmean", *records]))
     return path

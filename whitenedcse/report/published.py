@@ -164,7 +164,7 @@ def read(
         values = {
             n: float(s.values[-1]) for n in table["columns"] if (s := series.get(f"train/diversity_{n}"))
         }
-    elif file == "geometry":
+    elif file == "geometry" and (run.path / "projection.csv").is_file():
         values = {name: row["geometry"][name] for name in table["columns"] if name in row.get("geometry", {})}
     elif file:
         values = drawn(run.path / file, mean, wanted.get("where", {}))
