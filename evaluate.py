@@ -44,8 +44,7 @@ def scored(cfg: DictConfig, run: Run, trained: dict[str, Any] | None) -> tuple[d
     cfg.fit, cfg.columns = fit, columns = arguments.fit(cfg.model, cfg.fit, cfg.columns)
     protocol: tasks.Protocol = instantiate(cfg.protocol)
     settings = instantiate(cfg.postprocess).settings if cfg.postprocess else None
-    rows, notes = tasks.chosen(protocol, settings, fit)
-    rows += tasks.curve(rows, fit) if "components" in cfg.figures else []
+    rows, notes = tasks.chosen(protocol, settings, fit, curve="components" in cfg.figures)
     find = [partial(tasks.task, name, protocol.case) for name in cfg.tasks.names]
     _, *data = arguments.require([partial(arguments.require_model, cfg.model), *find])
 
@@ -60,16 +59,15 @@ def scored(cfg: DictConfig, run: Run, trained: dict[str, Any] | None) -> tuple[d
         run.start(OmegaConf.to_yaml(cfg, resolve=True))
     launch.say(f"model: {cfg.model}   pooling: {source.pooling}   sentences: {len(agenda.sentences):,}")
     poolings = [Pooling(kind=row.pooling, layers=row.layers) if row.pooling else None for row in rows]
-    wanted = planes.Wanted(poolings, protocol.max_length, protocol.extra, bf16=cfg.bf16)._replace(
-        every=figures.every_layer(cfg.figures), keep=Run.of(cfg.model) is None
-    )
+    own, every = Run.of(cfg.model), figures.every_layer(cfg.figures)
+    wanted = planes.Wanted(poolings, protocol.max_length, protocol.extra, every, own is None, cfg.bf16)
     x, kept = planes.vectors(source, agenda.sentences, wanted)
     launch.say(f"encoded: {kept.encoded:,}" if kept else "encoded")
     systems = [suite.System(part, row.maker, row.fit) for part, row in zip(x, rows, strict=True)]
     results = [suite.evaluated(system, agenda, classify, cfg.draws, launch.say) for system in systems]
-    facts = (trained or {}) | arguments.described(cfg.model, run) | protocol.facts
-    facts |= {"pooling": source.pooling, **{name: cfg[name] for name in ("bf16", "sample", "classifier")}}
-    scores, items = suite.recorded(facts, rows, results, agenda)
+    model = arguments.described(cfg.model, (own or run).origin, None if own else source.embedder)
+    asked = {"pooling": source.pooling, **{name: cfg[name] for name in ("bf16", "sample", "classifier")}}
+    scores, items = suite.recorded((trained or {}) | model | protocol.facts | asked, rows, results, agenda)
     run.end(scores, items)
     return scores, notes + figures.draw(
         run.path, list(cfg.figures), kept.kinds if kept else {}, systems, agenda, scores

@@ -44,7 +44,7 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     module, data = built(cfg)
     attention = module.embedder.encoder.attention(device)
     launch.say(f"{data.counts}; attention: {attention}")
-    facts = {**launch.origin(cfg), "device": device.type, "attention": attention}
+    facts = {**launch.origin(cfg, module.embedder.encoder), "device": device.type, "attention": attention}
     checkpoint = launch.begin(run, settings, facts, data.tokens.digests)
     monitor = instantiate(cfg.monitor)(dev=dev, directory=run.best, say=launch.say)
     keep = Safekeeping(run.checkpoints, cfg.checkpoint_every, monitor.every, settings, launch.say)

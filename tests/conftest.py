@@ -23,7 +23,10 @@ atexit.register(shutil.rmtree, OWN, ignore_errors=True)
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HOME": f"{OWN}/hub", "WHITENEDCSE_CACHE": f"{OWN}/cache"}
 os.environ |= {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
+import hashlib
 import http.server
+import json
+import re
 import runpy
 import socket
 import sys
@@ -223,6 +226,48 @@ def serving(handler):
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+COMMIT = "1" * 40
+
+
+def answer(folder, path):
+    """What a hub says of the models in a folder: the files of one, or one of them; None for none."""
+    name, kind, rest = (re.split("/(resolve|revision|tree)/", path) + ["", ""])[:3]
+    files = sorted((folder / name).glob("*"))
+    names = [{"rfilename": f.name, "path": f.name, "type": "file", "size": 1, "oid": COMMIT} for f in files]
+    if kind == "resolve":
+        return (folder / name / rest.partition("/")[2]).read_bytes()
+    said = names if kind == "tree" else {"id": name, "sha": COMMIT, "siblings": names}
+    return json.dumps(said).encode() if files else None
+
+
+@contextmanager
+def model_hub(folder):
+    """A model hub on this machine, a folder for each model; yields its address and what it was asked."""
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            path = self.path.partition("?")[0].removeprefix("/api/models").strip("/")
+            asked.append(path)
+            body = answer(folder, path)
+            self.send_response(404 if body is None else 200)
+            body = body or b""
+            for item in {"X-Repo-Commit": COMMIT, "Content-Length": str(len(body))}.items():
+                self.send_header(*item)
+            self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *args):
+            pass
+
+    with serving(Handler) as url:
+        yield url, asked
 
 
 def nowhere():

@@ -1,8 +1,6 @@
 """The encoder gives Transformers' own hidden states, whatever the batch."""
 
 import ast
-import hashlib
-import http.server
 import json
 import os
 import subprocess
@@ -10,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from conftest import SENTENCES, nowhere, serving
+from conftest import COMMIT, SENTENCES, model_hub, nowhere
 from torch.testing import assert_close
 from transformers import AutoModel, BertConfig, BertForMaskedLM, BertModel
 
@@ -109,38 +107,10 @@ def test_a_path_that_is_not_there_is_named():
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A model hub on this machine that holds the files of `tmp_path / "remote"` as someone/encoder."""
-    files, asked = tmp_path / "remote", []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            path = self.path.partition("?")[0]
-            asked.append(path)
-            names = [
-                {"type": "file", "path": f.name, "rfilename": f.name, "size": 1} for f in files.iterdir()
-            ]
-            file = files / path.removeprefix("/someone/encoder/resolve/").partition("/")[2]
-            body = json.dumps({"id": "someone/encoder", "sha": "0" * 40, "siblings": names}).encode()
-            if "/tree/" in path:
-                body = json.dumps([name | {"oid": "0" * 40} for name in names]).encode()
-            elif "/resolve/" in path:
-                body = file.read_bytes()
-            self.send_response(200)
-            self.send_header("X-Repo-Commit", "0" * 40)
-            self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *args):
-            pass
-
+    """A model hub on this machine, whose files tests write; yields what it was asked."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    with serving(Handler) as url:
+    with model_hub(tmp_path / "hub") as (url, asked):
         monkeypatch.setenv("HF_ENDPOINT", url)
         yield asked
 
@@ -148,9 +118,9 @@ def hub(tmp_path, monkeypatch):
 def test_an_encoder_comes_from_the_hub_without_the_pickle_beside_it_and_then_from_the_cache(
     bert, tmp_path, hub, monkeypatch
 ):
-    bert.backbone.save_pretrained(tmp_path / "remote")
-    bert.tokenizer.save_pretrained(tmp_path / "remote")
-    (tmp_path / "remote" / "pytorch_model.bin").write_bytes(b"not asked for")
+    bert.backbone.save_pretrained(tmp_path / "hub/someone/encoder")
+    bert.tokenizer.save_pretrained(tmp_path / "hub/someone/encoder")
+    (tmp_path / "hub/someone/encoder" / "pytorch_model.bin").write_bytes(b"not asked for")
     monkeypatch.chdir(tmp_path)
     loaded = pretrained(path="someone/encoder")
     assert torch.equal(
@@ -159,6 +129,9 @@ def test_an_encoder_comes_from_the_hub_without_the_pickle_beside_it_and_then_fro
     assert not any("pytorch_model.bin" in path for path in hub)
     monkeypatch.setenv("HF_ENDPOINT", nowhere())  # the hub is gone
     assert folder("someone/encoder") == loaded.source
+    known = {"path": "someone/encoder", "commit": COMMIT, "architecture": "bert 3 x 16"}
+    assert loaded.provenance("someone/encoder") == known
+    assert loaded.provenance(str(tmp_path)) == known | {"path": str(tmp_path), "commit": None}
 
 
 def test_an_encoder_that_the_hub_cannot_give_is_named_at_once(tmp_path, monkeypatch):

@@ -4,15 +4,11 @@ The commands run as they are printed, on tiny encoders that a hub on this machin
 the papers used, and on two dozen rows of each data set.
 """
 
-import hashlib
-import http.server
-import json
-import re
 import shlex
 
 import pandas
 import pytest
-from conftest import architecture, byte_level, serving
+from conftest import architecture, byte_level, model_hub
 from programs import started
 from test_docs import datasets, some
 
@@ -43,40 +39,10 @@ def save_encoder(folder, name, tokenizer, width):
     tokenizer.save_pretrained(folder / name)
 
 
-def answer(folder, path):
-    """What a hub says of the models in a folder: the files of one, or one of them; None for none."""
-    name, kind, rest = (re.split("/(resolve|revision|tree)/", path) + ["", ""])[:3]
-    files = sorted((folder / name).glob("*"))
-    names = [{"rfilename": f.name, "path": f.name, "type": "file", "size": 1, "oid": "1" * 40} for f in files]
-    if kind == "resolve":
-        return (folder / name / rest.partition("/")[2]).read_bytes()
-    said = names if kind == "tree" else {"id": name, "sha": "1" * 40, "siblings": names}
-    return json.dumps(said).encode() if files else None
-
-
 @pytest.fixture
 def hub(tmp_path):
     """The folder of a model hub on this machine, and its address."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            path = self.path.partition("?")[0].removeprefix("/api/models").strip("/")
-            body = answer(tmp_path / "hub", path)
-            self.send_response(404 if body is None else 200)
-            body = body or b""
-            for item in {"X-Repo-Commit": "1" * 40, "Content-Length": str(len(body))}.items():
-                self.send_header(*item)
-            self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *args):
-            pass
-
-    with serving(Handler) as url:
+    with model_hub(tmp_path / "hub") as (url, _):
         yield tmp_path / "hub", url
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whitenedcse.data import sources
 
 if TYPE_CHECKING:
-    from whitenedcse.app.run import Run
+    from whitenedcse.model.embedder import Embedder
     from whitenedcse.model.planes import Source
     from whitenedcse.model.pooling import Pooling
 
@@ -130,14 +130,10 @@ def require_model(model: str | None) -> None:
         folder(model)
 
 
-def described(model: str, run: Run) -> dict[str, Any]:
-    """What scores.json says of a model evaluated in `run`: what it was trained from, or its encoder."""
-    from whitenedcse.app.run import Run
-    from whitenedcse.model.encoder import provenance
-
-    trained = Run.of(model)
-    plain = trained is None and not is_function(model)
-    return {"model": model, **(trained or run).origin, **({"encoder": provenance(model)} if plain else {})}
+def described(model: str, origin: Mapping[str, Any], embedder: Embedder | None) -> dict[str, Any]:
+    """What scores.json says of a model: the origin of its run, or where a plain encoder comes from."""
+    own = {"encoder": embedder.encoder.provenance(model)} if embedder else {}
+    return {"model": model, **origin, **own}
 
 
 def is_function(model: str) -> bool:

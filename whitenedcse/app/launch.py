@@ -202,14 +202,12 @@ def finished(run: Run, settings: str) -> bool:
     return True
 
 
-def origin(config: Any) -> dict[str, Any]:
+def origin(config: Any, encoder: Any) -> dict[str, Any]:
     """What names a run: its experiment and system, its seed, and where its encoder comes from."""
-    from whitenedcse.model.encoder import provenance
-
     chosen = HydraConfig.get().runtime.choices
     names = {name: chosen.get(name) for name in ("experiment", "system")}
-    encoder = provenance(config.encoder.path) if "path" in config.encoder else None
-    return {**names, "seed": config.seed, "encoder": encoder}
+    source = encoder.provenance(config.encoder.path) if "path" in config.encoder else None
+    return {**names, "seed": config.seed, "encoder": source}
 
 
 def begin(run: Run, settings: str, facts: Mapping[str, Any], digests: Mapping[str, str]) -> Path | None:

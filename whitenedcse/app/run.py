@@ -175,7 +175,7 @@ class Run:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Experiment, system, seed, and the encoder (see `provenance`); None where one is not known."""
+        """Experiment, system, seed and `Encoder.provenance`; None where one is not known."""
         facts: dict[str, Any] = {}
         with suppress(OSError, ValueError):
             facts = self.facts

@@ -38,12 +38,7 @@ PAIRS = {  # scored pairs of each subset, in the order of sts.TASKS
     "SICK-R/train": (4500,),
 }
 COLUMNS = ("task", "files", "rows", "published", "repeated", "blank", "verdict")  # rows: those here
-ROWS = {
-    "wiki1m": 1_000_000,
-    "wiki1m_like": 1_000_000,
-    "nli": 962_854,
-    "nli_for_simcse": 275_601,
-}  # of corpora
+ROWS = {"wiki1m": 1_000_000, "wiki1m_like": 1_000_000, "nli": 962_854, "nli_for_simcse": 275_601}
 AGAIN = "move the folder and any senteval.tar away, then: whitenedcse data fetch senteval"
 CORRUPTED = (
     "the corrupted copy of github.com/princeton-nlp/SimCSE/issues/84, on which any encoder scores above 99; "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,15 +109,20 @@ def predicted(file: Path) -> dict[str, Any]:
 
 def described(name: str) -> dict[tuple[str, str], int]:
     """The number of pairs or texts by split and subset, from mteb's own files if it is installed."""
-    spec = importlib.util.find_spec("mteb")  # which does not import it
-    folders = (spec.submodule_search_locations or []) if spec else []
-    found = [path for root in folders for path in Path(root, "descriptive_stats").glob("*/*.json")]
     sizes: dict[tuple[str, str], int] = {}
-    for file in (path for path in found if path.stem == name):
+    for file in (path for path in statistics() if path.stem == name):
         for split, content in read_json(file).items():
             subsets = content.get("hf_subset_descriptive_stats") or {"default": content}
             sizes |= {(split, subset): known["num_samples"] for subset, known in subsets.items()}
     return sizes
+
+
+@cache
+def statistics() -> list[Path]:
+    """mteb's own files that describe the data of its tasks; none if it is not installed."""
+    spec = importlib.util.find_spec("mteb")  # which does not import it
+    folders = (spec.submodule_search_locations or []) if spec else []
+    return [path for root in folders for path in Path(root, "descriptive_stats").glob("*/*.json")]
 
 
 def part(scores: Mapping[str, Any], saved: Any, n: int | None) -> Part:

@@ -206,14 +206,18 @@ def _row(settings: Mapping[str, Any]) -> Row:
     return Row(**settings)
 
 
-def curve(rows: Sequence[Row], fit: str) -> list[Row]:
-    """The row whose every number of components a figure shows, if none of these is whitened with all."""
-    whitened = [row for row in rows if row.map and {"k": None, **row.map} == {"kind": "whitening", "k": None}]
-    return [] if whitened else [Row(f"whitening ({fit})", map={"kind": "whitening"}, fit=fit)]
+def whole(settings: Mapping[str, Any]) -> bool:
+    """Whether a transform whitens and keeps all components, so that any number of them can be taken."""
+    return settings.get("kind") == "whitening" and settings.get("k") is None
 
 
-def chosen(protocol: Protocol, settings: Mapping[str, Any] | None, fit: str) -> tuple[list[Row], list[str]]:
-    """The rows to evaluate, the transform asked for last, and a line for each row left out without corpus."""
+def chosen(
+    protocol: Protocol, settings: Mapping[str, Any] | None, fit: str, *, curve: bool = False
+) -> tuple[list[Row], list[str]]:
+    """The rows to evaluate, the transform asked for last, and a line for each row left out without corpus.
+
+    curve: a figure shows every number of components, so one row at least has a whitening that is `whole`.
+    """
     rows, skipped = [], []
     for row in protocol.lines:
         try:
@@ -223,7 +227,13 @@ def chosen(protocol: Protocol, settings: Mapping[str, Any] | None, fit: str) -> 
             skipped.append(f"left out {row.name!r}: {error}")
         else:
             rows.append(row)
-    if settings:
-        k = "" if settings.get("k") is None else f"-{settings['k']}"
-        rows.append(Row(f"{settings['kind']}{k} ({fit})", map=settings, fit=fit))
+    rows += [transformed(settings, fit)] if settings else []
+    if curve and not any(whole(row.map or {}) for row in rows):
+        rows.append(transformed({"kind": "whitening"}, fit))
     return rows, skipped
+
+
+def transformed(settings: Mapping[str, Any], fit: str) -> Row:
+    """The row of a transform that a user asks for, named after it and what it is fitted to."""
+    k = "" if settings.get("k") is None else f"-{settings['k']}"
+    return Row(f"{settings['kind']}{k} ({fit})", map=settings, fit=fit)

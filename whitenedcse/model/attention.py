@@ -31,11 +31,7 @@ with suppress(ImportError):
 
 HALF = torch.float16, torch.bfloat16
 WIDEST = 256  # channels of a head that the kernels for CUDA take
-ALIKE = (
-    0.84  # of the longest sentence of a tile, the shortest that joins it: padding costs a tenth on average
-)
-
-
+ALIKE = 0.84  # of the longest sentence of a tile, the shortest that joins it: padding costs a tenth
 LEVELS = 1 << 16  # dropout on CPU rounds its probability to a 65,536th
 Seed = int | Sequence[int]  # of one draw of random numbers
 

@@ -9,8 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from huggingface_hub import HfApi
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from whitenedcse import ragged
@@ -108,6 +107,17 @@ class Encoder(nn.Module):
         """The checkpoint's own pooler (dense, tanh) of first tokens: (n, d) -> (n, d)."""
         return backbones.own_pooler(self.backbone)(x)
 
+    def provenance(self, path: str) -> dict[str, str | None]:
+        """Where it comes from: the path or hub id it was loaded by, the hub's commit, and its architecture.
+
+        The architecture reads "bert 12 x 768", for the kind, the layers and the width. The commit is None for
+        a local directory.
+        """
+        places = () if self.source is None or Path(path).is_dir() else self.source.parts
+        commit = next((after for at, after in pairwise(places) if at == "snapshots"), None)
+        kind = self.backbone.config.model_type
+        return {"path": path, "commit": commit, "architecture": f"{kind} {self.depth} x {self.width}"}
+
     @property
     def has_pooler(self) -> bool:
         """Whether the checkpoint came with the weights of a pooler."""
@@ -158,20 +168,6 @@ def pretrained(*, path: str, batches: str = "auto") -> Encoder:
             f"{path} lacks {len(absent)} weights of {type(backbone).__name__}: {', '.join(absent[:3])}"
         )
     return Encoder(backbone.float(), tokenizer, source, batches)
-
-
-def provenance(path: str) -> dict[str, str | None]:
-    """Where an encoder comes from: its path or hub id, the hub's commit, and its architecture.
-
-    The architecture reads "bert 12 x 768", for the kind, the layers and the width; None where the directory
-    has no config.json at its top. The commit is None for a local directory.
-    """
-    source, architecture = folder(path), None
-    with suppress(OSError, ValueError):
-        config = AutoConfig.from_pretrained(source, **OWN)
-        architecture = f"{config.model_type} {config.num_hidden_layers} x {config.hidden_size}"
-    commit = None if Path(path).is_dir() else source.name
-    return {"path": path, "commit": commit, "architecture": architecture}
 
 
 def sound(file: Path) -> Path:

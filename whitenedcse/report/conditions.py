@@ -56,14 +56,6 @@ def conditions(row: Mapping[str, Any]) -> dict[str, Any]:
     return without_idle(named | {key: value for key, value in own.items() if key not in BUILT})
 
 
-BUILT = (
-    "from",
-    "row",
-    "file",
-    "where",
-)  # of a row: what it is built from, and where scores are read
-
-
 def without_idle(named: Mapping[str, Any]) -> dict[str, Any]:
     """Conditions by name, without those that have no effect, as what is below a null setting."""
     idle = [f"{name}." for name, value in named.items() if value is None] + ["data.seed"]

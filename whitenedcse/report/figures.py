@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from whitenedcse.evaluation import layers
 from whitenedcse.evaluation.sts import MEANING, MEANS
 from whitenedcse.evaluation.suite import Plan, System
+from whitenedcse.evaluation.tasks import whole
 from whitenedcse.report.plots import COLOURS, LABEL, STYLE
 
 ANNOTATED = 13  # layers; beyond, numbers in cells are too small to read
@@ -209,12 +210,8 @@ def draw(
     every = planes[kind] if every_layer(names) else np.empty(0)
     said = Said(scores["model"], rows[0]["pooling"], scores["headline"])
     layered, last = said._replace(pooling=f"{kind} in each layer"), said._replace(pooling=rows[-1]["pooling"])
-    whitened = {"kind": "whitening", "k": None}
-    curves = {
-        row["name"]: system
-        for row, system in zip(rows, systems, strict=True)
-        if {"k": None, **row["postprocess"]}.items() >= whitened.items()
-    }
+    pairs = zip(rows, systems, strict=True)
+    curves = {row["name"]: system for row, system in pairs if whole(row["postprocess"])}
     make = {
         "layers": lambda: _layers(run, every, plan, layered),
         "subsets": lambda: _subsets(run, every, plan, layered),

@@ -12,6 +12,7 @@ import numpy as np
 
 from whitenedcse.app.terminal import Grid
 from whitenedcse.evaluation.differences import (
+    ALPHA,
     Source,
     holm,
     of_difference,
@@ -26,7 +27,6 @@ from whitenedcse.evaluation.statistics import Comparison, with_interval
 from whitenedcse.evaluation.sts import spearman
 from whitenedcse.report.results import bounds, difference_cells, headed
 
-ALPHA = 0.05
 NOTHING = "cannot be said: no number of pairs, no experiments"
 LEGEND = (
     "pairs, texts: other test pairs or texts; training: other training texts, by mteb's paired experiments",

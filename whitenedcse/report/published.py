@@ -35,6 +35,14 @@ class Scored(NamedTuple):
     differences: tuple[str, ...] = ()
 
 
+class Made(NamedTuple):
+    """A row of a run's scores, and the conditions under which it was made."""
+
+    run: Evaluation
+    row: Mapping[str, Any]
+    conditions: Mapping[str, Any]
+
+
 def tables() -> dict[str, Any]:
     """The published tables and figures by key."""
     return content()["tables"]
@@ -58,9 +66,13 @@ def report(key: str, runs: Iterable[str | Path] = (), aliases: Mapping[str, str]
         raise ValueError(f"no published table {key!r}; the nearest are {', '.join(near)}")
     table, aliases = every[key], aliases or {}
     refuse_unused(aliases, table["rows"])
-    evaluations = evaluations_in(runs)
-    own = {row["label"]: fitting(row, table, evaluations, aliases) for row in table["rows"]}
-    beside = nearest(table, [label for label, models in own.items() if not models], evaluations, aliases)
+    made = [Made(run, row, found(run, row)) for run in evaluations_in(runs) for row in run.scores["rows"]]
+    possible = {
+        row["label"]: list(candidates(row, table, made, aliases)) if row["conditions"] else []
+        for row in table["rows"]
+    }
+    own = {label: fitting(every) for label, every in possible.items()}
+    beside = nearest(possible, [label for label, models in own.items() if not models])
     rows: list[tuple[str, ...]] = []
     notes: list[str] = []
     missing: dict[str, list[str]] = {}
@@ -104,29 +116,25 @@ def evaluations_in(paths: Iterable[str | Path]) -> list[Evaluation]:
 
 
 def candidates(
-    row: Mapping[str, Any], table: Mapping[str, Any], runs: Iterable[Evaluation], aliases: Mapping[str, str]
-) -> Iterator[tuple[Evaluation, str, Scored]]:
-    """The scores of runs that might stand for a published row, each with its own name and what differs."""
+    row: Mapping[str, Any], table: Mapping[str, Any], made: Iterable[Made], aliases: Mapping[str, str]
+) -> Iterator[tuple[Made, Scored]]:
+    """The rows of scores that might stand for a published row, each with its scores and what differs."""
     wanted = conditions(row)
-    for run in runs:
-        for scored in run.scores["rows"]:
-            here = found(run, scored)
-            if all(here[name] == wanted[name] for name in ("trained", "transform")):
-                differ = differences(wanted, here, aliases)
-                values = read(row["conditions"], table, run, scored)
-                if any(cell(column, values) is not None for column in table["columns"]):
-                    yield run, scored["name"], Scored(values, (str(run.path),), tuple(differ))
+    for one in made:
+        if all(one.conditions[name] == wanted[name] for name in ("trained", "transform")):
+            values = read(row["conditions"], table, one.run, one.row)
+            if any(cell(column, values) is not None for column in table["columns"]):
+                differ = differences(wanted, one.conditions, aliases)
+                yield one, Scored(values, (str(one.run.path),), tuple(differ))
 
 
-def fitting(
-    row: Mapping[str, Any], table: Mapping[str, Any], runs: Iterable[Evaluation], aliases: Mapping[str, str]
-) -> list[Scored]:
+def fitting(candidates: Iterable[tuple[Made, Scored]]) -> list[Scored]:
     """The scores of each model that fills a row: a seed of a trained one counts once, the later run first.
 
     A later run replaces and completes the scores of an earlier one.
     """
     models: dict[int | None, Scored] = {}
-    for run, _, scored in candidates(row, table, runs, aliases) if row["conditions"] else ():
+    for (run, _, _), scored in candidates:
         if not scored.differences:
             seed = run.scores.get("seed") if run.trained else None
             before = models.get(seed, Scored({}, ()))
@@ -134,16 +142,14 @@ def fitting(
     return list(models.values())
 
 
-def nearest(
-    table: Mapping[str, Any], empty: Iterable[str], runs: list[Evaluation], aliases: Mapping[str, str]
-) -> dict[str, list[Scored]]:
-    """The runs that come nearest to rows which none fills, by label; each beside its nearest row alone."""
+def nearest(every: Mapping[str, list[tuple[Made, Scored]]], empty: Iterable[str]) -> dict[str, list[Scored]]:
+    """Of the candidates by label, those near to rows that none fills; each beside its nearest row alone."""
     best: dict[tuple[Path, str], tuple[str, Scored]] = {}
-    for row in table["rows"]:
-        for run, name, scored in candidates(row, table, runs, aliases) if row["conditions"] else ():
-            key = (run.path, name)
+    for label, candidates in every.items():
+        for made, scored in candidates:
+            key = (made.run.path, made.row["name"])
             if key not in best or len(scored.differences) < len(best[key][1].differences):
-                best[key] = (row["label"], scored)
+                best[key] = (label, scored)
     near: dict[str, list[Scored]] = {}
     for label, scored in best.values():
         if label in empty and 0 < len(scored.differences) <= NEAR:
