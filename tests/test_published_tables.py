@@ -185,6 +185,16 @@ def test_what_was_made_in_another_way_altogether_is_not_even_near(tmp_path, key,
     assert {r[1] for r in report(key, [here]).rows} <= {"cited", "published"}
 
 
+@pytest.mark.parametrize("differences", [3, 4])
+def test_a_run_that_differs_in_more_than_three_conditions_is_not_near(tmp_path, differences):
+    names = ["optim.lr", "optim.weight_decay", "loss.temperature", "data.max_length"][:differences]
+    wanted = conditions(named("WhitenedCSE/T1", "WhitenedCSE-BERT base"))
+    grid = report("WhitenedCSE/T1", [run(tmp_path / "x", wanted | {n: other(wanted[n]) for n in names})])
+    assert [row[0] for row in grid.rows if row[1] == "near miss"] == ["WhitenedCSE-BERT base"] * (
+        differences < 4
+    )
+
+
 def test_settings_that_an_older_run_did_not_record_are_named(tmp_path):
     wanted = conditions(named("WhitenedCSE/T1", "WhitenedCSE-BERT base"))
     del wanted["loss.denominator"], wanted["case"]
