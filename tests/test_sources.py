@@ -3,7 +3,6 @@
 import hashlib
 import http.server
 import io
-import shutil
 import tarfile
 import time
 from pathlib import Path
@@ -198,10 +197,11 @@ def test_a_corpus_of_several_files_is_fetched_whole_or_not_there(root, hub):
         located("nli")
     assert present("nli", roots()) is None
     hub[f"{SNLI}: {parts[-1][1]}"], asked = last, len(hub["asked"])
-    shutil.rmtree(root / "mnli_snli/.cache")  # as if the others had been put there by hand
+    pairs = {"premise": ["mine"], "hypothesis": ["own"]}  # put there by hand: not to be overwritten
+    pyarrow.parquet.write_table(pyarrow.table(pairs), root / "mnli_snli" / parts[0][1])
     assert located("nli") == root / "mnli_snli"
     assert [method for method, _ in hub["asked"][asked:]].count("GET") == 1  # the three others were there
-    assert sorted(texts(named("nli"))) == ["h", "h", "h", "h", "h0", "h1", "h2", "h3", "p0", "p1", "p2", "p3"]
+    assert sorted(texts(named("nli"))) == ["h", "h", "h", "h1", "h2", "h3", "mine", "own", "p1", "p2", "p3"]
 
 
 @pytest.mark.parametrize("top", ["", "./", "downstream/", "SentEval/data/downstream/"])
