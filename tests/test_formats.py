@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from whitenedcse.app.terminal import Grid, as_csv, as_latex, as_markdown, as_rich
+from whitenedcse.app.terminal import Grid, as_csv, as_latex, as_markdown, printed, say
 
 AWKWARD = [
     "a & b",
@@ -25,11 +25,14 @@ AWKWARD = [
 ]
 ROWS = [(text, "-1.50", str(i)) for i, text in enumerate(AWKWARD)]
 GRID = Grid("scores & [more]", ("row_1", "all %", ""), ROWS, ("see [nli] a_b & c", "100 %"), (1, 2))
+COMMAND = "python evaluate.py model=a_b layers=[1,-1] " + "pooling=mean " * 12
+MADE = GRID._replace(commands={COMMAND: ["row_1", "row & 2"]})
 
 
 def shown(grid, width):
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(as_rich(grid))
+    for part in printed(grid):
+        console.print(part)
     return console.file.getvalue().splitlines()
 
 
@@ -112,6 +115,15 @@ def test_numbers_are_set_flush_right():
 
 
 def test_a_row_of_another_length_is_refused():
-    for write in (as_rich, as_markdown, as_csv, as_latex):
+    for write in (say, as_markdown, as_csv, as_latex):
         with pytest.raises(AssertionError, match="t: a row"):
             write(Grid("t", ("a", "b"), [("only one",)]))
+
+
+def test_commands_keep_one_line_each_and_name_the_rows_they_make(capsys):
+    say(MADE)
+    text = capsys.readouterr().out
+    assert f"  {COMMAND}" in text.splitlines() and "to make row_1; row & 2:" in text
+    assert as_markdown(MADE).endswith(f"\nTo make row\\_1; row & 2:\n\n```sh\n{COMMAND}\n```\n")
+    assert from_latex(as_latex(MADE).splitlines()[-2].partition("footnotesize ")[2]).endswith(COMMAND)
+    assert as_csv(MADE) == as_csv(GRID)

@@ -121,13 +121,8 @@ def test_without_runs_a_table_is_the_published_one_and_asks_for_what_the_paper_r
     for key, table in TABLES.items():
         grid, kinds = report(key), {True: "cited", False: "published"}
         assert [(r["label"], kinds[r["cited"]]) for r in table["rows"]] == [*lines(grid)]
-        asking = [
-            n.removeprefix("to make ").partition(": python ") for n in grid.notes if n.startswith("to make ")
-        ]
         for row in table["rows"]:
-            hits = [
-                f"python {command}" for labels, _, command in asking if row["label"] in labels.split("; ")
-            ]
+            hits = [command for command, labels in grid.commands.items() if row["label"] in labels]
             assert hits == ([row["command"]] if row["command"] else [])
             assert not row["cited"] or (row["command"], row["conditions"]) == (None, None)
             assert row["cited"] or row["command"] or row["label"].startswith(("T5-", "XLM-"))
@@ -175,7 +170,7 @@ def test_a_run_with_one_other_condition_is_a_near_miss_that_names_it(tmp_path, n
     assert all(f"{name}=" in note and note.count(", the row has ") == 1 for note in near)
     labels = [note.removeprefix("near miss, ").partition(f": {here}")[0] for note in near]
     assert labels and [r[0] for r in grid.rows if r[1] == "near miss"] == labels
-    assert all(any("to make" in n and label in n for n in grid.notes) for label in labels)
+    assert set(labels) <= {made for made_by in grid.commands.values() for made in made_by}
 
 
 @pytest.mark.parametrize(("key", "name"), [("WhitenedCSE/T3", "trained"), ("BERT-whitening/T1", "transform")])

@@ -336,8 +336,11 @@ def test_a_series_is_the_finite_values_of_whole_lines(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["gone"], "gone is neither a directory nor a published table (--list names them)"),
-        (["WhitenedCSE/T1", "gone"], "WhitenedCSE/T1 is neither a directory"),
+        (["gone"], "gone is no directory, nor a published table (--list names them)"),
+        (
+            ["WhitenedCSE/T1", "gone"],
+            "WhitenedCSE/T1 is a published table and stands alone; --runs gone puts",
+        ),
         (["empty"], "no run of train.py in empty"),
         (["run", "--against", "x"], "--against 'x': run is one run"),
         (["run", "--runs", "run"], "--runs and --as go with a published table"),

@@ -16,7 +16,7 @@ from typing import Any
 
 from whitenedcse.app import arguments as given
 from whitenedcse.app import serving_commands
-from whitenedcse.app.terminal import Grid, as_rich, say, show
+from whitenedcse.app.terminal import Grid, say, show
 from whitenedcse.data import sources
 
 
@@ -87,7 +87,7 @@ def data_check(arguments: argparse.Namespace) -> int:
     with rich.get_console().status("reading"):
         findings = doctor.examined(arguments.folder)
     table = Grid("tasks and corpora", doctor.COLUMNS, doctor.lines(findings), right=range(2, 6))
-    say(as_rich(table))
+    say(table)
     for remark in doctor.remarks(findings):
         say(remark)
     return int(any(finding.verdict == "wrong" for finding in findings))
@@ -143,7 +143,7 @@ def report(arguments: argparse.Namespace) -> int:
         return 0
     papers = {key.partition("/")[0] for key in known}
     is_key = what[0] in known or (what[0].partition("/")[0] in papers and not Path(what[0]).is_dir())
-    return report_published(arguments) if is_key and len(what) == 1 else report_runs(arguments)
+    return report_published(arguments) if is_key else report_runs(arguments)
 
 
 def report_published(arguments: argparse.Namespace) -> int:
@@ -153,6 +153,11 @@ def report_published(arguments: argparse.Namespace) -> int:
     if arguments.out or arguments.against:
         raise ValueError(
             f"--out and --against are for runs of train.py; {arguments.what[0]} is a published table"
+        )
+    if len(arguments.what) > 1:
+        raise ValueError(
+            f"{arguments.what[0]} is a published table and stands alone; --runs {arguments.what[1]} "
+            "puts runs beside it"
         )
     wrong = [alias for alias in arguments.aliases if "=" not in alias]
     if wrong:

@@ -42,10 +42,10 @@ QUIET = (
 )
 
 
-def say(text: Any) -> None:
+def say(content: str | terminal.Grid) -> None:
     """Print a line or a table, once however many ranks there are."""
     if ranks.first():
-        terminal.say(text)
+        terminal.say(content)
 
 
 def start(script: Callable[[], Any]) -> None:
@@ -145,7 +145,7 @@ def end(loggers: Iterable[Logger], run: Run) -> None:
 def show(grids: Iterable[terminal.Grid]) -> None:
     """Print tables."""
     for grid in grids:
-        say(terminal.as_rich(grid))
+        say(grid)
 
 
 def forced() -> bool:

@@ -7,10 +7,11 @@ import io
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple
 
 import rich
 from rich.box import SIMPLE_HEAD
@@ -30,13 +31,17 @@ LATEX = str.maketrans(
 
 
 class Grid(NamedTuple):
-    """A table as text, with a cell for each row and column. right: numbers of the columns aligned right."""
+    """A table as text, with a cell for each row and column.
+
+    right: numbers of the columns aligned right. commands: by command, the names of the rows that it makes.
+    """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
     right: Collection[int] = ()
+    commands: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 def console() -> Console:
@@ -47,26 +52,34 @@ def console() -> Console:
     return out
 
 
-def as_rich(grid: Grid) -> Table:
-    """The table for a terminal: the notes are the caption, and numbers are never broken."""
-    table = Table(box=SIMPLE_HEAD, padding=0, caption_justify="left")
-    table.title, table.caption = Text(grid.title), Text("\n".join(grid.notes))
+def printed(grid: Grid) -> Iterator[str | Text | Table]:
+    """The table for a terminal, part by part: numbers are never broken, and commands can be copied."""
+    yield Text(grid.title, style="italic")
+    table = Table(box=SIMPLE_HEAD, padding=0)
     header, *rows = lines(grid)
     for i, name in enumerate(header):
         right = i in grid.right
         table.add_column(Text(name), justify="right" if right else "left", no_wrap=right, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
-    return table
+    yield table
+    yield from map(Text, grid.notes)
+    for command, made in grid.commands.items():
+        yield Text(f"\nto make {'; '.join(made)}:")
+        yield f"  {command}"
 
 
 def as_markdown(grid: Grid) -> str:
-    """The table as Markdown: a heading, a pipe table (GitHub's), and the notes as a list."""
+    """The table as Markdown: a heading, a pipe table (GitHub's), the notes as a list, blocks of commands."""
     header, *rows = [[markdown(cell) for cell in row] for row in lines(grid)]
     rule = ["---:" if i in grid.right else "---" for i in range(len(header))]
     body = "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))
     notes = "".join(f"- {markdown(note)}\n" for note in grid.notes)
-    return f"### {markdown(grid.title)}\n\n{body}\n" + (f"\n{notes}" if notes else "")
+    blocks = "".join(
+        f"\nTo make {markdown('; '.join(made))}:\n\n```sh\n{command}\n```\n"
+        for command, made in grid.commands.items()
+    )
+    return f"### {markdown(grid.title)}\n\n{body}\n" + (f"\n{notes}" if notes else "") + blocks
 
 
 def markdown(text: str) -> str:
@@ -85,7 +98,8 @@ def as_latex(grid: Grid) -> str:
     """The table as LaTeX: a table environment for the booktabs package."""
     header, *rows = [" & ".join(cell.translate(LATEX) for cell in row) + r" \\" for row in lines(grid)]
     align = "".join("r" if i in grid.right else "l" for i in range(len(grid.columns)))
-    notes = [rf"\par\footnotesize {note.translate(LATEX)}" for note in grid.notes]
+    made = [f"to make {'; '.join(rows)}: {command}" for command, rows in grid.commands.items()]
+    notes = [rf"\par\footnotesize {note.translate(LATEX)}" for note in [*grid.notes, *made]]
     return "\n".join(
         [r"\begin{table}", r"\centering", rf"\caption{{{grid.title.translate(LATEX)}}}"]
         + [rf"\begin{{tabular}}{{{align}}}", r"\toprule", header, r"\midrule", *rows, r"\bottomrule"]
@@ -93,16 +107,17 @@ def as_latex(grid: Grid) -> str:
     )
 
 
-def say(text: Any) -> None:
+def say(content: str | Grid) -> None:
     """Print a line or a table, also where a progress bar is drawn."""
-    console().print(text, soft_wrap=isinstance(text, str), highlight=False, markup=False)
+    for part in [content] if isinstance(content, str) else printed(content):
+        console().print(part, soft_wrap=isinstance(part, str), highlight=False, markup=False)
 
 
 def show(grids: Sequence[Grid], form: str) -> None:
     """Print tables in one of the formats table, markdown, csv, latex."""
     if form == "table":
         for grid in grids:
-            say(as_rich(grid))
+            say(grid)
     else:
         forms = {"markdown": as_markdown, "csv": as_csv, "latex": as_latex}
         sys.stdout.write("\n".join(forms[form](grid) for grid in grids))

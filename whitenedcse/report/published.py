@@ -84,9 +84,8 @@ def report(key: str, runs: Iterable[str | Path] = (), aliases: Mapping[str, str]
             notes.append(f"near miss, {label}: {other.paths[0]}: {'; '.join(other.differences)}")
         if row["command"] and not models:
             missing.setdefault(row["command"], []).append(label)
-    notes += [f"to make {'; '.join(labels)}: {command}" for command, labels in missing.items()]
-    columns = ("row", "", *table["columns"])
-    return Grid(f"{key}: {table['title']}", columns, rows, [*heading(table), *notes], range(2, len(columns)))
+    columns, notes = ("row", "", *table["columns"]), [*heading(table), *notes]
+    return Grid(f"{key}: {table['title']}", columns, rows, notes, range(2, len(columns)), missing)
 
 
 def heading(table: Mapping[str, Any]) -> list[str]:

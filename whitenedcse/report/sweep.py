@@ -142,9 +142,7 @@ def paths(names: Iterable[str]) -> list[Path]:
     for name in names:
         here = [path for path in map(Path, glob.glob(name) if glob.has_magic(name) else [name])]
         if not any(path.is_dir() for path in here):
-            raise FileNotFoundError(
-                f"{name} is neither a directory nor a published table (--list names them)"
-            )
+            raise FileNotFoundError(f"{name} is no directory, nor a published table (--list names them)")
         found |= {path.resolve(): path for path in here if path.is_dir()}
     return [found[path] for path in sorted(found, key=natural)]
 
