@@ -34,7 +34,7 @@ import torch
 
 from whitenedcse.app.compute import environment
 from whitenedcse.app.durable import digest
-from whitenedcse.app.terminal import Grid, as_rich, console
+from whitenedcse.app.terminal import Grid, say
 from whitenedcse.training.trainer import step_of, written
 
 ROOT = Path(__file__).parents[1]
@@ -428,7 +428,7 @@ def main() -> None:
         rows = studied(Path(folder), options)
     columns = ["case", "processes", "kept", "logged", "draft", "gone [s]", "verdict"]
     grid = Grid("chaos", columns, [row.cells() for row in rows], summary(rows), {1, 2, 3, 5})
-    console().print(as_rich(grid))
+    say(grid)
     if options.json:
         facts = {"seed": options.seed, "quick": options.quick, **environment()}
         text = json.dumps(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -11,7 +12,17 @@ from pathlib import Path
 import pytest
 
 from whitenedcse.app import durable
-from whitenedcse.app.durable import drafted, read_json, restore, whole_lines, write_json, writing
+from whitenedcse.app.durable import (
+    DIGESTS,
+    drafted,
+    intact,
+    read_json,
+    restore,
+    seal,
+    whole_lines,
+    write_json,
+    writing,
+)
 
 OLD, NEW = b"old" * 1000, b"new!" * 100_000
 
@@ -161,3 +172,36 @@ def test_a_folder_is_put_on_the_disk_with_all_that_is_in_it(tmp_path, monkeypatc
     monkeypatch.setattr(durable, "settle", seen.append)
     durable.settle_all(tmp_path / "a")
     assert sorted(seen) == [tmp_path / "a", tmp_path / "a/b", tmp_path / "a/b/c"]
+
+
+def test_a_sealed_folder_refuses_each_flipped_byte_truncation_swap_and_loss(tmp_path):
+    (tmp_path / "deep").mkdir()
+    contents = {
+        "a.bin": bytes(range(256)),
+        "deep/b.json": b'{"x": 1}\n',
+        "empty": b"",
+        "note.md": b"edited later",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    seal(tmp_path)
+    intact(tmp_path, "copy it again")
+    (tmp_path / "note.md").write_bytes(b"another text")
+    (tmp_path / "more").write_bytes(b"of somebody else")
+    intact(tmp_path, "copy it again")
+    held = {name: (tmp_path / name).read_bytes() for name in ["a.bin", "deep/b.json", "empty", DIGESTS]}
+    draw = random.Random(0)
+    for name, content in held.items():
+        file = tmp_path / name
+        flips = [bytearray(content) for _ in range(20 if content else 0)]
+        for flipped in flips:
+            flipped[draw.randrange(len(flipped))] ^= 1 << draw.randrange(8)
+        others = [*map(bytes, flips), content[: len(content) // 2], b"x" + content, held["a.bin"][::-1]]
+        for other in [*others, b"", None]:
+            if other == content or (name == DIGESTS and other is None):  # a folder that is not sealed
+                continue
+            file.unlink() if other is None else file.write_bytes(other)
+            with pytest.raises(ValueError, match=r"copy it again|is not JSON"):
+                intact(tmp_path, "copy it again")
+        file.write_bytes(content)
+    intact(tmp_path, "copy it again")
