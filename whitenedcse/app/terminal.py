@@ -67,6 +67,8 @@ def printed(grid: Grid) -> Iterator[str | Text | Table]:
     for command, made in grid.commands.items():
         yield Text(f"\nto make {'; '.join(made)}:")
         yield f"  {command}"
+    if grid.notes or grid.commands:  # a table itself ends with an empty line
+        yield ""
 
 
 def as_markdown(grid: Grid) -> str:
