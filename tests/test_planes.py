@@ -10,7 +10,8 @@ from conftest import SENTENCES, embedder_of
 
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import planes as planes_module
-from whitenedcse.model.planes import planes
+from whitenedcse.model.planes import Source, Wanted, planes, vectors
+from whitenedcse.model.pooling import Pooling
 from whitenedcse.ragged import rows as lists
 
 
@@ -152,6 +153,24 @@ def test_training_mode_is_put_back_and_dropout_is_off(encoder, rows):
     first = planes(encoder, rows, ["cls"], [3])
     assert encoder.training and encoder.backbone.training
     assert first.kinds["cls"][0][0] == pytest.approx(alone(encoder, rows[0], 3)[0], abs=1e-5)
+
+
+@pytest.mark.parametrize("many", [0, 2, 4])
+def test_one_encoding_serves_every_pooling_and_layer_that_there_is_space_for(encoder, monkeypatch, many):
+    source = Source(None, "", embedder_of(encoder, kind="mean", layers=(-1,)))
+    one = 4 * (encoder.depth + 1) * len(SENTENCES) * encoder.width  # bytes of a kind in all layers
+    monkeypatch.setattr(planes_module, "KEPT", many * one + one - 1)
+
+    def encoded(kind, layers):
+        wanted = Wanted([Pooling(kind=kind, layers=layers)], keep=True)
+        return vectors(source, SENTENCES, wanted)[1].encoded
+
+    assert encoded("mean", [-1]) == len(SENTENCES)
+    again = {kind: encoded(kind, [0, 2]) + encoded(kind, [1]) for kind in ("mean", "cls", "max", "last")}
+    every, kept = 2 * len(SENTENCES), ["mean", "cls", "max", "last"][:many]
+    assert again == {kind: 0 if kind in kept else len(SENTENCES) if many else every for kind in again}
+    if many == 4:
+        assert encoded("pooler", [-1]) == 0
 
 
 def test_an_embedder_finished_from_planes_is_its_own_encoding(encoder, rows):

@@ -235,8 +235,8 @@ class Wanted(NamedTuple):
 
     poolings: each gives an array; None is the model's own embedding, head included. max_length: in tokens,
     None for the model's own. extra: see `Planes.average`. every: the last pooling is wanted in all layers.
-    keep: keep the first token (of a decoder the last) and the mean in every layer too, for later evaluations
-    of the encoder, unless they take more than KEPT. bf16: the backbone computes in bfloat16.
+    keep: keep the other kinds of pooling in every layer too, for later evaluations of the encoder: as many
+    kinds as KEPT allows, the usual ones first. bf16: the backbone computes in bfloat16.
     """
 
     poolings: Sequence[Pooling | None]
@@ -265,8 +265,9 @@ def vectors(source: Source, sentences: list[str], wanted: Wanted) -> tuple[list[
     layers = {layer for pooling in poolings for layer in pooling.layers}
     depth = range(encoder.depth + 1)
     layers |= set(depth) if wanted.every else set()
-    keep = wanted.keep and 8 * len(depth) * len(sentences) * encoder.width <= KEPT
-    more = (("last" if causal(encoder) else "cls", "mean"), depth) if keep else ((), ())
+    room = KEPT // (4 * len(depth) * len(sentences) * encoder.width) if wanted.keep and sentences else 0
+    usual = ["mean", "last", "max", "cls"] if causal(encoder) else ["mean", "cls", "max", "last"]
+    more = (usual[:room], depth) if room else ((), ())
     limit = min(wanted.max_length or embedder.max_length, embedder.max_length)
     rows = token_ids(sentences, encoder.tokenizer, limit)
     got = planes(encoder, rows, kinds, sorted(layers), more=more, bf16=wanted.bf16)
