@@ -226,7 +226,9 @@ def chosen(
         except FileNotFoundError as error:
             skipped.append(f"left out {row.name!r}: {error}")
         else:
-            rows.append(row)
+            rows += (
+                [row] if row not in rows else []
+            )  # fit=target makes a protocol's NLI rows those of the task
     rows += [transformed(settings, fit)] if settings else []
     if curve and not any(whole(row.map or {}) for row in rows):
         rows.append(transformed({"kind": "whitening"}, fit))

@@ -119,6 +119,7 @@ def component_curves(
     ]
     if not tasks:
         raise ValueError("no task has a score to draw")
+    tasks = tasks[:1] if len(tasks) == 2 else tasks  # the average of one task is that task
     wide = min(4, len(tasks))
     high = math.ceil(len(tasks) / wide)
     with rc_context(STYLE):
@@ -137,10 +138,11 @@ def component_curves(
             ax.set_title(task)
         for ax in axes[len(tasks) :]:
             ax.remove()
+        for ax in axes[max(0, len(tasks) - wide) : len(tasks)]:  # a label of the figure would hide the legend
+            ax.set_xlabel("components kept, k")
         figure.legend(
             *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
         )
-        figure.supxlabel("components kept, k", size=9)
         figure.supylabel(LABEL, size=9)
         _title(figure, said)
         return _saved(figure, path)
@@ -283,7 +285,13 @@ def _projection(run: Path, system: System, plan: Plan, said: Said) -> str:
         figure = Figure(figsize=(4.2, 4.2), layout="constrained")
         ax = figure.subplots()
         ax.plot(*places.T, ".", color=COLOURS[0], markersize=2, alpha=0.5)
-        ax.set(aspect="equal", xlabel="first principal axis", ylabel="second", xlim=(-1, 1), ylim=(-1, 1))
+        ax.set(
+            aspect="equal",
+            xlabel="first principal axis",
+            ylabel="second principal axis",
+            xlim=(-1, 1),
+            ylim=(-1, 1),
+        )
         line = f"{said.encoder}, pooling {said.pooling}: {len(x)} sentences of {task} on the unit sphere"
         figure.suptitle(textwrap.fill(line, 58), size=8)
         _saved(figure, run / "projection")
