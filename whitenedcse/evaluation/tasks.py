@@ -226,9 +226,7 @@ def chosen(
         except FileNotFoundError as error:
             skipped.append(f"left out {row.name!r}: {error}")
         else:
-            rows += (
-                [row] if row not in rows else []
-            )  # fit=target makes a protocol's NLI rows those of the task
+            rows += [] if row in rows else [row]  # fit=target makes rows on NLI those on the task
     rows += [transformed(settings, fit)] if settings else []
     if curve and not any(whole(row.map or {}) for row in rows):
         rows.append(transformed({"kind": "whitening"}, fit))
