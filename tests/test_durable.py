@@ -209,17 +209,22 @@ def test_several_who_write_one_folder_leave_it_whole_and_nothing_else(tmp_path):
         assert os.listdir(tmp_path) == ["out"] and sorted(os.listdir(tmp_path / "out")) == ["a", "b", "c"]
 
 
-def test_a_reader_never_takes_the_folder_back_from_its_writer(tmp_path):
-    def work(i):
-        for _ in range(20):
-            if i:
-                restore(tmp_path / "out")
-                continue
-            with drafted(tmp_path / "out") as draft:
-                (draft / "a").touch()
+def test_a_reader_never_takes_the_folder_back_from_its_writer(tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    rename, reader = Path.rename, threading.Thread(target=restore, args=[tmp_path / "out"])
 
-    several(work, 4)
-    assert os.listdir(tmp_path) == ["out"]
+    def renamed(self, target):
+        moved = rename(self, target)
+        if target.name == ".out.old":
+            reader.start()
+            reader.join(0.1)  # it waits for the writer
+        return moved
+
+    monkeypatch.setattr(Path, "rename", renamed)
+    with drafted(tmp_path / "out") as draft:
+        (draft / "a").touch()
+    reader.join()
+    assert os.listdir(tmp_path) == ["out"] and os.listdir(tmp_path / "out") == ["a"]
 
 
 def test_a_writer_that_does_not_end_is_named_and_keeps_its_draft(tmp_path, monkeypatch):

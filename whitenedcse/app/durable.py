@@ -57,7 +57,7 @@ def drafted(path: Path) -> Iterator[Path]:
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
             yield draft
             settle_all(draft)
-            with alone(path.parent):
+            with renaming(path):
                 shutil.rmtree(old, ignore_errors=True)
                 if path.exists():
                     path.rename(old)
@@ -72,9 +72,20 @@ def drafted(path: Path) -> Iterator[Path]:
 def restore(path: Path) -> None:
     """Rename the old folder back, if a kill came between the two renames of `drafted`."""
     if (old := beside(path, "old")).exists() and not path.exists():
-        with alone(path.parent), suppress(FileNotFoundError):  # which another process is just replacing
-            if not path.exists():
+        with renaming(path):
+            if old.exists() and not path.exists():  # else another process was just replacing it
                 old.rename(path)
+
+
+@contextmanager
+def renaming(path: Path) -> Iterator[None]:
+    """A context in which no other process renames a folder, or what is kept beside it."""
+    turn = beside(path, "turn")
+    with alone(turn, Path.touch):
+        try:
+            yield
+        finally:
+            turn.unlink()
 
 
 @contextmanager
@@ -181,7 +192,8 @@ def seal(folder: Path, names: Iterable[str] | None = None, coming: Mapping[str, 
 def seal_too(path: Path) -> None:
     """Add a file to digests.json of its folder, to which other processes may be adding theirs."""
     with alone(path.parent):
-        write_json(path.parent / DIGESTS, read_json(path.parent / DIGESTS) | {path.name: checksum(path)})
+        known = read_json(path.parent / DIGESTS) | {path.name: checksum(path)}
+        write_json(path.parent / DIGESTS, dict(sorted(known.items())))
 
 
 def intact(folder: Path, cure: str, names: Iterable[str] | None = None) -> None:
