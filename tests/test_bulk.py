@@ -33,8 +33,9 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.planes import digest_of
 from whitenedcse.model.pooling import Final
 from whitenedcse.serving import bulk as bulk_module
-from whitenedcse.serving.bulk import Form, Job, arrays, encoded
+from whitenedcse.serving.bulk import Job, arrays, encoded
 from whitenedcse.serving.exports import ending, whitened
+from whitenedcse.serving.manifest import Form
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES[:3]]
 TEXTS[5:5] = ["", "  ", TEXTS[1], "the", " ".join(SENTENCES * 4)]  # blank, equal, short, beyond the limit
@@ -81,7 +82,7 @@ def test_row_i_of_the_files_is_row_i_of_the_input(embedder, corpus, tmp_path, to
     one_by_one = np.concatenate([embedder.encode([text]) for text in TEXTS])
     assert_allclose(np.concatenate(got), one_by_one, atol=2e-3 if dtype == "float16" else 1e-5)
     names = [f"shard-0000{i}.{to}" for i in range(5)]
-    assert sorted(contents(out)) == [".lock", "manifest.json", *names]
+    assert sorted(contents(out)) == [".lock", "digests.json", "manifest.json", *names]
     peer = [np.load(out / n) if to == "npy" else pq.read_table(out / n) for n in names]
     if to == "parquet":
         assert [row for table in peer for row in table["row"].to_pylist()] == list(range(29))
@@ -279,7 +280,7 @@ def test_no_file_is_there_before_all_of_it_is(embedder, corpus, tmp_path, monkey
     monkeypatch.setattr(np, "save", half)
     with pytest.raises(OSError, match="no space left"):
         encoded(job_of(embedder, corpus, tmp_path / "out", form=FORM))
-    assert set(contents(tmp_path / "out")) == {".lock", "manifest.json"}
+    assert set(contents(tmp_path / "out")) == {".lock", "digests.json", "manifest.json"}
 
 
 @pytest.mark.slow
@@ -391,6 +392,7 @@ def test_reading_runs_no_code_of_a_file(embedder, corpus, tmp_path, name, as_arr
             np.save(file, np.array([Bomb(bomb)] * 7, dtype=object), allow_pickle=True)
         else:
             pickle.dump(Bomb(bomb), file)
+    (out / "digests.json").unlink()  # else its digest refuses it before
     with pytest.raises(ValueError, match=f"{name}.*is (damaged|not what)"):
         list(arrays(out))
     assert not bomb.exists()
@@ -398,10 +400,78 @@ def test_reading_runs_no_code_of_a_file(embedder, corpus, tmp_path, name, as_arr
     assert bomb.exists()  # it would have gone off
 
 
+def flipped(data):
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+@pytest.mark.parametrize("spoil", [flipped, lambda data: data[:-5], lambda _: b""])
+@pytest.mark.parametrize("to", ["npy", "parquet"])
+def test_a_finished_file_that_is_damaged_is_refused_and_encoded_again(
+    embedder, corpus, tmp_path, capsys, to, spoil
+):
+    job = job_of(embedder, corpus, tmp_path / "out", form=Form(to, shard=7))
+    encoded(job)
+    whole = contents(job.out)
+    damaged = job.out / f"shard-00002.{to}"
+    damaged.write_bytes(spoil(damaged.read_bytes()))
+    with pytest.raises(
+        ValueError, match=rf"{damaged.name} is not as it was written.*same command encodes it"
+    ):
+        list(arrays(job.out))
+    capsys.readouterr()
+    assert encoded(job) == 7
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "again" in line]
+    assert f"{damaged} is not as it was written: its digest differs; it is encoded again" in line
+    assert contents(job.out) == whole
+
+
+def test_two_files_that_changed_places_are_encoded_again(embedder, corpus, tmp_path):
+    job = job_of(embedder, corpus, tmp_path / "out", form=FORM)
+    encoded(job)
+    whole = contents(job.out)
+    for name, other in (("shard-00000.npy", "shard-00001.npy"), ("shard-00001.npy", "shard-00000.npy")):
+        (job.out / name).write_bytes(whole[other])
+    assert encoded(job) == 14 and contents(job.out) == whole
+
+
+def test_a_manifest_that_is_damaged_is_refused(embedder, corpus, tmp_path):
+    job = job_of(embedder, corpus, tmp_path / "out", form=FORM)
+    encoded(job)
+    manifest = job.out / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"threads": 1', '"threads": 3'))
+    for use in (lambda: list(arrays(job.out)), lambda: encoded(job)):
+        with pytest.raises(ValueError, match="manifest.json is not as it was written.*name a new directory"):
+            use()
+
+
+def test_an_older_job_without_digests_resumes_and_has_them_from_then_on(embedder, corpus, tmp_path):
+    job = job_of(embedder, corpus, tmp_path / "out", form=FORM)
+    encoded(job)
+    whole = contents(job.out)
+    for name in ("digests.json", "shard-00003.npy"):
+        (job.out / name).unlink()
+    assert encoded(job) == 7
+    assert contents(job.out) == whole
+    (job.out / "shard-00001.npy").write_bytes(b"")
+    assert encoded(job) == 7 and contents(job.out) == whole
+
+
+def test_a_file_that_a_kill_left_without_its_digest_is_encoded_again(embedder, corpus, tmp_path, monkeypatch):
+    job = job_of(embedder, corpus, tmp_path / "out", form=FORM)
+    with monkeypatch.context() as patch:
+        patch.setattr(bulk_module, "seal_too", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            encoded(job)
+    assert (job.out / "shard-00000.npy").exists()
+    assert encoded(job) == 29
+    list(arrays(job.out))
+
+
 def test_a_damaged_file_is_named(embedder, corpus, tmp_path):
     out = tmp_path / "out"
     encoded(job_of(embedder, corpus, out, form=FORM))
     first, third = out / "shard-00000.npy", out / "shard-00002.npy"
+    (out / "digests.json").unlink()  # as older versions wrote it
     whole = third.read_bytes()
     np.save(third, np.load(first)[:6])
     with pytest.raises(ValueError, match="shard-00002.npy is damaged"):

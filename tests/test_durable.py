@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from whitenedcse.app.durable import (
     read_json,
     restore,
     seal,
+    seal_too,
     whole_lines,
     write_json,
     writing,
@@ -172,6 +175,86 @@ def test_a_folder_is_put_on_the_disk_with_all_that_is_in_it(tmp_path, monkeypatc
     monkeypatch.setattr(durable, "settle", seen.append)
     durable.settle_all(tmp_path / "a")
     assert sorted(seen) == [tmp_path / "a", tmp_path / "a/b", tmp_path / "a/b/c"]
+
+
+def several(work, count):
+    """Run `work(i)` in threads that start together, which file locks keep apart as they do processes."""
+    start = threading.Barrier(count)
+
+    def one(i):
+        start.wait()
+        work(i)
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(one, range(count)))
+
+
+def test_several_who_write_one_file_leave_it_whole_and_nothing_else(tmp_path):
+    for _ in range(10):
+        several(lambda i: write_json(tmp_path / "a.json", [i] * (1000 * i)), 6)
+        content = read_json(tmp_path / "a.json")
+        assert content == content[:1] * (1000 * content[0] if content else 0)
+        assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_several_who_write_one_folder_leave_it_whole_and_nothing_else(tmp_path):
+    def written(i):
+        with drafted(tmp_path / "out") as draft:
+            for name in "abc":
+                (draft / name).write_text(str(i))
+
+    for _ in range(10):
+        several(written, 6)
+        (value,) = {(tmp_path / "out" / name).read_text() for name in "abc"}
+        assert os.listdir(tmp_path) == ["out"] and sorted(os.listdir(tmp_path / "out")) == ["a", "b", "c"]
+
+
+def test_a_reader_never_takes_the_folder_back_from_its_writer(tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    rename, reader = Path.rename, threading.Thread(target=restore, args=[tmp_path / "out"])
+
+    def renamed(self, target):
+        moved = rename(self, target)
+        if target.name == ".out.old":
+            reader.start()
+            reader.join(0.1)  # it waits for the writer
+        return moved
+
+    monkeypatch.setattr(Path, "rename", renamed)
+    with drafted(tmp_path / "out") as draft:
+        (draft / "a").touch()
+    reader.join()
+    assert os.listdir(tmp_path) == ["out"] and os.listdir(tmp_path / "out") == ["a"]
+
+
+def test_a_writer_that_does_not_end_is_named_and_keeps_its_draft(tmp_path, monkeypatch):
+    monkeypatch.setattr(durable, "SECONDS", 0.05)
+    with drafted(tmp_path / "out") as draft:
+        (draft / "a").touch()
+        with pytest.raises(ValueError, match=r"out.new is being written by another process; wait for it"):
+            with drafted(tmp_path / "out"):
+                pass
+    assert os.listdir(tmp_path / "out") == ["a"]
+    with writing(tmp_path / "file") as stream:
+        stream.write(OLD)
+        with pytest.raises(ValueError, match=r"file.new is being written"), writing(tmp_path / "file"):
+            pass
+    assert (tmp_path / "file").read_bytes() == OLD
+
+
+def test_files_are_added_to_the_digests_by_several(tmp_path):
+    seal(tmp_path)
+
+    def added(i):
+        (tmp_path / f"{i}").write_text(str(i))
+        seal_too(tmp_path / f"{i}")
+
+    several(added, 6)
+    intact(tmp_path, "copy it again", map(str, range(6)))
+    (tmp_path / "4").write_text("5")
+    with pytest.raises(ValueError, match=r"/4 is not as it was written.*copy it again"):
+        intact(tmp_path, "copy it again", ["4"])
+    intact(tmp_path, "copy it again", ["3"])
 
 
 def test_a_sealed_folder_refuses_each_flipped_byte_truncation_swap_and_loss(tmp_path):

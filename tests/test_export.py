@@ -190,6 +190,7 @@ def test_the_maximum_of_several_layers_is_not_for_sentence_transformers(bert, tm
 def test_other_weighings_of_layers_are_left_to_that_library(embedder, tmp_path, change, message):
     out = tmp_path / "out"
     export(embedder, out, Wanted("sentence-transformers", "x"))
+    (out / "digests.json").unlink()
     if "weights" in change:
         weights = torch.tensor(change.pop("weights"))
         save_file({"layer_weights": weights}, out / "1_WeightedLayerPooling" / "model.safetensors")
@@ -237,6 +238,23 @@ def test_a_spoiled_export_is_refused_and_what_was_there_stays(embedder, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     assert "difference" not in export(embedder, out, Wanted(to, "x", verify=False))
+
+
+@pytest.mark.parametrize("to", ["transformers", "sentence-transformers"])
+def test_every_file_of_an_export_is_checked_when_it_is_loaded(embedder, tmp_path, to):
+    out = tmp_path / "out"
+    export(embedder, out, Wanted(to, "x", verify=False))
+    files = [path for path in out.rglob("*") if path.is_file() and path.suffix != ".md"]
+    assert {"export.json", "config.json", "model.safetensors", "tokenizer.json"} <= {p.name for p in files}
+    for path in files:
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
+        with pytest.raises(ValueError, match=r"copy (the checkpoint|or make it) again") as refused:
+            Embedder.load(out)
+        assert type(refused.value) is ValueError  # else that library opens it
+        path.write_bytes(whole)
+    (out / "README.md").write_text("a card that was edited")
+    assert_allclose(Embedder.load(out).encode(["bread"]).shape, (1, embedder.width))
 
 
 def test_the_difference_is_relative_to_long_vectors_and_infinite_where_there_is_none():

@@ -15,7 +15,7 @@ from conftest import SENTENCES, embedder_of, paced
 from numpy.testing import assert_allclose, assert_array_equal
 from rich.console import Console
 
-from whitenedcse.app.durable import digest, write_json
+from whitenedcse.app.durable import digest, seal, write_json
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model import checkpoint
@@ -239,6 +239,35 @@ def test_a_damaged_file_is_named(saved, tmp_path, name, how):
         Index.load(tmp_path / "index")
 
 
+def test_files_that_changed_places_are_named(saved, embedder, tmp_path):
+    shutil.copytree(saved, tmp_path / "index")
+    Index.load(tmp_path / "index").add(TEXTS[:9]).save(tmp_path / "index")
+    first, second = (tmp_path / "index" / f"part-{i}" for i in (0, 1))
+    first.joinpath("ids.npy").rename(tmp_path / "ids.npy")
+    second.joinpath("ids.npy").rename(first / "ids.npy")
+    (tmp_path / "ids.npy").rename(second / "ids.npy")
+    with pytest.raises(ValueError, match=r"part-0/ids.npy is not as it was written.*copy the whole index"):
+        Index.load(tmp_path / "index")
+
+
+def older(index):
+    """An index as older versions wrote it: with the SHA-256 of its files, without their digests.json."""
+    content = json.loads((index / "index.json").read_text())
+    for i, part in enumerate(content["parts"]):
+        (index / f"part-{i}" / "digests.json").unlink()
+        part["sha256"] = {name: digest(index / f"part-{i}" / f"{name}.npy") for name in FILES}
+    (index / "index.json").write_text(json.dumps(content))
+
+
+def test_an_older_index_opens_and_its_checksums_are_compared(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "index")
+    older(tmp_path / "index")
+    assert len(Index.load(tmp_path / "index").add(["bread"])) == 10
+    spoiled(tmp_path / "index/part-0/texts.npy")
+    with pytest.raises(ValueError, match=r"part-0/texts.npy is damaged: its checksum is another"):
+        Index.load(tmp_path / "index")
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory, tokenizer):
     from conftest import backbone
@@ -251,12 +280,9 @@ def saved(tmp_path_factory, tokenizer):
 
 
 def forged(index, name, write):
-    """A file replaced by someone who also writes the right checksum."""
-    path = index / "part-0" / f"{name}.npy"
-    write(path)
-    content = json.loads((index / "index.json").read_text())
-    content["parts"][0]["sha256"][name] = digest(path)
-    (index / "index.json").write_text(json.dumps(content))
+    """A file replaced by someone who also writes the right digest."""
+    write(index / "part-0" / f"{name}.npy")
+    seal(index / "part-0")
 
 
 @pytest.mark.parametrize(

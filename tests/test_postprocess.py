@@ -5,6 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from sklearn.covariance import shrunk_covariance
 from sklearn.decomposition import PCA
@@ -216,8 +217,38 @@ def test_a_foreign_or_broken_file_is_refused_by_name(tmp_path, x, damage):
     changed(path)
     Postprocess.load(path)
     damage(path)
-    with pytest.raises(ValueError, match=f"{path} is not a file that Postprocess.save wrote: "):
+    with pytest.raises(
+        ValueError, match=f"{path} is damaged, or not .* that Postprocess.save wrote .*fit it"
+    ):
         Postprocess.load(path)
+
+
+def test_every_flipped_bit_is_refused_or_changes_nothing(tmp_path):
+    path = tmp_path / "fit"
+    fit(OTHER[:, :3]).save(path, {"corpus": "mine"})
+    whole, before, refused = path.read_bytes(), Postprocess.load(path), 0
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        path.write_bytes(damaged)
+        try:
+            got = Postprocess.load(path)
+        except ValueError as error:
+            refused += str(path) in str(error)
+        else:
+            assert (got.settings, got.provenance) == (before.settings, before.provenance)
+            assert all(np.array_equal(a, b) for a, b in zip(got.fitted, before.fitted, strict=True))
+    assert refused > 0.9 * len(whole)
+
+
+def test_an_older_file_without_a_digest_loads(tmp_path, x):
+    path = tmp_path / "fit"
+    fit(x).save(path, {})
+    with safe_open(path, "numpy") as file:
+        metadata = file.metadata()
+    del metadata["xxh3"]
+    save_file({name: array.copy() for name, array in load_file(path).items()}, path, metadata)
+    assert (Postprocess.load(path).matrix == fit(x).matrix).all()
 
 
 def test_a_missing_file_and_provenance_that_is_not_json_are_errors(tmp_path, x):

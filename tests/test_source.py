@@ -54,7 +54,7 @@ def test_length_extra_and_every_layer_reach_the_planes(bert, plain):
     source = opened(plain, Pooling(kind="mean", layers=[-1]))
     wanted = Wanted([Pooling(kind="mean", layers=[1])], max_length=5, extra=0.5, every=True)
     (x,), planes = vectors(source, SENTENCES, wanted)
-    assert planes.layers == (0, 1, 2, 3) and planes.kinds["mean"].shape[:2] == (4, len(SENTENCES))
+    assert planes.layers == (0, 1, 2, 3) and np.shape(planes.kinds["mean"])[:2] == (4, len(SENTENCES))
     short = embedder_of(bert, kind="mean", layers=(1,))
     short.max_length = 5
     assert x == pytest.approx(short.encode(SENTENCES) * 5 / 5.5, abs=1e-5)

@@ -247,14 +247,35 @@ def test_a_remote_corpus_is_hashed_again_unless_its_tag_says_that_it_is_the_same
     assert changed.digests["corpus"] != first.digests["corpus"] and len(caches(tmp_path)) == 2
 
 
-@pytest.mark.parametrize("said", [b"", b"abc", b"\0" * 32, b"\xff" * 32])
-def test_a_damaged_note_is_not_believed(settled, tokenizer, tmp_path, said):
+def of_another(note):
+    """The note in this place, of another corpus."""
+    (other,) = (path for path in notes(note.parent) if path != note)
+    return other.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda note: b"",
+        lambda note: b"abc",
+        lambda note: b"\xff" * 65,
+        lambda note: note.read_bytes()[:32],  # as older versions wrote it
+        lambda note: bytes([note.read_bytes()[0] ^ 1]) + note.read_bytes()[1:],
+        of_another,
+    ],
+)
+def test_a_damaged_note_is_not_believed(settled, tokenizer, tmp_path, spoil):
     cache = tmp_path / "cache"
     first = tokenised(settled, tokenizer, LENGTH, cache_dir=cache)
     (note,) = notes(cache)
-    note.write_bytes(said)
+    written = note.read_bytes()
+    other = tmp_path / "other.txt"
+    other.write_text("the other corpus")
+    os.utime(other, (1e9, 1e9))
+    tokenised(Corpus(str(other)), tokenizer, LENGTH, cache_dir=cache)
+    note.write_bytes(spoil(note))
     assert tokenised(settled, tokenizer, LENGTH, cache_dir=cache).digests == first.digests
-    assert len(note.read_text()) == 32
+    assert note.read_bytes() == written
 
 
 def test_a_cache_opens_where_nothing_can_be_written(settled, tokenizer, tmp_path, monkeypatch):
@@ -278,6 +299,22 @@ def spoil_by_cutting(name, size):
     return spoil
 
 
+def spoil_by_a_bit(name, place):
+    def spoil(folder):
+        data = bytearray((folder / name).read_bytes())
+        data[int(place * len(data))] ^= 1
+        (folder / name).write_bytes(data)
+
+    return spoil
+
+
+def exchanged(folder):
+    ids, offsets = (folder / name for name in ("ids", "offsets"))
+    a, b = ids.read_bytes(), offsets.read_bytes()
+    ids.write_bytes(b)
+    offsets.write_bytes(a)
+
+
 def from_before_truncation_was_counted(folder):
     meta = json.loads((folder / "meta.json").read_text())
     del meta["truncated"]
@@ -293,6 +330,12 @@ def caches(folder):
     "spoil",
     [
         *(spoil_by_cutting(name, size) for name in ("ids", "offsets") for size in (1, 2, 8)),
+        *(
+            spoil_by_a_bit(name, place)
+            for name in ("ids", "offsets", "meta.json")
+            for place in (0.1, 0.5, 0.9)
+        ),
+        exchanged,
         spoil_by_cutting("meta.json", 1),
         from_before_truncation_was_counted,
         lambda folder: (folder / "ids").write_bytes(b""),
@@ -303,14 +346,29 @@ def caches(folder):
         lambda folder: (folder / "offsets").write_bytes((folder / "offsets").read_bytes()[:-8] + b"\0" * 8),
     ],
 )
-def test_a_damaged_cache_is_built_anew(corpus, lines, tokenizer, tmp_path, spoil):
+def test_a_damaged_cache_is_built_anew_and_said_in_one_line(
+    corpus, lines, tokenizer, tmp_path, spoil, capsys
+):
     cache = tmp_path / "cache"
     before = tokenised(corpus, tokenizer, LENGTH, cache_dir=cache)
     spoil(*caches(cache))
+    capsys.readouterr()
     rows = tokenised(corpus, tokenizer, LENGTH, cache_dir=cache)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "again" in line]
+    assert str(cache) in line and "the corpus is tokenised again" in line
     assert rows.truncated == before.truncated > 0
     assert rows_of(rows.rows(np.array([1299]), [0])) == [oracle(lines[1299], tokenizer)]
     assert len(caches(cache)) == 1, "the damaged copy is gone"
+
+
+def test_a_cache_without_digests_is_built_anew(corpus, tokenizer, tmp_path):
+    cache = tmp_path / "cache"
+    tokenised(corpus, tokenizer, LENGTH, cache_dir=cache)
+    (folder,) = caches(cache)
+    (folder / "digests.json").unlink()
+    (folder / "ids").write_bytes(b"\xff" * len((folder / "ids").read_bytes()))  # beyond the vocabulary
+    rows = tokenised(corpus, tokenizer, LENGTH, cache_dir=cache)
+    assert int(rows.ids.max()) < len(tokenizer) and (folder / "digests.json").exists()
 
 
 def test_a_failed_start_leaves_nothing_behind(corpus, tokenizer, tmp_path, monkeypatch):

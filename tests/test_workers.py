@@ -84,7 +84,7 @@ def test_any_number_of_processes_makes_the_same_bytes(kind, columns, tmp_path, s
     for processes in (1, 2, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda n=processes: n)
         made.append(cached(corpus, tokenizer, tmp_path / str(processes)))
-    assert made[0] == made[1] == made[2] and set(made[0]) == {"ids", "offsets", "meta.json"}
+    assert made[0] == made[1] == made[2] and set(made[0]) == {"ids", "offsets", "meta.json", "digests.json"}
     assert len(started) == 0 + 2 + 3
     kept = [line for line in LINES if line.strip()] if not columns else None
     if kept:  # and they are the tokenizer's own

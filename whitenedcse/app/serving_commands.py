@@ -256,7 +256,8 @@ def add_encode(commands: Any) -> None:
 def encode(arguments: argparse.Namespace) -> int:
     """Write the vectors, and print where they are."""
     from whitenedcse.app import ranks
-    from whitenedcse.serving.bulk import Form, Job, begun, encoded
+    from whitenedcse.serving.bulk import Job, begun, encoded
+    from whitenedcse.serving.manifest import Form
 
     ranks.refuse("whitenedcse encode")
     given.refuse_dim(arguments)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -22,8 +21,8 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from whitenedcse.app.compute import cores
-from whitenedcse.app.durable import drafted, writing
-from whitenedcse.app.terminal import pace
+from whitenedcse.app.durable import DIGESTS, drafted, intact, seal, writing
+from whitenedcse.app.terminal import pace, say
 from whitenedcse.data import sources
 from whitenedcse.data.corpus import Corpus, Counts, files, fingerprint, read
 from whitenedcse.data.files import stamp
@@ -90,7 +89,7 @@ def tokenised(
         return cached
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):  # of several processes one does the work
-        if (cached := _opened(folder, digests)) is None:
+        if (cached := _opened(folder, digests, say)) is None:
             cached = _made(folder, digests, corpus, tokenizer, max_length)
     return cached
 
@@ -169,19 +168,22 @@ def refuse_length(max_length: int, tokenizer: PreTrainedTokenizerBase) -> None:
 def _noted(corpus: Corpus, cache: Path) -> str:
     """The corpus's fingerprint, from a note in the cache if no file changed since the note was written.
 
-    No note is made of a file that changed a moment ago: its next change could leave the same time stamp.
+    No note is made of a file that changed a moment ago: its next change could leave the same time stamp. A
+    note that is damaged, or of another file, is written anew.
     """
     now, stamps = time.time_ns(), [stamp(file) for file in files(corpus.path)]
-    note = cache / f".{_digest(repr((corpus, stamps)))}.seen"
+    key = _digest(repr((corpus, stamps)))
+    note = cache / f".{key}.seen"
     with suppress(OSError, ValueError):
-        if re.fullmatch("[0-9a-f]{32}", said := note.read_text()):
+        said, proof = note.read_text().split()
+        if proof == _digest(key + said):
             return said
     said = fingerprint(corpus)
     if stamps and all(changed + SETTLED < now for _, changed in stamps):
         with suppress(OSError):  # a full or read-only disk, or another process that writes the same
             cache.mkdir(parents=True, exist_ok=True)
             with writing(note, "w") as stream:
-                stream.write(said)
+                stream.write(f"{said} {_digest(key + said)}")
     return said
 
 
@@ -195,6 +197,7 @@ def _made(
     """Write the cache to this folder, replacing a damaged one, and open it."""
     with drafted(folder) as draft:
         _write(draft, corpus, tokenizer, max_length)
+        seal(draft)
     if (cached := _opened(folder, digests)) is None:
         raise OSError(f"{folder}: vanished or was damaged just after it was written; start again")
     return cached
@@ -216,17 +219,21 @@ def identity(tokenizer: PreTrainedTokenizerBase) -> str:
     return json.dumps([state, tokenizer.truncation_side, tokenizer.split_special_tokens])
 
 
-def _opened(folder: Path, digests: Mapping[str, str]) -> TokenRows | None:
-    """The cache in this folder; None if it is absent, cut short, unreadable, or from before `truncated`."""
+def _opened(
+    folder: Path, digests: Mapping[str, str], tell: Callable[[str], None] = lambda _: None
+) -> TokenRows | None:
+    """The cache in this folder; None if absent, of an older version, or damaged, which `tell` is told."""
     try:
+        if not (folder / DIGESTS).is_file():
+            return None
+        intact(folder, "the corpus is tokenised again")
         meta = json.loads((folder / "meta.json").read_text())
-        columns, counts, truncated = meta["columns"], Counts(*meta["counts"]), meta["truncated"]
         ids = np.asarray(np.memmap(folder / "ids", dtype=meta["dtype"], mode="r"))
         offsets = np.asarray(np.memmap(folder / "offsets", dtype=np.int64, mode="r"))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError) as error:
+        tell(str(error))
         return None
-    whole = len(offsets) == counts.kept * columns + 1 and offsets[-1] == len(ids) == meta["tokens"]
-    return TokenRows(ids, offsets, columns, counts, truncated, digests) if whole else None
+    return TokenRows(ids, offsets, meta["columns"], Counts(*meta["counts"]), meta["truncated"], digests)
 
 
 def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from whitenedcse.app.durable import writing
+from whitenedcse.app.durable import checksum, writing
 from whitenedcse.linalg import Moments, Update
 from whitenedcse.whitening import principal_axes, shrink
 
@@ -149,19 +149,26 @@ class Postprocess:
         return y @ (matrix[:, :k] / np.where(squares > 0, squares, 1)).T + mean
 
     def save(self, path: Path, provenance: Mapping[str, Any]) -> None:
-        """Write the transform, its settings and `provenance`, plain JSON, to one safetensors file."""
+        """Write the transform, its settings and `provenance`, plain JSON, to one safetensors file.
+
+        Its metadata holds a digest of all that, which `load` compares.
+        """
         try:
             metadata = {"settings": json.dumps(self.settings), "provenance": json.dumps(dict(provenance))}
         except TypeError as error:
             raise ValueError(f"provenance must be plain JSON values: {error}") from error
         # `save` would write strided arrays in the wrong order
         tensors = {name: np.ascontiguousarray(array) for name, array in self.fitted._asdict().items()}
+        metadata["xxh3"] = digest(tensors, metadata)
         with writing(path) as stream:
             stream.write(save(tensors, metadata))
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """The transform that `save` wrote, with its `provenance`; no rows can be added to it."""
+        """The transform that `save` wrote, with its `provenance`; no rows can be added to it.
+
+        Raises ValueError, naming the file, if it is another or damaged.
+        """
         try:
             if path.is_dir():
                 raise ValueError("a directory")
@@ -169,12 +176,18 @@ class Postprocess:
                 metadata = file.metadata()
                 loaded = cls(**json.loads(metadata["settings"]))
                 loaded.provenance = json.loads(metadata["provenance"])
-                loaded._fitted = Fitted(**{name: file.get_tensor(name) for name in file.keys()})
+                tensors = {name: file.get_tensor(name) for name in file.keys()}
+            if metadata.pop("xxh3", None) not in (None, digest(tensors, metadata)):  # None in older files
+                raise ValueError("its digest differs")
+            loaded._fitted = Fitted(**tensors)
             d = len(loaded.mean)
             if [a.shape for a in loaded.fitted] != [(d,), (d, d), (d,)] or loaded.matrix.dtype != np.float64:
                 raise ValueError(f"its arrays are {[a.shape for a in loaded.fitted]}")
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} is not a file that Postprocess.save wrote: {error!r}") from error
+            raise ValueError(
+                f"{path} is damaged, or not a file that Postprocess.save wrote ({error!r}); copy it again or "
+                "fit it again with whitenedcse whiten fit"
+            ) from error
         return loaded
 
     @property
@@ -235,6 +248,15 @@ class Postprocess:
         return {"whitening": white, "pca": axes, "zca": white @ axes.T, "centre": np.eye(len(axes))}[
             self.kind
         ]
+
+
+def digest(tensors: dict[str, Array], metadata: dict[str, str]) -> str:
+    """The XXH3 digest of what a file of a transform holds.
+
+    >>> digest({"mean": np.zeros(1)}, {}) == digest({"mean": np.ones(1)}, {})
+    False
+    """
+    return checksum(save(tensors) + json.dumps(sorted(metadata.items())).encode())
 
 
 def ladder(d: int) -> list[int]:

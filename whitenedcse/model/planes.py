@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
-from pathlib import Path
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,24 +24,24 @@ from whitenedcse.model.backbones import causal
 from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder, Manner, fill
 from whitenedcse.model.encoder import Encoder
+from whitenedcse.model.plane_files import Plane, draft, gathered, here, prune
 from whitenedcse.model.pooling import Pooling, pooled
 from whitenedcse.ragged import Ragged, ragged
 
 Rows = Sequence[Sequence[int]]
 Encode = Callable[[list[str]], Any]
 FORMAT = 1
-LIMIT = 20 * 2**30  # bytes of all planes together, beyond which the encoder unused for longest gives way
 KEPT = 4 * 2**30  # bytes, up to which planes that nobody asked for are kept too
 
 
 class Planes(NamedTuple):
     """The planes of n sentences, for some kinds of pooling and some layers.
 
-    kinds: name -> (k, n, d) float32, `layers` in order. lengths: (n,) tokens in each sentence, special ones
-    included. encoded: how many sentences this call had to encode; the others were on disk.
+    kinds: name -> k arrays (n, d) float32, `layers` in order. lengths: (n,) tokens in each sentence, special
+    ones included. encoded: how many sentences this call had to encode; the others were on disk.
     """
 
-    kinds: Mapping[str, NDArray[np.float32]]
+    kinds: Mapping[str, Sequence[NDArray[np.float32]]]
     layers: tuple[int, ...]
     lengths: NDArray[np.int64]
     encoded: int
@@ -76,111 +72,37 @@ def planes(
 
     Planes are kept in `sources.cache`, keyed by the encoder's weights, its precision (bf16: the backbone
     computes in bfloat16) and each sentence's ids, so other tasks, text handling or post-processing of the
-    same encoder share them.
+    same encoder share them, as do any number of processes. Those that are damaged are encoded again.
     """
     layers = tuple(sorted({encoder.layer(layer) for layer in layers}))
     kinds = sorted(set(kinds))
     folder = cache() / "vectors" / (digest_of_encoder(encoder) + "-bf16" * bf16)
-    folder.mkdir(parents=True, exist_ok=True)
-    os.utime(folder)
     names = np.array([digest(row) for row in rows])
-    shards = [shard for path in sorted(folder.iterdir()) if (shard := Shard.open(path, kinds, layers))]
+    shards = here(folder, list(product(kinds, layers)), names)
     known = np.concatenate([shard.names for shard in shards] or [names[:0]])
     new = dict.fromkeys(names[~np.isin(names, known)])  # a repeated sentence once
     row_of = dict(zip(names.tolist(), rows, strict=True))
     missing = [row_of[name] for name in new]
     if missing:
-        every_kind, every_layer = sorted({*kinds, *more[0]}), sorted({*layers, *more[1]})
-        path = write(folder, encoder, missing, every_kind, every_layer, Manner(progress=True, bf16=bf16))
-        written = Shard.open(path, kinds, layers)
-        shards += [written] if written else []
+        every = list(product(sorted({*kinds, *more[0]}), sorted({*layers, *more[1]})))
+        with draft(folder, every, np.array(list(new)), encoder.width) as shard:
+            encode(encoder, missing, shard.planes, Manner(progress=True, bf16=bf16))
+        shards.append(shard)
         prune(folder.parent, keep=folder)
     lengths = np.array([len(row) for row in rows])
-    return Planes(
-        {kind: gathered(shards, names, kind, layers) for kind in kinds}, layers, lengths, len(missing)
-    )
+    found = {kind: [gathered(shards, names, (kind, layer)) for layer in layers] for kind in kinds}
+    return Planes(found, layers, lengths, len(missing))
 
 
-class Shard(NamedTuple):
-    """The planes that one call encoded: names (m,) of its sentences, and a file (k, m, d) for each kind."""
-
-    path: Path
-    layers: list[int]
-    names: NDArray[np.str_]
-
-    @classmethod
-    def open(cls, path: Path, kinds: Sequence[str], layers: Sequence[int]) -> Shard | None:
-        """The shard in this folder if it has these kinds and layers, else None."""
-        try:
-            meta = json.loads((path / "meta.json").read_text())
-            names = np.load(path / "names.npy")
-        except (OSError, ValueError):
-            return None
-        has = set(kinds) <= set(meta["kinds"]) and set(layers) <= set(meta["layers"])
-        return cls(path, meta["layers"], names) if has else None
-
-    def plane(self, kind: str, layers: Sequence[int]) -> NDArray[np.float32]:
-        """The planes (k, m, d) of one kind in these layers; memory-mapped if the shard has no others."""
-        every: NDArray[np.float32] = np.load(self.path / f"{kind}.npy", mmap_mode="r")
-        return every if list(layers) == self.layers else every[[self.layers.index(i) for i in layers]]
-
-
-def gathered(
-    shards: Sequence[Shard], names: NDArray[np.str_], kind: str, layers: Sequence[int]
-) -> NDArray[np.float32]:
-    """The planes (k, n, d) of the sentences `names`, in their order, collected from all shards."""
-    for shard in shards:
-        if np.array_equal(shard.names, names):
-            return shard.plane(kind, layers)
-    parts, out = [shard.plane(kind, layers) for shard in shards], None
-    for shard, part in zip(shards, parts, strict=True):
-        if out is None:
-            out = np.empty((len(layers), len(names), part.shape[-1]), np.float32)
-        order = np.argsort(shard.names)
-        place = np.searchsorted(shard.names, names, sorter=order).clip(max=len(order) - 1)
-        here = np.flatnonzero(shard.names[order[place]] == names)
-        out[:, here] = part[:, order[place[here]]]
-    assert out is not None
-    return out
-
-
-def write(
-    folder: Path, encoder: Encoder, rows: Rows, kinds: Sequence[str], layers: Sequence[int], manner: Manner
-) -> Path:
-    """Encode sentences into a new shard; returns its path. A kill leaves no incomplete shard."""
-    draft = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
-    try:
-        shape = (len(layers), len(rows), encoder.width)
-        files = {
-            kind: np.lib.format.open_memmap(draft / f"{kind}.npy", "w+", np.float32, shape) for kind in kinds
-        }
-        encode(encoder, rows, layers, files, manner)
-        for file in files.values():
-            file.flush()
-        names = np.array([digest(row) for row in rows])
-        np.save(draft / "names.npy", names)
-        (draft / "meta.json").write_text(json.dumps({"kinds": list(kinds), "layers": list(layers)}))
-        name = hashlib.blake2b(names.tobytes() + repr((kinds, layers)).encode(), digest_size=8).hexdigest()
-        shutil.rmtree(folder / name, ignore_errors=True)
-        return draft.rename(folder / name)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def encode(
-    encoder: Encoder,
-    rows: Rows,
-    layers: Sequence[int],
-    out: Mapping[str, NDArray[np.float32]],
-    manner: Manner,
-) -> None:
-    """Fill the arrays `out`, (k, n, d) for each kind, with one forward pass over each sentence."""
-    first = list(out) == ["cls"]
+def encode(encoder: Encoder, rows: Rows, out: Mapping[Plane, NDArray[np.float32]], manner: Manner) -> None:
+    """Fill the arrays `out`, (n, d) for each kind and layer, with one forward pass over each sentence."""
+    kinds, layers = list(dict.fromkeys(kind for kind, _ in out)), sorted({layer for _, layer in out})
+    first = kinds == ["cls"]
 
     def reduced(batch: Ragged) -> list[Tensor]:
         hidden = encoder(batch, layers, first=first)
         bounds = torch.arange(batch.n + 1, device=hidden.device) if first else batch.offsets
-        return [pooled(kind, hidden, bounds) for kind in out]
+        return list(chain.from_iterable(pooled(kind, hidden, bounds) for kind in kinds))
 
     fill(list(out.values()), ragged(rows), encoder, reduced, manner)
 
@@ -209,17 +131,6 @@ def digest_of(embedder: Embedder) -> str:
     for tensor in chain(embedder.head.state_dict().values(), final):
         content.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)  # bfloat16 too
     return content.hexdigest()
-
-
-def prune(folder: Path, keep: Path) -> None:
-    """Delete the planes of the least recently used encoders while all together exceed LIMIT; `keep` stays."""
-    files = {path: [f for f in path.rglob("*") if f.is_file()] for path in folder.iterdir()}
-    sizes = {path: sum(f.stat().st_size for f in inside) for path, inside in files.items()}
-    total = sum(sizes.values())
-    for path in sorted(sizes, key=lambda path: path.stat().st_mtime):
-        if total > LIMIT and path != keep:
-            shutil.rmtree(path, ignore_errors=True)
-            total -= sizes[path]
 
 
 class Source(NamedTuple):

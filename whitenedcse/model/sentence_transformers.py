@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from whitenedcse.app.durable import read_json
+from whitenedcse.app.durable import intact, read_json
 from whitenedcse.model.backbones import pooler_layer
-from whitenedcse.model.encoder import Encoder, pretrained, sound
+from whitenedcse.model.encoder import DAMAGED, Encoder, pretrained, sound
 from whitenedcse.model.head import Head
 from whitenedcse.model.pooling import Final, Pooling
 
@@ -108,8 +108,10 @@ def read(directory: Path) -> dict[str, Any]:
     """The keyword arguments of `Embedder` for a Sentence-Transformers directory.
 
     Its modules must be, in this order: Transformer, WeightedLayerPooling or none, Pooling, then optionally a
-    square Dense with tanh, any Dense without activation, Normalize. Raises ForeignModules for anything else.
+    square Dense with tanh, any Dense without activation, Normalize. Raises ForeignModules for anything else,
+    and ValueError if a file of a sealed directory has changed.
     """
+    intact(directory, DAMAGED)
     modules = read_json(directory / "modules.json")
     try:
         kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]

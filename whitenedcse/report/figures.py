@@ -193,7 +193,7 @@ def every_layer(names: Sequence[str]) -> bool:
 def draw(
     run: Path,
     names: Sequence[str],
-    planes: Mapping[str, NDArray[Any]],
+    planes: Mapping[str, Sequence[NDArray[Any]]],
     systems: Sequence[System],
     plan: Plan,
     scores: Mapping[str, Any],
@@ -209,7 +209,7 @@ def draw(
         raise ValueError("figures are of STS tasks, and there is none among these")
     rows = scores["rows"]
     kind = rows[-1]["pooling"].partition(" ")[0].replace("pooler", "cls")
-    every = planes[kind] if every_layer(names) else np.empty(0)
+    every = np.stack(planes[kind]) if every_layer(names) else np.empty(0)
     said = Said(scores["model"], rows[0]["pooling"], scores["headline"])
     layered, last = said._replace(pooling=f"{kind} in each layer"), said._replace(pooling=rows[-1]["pooling"])
     pairs = zip(rows, systems, strict=True)

@@ -4,6 +4,7 @@ n: rows of a file    k: width
 
 Files hold a fixed number of rows each, in the order of the input, and a manifest lists them. A file is a
 block of the corpus that is encoded by itself: it does not depend on which process encodes it, or when.
+digests.json beside them has the digest of each.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,75 +25,29 @@ from numpy.typing import NDArray
 from torch.multiprocessing.spawn import ProcessException, spawn
 
 from whitenedcse.app.compute import threads
-from whitenedcse.app.durable import LOCK, claimed, read_json, write_json, writing
+from whitenedcse.app.durable import (
+    DIGESTS,
+    LOCK,
+    claimed,
+    intact,
+    read_json,
+    seal,
+    seal_too,
+    write_json,
+    writing,
+)
 from whitenedcse.app.ranks import end_with_parent
-from whitenedcse.app.terminal import pace
+from whitenedcse.app.terminal import pace, say
 from whitenedcse.data.corpus import Corpus, fingerprint, stream
 from whitenedcse.data.tokens import CHARACTERS_A_TOKEN
 from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.planes import digest_of
+from whitenedcse.serving.manifest import Form, Manifest, refuse_other
 
 MANIFEST = "manifest.json"
-OURS = {MANIFEST, f"{MANIFEST}.new", LOCK}  # may be here before a job has begun
-FORMS, DTYPES = ("npy", "parquet"), ("float32", "float16")
-FREE = ("source", "embedding", "input", "threads")  # may be another when a job resumes
-OTHER = {
-    "fingerprint": "the input is another, or has changed",
-    "embedder": "the encoder, its pooling, its final transform, or the kind of device is another",
-}
-
-
-class Form(NamedTuple):
-    """How vectors are written: the file format, the type of a number, and the rows per file."""
-
-    to: str = "npy"
-    dtype: str = "float32"
-    shard: int = 20_000
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """The description of the files, as plain JSON, written before the first of them.
-
-    embedding: settings of the embedder, for a reader. embedder: a digest of all that decides a vector.
-    fingerprint: of the input. threads: per process; another number may change the last bits.
-    """
-
-    source: str
-    embedding: dict[str, Any]
-    embedder: str
-    bf16: bool
-    input: str
-    columns: list[str]
-    fingerprint: str
-    rows: int
-    width: int
-    to: str
-    dtype: str
-    shard: int
-    threads: int
-
-    def __post_init__(self) -> None:
-        for name, value, known in (("to", self.to, FORMS), ("dtype", self.dtype, DTYPES)):
-            if value not in known:
-                raise ValueError(f"{name}={value!r} is not one of {', '.join(known)}")
-        for name in ("rows", "width", "shard", "threads"):
-            if not (isinstance(value := getattr(self, name), int) and value > 0):
-                raise ValueError(f"{name}={value!r} must be 1 or more")
-
-    @property
-    def shards(self) -> int:
-        """The number of files."""
-        return -(-self.rows // self.shard)
-
-    def count(self, number: int) -> int:
-        """The number of rows of a file: `shard`, or fewer for the last."""
-        return min(self.shard, self.rows - number * self.shard)
-
-    def name(self, number: int) -> str:
-        """The name of a file."""
-        return f"shard-{number:05}.{self.to}"
+OURS = {MANIFEST, f"{MANIFEST}.new", DIGESTS, f"{DIGESTS}.new", LOCK}  # may be here before a job has begun
+AGAIN = "the same command encodes it again"
 
 
 def begun(out: Path) -> Manifest | None:
@@ -101,18 +56,11 @@ def begun(out: Path) -> Manifest | None:
         if out.exists() and (other := sorted({path.name for path in out.iterdir()} - OURS)):
             raise ValueError(f"{out} holds something other than vectors, {other[0]!r}; name a new directory")
         return None
+    intact(out, "copy it again, or name a new directory", [MANIFEST])
     try:
         return Manifest(**read_json(out / MANIFEST))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{out / MANIFEST} is not what whitenedcse encode wrote: {error}") from error
-
-
-def refuse_other(out: Path, then: Manifest, now: dict[str, Any]) -> None:
-    """Raise ValueError if the job that was started here is another one."""
-    for name, value in asdict(then).items():
-        if name in now and name not in FREE and value != now[name]:
-            why = OTHER.get(name, f"{name} was {value!r} and is now {now[name]!r}")
-            raise ValueError(f"{out} holds another job: {why}; repeat its command, or name a new directory")
 
 
 def unwritten(out: Path, manifest: Manifest) -> list[int]:
@@ -121,19 +69,31 @@ def unwritten(out: Path, manifest: Manifest) -> list[int]:
     return [number for number in range(manifest.shards) if manifest.name(number) not in here]
 
 
+def remove_damaged(out: Path, manifest: Manifest) -> None:
+    """Remove each file that is not as it was written, and say so."""
+    for number in range(manifest.shards):
+        if (file := out / manifest.name(number)).exists():
+            try:
+                intact(out, "it is encoded again", [file.name])
+            except ValueError as error:
+                say(str(error))
+                file.unlink()
+
+
 def write(out: Path, manifest: Manifest, number: int, x: NDArray[Any]) -> None:
     """Write one file of (n, k): an array, or a table of `row` (its number in the corpus) and `vector`."""
     x = np.ascontiguousarray(x, dtype=manifest.dtype)
-    with writing(out / manifest.name(number)) as stream:
+    with writing(file := out / manifest.name(number)) as stream:
         if manifest.to == "npy":
             np.save(stream, x, allow_pickle=False)
-            return
-        import pyarrow as pa  # type: ignore[import-untyped]
-        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+        else:
+            import pyarrow as pa  # type: ignore[import-untyped]
+            import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-        rows = pa.array(np.arange(len(x)) + number * manifest.shard)
-        vectors = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), manifest.width)
-        pq.write_table(pa.table({"row": rows, "vector": vectors}), stream, use_dictionary=False)
+            rows = pa.array(np.arange(len(x)) + number * manifest.shard)
+            vectors = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), manifest.width)
+            pq.write_table(pa.table({"row": rows, "vector": vectors}), stream, use_dictionary=False)
+    seal_too(file)
 
 
 def arrays(out: Path) -> Iterator[NDArray[Any]]:
@@ -146,6 +106,7 @@ def arrays(out: Path) -> Iterator[NDArray[Any]]:
     if left := unwritten(out, manifest):
         raise ValueError(f"{out} lacks {len(left)} of {manifest.shards} files; the same command resumes")
     for number in range(manifest.shards):
+        intact(out, AGAIN, [manifest.name(number)])
         x = read(out / manifest.name(number))
         if x.shape != (shape := (manifest.count(number), manifest.width)) or x.dtype != manifest.dtype:
             raise ValueError(f"{out / manifest.name(number)} is damaged: {x.dtype} {x.shape}, not {shape}")
@@ -200,6 +161,7 @@ def encoded(job: Job, processes: int | None = None) -> int:
     with locked(job.out):
         embedder = job.opened()
         manifest = agreed(job, embedder, max(1, torch.get_num_threads() // count))
+        remove_damaged(job.out, manifest)
         missing = unwritten(job.out, manifest)
         left = sum(map(manifest.count, missing))
         with pace("encoded", manifest.rows, manifest.rows - left) as more:
@@ -229,10 +191,13 @@ def agreed(job: Job, embedder: Embedder, threads: int) -> Manifest:
     now = json.loads(json.dumps(now))
     if (then := begun(job.out)) is not None:
         refuse_other(job.out, then, now)
+        if not (job.out / DIGESTS).exists():  # of an older version, or of a kill just before it
+            seal(job.out)
         return then
     Manifest(**now, rows=1, threads=threads)  # refuses before it counts
     manifest = Manifest(**now, rows=counted(job.corpus), threads=threads)
     write_json(job.out / MANIFEST, asdict(manifest))
+    seal(job.out)
     return manifest
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from whitenedcse.app.durable import digest, drafted, write_json
+from whitenedcse.app.durable import drafted, seal, write_json
 from whitenedcse.app.terminal import pace
 from whitenedcse.data.corpus import Corpus, texts
 from whitenedcse.evaluation.postprocess import Postprocess
@@ -111,7 +111,7 @@ def refuse_other(embedder: Embedder, fit: Postprocess) -> None:
         )
 
 
-MARK = "export.json"  # what was exported, from what, and the SHA-256 of each file
+MARK = "export.json"  # what was exported, and from what
 
 
 class Wanted(NamedTuple):
@@ -150,8 +150,9 @@ def export(embedder: Embedder, out: Path, wanted: Wanted) -> dict[str, Any]:
         (draft / "README.md").write_text(
             card.text(embedder, facts, wanted.name or out.name), encoding="utf-8"
         )
-        facts |= {"source": card.shown(wanted.source), "sha256": digests(draft)}
+        facts |= {"source": card.shown(wanted.source)}
         write_json(draft / MARK, facts)
+        seal(draft)
     return facts
 
 
@@ -185,12 +186,6 @@ def quantised(embedder: Embedder, draft: Path) -> dict[str, Any]:
     layouts.quantise(draft)
     after = card.spearman(layouts.onnx_vectors(embedder, draft, sentences), index)
     return {"pairs": name, "spearman": before, "spearman_int8": after}
-
-
-def digests(directory: Path) -> dict[str, str]:
-    """The SHA-256 of each file, by its path relative to the directory."""
-    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
-    return {path.relative_to(directory).as_posix(): digest(path) for path in files}
 
 
 def push(out: Path, repository: str) -> str:

@@ -2,11 +2,12 @@
 
 n: texts    d: width
 
-    index.json                   width, and for each part its number of texts and the SHA-256 of its files
+    index.json                   width, and the number of texts of each part
     embedder/                    a checkpoint
     part-0/vectors.npy           (n, d) float32, of unit length
     part-0/texts.npy, ids.npy    UTF-8 of all texts concatenated, uint8
     part-0/text_ends.npy, id_ends.npy    (n + 1,) int64: 0, and the end of each text
+    part-0/digests.json          of these files
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from filelock import FileLock
 from numpy.lib.format import dtype_to_descr, open_memmap, write_array_header_1_0
 from numpy.typing import NDArray
 
-from whitenedcse.app.durable import digest, drafted, read_json, settle, settle_all, write_json
+from whitenedcse.app.durable import digest, drafted, intact, read_json, seal, settle, settle_all, write_json
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 
@@ -80,6 +81,7 @@ def write(directory: Path, embedder: Embedder, parts: Iterable[Part]) -> None:
     """
     refuse_occupied(directory)
     with drafted(directory) as new:
+        refuse_occupied(directory)  # by another process, which wrote it meanwhile
         checkpoint.save(embedder, new / EMBEDDER)
         first = written(new / "part-0", parts)
         write_json(new / INDEX, {"format": 1, "width": embedder.width, "parts": [first]})
@@ -125,7 +127,8 @@ def written(directory: Path, parts: Iterable[Part]) -> dict[str, Any]:
             raise ValueError("no texts to index: there are none, or all are blank")
         for file in files.values():
             file.finish()
-    return {"n": n, "sha256": {name: digest(path(directory, name)) for name in FILES}}
+    seal(directory)
+    return {"n": n}
 
 
 class Growing:
@@ -192,16 +195,17 @@ def load(directory: Path) -> tuple[Embedder, list[Part]]:
 
 
 def part(directory: Path, facts: dict[str, Any], width: int) -> Part:
-    """A part, memory-mapped, after all its bytes were compared with their SHA-256.
+    """A part, memory-mapped, after all its bytes were compared with their digests: SHA-256 in older ones.
 
     Raises ValueError, naming the file, if one is damaged.
     """
+    intact(directory, "copy the whole index again")
     n, arrays = facts["n"], {}
     shapes = {"vectors": (n, width), "text_ends": (n + 1,), "id_ends": (n + 1,)}
     for name, kind in FILES.items():
         file = path(directory, name)
         try:
-            if digest(file) != facts["sha256"][name]:
+            if "sha256" in facts and digest(file) != facts["sha256"][name]:
                 raise ValueError("its checksum is another")
             arrays[name] = open_memmap(file, mode="r")  # which refuses pickles
             held = arrays[name].dtype, arrays[name].shape
