@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -103,36 +103,46 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def checksum(path: Path) -> str:
+def checksum(content: Path | bytes) -> str:
     """The XXH3 digest of a file's bytes, in hexadecimal: it finds damage, not a forgery, at memory speed."""
+    if isinstance(content, bytes):
+        return xxhash.xxh3_128_hexdigest(content)
     state = xxhash.xxh3_128()
-    with path.open("rb", buffering=0) as stream:
+    with content.open("rb", buffering=0) as stream:
         while block := stream.read(1 << 22):
             state.update(block)
     return state.hexdigest()
 
 
-def seal(folder: Path) -> None:
-    """Write digests.json of a folder: the `checksum` of each file in it but Markdown, which people edit."""
+def seal(folder: Path, names: Iterable[str] | None = None, coming: Mapping[str, bytes] | None = None) -> None:
+    """Write digests.json of a folder: the `checksum` of each file in it but Markdown, which people edit.
+
+    names: the files, where not all. coming: the content of files that will be written after it.
+    """
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".md")
     known = {p.relative_to(folder).as_posix(): p for p in files if p.name not in (DIGESTS, LOCK)}
-    write_json(folder / DIGESTS, {name: checksum(path) for name, path in known.items()})
+    if names is not None:
+        known = {name: folder / name for name in names if (folder / name).is_file()}
+    contents: dict[str, Path | bytes] = {**known, **(coming or {})}
+    write_json(folder / DIGESTS, {name: checksum(content) for name, content in contents.items()})
 
 
-def intact(folder: Path, cure: str) -> None:
+def intact(folder: Path, cure: str, names: Iterable[str] | None = None) -> None:
     """Raise ValueError, naming the file and the cure, if one is not as it was when the folder was sealed.
 
-    A folder without digests.json is one of an older version, or another program's, and is taken as it is.
+    names: the files to check, where not all. A folder without digests.json is one of an older version, or
+    another program's, and is taken as it is.
     """
     if not (folder / DIGESTS).is_file():
         return
     known = read_json(folder / DIGESTS)
     if not isinstance(known, dict):
         raise ValueError(f"{folder / DIGESTS} is not a JSON object of names and digests; {cure}")
-    for name, expected in known.items():
-        if not (folder / name).is_file():
+    for name in known if names is None else names:
+        now = checksum(folder / name) if (folder / name).is_file() else None
+        if now is None and name in known:
             raise ValueError(f"{folder / name} is missing: {DIGESTS} beside it names it; {cure}")
-        if checksum(folder / name) != expected:
+        if now != known.get(name):
             raise ValueError(f"{folder / name} is not as it was written: its digest differs; {cure}")
 
 
@@ -144,10 +154,15 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} is not JSON ({error}); copy or make it again") from error
 
 
+def as_json(content: Any) -> bytes:
+    """The bytes of a JSON file."""
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
 def write_json(path: Path, content: Any) -> None:
     """Replace a JSON file."""
-    with writing(path, "w") as stream:
-        stream.write(json.dumps(content, indent=2) + "\n")
+    with writing(path) as stream:
+        stream.write(as_json(content))
 
 
 def claimed(path: Path, hint: str = "wait for it") -> AcquireReturnProxy[Any]:

@@ -22,6 +22,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTra
 from transformers.utils import logging as transformers_logging
 
 from whitenedcse import ragged
+from whitenedcse.app.durable import DIGESTS, intact
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.sources import SECONDS, located
 from whitenedcse.model import backbones, packed
@@ -30,6 +31,7 @@ from whitenedcse.ragged import Ragged
 
 # the Python code of an encoder never runs; without this, the user is asked whether it may
 OWN: Any = {"trust_remote_code": False}
+DAMAGED = f"copy the checkpoint again or, if the change is yours, delete the {DIGESTS} beside it"
 
 
 class Encoder(nn.Module):
@@ -144,10 +146,11 @@ def chosen(batches: str, backbone: nn.Module) -> str:
 def pretrained(*, path: str, batches: str = "auto") -> Encoder:
     """The encoder in a local directory, or with this id on the hub, in float32.
 
-    Raises FileNotFoundError if there is neither, and ValueError if the checkpoint lacks weights: an encoder
-    is never left partly random. A pooler without weights in the checkpoint is removed.
+    Raises FileNotFoundError if there is neither, and ValueError if a file of a sealed directory has changed,
+    or weights are missing: an encoder is never left partly random. A pooler without weights is removed.
     """
     source = folder(path)
+    intact(source, DAMAGED)
     quiet()
     for file in sorted(source.glob("*.safetensors")):
         sound(file)
