@@ -25,16 +25,22 @@ def evaluate(cfg: DictConfig) -> float | None:
     if cfg.compare:
         launch.show(comparison.compared(list(cfg.compare), cfg.draws, cfg.digits))
         return None
-    scores, notes = scored(cfg, run, None)
+    scores, items, notes = scored(cfg, run, None)
+    run.end(scores, items)
     launch.show(results.grids(scores, cfg.digits, cfg.pearson))
     for note in notes:
         launch.say(note)
-    launch.end([], run)
+    launch.say(f"run: {run.path}")
     return headline(scores)
 
 
-def scored(cfg: DictConfig, run: Run, trained: dict[str, Any] | None) -> tuple[dict[str, Any], list[str]]:
-    """scores.json, and what else there is to say; `trained`: what a run of train.py has for it already."""
+def scored(
+    cfg: DictConfig, run: Run, trained: dict[str, Any] | None
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """The content of scores.json and items.npz, and what else there is to say; figures are drawn.
+
+    trained: what a run of train.py has for scores.json already.
+    """
     # PyTorch takes seconds to import: the settings are checked before
     from whitenedcse.evaluation import classifiers, suite, tasks
     from whitenedcse.model import planes
@@ -68,10 +74,8 @@ def scored(cfg: DictConfig, run: Run, trained: dict[str, Any] | None) -> tuple[d
     model = arguments.described(cfg.model, (own or run).origin, None if own else source.embedder)
     asked = {"pooling": source.pooling, **{name: cfg[name] for name in ("bf16", "sample", "classifier")}}
     scores, items = suite.recorded((trained or {}) | model | protocol.facts | asked, rows, results, agenda)
-    run.end(scores, items)
-    return scores, notes + figures.draw(
-        run.path, list(cfg.figures), kept.kinds if kept else {}, systems, agenda, scores
-    )
+    drawn = figures.draw(run.path, list(cfg.figures), kept.kinds if kept else {}, systems, agenda, scores)
+    return scores, items, notes + drawn
 
 
 if __name__ == "__main__":

@@ -39,13 +39,15 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     find: list[Any] = [lambda: folder(cfg.encoder.path)] if "path" in cfg.encoder else []
     find += [partial(task, name) for name in cfg.tasks.names]
     find += [lambda: located(cfg.data.corpus), lambda: subsets(cfg.monitor.dev)]
-    dev = arguments.require(find)[-1]
+    found = arguments.require(find)
+    dev, tests = found[-1], found[-2 - len(cfg.tasks.names) : -2]
     seed_everything(cfg.seed)
     module, data = built(cfg)
     attention = module.embedder.encoder.attention(device)
     launch.say(f"{data.counts}; attention: {attention}")
     facts = {**launch.origin(cfg, module.embedder.encoder), "device": device.type, "attention": attention}
-    checkpoint = launch.begin(run, settings, facts, data.tokens.digests)
+    content = launch.content(cfg, module.embedder.encoder, tests, dev)
+    checkpoint = launch.begin(run, settings, facts, {**data.tokens.digests, **content})
     monitor = instantiate(cfg.monitor)(dev=dev, directory=run.best, say=launch.say)
     keep = Safekeeping(run.checkpoints, cfg.checkpoint_every, monitor.every, settings, launch.say)
     callbacks = [keep, Record(), monitor, Health(monitor, launch.say), progress_bar(launch.say)]
@@ -54,8 +56,8 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     trainer: Any = instantiate(cfg.trainer)(logger=loggers, callbacks=callbacks)
     trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
     if trainer.is_global_zero:
-        tests = configuration.tests(cfg, run)
-        launch.finish(run, monitor.summary(), loggers, partial(scored, tests) if tests else None)
+        asked = configuration.tests(cfg, run)
+        launch.finish(run, monitor.summary(), loggers, partial(scored, asked) if asked else None)
 
 
 def built(cfg: DictConfig) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from whitenedcse.app import configuration
-from whitenedcse.app.run import flat
+from whitenedcse.app.identity import flat
 from whitenedcse.report import published
 from whitenedcse.report.conditions import conditions, is_of_training, without_idle
 
@@ -40,7 +40,7 @@ FOLDERS = {
     "model": ["linalg", "whitening", "ragged", "data"],
     "evaluation": ["linalg", "whitening", "data"],
     "training": ["ragged", "data", "model", "evaluation", "app.ranks", "app.run"],
-    "report": ["evaluation", "app.run"],
+    "report": ["evaluation", "app.identity", "app.run"],
     "serving": ["data", "model", "evaluation", "report", "app.ranks", "app.run"],
     "app": ["data", "model", "evaluation", "training", "report", "serving"],
     "__init__": ["model.embedder", "serving.index", "evaluation.postprocess"],

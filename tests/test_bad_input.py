@@ -43,6 +43,7 @@ SMALL = TRAIN.replace(
     "encoder=pretrained encoder.path=bert", "encoder=small encoder.width=16 encoder.heads=2"
 )
 EVALUATE = "model=bert tasks.names=[p.tsv] draws=20 run=r"
+OLD = {"y/digests.json": None}  # a checkpoint that is not sealed
 MODELS = """
 import numpy
 ones = lambda texts: numpy.ones((len(texts), 4))
@@ -310,11 +311,14 @@ EVALUATION = [
     ({}, "protocol.rows=[{fit:year}]", ["protocol.rows: {'fit': 'year'} must have a name"]),
     ({}, "protocol.rows=[{a:1}]", ["protocol.rows: {'a': 1} must have a name"]),
     ({"x/model.safetensors": half("bert/model.safetensors")}, "model=x", ["x/model.safetensors is damaged"]),
-    ({"y/whitenedcse.json": "{"}, "model=y", ["y/whitenedcse.json is not JSON", "again"]),
-    ({"y/whitenedcse.json": "{}"}, "model=y",
+    ({"y/head.safetensors": "no"}, "model=y", ["y/head.safetensors is not as it was written", "again"]),
+    ({"y/whitenedcse.json": None}, "model=y", ["y/whitenedcse.json is missing", "again"]),
+    (OLD | {"y/whitenedcse.json": "{"}, "model=y", ["y/whitenedcse.json is not JSON", "again"]),
+    (OLD | {"y/whitenedcse.json": "{}"}, "model=y",
      ["y/whitenedcse.json: KeyError('head')", "copy the whole checkpoint"]),
-    ({"y/head.safetensors": "no"}, "model=y", ["y/head.safetensors is damaged", "again"]),
-    ({"y/whitenedcse.json": None, "y/modules.json": "{"}, "model=y", ["y/modules.json is not JSON", "again"]),
+    (OLD | {"y/head.safetensors": "no"}, "model=y", ["y/head.safetensors is damaged", "again"]),
+    (OLD | {"y/whitenedcse.json": None, "y/modules.json": "{"}, "model=y",
+     ["y/modules.json is not JSON", "again"]),
     ({"file": ""}, "hydra.run.dir=file/x", ["file/x: Not a directory; write elsewhere with"]),
 ]  # fmt: skip
 PAIRS_FILES = {

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import embedder_of
+from conftest import SENTENCES, embedder_of
 from safetensors import SafetensorError
 from torch.testing import assert_close
 
+from whitenedcse.app import durable
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.encoder import pretrained
 
 
 class Killed(BaseException):
@@ -128,18 +130,74 @@ def test_a_full_disk_leaves_the_old_one(best, monkeypatch):
     assert value(Embedder.load(directory)) == old
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "head.safetensors"])
-def test_a_flipped_bit_is_named(best, name):
+def exchanged(directory):
+    """Two words of the vocabulary change places."""
+    file = directory / "tokenizer.json"
+    content = json.loads(file.read_text())
+    words = content["model"]["vocab"]
+    words["cat"], words["dog"] = words["dog"], words["cat"]
+    file.write_text(json.dumps(content))
+
+
+def configured(name, value):
+    def change(directory):
+        file = directory / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
+
+    return change
+
+
+DAMAGES = {  # of files without weights: unchecked, each gives other vectors without a word
+    "another number of layers": ("config.json", configured("num_hidden_layers", 2)),
+    "another activation": ("config.json", configured("hidden_act", "relu")),
+    "two words exchanged": ("tokenizer.json", exchanged),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_changed_architecture_or_vocabulary_is_named(best, how):
     directory, _, _ = best
-    content = bytearray((directory / name).read_bytes())
-    content[-3] ^= 1
-    (directory / name).write_bytes(content)
-    with pytest.raises(ValueError, match=rf'{directory / name} is damaged: .* delete "sha256" from'):
+    name, change = DAMAGES[how]
+    before = Embedder.load(directory).encode(SENTENCES)
+    change(directory)
+    with pytest.raises(ValueError, match=rf"{directory / name} is not as it was written"):
         Embedder.load(directory)
-    settings = json.loads((directory / "whitenedcse.json").read_text())
-    assert {"model.safetensors", "head.safetensors"} <= set(settings.pop("sha256"))
-    (directory / "whitenedcse.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=rf"{directory / name} is not as it was written"):
+        pretrained(path=str(directory))  # encoder.path=
+    (directory / "digests.json").unlink()  # an older checkpoint: it loads
+    assert abs(Embedder.load(directory).encode(SENTENCES) - before).max() > 1e-4
+
+
+def test_a_flipped_bit_in_any_file_is_named_and_so_is_a_missing_one(best):
+    directory, _, _ = best
+    files = sorted(path for path in directory.rglob("*") if path.is_file() and path.suffix != ".md")
+    assert {"model.safetensors", "head.safetensors", "tokenizer.json"} < {path.name for path in files}
+    for path in files:
+        content = path.read_bytes()
+        for other in (content[:-3] + bytes([content[-3] ^ 1]) + content[-2:], None):
+            if other is None and path.name == "digests.json":
+                continue  # that is an older checkpoint
+            path.unlink() if other is None else path.write_bytes(other)
+            with pytest.raises(ValueError, match=f"{directory}.* delete the digests.json beside it|not JSON"):
+                Embedder.load(directory)
+        path.write_bytes(content)
     Embedder.load(directory)
+
+
+def test_best_of_another_run_is_refused_beside_the_scores_of_one_that_has_ended(best):
+    """Checked by its digests.json, which that of the run has the digest of."""
+    directory, embedder, old = best
+    run = directory.parent
+    durable.seal(run, [f"best/{durable.DIGESTS}"])
+    learn(embedder)
+    checkpoint.save(embedder, directory)
+    Embedder.load(run)  # of a run that has not ended, best/ changes
+    (run / "scores.json").write_text("{}")
+    for path in (run, directory):
+        with pytest.raises(ValueError, match=rf"{directory / 'digests.json'} is not as it was written"):
+            Embedder.load(path)
+    (run / "digests.json").unlink()
+    assert value(Embedder.load(run)) != old
 
 
 @torch.no_grad()
@@ -150,6 +208,7 @@ def test_a_head_trained_with_an_absolute_eps_keeps_it(best, bert):
     embedder.head.train()(x)
     embedder.embedding = "head"
     checkpoint.save(embedder, directory)
+    (directory / "digests.json").unlink()  # as they were
     settings = json.loads((directory / "whitenedcse.json").read_text())
     now = Embedder.load(directory).finish(x[0])
     del settings["head"]["whitening"]["floor"]

@@ -133,6 +133,7 @@ def test_groups_are_tested_by_t_over_seeds_with_the_variance_of_the_pairs(tmp_pa
     for name, numbers, noise in (("a", seeds, 0.3), ("b", others, 0.25)):
         for i, number in enumerate(numbers):
             folder = run(tmp_path / f"{name}-{i}", noise + 0.02 * i, 10 * i + (name == "b"))
+            (folder / "digests.json").unlink()
             scores = json.loads((folder / "scores.json").read_text())
             (folder / "scores.json").write_text(json.dumps(scores | {"seed": number}))
     (grid,) = compared([str(tmp_path / "a-*"), str(tmp_path / "b-*")], 300, 4)
@@ -199,6 +200,7 @@ def test_accuracies_are_compared_on_the_same_texts(tmp_path):
     items = dict(Run(tmp_path / "b").items)
     labels = items.pop("gold/MR")
     assert labels.tolist() == texts.labels.tolist()
+    (tmp_path / "b" / "digests.json").unlink()
     np.savez(tmp_path / "b" / "items.npz", **items)
     with pytest.raises(
         ValueError, match="b: its items.npz, of before, lacks the labels of MR; evaluate again"

@@ -96,7 +96,6 @@ def by_hand(reader, tmp_path_factory):
     (run.parent / "multirun.yaml").write_text("")
     (run / "best").mkdir()
     (run / "best" / "weights").write_text("w")
-    (run / "scores.json").write_text(json.dumps(SCORES))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
         patch.setenv("WANDB_SILENT", "true")
@@ -108,7 +107,7 @@ def by_hand(reader, tmp_path_factory):
             logger.log_metrics({name: value for name in SERIES if name.startswith("dev/")}, step=step)
             logger.log_metrics({name: value for name in SERIES if name.startswith("train/")}, step=step)
         logger.log_metrics({name: 70.5 for name in TEST}, step=4)
-        logger.finish(run)
+        logger.finish(run / "best", SCORES)
     return reader(run)
 
 
@@ -219,7 +218,7 @@ def test_ranks_but_the_first_write_and_ask_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     logger = logger_of(tmp_path / "run")
     logger.log_metrics({"train/loss": 1.0}, step=1)
-    logger.finish(tmp_path / "run")
+    logger.finish(tmp_path / "run" / "best", SCORES)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -153,6 +153,21 @@ def test_json_is_written_whole_or_not(tmp_path):
     assert os.listdir(tmp_path) == ["a.json"]
 
 
+def test_a_part_of_a_folder_is_sealed_with_what_is_yet_to_be_written(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(name.encode())
+    seal(tmp_path, ["a", "none"], {"c": b"coming"})
+    intact(tmp_path, "copy it", ["a", "none"])
+    with pytest.raises(ValueError, match="c is missing"):
+        intact(tmp_path, "copy it")
+    (tmp_path / "c").write_bytes(b"coming")
+    intact(tmp_path, "copy it")
+    (tmp_path / "b").write_bytes(b"other")
+    intact(tmp_path, "copy it")
+    with pytest.raises(ValueError, match="b is not as it was written.*; copy it"):
+        intact(tmp_path, "copy it", ["b"])  # a name that digests.json lost
+
+
 @pytest.mark.parametrize("content", [b"", b'{"x": 1', b'{"x": "\xff"}'])
 def test_json_that_is_none_is_named(path, content):
     path.write_bytes(b'{"x": "\xc3\xa4"}')

@@ -243,7 +243,8 @@ def test_a_sentence_transformers_directory_is_read(bert, tmp_path, kind, dense):
 
 def test_modules_that_are_not_read_are_named(bert, tmp_path):
     checkpoint.save(embedder_of(bert), tmp_path / "best")
-    (tmp_path / "best" / "whitenedcse.json").unlink()
+    for name in ("whitenedcse.json", "digests.json"):
+        (tmp_path / "best" / name).unlink()
     modules = json.loads((tmp_path / "best" / "modules.json").read_text())
     modules.append({"idx": 2, "name": "2", "path": "2_LSTM", "type": "sentence_transformers.models.LSTM"})
     (tmp_path / "best" / "modules.json").write_text(json.dumps(modules))
@@ -256,7 +257,7 @@ def test_pooling_belongs_to_the_checkpoint_and_is_free_for_a_plain_encoder(bert,
     mean = Pooling(kind="mean", layers=[1, -1])
     with pytest.raises(ValueError, match="carries its own pooling .whitenedcse.json."):
         Embedder.load(str(tmp_path), mean)
-    for name in ("whitenedcse.json", "modules.json"):
+    for name in ("whitenedcse.json", "modules.json", "digests.json"):
         (tmp_path / "best" / name).unlink()
     plain = Embedder.load(str(tmp_path / "best"), mean)
     assert_allclose(

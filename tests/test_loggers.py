@@ -75,6 +75,14 @@ def test_a_resumed_run_writes_no_line_twice_and_leaves_none_out(tmp_path, kept, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.csv", "whole.csv"]
 
 
+@pytest.mark.parametrize("cut", [0, 1, 9, 20])  # characters at the end that never came
+def test_a_run_that_ends_again_has_the_line_of_its_tests_once(tmp_path, cut):
+    end = [*LIFE, (3, {"test/avg": 7.5, "test/mine": 8.25})]
+    whole = logged(tmp_path / "m.csv", None, end)
+    (tmp_path / "m.csv").write_text(whole[: len(whole) - cut])
+    assert logged(tmp_path / "m.csv", after(3), LIFE[-1:] * (cut == 20) + end[-1:]) == whole
+
+
 def test_a_run_without_a_checkpoint_begins_its_metrics_anew(tmp_path):
     whole = logged(tmp_path / "m.csv", None, LIFE)
     assert logged(tmp_path / "m.csv", None, LIFE) == whole

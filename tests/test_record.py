@@ -3,15 +3,19 @@
 import importlib
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from filelock import FileLock, Timeout
 
-from whitenedcse.app import compute, durable
+from whitenedcse.app import compute, durable, identity
 from whitenedcse.app import run as run_module
 from whitenedcse.app.run import Run
+from whitenedcse.evaluation.sts import Subset
+from whitenedcse.evaluation.transfer import Labelled
 
 CONFIG = "run: a\nseed: 1\ndata: {corpus: here.txt, columns: []}\ntrainer: {devices: 1, max_steps: 9}\n"
 EXACT = {"corpus": "c0ffee", "tokenizer": "beef", "processes": 1}
@@ -83,6 +87,47 @@ def test_so_are_other_data_another_tokenizer_and_another_number_of_processes(run
         run.refuse_other(CONFIG, EXACT | {name: value})
 
 
+CONTENT = {"monitor.dev": "d0", "tasks.mine.tsv": "e1", "encoder.path": "f2"}
+
+
+@pytest.mark.parametrize("name", CONTENT)
+def test_so_is_other_content_of_what_the_settings_name(tmp_path, name):
+    run = Run(tmp_path / "run")
+    run.start(CONFIG, **EXACT, content=CONTENT)
+    run.refuse_other(CONFIG, EXACT | {"content": CONTENT})
+    other = EXACT | {"content": CONTENT | {name: "new"}}
+    words = f"content.{name}=new (it began with {CONTENT[name]})"
+    with pytest.raises(ValueError, match=re.escape(f"{run.path} holds another run: {words}; choose")):
+        run.refuse_other(CONFIG, other)
+    assert run.refuse_other(CONFIG, other, force=True) == [words]
+    run.resume(CONFIG, other, 1)
+    assert run.refuse_other(CONFIG, other) == []
+
+
+def test_what_an_older_run_did_not_note_refuses_nothing(run):
+    assert run.refuse_other(CONFIG, EXACT | {"content": CONTENT, "more": 1}) == []
+
+
+def test_texts_scores_weights_and_configuration_have_a_part_in_the_digests(tmp_path):
+    pairs = [Subset("a", ["x", "y"], ["z", "w"], np.array([1.0, 2.0]))]
+    labelled = Labelled("b", (["x", "y"],), np.array([0, 1]), ["no", "yes"], np.array(["train", "test"]))
+    tasks = [pairs, [pairs[0]._replace(left=["x", "Y"])], [pairs[0]._replace(right=["w", "z"])]]
+    tasks += [[pairs[0]._replace(gold=np.array([1.0, 2.5]))], pairs * 2, labelled]
+    tasks += [labelled._replace(labels=np.array([1, 1])), labelled._replace(split=None)]
+    assert len({identity.of_texts(task) for task in tasks}) == len(tasks)
+    assert identity.of_texts(pairs) == identity.of_texts([pairs[0]._replace(gold=np.array([1.0, 2.0]))])
+    files = {"config.json": b"{}", "model.safetensors": b"w", "README.md": b"a text", "vocab.txt": b"v"}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    first = identity.of_weights(tmp_path)
+    for name, counts in (("config.json", True), ("model.safetensors", True), ("README.md", False)):
+        (tmp_path / name).write_bytes(b"new")
+        assert (identity.of_weights(tmp_path) != first) == counts
+        (tmp_path / name).write_bytes(files[name])
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    assert identity.of_weights(tmp_path) != first
+
+
 def test_where_data_lie_and_where_it_runs_may_change(run):
     free = CONFIG.replace("here", "elsewhere").replace("run: a", "run: b").replace("devices: 1", "devices: 2")
     more = "checkpoint_every: 3\nlogger: {_target_: x, project: y}\n"
@@ -104,6 +149,10 @@ def test_a_run_is_begun_once_and_its_files_are_there_together(run):
     facts = json.loads((run.path / "versions.json").read_text())
     assert facts.items() >= (EXACT | {"seed": 1}).items()
     assert facts["packages"]["torch"] == importlib.metadata.version("torch")
+    with pytest.raises(ValueError, match="already holds a run; choose another name with run=NAME"):
+        run.start(CONFIG.replace("seed: 1", "seed: 2"))
+    run.start(CONFIG)  # of an evaluation that was cut short: it begins again
+    run.end({})
     with pytest.raises(ValueError, match="already holds a run; choose another name with run=NAME"):
         run.start(CONFIG)
 
@@ -142,6 +191,41 @@ def test_a_finished_run_has_scores(run):
     assert run.scores is None and run.best_score is None
     (run.path / "scores.json").write_text('{"dev": {"best": 51.5}}')
     assert run.best_score == 51.5
+
+
+READERS = {  # a file of an ended run, and what reads it
+    "config.yaml": lambda run: run.settings,
+    "versions.json": lambda run: (run.facts, run.origin),
+    "metrics.csv": lambda run: run.series,
+    "items.npz": lambda run: run.items,
+    "scores.json": lambda run: run.scores,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_file_of_an_ended_run_that_changed_is_named_by_what_reads_it(run, name):
+    metrics = "step,dev/spearman\n0,1.5\n"
+    run.metrics.write_text(metrics)
+    run.end({"dev": {"best": 51.5}}, {"0/x": np.arange(9)})
+    for read in READERS.values():
+        read(Run(run.path))
+    file = run.path / name
+    content = file.read_bytes()
+    for other in (content.replace(b"5", b"6"), content[:-1], b"", None):
+        if other == content:
+            continue
+        file.unlink() if other is None else file.write_bytes(other)
+        if other is None and name == "scores.json":  # a run that has not ended
+            assert Run(run.path).scores is None
+            continue
+        words = "is missing" if other is None else "is not as it was written"
+        with pytest.raises(ValueError, match=rf"{file} {words}.*copy the whole run again or, if the change"):
+            READERS[name](Run(run.path))
+        for another, read in READERS.items():
+            assert another == name or read(Run(run.path)) is not None  # what is not read is not checked
+    file.write_bytes(content.replace(b"51.5", b"99.5") if name == "scores.json" else content)
+    (run.path / "digests.json").unlink()  # an older run
+    READERS[name](Run(run.path))
 
 
 def test_a_run_of_before_modules_moved_resumes_though_its_settings_name_them_otherwise(tmp_path):

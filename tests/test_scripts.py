@@ -53,6 +53,7 @@ def test_a_run_directory_holds_all_that_a_number_depends_on(trained):
         "system",
         "device",
         "attention",
+        "content",
         "encoder",
         "packages",
         "python",
@@ -138,7 +139,7 @@ def test_pooling_of_a_trained_checkpoint_cannot_be_changed(trained, refusal):
 
 def test_pooling_of_a_plain_encoder_can(bert, tmp_path):
     checkpoint.save(embedder_of(bert), tmp_path / "plain")
-    for name in ("whitenedcse.json", "modules.json"):
+    for name in ("whitenedcse.json", "modules.json", "digests.json"):
         (tmp_path / "plain" / name).unlink()
     arguments = ["model=plain", "tasks=quickstart", "pooling=mean", "layers=[1,-1]", "run=plain"]
     result = started("evaluate.py", *arguments, cwd=tmp_path)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whitenedcse.app.durable import intact
 from whitenedcse.data import sources
 
 if TYPE_CHECKING:
@@ -159,11 +160,13 @@ def source(model: str, pooling: Pooling | None) -> Source:
         except (ImportError, AttributeError, ValueError) as error:  # ValueError: nothing before the colon
             raise ValueError(f"model={model}: {error}; MODULE:FUNCTION is imported from here") from error
     from whitenedcse.model.embedder import Embedder
+    from whitenedcse.model.encoder import DAMAGED, folder
     from whitenedcse.model.sentence_transformers import ForeignModules
 
     try:
         embedder = Embedder.load(model, pooling).to(device())
     except ForeignModules as error:
+        intact(folder(model), DAMAGED)
         try:
             from sentence_transformers import SentenceTransformer
         except ImportError:

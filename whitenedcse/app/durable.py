@@ -223,10 +223,15 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} is not JSON ({error}); copy or make it again") from error
 
 
+def as_json(content: Any) -> bytes:
+    """The bytes of a JSON file."""
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
 def write_json(path: Path, content: Any) -> None:
     """Replace a JSON file."""
-    with writing(path, "w") as stream:
-        stream.write(json.dumps(content, indent=2) + "\n")
+    with writing(path) as stream:
+        stream.write(as_json(content))
 
 
 def claimed(path: Path, hint: str = "wait for it") -> AcquireReturnProxy[Any]:

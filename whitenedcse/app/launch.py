@@ -23,9 +23,10 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
-from whitenedcse.app import ranks, terminal
+from whitenedcse.app import identity, ranks, terminal
 from whitenedcse.app.configuration import CONF, plain, unknown
-from whitenedcse.app.run import Run, flat
+from whitenedcse.app.identity import flat
+from whitenedcse.app.run import Run
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
@@ -133,15 +134,6 @@ def known_keys(argv: list[str]) -> list[str]:
         return [*folders, *flat(plain(compose(Path(argv[0]).stem, chosen)))]
 
 
-def end(loggers: Iterable[Logger], run: Run) -> None:
-    """Close the loggers, and print the last line, which other programs read."""
-    for logger in loggers:
-        logger.finalize("success")
-        if hasattr(logger, "finish"):  # the dashboard's
-            logger.finish(run.path)
-    say(f"run: {run.path}")
-
-
 def show(grids: Iterable[terminal.Grid]) -> None:
     """Print tables."""
     for grid in grids:
@@ -210,15 +202,30 @@ def origin(config: Any, encoder: Any) -> dict[str, Any]:
     return {**names, "seed": config.seed, "encoder": source}
 
 
-def begin(run: Run, settings: str, facts: Mapping[str, Any], digests: Mapping[str, str]) -> Path | None:
+def content(config: Any, encoder: Any, tasks: Iterable[Any], dev: Any) -> dict[str, dict[str, str]]:
+    """The digests of what the settings name beside the corpus: encoder, tasks and dev pairs, by setting.
+
+    An encoder of the hub has its commit. One with random weights has none: settings and corpus decide it.
+    """
+    digests = {"monitor.dev": identity.of_texts(dev)}
+    digests |= {
+        f"tasks.{name}": identity.of_texts(task) for name, task in zip(config.tasks.names, tasks, strict=True)
+    }
+    if "path" in config.encoder:
+        commit = encoder.provenance(config.encoder.path)["commit"]
+        digests["encoder.path"] = commit or identity.of_weights(encoder.source)
+    return {"content": digests}
+
+
+def begin(run: Run, settings: str, facts: Mapping[str, Any], digests: Mapping[str, Any]) -> Path | None:
     """Start a run, or return the checkpoint from which an unfinished one resumes; None: from step 0.
 
-    digests: of data and tokenizer. Raises ValueError if they, the settings or the number of processes are not
-    what the run began with.
+    digests: of data, tokenizer and `content`. Raises ValueError if they, the settings or the number of
+    processes are not what the run began with.
     """
     here = ranks.placed()
     exact = {**digests, "processes": here.world if here else 1}
-    run.refuse_other(settings, exact, force=forced())
+    others = run.refuse_other(settings, exact, force=forced())
     from whitenedcse.training.trainer import newest, step_of
 
     checkpoint = newest(run.checkpoints, say)
@@ -228,6 +235,8 @@ def begin(run: Run, settings: str, facts: Mapping[str, Any], digests: Mapping[st
     step = step_of(checkpoint)
     changed = run.resume(settings, exact, step)
     say(f"{run.path} resumes after step {step}")
+    if others:
+        say(f"--force: what came before this step was made with something else: {', '.join(others)}")
     if changed:
         say(f"results may differ in the last bits: {', '.join(changed)}")
     return checkpoint
@@ -236,18 +245,25 @@ def begin(run: Run, settings: str, facts: Mapping[str, Any], digests: Mapping[st
 def finish(
     run: Run, dev: dict[str, Any], loggers: list[Logger], evaluated: Callable[..., Any] | None
 ) -> None:
-    """Evaluate the best checkpoint on the tests, if there are any; write, log and show the scores."""
+    """Evaluate the best checkpoint on the tests, if there are any; log, write and show the scores.
+
+    What the loggers write is on disk before the run is marked as ended.
+    """
     from whitenedcse.evaluation.suite import logged
     from whitenedcse.report.results import grids, training_grid
 
     scores: dict[str, Any] = {"dev": dev}
-    if evaluated is None:
-        run.end(scores)
-    else:
-        scores, _ = evaluated(run, scores)
-        for logger in loggers:
+    items = None
+    if evaluated is not None:
+        scores, items, _ = evaluated(run, scores)
+    for logger in loggers:
+        if evaluated is not None:
             logger.log_metrics(logged(scores), dev["last_step"])
+        logger.finalize("success")
+        if hasattr(logger, "finish"):  # the dashboard's
+            logger.finish(run.best, scores)
+    run.end(scores, items)
     show([training_grid(dev), *(grids(scores, None) if evaluated else [])])
     here = run.path.relative_to(Path.cwd()) if run.path.is_relative_to(Path.cwd()) else run.path
     say(f"best checkpoint: {here}/best   metrics: {here}/metrics.csv   scores: {here}/scores.json")
-    end(loggers, run)
+    say(f"run: {run.path}")  # the last line, which other programs read

@@ -5,8 +5,9 @@ versions.json    `facts`: command, packages, commit, hardware, data, and each re
 checkpoints/     of train.py: step-STEP-CHECKSUM.ckpt
 best/            of train.py: the best checkpoint
 metrics.csv      of train.py: `series`, a column each
-scores.json      `scores`, once the run has ended: dev scores of train.py, tests of evaluate.py
 items.npz        `items`: by "row/task", what each pair or text of a test scored
+digests.json     the digests of all of these but checkpoints, which are checked when an ended run is read
+scores.json      `scores`: dev scores of train.py, tests of evaluate.py. Written last, it marks a run as ended
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, ParamSpec
@@ -24,21 +24,24 @@ from filelock import BaseFileLock
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from whitenedcse.app.durable import claimed, read_json, whole_lines, write_json, writing
+from whitenedcse.app.durable import (
+    DIGESTS,
+    as_json,
+    claimed,
+    intact,
+    read_json,
+    seal,
+    whole_lines,
+    write_json,
+    writing,
+)
+from whitenedcse.app.identity import differences, flat, present
 from whitenedcse.app.ranks import first
 
-FREE = {"run", "checkpoint_every", "data.corpus", "trainer.devices", "trainer.num_nodes"}  # may change
-MOVED = {  # where a symbol of an older config.yaml is now
-    "whitenedcse.training.optim.adamw": "whitenedcse.training.module.adamw",
-    "whitenedcse.training.mlm.MaskedLanguageModel": "whitenedcse.training.loss.MaskedLanguageModel",
-    "whitenedcse.evaluation.protocol.Protocol": "whitenedcse.evaluation.tasks.Protocol",
-}
-GONE = (  # settings of an older config.yaml, and those of their values with which it is the same run now
-    ("loss", "force_literal", (True, False)),
-    ("monitor", "sample", (2048,)),
-)
 ORIGIN = ("experiment", "system", "seed", "encoder")
 DEV = "dev/spearman"
+SEALED = ("config.yaml", "versions.json", "metrics.csv", "items.npz", f"best/{DIGESTS}")
+CURE = f"copy the whole run again or, if the change is yours, delete the {DIGESTS} beside it"
 P = ParamSpec("P")
 held: dict[Path, BaseFileLock] = {}  # the directories that this process has claimed, until it ends
 
@@ -88,17 +91,14 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """config.yaml as dictionaries, in the names of this version. Raises ValueError if it is not YAML."""
+        self._check(self.config.name)
         try:
             content: Any = OmegaConf.to_container(OmegaConf.load(self.config))
         except FileNotFoundError:
             raise
         except Exception as error:  # each YAML mistake is of another class
             raise ValueError(f"{self.config} is not YAML: {error}") from None
-        settings = present(content) if isinstance(content, dict) else {}
-        for group, name, idle in GONE:
-            if isinstance(part := settings.get(group), dict) and part.get(name) in idle:
-                del part[name]
-        return settings
+        return present(content) if isinstance(content, dict) else {}
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -120,7 +120,13 @@ class Run:
     def _lacks(self, name: str) -> NoReturn:
         raise FileNotFoundError(f"{self.path} is not a run of evaluate.py: it has no {name}")
 
+    def _check(self, name: str) -> None:
+        """Raise ValueError if this run has ended and the file is not as it was then."""
+        if (self.path / "scores.json").is_file():
+            intact(self.path, CURE, [name])
+
     def _json(self, name: str) -> dict[str, Any] | None:
+        self._check(name)
         if not (self.path / name).is_file():
             return None
         content = read_json(self.path / name)
@@ -131,6 +137,7 @@ class Run:
     @cached_property
     def items(self) -> dict[str, NDArray[Any]]:
         """The arrays of evaluate.py's items.npz by name. Raises FileNotFoundError if there is none."""
+        self._check("items.npz")
         if not (self.path / "items.npz").is_file():
             self._lacks("items.npz")
         with np.load(self.path / "items.npz") as arrays:
@@ -139,6 +146,7 @@ class Run:
     @cached_property
     def series(self) -> dict[str, Series]:
         """The columns of metrics.csv by name, as the function `series` reads them."""
+        self._check(self.metrics.name)
         return series(self.metrics)
 
     def at(self, name: str, step: int) -> float | None:
@@ -176,10 +184,7 @@ class Run:
     @property
     def origin(self) -> dict[str, Any]:
         """Experiment, system, seed and `Encoder.provenance`; None where one is not known."""
-        facts: dict[str, Any] = {}
-        with suppress(OSError, ValueError):
-            facts = self.facts
-        return {key: facts.get(key) for key in ORIGIN}
+        return {key: self.facts.get(key) for key in ORIGIN}
 
     def checked(self) -> Run:
         """This run of train.py, all files read. Raises ValueError, naming the file, if one cannot be."""
@@ -200,9 +205,12 @@ class Run:
 
     @on_first_rank
     def start(self, config: str, **facts: Any) -> None:
-        """Write config.yaml and, with `facts`, versions.json. Raises ValueError if a run was started here."""
+        """Write config.yaml and, with `facts`, versions.json.
+
+        Raises ValueError if there is a run here that has ended, or an unfinished one with other settings.
+        """
         self.claim()
-        if self.began:
+        if self.began and (self.scores is not None or self.refuse_other(config, {}, force=True)):
             raise ValueError(f"{self.path} already holds a run; choose another name with run=NAME")
         from whitenedcse.app.compute import environment
 
@@ -219,26 +227,22 @@ class Run:
         for name in ("settings", "facts"):
             self.__dict__.pop(name, None)
 
-    def refuse_other(self, config: str, exact: Mapping[str, Any], *, force: bool = False) -> None:
-        """Raise ValueError if the run here was started with other settings or facts, unless `force` is set.
+    def refuse_other(self, config: str, exact: Mapping[str, Any], *, force: bool = False) -> list[str]:
+        """Raise ValueError if the run here was started with other settings or facts; `force` returns them.
 
-        config: the resolved settings as YAML. exact: what else decides each bit: data, tokenizer, processes.
+        config: the resolved settings as YAML. exact: what else decides each bit: data, tokenizer, weights,
+        dev pairs, tasks, processes.
         """
-        if force or not self.began:
-            return
-        began = flat(self.settings) | {name: self.facts.get(name) for name in exact}
+        if not self.began:
+            return []
         asked: Any = OmegaConf.to_container(OmegaConf.create(config))
-        now = flat(asked) | dict(exact)
-        differences = [
-            f"{name}={now.get(name)} (it began with {began.get(name)})"
-            for name in sorted(began.keys() | now.keys())
-            if began.get(name) != now.get(name) and name not in FREE and not name.startswith("logger")
-        ]
-        if differences:
+        others = differences(self.settings, self.facts, asked, exact)
+        if others and not force:
             raise ValueError(
-                f"{self.path} holds another run: {', '.join(differences)}; choose another name with run=NAME,"
+                f"{self.path} holds another run: {', '.join(others)}; choose another name with run=NAME,"
                 " or add --force to resume it anyway"
             )
+        return others
 
     @on_first_rank
     def resume(self, config: str, exact: Mapping[str, Any], step: int) -> list[str]:
@@ -252,9 +256,14 @@ class Run:
         return [f"{name}={value} (it began with {then.get(name)})" for name, value in changed.items()]
 
     def end(self, scores: dict[str, Any], items: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """Write items.npz, if there are items, and scores.json, which marks the run as ended."""
+        """Write items.npz, if there are items, digests.json and, last, scores.json: the run has ended.
+
+        All else that the run leaves must have been written: by the one rename of scores.json it is complete.
+        """
         if items is not None:
-            np.savez_compressed(self.path / "items.npz", **items)  # type: ignore[arg-type]
+            with writing(self.path / "items.npz") as stream:
+                np.savez_compressed(stream, **items)  # type: ignore[arg-type]
+        seal(self.path, SEALED, {"scores.json": as_json(scores)})
         write_json(self.path / "scores.json", scores)
         self._scores = scores
 
@@ -278,22 +287,3 @@ def series(file: Path) -> dict[str, Series]:
         for name, pairs in finite.items()
         if pairs
     }
-
-
-def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """All values of nested mappings by their dotted names."""
-    values: dict[str, Any] = {}
-    for key, value in config.items():
-        name = f"{path}{key}"
-        values |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
-    return values
-
-
-def present(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of an older run in the names of this version: symbols are replaced as in `MOVED`."""
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            settings[key] = present(value)
-        elif isinstance(value, str):
-            settings[key] = MOVED.get(value, value)
-    return settings

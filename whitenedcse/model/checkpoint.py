@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from whitenedcse.app.durable import digest, drafted, read_json, restore
+from whitenedcse.app.durable import DIGESTS, drafted, intact, read_json, restore, seal
 from whitenedcse.model import sentence_transformers
 from whitenedcse.model.backbones import causal, frozen
-from whitenedcse.model.encoder import folder, pretrained, sound
+from whitenedcse.model.encoder import DAMAGED, folder, pretrained, sound
 from whitenedcse.model.head import Head, Whitening
 from whitenedcse.model.pooling import Final, Pooling
 
@@ -36,6 +36,7 @@ def save(embedder: Embedder, directory: Path) -> None:
     try:
         with drafted(directory) as draft:
             write(embedder, draft)
+            seal(draft)
     except SafetensorError as error:  # what it makes of an OSError
         raise OSError(f"{directory}: not written ({error}); the previous files are intact") from error
 
@@ -50,25 +51,7 @@ def write(embedder: Embedder, directory: Path) -> None:
         save_file(dict(embedder.final.state_dict()), directory / FINAL)
     sentence_transformers.write(embedder, directory)
     untrained = {"frozen": list(frozen(embedder.encoder.backbone))}
-    content = {**settings(embedder), **untrained, "sha256": digests(directory)}
-    (directory / SETTINGS).write_text(json.dumps(content, indent=2))
-
-
-def digests(directory: Path) -> dict[str, str]:
-    """The SHA-256 of each file of weights, by its path relative to the directory."""
-    return {
-        str(path.relative_to(directory)): digest(path) for path in sorted(directory.rglob("*.safetensors"))
-    }
-
-
-def refuse_damaged(directory: Path, written: dict[str, str]) -> None:
-    """Raise ValueError if a file of weights differs from what was written."""
-    for name, checksum in digests(directory).items():
-        if checksum != written.get(name, checksum):
-            raise ValueError(
-                f"{directory / name} is damaged: its checksum is another; copy it again, or, if the change"
-                f' is yours, delete "sha256" from {directory / SETTINGS}'
-            )
+    (directory / SETTINGS).write_text(json.dumps({**settings(embedder), **untrained}, indent=2))
 
 
 def dated(whitening: dict[str, Any]) -> dict[str, Any]:
@@ -99,6 +82,8 @@ def parts(path: str, pooling: Pooling | None = None) -> dict[str, Any]:
     restore(Path(path) if Path(path).name == "best" else Path(path) / "best")
     directory = folder(path)
     directory = directory / "best" if (directory / "best").is_dir() else directory
+    if directory.name == "best" and (directory.parent / "scores.json").is_file():  # of a run that has ended
+        intact(directory.parent, DAMAGED, [f"best/{DIGESTS}"])
     own, modules = directory / SETTINGS, directory / "modules.json"
     if not (own.exists() or modules.exists()):
         return plain(directory, pooling)
@@ -118,10 +103,8 @@ def plain(directory: Path, pooling: Pooling | None) -> dict[str, Any]:
 
 def ours(directory: Path) -> dict[str, Any]:
     """The keyword arguments of `Embedder` for a checkpoint that `save` wrote."""
-    content = read_json(directory / SETTINGS)
-    refuse_damaged(directory, content.get("sha256", {}))
-    weights = load_file(sound(directory / "head.safetensors"))
     encoder = pretrained(path=str(directory))
+    content, weights = read_json(directory / SETTINGS), load_file(sound(directory / "head.safetensors"))
     try:
         whitening = content["head"].pop("whitening")
         head = Head(whitening=Whitening(**dated(whitening)) if whitening else None, **content["head"])

@@ -12,7 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whitenedcse.app.run import Run, flat
+from whitenedcse.app.identity import flat
+from whitenedcse.app.run import Run
 from whitenedcse.evaluation.tasks import OWN
 
 TRAINING = (

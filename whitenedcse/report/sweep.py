@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from whitenedcse.app.durable import writing
-from whitenedcse.app.run import Run, flat
+from whitenedcse.app.identity import flat
+from whitenedcse.app.run import Run
 from whitenedcse.evaluation.suite import by_task
 
 FREE = ("seed", "run", "checkpoint_every")

@@ -18,7 +18,6 @@ from urllib.parse import ParseResult, urlparse
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from whitenedcse.app.durable import read_json
 from whitenedcse.app.run import Run
 from whitenedcse.evaluation.suite import by_task
 
@@ -50,16 +49,15 @@ class Dashboard(WandbLogger):
         super().log_metrics(metrics, step)
 
     @rank_zero_only
-    def finish(self, run: Path) -> None:
-        """Log scores.json, with tests as a table, and best/ if `artifacts` is set; then close the run."""
-        scores = read_json(run / "scores.json")
+    def finish(self, best: Path, scores: Mapping[str, Any]) -> None:
+        """Log the scores, with tests as a table, and best/ if `artifacts` is set; then close the run."""
         self.experiment.summary["dev/best"] = scores["dev"]["best"]  # unlike the maximum, never of step 0
         if rows := scores.get("rows"):
             lines = [{"row": row["name"]} | by_task(row, scores["headline"]) for row in rows]
             self.log_table(TABLE, columns=list(lines[0]), data=[list(values.values()) for values in lines])
         if self.artifacts:
             name = f"model-{self.experiment.id}"
-            self.experiment.log_artifact(str(run / "best"), name=name, type="model", aliases=["best"])
+            self.experiment.log_artifact(str(best), name=name, type="model", aliases=["best"])
         self.experiment.finish()
 
 

@@ -28,7 +28,7 @@ class Metrics(Logger):
     """The logger of metrics.csv, which every run has: a line for each time that something was logged.
 
     step: optimiser steps done when the values were taken. A run that resumes from a checkpoint keeps the
-    lines up to it, and writes the later ones again.
+    lines up to it, and writes the later ones again, and so the scores of its tests.
     """
 
     name, version = "metrics", ""
@@ -41,10 +41,12 @@ class Metrics(Logger):
 
     @rank_zero_only
     def keep(self, step: int) -> None:
-        """Drop what was logged after this step."""
+        """Drop what was logged after this step, and the tests, which follow the last checkpoint."""
         lines = self.lines()
         self.columns = list(lines[0]) if lines else ["step"]
-        self.rewrite([line for line in lines if int(line["step"]) <= step])
+        tests = [name for name in self.columns if name.startswith("test/")]
+        before = [line for line in lines if not any(line[name] for name in tests)]
+        self.rewrite([line for line in before if int(line["step"]) <= step])
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:

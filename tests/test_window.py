@@ -1,0 +1,84 @@
+"""A run that is killed anywhere near its end is completed by the same command, to the same bytes."""
+
+import csv
+import json
+import shutil
+
+import pytest
+from programs import started
+
+TINY = "encoder.width=16 encoder.layers=1 encoder.heads=2 trainer.accelerator=cpu trainer.log_every_n_steps=1"
+TINY += " trainer.max_steps=4 monitor.every=100 data.sample=256 run=trained"  # the one best/ is of the end
+EVALUATE = "model=outputs/trained tasks=quickstart figures=[projection] run=evaluated"
+PROGRAMS = {  # arguments, and the call from which on the program may be killed
+    "train.py": (TINY.split(), "whitenedcse.training.trainer:Safekeeping.on_train_end"),
+    "evaluate.py": (EVALUATE.split(), "whitenedcse.app.run:Run.start"),
+}
+SHARES = 10  # tests of each program
+SPEED = "train/sentences_per_second"
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """For a program: where it ran, its arguments, and the states that kills would have left."""
+    home, known = tmp_path_factory.mktemp("home"), {}
+
+    def states(program):
+        if program in known:
+            return known[program]
+        if program == "evaluate.py":
+            states("train.py")
+        arguments, first = PROGRAMS[program]
+        to = tmp_path_factory.mktemp("snapshots")
+        where = {"SNAPSHOTS_FROM": first, "SNAPSHOTS_OF": str(home), "SNAPSHOTS_TO": str(to)}
+        done = started(program, *arguments, cwd=home, prepared="snapshots:taken", **where)
+        assert done.returncode == 0, done.stderr
+        run = home / "outputs" / arguments[-1].removeprefix("run=")
+        known[program] = run, sorted(to.iterdir(), key=lambda path: int(path.name)), outcome(run)
+        return known[program]
+
+    return states
+
+
+def outcome(run):
+    """The content of a run but checkpoints, log, speed and resumptions, which no two lives share."""
+    files = [path for path in run.rglob("*") if path.is_file() and path.parent.name != "checkpoints"]
+    found = {str(path.relative_to(run)): path.read_bytes() for path in files if path.suffix != ".log"}
+    facts, digests = (json.loads(found[name]) for name in ("versions.json", "digests.json"))
+    facts.pop("resumed", None)
+    if "metrics.csv" in found:
+        lines = csv.DictReader(found["metrics.csv"].decode().splitlines())
+        found["metrics.csv"] = [line | {SPEED: bool(line[SPEED])} for line in lines]
+    for name in ("versions.json", "metrics.csv"):
+        digests.pop(name, None)
+    return found | {"versions.json": facts, "digests.json": digests}
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.slow(but=2)
+def test_a_run_killed_at_any_call_of_its_end_is_completed_by_the_same_command(killed, program, share):
+    run, states, whole = killed(program)
+    assert len(states) > SHARES
+    for state in states[share::SHARES]:
+        shutil.rmtree(run.parents[1])
+        shutil.copytree(state, run.parents[1])
+        ended = (run / "scores.json").exists()
+        again = started(program, *PROGRAMS[program][0], cwd=run.parents[1])
+        if program == "evaluate.py" and ended:
+            assert "already holds a run" in again.stderr
+        else:
+            assert again.returncode == 0, again.stderr
+            assert again.stdout.splitlines()[-1] == f"run: {run}"
+        assert outcome(run) == whole
+        assert not [path for path in run.rglob("*") if path.name.endswith((".new", ".old", "draft"))]
+
+
+def test_among_the_states_are_a_logged_test_without_scores_and_digests_without_scores(killed):
+    """The windows that there were: tests in metrics.csv but not in scores.json would be logged twice."""
+    _, states, whole = killed("train.py")
+    runs = [state / "outputs" / "trained" for state in states]
+    tested = [run for run in runs if "test/avg" in (run / "metrics.csv").read_text()]
+    assert len([run for run in tested if not (run / "scores.json").exists()]) >= 6
+    assert len([run for run in tested if (run / "digests.json").exists()]) >= 3
+    assert (tested[-1] / "scores.json").exists() and outcome(tested[-1]) == whole

@@ -1,0 +1,78 @@
+"""What makes two starts the same run: equal settings, and equal content of the files that these name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from whitenedcse.app.durable import checksum
+
+FREE = {"run", "checkpoint_every", "data.corpus", "trainer.devices", "trainer.num_nodes"}  # may change
+MOVED = {  # where a symbol of an older config.yaml is now
+    "whitenedcse.training.optim.adamw": "whitenedcse.training.module.adamw",
+    "whitenedcse.training.mlm.MaskedLanguageModel": "whitenedcse.training.loss.MaskedLanguageModel",
+    "whitenedcse.evaluation.protocol.Protocol": "whitenedcse.evaluation.tasks.Protocol",
+}
+GONE = (  # settings of an older config.yaml, and those of their values with which it is the same run now
+    ("loss", "force_literal", (True, False)),
+    ("monitor", "sample", (2048,)),
+)
+WEIGHTS = ("config.json", "*.safetensors", "*.bin")  # the files of an encoder beside those of its tokenizer
+
+
+def differences(
+    began: Mapping[str, Any], facts: Mapping[str, Any], now: Mapping[str, Any], exact: Mapping[str, Any]
+) -> list[str]:
+    """What is not as it was when a run began, as "NAME=VALUE (it began with VALUE)".
+
+    began, now: settings. facts: what the run noted. exact: those facts that decide each bit, as they are now;
+    one that the run did not note, being older, is no difference.
+    """
+    noted = flat(facts)
+    same = {name: value for name, value in flat(exact).items() if name in noted}
+    then = flat(began) | {name: noted[name] for name in same}
+    current = flat(now) | same
+    return [
+        f"{name}={current.get(name)} (it began with {then.get(name)})"
+        for name in sorted(then.keys() | current.keys())
+        if then.get(name) != current.get(name) and name not in FREE and not name.startswith("logger")
+    ]
+
+
+def of_texts(task: Any) -> str:
+    """The digest of a task as `tasks.task` gives it: texts in their order, with their scores or labels."""
+    return checksum(json.dumps(task, default=lambda array: array.tolist()).encode())
+
+
+def of_weights(folder: Path) -> str:
+    """The digest of an encoder's configuration and weights in a local directory."""
+    files = sorted(file for pattern in WEIGHTS for file in folder.glob(pattern))
+    return checksum(json.dumps([(file.name, checksum(file)) for file in files]).encode())
+
+
+def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """All values of nested mappings by their dotted names."""
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{path}{key}"
+        values |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return values
+
+
+def present(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of an older run in the names of this version, as in `MOVED`, without those that are `GONE`."""
+    for group, name, idle in GONE:
+        if isinstance(part := settings.get(group), dict) and part.get(name) in idle:
+            del part[name]
+    return renamed(settings)
+
+
+def renamed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings with each symbol that has moved replaced by its present name."""
+    for key, value in settings.items():
+        settings[key] = renamed(value) if isinstance(value, dict) else value
+        if isinstance(value, str):
+            settings[key] = MOVED.get(value, value)
+    return settings
