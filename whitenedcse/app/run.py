@@ -254,7 +254,8 @@ class Run:
     def end(self, scores: dict[str, Any], items: Mapping[str, NDArray[Any]] | None = None) -> None:
         """Write items.npz, if there are items, and scores.json, which marks the run as ended."""
         if items is not None:
-            np.savez_compressed(self.path / "items.npz", **items)  # type: ignore[arg-type]
+            with writing(self.path / "items.npz") as stream:
+                np.savez_compressed(stream, **items)  # type: ignore[arg-type]
         write_json(self.path / "scores.json", scores)
         self._scores = scores
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -22,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from whitenedcse.app.durable import needing_space, reserve
 from whitenedcse.data.sources import cache
 from whitenedcse.data.tokens import identity, token_ids
 from whitenedcse.model.backbones import causal
@@ -148,23 +150,22 @@ def write(
     folder: Path, encoder: Encoder, rows: Rows, kinds: Sequence[str], layers: Sequence[int], manner: Manner
 ) -> Path:
     """Encode sentences into a new shard; returns its path. A kill leaves no incomplete shard."""
+    names, shape = np.array([digest(row) for row in rows]), (len(layers), len(rows), encoder.width)
+    name = hashlib.blake2b(names.tobytes() + repr((kinds, layers)).encode(), digest_size=8).hexdigest()
     draft = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
-    try:
-        shape = (len(layers), len(rows), encoder.width)
-        files = {
-            kind: np.lib.format.open_memmap(draft / f"{kind}.npy", "w+", np.float32, shape) for kind in kinds
-        }
+    with needing_space(folder / name, draft, names.nbytes + 4 * len(kinds) * math.prod(shape)):
+        files = {}
+        for kind in kinds:
+            file = draft / f"{kind}.npy"
+            files[kind] = np.lib.format.open_memmap(file, "w+", np.float32, shape)
+            reserve(file)
         encode(encoder, rows, layers, files, manner)
-        for file in files.values():
-            file.flush()
-        names = np.array([digest(row) for row in rows])
+        for plane in files.values():
+            plane.flush()
         np.save(draft / "names.npy", names)
         (draft / "meta.json").write_text(json.dumps({"kinds": list(kinds), "layers": list(layers)}))
-        name = hashlib.blake2b(names.tobytes() + repr((kinds, layers)).encode(), digest_size=8).hexdigest()
         shutil.rmtree(folder / name, ignore_errors=True)
         return draft.rename(folder / name)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def encode(

@@ -21,6 +21,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
+from whitenedcse.app.durable import writing
 from whitenedcse.evaluation import layers
 from whitenedcse.evaluation.sts import MEANING, MEANS
 from whitenedcse.evaluation.suite import Plan, System
@@ -161,8 +162,10 @@ def _mark(ax: Axes, x: float, y: float, label: str) -> None:
 
 def _saved(figure: Figure, path: Path) -> tuple[Path, Path]:
     png, svg = (path.with_name(path.name + suffix) for suffix in (".png", ".svg"))
-    figure.savefig(png, metadata={"Software": None})
-    figure.savefig(svg, metadata={"Date": None, "Creator": None})
+    with writing(png) as stream:
+        figure.savefig(stream, format="png", metadata={"Software": None})
+    with writing(svg) as stream:
+        figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
     return png, svg
 
 
@@ -173,7 +176,7 @@ def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
     """
     if not records:
         raise ValueError(f"{path}: no records to write")
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with writing(path, "w") as file:
         writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
         writer.writeheader()
         for record in records:

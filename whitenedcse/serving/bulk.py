@@ -124,7 +124,7 @@ def unwritten(out: Path, manifest: Manifest) -> list[int]:
 def write(out: Path, manifest: Manifest, number: int, x: NDArray[Any]) -> None:
     """Write one file of (n, k): an array, or a table of `row` (its number in the corpus) and `vector`."""
     x = np.ascontiguousarray(x, dtype=manifest.dtype)
-    with writing(out / manifest.name(number)) as stream:
+    with writing(out / manifest.name(number), nbytes=x.nbytes) as stream:
         if manifest.to == "npy":
             np.save(stream, x, allow_pickle=False)
             return

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from whitenedcse.app.durable import settle, whole_lines, writing
+from whitenedcse.app.durable import needing_space, settle, whole_lines, writing
 from whitenedcse.evaluation.geometry import diversity
 from whitenedcse.training.trainer import step_of
 
@@ -55,7 +55,7 @@ class Metrics(Logger):
             self.columns += new
             self.rewrite([*lines, line])
         else:
-            with self.path.open("a") as stream:
+            with needing_space(self.path), self.path.open("a") as stream:
                 csv.DictWriter(stream, self.columns, lineterminator="\n").writerow(line)
 
     def lines(self) -> list[dict[str, str]]:
