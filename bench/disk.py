@@ -64,7 +64,8 @@ CASES = [
          "--kind pca"),
     *(Case(f"export, {to}", "export", f"whitenedcse export {MODEL} DISK/export --to {to}", "--unit")
       for to in ("transformers", "sentence-transformers", "onnx")),
-    Case("report", "", "whitenedcse report WORK/outputs/a WORK/outputs/b --out DISK/report.html", grows=("seeds.csv",)),
+    Case("report", "", "whitenedcse report WORK/outputs/a WORK/outputs/b --out DISK/report.html",
+         grows=("seeds.csv",)),
     Case("run of train.py", "run", "train.py trainer.max_steps=8 monitor.every=2 checkpoint_every=0"
          " logger=tensorboard hydra.run.dir=DISK/run", grows=RUN),
     Case("run of evaluate.py", "run", f"{EVALUATE} figures=[components] hydra.run.dir=DISK/run", grows=RUN,
@@ -205,7 +206,7 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="WORD", help="the cases with this word in their name")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file too")
     options = parser.parse_args()
-    rows, settings = [], [*TINY, "checkpoint_every=3600"] if options.quick else []
+    rows, settings = [], TINY[:3] if options.quick else ["encoder.width=64"]
     with tempfile.TemporaryDirectory(prefix="disk-") as folder:
         work = Path(folder) / "work"
         work.mkdir()
