@@ -48,7 +48,7 @@ def needing_space(path: Path, draft: Path | None = None, nbytes: int = 0) -> Ite
                 name, needed = path / error.path.relative_to(draft), max(nbytes, used + error.needed)
                 raise unwritten(name, error_number(error), needed) from error
         elif isinstance(error, Exception) and (number := error_number(error)) in REFUSED:
-            raise unwritten(path, number, max(nbytes, used + 1)) from error
+            raise unwritten(path, number, max(nbytes, used + bool(used))) from error
         raise
 
 

@@ -154,16 +154,16 @@ def write(
     name = hashlib.blake2b(names.tobytes() + repr((kinds, layers)).encode(), digest_size=8).hexdigest()
     draft = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
     with needing_space(folder / name, draft, names.nbytes + 4 * len(kinds) * math.prod(shape)):
-        files = {}
-        for kind in kinds:
-            file = draft / f"{kind}.npy"
-            files[kind] = np.lib.format.open_memmap(file, "w+", np.float32, shape)
-            reserve(file)
+        np.save(draft / "names.npy", names)
+        (draft / "meta.json").write_text(json.dumps({"kinds": list(kinds), "layers": list(layers)}))
+        paths = {kind: draft / f"{kind}.npy" for kind in kinds}
+        for path in paths.values():
+            np.lib.format.open_memmap(path, "w+", np.float32, shape)
+            reserve(path)
+        files = {kind: np.lib.format.open_memmap(path, "r+") for kind, path in paths.items()}
         encode(encoder, rows, layers, files, manner)
         for plane in files.values():
             plane.flush()
-        np.save(draft / "names.npy", names)
-        (draft / "meta.json").write_text(json.dumps({"kinds": list(kinds), "layers": list(layers)}))
         shutil.rmtree(folder / name, ignore_errors=True)
         return draft.rename(folder / name)
 
