@@ -23,12 +23,13 @@ from whitenedcse.report.conditions import conditions, is_of_training, without_id
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 FILES = sorted((ROOT / "whitenedcse").rglob("*.py"))
-MOST = 68  # modules, packages' docstrings aside
+MOST = 70  # modules, packages' docstrings aside
 
 # what every module may import, and what these may import themselves
 GROUND = {
     "app.compute": [],
-    "app.durable": [],
+    "app.durable": ["app.space"],
+    "app.space": [],
     "app.terminal": [],
 }
 # a folder, or a module beside the folders: what else of the package it may import
@@ -153,6 +154,52 @@ def test_there_are_few_modules():
 def test_only_these_know(package, modules):
     found = {name for name, path in MODULES.items() if any(n.split(".")[0] == package for n in imports(path))}
     assert found and all(within(name, [modules]) for name in found)
+
+
+WRITES = r"\b(np\.savez?(_compressed)?|torch\.save|save_pretrained|save_file|write_table|savefig|write_text"
+WRITES += r"|write_bytes|onnx\.export|save_model_to_file|copyfileobj|tofile)$"
+GUARDS = ("writing(", "drafted(", "needing_space(")
+INTO_DRAFTS = {  # these write where their callers have such a context, into memory, or to a temporary folder
+    "app.space.reserve",
+    "app.ranks.start",
+    "data.sources._extract",
+    "model.checkpoint.write",
+    "model.sentence_transformers.dump",
+    "model.sentence_transformers.write",
+    "model.sentence_transformers.write_average",
+    "report.plots.inline",
+    "serving.index_files.written",
+    "serving.layouts.quantise",
+    "serving.layouts.write_onnx",
+    "serving.layouts.write_tokenizer",
+    "serving.layouts.write_transformers",
+}
+
+
+def writes(call):
+    """Whether a call writes a file, by its name or the mode in which it opens one."""
+    name, given = ast.unparse(call.func), [*call.args, *(keyword.value for keyword in call.keywords)]
+    texts = [node.value for node in given if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    mode = any(re.fullmatch("[rbt]*[wax+][rwaxbt+]*", text) for text in texts)
+    return bool(re.search(WRITES, name)) or mode and name.endswith(("open", "memmap"))
+
+
+def unguarded(node, where, guarded=False):
+    """The functions that write a file outside of a context of `app.durable` or `app.space`."""
+    for child in ast.iter_child_nodes(node):
+        inside = f"{where}.{child.name}" if isinstance(child, ast.FunctionDef) else where
+        contexts = [ast.unparse(item.context_expr) for item in getattr(child, "items", [])]
+        safe = guarded or any(text.startswith(GUARDS) for text in contexts)
+        if isinstance(child, ast.Call) and writes(child) and not safe:
+            yield where
+        yield from unguarded(child, inside, safe)
+
+
+def test_whatever_writes_a_file_does_so_in_a_context_that_survives_a_full_disk():
+    found = {
+        where for name, path in MODULES.items() for where in unguarded(ast.parse(path.read_text()), name)
+    }
+    assert found == INTO_DRAFTS
 
 
 @pytest.mark.parametrize("path", FILES, ids=named)

@@ -1,9 +1,12 @@
 """Whatever stops the writing of a file, it holds all of the old content or all of the new."""
 
+import errno
 import json
 import os
+import pickle
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +14,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors import SafetensorError
 
 from whitenedcse.app import durable
 from whitenedcse.app.durable import (
@@ -26,6 +31,7 @@ from whitenedcse.app.durable import (
     write_json,
     writing,
 )
+from whitenedcse.app.space import Unwritten, needing_space, reserve
 
 OLD, NEW = b"old" * 1000, b"new!" * 100_000
 
@@ -303,3 +309,86 @@ def test_a_sealed_folder_refuses_each_flipped_byte_truncation_swap_and_loss(tmp_
                 intact(tmp_path, "copy it again")
         file.write_bytes(content)
     intact(tmp_path, "copy it again")
+
+
+def of_torch():
+    try:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    except OSError as error:
+        raise RuntimeError("PytorchStreamWriter failed writing file") from error
+
+
+def of_a_handler():
+    try:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+    except OSError:
+        raise RuntimeError("unexpected pos 64 vs 0")  # noqa: B904
+
+
+def of_rust():
+    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+def of_numpy():
+    raise OSError("128000 requested and 41952 written")
+
+
+def of_the_system():
+    raise OSError(errno.EFBIG, "File too large")
+
+
+FULL = {of_torch: "No space left", of_a_handler: "Disk quota exceeded", of_rust: "No space left"}
+FULL |= {of_numpy: "No space left", of_the_system: "File too large"}
+
+
+@pytest.mark.parametrize(("full", "said"), FULL.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_full_disk_is_one_error_whoever_tells_of_it(path, full, said):
+    free = shutil.disk_usage(path.parent).free
+    with pytest.raises(Unwritten, match=f"^{path}: not written: {said}") as one, writing(path) as stream:
+        stream.write(NEW)
+        full()
+    assert "more are needed" not in str(one.value)
+    with pytest.raises(
+        Unwritten, match=f"{2 * free:,} bytes or more are needed, [0-9,]+ are free; make room"
+    ):
+        with drafted(path.with_name("out"), 2 * free) as draft:
+            (draft / "half").write_bytes(NEW)
+            full()
+    assert path.read_bytes() == OLD and os.listdir(path.parent) == ["file"]
+    assert isinstance(pickle.loads(pickle.dumps(one.value)), Unwritten)
+
+
+OTHERS = [ValueError("no"), RuntimeError("no"), KeyboardInterrupt(), PermissionError(errno.EACCES, "no")]
+
+
+@pytest.mark.parametrize("error", OTHERS, ids=repr)
+def test_any_other_error_keeps_its_name(path, error):
+    with pytest.raises(type(error)) as raised, writing(path):
+        raise error
+    assert raised.value is error
+
+
+def test_an_error_within_a_draft_names_the_file_as_it_would_have_been_called(tmp_path):
+    with pytest.raises(Unwritten) as raised, drafted(tmp_path / "out") as draft, writing(draft / "a.bin"):
+        (draft / "whole").write_bytes(NEW)
+        of_numpy()
+    assert raised.value.path == tmp_path / "out" / "a.bin"
+    assert raised.value.needed > len(NEW)  # what lies beside it is needed too
+    with pytest.raises(Unwritten) as raised, drafted(tmp_path / "out"), writing(tmp_path / "other"):
+        of_numpy()
+    assert raised.value.path == tmp_path / "other" and os.listdir(tmp_path) == []
+
+
+def test_what_is_reserved_is_on_the_disk(tmp_path):
+    file = tmp_path / "x.npy"
+    np.lib.format.open_memmap(file, "w+", np.float32, (100, 1000))
+    assert file.stat().st_blocks * 512 < 100_000
+    reserve(file)
+    assert file.stat().st_blocks * 512 >= file.stat().st_size > 400_000
+    assert np.load(file).sum() == 0
+
+
+def test_without_a_draft_nothing_is_removed(path):
+    with pytest.raises(Unwritten, match=f"^{path}: not written"), needing_space(path):
+        of_numpy()
+    assert path.read_bytes() == OLD

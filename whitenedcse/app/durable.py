@@ -15,58 +15,57 @@ from typing import IO, Any
 import xxhash
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
+from whitenedcse.app.space import needing_space
+
 DIGESTS = "digests.json"  # of a folder: the digest of each file in it
 LOCK = ".lock"
 SECONDS = 5.0  # for a process that was just killed to release its directory
 
 
 @contextmanager
-def writing(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
+def writing(path: Path, mode: str = "wb", nbytes: int = 0) -> Iterator[IO[Any]]:
     """A context with a stream to a draft file, which on exit is on disk and replaces `path`.
 
-    Whatever stops the writing, `path` has all of the old content or all of the new, of one writer. Raises
-    ValueError if another process is writing it for too long.
+    Whatever stops the writing, `path` has all of the old content or all of the new, of one writer. nbytes,
+    and what is raised where the disk is full: see `needing_space`. Raises ValueError if another process is
+    writing it for too long.
     """
     draft = path.with_name(f"{path.name}.new")
-    with alone(draft, Path.touch):
-        try:
-            with draft.open(mode, encoding=None if "b" in mode else "utf-8") as stream:
-                yield stream
-                stream.flush()
-                os.fsync(stream.fileno())
-            draft.replace(path)
-            settle(path.parent)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+    with alone(draft, Path.touch), needing_space(path, draft, nbytes):
+        with draft.open(mode, encoding=None if "b" in mode else "utf-8") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(path)
+        settle(path.parent)
 
 
 @contextmanager
-def drafted(path: Path) -> Iterator[Path]:
+def drafted(path: Path, nbytes: int = 0) -> Iterator[Path]:
     """A context with a new draft folder, which on exit is on disk and replaces `path`.
 
     Whatever stops the writing, `path` has all of the old content or all of the new: after a kill between
     the two renames, once `restore` was called. Drafts that a kill left are removed by the next writing.
-    Raises ValueError if another process is writing it for too long.
+    nbytes, and what is raised where the disk is full: see `needing_space`. Raises ValueError if another
+    process is writing it for too long.
     """
     restore(path)
     draft, old = beside(path, "new"), beside(path, "old")
-    with alone(draft, lambda path: path.mkdir(parents=True, exist_ok=True)):
-        try:
-            for left in draft.iterdir():
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-            yield draft
-            settle_all(draft)
-            with renaming(path):
-                shutil.rmtree(old, ignore_errors=True)
-                if path.exists():
-                    path.rename(old)
-                draft.rename(path)
-                settle(path.parent)
-                shutil.rmtree(old, ignore_errors=True)
-        except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise
+    with (
+        alone(draft, lambda path: path.mkdir(parents=True, exist_ok=True)),
+        needing_space(path, draft, nbytes),
+    ):
+        for left in draft.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        yield draft
+        settle_all(draft)
+        with renaming(path):
+            shutil.rmtree(old, ignore_errors=True)
+            if path.exists():
+                path.rename(old)
+            draft.rename(path)
+            settle(path.parent)
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def restore(path: Path) -> None:
@@ -230,8 +229,9 @@ def as_json(content: Any) -> bytes:
 
 def write_json(path: Path, content: Any) -> None:
     """Replace a JSON file."""
-    with writing(path) as stream:
-        stream.write(as_json(content))
+    text = as_json(content)
+    with writing(path, nbytes=len(text)) as stream:
+        stream.write(text)
 
 
 def claimed(path: Path, hint: str = "wait for it") -> AcquireReturnProxy[Any]:

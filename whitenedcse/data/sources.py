@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from whitenedcse.app.durable import digest
+from whitenedcse.app.space import Unwritten, needing_space
 from whitenedcse.data.corpus import Corpus, is_hub_id
 from whitenedcse.data.files import filesystem
 
@@ -158,7 +159,10 @@ def _absent(name: str, candidates: Sequence[str], reason: str) -> str:
 def _fetched(name: str, repository: str, file: str, folder: Path, candidates: Sequence[str]) -> Path:
     """Download a file of the hub into a folder. Raises FileNotFoundError saying how to get it."""
     try:
-        return _downloaded(repository, file, folder)
+        with needing_space(folder / file):
+            return _downloaded(repository, file, folder)
+    except Unwritten:
+        raise
     except Exception as error:  # the hub library's own kinds differ between releases and share no class
         what = " ".join(str(error).split())[:200]
         reason = f"{file} could not be downloaded from {repository} ({type(error).__name__}: {what})"
@@ -214,7 +218,10 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, inside: Path) -> Non
 def _unpacked(archive: Path) -> Path:
     """Unpack an archive's SentEval folder to `senteval` beside it, which appears only when complete."""
     target = archive.parent / "senteval"
-    with tempfile.TemporaryDirectory(prefix=".senteval.", dir=archive.parent) as draft:
+    with (
+        needing_space(target),
+        tempfile.TemporaryDirectory(prefix=".senteval.", dir=archive.parent) as draft,
+    ):
         inside = Path(draft) / "archive"
         try:
             with tarfile.open(archive) as tar:

@@ -254,7 +254,7 @@ def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max
             truncated += int(cut.sum())
             more(len(lengths))
     offsets = np.concatenate(counted).cumsum()
-    with writing(folder / "offsets") as stream:
+    with writing(folder / "offsets", nbytes=offsets.nbytes) as stream:
         stream.write(offsets.tobytes())
     meta = {
         "tokens": int(offsets[-1]),

@@ -160,8 +160,9 @@ class Postprocess:
         # `save` would write strided arrays in the wrong order
         tensors = {name: np.ascontiguousarray(array) for name, array in self.fitted._asdict().items()}
         metadata["xxh3"] = digest(tensors, metadata)
-        with writing(path) as stream:
-            stream.write(save(tensors, metadata))
+        content = save(tensors, metadata)
+        with writing(path, nbytes=len(content)) as stream:
+            stream.write(content)
 
     @classmethod
     def load(cls, path: Path) -> Self:

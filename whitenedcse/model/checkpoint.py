@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from whitenedcse.app.durable import DIGESTS, drafted, intact, read_json, restore, seal
@@ -33,12 +32,9 @@ def save(embedder: Embedder, directory: Path) -> None:
 
     Raises OSError; the directory is then unchanged.
     """
-    try:
-        with drafted(directory) as draft:
-            write(embedder, draft)
-            seal(draft)
-    except SafetensorError as error:  # what it makes of an OSError
-        raise OSError(f"{directory}: not written ({error}); the previous files are intact") from error
+    with drafted(directory, embedder.nbytes) as draft:
+        write(embedder, draft)
+        seal(draft)
 
 
 def write(embedder: Embedder, directory: Path) -> None:

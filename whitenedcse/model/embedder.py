@@ -66,6 +66,11 @@ class Embedder(nn.Module):
         self.max_length = min(max_length or encoder.max_length, encoder.max_length)
         self.final, self.width = final, final.width(encoder.width) if final else encoder.width
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all its tensors, which are nearly all of a checkpoint."""
+        return sum(tensor.nbytes for tensor in self.state_dict().values())
+
     def pool(self, batch: Ragged, seed: int | None = None) -> Tensor:
         """Pooled vectors of n sentences: (n, d) float32.
 

@@ -13,6 +13,7 @@ process removes, others that opened it still read.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
 import tempfile
@@ -26,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whitenedcse.app.durable import DIGESTS, intact, read_json, seal
+from whitenedcse.app.space import needing_space, reserve
 from whitenedcse.app.terminal import say
 
 Plane = tuple[str, int]  # its kind of pooling, and its layer
@@ -103,25 +105,25 @@ def draft(folder: Path, planes: Sequence[Plane], names: NDArray[np.str_], width:
     where another one kept the same.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
-    try:
+    draft, shape = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent)), (len(names), width)
+    content = hashlib.blake2b(names.tobytes() + repr(planes).encode(), digest_size=8)
+    shard = folder / content.hexdigest()
+    with needing_space(shard, draft, names.nbytes + 4 * len(planes) * math.prod(shape)):
         np.save(draft / "names.npy", names)
-        shape = (len(names), width)
-        files = {
-            plane: np.lib.format.open_memmap(draft / file_of(plane), "w+", np.float32, shape)
-            for plane in planes
-        }
+        paths = {plane: draft / file_of(plane) for plane in planes}
+        for path in paths.values():
+            np.lib.format.open_memmap(path, "w+", np.float32, shape)
+            reserve(path)
+        files = {plane: np.lib.format.open_memmap(path, "r+") for plane, path in paths.items()}
         yield Shard(names, files)
         for file in files.values():
             file.flush()
             file.flags.writeable = False  # it serves readers from now on
         seal(draft)
-        content = hashlib.blake2b(names.tobytes() + repr(planes).encode(), digest_size=8)
-        with suppress(OSError):
-            folder.mkdir(exist_ok=True)
-            draft.rename(folder / content.hexdigest())
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    with suppress(OSError):
+        folder.mkdir(exist_ok=True)
+        draft.rename(shard)
+    shutil.rmtree(draft, ignore_errors=True)
 
 
 def remove(path: Path) -> None:

@@ -21,6 +21,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
+from whitenedcse.app.durable import writing
 from whitenedcse.evaluation import layers
 from whitenedcse.evaluation.sts import MEANING, MEANS
 from whitenedcse.evaluation.suite import Plan, System
@@ -163,8 +164,10 @@ def _mark(ax: Axes, x: float, y: float, label: str) -> None:
 
 def _saved(figure: Figure, path: Path) -> tuple[Path, Path]:
     png, svg = (path.with_name(path.name + suffix) for suffix in (".png", ".svg"))
-    figure.savefig(png, metadata={"Software": None})
-    figure.savefig(svg, metadata={"Date": None, "Creator": None})
+    with writing(png) as stream:
+        figure.savefig(stream, format="png", metadata={"Software": None})
+    with writing(svg) as stream:
+        figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
     return png, svg
 
 
@@ -175,7 +178,7 @@ def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
     """
     if not records:
         raise ValueError(f"{path}: no records to write")
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with writing(path, "w") as file:
         writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
         writer.writeheader()
         for record in records:
@@ -285,13 +288,8 @@ def _projection(run: Path, system: System, plan: Plan, said: Said) -> str:
         figure = Figure(figsize=(4.2, 4.2), layout="constrained")
         ax = figure.subplots()
         ax.plot(*places.T, ".", color=COLOURS[0], markersize=2, alpha=0.5)
-        ax.set(
-            aspect="equal",
-            xlabel="first principal axis",
-            ylabel="second principal axis",
-            xlim=(-1, 1),
-            ylim=(-1, 1),
-        )
+        ax.set(aspect="equal", xlim=(-1, 1), ylim=(-1, 1))
+        ax.set(xlabel="first principal axis", ylabel="second principal axis")
         line = f"{said.encoder}, pooling {said.pooling}: {len(x)} sentences of {task} on the unit sphere"
         figure.suptitle(textwrap.fill(line, 58), size=8)
         _saved(figure, run / "projection")

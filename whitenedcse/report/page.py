@@ -69,7 +69,7 @@ def write(names: Sequence[str], out: Path | None, against: str | None) -> tuple[
         titles = [Path(name).resolve().name for name in names]
         page = of_sweep(" ".join(titles[:3] + ["..."] * (len(titles) > 3)), sweep, tables)
         write_csv(sweep, files[1])
-    with writing(file, "w") as stream:
+    with writing(file, "w", len(page.encode())) as stream:
         stream.write(page)
     return tables, files
 

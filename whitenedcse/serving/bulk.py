@@ -83,7 +83,7 @@ def remove_damaged(out: Path, manifest: Manifest) -> None:
 def write(out: Path, manifest: Manifest, number: int, x: NDArray[Any]) -> None:
     """Write one file of (n, k): an array, or a table of `row` (its number in the corpus) and `vector`."""
     x = np.ascontiguousarray(x, dtype=manifest.dtype)
-    with writing(file := out / manifest.name(number)) as stream:
+    with writing(file := out / manifest.name(number), nbytes=x.nbytes) as stream:
         if manifest.to == "npy":
             np.save(stream, x, allow_pickle=False)
         else:

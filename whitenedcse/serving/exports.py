@@ -138,7 +138,7 @@ def export(embedder: Embedder, out: Path, wanted: Wanted) -> dict[str, Any]:
     layout, embedder = layouts.LAYOUTS[wanted.to], embedder.cpu().eval()
     refuse(out, wanted)
     layout.refuse(embedder)
-    with drafted(out) as draft:
+    with drafted(out, embedder.nbytes) as draft:
         layout.write(embedder, draft)
         facts = {"whitenedcse": version("whitenedcse"), **wanted._asdict()}
         facts |= quantised(embedder, draft) if wanted.int8 else {}

@@ -25,6 +25,7 @@ from numpy.lib.format import dtype_to_descr, open_memmap, write_array_header_1_0
 from numpy.typing import NDArray
 
 from whitenedcse.app.durable import digest, drafted, intact, read_json, seal, settle, settle_all, write_json
+from whitenedcse.app.space import Unwritten, needing_space
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 
@@ -106,10 +107,15 @@ def append(directory: Path, n: int, parts: Iterable[Part]) -> None:
             raise ValueError(f"{directory} holds {held:,} texts, not {n:,}: it has changed; load it again")
         new = directory / f"part-{len(content['parts'])}"
         shutil.rmtree(new, ignore_errors=True)  # of a kill
-        content["parts"].append(written(new, parts))
-        settle_all(new)
+        with needing_space(new, new):
+            content["parts"].append(written(new, parts))
+            settle_all(new)
         settle(directory)
-        write_json(directory / INDEX, content)
+        try:
+            write_json(directory / INDEX, content)
+        except Unwritten:  # so index.json is the old one
+            shutil.rmtree(new)
+            raise
 
 
 def written(directory: Path, parts: Iterable[Part]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from urllib.parse import ParseResult, urlparse
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
+from whitenedcse.app.durable import writing
 from whitenedcse.app.run import Run
 from whitenedcse.evaluation.suite import by_task
 
@@ -110,7 +111,8 @@ def identity(run: Path) -> str:
     known = run / "wandb" / "id"
     if not known.exists():
         known.parent.mkdir(parents=True, exist_ok=True)
-        known.write_text(secrets.token_hex(4))
+        with writing(known, "w") as stream:
+            stream.write(secrets.token_hex(4))
     return known.read_text()
 
 

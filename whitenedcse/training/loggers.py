@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from whitenedcse.app.durable import settle, whole_lines, writing
+from whitenedcse.app.space import needing_space
 from whitenedcse.evaluation.geometry import diversity
 from whitenedcse.training.trainer import step_of
 
@@ -57,7 +58,7 @@ class Metrics(Logger):
             self.columns += new
             self.rewrite([*lines, line])
         else:
-            with self.path.open("a") as stream:
+            with needing_space(self.path), self.path.open("a") as stream:
                 csv.DictWriter(stream, self.columns, lineterminator="\n").writerow(line)
 
     def lines(self) -> list[dict[str, str]]:

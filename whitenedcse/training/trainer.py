@@ -24,9 +24,11 @@ from lightning import Callback, LightningModule
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from whitenedcse.app.durable import digest, settle, writing
 from whitenedcse.app.ranks import ASKING, placed
+from whitenedcse.app.space import needing_space
 from whitenedcse.training.parallel import agreed, everyones
 
 NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.ckpt")
@@ -43,17 +45,15 @@ class Checkpoints(CheckpointIO):
         """
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / "draft"
-        try:
-            with writing(draft) as stream:
-                torch.save(checkpoint, stream)
-        except (OSError, RuntimeError) as error:
-            cause = error if isinstance(error, OSError) else error.__context__  # torch's own is less clear
-            if not isinstance(cause, OSError):
-                raise
-            raise OSError(
-                f"{folder}: no checkpoint written ({cause.strerror}); the previous one is intact"
-            ) from error
+        draft, tensors = (
+            folder / "draft",
+            [leaf for leaf in tree_leaves(checkpoint) if isinstance(leaf, Tensor)],
+        )
+        with (
+            needing_space(folder, draft),
+            writing(draft, nbytes=sum(tensor.nbytes for tensor in tensors)) as stream,
+        ):
+            torch.save(checkpoint, stream)
         draft.rename(folder / f"step-{checkpoint['global_step']:08}-{digest(draft)[:16]}.ckpt")
         settle(folder)
         past = [path for path in written(folder) if step_of(path) <= checkpoint["global_step"]]
