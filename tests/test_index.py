@@ -191,7 +191,7 @@ def test_what_is_there_is_never_replaced(embedder, tmp_path):
 def test_an_encoder_that_gives_nan_is_refused(embedder):
     with torch.no_grad():
         embedder.encoder.backbone.embeddings.word_embeddings.weight[7] = torch.nan
-    with pytest.raises(ValueError, match="NaN or infinity for 'the cat"):
+    with pytest.raises(ValueError, match="NaN or infinity in the vector of 'the cat"):
         Index.build(embedder, ["every baker eats", "the cat cat"])
 
 

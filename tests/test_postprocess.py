@@ -216,7 +216,10 @@ def test_a_foreign_or_broken_file_is_refused_by_name(tmp_path, x, damage):
     changed(path)
     Postprocess.load(path)
     damage(path)
-    with pytest.raises(ValueError, match=f"{path} is not a file that Postprocess.save wrote: "):
+    with pytest.raises(
+        ValueError,
+        match=f"{path} is damaged .*; (Postprocess.save writes such a file|copy or download it again)",
+    ):
         Postprocess.load(path)
 
 

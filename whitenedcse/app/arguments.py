@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whitenedcse.app.durable import parsing
+from whitenedcse.app.reading import DAMAGED
 from whitenedcse.data import sources
 
 if TYPE_CHECKING:
@@ -168,7 +170,8 @@ def source(model: str, pooling: Pooling | None) -> Source:
             from sentence_transformers import SentenceTransformer
         except ImportError:
             raise ValueError(f"{error}; pip install sentence-transformers, which loads it") from error
-        return Source(SentenceTransformer(model, device=device()).encode, "its own")
+        with parsing(Path(model), DAMAGED):
+            return Source(SentenceTransformer(model, device=device()).encode, "its own")
     return Source(embedder.encode, str(embedder.pooling), embedder)
 
 

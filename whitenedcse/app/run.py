@@ -11,7 +11,6 @@ items.npz        `items`: by "row/task", what each pair or text of a test scored
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -24,7 +23,9 @@ from filelock import BaseFileLock
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from whitenedcse.app.durable import claimed, read_json, whole_lines, write_json, writing
+from whitenedcse.app import reading
+from whitenedcse.app.durable import claimed, read_json, write_json, writing
+from whitenedcse.app.forms import refuse_misfit
 from whitenedcse.app.ranks import first
 
 FREE = {"run", "checkpoint_every", "data.corpus", "trainer.devices", "trainer.num_nodes"}  # may change
@@ -88,13 +89,9 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """config.yaml as dictionaries, in the names of this version. Raises ValueError if it is not YAML."""
-        try:
-            content: Any = OmegaConf.to_container(OmegaConf.load(self.config))
-        except FileNotFoundError:
-            raise
-        except Exception as error:  # each YAML mistake is of another class
-            raise ValueError(f"{self.config} is not YAML: {error}") from None
-        settings = present(content) if isinstance(content, dict) else {}
+        content = reading.settings(self.config)
+        refuse_misfit(self.config, content)
+        settings = present(content)
         for group, name, idle in GONE:
             if isinstance(part := settings.get(group), dict) and part.get(name) in idle:
                 del part[name]
@@ -124,8 +121,7 @@ class Run:
         if not (self.path / name).is_file():
             return None
         content = read_json(self.path / name)
-        if not isinstance(content, dict):
-            raise ValueError(f"{self.path / name} is not a JSON object of names and values")
+        refuse_misfit(self.path / name, content)
         return content
 
     @cached_property
@@ -133,8 +129,7 @@ class Run:
         """The arrays of evaluate.py's items.npz by name. Raises FileNotFoundError if there is none."""
         if not (self.path / "items.npz").is_file():
             self._lacks("items.npz")
-        with np.load(self.path / "items.npz") as arrays:
-            return dict(arrays)
+        return reading.arrays(self.path / "items.npz")
 
     @cached_property
     def series(self) -> dict[str, Series]:
@@ -261,15 +256,12 @@ class Run:
 
 def series(file: Path) -> dict[str, Series]:
     """The columns of metrics.csv, finite values only. Raises ValueError, naming file and line, if damaged."""
-    lines = csv.reader(whole_lines(file))
-    header = next(lines, ["step"])
-    columns: dict[str, list[tuple[int, float]]] = {name: [] for name in header if name != "step"}
-    for number, cells in enumerate(lines, 2):
+    columns: dict[str, list[tuple[int, float]]] = {}
+    for number, line in enumerate(reading.table(file), 2):
         try:
-            line = dict(zip(header, cells, strict=True))
             step = int(line.pop("step"))
             for name, cell in line.items():
-                columns[name] += [(step, float(cell))] if cell else []
+                columns.setdefault(name, []).extend([(step, float(cell))] if cell else [])
         except (ValueError, KeyError) as error:
             raise ValueError(f"{file}:{number}: not a step and numbers by column: {error}") from None
     finite = {name: [(s, v) for s, v in pairs if np.isfinite(v)] for name, pairs in columns.items()}

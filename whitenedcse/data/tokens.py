@@ -22,7 +22,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from whitenedcse.app.compute import cores
-from whitenedcse.app.durable import drafted, writing
+from whitenedcse.app.durable import drafted, read_json, writing
 from whitenedcse.app.terminal import pace
 from whitenedcse.data import sources
 from whitenedcse.data.corpus import Corpus, Counts, files, fingerprint, read
@@ -219,13 +219,13 @@ def identity(tokenizer: PreTrainedTokenizerBase) -> str:
 def _opened(folder: Path, digests: Mapping[str, str]) -> TokenRows | None:
     """The cache in this folder; None if it is absent, cut short, unreadable, or from before `truncated`."""
     try:
-        meta = json.loads((folder / "meta.json").read_text())
+        meta = read_json(folder / "meta.json")
         columns, counts, truncated = meta["columns"], Counts(*meta["counts"]), meta["truncated"]
         ids = np.asarray(np.memmap(folder / "ids", dtype=meta["dtype"], mode="r"))
         offsets = np.asarray(np.memmap(folder / "offsets", dtype=np.int64, mode="r"))
-    except (OSError, ValueError, KeyError, TypeError):
+        whole = len(offsets) == counts.kept * columns + 1 and offsets[-1] == len(ids) == meta["tokens"]
+    except (OSError, ValueError, TypeError):
         return None
-    whole = len(offsets) == counts.kept * columns + 1 and offsets[-1] == len(ids) == meta["tokens"]
     return TokenRows(ids, offsets, columns, counts, truncated, digests) if whole else None
 
 

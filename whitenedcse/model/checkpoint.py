@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from whitenedcse.app.durable import digest, drafted, read_json, restore
+from whitenedcse.app.durable import digest, drafted, parsing, read_json, restore
+from whitenedcse.app.reading import tensors
 from whitenedcse.model import sentence_transformers
 from whitenedcse.model.backbones import causal, frozen
-from whitenedcse.model.encoder import folder, pretrained, sound
+from whitenedcse.model.encoder import folder, pretrained
 from whitenedcse.model.head import Head, Whitening
 from whitenedcse.model.pooling import Final, Pooling
 
@@ -119,18 +120,17 @@ def plain(directory: Path, pooling: Pooling | None) -> dict[str, Any]:
 def ours(directory: Path) -> dict[str, Any]:
     """The keyword arguments of `Embedder` for a checkpoint that `save` wrote."""
     content = read_json(directory / SETTINGS)
-    refuse_damaged(directory, content.get("sha256", {}))
-    weights = load_file(sound(directory / "head.safetensors"))
+    with parsing(directory / SETTINGS, FOREIGN):
+        refuse_damaged(directory, content.get("sha256", {}))
+    weights = tensors(directory / "head.safetensors")
+    last: dict[str, Any] = tensors(directory / FINAL) if content.get("final") else {}
     encoder = pretrained(path=str(directory))
-    try:
+    with parsing(directory / SETTINGS, FOREIGN):
         whitening = content["head"].pop("whitening")
         head = Head(whitening=Whitening(**dated(whitening)) if whitening else None, **content["head"])
         head.load_state_dict(weights)
         pooling, embedding, limit = (content[key] for key in ("pooling", "embedding", "max_length"))
         parts: dict[str, Any] = {"pooling": Pooling(**pooling), "embedding": embedding, "max_length": limit}
-        if last := content.get("final"):
-            tensors: dict[str, Any] = {"weight": None, "bias": None, **load_file(sound(directory / FINAL))}
-            parts["final"] = Final(**tensors, **last)
-    except (AttributeError, KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(f"{directory / SETTINGS}: {error!r}; {FOREIGN}") from error
-    return {"encoder": encoder, "head": head, **parts}
+        if final := content.get("final"):
+            parts["final"] = Final(**{"weight": None, "bias": None, **last, **final})
+        return {"encoder": encoder, "head": head, **parts}

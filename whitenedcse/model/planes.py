@@ -22,8 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from whitenedcse.app.durable import read_json
+from whitenedcse.app.reading import array
 from whitenedcse.data.sources import cache
 from whitenedcse.data.tokens import identity, token_ids
+from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.backbones import causal
 from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder, Manner, fill
@@ -96,9 +99,8 @@ def planes(
         shards += [written] if written else []
         prune(folder.parent, keep=folder)
     lengths = np.array([len(row) for row in rows])
-    return Planes(
-        {kind: gathered(shards, names, kind, layers) for kind in kinds}, layers, lengths, len(missing)
-    )
+    made = {kind: gathered(shards, names, kind, layers) for kind in kinds}
+    return Planes(made, layers, lengths, len(missing))
 
 
 class Shard(NamedTuple):
@@ -112,16 +114,15 @@ class Shard(NamedTuple):
     def open(cls, path: Path, kinds: Sequence[str], layers: Sequence[int]) -> Shard | None:
         """The shard in this folder if it has these kinds and layers, else None."""
         try:
-            meta = json.loads((path / "meta.json").read_text())
-            names = np.load(path / "names.npy")
-        except (OSError, ValueError):
+            meta, names = read_json(path / "meta.json"), array(path / "names.npy")
+            has = set(kinds) <= set(meta["kinds"]) and set(layers) <= set(meta["layers"])
+        except (OSError, ValueError, TypeError):
             return None
-        has = set(kinds) <= set(meta["kinds"]) and set(layers) <= set(meta["layers"])
         return cls(path, meta["layers"], names) if has else None
 
     def plane(self, kind: str, layers: Sequence[int]) -> NDArray[np.float32]:
         """The planes (k, m, d) of one kind in these layers; memory-mapped if the shard has no others."""
-        every: NDArray[np.float32] = np.load(self.path / f"{kind}.npy", mmap_mode="r")
+        every: NDArray[np.float32] = array(self.path / f"{kind}.npy")
         return every if list(layers) == self.layers else every[[self.layers.index(i) for i in layers]]
 
 
@@ -156,6 +157,8 @@ def write(
         }
         encode(encoder, rows, layers, files, manner)
         for file in files.values():
+            for plane in file:
+                refuse_infinite(plane, lambda i: f"the vector of {encoder.tokenizer.decode(rows[i])!r:.80}")
             file.flush()
         names = np.array([digest(row) for row in rows])
         np.save(draft / "names.npy", names)
