@@ -23,12 +23,14 @@ from whitenedcse.report.conditions import conditions, is_of_training, without_id
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 FILES = sorted((ROOT / "whitenedcse").rglob("*.py"))
-MOST = 70  # modules, packages' docstrings aside
+MOST = 72  # modules, packages' docstrings aside
 
 # what every module may import, and what these may import themselves
 GROUND = {
     "app.compute": [],
     "app.durable": ["app.space"],
+    "app.forms": [],
+    "app.reading": ["app.durable"],
     "app.space": [],
     "app.terminal": [],
 }
@@ -42,7 +44,7 @@ FOLDERS = {
     "evaluation": ["linalg", "whitening", "data"],
     "training": ["ragged", "data", "model", "evaluation", "app.ranks", "app.run"],
     "report": ["evaluation", "app.identity", "app.run"],
-    "serving": ["data", "model", "evaluation", "report", "app.ranks", "app.run"],
+    "serving": ["linalg", "data", "model", "evaluation", "report", "app.ranks", "app.run"],
     "app": ["data", "model", "evaluation", "training", "report", "serving"],
     "__init__": ["model.embedder", "serving.index", "evaluation.postprocess"],
 }

@@ -7,6 +7,7 @@ import http.server
 import json
 import lzma
 import sys
+import tracemalloc
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from conftest import nowhere, serving
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
+from whitenedcse.data import files
 from whitenedcse.data.corpus import Corpus, fingerprint, is_hub_id, read
 from whitenedcse.data.sources import located
 
@@ -94,7 +96,7 @@ def test_a_compressed_file_gives_what_the_plain_one_gives(tmp_path, suffix):
 
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_a_compressed_file_may_have_several_parts_and_none_cut_short(tmp_path, suffix):
-    part = COMPRESS[suffix](b"some words\n" * 50_000)
+    part = COMPRESS[suffix](b"some words\nand others\n" * 25_000)
     assert len(sentences(written(tmp_path / f"x.txt{suffix}", part * 2))) == 100_000
     for size in (1, len(part) // 2):
         with pytest.raises(OSError, match=f"x.txt{suffix}: cannot be read: .*(ended before|[Tt]runcated)"):
@@ -160,6 +162,14 @@ def test_a_sample_is_uniform_without_repeats_in_order_and_always_the_same(tmp_pa
         ("x.jsonl", b'{"a": "x"}\n["x"]\n', ("a",), ["x.jsonl:2", "list"]),
         ("x.jsonl", b'{"a": "x"}\n{"b": "x"}\n', ("a",), ["x.jsonl:2", "'a'", "['b']"]),
         ("x.jsonl", b'{"a": "x"}\n{"a": null}\n', ("a",), ["x.jsonl:2", "'a'", "None"]),
+        ("x.txt", "one\ntwo\n".encode("utf-16-le"), (), ["x.txt:1", "0x00", "UTF-16", "iconv (position 1"]),
+        ("x.txt", "one\ntwo\n".encode("utf-16-be"), (), ["x.txt:1", "0x00", "iconv (position 0"]),
+        ("x.txt", b"one\nt\xc3\xa4o\0\n", (), ["x.txt:2", "0x00", "position 4 of the line"]),
+        ("x.csv", b"a,b\nx,\0\n", ("a",), ["x.csv:2", "0x00"]),
+        ("x.jsonl", b'{"a": "x"}\n{"a": "\\u0000"}\n', ("a",), ["x.jsonl:2", "NUL", "'a'"]),
+        ("x.txt", b"one\rtwo\rthree\r", (), ["x.txt:1", "carriage return", "mac2unix"]),
+        ("x.csv", b"a,b\rx,y\rz,w", ("a",), ["x.csv:1", "carriage return"]),
+        ("x.txt", b"one\n" * 3, (), ["x.txt: all 3 rows from line 1 on are equal: 'one'"]),
         ("x.parquet", b"nonsense", ("a",), ["x.parquet"]),
         ("x.docx", b"x", (), ["x.docx", ".jsonl", ".zst"]),
         ("x.parquet.gz", b"x", (), ["x.parquet.gz: no corpus"]),
@@ -171,6 +181,54 @@ def test_bad_input_is_named_with_its_place(tmp_path, name, data, columns, words)
     with pytest.raises(ValueError) as error:
         sentences(path, *columns)
     assert all(word in str(error.value) for word in words), error.value
+
+
+def test_a_file_of_one_line_and_one_with_a_carriage_return_inside_a_line_are_read(tmp_path):
+    assert sentences(written(tmp_path / "x.txt", b"one\r\r")) == [("one",)]
+    assert sentences(written(tmp_path / "x.txt", b"one\rtwo\nthree")) == [("one\rtwo",), ("three",)]
+    assert sentences(written(tmp_path / "x.txt", b"one\ntwo\rthree")) == [("one",), ("two\rthree",)]
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 5, 8, 13])
+def test_lines_and_their_numbers_do_not_depend_on_the_size_of_a_block(tmp_path, block, monkeypatch):
+    monkeypatch.setattr(files, "BLOCK", block)
+    for ending in (b"", b"\n", b"\n\n", b"\r\n"):
+        raw = b"\xef\xbb\xbf\nein\nzw\xc3\xb6lf\n\n\ndrei\r\n" + b"acht" + ending
+        expected = raw.decode("utf-8-sig").replace("\r\n", "\n").split("\n")
+        expected = expected[:-1] if ending else expected
+        assert list(files.lines(written(tmp_path / "x.txt", raw))) == expected
+        for bad, what in ((b"\xff", "0xff"), (b"\0", "0x00")):
+            path = written(tmp_path / "x.txt", raw + b"\nx\xc3\xa4" + bad)
+            line = raw.count(b"\n") + 2
+            with pytest.raises(ValueError, match=f"x.txt:{line}: byte {what}.*position 3 "):
+                list(files.lines(path))
+
+
+@pytest.mark.parametrize("ending", [b"", b"\nx", b"\nx\n"])
+def test_a_line_above_the_limit_is_named(tmp_path, ending, monkeypatch):
+    monkeypatch.setattr(files, "BLOCK", 7)
+    monkeypatch.setattr(files, "LONGEST_LINE", 100)
+    path = written(tmp_path / "x.txt", b"a\nb\n" + b"c" * 100 + ending)
+    assert list(files.lines(path))[:3] == ["a", "b", "c" * 100]
+    with pytest.raises(ValueError, match=r"x.txt:3: a line above 100 bytes"):
+        list(files.lines(written(path, b"a\nb\n" + b"c" * 101 + ending)))
+
+
+@pytest.mark.parametrize("text", [b"a", b"\0", b"a" * 999 + b"\n"], ids=["letters", "NUL", "lines"])
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_an_archive_that_explodes_takes_bounded_memory(tmp_path, suffix, text):
+    """160 MB in one line, or in 160,000."""
+    path = written(tmp_path / f"x.txt{suffix}", COMPRESS[suffix](text * (160_000_000 // len(text))))
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            ValueError, match=r"x.txt\.\w+:\d+: (a line above 16,777,216|it unpacks to over 100 times)"
+        ):
+            for _ in files.lines(path):
+                pass
+        assert tracemalloc.get_traced_memory()[1] < 80e6
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_damaged_archive_is_named(tmp_path):

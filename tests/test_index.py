@@ -191,7 +191,7 @@ def test_what_is_there_is_never_replaced(embedder, tmp_path):
 def test_an_encoder_that_gives_nan_is_refused(embedder):
     with torch.no_grad():
         embedder.encoder.backbone.embeddings.word_embeddings.weight[7] = torch.nan
-    with pytest.raises(ValueError, match="NaN or infinity for 'the cat"):
+    with pytest.raises(ValueError, match="NaN or infinity in the vector of 'the cat"):
         Index.build(embedder, ["every baker eats", "the cat cat"])
 
 
@@ -264,7 +264,7 @@ def test_an_older_index_opens_and_its_checksums_are_compared(saved, tmp_path):
     older(tmp_path / "index")
     assert len(Index.load(tmp_path / "index").add(["bread"])) == 10
     spoiled(tmp_path / "index/part-0/texts.npy")
-    with pytest.raises(ValueError, match=r"part-0/texts.npy is damaged: its checksum is another"):
+    with pytest.raises(ValueError, match=r"part-0/texts.npy is damaged \(its checksum is another\)"):
         Index.load(tmp_path / "index")
 
 

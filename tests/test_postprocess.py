@@ -218,7 +218,8 @@ def test_a_foreign_or_broken_file_is_refused_by_name(tmp_path, x, damage):
     Postprocess.load(path)
     damage(path)
     with pytest.raises(
-        ValueError, match=f"{path} is damaged, or not .* that Postprocess.save wrote .*fit it"
+        ValueError,
+        match=f"{path} is damaged .*; (copy it again, or fit it again|copy or download it again)",
     ):
         Postprocess.load(path)
 

@@ -347,7 +347,7 @@ def test_a_series_is_the_finite_values_of_whole_lines(tmp_path):
         (["WhitenedCSE/T1", "--out", "x"], "--out and --against are for runs"),
         (["torn"], "torn/metrics.csv:3: not a step and numbers by column"),
         (["scoreless"], "scoreless/scores.json is not JSON"),
-        (["odd"], "odd/config.yaml is not YAML"),
+        (["odd"], "odd/config.yaml is damaged (ParserError"),
         (["run", "--out", "gone/report.html"], "[Errno 2] No such file or directory: 'gone"),
     ],
 )

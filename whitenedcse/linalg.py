@@ -8,6 +8,7 @@ n: rows    d: width    w: channels that are whitened together
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
@@ -107,6 +108,17 @@ Array = NDArray[np.float64]
 BLOCK = 4096  # rows in float64 at a time: 25 MB of width 768
 
 
+def refuse_infinite(x: NDArray[Any], name: Callable[[int], str]) -> None:
+    """Raise ValueError, with the name of the first such row, for NaN or infinity in x: (n, d).
+
+    >>> refuse_infinite(np.array([[1.0], [np.nan]]), lambda row: f"the vector of sentence {row}")
+    Traceback (most recent call last):
+    ValueError: NaN or infinity in the vector of sentence 1
+    """
+    if not (finite := np.isfinite(x).all(axis=1)).all():
+        raise ValueError(f"NaN or infinity in {name(int(np.argmin(finite)))}")
+
+
 class _Part(NamedTuple):
     """Mean (d,) of n rows, and the sum (d, d) of the products of their deviations from it."""
 
@@ -168,8 +180,7 @@ class Moments:
         origin, part = self._origin, self._part
         for start in range(0, len(x), BLOCK):
             block = np.asarray(x[start : start + BLOCK], np.float64)
-            if not (finite := np.isfinite(block).all(axis=1)).all():
-                raise ValueError(f"NaN or infinity in row {start + np.argmin(finite)}")
+            refuse_infinite(block, lambda row, start=start: f"row {start + row}")  # type: ignore[misc]
             origin = origin if part.n else block[0].copy()
             part = (_exact if self.formula == "exact" else _as_printed)(part, block - origin)
         self._origin, self._part = origin, part

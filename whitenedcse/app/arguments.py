@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whitenedcse.app.durable import intact
+from whitenedcse.app.durable import intact, parsing
+from whitenedcse.app.reading import DAMAGED
 from whitenedcse.data import sources
 
 if TYPE_CHECKING:
@@ -160,18 +161,19 @@ def source(model: str, pooling: Pooling | None) -> Source:
         except (ImportError, AttributeError, ValueError) as error:  # ValueError: nothing before the colon
             raise ValueError(f"model={model}: {error}; MODULE:FUNCTION is imported from here") from error
     from whitenedcse.model.embedder import Embedder
-    from whitenedcse.model.encoder import DAMAGED, folder
+    from whitenedcse.model.encoder import CHANGED, folder
     from whitenedcse.model.sentence_transformers import ForeignModules
 
     try:
         embedder = Embedder.load(model, pooling).to(device())
     except ForeignModules as error:
-        intact(folder(model), DAMAGED)
+        intact(folder(model), CHANGED)
         try:
             from sentence_transformers import SentenceTransformer
         except ImportError:
             raise ValueError(f"{error}; pip install sentence-transformers, which loads it") from error
-        return Source(SentenceTransformer(model, device=device()).encode, "its own")
+        with parsing(Path(model), DAMAGED):
+            return Source(SentenceTransformer(model, device=device()).encode, "its own")
     return Source(embedder.encode, str(embedder.pooling), embedder)
 
 

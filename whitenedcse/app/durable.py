@@ -19,6 +19,7 @@ from whitenedcse.app.space import needing_space
 
 DIGESTS = "digests.json"  # of a folder: the digest of each file in it
 LOCK = ".lock"
+DEPTH = 50  # of JSON: ours has at most 7
 SECONDS = 5.0  # for a process that was just killed to release its directory
 
 
@@ -51,10 +52,7 @@ def drafted(path: Path, nbytes: int = 0) -> Iterator[Path]:
     """
     restore(path)
     draft, old = beside(path, "new"), beside(path, "old")
-    with (
-        alone(draft, lambda path: path.mkdir(parents=True, exist_ok=True)),
-        needing_space(path, draft, nbytes),
-    ):
+    with alone(draft, lambda d: d.mkdir(parents=True, exist_ok=True)), needing_space(path, draft, nbytes):
         for left in draft.iterdir():
             shutil.rmtree(left) if left.is_dir() else left.unlink()
         yield draft
@@ -107,7 +105,8 @@ def alone(path: Path, made: Callable[[Path], None] = lambda _: None) -> Iterator
 
 def _locked(path: Path, made: Callable[[Path], None]) -> int | None:
     """An open handle that locks a path; None if another has it, or the path is another file by now."""
-    made(path)
+    with suppress(FileExistsError):  # it went while mkdir looked what it was
+        made(path)
     if os.name != "posix":
         return os.open(os.devnull, os.O_RDONLY)
     import fcntl
@@ -204,8 +203,6 @@ def intact(folder: Path, cure: str, names: Iterable[str] | None = None) -> None:
     if not (folder / DIGESTS).is_file():
         return
     known = read_json(folder / DIGESTS)
-    if not isinstance(known, dict):
-        raise ValueError(f"{folder / DIGESTS} is not a JSON object of names and digests; {cure}")
     for name in known if names is None else names:
         now = checksum(folder / name) if (folder / name).is_file() else None
         if now is None and name in known:
@@ -214,12 +211,70 @@ def intact(folder: Path, cure: str, names: Iterable[str] | None = None) -> None:
             raise ValueError(f"{folder / name} is not as it was written: its digest differs; {cure}")
 
 
-def read_json(path: Path) -> Any:
-    """The content of a JSON file. Raises ValueError, naming the file, if it is not JSON."""
+@contextmanager
+def parsing(path: Path, cure: str, *own: type[Exception]) -> Iterator[None]:
+    """A context in which any error that a file's content causes is a ValueError with its name and a cure.
+
+    Libraries raise errors of many classes, and code that finds a value of another type does too. Errors of
+    the system, a ValueError with the file's name, and errors of the classes `own` are passed on.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        yield
+    except Exception as error:
+        system = isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and error.filename)
+        named = isinstance(error, ValueError) and str(error).startswith(str(path))
+        if system or named or isinstance(error, own):
+            raise
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        why = " ".join(f"{kind}{error}".split())
+        raise ValueError(f"{path} is damaged ({why:.300}); {cure}") from error
+
+
+class Named(dict[str, Any]):
+    """A JSON object; a key that it lacks raises ValueError, which names the file."""
+
+    path: Path
+
+    def __missing__(self, key: str) -> Any:
+        raise ValueError(f"{self.path} lacks {key!r} among {', '.join(self):.100}; copy or make it again")
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """The content of a JSON file: an object, or else of this kind; `object` for any.
+
+    Raises ValueError, naming the file, for anything else, and for more than DEPTH values inside each other.
+    """
+
+    def named(pairs: list[tuple[str, Any]]) -> Named:
+        content = Named(pairs)
+        content.path = path
+        return content
+
+    try:
+        content = json.loads(text := path.read_text(encoding="utf-8"), object_pairs_hook=named)
+        if "\\u" in text:
+            json.dumps(content, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error}); copy or make it again") from error
+    if not isinstance(content, kind):
+        held = f"a JSON {type(content).__name__}, not the expected {kind.__name__}"
+        raise ValueError(f"{path} holds {held}; copy or make it again")
+    refuse_deep(path, content)
+    return content
+
+
+def refuse_deep(path: Path, content: Any) -> None:
+    """Raise ValueError for more than DEPTH values inside each other in the content of a JSON file."""
+    level = [content]
+    for _ in range(DEPTH):
+        level = [value for outer in level for value in inside(outer)]
+    if level:
+        raise ValueError(f"{path} holds values inside each other, over {DEPTH} deep; copy or make it again")
+
+
+def inside(content: Any) -> Iterable[Any]:
+    """The values directly inside a value of JSON."""
+    return content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
 
 
 def as_json(content: Any) -> bytes:

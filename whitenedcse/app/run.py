@@ -12,7 +12,6 @@ scores.json      `scores`: dev scores of train.py, tests of evaluate.py. Written
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property, wraps
@@ -24,17 +23,9 @@ from filelock import BaseFileLock
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from whitenedcse.app.durable import (
-    DIGESTS,
-    as_json,
-    claimed,
-    intact,
-    read_json,
-    seal,
-    whole_lines,
-    write_json,
-    writing,
-)
+from whitenedcse.app import reading
+from whitenedcse.app.durable import DIGESTS, as_json, claimed, intact, read_json, seal, write_json, writing
+from whitenedcse.app.forms import refuse_misfit
 from whitenedcse.app.identity import differences, flat, present
 from whitenedcse.app.ranks import first
 
@@ -92,13 +83,9 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """config.yaml as dictionaries, in the names of this version. Raises ValueError if it is not YAML."""
         self._check(self.config.name)
-        try:
-            content: Any = OmegaConf.to_container(OmegaConf.load(self.config))
-        except FileNotFoundError:
-            raise
-        except Exception as error:  # each YAML mistake is of another class
-            raise ValueError(f"{self.config} is not YAML: {error}") from None
-        return present(content) if isinstance(content, dict) else {}
+        content = reading.settings(self.config)
+        refuse_misfit(self.config, content)
+        return present(content)
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -130,8 +117,7 @@ class Run:
         if not (self.path / name).is_file():
             return None
         content = read_json(self.path / name)
-        if not isinstance(content, dict):
-            raise ValueError(f"{self.path / name} is not a JSON object of names and values")
+        refuse_misfit(self.path / name, content)
         return content
 
     @cached_property
@@ -140,8 +126,7 @@ class Run:
         self._check("items.npz")
         if not (self.path / "items.npz").is_file():
             self._lacks("items.npz")
-        with np.load(self.path / "items.npz") as arrays:
-            return dict(arrays)
+        return reading.arrays(self.path / "items.npz")
 
     @cached_property
     def series(self) -> dict[str, Series]:
@@ -270,15 +255,12 @@ class Run:
 
 def series(file: Path) -> dict[str, Series]:
     """The columns of metrics.csv, finite values only. Raises ValueError, naming file and line, if damaged."""
-    lines = csv.reader(whole_lines(file))
-    header = next(lines, ["step"])
-    columns: dict[str, list[tuple[int, float]]] = {name: [] for name in header if name != "step"}
-    for number, cells in enumerate(lines, 2):
+    columns: dict[str, list[tuple[int, float]]] = {}
+    for number, line in enumerate(reading.table(file), 2):
         try:
-            line = dict(zip(header, cells, strict=True))
             step = int(line.pop("step"))
             for name, cell in line.items():
-                columns[name] += [(step, float(cell))] if cell else []
+                columns.setdefault(name, []).extend([(step, float(cell))] if cell else [])
         except (ValueError, KeyError) as error:
             raise ValueError(f"{file}:{number}: not a step and numbers by column: {error}") from None
     finite = {name: [(s, v) for s, v in pairs if np.isfinite(v)] for name, pairs in columns.items()}

@@ -42,7 +42,7 @@ def needing_space(path: Path, draft: Path | None = None, nbytes: int = 0) -> Ite
 
 
 def discard(draft: Path | None) -> None:
-    """Delete a file or folder, if there is one, and free its space, also that of a file which is still open."""
+    """Delete a file or folder, if there is one, and free its space, also that of a file still open."""
     if draft is not None and draft.is_file():
         os.truncate(draft, 0)
         draft.unlink()

@@ -64,6 +64,10 @@ def read(corpus: Corpus, *, longest: int) -> tuple[list[Row], Counts]:
     counts = Counts(tally["total"], tally["blank"], tally["cut"], len(kept))
     if not kept:
         raise ValueError(f"{corpus.path}: 0 usable sentences in {counts.total} lines, {counts.blank} blank")
+    if len(kept) > 1 and all(row == kept[0] for row in kept):  # ends at the first other one
+        raise ValueError(
+            f"{corpus.path}: all {len(kept):,} rows from line 1 on are equal: {kept[0][0]!r:.50}"
+        )
     if counts.cut:
         warnings.warn(f"{corpus.path}: {counts.cut} lines cut to {longest} characters", stacklevel=2)
     return kept, counts
@@ -231,6 +235,8 @@ def _fields(record: Any, columns: Sequence[str], place: str) -> Row:
     for name in _checked(columns, list(record), place):
         if not isinstance(record[name], str):
             raise ValueError(f"{place}: text expected in {name!r}, {record[name]!r} found")
+        if "\0" in record[name]:
+            raise ValueError(f"{place}: NUL in {name!r} is no text: {record[name]!r:.50}; remove it")
     return tuple(record[name] for name in columns)
 
 

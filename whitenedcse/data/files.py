@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import Any
 
 NAMED = (".tsv", ".csv", ".jsonl")  # rows with named fields
+BLOCK = 1 << 20  # bytes read at a time
+LONGEST_LINE = 1 << 24  # bytes
+UNPACKED, RATIO = 1 << 22, 100  # bytes of an archive, above which it may not be so many times its size
 TAGS = ("ETag", "etag", "blob_id")  # of a version: S3 and the web, Google and Azure, the hub
 
 
@@ -82,23 +85,65 @@ def stamp(path: str) -> tuple[tuple[Any, ...], float]:
 def lines(path: str | Path, encoding: str = "utf-8") -> Iterator[str]:
     r"""The lines of a text file without line end and BOM. Only \n ends a line, not U+2028 or a form feed.
 
-    Raises the errors of `filesystem`, OSError for a damaged archive, and ValueError for bytes that are not
-    UTF-8.
+    Raises the errors of `filesystem`, OSError for a damaged archive, and ValueError, naming file and line,
+    for what is no text: bytes that are not UTF-8, NUL, a whole file with carriage returns for line ends, a
+    line above LONGEST_LINE bytes, and an archive that unpacks to more than RATIO times its size.
     """
-    first = "utf-8-sig" if encoding == "utf-8" else encoding
+    for number, block in _blocks(path):
+        try:
+            text = block.decode("utf-8-sig" if (encoding, number) == ("utf-8", 1) else encoding)
+        except UnicodeDecodeError as error:
+            byte = f"byte 0x{error.object[error.start]:02x} is not UTF-8"
+            raise ValueError(_foreign(path, number, byte, error.object[: error.start])) from error
+        if "\0" in text:
+            byte = "byte 0x00 is no text (UTF-16 has it)"
+            raise ValueError(_foreign(path, number, byte, text.partition("\0")[0].encode(encoding)))
+        found = text.split("\n")
+        if "\r" in text:
+            found = [line.rstrip("\r") for line in found]
+            if number == len(found) == 1 and "\r" in found[0]:
+                raise ValueError(f"{path}:1: carriage returns end its lines; convert the file with mac2unix")
+        yield from found
+
+
+def _foreign(path: str | Path, number: int, what: str, before: bytes) -> str:
+    """The message for a byte, given the number of the first of the lines `before` it."""
+    line, position = number + before.count(b"\n"), len(before) - before.rfind(b"\n") - 1
+    return f"{path}:{line}: {what}; convert the file with iconv (position {position} of the line)"
+
+
+def _blocks(path: str | Path) -> Iterator[tuple[int, bytes]]:
+    """The bytes of a file in blocks of whole lines, each with the number of its first line.
+
+    A file of less than BLOCK bytes is one block. Memory is bounded, whatever the file holds.
+    """
     opened = COMPRESSIONS.get(Path(path).suffix.lower(), lambda raw: raw)
     with (
         filesystem(path) as (system, inside),
         system.open(inside, "rb") as raw,
         io.BufferedReader(opened(raw), 1 << 17) as stream,
     ):
-        try:
-            for number, line in enumerate(stream, 1):
-                yield line.decode(encoding if number > 1 else first).rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            byte = f"{path}:{number}: byte 0x{error.object[error.start]:02x}"
-            mend = f"convert the file with iconv (position {error.start} of the line)"
-            raise ValueError(f"{byte} is not UTF-8; {mend}") from error
+        rest, number, size, last = b"", 1, 0, False
+        while not last:
+            block = stream.read(BLOCK)
+            data, size, last = rest + block, size + len(block), len(block) < BLOCK
+            if size > UNPACKED and size > RATIO * raw.tell():
+                line = number + data.count(b"\n")
+                raise ValueError(
+                    f"{path}:{line}: it unpacks to over {RATIO} times its size; unpack it before"
+                )
+            whole, _, rest = (data.removesuffix(b"\n"), b"", b"") if last else data.rpartition(b"\n")
+            _refuse_long(path, number, data)
+            if len(rest) < len(data):
+                yield number, whole
+                number += whole.count(b"\n") + 1
+
+
+def _refuse_long(path: str | Path, number: int, data: bytes) -> None:
+    """Raise ValueError if a line is too long."""
+    for at, line in enumerate(data.split(b"\n") if len(data) > LONGEST_LINE else ()):
+        if len(line) > LONGEST_LINE:
+            raise ValueError(f"{path}:{number + at}: a line above {LONGEST_LINE:,} bytes; break it up")
 
 
 def table(path: str | Path) -> Iterator[tuple[int, list[str]]]:

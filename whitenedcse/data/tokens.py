@@ -21,7 +21,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from whitenedcse.app.compute import cores
-from whitenedcse.app.durable import DIGESTS, drafted, intact, seal, writing
+from whitenedcse.app.durable import DIGESTS, drafted, intact, read_json, seal, writing
 from whitenedcse.app.terminal import pace, say
 from whitenedcse.data import sources
 from whitenedcse.data.corpus import Corpus, Counts, files, fingerprint, read
@@ -227,13 +227,14 @@ def _opened(
         if not (folder / DIGESTS).is_file():
             return None
         intact(folder, "the corpus is tokenised again")
-        meta = json.loads((folder / "meta.json").read_text())
+        meta = read_json(folder / "meta.json")
+        columns, counts, truncated = meta["columns"], Counts(*meta["counts"]), meta["truncated"]
         ids = np.asarray(np.memmap(folder / "ids", dtype=meta["dtype"], mode="r"))
         offsets = np.asarray(np.memmap(folder / "offsets", dtype=np.int64, mode="r"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         tell(str(error))
         return None
-    return TokenRows(ids, offsets, meta["columns"], Counts(*meta["counts"]), meta["truncated"], digests)
+    return TokenRows(ids, offsets, columns, counts, truncated, digests)
 
 
 def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:

@@ -65,7 +65,7 @@ def is_result(file: Path) -> bool:
     """Whether a file is a task's result, rather than predictions or metadata."""
     if file.name == "model_meta.json" or file.stem.endswith("_predictions"):
         return False
-    content = read_json(file)
+    content = read_json(file, object)
     return isinstance(content, dict) and {"task_name", "scores", "dataset_revision"} <= content.keys()
 
 

@@ -17,11 +17,11 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from whitenedcse.app.durable import checksum, writing
-from whitenedcse.linalg import Moments, Update
+from whitenedcse.app.durable import checksum, parsing, writing
+from whitenedcse.app.reading import metadata, tensors
+from whitenedcse.linalg import Moments, Update, refuse_infinite
 from whitenedcse.whitening import principal_axes, shrink
 
 RANK = 1e-12  # of the largest variance; all-MiniLM-L6-v2 on STS: three empty axes at 3e-16, then 1.2e-3
@@ -170,25 +170,18 @@ class Postprocess:
 
         Raises ValueError, naming the file, if it is another or damaged.
         """
-        try:
-            if path.is_dir():
-                raise ValueError("a directory")
-            with safe_open(path, "numpy") as file:
-                metadata = file.metadata()
-                loaded = cls(**json.loads(metadata["settings"]))
-                loaded.provenance = json.loads(metadata["provenance"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}
-            if metadata.pop("xxh3", None) not in (None, digest(tensors, metadata)):  # None in older files
+        with parsing(path, "copy it again, or fit it again with whitenedcse whiten fit"):
+            texts = metadata(path)
+            arrays = {name: tensor.numpy() for name, tensor in tensors(path).items()}
+            if texts.pop("xxh3", None) not in (None, digest(arrays, texts)):  # None in older files
                 raise ValueError("its digest differs")
-            loaded._fitted = Fitted(**tensors)
+            loaded = cls(**json.loads(texts["settings"]))
+            loaded.provenance = {**json.loads(texts["provenance"])}
+            loaded._fitted = Fitted(**arrays)
             d = len(loaded.mean)
             if [a.shape for a in loaded.fitted] != [(d,), (d, d), (d,)] or loaded.matrix.dtype != np.float64:
                 raise ValueError(f"its arrays are {[a.shape for a in loaded.fitted]}")
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path} is damaged, or not a file that Postprocess.save wrote ({error!r}); copy it again or "
-                "fit it again with whitenedcse whiten fit"
-            ) from error
+            refuse_infinite(np.vstack(loaded.fitted), lambda row: f"row {row} of mean, matrix and variances")
         return loaded
 
     @property
@@ -232,6 +225,7 @@ class Postprocess:
             )
         if not (self.k is None or 1 <= self.k <= moments.d):
             raise ValueError(f"k={self.k} components, of rows of width {moments.d}; keep from 1 to as many")
+        refuse_infinite(moments.covariance, lambda row: f"the covariances of channel {row}")
         variances, axes = principal_axes(torch.from_numpy(moments.covariance))
         shrunk = shrink(torch.diag(variances), self.shrinkage).diagonal().numpy()  # commutes with rotation
         return Fitted(moments.mean, self._matrix(shrunk, axes.numpy()), variances.numpy())

@@ -11,12 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from whitenedcse.app.durable import DIGESTS, drafted, intact, read_json, restore, seal
+from whitenedcse.app.durable import DIGESTS, digest, drafted, intact, parsing, read_json, restore, seal
+from whitenedcse.app.reading import tensors
 from whitenedcse.model import sentence_transformers
 from whitenedcse.model.backbones import causal, frozen
-from whitenedcse.model.encoder import DAMAGED, folder, pretrained, sound
+from whitenedcse.model.encoder import CHANGED, folder, pretrained
 from whitenedcse.model.head import Head, Whitening
 from whitenedcse.model.pooling import Final, Pooling
 
@@ -79,7 +80,7 @@ def parts(path: str, pooling: Pooling | None = None) -> dict[str, Any]:
     directory = folder(path)
     directory = directory / "best" if (directory / "best").is_dir() else directory
     if directory.name == "best" and (directory.parent / "scores.json").is_file():  # of a run that has ended
-        intact(directory.parent, DAMAGED, [f"best/{DIGESTS}"])
+        intact(directory.parent, CHANGED, [f"best/{DIGESTS}"])
     own, modules = directory / SETTINGS, directory / "modules.json"
     if not (own.exists() or modules.exists()):
         return plain(directory, pooling)
@@ -99,17 +100,20 @@ def plain(directory: Path, pooling: Pooling | None) -> dict[str, Any]:
 
 def ours(directory: Path) -> dict[str, Any]:
     """The keyword arguments of `Embedder` for a checkpoint that `save` wrote."""
-    encoder = pretrained(path=str(directory))
-    content, weights = read_json(directory / SETTINGS), load_file(sound(directory / "head.safetensors"))
-    try:
+    encoder, content = pretrained(path=str(directory)), read_json(directory / SETTINGS)
+    weights = tensors(directory / "head.safetensors")
+    last: dict[str, Any] = tensors(directory / FINAL) if content.get("final") else {}
+    with parsing(directory / SETTINGS, FOREIGN):
+        for name, then in content.get("sha256", {}).items():  # of older versions
+            if digest(directory / name) != then:
+                raise ValueError(
+                    f"{directory / name} is not as it was written: its digest differs; {FOREIGN}"
+                )
         whitening = content["head"].pop("whitening")
         head = Head(whitening=Whitening(**dated(whitening)) if whitening else None, **content["head"])
         head.load_state_dict(weights)
         pooling, embedding, limit = (content[key] for key in ("pooling", "embedding", "max_length"))
         parts: dict[str, Any] = {"pooling": Pooling(**pooling), "embedding": embedding, "max_length": limit}
-        if last := content.get("final"):
-            tensors: dict[str, Any] = {"weight": None, "bias": None, **load_file(sound(directory / FINAL))}
-            parts["final"] = Final(**tensors, **last)
-    except (AttributeError, KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(f"{directory / SETTINGS}: {error!r}; {FOREIGN}") from error
-    return {"encoder": encoder, "head": head, **parts}
+        if final := content.get("final"):
+            parts["final"] = Final(**{"weight": None, "bias": None, **last, **final})
+        return {"encoder": encoder, "head": head, **parts}

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 from huggingface_hub import HfApi
-from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from whitenedcse import ragged
-from whitenedcse.app.durable import DIGESTS, intact
+from whitenedcse.app.durable import DIGESTS, intact, parsing
+from whitenedcse.app.reading import metadata, refuse_vast
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.sources import SECONDS, located
 from whitenedcse.model import backbones, packed
@@ -31,7 +31,13 @@ from whitenedcse.ragged import Ragged
 
 # the Python code of an encoder never runs; without this, the user is asked whether it may
 OWN: Any = {"trust_remote_code": False}
-DAMAGED = f"copy the checkpoint again or, if the change is yours, delete the {DIGESTS} beside it"
+CHANGED = f"copy the checkpoint again or, if the change is yours, delete the {DIGESTS} beside it"
+
+
+BELONG = (
+    "an encoder is a directory with config.json, model.safetensors and tokenizer.json that belong together: "
+    "copy or download it again"
+)
 
 
 class Encoder(nn.Module):
@@ -150,18 +156,14 @@ def pretrained(*, path: str, batches: str = "auto") -> Encoder:
     or weights are missing: an encoder is never left partly random. A pooler without weights is removed.
     """
     source = folder(path)
-    intact(source, DAMAGED)
+    intact(source, CHANGED)
     quiet()
     for file in sorted(source.glob("*.safetensors")):
-        sound(file)
-    try:
+        metadata(file)
+    refuse_vast(source / "config.json")
+    with parsing(source, BELONG):
         backbone, info = AutoModel.from_pretrained(source, output_loading_info=True, **OWN)
         tokenizer = AutoTokenizer.from_pretrained(source, **OWN)
-    except Exception as error:  # the kinds that Transformers raises share no class
-        raise ValueError(
-            f"{path}: {error}; an encoder is a directory with config.json, model.safetensors and "
-            "tokenizer.json that belong together: copy or download it again"
-        ) from error
     prefix = f"{backbone.base_model_prefix}."  # on the names in older releases of Transformers
     missing = {name.removeprefix(prefix) for name in info["missing_keys"] if "position_ids" not in name}
     if any(name.startswith("pooler.") for name in missing):
@@ -170,16 +172,8 @@ def pretrained(*, path: str, batches: str = "auto") -> Encoder:
         raise ValueError(
             f"{path} lacks {len(absent)} weights of {type(backbone).__name__}: {', '.join(absent[:3])}"
         )
-    return Encoder(backbone.float(), tokenizer, source, batches)
-
-
-def sound(file: Path) -> Path:
-    """The path of a safetensors file. Raises ValueError if it is cut short or not in that format."""
-    try:
-        with safe_open(file, "pt"):
-            return file
-    except SafetensorError as error:
-        raise ValueError(f"{file} is damaged ({error}); copy or download it again") from error
+    with parsing(source, BELONG, ValueError):
+        return Encoder(backbone.float(), tokenizer, source, batches)
 
 
 def longest(backbone: Any, limit: float) -> int:

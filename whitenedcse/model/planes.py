@@ -20,6 +20,7 @@ from torch import Tensor
 
 from whitenedcse.data.sources import cache
 from whitenedcse.data.tokens import identity, token_ids
+from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.backbones import causal
 from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder, Manner, fill
@@ -87,6 +88,10 @@ def planes(
         every = list(product(sorted({*kinds, *more[0]}), sorted({*layers, *more[1]})))
         with draft(folder, every, np.array(list(new)), encoder.width) as shard:
             encode(encoder, missing, shard.planes, Manner(progress=True, bf16=bf16))
+            for plane in shard.planes.values():
+                refuse_infinite(
+                    plane, lambda i: f"the vector of {encoder.tokenizer.decode(missing[i])!r:.80}"
+                )
         shards.append(shard)
         prune(folder.parent, keep=folder)
     lengths = np.array([len(row) for row in rows])

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
-from whitenedcse.app.durable import intact, read_json
+from whitenedcse.app.durable import intact, parsing, read_json
+from whitenedcse.app.reading import DAMAGED, tensors
 from whitenedcse.model.backbones import pooler_layer
-from whitenedcse.model.encoder import DAMAGED, Encoder, pretrained, sound
+from whitenedcse.model.encoder import CHANGED, Encoder, pretrained
 from whitenedcse.model.head import Head
 from whitenedcse.model.pooling import Final, Pooling
 
@@ -109,15 +110,13 @@ def read(directory: Path) -> dict[str, Any]:
 
     Its modules must be, in this order: Transformer, WeightedLayerPooling or none, Pooling, then optionally a
     square Dense with tanh, any Dense without activation, Normalize. Raises ForeignModules for anything else,
-    and ValueError if a file of a sealed directory has changed.
+    and ValueError if a file of a sealed directory has changed, or any is damaged.
     """
-    intact(directory, DAMAGED)
-    modules = read_json(directory / "modules.json")
-    try:
+    intact(directory, CHANGED)
+    modules = read_json(directory / "modules.json", list)
+    with parsing(directory / "modules.json", DAMAGED):
         kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
         paths = [directory / module["path"] for module in modules]
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ForeignModules(f"{directory / 'modules.json'} does not list modules: {error!r}") from error
     layers, names = [-1], ", ".join(kinds)
     if kinds[1:2] == ["WeightedLayerPooling"]:
         layers = averaged(paths[0] / "config.json", paths.pop(1))
@@ -140,9 +139,17 @@ def read(directory: Path) -> dict[str, Any]:
         "pooling": pooling,
         "head": dense_head(encoder, tanh),
         "embedding": "dense" if tanh else "encoder",
-        "max_length": read_json(limit).get("max_seq_length") if limit.exists() else None,
+        "max_length": most_tokens(limit) if limit.exists() else None,
         "final": final(maps, unit=kinds[-1] == "Normalize", source=str(directory)),
     }
+
+
+def most_tokens(file: Path) -> int | None:
+    """The length that sentence_bert_config.json limits sentences to; None for no limit."""
+    limit = read_json(file).get("max_seq_length")
+    if limit is None or type(limit) is int and limit > 0:
+        return limit
+    raise ValueError(f"{file}: max_seq_length is {limit!r:.50}, not a number of tokens; {DAMAGED}")
 
 
 def averaged(config: Path, folder: Path) -> list[int]:
@@ -150,13 +157,17 @@ def averaged(config: Path, folder: Path) -> list[int]:
 
     Raises ForeignModules for other weights, and where the encoder does not return its layers.
     """
-    weights = load_file(sound(folder / "model.safetensors"))["layer_weights"].tolist()
+    file = folder / "model.safetensors"
+    with parsing(file, DAMAGED):
+        weights = tensors(file)["layer_weights"].flatten().tolist()
     counts = [int(weight) for weight in weights if 0 <= weight < WEIGHT]
     if counts != weights or not any(counts) or not read_json(config).get("output_hidden_states"):
         raise ForeignModules(
             f"{folder} weighs layers by {weights}; supported are whole numbers, with output_hidden_states"
         )
     start = read_json(folder / "config.json").get("layer_start", 4)  # that library's default
+    if type(start) is not int:
+        raise ValueError(f"{folder / 'config.json'}: layer_start is {start!r:.50}, not a layer; {DAMAGED}")
     return [start + i for i, count in enumerate(counts) for _ in range(count)]
 
 
@@ -181,10 +192,11 @@ def final(folders: Sequence[Path], *, unit: bool, source: str) -> Final | None:
     """Consecutive linear layers as one transform, and unit length; None where there is neither."""
     weight, bias = None, None
     for folder in folders:
-        layer = load_file(sound(folder / "model.safetensors"))
-        w = layer["linear.weight"].double()
-        b = layer["linear.bias"].double() if "linear.bias" in layer else torch.zeros(len(w)).double()
-        weight, bias = (w, b) if weight is None or bias is None else (w @ weight, w @ bias + b)
+        with parsing(folder / "model.safetensors", DAMAGED):
+            layer = tensors(folder / "model.safetensors")
+            w = layer["linear.weight"].double()
+            b = layer["linear.bias"].double() if "linear.bias" in layer else torch.zeros(len(w)).double()
+            weight, bias = (w, b) if weight is None or bias is None else (w @ weight, w @ bias + b)
     if weight is None and not unit:
         return None
     return Final(weight=weight, bias=bias, unit=unit, provenance={"read from": source})
@@ -197,7 +209,7 @@ def pooling_kind(path: Path) -> str:
     kinds += [key for key, on in config.items() if key.startswith("pooling_mode_") and on is True]
     ours = {key: name for name, key in POOLING_KEYS.items()} | {name: name for name in POOLING_KEYS}
     ours |= {"lasttoken": "last"}  # its newer releases name most as here
-    if len(kinds) != 1 or kinds[0] not in ours:
+    if len(kinds) != 1 or kinds[0] not in list(ours):
         raise ForeignModules(
             f"{path} asks for pooling {kinds}; supported is one of {', '.join(POOLING_KEYS)}"
         )
@@ -208,7 +220,8 @@ def dense_head(encoder: Encoder, directory: Path | None) -> Head:
     """The head with the weights of a Dense module with tanh, or a head without dense layer."""
     head = Head(width=encoder.width, whitening=None, dense=directory is not None, position="before")
     if directory is not None:
-        head.load_state_dict(load_file(sound(directory / "model.safetensors")))
+        with parsing(directory / "model.safetensors", DAMAGED):
+            head.load_state_dict(tensors(directory / "model.safetensors"))
     return head
 
 

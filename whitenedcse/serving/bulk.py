@@ -24,12 +24,14 @@ import torch
 from numpy.typing import NDArray
 from torch.multiprocessing.spawn import ProcessException, spawn
 
+from whitenedcse.app import reading
 from whitenedcse.app.compute import threads
 from whitenedcse.app.durable import (
     DIGESTS,
     LOCK,
     claimed,
     intact,
+    parsing,
     read_json,
     seal,
     seal_too,
@@ -40,6 +42,7 @@ from whitenedcse.app.ranks import end_with_parent
 from whitenedcse.app.terminal import pace, say
 from whitenedcse.data.corpus import Corpus, fingerprint, stream
 from whitenedcse.data.tokens import CHARACTERS_A_TOKEN
+from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.planes import digest_of
@@ -57,10 +60,9 @@ def begun(out: Path) -> Manifest | None:
             raise ValueError(f"{out} holds something other than vectors, {other[0]!r}; name a new directory")
         return None
     intact(out, "copy it again, or name a new directory", [MANIFEST])
-    try:
-        return Manifest(**read_json(out / MANIFEST))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{out / MANIFEST} is not what whitenedcse encode wrote: {error}") from error
+    content = read_json(out / MANIFEST)
+    with parsing(out / MANIFEST, "whitenedcse encode writes it; name a new directory"):
+        return Manifest(**content)
 
 
 def unwritten(out: Path, manifest: Manifest) -> list[int]:
@@ -81,8 +83,14 @@ def remove_damaged(out: Path, manifest: Manifest) -> None:
 
 
 def write(out: Path, manifest: Manifest, number: int, x: NDArray[Any]) -> None:
-    """Write one file of (n, k): an array, or a table of `row` (its number in the corpus) and `vector`."""
-    x = np.ascontiguousarray(x, dtype=manifest.dtype)
+    """Write one file of (n, k): an array, or a table of `row` (its number in the corpus) and `vector`.
+
+    Raises ValueError for NaN or infinity, which a number above 65,504 is in float16.
+    """
+    with np.errstate(over="ignore"):
+        x = np.ascontiguousarray(x, dtype=manifest.dtype)
+    first = number * manifest.shard
+    refuse_infinite(x, lambda row: f"the vector of row {first + row} of {manifest.input} in {manifest.dtype}")
     with writing(file := out / manifest.name(number), nbytes=x.nbytes) as stream:
         if manifest.to == "npy":
             np.save(stream, x, allow_pickle=False)
@@ -90,7 +98,7 @@ def write(out: Path, manifest: Manifest, number: int, x: NDArray[Any]) -> None:
             import pyarrow as pa  # type: ignore[import-untyped]
             import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-            rows = pa.array(np.arange(len(x)) + number * manifest.shard)
+            rows = pa.array(np.arange(len(x)) + first)
             vectors = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), manifest.width)
             pq.write_table(pa.table({"row": rows, "vector": vectors}), stream, use_dictionary=False)
     seal_too(file)
@@ -107,23 +115,10 @@ def arrays(out: Path) -> Iterator[NDArray[Any]]:
         raise ValueError(f"{out} lacks {len(left)} of {manifest.shards} files; the same command resumes")
     for number in range(manifest.shards):
         intact(out, AGAIN, [manifest.name(number)])
-        x = read(out / manifest.name(number))
+        x = reading.vectors(out / manifest.name(number))
         if x.shape != (shape := (manifest.count(number), manifest.width)) or x.dtype != manifest.dtype:
             raise ValueError(f"{out / manifest.name(number)} is damaged: {x.dtype} {x.shape}, not {shape}")
         yield x
-
-
-def read(path: Path) -> NDArray[Any]:
-    """The vectors (n, k) of one file."""
-    try:
-        if path.suffix == ".npy":
-            return np.lib.format.open_memmap(path, mode="r")  # never an array of objects, which is a pickle
-        import pyarrow.parquet as pq
-
-        vectors = pq.read_table(path, columns=["vector"], memory_map=True)["vector"].combine_chunks()
-        return vectors.flatten().to_numpy().reshape(len(vectors), -1)
-    except (ValueError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
 
 
 More = Callable[[int], None]

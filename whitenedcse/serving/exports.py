@@ -24,6 +24,7 @@ from whitenedcse.app.durable import drafted, seal, write_json
 from whitenedcse.app.terminal import pace
 from whitenedcse.data.corpus import Corpus, texts
 from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.pooling import Final
 from whitenedcse.serving import card, layouts
@@ -42,13 +43,17 @@ def fitted(fit: Postprocess, embedder: Embedder, corpus: Corpus, *, bf16: bool =
     plain, every = scaled(embedder, unit=False), texts(corpus)
     with pace("encoded") as more:
         while block := list(islice(every, BLOCK)):
-            fit.partial_fit(plain.encode(block, bf16=bf16))
+            x = plain.encode(block, bf16=bf16)
+            refuse_infinite(x, lambda row: f"the vector of {block[row]!r:.80}")  # noqa: B023
+            fit.partial_fit(x)
             more(len(block))
     n = fit.moments.n if fit.moments else 0
     if n < 2:
         raise ValueError(
             f"{corpus.path}: {n} texts that are not blank; a {fit.kind} is fitted to two or more"
         )
+    if not fit.variances.any():
+        raise ValueError(f"{corpus.path}: all {n:,} texts have the same vector; {fit.kind} needs others")
     return {"corpus": corpus.path, "texts": n, "sample": corpus.sample, "bf16": bf16, "probe": probe(plain)}
 
 
@@ -137,6 +142,7 @@ def export(embedder: Embedder, out: Path, wanted: Wanted) -> dict[str, Any]:
     """
     layout, embedder = layouts.LAYOUTS[wanted.to], embedder.cpu().eval()
     refuse(out, wanted)
+    refuse_infinite(embedder.encode([PROBE]), lambda _: f"the vector of {PROBE!r}")
     layout.refuse(embedder)
     with drafted(out, embedder.nbytes) as draft:
         layout.write(embedder, draft)

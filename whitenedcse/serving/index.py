@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from whitenedcse.app.terminal import pace
 from whitenedcse.data.corpus import LONGEST, Corpus, rows, texts
+from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving import index_files
 from whitenedcse.serving.exports import scaled
@@ -256,8 +257,6 @@ def encoded(embedder: Embedder, pairs: Iterable[tuple[str, str]], *, bf16: bool)
         while block := list(islice(pairs, BLOCK)):
             ids, texts = zip(*block, strict=True)
             vectors = embedder.encode(texts, bf16=bf16)
-            if not (finite := np.isfinite(vectors).all(1)).all():
-                text = texts[int(np.argmin(finite))]
-                raise ValueError(f"the encoder gives NaN or infinity for {text!r:.80}")
+            refuse_infinite(vectors, lambda row: f"the vector of {texts[row]!r:.80}")  # noqa: B023
             yield Part(vectors, Strings.of(texts), Strings.of(ids))
             more(len(block))

@@ -21,15 +21,27 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 from filelock import FileLock
-from numpy.lib.format import dtype_to_descr, open_memmap, write_array_header_1_0
+from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 from numpy.typing import NDArray
 
-from whitenedcse.app.durable import digest, drafted, intact, read_json, seal, settle, settle_all, write_json
+from whitenedcse.app.durable import (
+    digest,
+    drafted,
+    intact,
+    parsing,
+    read_json,
+    seal,
+    settle,
+    settle_all,
+    write_json,
+)
+from whitenedcse.app.reading import array
 from whitenedcse.app.space import Unwritten, needing_space
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 
 INDEX, EMBEDDER = "index.json", "embedder"
+AGAIN = "copy the whole index again"
 FILES: dict[str, Any] = {
     "vectors": np.float32,
     "texts": np.uint8,
@@ -179,12 +191,10 @@ def listed(directory: Path) -> dict[str, Any]:
             f"{directory} is not an index: no {INDEX} there; make one with whitenedcse search build"
         )
     content = read_json(directory / INDEX)
-    try:
+    with parsing(directory / INDEX, AGAIN):
         known = content["format"] == 1 and content["parts"]
         if not (known and all(type(x) is int for x in [content["width"], *(p["n"] for p in known)])):
-            raise ValueError("another format")
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{directory / INDEX} is not what search build wrote: {error!r}") from error
+            raise ValueError("it is of another format")
     return content
 
 
@@ -210,17 +220,13 @@ def part(directory: Path, facts: dict[str, Any], width: int) -> Part:
     shapes = {"vectors": (n, width), "text_ends": (n + 1,), "id_ends": (n + 1,)}
     for name, kind in FILES.items():
         file = path(directory, name)
-        try:
+        with parsing(file, AGAIN):
             if "sha256" in facts and digest(file) != facts["sha256"][name]:
                 raise ValueError("its checksum is another")
-            arrays[name] = open_memmap(file, mode="r")  # which refuses pickles
+            arrays[name] = array(file)
             held = arrays[name].dtype, arrays[name].shape
             if held != (kind, shapes.get(name, (arrays[name].size,))):
                 raise ValueError(f"it holds {held}")
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{file} is damaged: {error}; copy the whole index again") from error
-    try:
+    with parsing(directory, AGAIN):
         texts, ids = (Strings(arrays[f"{name}s"], arrays[f"{name}_ends"]) for name in ("text", "id"))
-    except ValueError as error:
-        raise ValueError(f"{directory} is damaged: {error}; copy the whole index again") from error
     return Part(arrays["vectors"], texts, ids)

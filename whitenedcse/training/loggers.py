@@ -19,7 +19,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from whitenedcse.app.durable import settle, whole_lines, writing
+from whitenedcse.app.durable import settle, writing
+from whitenedcse.app.reading import table
 from whitenedcse.app.space import needing_space
 from whitenedcse.evaluation.geometry import diversity
 from whitenedcse.training.trainer import step_of
@@ -63,14 +64,14 @@ class Metrics(Logger):
 
     def lines(self) -> list[dict[str, str]]:
         """The lines of the file, each as a dictionary of cells by column."""
-        return list(csv.DictReader(whole_lines(self.path)))
+        return table(self.path)
 
     def rewrite(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Replace the content of the file by these lines."""
         with writing(self.path, "w") as stream:
-            table = csv.DictWriter(stream, self.columns, lineterminator="\n")
-            table.writeheader()
-            table.writerows(lines)
+            writer = csv.DictWriter(stream, self.columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(lines)
 
     @rank_zero_only
     def save(self) -> None:

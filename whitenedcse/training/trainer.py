@@ -26,6 +26,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from whitenedcse.app import reading
 from whitenedcse.app.durable import digest, settle, writing
 from whitenedcse.app.ranks import ASKING, placed
 from whitenedcse.app.space import needing_space
@@ -64,7 +65,7 @@ class Checkpoints(CheckpointIO):
         self, path: Any, map_location: Any = "cpu", weights_only: Any = True
     ) -> dict[str, Any]:
         """The content of one checkpoint file."""
-        return torch.load(path, map_location=map_location, weights_only=True)
+        return reading.checkpoint(Path(path))
 
     def remove_checkpoint(self, path: Any) -> None:
         """Delete one checkpoint file."""
