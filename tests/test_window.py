@@ -52,7 +52,8 @@ def outcome(run):
     files = [path for path in run.rglob("*") if path.is_file() and path.parent.name != "checkpoints"]
     found = {str(path.relative_to(run)): path.read_bytes() for path in files if path.suffix != ".log"}
     facts, digests = (json.loads(found[name]) for name in ("versions.json", "digests.json"))
-    facts.pop("resumed", None)
+    for name in ("resumed", "commit"):  # a commit may be made while the tests run
+        facts.pop(name, None)
     if "metrics.csv" in found:
         lines = csv.DictReader(found["metrics.csv"].decode().splitlines())
         found["metrics.csv"] = [line | {SPEED: bool(line[SPEED])} for line in lines]
