@@ -1,8 +1,9 @@
-"""Nothing is lost, whatever ends a run: python bench/chaos.py [--rounds 20] [--seed 0] [--quick]
+"""Nothing is lost, whatever ends a run: python bench/chaos.py [--rounds 30] [--seed 0] [--quick]
 
 The quick start runs unkilled as one process and as two. Then it is killed (-9) at random moments, half of
-them while a file is being written; its disk fills up; its checkpoints are damaged. After each, the same
-command must end with the same weights, optimizer state, best/, metrics.csv and scores.json, to the last bit.
+them while a file is being written, and with two processes after the first checkpoint; its disk fills up; its
+checkpoints are damaged. After each, the same command must end with the same weights, optimizer state, best/,
+metrics.csv (but for the speed), items.npz and scores.json (but for the run's name), to the last bit.
 Exit status 1 if anything differs. Linux only (/proc); only root can mount the disk that fills up.
 
 kept: the step of the newest checkpoint when all processes were gone, or of the newest one that is whole
@@ -46,7 +47,8 @@ LIMIT = 3600.0  # seconds for one job
 GONE = 30.0  # seconds for all processes of a job to end after one was killed: the promise
 TRIES = 8  # of a round, where the run ended before its kill
 VICTIMS = ("all", "front", "rank 1", "rank 0")
-FILES = ("draft.new", ".best.new", "draft", "draft.new", ".best.old")  # seen while something is written
+FILES = ("draft.new", ".best.new", "draft", "scores.json.new", ".best.old")  # seen while something is written
+SPEED = "train/sentences_per_second"
 numbers = itertools.count()
 
 
@@ -81,12 +83,15 @@ class Job:
             time.sleep(TICK)
         return True
 
-    def killed(self, victims: str, after: float, path: Path) -> bool:
-        """Kill -9 these processes once `path` is there, `after` seconds into training, or return False."""
+    def killed(self, victims: str, after: float, paths: Sequence[str]) -> bool:
+        """Kill -9 these processes once files that match are there, or return False.
+
+        after: seconds into training. paths: patterns of files in the run.
+        """
         self.seen(self.began)
         due = time.monotonic() + after
         chosen = [pid for pid, name in marked(self.mark) if victims in ("all", name)]
-        if not self.seen(lambda: time.monotonic() >= due and path.exists()):
+        if not self.seen(lambda: time.monotonic() >= due and all(any(self.run.glob(p)) for p in paths)):
             return False
         kill(chosen)
         return True
@@ -180,13 +185,19 @@ class Result(NamedTuple):
 
 
 def hashes(run: Path) -> dict[str, str]:
-    """SHA-256 of the last weights, optimizer state, best weights, metrics and scores, by name."""
+    """SHA-256 of the last weights, optimizer state, best/, metrics, items and scores, by name."""
     content = torch.load(written(run / "checkpoints")[0], weights_only=True, map_location="cpu")
     found = {}
     for name in ("state_dict", "optimizer_states", "lr_schedulers"):
         found[name] = hashlib.sha256(b"".join(leaves(content[name]))).hexdigest()
-    for path in [*run.glob("best/**/*.safetensors"), run / "metrics.csv", run / "scores.json"]:
-        found[path.relative_to(run).as_posix()] = digest(path)
+    for path in [*run.glob("best/**/*"), run / "items.npz"]:
+        if path.is_file():
+            found[path.relative_to(run).as_posix()] = digest(path)
+    with (run / "metrics.csv").open() as stream:
+        lines = [line | {SPEED: bool(line[SPEED])} for line in csv.DictReader(stream)]
+    scores = json.loads((run / "scores.json").read_text()) | {"model": ""}
+    for name, content in {"metrics.csv": lines, "scores.json": scores}.items():
+        found[name] = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     return found
 
 
@@ -227,13 +238,14 @@ def killed(bench: Bench, number: int, rng: random.Random) -> Result:
     case = f"kill {victims} at {file or 'any moment'}"
     for attempt in range(TRIES):
         job = bench.job(f"round-{number}-{attempt}", processes)
-        path = job.run / ("checkpoints" if file.startswith("draft") else "") / file
-        if job.killed(victims, rng.uniform(0, bench.unkilled[processes].seconds), path):
+        paths = [f"checkpoints/{file}" if file.startswith("draft") else file] if file else []
+        paths += ["checkpoints/step-*.ckpt"] if processes > 1 else []
+        if job.killed(victims, rng.uniform(0, bench.unkilled[processes].seconds), paths):
             break
     else:
         return Result(case, processes, wrong=[f"ended {TRIES} times before its kill"])
     gone = job.gone()
-    drafts = [*job.run.glob("checkpoints/draft*"), *job.run.glob(".best.*")]
+    drafts = [*job.run.glob("checkpoints/draft*"), *job.run.glob(".best.*"), *job.run.glob("*.new")]
     result = state(case, processes, job.run)._replace(draft=", ".join(p.name for p in drafts), gone=gone)
     wrong = [f"processes ran on for more than {GONE:.0f} s"] if gone > GONE else []
     return result._replace(wrong=wrong + bench.wrong(bench.job(job.run.name, processes), processes))
@@ -418,7 +430,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=20, help="kills")
+    parser.add_argument("--rounds", type=int, default=30, help="kills")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--quick", action="store_true", help="a tiny encoder and sixty steps")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file too")

@@ -349,6 +349,49 @@ TABLE += [
 ]
 
 
+def reweighted(data):
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+OTHERS = {  # a file that a run names, other content of it, and how the refusal names it
+    "p.tsv": (lambda data: data.replace(b"\n1\t", b"\n2\t"), "content.monitor.dev="),
+    "t.tsv": (lambda data: data.replace(b"bird", b"fish"), "content.tasks.t.tsv="),
+    "bert/model.safetensors": (reweighted, "content.encoder.path="),
+    "bert/config.json": (lambda data: data.replace(b'"gelu"', b'"relu"'), "content.encoder.path="),
+    "bert/tokenizer.json": (lambda data: data.replace(b'"cat"', b'"cow"'), "tokenizer="),
+    "c.txt": (lambda data: data + b"another line\n", "corpus="),
+}
+
+
+@pytest.mark.slow
+def test_an_unfinished_run_is_not_resumed_with_other_content_of_what_it_names(start, place, monkeypatch):
+    said = []
+    monkeypatch.setattr("whitenedcse.app.launch.say", said.append)
+    (place / "t.tsv").write_text(PAIRS)
+    command = ["train", *TRAIN.split(), "tasks.names=[t.tsv]"]
+    assert start(*command) == (None, "")
+    (place / "outputs/r/scores.json").unlink()
+    for name, (change, words) in OTHERS.items():
+        content = Path(name).read_bytes()
+        Path(name).write_bytes(change(content))
+        assert change(content) != content
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # a start sets it
+        code, line = start(*command)
+        assert code == 2 and line.count("\n") == 0, line
+        assert line.startswith(f"error: {place}/outputs/r holds another run: {words}")
+        assert "(it began with" in line and "--force to resume it anyway" in line
+        Path(name).write_bytes(content)
+    change, words = OTHERS["p.tsv"]
+    Path("p.tsv").write_bytes(change(Path("p.tsv").read_bytes()))
+    try:
+        assert start(*command, "--force") == (None, "")
+    finally:
+        Path("p.tsv").write_text(PAIRS)
+    (line,) = [line for line in said if str(line).startswith("--force: ")]
+    assert line.startswith(f"--force: what came before this step was made with something else: {words}")
+    assert (place / "outputs/r/scores.json").exists()
+
+
 def last_wins(arguments):
     """The words of a command line, each setting once: Hydra takes no group twice."""
     return list({word.partition("=")[0]: word for word in arguments.split()}.values())

@@ -1,12 +1,19 @@
 """Starting a script."""
 
 import ctypes
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from conftest import COMMIT
+from omegaconf import OmegaConf
 
-from whitenedcse.app import launch
+from whitenedcse.app import identity, launch
+from whitenedcse.app.run import Run
+from whitenedcse.model.encoder import Encoder
+from whitenedcse.training.loggers import Metrics
 
 JOB = """
 from whitenedcse.app import launch
@@ -73,3 +80,44 @@ def test_other_errors_keep_their_traceback():
 
     with pytest.raises(TypeError, match="COMPS"):
         launch.job(script)()
+
+
+def test_an_encoder_is_known_by_its_commit_or_its_files_and_one_of_random_weights_not_at_all(bert, tmp_path):
+    source = tmp_path / "snapshots" / COMMIT
+    bert.backbone.save_pretrained(source)
+    encoder = Encoder(bert.backbone, bert.tokenizer, source)
+
+    def known(**settings):
+        config = OmegaConf.create({"encoder": settings, "tasks": {"names": ["a", "b"]}})
+        return launch.content(config, encoder, [[], [1]], [2])["content"]
+
+    texts = {"monitor.dev": [2], "tasks.a": [], "tasks.b": [1]}
+    texts = {name: identity.of_texts(task) for name, task in texts.items()}
+    assert known() == texts
+    assert known(path="someone/encoder") == texts | {"encoder.path": COMMIT}
+    assert known(path=str(source)) == texts | {"encoder.path": identity.of_weights(source)}
+
+
+def test_all_that_a_run_leaves_is_on_the_disk_before_the_scores_have_their_name(tmp_path, monkeypatch):
+    told, sync, replace = [], os.fsync, os.replace
+
+    def fsync(handle):
+        told.append(("sync", Path(os.readlink(f"/proc/self/fd/{handle}")).name))
+        sync(handle)
+
+    def replaced(source, target):
+        told.append(("name", Path(target).name))
+        replace(source, target)
+
+    run = Run(tmp_path / "run")
+    run.start("seed: 1\n")
+    metrics = Metrics(run.metrics, None)
+    metrics.log_metrics({"x": 1.0}, step=1)
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replaced)
+    monkeypatch.setattr("whitenedcse.report.results.training_grid", lambda dev: "")
+    launch.finish(run, {"best": 1.0}, [metrics], None)
+    whole = [("sync", "digests.json.new"), ("name", "digests.json"), ("sync", "run")]
+    scores = [("sync", "scores.json.new"), ("name", "scores.json"), ("sync", "run")]
+    assert told == [("sync", "metrics.csv"), *whole, *scores]
+    assert Run(run.path).scores == {"dev": {"best": 1.0}}

@@ -3,15 +3,20 @@
 import csv
 import json
 import shutil
+from itertools import pairwise
 
 import pytest
+from conftest import SENTENCES
 from programs import started
 
-TINY = "encoder.width=16 encoder.layers=1 encoder.heads=2 trainer.accelerator=cpu trainer.log_every_n_steps=1"
-TINY += " trainer.max_steps=4 monitor.every=100 data.sample=256 run=trained"  # the one best/ is of the end
-EVALUATE = "model=outputs/trained tasks=quickstart figures=[projection] run=evaluated"
+HEADER = "score\tsentence1\tsentence2\n"
+PAIRS = [f"{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(pairwise(SENTENCES))]
+TRAIN = "encoder=small encoder.width=16 encoder.layers=1 encoder.heads=2 data=file data.corpus=c.txt"
+TRAIN += " data.batch_size=4 trainer.accelerator=cpu trainer.max_steps=4 trainer.log_every_n_steps=1"
+TRAIN += " monitor.dev=p.tsv monitor.every=100 tasks.names=[p.tsv] run=trained"  # the one best/ is of the end
+EVALUATE = "model=outputs/trained tasks.names=[p.tsv] figures=[projection] run=evaluated"
 PROGRAMS = {  # arguments, and the call from which on the program may be killed
-    "train.py": (TINY.split(), "whitenedcse.training.trainer:Safekeeping.on_train_end"),
+    "train.py": (TRAIN.split(), "whitenedcse.training.trainer:Safekeeping.on_train_end"),
     "evaluate.py": (EVALUATE.split(), "whitenedcse.app.run:Run.start"),
 }
 SHARES = 10  # tests of each program
@@ -22,6 +27,8 @@ SPEED = "train/sentences_per_second"
 def killed(tmp_path_factory):
     """For a program: where it ran, its arguments, and the states that kills would have left."""
     home, known = tmp_path_factory.mktemp("home"), {}
+    (home / "c.txt").write_text("\n".join(SENTENCES))
+    (home / "p.tsv").write_text("".join([HEADER, *PAIRS]))
 
     def states(program):
         if program in known:
@@ -45,7 +52,8 @@ def outcome(run):
     files = [path for path in run.rglob("*") if path.is_file() and path.parent.name != "checkpoints"]
     found = {str(path.relative_to(run)): path.read_bytes() for path in files if path.suffix != ".log"}
     facts, digests = (json.loads(found[name]) for name in ("versions.json", "digests.json"))
-    facts.pop("resumed", None)
+    for name in ("resumed", "commit"):  # a commit may be made while the tests run
+        facts.pop(name, None)
     if "metrics.csv" in found:
         lines = csv.DictReader(found["metrics.csv"].decode().splitlines())
         found["metrics.csv"] = [line | {SPEED: bool(line[SPEED])} for line in lines]
