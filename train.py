@@ -20,7 +20,7 @@ def train(cfg: DictConfig) -> float | None:
     """One run, begun or resumed; returns the best dev score, for a sweeper to maximise."""
     run, settings = configuration.checked(cfg), OmegaConf.to_yaml(cfg, resolve=True)
     plain = instantiate(cfg.trainer)(logger=False)
-    if launch.mine(run, settings, plain.num_devices):
+    if launch.mine(run, settings, plain.num_devices, cfg.trainer.timeout):
         trained(cfg, run, settings, plain.strategy.root_device)
     return run.best_score
 
@@ -31,6 +31,7 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     from whitenedcse.data.sources import located
     from whitenedcse.evaluation.tasks import subsets, task
     from whitenedcse.model.encoder import folder
+    from whitenedcse.training.heartbeat import Heartbeat
     from whitenedcse.training.loggers import Metrics, Record, progress_bar
     from whitenedcse.training.module import seed_everything
     from whitenedcse.training.monitor import Health
@@ -48,7 +49,8 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     checkpoint = launch.begin(run, settings, facts, data.tokens.digests)
     monitor = instantiate(cfg.monitor)(dev=dev, directory=run.best, say=launch.say)
     keep = Safekeeping(run.checkpoints, cfg.checkpoint_every, monitor.every, settings, launch.say)
-    callbacks = [keep, Record(), monitor, Health(monitor, launch.say), progress_bar(launch.say)]
+    alive = Heartbeat(cfg.trainer.timeout)
+    callbacks = [alive, keep, Record(), monitor, Health(monitor, launch.say), progress_bar(launch.say)]
     extra = [instantiate(cfg.logger)(run=run.path)] if cfg.logger else []
     loggers = [Metrics(run.metrics, checkpoint), *extra]
     trainer: Any = instantiate(cfg.trainer)(logger=loggers, callbacks=callbacks)

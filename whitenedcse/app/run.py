@@ -27,7 +27,8 @@ from omegaconf import OmegaConf
 from whitenedcse.app.durable import claimed, read_json, whole_lines, write_json, writing
 from whitenedcse.app.ranks import first
 
-FREE = {"run", "checkpoint_every", "data.corpus", "trainer.devices", "trainer.num_nodes"}  # may change
+FREE = {"run", "checkpoint_every", "data.corpus", "trainer.devices", "trainer.num_nodes"}
+FREE |= {"trainer.timeout"}  # these may change
 MOVED = {  # where a symbol of an older config.yaml is now
     "whitenedcse.training.optim.adamw": "whitenedcse.training.module.adamw",
     "whitenedcse.training.mlm.MaskedLanguageModel": "whitenedcse.training.loss.MaskedLanguageModel",
