@@ -95,14 +95,13 @@ def end_with_parent(parent: int | None = None) -> None:
     parent: its process id; None for that of `run`, or this process's parent.
     """
     parent = parent or int(os.environ.get("WHITENEDCSE_FRONT", os.getppid()))
+    said = f"error: process {parent}, which started this one, has ended; so does this one\n"
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
         with suppress(OSError):  # whoever would read it may be gone too
-            os.write(
-                2, f"error: process {parent}, which started this one, has ended; so does this one\n".encode()
-            )
+            os.write(2, said.encode())
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
