@@ -20,7 +20,7 @@ def train(cfg: DictConfig) -> float | None:
     """One run, begun or resumed; returns the best dev score, for a sweeper to maximise."""
     run, settings = configuration.checked(cfg), OmegaConf.to_yaml(cfg, resolve=True)
     plain = instantiate(cfg.trainer)(logger=False)
-    if launch.mine(run, settings, plain.num_devices):
+    if launch.mine(run, settings, plain.num_devices, cfg.trainer.timeout):
         trained(cfg, run, settings, plain.strategy.root_device)
     return run.best_score
 
@@ -28,29 +28,30 @@ def train(cfg: DictConfig) -> float | None:
 def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     """Train in this process, alone or as one of several ranks."""
     # PyTorch and Lightning take seconds to import: the settings are checked before
-    from whitenedcse.data.sources import located
-    from whitenedcse.evaluation.tasks import subsets, task
-    from whitenedcse.model.encoder import folder
+    from whitenedcse.training.heartbeat import Heartbeat
     from whitenedcse.training.loggers import Metrics, Record, progress_bar
     from whitenedcse.training.module import seed_everything
     from whitenedcse.training.monitor import Health
     from whitenedcse.training.trainer import Safekeeping
 
-    find: list[Any] = [lambda: folder(cfg.encoder.path)] if "path" in cfg.encoder else []
-    find += [partial(task, name) for name in cfg.tasks.names]
-    find += [lambda: located(cfg.data.corpus), lambda: subsets(cfg.monitor.dev)]
-    found = arguments.require(find)
-    dev, tests = found[-1], found[-2 - len(cfg.tasks.names) : -2]
+    tests, dev = arguments.inputs(cfg)
     seed_everything(cfg.seed)
     module, data = built(cfg)
     attention = module.embedder.encoder.attention(device)
     launch.say(f"{data.counts}; attention: {attention}")
     facts = {**launch.origin(cfg, module.embedder.encoder), "device": device.type, "attention": attention}
-    content = launch.content(cfg, module.embedder.encoder, tests, dev)
-    checkpoint = launch.begin(run, settings, facts, {**data.tokens.digests, **content})
+    exact = data.tokens.digests | launch.content(cfg, module.embedder.encoder, tests, dev)
+    checkpoint = launch.begin(run, settings, facts, exact)
     monitor = instantiate(cfg.monitor)(dev=dev, directory=run.best, say=launch.say)
     keep = Safekeeping(run.checkpoints, cfg.checkpoint_every, monitor.every, settings, launch.say)
-    callbacks = [keep, Record(), monitor, Health(monitor, launch.say), progress_bar(launch.say)]
+    callbacks = [
+        Heartbeat(cfg.trainer.timeout),
+        keep,
+        Record(),
+        monitor,
+        Health(monitor, launch.say),
+        progress_bar(launch.say),
+    ]
     extra = [instantiate(cfg.logger)(run=run.path)] if cfg.logger else []
     loggers = [Metrics(run.metrics, checkpoint), *extra]
     trainer: Any = instantiate(cfg.trainer)(logger=loggers, callbacks=callbacks)

@@ -1,6 +1,7 @@
 """The page to try an encoder on: what it computes, and what a browser shows of it."""
 
 import asyncio
+import http.client
 import json
 import re
 import shutil
@@ -9,7 +10,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from itertools import product
 
 import numpy as np
 import pytest
@@ -71,6 +73,48 @@ def test_the_page_computes_what_it_is_asked_and_nothing_for_an_empty_box(embedde
     np.testing.assert_allclose([float(number) for number in numbers], wanted, atol=1e-4)
     asked = [page.components(said, 16) for said in (None, "4", "0", "99", "-1", "x", "")]
     assert asked == [16, 4, 1, 16, 16, 16, 16]
+
+
+OWN = "http://127.0.0.1:7860"
+FORGED = [{"Host": host} for host in ("evil.example", "evil.example:7860", "127.0.0.1.evil.example", "")]
+FORGED += [{"Origin": f"http://{host}"} for host in ("evil.example", "localhost:7860", "127.0.0.1:1")]
+FORGED += [{"Origin": "null"}, {"Host": "evil.example", "Origin": "http://evil.example"}]
+
+
+def reached(kind, method, path, **headers):
+    """What an application behind `own_only` was asked, and what was sent by it or instead of it."""
+    page = pytest.importorskip("whitenedcse.serving.demo")
+    seen, sent = [], []
+
+    async def application(scope, receive, send):
+        seen.append(scope["path"])
+
+    async def send(message):
+        sent.append(message.get("status") or message.get("code"))
+
+    given = {"Host": "127.0.0.1:7860"} | headers
+    pairs = [(name.lower().encode(), value.encode()) for name, value in given.items()]
+    scope = {"type": kind, "method": method, "path": path, "headers": pairs}
+    asyncio.run(page.own_only(application)(scope, None, send))
+    return seen, sent[:1]
+
+
+@pytest.mark.parametrize("headers", FORGED, ids=str)
+def test_a_request_from_elsewhere_is_refused_before_gradio_sees_it(headers):
+    for method, path in product(("GET", "POST", "OPTIONS"), ("/config", "/gradio_api/queue/join")):
+        assert reached("http", method, path, **headers) == ([], [403])
+    assert reached("websocket", "", "/config", **headers) == ([], [1008])
+
+
+def test_the_pages_own_requests_are_answered_and_nothing_else_is_posted():
+    local = {"Host": "localhost:8080", "Origin": "http://localhost:8080"}  # as ssh forwards it
+    for headers in ({}, {"Origin": OWN}, local):
+        for path in ("/gradio_api/queue/join", "/gradio_api/call/search", "/gradio_api/run/similarity"):
+            assert reached("http", "POST", path, **headers) == ([path], [])
+        assert reached("http", "GET", "/", **headers) == (["/"], [])
+        for path in ("upload", "upload/", "process_recording", "component_server", "queue/join/../upload"):
+            assert reached("http", "POST", f"/gradio_api/{path}", **headers) == ([], [404])
+        assert reached("http", "PUT", "/gradio_api/queue/join", **headers) == ([], [404])
 
 
 def test_without_gradio_the_command_says_what_to_install(embedder, tmp_path, capsys, monkeypatch):
@@ -216,3 +260,25 @@ def test_a_browser_searches_moves_the_slider_and_compares(embedder, tmp_path):
     assert url.startswith("http://127.0.0.1:")
     assert browser.console == []
     assert [asked for asked in browser.asked if not asked.startswith((url, "data:", "blob:"))] == []
+
+
+def answered(url, method, path, **headers):
+    """The status and the body of the answer to a request."""
+    with closing(
+        http.client.HTTPConnection(url.removeprefix("http://").strip("/"), timeout=60)
+    ) as connection:
+        connection.request(method, path, b"{}" if method == "POST" else None, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
+@pytest.mark.slow
+def test_the_command_answers_its_own_host_and_origin_alone_and_takes_no_file(embedder, tmp_path):
+    checkpoint.save(embedder, tmp_path / "best")
+    (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
+    no, upload = b"refused: not from this page", "/gradio_api/upload"
+    with demonstrated(tmp_path / "best", tmp_path / "corpus.txt") as url:
+        assert answered(url, "GET", "/config", Origin=url.strip("/"))[0] == 200
+        for headers, method in product(FORGED, ("GET", "POST", "OPTIONS")):
+            assert answered(url, method, upload if method == "POST" else "/config", **headers) == (403, no)
+        assert answered(url, "POST", upload) == answered(url, "POST", upload + "/") == (404, no)

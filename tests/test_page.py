@@ -212,6 +212,12 @@ def test_nothing_comes_from_outside_and_ids_are_one_of_a_kind(tmp_path, kind):
     ids = found.values("id")
     assert len(ids) == len(set(ids)) and inside <= set(ids)
     assert text.count("<style") == 1  # matplotlib's own would reach into the whole page
+    assert not {"script", "iframe", "object", "embed", "form", "base"} & {tag for tag, _ in found.tags}
+    assert not [name for _, names in found.tags for name in names if name.startswith("on")]
+    policies = [
+        names["content"] for _, names in found.tags if names.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
     assert (Path(page.__file__).parent / "templates" / "page.css").read_text() in text
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from hydra._internal.hydra import Hydra
 
-from whitenedcse.app import compute, ranks
+from whitenedcse.app import compute, launch, ranks
 from whitenedcse.app.ranks import Place, placed, run, shared, stamp
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_NNODES")
@@ -189,15 +190,159 @@ time.sleep(60)
 """
     front = f"from whitenedcse.app.ranks import run; run({command(code)!r}, 2)"
     here = {"PYTHONPATH": str(Path(__file__).parents[1])}
-    with subprocess.Popen([sys.executable, "-c", front], cwd=tmp_path, env=os.environ | here) as process:
+    start = {"cwd": tmp_path, "env": os.environ | here, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", front], **start) as process:
         files = [tmp_path / f"pid{rank}" for rank in (0, 1)]
         until(lambda: all(path.exists() and path.read_text() for path in files))
         pids = [int(path.read_text()) for path in files]
         assert all(map(alive, pids))
         process.kill()
+        said = process.stderr.read()  # to the end of the rank, whose standard error it is too
+    assert said == f"error: process {process.pid}, which started this one, has ended; so does this one\n"
     until(lambda: not alive(pids[0]), 5)
     (tmp_path / "go").touch()
     until(lambda: not alive(pids[1]), 30)
+
+
+@pytest.mark.parametrize(
+    ("environment", "dies"),
+    [
+        ({}, 0),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, 0),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, 0),
+        ({"FRONT": "7"}, 1),
+    ],
+)
+def test_only_a_rank_that_was_started_here_ends_with_its_parent(monkeypatch, environment, dies):
+    """A shell that has RANK and WORLD_SIZE set may go away."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.setattr(Hydra, "format_config_groups", None)
+    for name, value in environment.items():
+        monkeypatch.setenv("WHITENEDCSE_FRONT" if name == "FRONT" else name, value)
+    called = []
+    monkeypatch.setattr(ranks, "end_with_parent", lambda: called.append("watched"))
+    launch.start(lambda: called.append("ran"))
+    assert called == ["watched"] * dies + ["ran"]
+
+
+SET = """
+import signal, sys, threading, time
+from whitenedcse.app import ranks
+from whitenedcse.app.ranks import ending_when_asked, run
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job of a shell ignores
+ranks.LIMIT = LIMIT
+with ending_when_asked():
+    CODE
+"""
+
+
+def asked_to_end(code, signals, ready, limit, folder):
+    """The exit code and the words of a process that gets these signals once `ready`, and its time."""
+    program = SET.replace("LIMIT = LIMIT", f"LIMIT = {limit}").replace("CODE", code)
+    here = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    start = {"cwd": folder, "env": os.environ | here, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", program], **start) as process:
+        until(ready)
+        began = time.monotonic()
+        for number in signals:
+            process.send_signal(number)
+            time.sleep(0.2)
+        said = process.communicate(timeout=60)[1]
+        return process.returncode, said, time.monotonic() - began
+
+
+STOPS = """
+open(f"pid{rank}", "w").write(str(os.getpid()))
+signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.kill(os.getpid(), signal.SIGSTOP) if rank else None
+open("waits", "w").close()
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize(
+    ("signals", "limit", "status"),
+    [
+        pytest.param((signal.SIGINT,), 0.5, 130, id="Ctrl-C"),
+        pytest.param((signal.SIGTERM,), 0.5, 143, id="SIGTERM", marks=pytest.mark.slow),
+        pytest.param((signal.SIGINT,) * 2, 100, 130, id="Ctrl-C twice", marks=pytest.mark.slow),
+    ],
+)
+def test_a_stopped_rank_and_one_that_waits_for_it_are_ended_in_time(tmp_path, signals, limit, status):
+    def stopped():
+        return all((tmp_path / name).exists() for name in ("waits", "pid1"))
+
+    code, said, seconds = asked_to_end(f"run({command(STOPS)!r}, 2)", signals, stopped, limit, tmp_path)
+    assert code == status and seconds < 10
+    late = f"error: rank 1 did not end within {limit} s of {signals[0].name}; killed now. {ranks.RESUMES}\n"
+    assert said == ("" if len(signals) > 1 else late)
+    pids = [int((tmp_path / f"pid{rank}").read_text()) for rank in (0, 1)]
+    until(lambda: not any(map(alive, pids)), 5)
+
+
+BLOCKED = """import ctypes
+    lock, c = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+    c.pthread_mutex_lock(lock)
+    open("waits", "w").close()
+    c.pthread_mutex_lock(lock)  # for ever
+"""
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGINT,) * 2], ids=["Ctrl-C", "Ctrl-C twice"])
+def test_a_process_that_waits_within_a_library_is_ended_in_time(tmp_path, signals):
+    """Its main thread comes back to Python for no signal, as in a collective."""
+    limit = 100 if len(signals) > 1 else 0.5
+    ready = (tmp_path / "waits").exists
+    code, said, seconds = asked_to_end(BLOCKED, signals, ready, limit, tmp_path)
+    assert code == 130 and seconds < 10
+    late = f"error: this process did not end within {limit} s of SIGINT; killed now. {ranks.RESUMES}\n"
+    assert said == ("" if len(signals) > 1 else late)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_child_that_is_stopped_ends_too(tmp_path, number):
+    code = """import multiprocessing, os
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=[100], daemon=True)
+    child.start()
+    os.kill(child.pid, signal.SIGSTOP)
+    open("pid", "w").write(str(child.pid))
+    open("waits", "w").close()
+    time.sleep(100)
+"""
+    code, said, seconds = asked_to_end(code, [number], (tmp_path / "waits").exists, 100, tmp_path)
+    assert code == (-signal.SIGINT if number == signal.SIGINT else 143) and seconds < 10
+    until(lambda: not alive(int((tmp_path / "pid").read_text())), 5)
+
+
+def test_afterwards_signals_do_what_they_did(tmp_path):
+    code = "pass\nopen('waits', 'w')\ntry: time.sleep(100)\nexcept KeyboardInterrupt: time.sleep(1)"
+    ready = (tmp_path / "waits").exists
+    code, said, seconds = asked_to_end(code, [signal.SIGINT], ready, 0.3, tmp_path)
+    assert (code, said) == (0, "") and seconds > 1
+
+
+def test_a_rank_that_stays_stopped_is_named_and_ends_the_job(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(ranks, "GRACE", 0.1)
+    monkeypatch.chdir(tmp_path)
+    assert run(command(STOPS), 2, 0.5) == 124
+    assert re.fullmatch(
+        r"error: rank 1 \(process \d+\) was stopped for 0\.5 s \(trainer\.timeout\); the job is ended\. The"
+        r" same command with run=NAME resumes from the last checkpoint\n",
+        capfd.readouterr().err,
+    )
+
+
+def test_what_a_rank_says_of_another_is_said_once(capfd):
+    code = "if rank:\n    sys.stderr.write('error: rank 0 is lost\\n')\n    sys.exit(124)\ntime.sleep(100)"
+    assert run(command(code), 2) == 124
+    assert capfd.readouterr().err == "error: rank 0 is lost\n"
+
+
+def test_a_job_leaves_the_signals_as_they_were():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    run(command("pass"), 2)
+    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 def test_what_works_in_one_process_is_refused_in_several(monkeypatch):

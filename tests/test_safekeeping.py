@@ -1,5 +1,6 @@
 """A run stops when it is asked to, whatever else is amiss, and ranks that differ do not begin."""
 
+import signal
 import time
 from types import SimpleNamespace
 
@@ -49,3 +50,18 @@ def test_writing_takes_at_most_a_fiftieth_of_the_time(keep):
     assert keep.saved == 7 and 15 <= keep.pause < 30
     keep.save(SimpleNamespace(loggers=[], global_step=8, save_checkpoint=lambda folder: None))
     assert keep.pause == keep.seconds == 10
+
+
+@pytest.mark.parametrize("asked", [0, signal.SIGINT])
+def test_after_the_last_step_signals_end_the_process_as_before(keep, asked):
+    """Also one that arrived during that step: no evaluation follows it."""
+    before = [signal.getsignal(number) for number in trainer.ASKING]
+    keep.on_train_start(None, SimpleNamespace(device="cpu"))
+    assert [signal.getsignal(number) for number in trainer.ASKING] == [keep.hear] * 3
+    keep.asked = asked
+    if asked:
+        with pytest.raises(SystemExit, match=str(128 + asked)):
+            keep.on_fit_end(SimpleNamespace(global_step=0, is_global_zero=True), None)
+    else:
+        keep.on_fit_end(SimpleNamespace(global_step=0), None)
+    assert [signal.getsignal(number) for number in trainer.ASKING] == before

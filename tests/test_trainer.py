@@ -1,7 +1,10 @@
 """The trainer takes its place among the processes that others started, and writes durable checkpoints."""
 
+from datetime import timedelta
+
 import pytest
 
+from whitenedcse.training import parallel
 from whitenedcse.training.trainer import Checkpoints, Trainer
 
 ALONE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "GROUP_RANK")
@@ -38,3 +41,14 @@ def test_srun_with_a_number_of_tasks_in_all_is_told_what_to_say(monkeypatch):
 
 def test_its_checkpoints_are_ours():
     assert isinstance(trainer(devices=1).strategy.checkpoint_io, Checkpoints)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_collectives_wait_for_the_time_that_is_set(monkeypatch, devices):
+    for name in (*ALONE, "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+    made = trainer(devices=devices, timeout=7.5)
+    assert parallel.timeout == timedelta(seconds=7.5)
+    assert devices == 1 or made.strategy._timeout == timedelta(seconds=7.5)  # given to init_process_group
+    with pytest.raises(ValueError, match=r"^trainer\.timeout=0 must be a number of seconds above 0$"):
+        trainer(timeout=0)

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,6 +190,21 @@ def fit(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[str]]:
     raise ValueError(
         f"fit=training: {model} is no run of train.py; name a corpus, e.g. fit=wiki1m, or a file"
     )
+
+
+def inputs(config: Any) -> tuple[list[Any], Any]:
+    """The test tasks and the dev pairs of a training run; its encoder and corpus are looked for, too.
+
+    Raises FileNotFoundError, which says all that is missing.
+    """
+    from whitenedcse.evaluation.tasks import subsets, task
+    from whitenedcse.model.encoder import folder
+
+    encoder: list[Any] = [partial(folder, config.encoder.path)] if "path" in config.encoder else []
+    find = [*encoder, *(partial(task, name) for name in config.tasks.names)]
+    find += [partial(sources.located, config.data.corpus), partial(subsets, config.monitor.dev)]
+    *found, _, dev = require(find)
+    return found[len(encoder) :], dev
 
 
 def require(inputs: Iterable[Callable[[], Any]]) -> list[Any]:

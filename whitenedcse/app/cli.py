@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from whitenedcse.app import arguments as given
-from whitenedcse.app import serving_commands
+from whitenedcse.app import ranks, serving_commands
 from whitenedcse.app.terminal import Grid, say, show
 from whitenedcse.data import sources
 
@@ -28,7 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = _parser().parse_args(argv)
     try:
-        return arguments.run(arguments)
+        with ranks.ending_when_asked():
+            return int(arguments.run(arguments))
     except KeyboardInterrupt:
         return 130
     except (ValueError, OSError) as error:

@@ -9,7 +9,8 @@ from typing import Any
 
 from whitenedcse.app.durable import checksum
 
-FREE = {"run", "checkpoint_every", "data.corpus", "trainer.devices", "trainer.num_nodes"}  # may change
+FREE = {"run", "checkpoint_every", "data.corpus"}  # settings that may change
+FREE |= {"trainer.devices", "trainer.num_nodes", "trainer.timeout"}
 MOVED = {  # where a symbol of an older config.yaml is now
     "whitenedcse.training.optim.adamw": "whitenedcse.training.module.adamw",
     "whitenedcse.training.mlm.MaskedLanguageModel": "whitenedcse.training.loss.MaskedLanguageModel",

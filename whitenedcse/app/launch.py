@@ -53,14 +53,16 @@ def start(script: Callable[[], Any]) -> None:
     """Run a Hydra script; HYDRA_FULL_ERROR=1 shows the whole traceback of an error."""
     os.environ["WHITENEDCSE_FORCE"] = "1" if "--force" in sys.argv else ""
     sys.argv = [text for text in sys.argv if text != "--force"]
-    if (here := ranks.placed()) is not None:
+    if "WHITENEDCSE_FRONT" in os.environ:  # which started this rank, and ends the others
         ranks.end_with_parent()
+    if (here := ranks.placed()) is not None:
         sys.argv += ["hydra.job_logging.root.handlers=[]"] if here.rank else []
     if here is None or "WHITENEDCSE_TRACEBACK" not in os.environ:  # the process that starts ranks asks once
         os.environ["WHITENEDCSE_TRACEBACK"] = os.environ.get("HYDRA_FULL_ERROR", "")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that errors reach this place
     Hydra.format_config_groups = lambda *_: ""  # type: ignore[method-assign]  # half of the time of --help
-    job(script)()
+    with ranks.ending_when_asked():
+        job(script)()
 
 
 def job(script: Callable[..., Result]) -> Callable[..., Result]:
@@ -145,7 +147,7 @@ def forced() -> bool:
     return os.environ.get("WHITENEDCSE_FORCE") == "1"
 
 
-def several(run: Run, devices: int) -> bool:
+def several(run: Run, devices: int, timeout: float) -> bool:
     """Run this job as one process per device, unless this process is one of them; returns whether it did.
 
     Ends this process if the job failed. Raises ValueError for a sweep inside of ranks started elsewhere: each
@@ -162,7 +164,7 @@ def several(run: Run, devices: int) -> bool:
         return False
     job = sys.argv[1:] if hydra.mode == RunMode.RUN else [*hydra.overrides.task, *inherited(hydra)]
     job += ["--force"] if forced() else []
-    status = ranks.run([sys.executable, sys.argv[0], *job, f"hydra.run.dir={run.path}"], devices)
+    status = ranks.run([sys.executable, sys.argv[0], *job, f"hydra.run.dir={run.path}"], devices, timeout)
     if status:
         sys.exit(status)
     return True
@@ -173,12 +175,12 @@ def inherited(hydra: Any) -> list[str]:
     return [text for text in hydra.overrides.hydra if text.startswith("hydra.searchpath")]
 
 
-def mine(run: Run, settings: str, devices: int) -> bool:
+def mine(run: Run, settings: str, devices: int, timeout: float) -> bool:
     """Whether this process has to train: not if the run has ended, nor if one process per device trained.
 
     Raises ValueError if the directory holds a run with other settings, or another process writes it.
     """
-    if finished(run, settings) or several(run, devices):
+    if finished(run, settings) or several(run, devices, timeout):
         return False
     run.claim()
     return not finished(run, settings)  # while waiting for the directory

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import multiprocessing
 import os
 import signal
 import socket
@@ -10,7 +12,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +22,12 @@ from omegaconf import OmegaConf
 USR1 = getattr(signal, "SIGUSR1", signal.SIGTERM)  # SLURM's "your time is nearly over"
 ASKING = (signal.SIGTERM, signal.SIGINT, USR1)  # to stop
 STOPPED = {128 + number for number in ASKING}  # exit codes of ranks that were asked to
+UNANSWERED = 124  # the exit code where a rank did not answer in time, as of the command `timeout`
 GRACE = 2.0  # seconds for the ranks that are left to end by themselves when one has failed
-PATIENCE = 60.0  # the same when all were asked to stop
+PATIENCE = 60.0  # the same when all were asked to stop by SIGUSR1
+LIMIT = 6.0  # the same after Ctrl-C or SIGTERM: on a busy machine the rest of 10 s passes meanwhile
+RESUMES = "The same command with run=NAME resumes from the last checkpoint"
+running: list[subprocess.Popen[bytes]] = []  # the ranks that this process has started
 
 
 class Place(NamedTuple):
@@ -88,10 +95,13 @@ def end_with_parent(parent: int | None = None) -> None:
     parent: its process id; None for that of `run`, or this process's parent.
     """
     parent = parent or int(os.environ.get("WHITENEDCSE_FRONT", os.getppid()))
+    said = f"error: process {parent}, which started this one, has ended; so does this one\n"
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
+        with suppress(OSError):  # whoever would read it may be gone too
+            os.write(2, said.encode())
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -103,32 +113,111 @@ def let_others_speak() -> None:
         time.sleep(2 * GRACE)
 
 
-def run(command: Sequence[str], count: int) -> int:
+@contextmanager
+def ending_when_asked() -> Iterator[None]:
+    """A context in which Ctrl-C or SIGTERM ends this process and its ranks within 10 s.
+
+    A second Ctrl-C ends them at once. Python handles a signal when the main thread is back from a library,
+    which may itself wait for a rank that never answers; a thread of its own therefore reads the number of the
+    signal too. A rank that `run` started leaves this to the process in front.
+    """
+    if "WHITENEDCSE_FRONT" in os.environ or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard, told = socket.socketpair()
+    told.setblocking(False)
+    before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=end_in_time, args=[heard], daemon=True).start()
+    usual = signal.signal(
+        signal.SIGTERM, lambda number, _: sys.exit(128 + number)
+    )  # not in the middle of all
+    try:
+        yield
+    except BaseException:
+        for child in multiprocessing.active_children():
+            child.kill()  # the end of Python would wait for one that is stopped
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+        signal.set_wakeup_fd(before)
+        told.close()
+
+
+def end_in_time(heard: socket.socket) -> None:
+    """Read the numbers of signals until there are no more, and end this process in time after the first."""
+    asked = 0
+    with heard:
+        try:
+            while data := heard.recv(1):
+                if asked == data[0] == signal.SIGINT:
+                    break
+                if data[0] in (signal.SIGINT, signal.SIGTERM) and not asked:
+                    asked = data[0]
+                    heard.settimeout(LIMIT)
+            else:
+                return
+        except TimeoutError:
+            sys.stderr.write(late(signal.Signals(asked).name))
+            sys.stderr.flush()
+    for rank in running:
+        rank.kill()
+    os._exit(128 + asked)
+
+
+def late(name: str) -> str:
+    """The line for what did not end in time after a signal; "" if all ranks have ended by themselves."""
+    here = [number for number, rank in enumerate(running) if rank.poll() is None]
+    here = [number for number in here if is_stopped(running[number])] or here
+    if running and not here:
+        return ""
+    who = f"rank {' and '.join(map(str, here))}" if here else "this process"
+    return f"error: {who} did not end within {LIMIT:g} s of {name}; killed now. {RESUMES}\n"
+
+
+def is_stopped(rank: subprocess.Popen[bytes]) -> bool:
+    """Whether a process was stopped by a signal, such as SIGSTOP; False where the system cannot tell."""
+    with suppress(AttributeError, ChildProcessError):
+        return os.waitid(os.P_PID, rank.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
+
+
+def run(command: Sequence[str], count: int, timeout: float = math.inf) -> int:
     """Run a command as `count` ranks of one job on this machine; returns the exit status of the job.
 
-    When a rank fails, the others are ended within seconds, and a line says which one failed. SIGTERM, SIGINT
-    and SIGUSR1 are passed on to all. Ranks other than the first are silent unless they fail.
+    When a rank fails, or was stopped for `timeout` seconds, the others are ended within seconds, and a line
+    says which one it was. SIGTERM, SIGINT and SIGUSR1 are passed on to all. Ranks other than the first are
+    silent unless they fail.
     """
     with tempfile.TemporaryDirectory() as folder:
         said = [Path(folder) / str(rank) for rank in range(count)]
         port = free_port()
-        job = [start(command, Place(rank, count, count), port, said[rank]) for rank in range(count)]
-        pass_on(ASKING, job)
+        job = running
+        job[:] = [start(command, Place(rank, count, count), port, said[rank]) for rank in range(count)]
+        before = pass_on(ASKING, job)
         try:
-            failed = first_failed(job)
+            failed = first_failed(job, timeout)
+            stopped = failed is not None and job[failed].returncode is None
         finally:
             end(job)
+            for number, handler in before.items():
+                signal.signal(number, handler)
         if failed is None:
             return 0
+        if stopped:
+            who = f"rank {failed} (process {job[failed].pid})"
+            sys.stderr.write(
+                f"error: {who} was stopped for {timeout:g} s (trainer.timeout); the job is ended. {RESUMES}\n"
+            )
+            return UNANSWERED
         status = int(job[failed].returncode)
         if failed and not status == 2 == job[0].returncode:  # the first rank has said the same
             sys.stderr.write(said[failed].read_text())
-        if status == 2 or status in STOPPED:  # it has said why
+        if status in (2, UNANSWERED, *STOPPED):  # it has said why
             return status
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         sys.stderr.write(
             f"error: rank {failed} (process {job[failed].pid}) {how}; the other ranks were ended too."
-            " The same command with run=NAME resumes from the last checkpoint\n"
+            f" {RESUMES}\n"
         )
         return status if status > 0 else 128 - status
 
@@ -167,34 +256,39 @@ def start(command: Sequence[str], here: Place, port: int, said: Path) -> subproc
         )
 
 
-def pass_on(signals: Sequence[signal.Signals], job: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Send these signals on to all ranks when they arrive."""
+def pass_on(signals: Sequence[signal.Signals], job: Sequence[subprocess.Popen[bytes]]) -> dict[int, Any]:
+    """Send these signals on to all ranks when they arrive; returns what handled them before."""
     if threading.current_thread() is not threading.main_thread():
-        return
+        return {}
 
     def hear(number: int, _: Any) -> None:
         for rank in job:
             rank.send_signal(number)
 
-    for number in signals:
-        signal.signal(number, hear)
+    return {number: signal.signal(number, hear) for number in signals}
 
 
-def first_failed(job: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """The number of the first rank that fails; None once all have ended successfully."""
+def first_failed(job: Sequence[subprocess.Popen[bytes]], timeout: float) -> int | None:
+    """The number of the first rank that fails or stays stopped; None once all have ended successfully."""
+    awake = [time.monotonic()] * len(job)  # when each rank was last seen not to be stopped
     while True:
-        for number, rank in enumerate(job):
-            if rank.poll():
-                return number
-        if all(rank.returncode == 0 for rank in job):
+        statuses = [rank.poll() for rank in job]
+        if any(statuses):
+            return list(map(bool, statuses)).index(True)
+        if None not in statuses:
             return None
+        now = time.monotonic()
+        awake = [at if is_stopped(rank) else now for rank, at in zip(job, awake, strict=True)]
+        if now - min(awake) > timeout:
+            return awake.index(min(awake))
         time.sleep(0.1)
 
 
 def end(job: Sequence[subprocess.Popen[bytes]]) -> None:
     """Wait a little for the remaining ranks, and kill those that still run."""
-    stopped = any(rank.poll() in STOPPED for rank in job)
-    until = time.monotonic() + (PATIENCE if stopped else GRACE)
+    statuses = {rank.poll() for rank in job}
+    waiting = 0.0 if UNANSWERED in statuses else PATIENCE if statuses & STOPPED else GRACE
+    until = time.monotonic() + waiting
     for rank in job:
         try:
             rank.wait(max(0.0, until - time.monotonic()))

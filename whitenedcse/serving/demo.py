@@ -8,9 +8,11 @@ n: sentences    d: width    k: components kept
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import gradio as gr
@@ -123,15 +125,60 @@ def components(said: str | None, width: int) -> int:
     return min(max(int(said), 1), width) if said and said.isdecimal() else width
 
 
-def serve(blocks: gr.Blocks, port: int | None) -> None:
-    """Show the page on this machine's own address, which no other machine reaches, until Ctrl-C.
+HOST = re.compile(rb"(127\.0\.0\.1|localhost)(:\d+)?")  # any port: it may be forwarded by ssh
+ASKING = re.compile(r"/gradio_api/(queue/join|(call|run|api)/(v2/)?\w+|cancel|reset)/?")  # what may be posted
+Application = Callable[..., Any]  # of ASGI: the scope of a request, and how to receive and to send
+
+
+def own_only(application: Application) -> Application:
+    """The same ASGI application for the browser of this machine, and for its own page alone.
+
+    A request under another Host, as of a name that another site made to mean this machine, or with another
+    Origin, as from another site's page, gets status 403. What the page does not post, such as a file to
+    upload, gets status 404. The application sees neither.
+    """
+
+    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+        status = refused(scope) if scope["type"] in ("http", "websocket") else None
+        if status is None:
+            await application(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body", "body": b"refused: not from this page"})
+
+    return guarded
+
+
+def refused(scope: Any) -> int | None:
+    """The status with which a request is refused; None for one to answer."""
+    hosts, origins = ([v for name, v in scope["headers"] if name == key] for key in (b"host", b"origin"))
+    if len(hosts) != 1 or not HOST.fullmatch(hosts[0]) or any(v != b"http://" + hosts[0] for v in origins):
+        return 403
+    reads = scope["type"] == "websocket" or scope["method"] in ("GET", "HEAD")
+    return None if reads or (scope["method"] == "POST" and ASKING.fullmatch(scope["path"])) else 404
+
+
+@asynccontextmanager
+async def guarding(app: Any) -> AsyncIterator[None]:
+    """The context in which the server runs: `own_only` stands before all else, from its start on."""
+    app.middleware_stack = own_only(app.middleware_stack)
+    yield
+
+
+def opened(blocks: gr.Blocks, port: int | None) -> str:
+    """The address of the page, from now on served on this machine's own address, which no other reaches.
 
     Raises OSError where the port is taken.
     """
-    _, url, _ = blocks.launch(
-        server_name="127.0.0.1", server_port=port, quiet=True, prevent_thread_lock=True, theme=theme()
-    )
-    say(f"page: {url} (Ctrl-C ends it)")
+    own: Any = {"server_name": "127.0.0.1", "server_port": port, "app_kwargs": {"lifespan": guarding}}
+    return str(blocks.launch(**own, quiet=True, prevent_thread_lock=True, theme=theme())[1])
+
+
+def serve(blocks: gr.Blocks, port: int | None) -> None:
+    """Show the page until Ctrl-C. Raises OSError where the port is taken."""
+    say(f"page: {opened(blocks, port)} (Ctrl-C ends it)")
     sys.stdout.flush()
     try:
         while True:

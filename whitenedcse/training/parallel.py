@@ -14,6 +14,7 @@ whole batch. With one process and one piece every function here does nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,6 +28,8 @@ from whitenedcse.app.compute import cores, each
 from whitenedcse.ragged import Ragged, taken
 
 Value = TypeVar("Value")
+timeout: timedelta | None = None  # of groups of processes that are yet to be made; None: PyTorch's own
+entered = 0  # the number of collectives that this process has reached, which every rank enters in one order
 
 
 def place() -> tuple[int, int]:
@@ -34,6 +37,12 @@ def place() -> tuple[int, int]:
     if not (dist.is_available() and dist.is_initialized()):
         return 0, 1
     return dist.get_rank(), dist.get_world_size()
+
+
+def reached() -> None:
+    """Count a collective that this process is about to enter."""
+    global entered
+    entered += 1
 
 
 def gathered(x: Tensor) -> Tensor:
@@ -48,6 +57,7 @@ class _Gather(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(place()[1])]
+        reached()
         dist.all_gather(parts, x.contiguous())
         return torch.cat(parts, dim=1)
 
@@ -56,6 +66,7 @@ class _Gather(Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         rank, world = place()
         grad = grad.contiguous().clone()
+        reached()
         dist.all_reduce(grad)
         return grad.chunk(world, dim=1)[rank]
 
@@ -67,6 +78,7 @@ def agreed(*numbers: int) -> list[list[int]]:
         return [list(numbers)]
     table = torch.zeros(world, len(numbers), dtype=torch.long)
     table[rank] = torch.tensor(numbers)
+    reached()
     dist.all_reduce(table, group=_hosts())
     return table.tolist()
 
@@ -81,6 +93,7 @@ def equal_sizes(n: int) -> None:
 def summed(array: NDArray[Any]) -> NDArray[Any]:
     """The sum over all ranks of an array of each, on every rank."""
     if place()[1] > 1:
+        reached()
         dist.all_reduce(torch.from_numpy(array), group=_hosts())
     return array
 
@@ -91,6 +104,7 @@ def from_first(make: Callable[[], Value]) -> Value:
     if world == 1:
         return make()
     box = [make() if rank == 0 else None]
+    reached()
     dist.broadcast_object_list(box, group=_hosts())
     return box[0]  # type: ignore[return-value]
 
@@ -99,6 +113,7 @@ def everyones(value: Value) -> list[Value]:
     """The values of all ranks as a list, in the order of ranks."""
     box: list[Any] = [value] * place()[1]
     if len(box) > 1:
+        reached()
         dist.all_gather_object(box, value, group=_hosts())
     return box
 
@@ -106,7 +121,9 @@ def everyones(value: Value) -> list[Value]:
 @cache
 def _hosts() -> Any:
     """A process group that communicates between hosts, so that no device is waited for."""
-    return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+    if dist.get_backend() == "gloo":
+        return None
+    return dist.new_group(backend="gloo", timeout=timeout)
 
 
 Gradients = list[Tensor | None]
@@ -165,6 +182,7 @@ class _Pieces(Function):
         shares, parts = shared(len(ctx.pieces), ctx.manner), grad.split([p.n for p in ctx.pieces])
         gradient = partial(gradients, ctx, parts)
         every = list(each(gradient, shares) if ctx.manner.parallel else map(gradient, shares))
+        reached()  # DDP waits next, for the gradients of all ranks
         return None, None, *summed_over_pieces(every)
 
 

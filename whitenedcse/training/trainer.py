@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,10 @@ from torch.utils._pytree import tree_leaves
 
 from whitenedcse.app import reading
 from whitenedcse.app.durable import digest, settle, writing
-from whitenedcse.app.ranks import ASKING, placed
+from whitenedcse.app.ranks import ASKING, LIMIT, USR1, placed
 from whitenedcse.app.space import needing_space
-from whitenedcse.training.parallel import agreed, everyones
+from whitenedcse.training import parallel
+from whitenedcse.training.parallel import agreed, everyones, place
 
 NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.ckpt")
 KEEP = 2  # the newest ones: the last, and one to fall back on
@@ -57,6 +59,7 @@ class Checkpoints(CheckpointIO):
             torch.save(checkpoint, stream)
         draft.rename(folder / f"step-{checkpoint['global_step']:08}-{digest(draft)[:16]}.ckpt")
         settle(folder)
+        parallel.reached()
         past = [path for path in written(folder) if step_of(path) <= checkpoint["global_step"]]
         for other in set(written(folder)) - set(past[:KEEP]):  # a later one was damaged
             other.unlink()
@@ -124,6 +127,7 @@ class Safekeeping(Callback):
         self.last, self.pause = time.monotonic(), seconds
         self.saved = 0  # optimiser steps in the newest checkpoint
         self.bad: Tensor | None = None
+        self.before: dict[int, Any] = {}  # what handled the signals
 
     def setup(self, trainer: lightning.Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raise ValueError on every rank if one has another configuration."""
@@ -138,16 +142,15 @@ class Safekeeping(Callback):
     def on_train_start(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
         """Handle signals from now on, in place of Lightning."""
         self.bad = torch.full((), -1, device=pl_module.device)
-        for number in ASKING:
-            signal.signal(number, self.hear)
+        self.before = {number: signal.signal(number, self.hear) for number in ASKING}
 
     def hear(self, number: int, _: Any) -> None:
         """Remember a signal until the step is done; a second Ctrl-C ends the process at once."""
         if number == self.asked == signal.SIGINT:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            os._exit(128 + number)
         self.asked = number
-        self.say("stopping after this step; Ctrl-C again stops at once, at the last checkpoint")
+        within = "" if number == USR1 else f", in {LIMIT:g} s at the latest"
+        self.say(f"stopping after this step{within}; Ctrl-C again stops at once, at the last checkpoint")
 
     def on_train_batch_start(
         self, trainer: lightning.Trainer, pl_module: LightningModule, batch: Any, index: int
@@ -185,9 +188,14 @@ class Safekeeping(Callback):
         self.saved = checkpoint["global_step"]
 
     def on_fit_end(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
-        """Write the last checkpoint, after the last evaluation."""
+        """Write the last checkpoint, after the last evaluation, and end if any rank received a signal."""
         if trainer.global_step > self.saved:
             self.save(trainer)
+        asked = max(vote[0] for vote in agreed(self.asked))
+        for number, handler in self.before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        if asked:
+            self.stop(trainer, asked)
 
     def save(self, trainer: lightning.Trainer) -> None:
         """Write a checkpoint. Raises ValueError instead if a loss was not finite."""
@@ -195,6 +203,8 @@ class Safekeeping(Callback):
         for logger in trainer.loggers:
             logger.save()
         began = time.monotonic()
+        if place()[0]:  # and waits for the first rank, which counts when it has written
+            parallel.reached()
         trainer.save_checkpoint(self.directory)
         self.saved, self.last = trainer.global_step, time.monotonic()
         self.pause = max(self.seconds, SHARE * (self.last - began))
@@ -231,17 +241,28 @@ class Trainer(lightning.Trainer):
 
     devices: "auto" is what torchrun or srun started, or else all available ones.
     chunk: the number of sentences that the module encodes at a time (None: a whole batch).
-    Raises ValueError for a training of no steps.
+    timeout: seconds after which a collective that waits for a rank ends the job (None: PyTorch's own).
+    Raises ValueError for a training of no steps, and for a timeout that is not above 0.
     """
 
-    def __init__(self, *, chunk: int | None, devices: Any, num_nodes: int = 1, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        chunk: int | None,
+        devices: Any,
+        num_nodes: int = 1,
+        timeout: float | None = None,
+        **settings: Any,
+    ) -> None:
         for name in ("lightning.pytorch", "lightning.fabric"):  # what they say is in our own lines
             logging.getLogger(name).setLevel(logging.WARNING)
         if 0 in (settings.get("max_steps"), settings.get("max_epochs")):
             raise ValueError(
                 "trainer.max_steps=0 or max_epochs=0 trains nothing; evaluate.py evaluates an encoder"
             )
-        self.chunk = chunk
+        if timeout is not None and not 0 < timeout < float("inf"):
+            raise ValueError(f"trainer.timeout={timeout} must be a number of seconds above 0")
+        self.chunk, parallel.timeout = chunk, None if timeout is None else timedelta(seconds=timeout)
         here = placed()
         plugins: list[Any] = [Checkpoints()]
         if here is not None and devices == "auto":
@@ -256,6 +277,8 @@ class Trainer(lightning.Trainer):
             enable_model_summary=False,
             **settings,
         )
+        if parallel.timeout and hasattr(self.strategy, "_timeout"):  # which "auto" leaves at 30 minutes
+            self.strategy._timeout = parallel.timeout
         # Lightning would ask the device at every step whether a rank has a signal; Safekeeping asks the hosts
         loop: Any = self.fit_loop.epoch_loop
         loop._broadcast_sigterm_tensor = lambda: None
