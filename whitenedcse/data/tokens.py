@@ -224,6 +224,7 @@ def _opened(folder: Path, digests: Mapping[str, str]) -> TokenRows | None:
         ids = np.asarray(np.memmap(folder / "ids", dtype=meta["dtype"], mode="r"))
         offsets = np.asarray(np.memmap(folder / "offsets", dtype=np.int64, mode="r"))
         whole = len(offsets) == counts.kept * columns + 1 and offsets[-1] == len(ids) == meta["tokens"]
+        whole = whole and offsets[0] == 0 and bool((np.diff(offsets) >= 0).all())
     except (OSError, ValueError, TypeError):
         return None
     return TokenRows(ids, offsets, columns, counts, truncated, digests) if whole else None
