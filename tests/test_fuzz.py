@@ -278,7 +278,7 @@ def test_a_damaged_file_is_read_or_refused_by_name(made, name, damage):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 @given(damage=damages())
-@settings(SOME, max_examples=40)
+@settings(SOME, max_examples=20)
 def test_a_damaged_file_is_read_or_refused_by_name_at_length(made, name, damage):
     damage_and_read(made, name, damage)
 
