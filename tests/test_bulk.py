@@ -481,3 +481,28 @@ def test_a_damaged_file_is_named(embedder, corpus, tmp_path):
         list(arrays(out))
     with pytest.raises(ValueError, match="no manifest.json"):
         list(arrays(tmp_path / "absent"))
+
+
+@pytest.mark.parametrize("to", ["npy", "parquet"])
+def test_a_vector_that_is_not_finite_is_named_and_not_written(embedder, tmp_path, to):
+    corpus, out = corpus_of(["the bird"] * 9 + ["the cat sees"] + ["a bird"], tmp_path), tmp_path / "out"
+    with torch.no_grad():
+        embedder.encoder.backbone.embeddings.word_embeddings.weight[WORDS.index("cat") + 5] = torch.nan
+    with pytest.raises(ValueError, match="NaN or infinity in the vector of row 9 of .*corpus.txt in float32"):
+        encoded(job_of(embedder, corpus, out, form=Form(to, shard=7)))
+    assert [path.name for path in sorted(out.glob("shard*"))] == [f"shard-00000.{to}"]
+
+
+def test_a_number_too_large_for_float16_is_refused(embedder, tmp_path):
+    large = Final(weight=torch.eye(16) * 1e6, bias=torch.zeros(16), unit=False, provenance={"by": "hand"})
+    embedder = Embedder(
+        encoder=embedder.encoder,
+        pooling=embedder.pooling,
+        head=embedder.head,
+        embedding="encoder",
+        final=large,
+    ).eval()
+    corpus = corpus_of(["the bird", "the cat"], tmp_path)
+    with pytest.raises(ValueError, match="the vector of row 0 of .* in float16"):
+        encoded(job_of(embedder, corpus, tmp_path / "out", form=Form(dtype="float16")))
+    assert encoded(job_of(embedder, corpus, tmp_path / "whole")) == 2

@@ -1,6 +1,7 @@
 """Every plane is what one sentence alone gives, and nothing is encoded twice."""
 
 import os
+import re
 import shutil
 import time
 
@@ -240,3 +241,12 @@ def test_an_embedder_finished_from_planes_is_its_own_encoding(encoder, rows):
     with torch.inference_mode():
         finished = embedder.finish(torch.from_numpy(x)).numpy()
     assert finished == pytest.approx(embedder.encode(SENTENCES), abs=1e-5)
+
+
+def test_a_plane_that_is_not_finite_is_refused_by_its_sentence_and_not_kept(encoder, rows, cache):
+    with torch.no_grad():
+        encoder.backbone.embeddings.word_embeddings.weight[rows[2][2]] = torch.inf
+    sentence = encoder.tokenizer.decode(rows[2])
+    with pytest.raises(ValueError, match=f"NaN or infinity in the vector of {re.escape(repr(sentence))}"):
+        planes(encoder, [rows[0], rows[2]], ["cls"], [1, 2])
+    assert [path for path in cache.rglob("*") if path.is_file()] == []

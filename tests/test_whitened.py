@@ -15,7 +15,7 @@ from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.pooling import Final
 from whitenedcse.serving import exports as exports_module
-from whitenedcse.serving.exports import fitted, scaled, whitened
+from whitenedcse.serving.exports import Wanted, export, fitted, scaled, whitened
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
 D = 16
@@ -148,3 +148,30 @@ def test_a_plain_encoder_is_pooled_as_asked_and_bad_input_is_one_line(bert, corp
         assert cli.main(["whiten", "fit", *wrong]) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("error:") == 1 and "Traceback" not in error
+
+
+def test_a_transform_is_not_fitted_to_vectors_that_are_not_finite_nor_to_equal_ones(embedder, tmp_path):
+    (tmp_path / "same.txt").write_text("the cat\n" * 9)
+    with pytest.raises(ValueError, match="same.txt: all 9 texts have the same vector; whitening"):
+        fitted(Postprocess("whitening"), embedder, Corpus(str(tmp_path / "same.txt")))
+    with torch.no_grad():
+        embedder.encoder.backbone.embeddings.word_embeddings.weight[:] = torch.nan
+    (tmp_path / "other.txt").write_text("the cat\nthe dog\n")
+    with pytest.raises(ValueError, match="NaN or infinity in the vector of 'the cat'"):
+        fitted(Postprocess("whitening"), embedder, Corpus(str(tmp_path / "other.txt")))
+    with pytest.raises(ValueError, match="NaN or infinity in the vector of 'one text"):
+        export(embedder, tmp_path / "out", Wanted("transformers", "x", verify=False))
+    assert not (tmp_path / "out").exists()
+
+
+def test_covariances_that_overflow_and_a_file_with_nan_are_refused(tmp_path):
+    with (
+        np.errstate(over="ignore", invalid="ignore"),
+        pytest.raises(ValueError, match="NaN or infinity in the cov"),
+    ):
+        _ = Postprocess("whitening").fit(np.array([[1e200, 1.0], [-1e200, 2.0], [0.0, 4.0]])).mean
+    fit = Postprocess("whitening").fit(np.random.default_rng(0).standard_normal((9, 2)))
+    fit.matrix[1, 0] = np.nan
+    fit.save(tmp_path / "fit", {})
+    with pytest.raises(ValueError, match="fit is damaged .*NaN or infinity in row 2 of mean, matrix"):
+        Postprocess.load(tmp_path / "fit")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whitenedcse.app.durable import inside, parsing, read_json, whole_lines
+from whitenedcse.app.durable import DEPTH, Named, inside, parsing, read_json, whole_lines
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,7 +62,9 @@ def arrays(file: Path) -> dict[str, NDArray[Any]]:
     import numpy as np
 
     with parsing(file, DAMAGED), np.load(file, allow_pickle=False) as content:
-        return dict(content)
+        found = Named(content)
+        found.path = file
+        return found
 
 
 def table(file: Path) -> list[dict[str, str]]:
@@ -103,15 +105,18 @@ def checkpoint(file: Path) -> dict[str, Any]:
 def settings(file: Path) -> dict[str, Any]:
     """The content of a YAML file, unresolved.
 
-    Names for parts (anchors) are refused: a few lines of them may stand for billions of values.
+    Aliases (*) of other parts are refused: a few lines of them may stand for billions of values.
     """
     import yaml  # type: ignore[import-untyped]
     from omegaconf import OmegaConf
 
     with parsing(file, "copy it again, or name a new run"):
         text = file.read_text(encoding="utf-8")
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=yaml.SafeLoader)):
-            raise ValueError("it has an alias (*)")
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):  # lazily
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEPTH or isinstance(event, yaml.AliasEvent):
+                raise ValueError(f"it has an alias (*), or values inside each other, over {DEPTH} deep")
         content = OmegaConf.to_container(OmegaConf.create(text)) if text.strip() else {}
         if not isinstance(content, Mapping):
             raise ValueError("it is not a mapping of names and values")

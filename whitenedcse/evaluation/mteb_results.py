@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from whitenedcse.app.durable import read_json
+from whitenedcse.app.durable import parsing, read_json
 
 
 class Part(NamedTuple):
@@ -85,10 +85,11 @@ def task(file: Path) -> tuple[str, Scored]:
     content = read_json(file)
     name, predictions, sizes = content["task_name"], predicted(file), described(content["task_name"])
     parts = {}
-    for split, subsets in content["scores"].items():
-        for scores in subsets:
-            key = split, scores["hf_subset"]
-            parts[key] = part(scores, predictions.get(key[1], {}).get(split), sizes.get(key))
+    with parsing(file, "or the predictions beside it are; copy both again"):
+        for split, subsets in content["scores"].items():
+            for scores in subsets:
+                key = split, scores["hf_subset"]
+                parts[key] = part(scores, predictions.get(key[1], {}).get(split), sizes.get(key))
     return name, Scored(content["dataset_revision"], parts)
 
 
@@ -101,7 +102,8 @@ def predicted(file: Path) -> dict[str, Any]:
     if not saved.exists():
         return {}
     content: dict[str, Any] = read_json(saved)
-    made = content.pop("mteb_model_meta", {}).get("revision")
+    with parsing(saved, "copy it again"):
+        made = content.pop("mteb_model_meta", {}).get("revision")
     if meta.exists() and (known := read_json(meta).get("revision")) != made:
         raise ValueError(f"{saved} is of revision {made}, the results beside it are of {known}; move it away")
     return content
@@ -127,10 +129,10 @@ def statistics() -> list[Path]:
 
 def part(scores: Mapping[str, Any], saved: Any, n: int | None) -> Part:
     """A split of a subset from its entry in mteb's file, its saved predictions and its known size."""
-    score = scores["main_score"]
+    score = float(scores["main_score"])
     if "euclidean_spearman" in scores:  # mteb's class of STS tasks; summaries have no such score
         kind = "cosine_scores" if score == scores["cosine_spearman"] else "similarity_scores"
-        similarity = np.array(saved[kind]) if saved and saved.get(kind) else None
+        similarity = np.array(saved[kind], float) if saved and saved.get(kind) else None
         return Part("spearman", score, [], similarity, n if similarity is None else len(similarity))
     experiments = [e for e in scores.get("scores_per_experiment", []) if isinstance(e, dict)]
     for metric in experiments[0] if experiments else []:

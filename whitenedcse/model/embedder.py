@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from whitenedcse.app.compute import alone, each, full_precision, without_autocast
+from whitenedcse.app.durable import parsing
 from whitenedcse.app.terminal import pace
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import checkpoint
@@ -168,7 +169,11 @@ class Embedder(nn.Module):
             last layer, or the last token for a decoder. Raises ValueError where the checkpoint defines its
             own, as it was trained with that.
         """
-        return Embedder(**checkpoint.parts(str(path), pooling)).eval()
+        parts = checkpoint.parts(str(path), pooling)
+        if pooling is not None:
+            return Embedder(**parts).eval()
+        with parsing(Path(path), "copy the whole directory again"):
+            return Embedder(**parts).eval()
 
     def save(self, directory: Path) -> None:
         """Write a checkpoint to a directory, completely or, with an OSError, not at all."""

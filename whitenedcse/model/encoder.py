@@ -160,10 +160,12 @@ def pretrained(*, path: str, batches: str = "auto") -> Encoder:
     quiet()
     for file in sorted(source.glob("*.safetensors")):
         metadata(file)
-    refuse_vast(source / "config.json")
-    with parsing(source, BELONG):
+    try:
+        refuse_vast(source / "config.json")
         backbone, info = AutoModel.from_pretrained(source, output_loading_info=True, **OWN)
         tokenizer = AutoTokenizer.from_pretrained(source, **OWN)
+    except Exception as error:  # the kinds that Transformers raises share no class
+        raise ValueError(f"{path}: {error}; {BELONG}") from error
     prefix = f"{backbone.base_model_prefix}."  # on the names in older releases of Transformers
     missing = {name.removeprefix(prefix) for name in info["missing_keys"] if "position_ids" not in name}
     if any(name.startswith("pooler.") for name in missing):
