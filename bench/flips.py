@@ -29,6 +29,7 @@ from contextlib import redirect_stdout
 from functools import partial
 from importlib.util import find_spec
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -169,9 +170,11 @@ def shards(job: Job, *, resume: bool = False) -> Any:
 
 def runs(folder: Path) -> Iterator[Artefact]:
     """A run of train.py, and one of evaluate.py that scored it."""
+    lines = [f"{left}\t{right}\t{i % 6}" for i, (left, right) in enumerate(pairwise(TEXTS))]
+    (folder / "pairs.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *lines]))
     for script, name, settings in (
         ("train.py", "train", RUN),
-        ("evaluate.py", "test", ["model=outputs/train", "draws=20"]),
+        ("evaluate.py", "test", ["model=outputs/train", "tasks.names=[pairs.tsv]", "draws=20"]),
     ):
         command = [sys.executable, str(ROOT / script), f"run={name}", *settings]
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)

@@ -118,12 +118,14 @@ def index(folder: Path, embedder: Embedder, rank: int, turn: int) -> Any:
 def begin(folder: Path, embedder: Embedder, rank: int, turn: int) -> Any:
     """A new run in one directory: one process begins it, and the others are refused."""
     durable.SECONDS = 0.2
+    begun = run.Run(folder / f"run{turn}")
     try:
-        run.Run(folder / f"run{turn}").start("seed: 0\n", seed=0)
+        begun.start("seed: 0\n", seed=0)
     except ValueError as error:
         if "another process" not in str(error) and "already holds a run" not in str(error):
             raise
-    return run.Run(folder / f"run{turn}").settings
+        return {"seed": 0}  # the other process may not have written it yet
+    return begun.settings
 
 
 WORKS = (one_encoder, other_encoders, tokens, encode, transform, exports, index, begin)
