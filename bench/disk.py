@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from bench.chaos import TINY, disk, fill, refused
 from whitenedcse.app.compute import environment
-from whitenedcse.app.durable import checksum
+from whitenedcse.app.durable import checksum, digest
 from whitenedcse.app.space import held
 from whitenedcse.app.terminal import Grid, say
 
@@ -51,7 +51,7 @@ class Case(NamedTuple):
 
 MODEL, TEXTS = "WORK/outputs/a/best", "WORK/corpus.txt"
 EVALUATE = f"evaluate.py model={MODEL} tasks=quickstart"
-RUN = ("run/*", "run/.hydra/*", "run/best/*", "run/best/1_Pooling/*", "run/checkpoints/step-*")
+RUN = ("run/*", "run/.hydra/*", "run/best/*", "run/best/1_Pooling/*")
 CASES = [
     Case("token cache", "cache", "train.py trainer.max_steps=1 tasks=none", "data.max_length=8", cache=True),
     Case("vectors of layers", "cache/vectors", EVALUATE, "bf16=true", cache=True),
@@ -97,14 +97,23 @@ class Place(NamedTuple):
             raise RuntimeError(f"{command} {more}: status {ended.returncode}: {ended.stderr[-500:]}")
 
     def files(self) -> dict[str, str]:
-        """The digest of each file on the disk but locks, the filler and TensorBoard's, by its path there."""
+        """The digest of each file on the disk, by its path there.
+
+        Left out are locks, the filler, and what another start names otherwise: whole checkpoints of training,
+        which have a digest in their names, and files of TensorBoard.
+        """
         files = (
             path for path in self.disk.rglob("*") if path.is_file() and path.parent.name != "tensorboard"
         )
-        named = {path.relative_to(self.disk).as_posix(): path for path in files}
+        named = {path.relative_to(self.disk).as_posix(): path for path in files if not whole_checkpoint(path)}
         return {
             name: checksum(path) for name, path in named.items() if not name.endswith((".lock", "filler"))
         }
+
+
+def whole_checkpoint(path: Path) -> bool:
+    """Whether a file is a checkpoint of training with the digest that its name has."""
+    return path.name.startswith("step-") and path.stem.endswith(digest(path)[:16])
 
 
 class Result(NamedTuple):
