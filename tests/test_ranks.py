@@ -243,13 +243,16 @@ def asked_to_end(code, signals, ready, limit, folder):
     here = {"PYTHONPATH": str(Path(__file__).parents[1])}
     start = {"cwd": folder, "env": os.environ | here, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", program], **start) as process:
-        until(ready)
-        began = time.monotonic()
-        for number in signals:
-            process.send_signal(number)
-            time.sleep(0.2)
-        said = process.communicate(timeout=60)[1]
-        return process.returncode, said, time.monotonic() - began
+        try:
+            until(ready)
+            began = time.monotonic()
+            for number in signals:
+                process.send_signal(number)
+                time.sleep(0.2)
+            said = process.communicate(timeout=60)[1]
+            return process.returncode, said, time.monotonic() - began
+        finally:
+            process.kill()
 
 
 STOPS = """
