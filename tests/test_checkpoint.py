@@ -9,9 +9,11 @@ import pytest
 import torch
 from conftest import SENTENCES, embedder_of
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from whitenedcse.app import durable
+from whitenedcse.app.durable import digest
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import pretrained
@@ -211,10 +213,18 @@ def test_a_head_trained_with_an_absolute_eps_keeps_it(best, bert):
     now = Embedder.load(directory).finish(x[0])
     del settings["head"]["whitening"]["floor"]
     settings["head"]["whitening"]["eps"] = 1e-3
-    settings["sha256"] = {"head.safetensors": "of before digests.json"}
+    settings["sha256"] = {
+        "head.safetensors": digest(directory / "head.safetensors")
+    }  # of before digests.json
     (directory / "whitenedcse.json").write_text(json.dumps(settings))
     old, head = Embedder.load(directory).finish(x[0]), embedder.head.before
     values, u = torch.linalg.eigh(head.covariance.double() + 1e-3 * torch.eye(2))
     white = (x[0] - head.mean).double() @ torch.block_diag(*(u / values.sqrt().unsqueeze(-2) @ u.mT))
     assert_close(old.double(), torch.tanh(embedder.head.linear.double()(white)), atol=1e-5, rtol=0)
     assert (old - now).abs().max() > 1e-2
+    save_file(
+        {name: 2 * x for name, x in load_file(directory / "head.safetensors").items()},
+        directory / "head.safetensors",
+    )
+    with pytest.raises(ValueError, match="head.safetensors is not as it was written"):
+        Embedder.load(directory)

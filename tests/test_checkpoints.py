@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import pickle
 import re
 
 import pytest
@@ -165,6 +164,8 @@ class Code:
 def test_reading_runs_no_code(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"global_step": 1, "callbacks": Code()}, folder / "evil.ckpt")
-    with pytest.raises(pickle.UnpicklingError):
+    with pytest.raises(
+        ValueError, match=r"evil.ckpt is damaged \(UnpicklingError: .*; delete it, and the run"
+    ):
         FILES.load_checkpoint(folder / "evil.ckpt", weights_only=False)
     assert not (tmp_path / "ran").exists()

@@ -265,7 +265,7 @@ def test_a_mistyped_name_asks_no_hub_and_an_owners_data_set_does(data, monkeypat
 
 
 def test_counts_are_told(data, tmp_path):
-    (tmp_path / "y.txt").write_text("a cat\n\n" * 10)
+    (tmp_path / "y.txt").write_text("a cat\n\nthe cat\n\n" * 5)
     path = str(tmp_path / "y.txt")
     assert data(corpus=path).counts == (
         f"{path}: 20 lines, 10 blank dropped, 10 kept; "

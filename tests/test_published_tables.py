@@ -58,7 +58,7 @@ def run(path, wanted, *, seed=None, scores=None, encoder=None, name="as it is", 
         model = path.with_name(f"{path.name}-trained")
         model.mkdir(exist_ok=True)
         content = nested(config | {"encoder.path": source["path"], "data.seed": 9, "loss._target_": "x"})
-        (model / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(content | {"seed": seed})))
+        (model / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(content | {"seed": seed or 0})))
         (model / "scores.json").write_text(
             '{"dev": {"values_best": {"dev/alignment": 0.25, "dev/uniformity": -2}}}'
         )

@@ -106,9 +106,7 @@ def ours(directory: Path) -> dict[str, Any]:
     with parsing(directory / SETTINGS, FOREIGN):
         for name, then in content.get("sha256", {}).items():  # of older versions
             if digest(directory / name) != then:
-                raise ValueError(
-                    f"{directory / name} is not as it was written: its digest differs; {FOREIGN}"
-                )
+                raise ValueError(f"{name} is not as it was written: its digest differs")
         whitening = content["head"].pop("whitening")
         head = Head(whitening=Whitening(**dated(whitening)) if whitening else None, **content["head"])
         head.load_state_dict(weights)
