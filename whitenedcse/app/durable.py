@@ -108,7 +108,8 @@ def alone(path: Path, made: Callable[[Path], None] = lambda _: None) -> Iterator
 
 def _locked(path: Path, made: Callable[[Path], None]) -> int | None:
     """An open handle that locks a path; None if another has it, or the path is another file by now."""
-    made(path)
+    with suppress(FileExistsError):  # by Path.mkdir, of a folder that is renamed at this moment
+        made(path)
     if os.name != "posix":
         return os.open(os.devnull, os.O_RDONLY)
     import fcntl
