@@ -232,6 +232,7 @@ def test_several_who_write_one_folder_leave_it_whole_and_nothing_else(tmp_path):
 
 def test_a_reader_never_takes_the_folder_back_from_its_writer(tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "before").touch()
     rename, reader = Path.rename, threading.Thread(target=restore, args=[tmp_path / "out"])
 
     def renamed(self, target):
@@ -261,6 +262,24 @@ def test_a_writer_that_does_not_end_is_named_and_keeps_its_draft(tmp_path, monke
         with pytest.raises(ValueError, match=r"file.new is being written"), writing(tmp_path / "file"):
             pass
     assert (tmp_path / "file").read_bytes() == OLD
+
+
+def test_a_lock_on_what_was_renamed_meanwhile_is_not_taken(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+    flock, path, calls = fcntl.flock, tmp_path / "draft", []
+
+    def late(handle, how):
+        if not calls:
+            path.rename(tmp_path / "written")
+        calls.append(handle)
+        return flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    monkeypatch.setattr(durable, "SECONDS", 0.05)
+    with durable.alone(path, Path.touch):
+        assert len(calls) == 2 and path.exists()
+        with pytest.raises(ValueError, match="is being written"), durable.alone(path, Path.touch):
+            pass
 
 
 def test_files_are_added_to_the_digests_by_several(tmp_path):

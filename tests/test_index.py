@@ -239,6 +239,22 @@ def test_a_damaged_file_is_named(saved, tmp_path, name, how):
         Index.load(tmp_path / "index")
 
 
+def test_an_index_that_another_process_wrote_meanwhile_is_not_replaced(
+    saved, embedder, tmp_path, monkeypatch
+):
+    drafted = index_files.drafted
+
+    def late(directory):
+        shutil.copytree(saved, directory)
+        return drafted(directory)
+
+    monkeypatch.setattr(index_files, "drafted", late)
+    with pytest.raises(FileExistsError, match="index exists; delete it"):
+        write(tmp_path / "index", embedder, [("0", "bread")])
+    assert len(Index.load(tmp_path / "index")) == 9
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
 def test_files_that_changed_places_are_named(saved, embedder, tmp_path):
     shutil.copytree(saved, tmp_path / "index")
     Index.load(tmp_path / "index").add(TEXTS[:9]).save(tmp_path / "index")

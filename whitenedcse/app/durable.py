@@ -105,7 +105,7 @@ def alone(path: Path, made: Callable[[Path], None] = lambda _: None) -> Iterator
 
 def _locked(path: Path, made: Callable[[Path], None]) -> int | None:
     """An open handle that locks a path; None if another has it, or the path is another file by now."""
-    with suppress(FileExistsError):  # it went while mkdir looked what it was
+    with suppress(FileExistsError):  # by Path.mkdir, of a folder that is renamed at this moment
         made(path)
     if os.name != "posix":
         return os.open(os.devnull, os.O_RDONLY)
