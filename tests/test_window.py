@@ -62,9 +62,15 @@ def outcome(run):
     return found | {"versions.json": facts, "digests.json": digests}
 
 
-@pytest.mark.parametrize("share", range(SHARES))
-@pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.slow(but=2)
+SLOW = pytest.mark.slow
+CASES = [
+    pytest.param(program, share, marks=() if (program, share) == ("evaluate.py", 0) else SLOW)
+    for program in PROGRAMS
+    for share in range(SHARES)
+]
+
+
+@pytest.mark.parametrize(("program", "share"), CASES)
 def test_a_run_killed_at_any_call_of_its_end_is_completed_by_the_same_command(killed, program, share):
     run, states, whole = killed(program)
     assert len(states) > SHARES
@@ -82,6 +88,7 @@ def test_a_run_killed_at_any_call_of_its_end_is_completed_by_the_same_command(ki
         assert not [path for path in run.rglob("*") if path.name.endswith((".new", ".old", "draft"))]
 
 
+@pytest.mark.slow
 def test_among_the_states_are_a_logged_test_without_scores_and_digests_without_scores(killed):
     """The windows that there were: tests in metrics.csv but not in scores.json would be logged twice."""
     _, states, whole = killed("train.py")
