@@ -169,7 +169,7 @@ def checksum(content: Path | bytes) -> str:
         return xxhash.xxh3_128_hexdigest(content)
     state = xxhash.xxh3_128()
     with content.open("rb", buffering=0) as stream:
-        while block := stream.read(1 << 22):
+        while block := stream.read(1 << 18):
             state.update(block)
     return state.hexdigest()
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 NAMED = (".tsv", ".csv", ".jsonl")  # rows with named fields
-BLOCK = 1 << 20  # bytes read at a time
+BLOCK = 1 << 16  # bytes read at a time
 LONGEST_LINE = 1 << 24  # bytes
 UNPACKED, RATIO = 1 << 22, 100  # bytes of an archive, above which it may not be so many times its size
 TAGS = ("ETag", "etag", "blob_id")  # of a version: S3 and the web, Google and Azure, the hub

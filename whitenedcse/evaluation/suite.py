@@ -48,8 +48,11 @@ def plan(
 ) -> Plan:
     """The plan for these tasks, and for transforms fitted to each of `fits`: "target", "year", or a corpus.
 
-    corpus: a function from the name of a corpus to its sentences. case: one of tasks.CASES.
+    corpus: a function from the name of a corpus to its sentences. case: one of tasks.CASES. Raises ValueError
+    without tasks.
     """
+    if not tasks:
+        raise ValueError("tasks.names=[]: nothing to score; name a task or a file, e.g. [STS-B]")
     scored = {name: task for name, task in tasks.items() if not isinstance(task, Labelled)}
     named, index = pairs_index(scored) if scored else ([], {})
     corpora = cache(corpus)
@@ -110,8 +113,6 @@ class Result(NamedTuple):
 
 
 def _refuse_unsound(x: NDArray[Any], n: int) -> None:
-    if n == 0:
-        raise ValueError("tasks.names=[]: nothing to score; name a task or a file, e.g. [STS-B]")
     if x.ndim != 2 or len(x) != n:
         raise ValueError(f"{n} sentences have {x.shape} vectors, not a row for each")
     if not np.issubdtype(x.dtype, np.number):
