@@ -9,6 +9,7 @@ import pytest
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.sts import Subset, evaluate
 from whitenedcse.evaluation.suite import System, plan
+from whitenedcse.evaluation.transfer import Labelled
 from whitenedcse.report.figures import draw
 
 
@@ -82,5 +83,6 @@ def test_every_point_of_every_figure(tasks, tmp_path, monkeypatch):
 
 
 def test_figures_without_scored_pairs_are_refused(tmp_path):
+    labelled = Labelled("mine", (["a", "b"],), np.array([0, 1]), ["no", "yes"], None)
     with pytest.raises(ValueError, match="figures are of STS tasks"):
-        draw(tmp_path, ["layers"], {}, [], plan({}, [], list), {})
+        draw(tmp_path, ["layers"], {}, [], plan({"mine": labelled}, [], list), {})
