@@ -179,10 +179,10 @@ def seal(folder: Path, names: Iterable[str] | None = None, coming: Mapping[str, 
 
     names: the files, where not all. coming: the content of files that will be written after it.
     """
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".md")
-    known = {p.relative_to(folder).as_posix(): p for p in files if p.name not in (DIGESTS, LOCK)}
-    if names is not None:
-        known = {name: folder / name for name in names if (folder / name).is_file()}
+    if names is None:
+        files = sorted(p for p in folder.rglob("*") if p.suffix != ".md" and p.name not in (DIGESTS, LOCK))
+        names = [p.relative_to(folder).as_posix() for p in files]
+    known = {name: folder / name for name in names if (folder / name).is_file()}
     contents: dict[str, Path | bytes] = {**known, **(coming or {})}
     write_json(folder / DIGESTS, {name: checksum(content) for name, content in contents.items()})
 

@@ -100,7 +100,7 @@ def end_with_parent(parent: int | None = None) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
-        with suppress(OSError):  # whoever would read it may be gone too
+        with suppress(OSError):  # the terminal may have gone, too
             os.write(2, said.encode())
         os._exit(1)
 
@@ -128,9 +128,7 @@ def ending_when_asked() -> Iterator[None]:
     told.setblocking(False)
     before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
     threading.Thread(target=end_in_time, args=[heard], daemon=True).start()
-    usual = signal.signal(
-        signal.SIGTERM, lambda number, _: sys.exit(128 + number)
-    )  # not in the middle of all
+    usual = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
     except BaseException:

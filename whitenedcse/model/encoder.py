@@ -32,8 +32,6 @@ from whitenedcse.ragged import Ragged
 # the Python code of an encoder never runs; without this, the user is asked whether it may
 OWN: Any = {"trust_remote_code": False}
 CHANGED = f"copy the checkpoint again or, if the change is yours, delete the {DIGESTS} beside it"
-
-
 BELONG = (
     "an encoder is a directory with config.json, model.safetensors and tokenizer.json that belong together: "
     "copy or download it again"

@@ -181,9 +181,9 @@ def vectors(source: Source, sentences: list[str], wanted: Wanted) -> tuple[list[
     layers = {layer for pooling in poolings for layer in pooling.layers}
     depth = range(encoder.depth + 1)
     layers |= set(depth) if wanted.every else set()
-    room = KEPT // (4 * len(depth) * len(sentences) * encoder.width) if wanted.keep and sentences else 0
+    fit = KEPT // (4 * len(depth) * len(sentences) * encoder.width) if wanted.keep and sentences else 0
     usual = ["mean", "last", "max", "cls"] if causal(encoder) else ["mean", "cls", "max", "last"]
-    more = (usual[:room], depth) if room else ((), ())
+    more = (usual[:fit], depth) if fit else ((), ())
     limit = min(wanted.max_length or embedder.max_length, embedder.max_length)
     rows = token_ids(sentences, encoder.tokenizer, limit)
     got = planes(encoder, rows, kinds, sorted(layers), more=more, bf16=wanted.bf16)

@@ -48,14 +48,9 @@ class Checkpoints(CheckpointIO):
         """
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
-        draft, tensors = (
-            folder / "draft",
-            [leaf for leaf in tree_leaves(checkpoint) if isinstance(leaf, Tensor)],
-        )
-        with (
-            needing_space(folder, draft),
-            writing(draft, nbytes=sum(tensor.nbytes for tensor in tensors)) as stream,
-        ):
+        draft = folder / "draft"
+        nbytes = sum(leaf.nbytes for leaf in tree_leaves(checkpoint) if isinstance(leaf, Tensor))
+        with needing_space(folder, draft), writing(draft, nbytes=nbytes) as stream:
             torch.save(checkpoint, stream)
         draft.rename(folder / f"step-{checkpoint['global_step']:08}-{digest(draft)[:16]}.ckpt")
         settle(folder)
