@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whitenedcse.app.durable import intact, parsing
+from whitenedcse.app.durable import parsing
 from whitenedcse.app.reading import DAMAGED
 from whitenedcse.data import sources
 
@@ -162,13 +162,11 @@ def source(model: str, pooling: Pooling | None) -> Source:
         except (ImportError, AttributeError, ValueError) as error:  # ValueError: nothing before the colon
             raise ValueError(f"model={model}: {error}; MODULE:FUNCTION is imported from here") from error
     from whitenedcse.model.embedder import Embedder
-    from whitenedcse.model.encoder import CHANGED, folder
     from whitenedcse.model.sentence_transformers import ForeignModules
 
     try:
         embedder = Embedder.load(model, pooling).to(device())
     except ForeignModules as error:
-        intact(folder(model), CHANGED)
         try:
             from sentence_transformers import SentenceTransformer
         except ImportError:
