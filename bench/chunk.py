@@ -17,7 +17,8 @@ import torch
 
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.head import Head, Whitening
+from whitenedcse.model.head import ProjectionHead
+from whitenedcse.model.whitener import WhiteningSettings
 from whitenedcse.ragged import ragged
 from whitenedcse.training.loss import MultiPositiveLoss
 from whitenedcse.training.module import ContrastiveTraining
@@ -71,9 +72,9 @@ def alone(model: str, n: int, chunk: int, tokens: int) -> tuple[float, float]:
 def measured(model: str, n: int, chunk: int | None, tokens: int) -> tuple[float, float]:
     """Peak MiB of a second step beyond what the process held before any, and its seconds."""
     plain = Embedder.load(model)
-    head = Head(
+    head = ProjectionHead(
         width=plain.encoder.width,
-        whitening=Whitening(**ZCA, gradient="centre", partition="view", momentum=0.99),
+        whitening=WhiteningSettings(**ZCA, gradient="centre", partition="view", momentum=0.99),
         dense=True,
         position="before",
     )

@@ -32,7 +32,7 @@ from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model import plane_files
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import small_bert
-from whitenedcse.model.head import Head
+from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.planes import planes
 from whitenedcse.model.pooling import Pooling
 from whitenedcse.serving.bulk import Job, arrays, encoded
@@ -52,7 +52,7 @@ def tiny(folder: Path) -> Embedder:
     torch.manual_seed(0)
     shape = {"vocabulary": 60, "layers": 2, "width": 8, "heads": 2}
     encoder = small_bert(corpus=str(folder / "corpus.txt"), columns=(), **shape)
-    head = Head(width=8, whitening=None, dense=True, position="before")
+    head = ProjectionHead(width=8, whitening=None, dense=True, position="before")
     pooling = Pooling(kind="mean", layers=[-1])
     return Embedder(encoder=encoder, pooling=pooling, head=head, embedding="encoder").eval()
 

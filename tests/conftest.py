@@ -53,8 +53,9 @@ from transformers import (
 
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
-from whitenedcse.model.head import Head, Whitening
+from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.pooling import Pooling
+from whitenedcse.model.whitener import WhiteningSettings
 from whitenedcse.ragged import concatenate
 
 ROOT = Path(__file__).parents[1]
@@ -281,13 +282,13 @@ def whitening(**changes):
     """SGW with two channels a group, and what a test changes of it."""
     settings = {"kind": "shuffled_group", "groups": None, "group_width": 2, "eps": 1e-5, "floor": 0.0}
     settings |= {"shrinkage": 0.0, "gradient": "centre", "partition": "view", "momentum": 0.99}
-    return Whitening(**(settings | changes))
+    return WhiteningSettings(**(settings | changes))
 
 
 def embedder_of(encoder, *, kind="cls", layers=(-1,), embedding="encoder", head=None):
     """An embedder with the paper's head unless told otherwise."""
     seed_everything(0, verbose=False)
-    head = head or Head(width=encoder.width, whitening=whitening(), dense=True, position="before")
+    head = head or ProjectionHead(width=encoder.width, whitening=whitening(), dense=True, position="before")
     return Embedder(
         encoder=encoder, pooling=Pooling(kind=kind, layers=layers), head=head, embedding=embedding
     )

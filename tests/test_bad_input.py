@@ -30,7 +30,7 @@ from whitenedcse.evaluation.sts import read as read_task
 from whitenedcse.evaluation.sts import read_pairs
 from whitenedcse.model import checkpoint
 from whitenedcse.model.encoder import Encoder, longest
-from whitenedcse.model.head import refuse
+from whitenedcse.model.whitener import refuse
 
 ROOT = Path(__file__).parents[1]
 HEADER = "score\tsentence1\tsentence2\n"
@@ -719,8 +719,8 @@ BUILT = {  # a symbol, its settings, and what a script gives it
         {"form": "l1", "temperature": 0.05, "weights": [1.0], "denominator": "view",
          "hard_negative_log_weight": 0.0}, {},
     ),
-    "model.head.Whitening": (W, {}),
-    "model.head.Head": ({"whitening": None, "dense": True, "position": "before"}, {"width": 16}),
+    "model.whitener.WhiteningSettings": (W, {}),
+    "model.head.ProjectionHead": ({"whitening": None, "dense": True, "position": "before"}, {"width": 16}),
     "model.pooling.Pooling": ({"kind": "mean", "layers": [1, -1]}, {}),
     "data.datamodule.SentenceData": (
         {"corpus": "c.txt", "columns": [], "sample": None, "max_length": 32, "batch_size": 64,

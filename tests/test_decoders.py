@@ -13,7 +13,7 @@ from whitenedcse.app.arguments import source as opened
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.head import Head
+from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.planes import Wanted as Vectors
 from whitenedcse.model.planes import vectors
 from whitenedcse.model.pooling import Pooling
@@ -21,7 +21,7 @@ from whitenedcse.serving.exports import Wanted, export
 from whitenedcse.training.loss import MaskedLanguageModel
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries that load what is written
-PLAIN = Head(width=16, whitening=None, dense=False, position="before")
+PLAIN = ProjectionHead(width=16, whitening=None, dense=False, position="before")
 
 
 def embedder_with(kind, *, ends, layers=(-1,), pooling="last"):

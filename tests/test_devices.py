@@ -18,7 +18,7 @@ from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import attention, backbones, packed, pooling
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
-from whitenedcse.model.head import Head
+from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.pooling import Pooling
 from whitenedcse.ragged import Ragged, concatenate, offsets, ragged
 from whitenedcse.training import parallel
@@ -93,7 +93,7 @@ def module_of(encoder, *, kind="cls", head="pairs", layers=(-1,), mlm=False, chu
         embedder=Embedder(
             encoder=encoder,
             pooling=Pooling(kind=kind, layers=layers),
-            head=Head(width=encoder.width, whitening=HEADS[head], dense=True, position="before"),
+            head=ProjectionHead(width=encoder.width, whitening=HEADS[head], dense=True, position="before"),
             embedding="encoder",
         ),
         loss=MultiPositiveLoss(**(settings | loss)),

@@ -25,7 +25,7 @@ from whitenedcse.data.datamodule import Batch, SentenceData
 from whitenedcse.evaluation.sts import Subset
 from whitenedcse.model import embedder as embedder_file
 from whitenedcse.model.encoder import Encoder
-from whitenedcse.model.head import Head
+from whitenedcse.model.head import ProjectionHead
 from whitenedcse.ragged import between, concatenate, ragged, rows, split
 from whitenedcse.training.loss import MaskedLanguageModel, MultiPositiveLoss
 from whitenedcse.training.module import ContrastiveTraining, reseed, seed_of
@@ -93,7 +93,7 @@ def module_of(encoder, head="none", views=2, form="l1", layers=(-2, -1), **setti
     embedder = embedder_of(
         Encoder(copy.deepcopy(encoder.backbone), encoder.tokenizer),
         layers=layers,
-        head=Head(width=WIDTH, whitening=white, dense=head != "none", position="before"),
+        head=ProjectionHead(width=WIDTH, whitening=white, dense=head != "none", position="before"),
     ).to(encoder.backbone.dtype)
     loss = MultiPositiveLoss(
         form=form,

@@ -15,7 +15,7 @@ from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import checkpoint
 from whitenedcse.model import embedder as embedder_module
 from whitenedcse.model.embedder import Embedder, by_length
-from whitenedcse.model.head import Head
+from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.pooling import Pooling
 from whitenedcse.ragged import concatenate, ragged, rows
 
@@ -33,7 +33,7 @@ def trained(embedder):
 
 
 def identity(width):
-    return Head(width=width, whitening=None, dense=False, position="before")
+    return ProjectionHead(width=width, whitening=None, dense=False, position="before")
 
 
 def test_encoding_is_each_sentence_alone_in_the_order_given(encoder, monkeypatch):
@@ -231,7 +231,7 @@ def test_a_checkpoint_that_sentence_transformers_cannot_express_claims_nothing_t
 
 @pytest.mark.parametrize(("kind", "dense"), [("cls", True), ("mean", False), ("last", False)])
 def test_a_sentence_transformers_directory_is_read(bert, tmp_path, kind, dense):
-    head = Head(width=16, whitening=None, dense=dense, position="before")
+    head = ProjectionHead(width=16, whitening=None, dense=dense, position="before")
     embedder = embedder_of(bert, kind=kind, head=head, embedding="dense" if dense else "encoder")
     checkpoint.save(embedder, tmp_path / "ours")
     peer = SentenceTransformer(str(tmp_path / "ours"), device="cpu")
@@ -290,7 +290,7 @@ def test_embeddings_that_do_not_exist_are_refused(bert):
         embedder_of(
             bert,
             embedding="dense",
-            head=Head(width=16, whitening=whitening(), dense=False, position="before"),
+            head=ProjectionHead(width=16, whitening=whitening(), dense=False, position="before"),
         )
     bert.backbone.pooler = None
     with pytest.raises(ValueError, match="no pooler of its own"):

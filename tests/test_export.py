@@ -23,7 +23,7 @@ from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
-from whitenedcse.model.head import Head
+from whitenedcse.model.head import ProjectionHead
 from whitenedcse.serving import card as card_module
 from whitenedcse.serving import exports, layouts
 from whitenedcse.serving.card import shown
@@ -156,7 +156,7 @@ def test_transformers_gives_the_same_vectors(encoder, tmp_path, kind, layers):
 
 
 def test_a_head_the_pooler_and_unit_length_are_folded_in(bert, tmp_path):
-    head = Head(width=16, whitening=None, dense=True, position="before")
+    head = ProjectionHead(width=16, whitening=None, dense=True, position="before")
     embedder = embedder_of(bert, kind="pooler", head=head, embedding="dense").eval()
     embedder = scaled(embedder, unit=True)
     export(embedder, tmp_path / "out", Wanted("sentence-transformers", "x"))

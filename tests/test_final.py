@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.head import Head
+from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.pooling import Final
 
 D = 16
@@ -42,7 +42,7 @@ def test_it_is_the_transform_written_out_and_then_unit_length(k, unit):
 def test_it_travels_with_the_checkpoint_and_sentence_transformers_knows_it(
     bert, tmp_path, embedding, k, unit
 ):
-    head = Head(width=D, whitening=whitening(), dense=True, position="before")
+    head = ProjectionHead(width=D, whitening=whitening(), dense=True, position="before")
     embedder = embedder_of(bert, kind="mean", head=head, embedding=embedding)
     plain = embedder.encode(SENTENCES)
     embedder = Embedder(

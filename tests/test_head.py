@@ -5,7 +5,8 @@ import torch
 from conftest import whitening
 from torch.testing import assert_close
 
-from whitenedcse.model.head import Head, Whitener, rearranged
+from whitenedcse.model.head import ProjectionHead
+from whitenedcse.model.whitener import Whitener, rearranged
 
 
 def views(v=3, n=32, d=8, seed=0):
@@ -16,7 +17,7 @@ def views(v=3, n=32, d=8, seed=0):
 
 def head(position="before", dense=True, settings=None, seed=0, **changes):
     torch.manual_seed(seed)
-    return Head(width=8, whitening=settings or whitening(**changes), dense=dense, position=position)
+    return ProjectionHead(width=8, whitening=settings or whitening(**changes), dense=dense, position=position)
 
 
 def group_covariances(x, width):
@@ -51,7 +52,7 @@ def test_position_decides_what_is_white():
 
 def test_without_whitening_and_dense_layer_a_head_is_the_identity():
     x = views()
-    assert_close(Head(width=8, whitening=None, dense=False, position="before")(x), x)
+    assert_close(ProjectionHead(width=8, whitening=None, dense=False, position="before")(x), x)
 
 
 def test_views_are_shuffled_apart_but_a_view_is_shuffled_as_one():
@@ -62,7 +63,7 @@ def test_views_are_shuffled_apart_but_a_view_is_shuffled_as_one():
 
 
 def test_momentum_follows_equation_13():
-    whitener = Whitener(whitening(kind="zca", momentum=0.9), 8).train()
+    whitener = Whitener(8, whitening(kind="zca", momentum=0.9)).train()
     batches = [views(seed=seed) for seed in range(3)]
     mean = covariance = None
     for x in batches:
@@ -77,7 +78,7 @@ def test_momentum_follows_equation_13():
 
 @pytest.mark.parametrize("kind", ["pca", "zca", "group", "shuffled_group"])
 def test_eval_mode_is_a_fixed_affine_transform_of_each_row(kind):
-    whitener = Whitener(whitening(kind=kind), 8).train()
+    whitener = Whitener(8, whitening(kind=kind)).train()
     for seed in range(3):
         whitener(views(seed=seed))
     whitener.eval()
@@ -138,7 +139,7 @@ def test_gradients_are_finite_even_for_equal_sentences(kind, gradient):
 
 @pytest.mark.parametrize("gradient", ["full", "centre", "none"])
 def test_the_gradient_of_momentum_whitening_stops_where_the_setting_says(gradient):
-    whitener = Whitener(whitening(kind="zca", momentum=0.5, gradient=gradient), 8).double().train()
+    whitener = Whitener(8, whitening(kind="zca", momentum=0.5, gradient=gradient)).double().train()
     whitener(views(seed=1).double())
     old_mean, old_covariance = whitener.mean.clone(), whitener.covariance[0].clone()
     x, y = (views().double().requires_grad_() for _ in "xy")
@@ -180,6 +181,6 @@ def test_settings_that_cannot_be_are_refused(changes, message):
 
 
 def test_groups_win_over_group_width():
-    assert head(groups=2).before.width == 4
+    assert head(groups=2).before.group_width == 4
     with pytest.raises(ValueError, match="'beside' is not one of before, after, both"):
         head(position="beside")

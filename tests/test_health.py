@@ -12,7 +12,7 @@ from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import small_bert
-from whitenedcse.model.head import Head
+from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.pooling import Pooling
 from whitenedcse.training.loggers import Metrics, Record
 from whitenedcse.training.loss import MultiPositiveLoss
@@ -46,7 +46,9 @@ def trained(tmp_path, monkeypatch):
         seed_everything(42, verbose=False)
         size = {"vocabulary": 4000, "layers": 1, "width": 64, "heads": 2}
         encoder = small_bert(corpus="quickstart", columns=[], batches="auto", **size)
-        head = Head(width=64, whitening=whitening() if white else None, dense=white, position="before")
+        head = ProjectionHead(
+            width=64, whitening=whitening() if white else None, dense=white, position="before"
+        )
         embedder = Embedder(
             encoder=encoder, pooling=Pooling(kind="mean", layers=[-1]), head=head, embedding="encoder"
         )

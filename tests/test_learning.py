@@ -13,7 +13,7 @@ from lightning import seed_everything
 from test_training import LOSS
 
 from whitenedcse.data.tokens import token_ids
-from whitenedcse.model.head import Head
+from whitenedcse.model.head import ProjectionHead
 from whitenedcse.ragged import concatenate, ragged
 
 ROOT = Path(__file__).parents[1]
@@ -25,7 +25,7 @@ def test_one_batch_is_learnt_by_heart(bert, kind):
     seed_everything(0, verbose=False)
     settings = whitening(kind=kind, eps=1e-3) if kind else None
     embedder = embedder_of(
-        bert, head=Head(width=16, whitening=settings, dense=True, position="before")
+        bert, head=ProjectionHead(width=16, whitening=settings, dense=True, position="before")
     ).train()
     batch = concatenate([ragged(token_ids(SENTENCES, bert.tokenizer, 32))] * 2)
     optimizer = torch.optim.AdamW(embedder.parameters(), lr=3e-3)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.evaluation.geometry import diversity
-from whitenedcse.model.head import Head
+from whitenedcse.model.head import ProjectionHead
 from whitenedcse.ragged import concatenate, ragged
 from whitenedcse.training import loggers
 from whitenedcse.training.loggers import Metrics, Record, tensorboard_logger
@@ -199,7 +199,7 @@ def mean_distance(x):
 @pytest.mark.slow(but=3)
 def test_diversity_is_that_of_the_steps_positives(bert, tmp_path, position, passes, negatives):
     module = module_of(bert)
-    module.embedder.head = Head(width=16, whitening=whitening(), dense=True, position=position)
+    module.embedder.head = ProjectionHead(width=16, whitening=whitening(), dense=True, position=position)
     tokens = ragged(token_ids(SENTENCES, bert.tokenizer, 32))
     other = ragged(token_ids(SENTENCES[::-1], bert.tokenizer, 32))
     batch = Batch(concatenate([tokens] * passes), other if negatives else None, 8)
@@ -221,7 +221,7 @@ def test_diversity_is_that_of_the_steps_positives(bert, tmp_path, position, pass
 
 def test_a_head_without_whitening_has_no_diversity(bert, tmp_path):
     module = module_of(bert)
-    module.embedder.head = Head(width=16, whitening=None, dense=True, position="before")
+    module.embedder.head = ProjectionHead(width=16, whitening=None, dense=True, position="before")
     run(module, tmp_path, Record())
     assert "diversity" not in (tmp_path / "m.csv").read_text()
     assert len(column(tmp_path, "train/loss")) == 6

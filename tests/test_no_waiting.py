@@ -12,7 +12,7 @@ from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import packed
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.head import Head
+from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.pooling import Pooling
 from whitenedcse.ragged import concatenate, ragged
 from whitenedcse.training.loggers import PlainProgress, Record
@@ -72,7 +72,7 @@ def watched(encoder, tmp_path, kind, head, log_every=100):
         embedder=Embedder(
             encoder=encoder,
             pooling=Pooling(kind=kind, layers=[-1]),
-            head=Head(width=encoder.width, whitening=head, dense=True, position="before"),
+            head=ProjectionHead(width=encoder.width, whitening=head, dense=True, position="before"),
             embedding="encoder",
         ),
         loss=MultiPositiveLoss(

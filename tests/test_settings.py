@@ -60,7 +60,7 @@ def test_the_rest_of_a_class_s_settings_are_those_of_the_class_above():
 
 def test_settings_of_something_absent_are_refused_with_the_way_to_leave_it_out():
     """As an experiment that sets head.whitening.groups beside head=dense, which has no whitening."""
-    head = {"_target_": "whitenedcse.model.head.Head", "whitening": {"groups": 384}}
+    head = {"_target_": "whitenedcse.model.head.ProjectionHead", "whitening": {"groups": 384}}
     message = r'head\.whitening=\{"groups": 384\} must be .* or null; head\.whitening=null leaves it out$'
     with pytest.raises(ValueError, match=message):
         refuse_unknown({"head": head}, ["head"])

@@ -24,7 +24,7 @@ from whitenedcse.data.tokens import token_ids
 from whitenedcse.evaluation.sts import Subset
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.head import Head
+from whitenedcse.model.head import ProjectionHead
 from whitenedcse.ragged import concatenate, ragged
 from whitenedcse.training.loss import MaskedLanguageModel, MultiPositiveLoss
 from whitenedcse.training.module import ContrastiveTraining, adamw, reseed, seed_of
@@ -195,7 +195,7 @@ class Seen(torch.utils._python_dispatch.TorchDispatchMode):
 def test_from_the_pooled_vectors_to_the_loss_no_number_has_few_digits(bert, kind, whitening_kind):
     """Every operation after pooling is watched, forward and backward, under autocast."""
     settings = whitening_kind and whitening(kind=whitening_kind, group_width=2, gradient="full")
-    head = Head(width=16, whitening=settings, dense=True, position="both")
+    head = ProjectionHead(width=16, whitening=settings, dense=True, position="both")
     embedder, watch = embedder_of(bert, head=head), Seen()
     x, hard = (torch.randn(3, 40, 16, generator=torch.Generator().manual_seed(i)) for i in range(2))
     x = torch.cat([x, hard[:1]]).to(kind).requires_grad_()

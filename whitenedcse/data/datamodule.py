@@ -110,7 +110,7 @@ class Batches(Dataset[Batch]):
 
 
 class SentenceData(LightningDataModule):
-    """A corpus as training batches. Set `tokenizer` before `setup`.
+    """A corpus as training batches. It needs `tokenizer`, the encoder's, before `setup`.
 
     corpus: a path, a URL, a name of `sources.CORPORA`, or the `owner/name` of a hub data set. batch_size:
     rows per step, over all ranks. batch_tokens: instead, the approximate number of tokens of first columns
@@ -119,21 +119,21 @@ class SentenceData(LightningDataModule):
     one pass and are never changed. Raises ValueError for settings with which nothing could be learned.
     """
 
-    tokenizer: PreTrainedTokenizerBase | None = None
     tokens: TokenRows
 
     def __init__(  # noqa: PLR0913  the settings of one YAML group, by name
         self,
         *,
         corpus: str,
-        columns: Sequence[str],
-        sample: int | None,
-        max_length: int,
-        batch_size: int,
-        batch_tokens: int | None,
-        passes: int,
-        seed: int,
-        repetition: float,
+        columns: Sequence[str] = (),
+        sample: int | None = None,
+        max_length: int = 32,
+        batch_size: int = 64,
+        batch_tokens: int | None = None,
+        passes: int = 3,
+        seed: int = 42,
+        repetition: float = 0.0,
+        tokenizer: Any = None,
     ) -> None:
         super().__init__()
         self.budget, self.said = batch_size, f"batch_size={batch_size}"
@@ -152,7 +152,7 @@ class SentenceData(LightningDataModule):
             )
         self.corpus, self.columns, self.sample = corpus, tuple(columns), sample
         self.max_length, self.passes, self.seed = max_length, passes, seed
-        self.batch_tokens, self.repetition = batch_tokens, repetition
+        self.batch_tokens, self.repetition, self.tokenizer = batch_tokens, repetition, tokenizer
 
     def prepare_data(self) -> None:
         """Fetch and tokenise the corpus: in one process per machine, so that the others find the cache."""

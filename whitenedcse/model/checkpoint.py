@@ -18,8 +18,9 @@ from whitenedcse.app.reading import tensors
 from whitenedcse.model import sentence_transformers
 from whitenedcse.model.backbones import causal, frozen
 from whitenedcse.model.encoder import CHANGED, folder, pretrained
-from whitenedcse.model.head import Head, Whitening
+from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.pooling import Final, Pooling
+from whitenedcse.model.whitener import WhiteningSettings
 
 if TYPE_CHECKING:
     from whitenedcse.model.embedder import Embedder
@@ -94,7 +95,7 @@ def plain(directory: Path, pooling: Pooling | None) -> dict[str, Any]:
     """The keyword arguments of `Embedder` for an encoder that does not define a pooling."""
     encoder = pretrained(path=str(directory))
     pooling = pooling or Pooling(kind="last" if causal(encoder) else "cls", layers=[-1])
-    head = Head(width=encoder.width, whitening=None, dense=False, position="before")
+    head = ProjectionHead(width=encoder.width, whitening=None, dense=False, position="before")
     return {"encoder": encoder, "pooling": pooling, "head": head, "embedding": "encoder"}
 
 
@@ -108,7 +109,9 @@ def ours(directory: Path) -> dict[str, Any]:
             if digest(directory / name) != then:
                 raise ValueError(f"{name} is not as it was written: its digest differs")
         whitening = content["head"].pop("whitening")
-        head = Head(whitening=Whitening(**dated(whitening)) if whitening else None, **content["head"])
+        head = ProjectionHead(
+            whitening=WhiteningSettings(**dated(whitening)) if whitening else None, **content["head"]
+        )
         head.load_state_dict(weights)
         pooling, embedding, limit = (content[key] for key in ("pooling", "embedding", "max_length"))
         parts: dict[str, Any] = {"pooling": Pooling(**pooling), "embedding": embedding, "max_length": limit}

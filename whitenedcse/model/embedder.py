@@ -23,8 +23,8 @@ from whitenedcse.app.terminal import pace
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import checkpoint
 from whitenedcse.model.backbones import causal
-from whitenedcse.model.encoder import Encoder
-from whitenedcse.model.head import Head
+from whitenedcse.model.encoder import Encoder, pretrained
+from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.pooling import Final, Pooling
 from whitenedcse.ragged import Ragged, concatenate, ragged, taken
 
@@ -37,6 +37,9 @@ Progress = bool | Callable[[int], None]  # show it, or call this with the number
 class Embedder(nn.Module):
     """A function from sentences to vectors, as its checkpoint defines it.
 
+    encoder: a Transformers encoder, or the directory or hub id of one.
+    pooling: of its hidden states; None for the paper's, the first token, or the last one of a decoder.
+    head: what the loss compares; None for the paper's, SGW and a dense layer.
     embedding: what `embed` and `encode` return: the pooled "encoder" output (the official code's choice), the
         "dense" layer above it, or the whole "head" with its running whitening statistics.
     max_length: the number of tokens that `encode` cuts a sentence to; None for the encoder's own limit.
@@ -47,14 +50,17 @@ class Embedder(nn.Module):
     def __init__(
         self,
         *,
-        encoder: Encoder,
-        pooling: Pooling,
-        head: Head,
-        embedding: str,
+        encoder: Encoder | str,
+        pooling: Pooling | None = None,
+        head: ProjectionHead | None = None,
+        embedding: str = "encoder",
         max_length: int | None = None,
         final: Final | None = None,
     ) -> None:
         super().__init__()
+        encoder = pretrained(path=encoder) if isinstance(encoder, str) else encoder
+        pooling = pooling or Pooling("last" if causal(encoder) else "cls")
+        head = head or ProjectionHead(encoder.width)
         if embedding not in EMBEDDINGS:
             raise ValueError(f"embedding={embedding!r} is not one of {', '.join(EMBEDDINGS)}")
         if embedding == "dense" and head.linear is None:

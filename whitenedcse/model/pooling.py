@@ -32,7 +32,7 @@ class Pooling:
     alone attends to the whole sentence. Raises ValueError for an unknown kind or no layers.
     """
 
-    def __init__(self, *, kind: str, layers: Sequence[int]) -> None:
+    def __init__(self, kind: str = "cls", layers: Sequence[int] = (-1,)) -> None:
         if kind not in KINDS:
             raise ValueError(f"pooling.kind={kind!r} is not one of {', '.join(KINDS)}")
         if not layers:

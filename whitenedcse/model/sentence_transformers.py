@@ -15,7 +15,7 @@ from whitenedcse.app.durable import intact, parsing, read_json
 from whitenedcse.app.reading import DAMAGED, tensors
 from whitenedcse.model.backbones import pooler_layer
 from whitenedcse.model.encoder import CHANGED, Encoder, pretrained
-from whitenedcse.model.head import Head
+from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.pooling import Final, Pooling
 
 if TYPE_CHECKING:
@@ -216,9 +216,9 @@ def pooling_kind(path: Path) -> str:
     return ours[kinds[0]]
 
 
-def dense_head(encoder: Encoder, directory: Path | None) -> Head:
+def dense_head(encoder: Encoder, directory: Path | None) -> ProjectionHead:
     """The head with the weights of a Dense module with tanh, or a head without dense layer."""
-    head = Head(width=encoder.width, whitening=None, dense=directory is not None, position="before")
+    head = ProjectionHead(width=encoder.width, whitening=None, dense=directory is not None, position="before")
     if directory is not None:
         with parsing(directory / "model.safetensors", DAMAGED):
             head.load_state_dict(tensors(directory / "model.safetensors"))

@@ -47,19 +47,18 @@ class MultiPositiveLoss:
     hard_negative_log_weight: added to the logit of an anchor's own hard negative, so 0 is weight 1, as in
         the code of [2].
 
-    >>> settings = dict(form="l1", temperature=0.05, weights=[1.0], denominator="view")
-    >>> loss = MultiPositiveLoss(**settings, hard_negative_log_weight=0.0)
+    >>> loss = MultiPositiveLoss()  # of the paper: temperature 0.05, all weights 1
     >>> f"{loss(torch.eye(4).expand(2, 4, 4)):.1e}"  # both views agree, sentences are orthogonal: 3 e^-20
     '6.2e-09'
     >>> f"{loss(torch.ones(2, 4, 4)):.4f}"  # all sentences have one vector: a guess among four, log 4
     '1.3863'
     """
 
-    form: str
-    temperature: float
-    weights: Sequence[float]
-    denominator: str
-    hard_negative_log_weight: float
+    form: str = "l1"
+    temperature: float = 0.05
+    weights: Sequence[float] = (1.0,)
+    denominator: str = "view"
+    hard_negative_log_weight: float = 0.0
 
     def __post_init__(self) -> None:
         for name, allowed in {"form": FORMS, "denominator": DENOMINATORS}.items():

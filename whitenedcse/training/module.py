@@ -63,7 +63,12 @@ def _devices() -> list[Any]:
 
 
 def adamw(
-    parameters: Iterable[Parameter], *, total_steps: int, lr: float, weight_decay: float, warmup_steps: int
+    parameters: Iterable[Parameter],
+    *,
+    total_steps: int,
+    lr: float = 3e-5,
+    weight_decay: float = 0.0,
+    warmup_steps: int = 0,
 ) -> tuple[Optimizer, LambdaLR]:
     """Fused AdamW with an optional linear warm-up and then linear decay to 0, updated every optimiser step.
 
@@ -94,6 +99,7 @@ def adamw(
     return optimizer, LambdaLR(optimizer, factor)
 
 
+PAPER = MultiPositiveLoss()
 EXACT = ("32-true", "bf16-mixed", "16-mixed", "64-true")  # of Lightning's, those that may train
 
 
@@ -113,13 +119,13 @@ class ContrastiveTraining(LightningModule):
         self,
         *,
         embedder: Embedder,
-        loss: MultiPositiveLoss,
-        optimizer: Callable[..., Any],
-        views: int,
-        mlm: MaskedLanguageModel | None,
-        seed: int,
-        gather: bool,
-        chunk: int | None,
+        loss: MultiPositiveLoss = PAPER,
+        optimizer: Callable[..., Any] = adamw,
+        views: int = 3,
+        mlm: MaskedLanguageModel | None = None,
+        seed: int = 42,
+        gather: bool = True,
+        chunk: int | None = None,
     ) -> None:
         super().__init__()
         if views < 2:
