@@ -23,8 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from whitenedcse.app.run import Run
 
-ROOT = Path(__file__).parents[2]
-CONF = ROOT / "conf"
+CONF = Path(__file__).parents[1] / "conf"  # in a clone a link to the conf/ beside train.py
 HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
 TYPE_NAMES |= {list: "a list ([...])", dict: "a mapping", Any: "of any type"}

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, ParamSpec
 
 import numpy as np
 from filelock import BaseFileLock
@@ -33,6 +33,9 @@ ORIGIN = ("experiment", "system", "seed", "encoder")
 DEV = "dev/spearman"
 SEALED = ("config.yaml", "versions.json", "metrics.csv", "items.npz", f"best/{DIGESTS}")
 CURE = f"copy the whole run again or, if the change is yours, delete the {DIGESTS} beside it"
+if TYPE_CHECKING:
+    from whitenedcse.model.embedder import Embedder
+
 P = ParamSpec("P")
 held: dict[Path, BaseFileLock] = {}  # the directories that this process has claimed, until it ends
 
@@ -187,6 +190,18 @@ class Run:
         if self.path not in held:
             held[self.path] = claimed(self.path, "wait, or use run=NAME").lock
         self._forget()  # what was read before another process wrote it
+
+    def release(self) -> None:
+        """Let other processes write here again, before this one ends."""
+        if lock := held.pop(self.path, None):
+            lock.release()
+
+    @property
+    def embedder(self) -> Embedder:
+        """The best checkpoint of this run, in eval mode: texts to vectors by `encode`."""
+        from whitenedcse.model.embedder import Embedder
+
+        return Embedder.load(self.path)
 
     @on_first_rank
     def start(self, config: str, **facts: Any) -> None:
