@@ -11,7 +11,7 @@ import inspect
 import json
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, UnionType
@@ -21,6 +21,7 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from whitenedcse.app.identity import bundled, label
 from whitenedcse.app.run import Run
 
 CONF = Path(__file__).parents[1] / "conf"  # in a clone a link to the conf/ beside train.py
@@ -49,11 +50,13 @@ SCRIPT_TYPES: dict[str, Any] = {  # of the settings that train.py and evaluate.p
     "pearson": bool,
     "digits": Literal[0, 1, 2, 3, 4, 5, 6] | None,
     "tasks.names": Sequence[str],
-    "monitor.dev": str,
+    "monitor.dev": str | None,
 }
-compute = partial(importlib.import_module, "whitenedcse.app.compute")  # when it is needed: it imports PyTorch
-OmegaConf.register_new_resolver("precision", lambda *on: compute().quickest(*on), replace=True)
-OmegaConf.register_new_resolver("options", lambda name: options(name), replace=True)
+RESOLVERS: dict[str, Any] = {"bundled": bundled, "label": label, "options": lambda name: options(name)}
+# imported when it is needed: it imports PyTorch
+RESOLVERS["precision"] = lambda *on: importlib.import_module("whitenedcse.app.compute").quickest(*on)
+for resolver, function in RESOLVERS.items():
+    OmegaConf.register_new_resolver(resolver, function, replace=True)
 
 
 def refuse_unknown(config: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -249,10 +252,9 @@ def tests(config: DictConfig, run: Run) -> DictConfig | None:
     return settings
 
 
-def plain(config: DictConfig) -> Mapping[str, Any]:
+def plain(config: DictConfig) -> Any:
     """A configuration as plain dictionaries and lists, with interpolations unresolved."""
-    content: Any = OmegaConf.to_container(config)
-    return content
+    return OmegaConf.to_container(config)
 
 
 def checked(config: DictConfig) -> Run:

@@ -27,10 +27,9 @@ def train(cfg: DictConfig) -> float | None:
 def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     """Train in this process, alone or as one of several ranks."""
     # PyTorch and Lightning take seconds to import: the settings are checked before
-    from whitenedcse.training.heartbeat import Heartbeat
+    from whitenedcse.training.health import Health, Heartbeat
     from whitenedcse.training.loggers import Metrics, Record, progress_bar
     from whitenedcse.training.module import seed_everything
-    from whitenedcse.training.monitor import Health
     from whitenedcse.training.trainer import Safekeeping
 
     tests, dev = arguments.inputs(cfg)
@@ -42,7 +41,7 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     exact = data.tokens.digests | launch.content(cfg, module.embedder.encoder, tests, dev)
     checkpoint = launch.begin(run, settings, facts, exact)
     monitor = instantiate(cfg.monitor)(dev=dev, directory=run.best, say=launch.say)
-    keep = Safekeeping(run.checkpoints, cfg.checkpoint_every, monitor.every, settings, launch.say)
+    keep = Safekeeping(run.checkpoints, cfg.checkpoint_every, monitor, settings, launch.say)
     callbacks = [
         Heartbeat(cfg.trainer.timeout),
         keep,
@@ -68,7 +67,7 @@ def built(cfg: DictConfig) -> tuple[Any, Any]:
     encoder = instantiate(cfg.encoder)
     head, pooling = instantiate(cfg.head)(width=encoder.width), instantiate(cfg.pooling)
     data: Any = instantiate(cfg.data)
-    data.tokenizer = encoder.tokenizer
+    data.tokenizer, data.hold_out = encoder.tokenizer, cfg.monitor.dev is None
     data.setup("fit")
     parts = {
         "embedder": Embedder(encoder=encoder, pooling=pooling, head=head, embedding=cfg.embedding),

@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app import identity, ranks, terminal
 from whitenedcse.app.configuration import CONF, plain, unknown
-from whitenedcse.app.identity import flat
+from whitenedcse.app.identity import flat, own_encoder
 from whitenedcse.app.run import Run
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ QUIET = (
     ".*does not have many workers.*",
     ".*Experiment logs directory.*exists and is not empty.*",
     ".*LeafSpec.*",
+    ".*smaller than the logging interval.*",  # of a short run, which its evaluations describe
     ".*Detected call of `lr_scheduler.step.*",  # float16's scaler leaves out the first steps, which overflow
     ".*your dataloader is not resumable.*",  # ours begins at the right batch by itself
 )
@@ -210,8 +211,10 @@ def finished(run: Run, settings: str) -> bool:
 
 def origin(config: Any, encoder: Any) -> dict[str, Any]:
     """What names a run: its experiment and system, its seed, and where its encoder comes from."""
-    chosen = HydraConfig.get().runtime.choices
-    names = {name: chosen.get(name) for name in ("experiment", "system")}
+    hydras = HydraConfig.get()
+    names = {name: hydras.runtime.choices.get(name) for name in ("experiment", "system")}
+    if names["experiment"] and "path" in config.encoder and own_encoder(hydras.overrides.task):
+        names["experiment"] += f" with {Path(config.encoder.path).name}"
     source = encoder.provenance(config.encoder.path) if "path" in config.encoder else None
     return {**names, "seed": config.seed, "encoder": source}
 
@@ -221,7 +224,7 @@ def content(config: Any, encoder: Any, tasks: Iterable[Any], dev: Any) -> dict[s
 
     An encoder of the hub has its commit. One with random weights has none: settings and corpus decide it.
     """
-    digests = {"monitor.dev": identity.of_texts(dev)}
+    digests = {} if dev is None else {"monitor.dev": identity.of_texts(dev)}
     digests |= {
         f"tasks.{name}": identity.of_texts(task) for name, task in zip(config.tasks.names, tasks, strict=True)
     }

@@ -133,7 +133,7 @@ def called(script: str, given: Settings, path: Path, *, force: bool = False) -> 
             raise KeyboardInterrupt from end
         raise RuntimeError(f"{script} ended with status {end.code}; its last lines say why") from end
     finally:
-        Run(path).release()
+        Run(path.resolve()).release()
     return Run(path)
 
 
@@ -163,14 +163,14 @@ def quoted(value: Any) -> str:
     """A value as Hydra's override grammar reads it back: null, true, numbers, 'text', lists and mappings.
 
     >>> print(quoted(["a'b", 0.5, None]), quoted({"kind": "zca"}))
-    ['a\\'b',0.5,null] {'kind':'zca'}
+    ['a\\'b',0.5,null] {kind:'zca'}
     """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{quoted(key)}:{quoted(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{quoted(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(quoted, value)) + "]"
     text = str(value).replace("\\", "\\\\").replace("'", "\\'")

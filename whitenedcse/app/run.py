@@ -25,9 +25,9 @@ from omegaconf import OmegaConf
 
 from whitenedcse.app import reading
 from whitenedcse.app.durable import DIGESTS, as_json, claimed, intact, read_json, seal, write_json, writing
-from whitenedcse.app.forms import refuse_misfit
 from whitenedcse.app.identity import differences, flat, present
 from whitenedcse.app.ranks import first
+from whitenedcse.app.reading import refuse_misfit
 
 ORIGIN = ("experiment", "system", "seed", "encoder")
 DEV = "dev/spearman"
@@ -58,13 +58,24 @@ class Series(NamedTuple):
 
 
 class Run:
-    """The run in the directory `path`, started or not."""
+    """The run in a directory, of `train` or `evaluate`: finished, unfinished or not yet started.
+
+    path: its directory, as a Path. `embedder` is its best checkpoint, `settings` what it was started with,
+    `facts` with which packages and hardware, `series` the logged values by name, and `results` the scores;
+    `scores` are the same, None until the run has ended. Reading raises ValueError for a damaged file.
+
+    >>> Run("outputs/none").began
+    False
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.checkpoints, self.best = self.path / "checkpoints", self.path / "best"
         self.metrics, self.config = self.path / "metrics.csv", self.path / "config.yaml"
         self._scores: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
 
     @classmethod
     def of(cls, model: str | Path) -> Run | None:
