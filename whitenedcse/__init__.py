@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from whitenedcse.model.head import ProjectionHead
     from whitenedcse.model.pooling import Pooling
     from whitenedcse.model.whitener import GroupWhitening, ShuffledGroupWhitening, Whitening
+    from whitenedcse.serving.exports import whitened
     from whitenedcse.serving.index import Index
     from whitenedcse.training.loss import MultiPositiveLoss
     from whitenedcse.training.module import ContrastiveTraining
@@ -46,6 +47,7 @@ __all__ = [
     "Whitening",
     "evaluate",
     "train",
+    "whitened",
 ]
 HOMES = {
     "app.python": ["evaluate", "train"],
@@ -56,6 +58,7 @@ HOMES = {
     "model.head": ["ProjectionHead"],
     "model.pooling": ["Pooling"],
     "model.whitener": ["GroupWhitening", "ShuffledGroupWhitening", "Whitening"],
+    "serving.exports": ["whitened"],
     "serving.index": ["Index"],
     "training.loss": ["MultiPositiveLoss"],
     "training.module": ["ContrastiveTraining"],
