@@ -53,7 +53,6 @@ SCRIPT_TYPES: dict[str, Any] = {  # of the settings that train.py and evaluate.p
     "monitor.dev": str | None,
 }
 RESOLVERS: dict[str, Any] = {"bundled": bundled, "label": label, "options": lambda name: options(name)}
-# imported when it is needed: it imports PyTorch
 RESOLVERS["precision"] = lambda *on: importlib.import_module("whitenedcse.app.compute").quickest(*on)
 for resolver, function in RESOLVERS.items():
     OmegaConf.register_new_resolver(resolver, function, replace=True)
@@ -248,7 +247,8 @@ def tests(config: DictConfig, run: Run) -> DictConfig | None:
     from whitenedcse.training.monitor import SAMPLE
 
     settings = compose("evaluate", ["protocol=posthoc"])
-    settings.model, settings.sample, settings.tasks = str(run.path), SAMPLE, config.tasks
+    settings.model, settings.sample = str(run.path), SAMPLE
+    settings.tasks.names = list(config.tasks.names)
     return settings
 
 
