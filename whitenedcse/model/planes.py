@@ -23,8 +23,9 @@ from whitenedcse.data.tokens import identity, token_ids
 from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.backbones import causal
 from whitenedcse.model.checkpoint import settings
-from whitenedcse.model.embedder import Embedder, Manner, fill
+from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
+from whitenedcse.model.encoding import Manner, fill
 from whitenedcse.model.plane_files import Plane, draft, gathered, here, prune
 from whitenedcse.model.pooling import Pooling, pooled
 from whitenedcse.ragged import Ragged, ragged
