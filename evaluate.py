@@ -60,7 +60,7 @@ def scored(
     fits = [row.fit for row in rows if row.fit]
     agenda = suite.plan(dict(zip(cfg.tasks.names, data, strict=True)), fits, texts, protocol.case)
     classify = classifiers.classifier(cfg.classifier)
-    source = arguments.source(cfg.model, requested(cfg.get("pooling"), cfg.layers))
+    source = arguments.source(cfg.model, requested(cfg.get("pooling"), cfg.layers), cfg.prompt)
     if trained is None:
         run.start(OmegaConf.to_yaml(cfg, resolve=True))
     launch.say(f"model: {cfg.model}   pooling: {source.pooling}   sentences: {len(agenda.sentences):,}")
@@ -72,8 +72,8 @@ def scored(
     systems = [suite.System(part, row.maker, row.fit) for part, row in zip(x, rows, strict=True)]
     results = [suite.evaluated(system, agenda, classify, cfg.draws, launch.say) for system in systems]
     model = arguments.described(cfg.model, (own or run).origin, None if own else source.embedder)
-    asked = {"pooling": source.pooling, **{name: cfg[name] for name in ("bf16", "sample", "classifier")}}
-    scores, items = suite.recorded((trained or {}) | model | protocol.facts | asked, rows, results, agenda)
+    used = {name: cfg[name] for name in ("bf16", "sample", "classifier")} | source.facts
+    scores, items = suite.recorded((trained or {}) | model | protocol.facts | used, rows, results, agenda)
     drawn = figures.draw(run.path, list(cfg.figures), kept.kinds if kept else {}, systems, agenda, scores)
     return scores, items, notes + drawn
 

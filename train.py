@@ -67,12 +67,12 @@ def built(cfg: DictConfig) -> tuple[Any, Any]:
     from whitenedcse.training.module import ContrastiveTraining
 
     encoder = instantiate(cfg.encoder)
-    head, pooling = instantiate(cfg.head)(width=encoder.width), instantiate(cfg.pooling)
+    made: Any = {"head": instantiate(cfg.head)(width=encoder.width), "pooling": instantiate(cfg.pooling)}
     data: Any = instantiate(cfg.data)
     data.tokenizer = encoder.tokenizer
     data.setup("fit")
     parts = {
-        "embedder": Embedder(encoder=encoder, pooling=pooling, head=head, embedding=cfg.embedding),
+        "embedder": Embedder(encoder=encoder, **made, embedding=cfg.embedding, prompt=data.prompt),
         "loss": instantiate(cfg.loss),
         "optimizer": instantiate(cfg.optim),
         "mlm": instantiate(cfg.mlm)(encoder=encoder) if cfg.mlm.weight else None,

@@ -5,8 +5,9 @@ v: views    n: sentences    d: width
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,10 +37,13 @@ class Embedder(nn.Module):
         "dense" layer above it, or the whole "head" with its running whitening statistics.
     max_length: the number of tokens that `encode` cuts a sentence to; None for the encoder's own limit.
     final: a last step after the embedding, e.g. a whitening fitted to the trained encoder; None for nothing.
+    prompt: a text that `encode` puts before each of its texts, e.g. "query: ", and tokenises with it.
+    prompts: other such texts by the names that Sentence-Transformers gives them: "query" and "document" for a
+        search, a task or a kind of task for mteb.
     Raises ValueError for an unknown embedding, or a part that this encoder or head does not have.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the parts of one directory, by name
         self,
         *,
         encoder: Encoder | str,
@@ -48,6 +52,8 @@ class Embedder(nn.Module):
         embedding: str = "encoder",
         max_length: int | None = None,
         final: Final | None = None,
+        prompt: str = "",
+        prompts: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
         encoder = pretrained(path=encoder) if isinstance(encoder, str) else encoder
@@ -58,6 +64,8 @@ class Embedder(nn.Module):
         if embedding == "dense" and head.linear is None:
             raise ValueError("embedding=dense, but this head has no dense layer")
         refuse_pooling(pooling, encoder)
+        self.prompt, self.prompts = prompt, dict(prompts or {})
+        refuse_prompts({"prompt": prompt, **self.prompts})
         if pooling.kind != "pooler" and encoder.has_pooler:
             # it takes no part, and several devices would wait for its gradient
             encoder.backbone.pooler.requires_grad_(False)
@@ -122,17 +130,19 @@ class Embedder(nn.Module):
         self,
         sentences: Sequence[str],
         *,
+        prompt: str | None = None,
         progress: Progress = False,
         share: tuple[int, int] = (0, 1),
         bf16: bool = False,
     ) -> NDArray[np.float32]:
         """n sentences -> embeddings (n, k) in the same order, in eval mode and without gradient.
 
-        k is `width`. Equal sentences are encoded once, in batches of similar length and a limited number of
-        tokens. share: (r, m) encodes every m-th of these batches from the r-th on and leaves the rest zero,
-        so that the results of m processes add up to that of one process, bit for bit. bf16: the backbone
-        computes in bfloat16; pooling and head stay in float32. Raises ValueError for anything that is not a
-        text.
+        k is `width`. prompt: a text put before each sentence; None for the embedder's own, "" for none. Equal
+        sentences are encoded once, in batches of similar length and a limited number of tokens. share: (r, m)
+        encodes every m-th of these batches from the r-th on and leaves the rest zero, so that the results of
+        m processes add up to that of one process, bit for bit. bf16: the backbone computes in bfloat16;
+        pooling and head stay in float32. Raises ValueError for anything that is not a text, and for a prompt
+        that leaves no token for a sentence.
         """
         if isinstance(sentences, str):
             raise ValueError(
@@ -141,7 +151,9 @@ class Embedder(nn.Module):
         for row, sentence in enumerate(sentences):
             if not isinstance(sentence, str):
                 raise ValueError(f"sentence {row} is {type(sentence).__name__} {sentence!r:.50}, not a text")
-        rows = ragged_ids(sentences, self.encoder.tokenizer, self.max_length)
+        before = self.prompt if prompt is None else prompt
+        refuse_prompts({"prompt": before})
+        rows = ragged_ids(sentences, self.encoder.tokenizer, self.max_length, before)
         return self.encode_rows(rows, progress=progress, share=share, bf16=bf16)
 
     def encode_rows(
@@ -157,6 +169,19 @@ class Embedder(nn.Module):
         out = np.zeros((rows.n, self.width), dtype=np.float32)
         fill([out], rows, self, lambda batch: [self.embed(batch)], Manner(progress, share, bf16))
         return out
+
+    def prompt_of(self, *names: str) -> str:
+        """The prompt with the first of these names that there is, or else the one of `encode`."""
+        return next((self.prompts[name] for name in names if name in self.prompts), self.prompt)
+
+    def replaced(self, **parts: Any) -> Embedder:
+        """An embedder that shares its encoder, pooling and head with this one, in eval mode, on its device.
+
+        parts: arguments of `Embedder` that are others, such as `final`, `prompt` or `prompts`.
+        """
+        names = ("encoder", "pooling", "head", "embedding", "max_length", "final", "prompt", "prompts")
+        own = {name: getattr(self, name) for name in names}
+        return Embedder(**own | parts).eval().to(next(self.parameters()).device)
 
     @staticmethod
     def load(path: str | Path, pooling: Pooling | None = None) -> Embedder:
@@ -176,6 +201,13 @@ class Embedder(nn.Module):
     def save(self, directory: Path) -> None:
         """Write a checkpoint to a directory, completely or, with an OSError, not at all."""
         checkpoint.save(self, directory)
+
+
+def refuse_prompts(prompts: Mapping[str, Any]) -> None:
+    """Raise ValueError for a prompt that is not a text, naming it. prompts: by name."""
+    for name, text in prompts.items():
+        if not isinstance(text, str):
+            raise ValueError(f"{name}={text!r:.50} is {type(text).__name__}, not a text to put before others")
 
 
 def refuse_pooling(pooling: Pooling, encoder: Encoder) -> None:

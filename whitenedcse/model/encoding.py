@@ -93,10 +93,13 @@ def told(progress: Progress, total: int) -> AbstractContextManager[Callable[[int
     return nullcontext(progress if callable(progress) else lambda _: None)
 
 
-def ragged_ids(sentences: Sequence[str], tokenizer: Any, max_length: int) -> Ragged:
-    """The token ids of all sentences as a `Ragged`; lists of them would take five times the memory."""
+def ragged_ids(sentences: Sequence[str], tokenizer: Any, max_length: int, prompt: str = "") -> Ragged:
+    """The token ids of all sentences as a `Ragged`; lists of them would take five times the memory.
+
+    prompt: a text put before each sentence.
+    """
     starts = range(0, max(1, len(sentences)), BLOCK)
-    blocks = (token_ids(sentences[start : start + BLOCK], tokenizer, max_length) for start in starts)
+    blocks = (token_ids(sentences[start : start + BLOCK], tokenizer, max_length, prompt) for start in starts)
     return concatenate([ragged(block) for block in blocks])
 
 

@@ -140,11 +140,20 @@ def digest_of(embedder: Embedder) -> str:
 
 
 class Source(NamedTuple):
-    """A model: its function from sentences to vectors, its pooling, and its embedder (None if unknown)."""
+    """A model: its function from sentences to vectors, its pooling, and its embedder (None if unknown).
+
+    prompt: the text that it puts before each sentence, as far as is known.
+    """
 
     encode: Encode
     pooling: str
     embedder: Embedder | None = None
+    prompt: str = ""
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What scores.json says of it."""
+        return {"pooling": self.pooling, "prompt": self.prompt}
 
 
 class Wanted(NamedTuple):
@@ -186,7 +195,7 @@ def vectors(source: Source, sentences: list[str], wanted: Wanted) -> tuple[list[
     usual = ["mean", "last", "max", "cls"] if causal(encoder) else ["mean", "cls", "max", "last"]
     more = (usual[:fit], depth) if fit else ((), ())
     limit = min(wanted.max_length or embedder.max_length, embedder.max_length)
-    rows = token_ids(sentences, encoder.tokenizer, limit)
+    rows = token_ids(sentences, encoder.tokenizer, limit, embedder.prompt)
     got = planes(encoder, rows, kinds, sorted(layers), more=more, bf16=wanted.bf16)
     made = {  # equal ones once
         str(pooling): averaged(
