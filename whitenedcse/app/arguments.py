@@ -41,6 +41,8 @@ def encoder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pooling", choices=kinds, help=about)
     about = "the layers that are pooled, 0 being the embeddings (default: -1)"
     parser.add_argument("--layers", nargs="+", type=int, metavar="LAYER", help=about)
+    about = "a text put before each text that is encoded, e.g. 'passage: ' (default: SOURCE's own)"
+    parser.add_argument("--prompt", metavar="TEXT", help=about)
 
 
 def corpus(parser: argparse.ArgumentParser, name: str = "corpus") -> None:
@@ -80,14 +82,19 @@ def form(parser: argparse.ArgumentParser) -> None:
 
 
 def opened(arguments: argparse.Namespace) -> Any:
-    """The embedder of SOURCE, on a GPU if there is one."""
+    """The embedder of SOURCE with the prompts that are asked for, on a GPU if there is one."""
     from whitenedcse.model.embedder import Embedder
     from whitenedcse.model.pooling import Pooling
 
     asked = None
     if arguments.pooling or arguments.layers:
         asked = Pooling(kind=arguments.pooling or "cls", layers=arguments.layers or [-1])
-    return Embedder.load(arguments.source, asked).to(device())
+    embedder = Embedder.load(arguments.source, asked).to(device())
+    if "query_prompt" in arguments:  # an index is built, whose texts and queries have prompts of their own
+        from whitenedcse.serving.index import searching
+
+        return searching(embedder, arguments.prompt, arguments.query_prompt)
+    return embedder if arguments.prompt is None else embedder.replaced(prompt=arguments.prompt)
 
 
 def device() -> str:

@@ -139,7 +139,7 @@ def export(embedder: Embedder, out: Path, wanted: Wanted) -> dict[str, Any]:
     layout.refuse(embedder)
     with drafted(out, embedder.nbytes) as draft:
         layout.write(embedder, draft)
-        facts = {"whitenedcse": version("whitenedcse"), **wanted._asdict()}
+        facts = {"whitenedcse": version("whitenedcse"), **wanted._asdict(), "prompt": embedder.prompt}
         facts |= quantised(embedder, draft) if wanted.int8 else {}
         if wanted.verify:
             texts = card.texts(embedder.encoder.tokenizer)
