@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from transformers import AutoModel, AutoTokenizer
 
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.encoder import Encoder
+from whitenedcse.model.encoder import pretrained
 from whitenedcse.serving.exports import Wanted, export
 from whitenedcse.training.module import reseed
 
@@ -65,7 +65,8 @@ FAMILIES = {  # the tokenizer's class, its model, its special tokens, and settin
 
 
 @pytest.fixture
-def encoder(kind):
+def encoder(kind, tmp_path):
+    """An encoder as it comes from the hub: loading makes the tokenizers of some families anew."""
     name, model, special, settings = FAMILIES[kind]
     core = model(special)
     around = [(special[0], 0), (special[2], 2)]
@@ -75,7 +76,9 @@ def encoder(kind):
         tokenizer_object=core, model_max_length=64, **dict(zip(NAMES, special, strict=True))
     )
     ids = {"pad_token_id": 1, "bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
-    return Encoder(architecture(kind, len(words), **ids, **settings), words)
+    for part in (architecture(kind, len(words), **ids, **settings), words):
+        part.save_pretrained(tmp_path / "hub")
+    return pretrained(path=str(tmp_path / "hub"))
 
 
 @torch.no_grad()
