@@ -34,7 +34,7 @@ from whitenedcse.model.planes import digest_of
 from whitenedcse.model.pooling import Final
 from whitenedcse.serving import bulk as bulk_module
 from whitenedcse.serving.bulk import Job, arrays, encoded
-from whitenedcse.serving.exports import ending, whitened
+from whitenedcse.serving.exports import whitened
 from whitenedcse.serving.manifest import Form
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES[:3]]
@@ -329,7 +329,7 @@ def test_all_that_decides_a_vector_has_a_part_in_the_digest(embedder):
         last = Final(
             weight=torch.eye(16) * scale, bias=torch.zeros(16), unit=False, provenance={"by": "hand"}
         )
-        digests.append(digest_of(ending(embedder, last)))
+        digests.append(digest_of(embedder.replaced(final=last)))
     embedder.max_length -= 1
     digests.append(digest_of(embedder))
     with torch.no_grad():

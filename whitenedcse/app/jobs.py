@@ -65,12 +65,12 @@ def built(cfg: DictConfig) -> tuple[Any, Any]:
     from whitenedcse.training.module import ContrastiveTraining
 
     encoder = instantiate(cfg.encoder)
-    head, pooling = instantiate(cfg.head)(width=encoder.width), instantiate(cfg.pooling)
+    made: Any = {"head": instantiate(cfg.head)(width=encoder.width), "pooling": instantiate(cfg.pooling)}
     data: Any = instantiate(cfg.data)
     data.tokenizer, data.hold_out = encoder.tokenizer, cfg.monitor.dev is None
     data.setup("fit")
     parts = {
-        "embedder": Embedder(encoder=encoder, pooling=pooling, head=head, embedding=cfg.embedding),
+        "embedder": Embedder(encoder=encoder, **made, embedding=cfg.embedding, prompt=data.prompt),
         "loss": instantiate(cfg.loss),
         "optimizer": instantiate(cfg.optim),
         "mlm": instantiate(cfg.mlm)(encoder=encoder) if cfg.mlm.weight else None,
@@ -124,7 +124,7 @@ def scored(
     fits = [row.fit for row in rows if row.fit]
     agenda = suite.plan(dict(zip(cfg.tasks.names, data, strict=True)), fits, texts, protocol.case)
     classify = classifiers.classifier(cfg.classifier)
-    source = arguments.source(cfg.model, requested(cfg.get("pooling"), cfg.layers))
+    source = arguments.source(cfg.model, requested(cfg.get("pooling"), cfg.layers), cfg.prompt)
     if trained is None:
         run.start(OmegaConf.to_yaml(cfg, resolve=True))
     launch.say(f"model: {cfg.model}   pooling: {source.pooling}   sentences: {len(agenda.sentences):,}")
@@ -136,7 +136,7 @@ def scored(
     systems = [suite.System(part, row.maker, row.fit) for part, row in zip(x, rows, strict=True)]
     results = [suite.evaluated(system, agenda, classify, cfg.draws, launch.say) for system in systems]
     model = arguments.described(cfg.model, (own or run).origin, None if own else source.embedder)
-    asked = {"pooling": source.pooling, **{name: cfg[name] for name in ("bf16", "sample", "classifier")}}
-    scores, items = suite.recorded((trained or {}) | model | protocol.facts | asked, rows, results, agenda)
+    used = {name: cfg[name] for name in ("bf16", "sample", "classifier")} | source.facts
+    scores, items = suite.recorded((trained or {}) | model | protocol.facts | used, rows, results, agenda)
     drawn = figures.draw(run.path, list(cfg.figures), kept.kinds if kept else {}, systems, agenda, scores)
     return scores, items, notes + drawn

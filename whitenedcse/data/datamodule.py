@@ -121,7 +121,8 @@ class SentenceData(LightningDataModule):
     rows per step, over all ranks. batch_tokens: instead, the approximate number of tokens of first columns
     per step. passes: how often a sentence goes through the encoder; an (anchor, positive) row has 2 * passes.
     repetition: the rate of `ragged.drawn` in the passes after the first, of both columns; hard negatives have
-    one pass and are never changed. Raises ValueError for settings with which nothing could be learned.
+    one pass and are never changed. prompt: a text put before each sentence of every column, and counted in
+    max_length. Raises ValueError for settings with which nothing could be learned.
     """
 
     tokens: TokenRows
@@ -139,6 +140,7 @@ class SentenceData(LightningDataModule):
         passes: int = 3,
         seed: int = 42,
         repetition: float = 0.0,
+        prompt: str | None = None,
         tokenizer: Any = None,
     ) -> None:
         super().__init__()
@@ -159,6 +161,7 @@ class SentenceData(LightningDataModule):
         self.corpus, self.columns, self.sample = corpus, tuple(columns), sample
         self.max_length, self.passes, self.seed = max_length, passes, seed
         self.batch_tokens, self.repetition, self.tokenizer = batch_tokens, repetition, tokenizer
+        self.prompt = prompt or ""
 
     def prepare_data(self) -> None:
         """Fetch and tokenise the corpus: in one process per machine, so that the others find the cache."""
@@ -171,7 +174,8 @@ class SentenceData(LightningDataModule):
         if self.tokenizer is None:
             raise ValueError("SentenceData has no tokenizer: set data.tokenizer before data.setup")
         path = str(located(self.corpus))
-        self.tokens = tokenised(Corpus(path, self.columns, self.sample), self.tokenizer, self.max_length)
+        corpus = Corpus(path, self.columns, self.sample)
+        self.tokens = tokenised(corpus, self.tokenizer, self.max_length, prompt=self.prompt)
         self.refuse_budget(path, 1)
 
     def refuse_budget(self, path: str, world: int) -> None:
