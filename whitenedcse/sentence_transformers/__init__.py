@@ -1,4 +1,4 @@
-"""Whitening inside the Sentence-Transformers library: a loss and an evaluator for its trainer, faster encoding.
+"""Whitening inside Sentence-Transformers: a loss and an evaluator for its trainer, and faster encoding.
 
 SentenceTransformerTrainer(model, args, dataset, loss=(loss := WhitenedContrastiveLoss(model)),
     evaluator=STSEvaluator(), callbacks=[HeadInCheckpoints(loss)])
@@ -7,6 +7,14 @@ whitened(model, texts, k=256).save("white")   # a plain model of that library, w
 """
 
 from whitenedcse.sentence_transformers.loss import HeadInCheckpoints, WhitenedContrastiveLoss
-from whitenedcse.sentence_transformers.models import STSEvaluator, accelerate, undo, whitened
+from whitenedcse.sentence_transformers.models import TEST_SETS, STSEvaluator, accelerate, undo, whitened
 
-__all__ = ["HeadInCheckpoints", "STSEvaluator", "WhitenedContrastiveLoss", "accelerate", "undo", "whitened"]
+__all__ = [
+    "TEST_SETS",
+    "HeadInCheckpoints",
+    "STSEvaluator",
+    "WhitenedContrastiveLoss",
+    "accelerate",
+    "undo",
+    "whitened",
+]

@@ -37,7 +37,7 @@ from whitenedcse.model.attention import way
 from whitenedcse.ragged import Ragged, offsets, places
 from whitenedcse.training.parallel import cut
 
-SUITE = tuple(name for name in TASKS if "/" not in name)
+TEST_SETS = tuple(name for name in TASKS if "/" not in name)  # the seven
 BLOCK = 20_000  # texts encoded at a time
 FIT = {"own": "year", "corpus": "corpus"}  # by the name in a metric, what the suite calls it
 
@@ -45,8 +45,8 @@ FIT = {"own": "year", "corpus": "corpus"}  # by the name in a metric, what the s
 class STSEvaluator(BaseEvaluator):  # type: ignore[misc]  # their class has no types
     """An evaluator for the library's trainer: Spearman x 100 with bootstrap intervals, raw and whitened.
 
-    tasks: names of scored pairs (the seven STS test sets, STS-B/dev, quickstart/dev), or files of own pairs
-        with the columns sentence1, sentence2 and score. For a choice of checkpoints, name no test set.
+    tasks: names of scored pairs (TEST_SETS are the seven of the papers), or files of own pairs with the
+        columns sentence1, sentence2 and score. No test set should choose checkpoints.
     corpus: texts to which a whitening is fitted for the inductive baselines; none without. The transductive
         baselines are fitted to the sentences of each task itself.
     name: a prefix of every metric and of the file. draws: of the bootstrap.
