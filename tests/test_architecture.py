@@ -23,7 +23,7 @@ from whitenedcse.report.conditions import conditions, is_of_training, without_id
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 FILES = sorted((ROOT / "whitenedcse").rglob("*.py"))
-MOST = 77  # modules, packages' docstrings aside
+MOST = 79  # modules, packages' docstrings aside
 
 # what every module may import, and what these may import themselves
 GROUND = {
@@ -43,6 +43,7 @@ FOLDERS = {
     "evaluation": ["linalg", "whitening", "data"],
     "training": ["ragged", "data", "model", "evaluation", "app.ranks", "app.run"],
     "report": ["evaluation", "app.identity", "app.run"],
+    "sentence_transformers": ["ragged", "data", "model", "evaluation", "training"],
     "serving": ["linalg", "data", "model", "evaluation", "report", "app.ranks", "app.run"],
     "app": ["data", "model", "evaluation", "training", "report", "serving"],
     "__init__": ["app.python", "app.run", "data", "evaluation", "model", "serving", "training"],

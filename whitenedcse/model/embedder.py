@@ -112,19 +112,8 @@ class Embedder(nn.Module):
         return x if self.final is None else self.final(x)
 
     def project(self, x: Tensor, *, passes: int, views: int) -> tuple[Tensor, Tensor | None]:
-        """Pooled x -> what the loss sees: views z, and projected hard negatives or None.
-
-        x: (p + r, n, d), p encoder passes and r of hard negatives -> z: (v, n, d) and (r n, d). The passes
-        serve the views in turn, so p = 1 with v views is the paper's cheap form: one encoding, v whitenings.
-        Hard negatives form views of their own. Raises ValueError unless 1 <= p <= v.
-        """
-        if not 1 <= passes <= views:
-            raise ValueError(
-                f"{passes} encoder passes for {views} views; there are from 1 to as many as views"
-            )
-        turns = [view % passes for view in range(views)] + list(range(passes, len(x)))
-        z = self.head(x if turns == list(range(len(x))) else x[turns])
-        return z[:views], None if len(x) == passes else z[views:].flatten(0, 1)
+        """Views z and projected hard negatives, or None, of pooled x: see `ProjectionHead.project`."""
+        return self.head.project(x, passes=passes, views=views)
 
     def encode(
         self,
