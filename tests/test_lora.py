@@ -20,7 +20,7 @@ from whitenedcse.serving.exports import Wanted
 
 
 def learnt(module, scale=0.3):
-    """The module with adapters as after training: the second matrix begins at zero, and would hide the first."""
+    """The module with adapters as after training: the second matrix begins at zero, and hides the first."""
     torch.manual_seed(1)
     for name, weight in module.named_parameters():
         if "lora_B" in name:
@@ -53,7 +53,7 @@ def test_packed_batches_are_pefts_own_forward_and_gradient(kind, modules):
 @pytest.mark.parametrize("onednn", [False, True])
 def test_float32_is_exact_to_rounding(onednn, monkeypatch):
     monkeypatch.setattr(packed, "prefers_onednn", lambda: onednn)
-    exact, rows = adapted(packable()), batch()
+    exact, rows = learnt(adapted(packable()), scale=0.1), batch()
     model = adapted(packable())
     model.load_state_dict(exact.state_dict())
     ours, truth = (
@@ -81,7 +81,9 @@ def test_each_layer_has_a_dropout_of_its_own(monkeypatch):
     seen = []
     true = packed.dropout
     monkeypatch.setattr(
-        packed, "dropout", lambda x, l, seed, **k: seen.append(str(seed)) or true(x, l, seed, **k)
+        packed,
+        "dropout",
+        lambda x, layer, seed, **more: seen.append(str(seed)) or true(x, layer, seed, **more),
     )
     model = adapted(packable(dropout=0.1).train(), dropout=0.5)
     packed.hidden(model, batch(), [3], first=False, seed=5)
@@ -91,8 +93,9 @@ def test_each_layer_has_a_dropout_of_its_own(monkeypatch):
 def test_the_mean_over_dropout_is_the_output_without_it():
     model, x = adapted(packable().train(), dropout=0.4), torch.randn(7, 24, dtype=torch.double)
     layer = model.encoder.layer[0].attention.self.query
-    mean = sum(packed.linear(layer, x, [i, 0, 0]) for i in range(4000)) / 4000
-    assert_close(mean, layer.eval()(x), atol=0.05, rtol=0)
+    draws = torch.stack([packed.linear(layer, x, [i, 0, 0]) for i in range(2000)]).detach()
+    off = (draws.mean(dim=0) - layer.eval()(x)) / (draws.std(dim=0) / 2000**0.5)  # of 168 numbers
+    assert 0.8 < off.square().mean() < 1.25 and off.abs().max() < 4.5
 
 
 def test_only_adapters_and_head_train(bert):
@@ -151,8 +154,7 @@ def test_the_merged_weight_is_the_sum(bert):
 def test_an_export_from_memory_is_merged_and_verified(to, bert, tmp_path):
     bert = Encoder(bert.backbone, bert.tokenizer, lora=LoRA(r=2))
     embedder = learnt(embedder_of(bert))
-    facts = exports.export(embedder, tmp_path / "out", Wanted(to=to))
-    assert facts["difference"]["cosine"] < 1e-5 if isinstance(facts["difference"], dict) else True
+    assert exports.export(embedder, tmp_path / "out", Wanted(to, "x"))["difference"] <= 1e-5
     assert "lora" not in str(AutoModel.from_pretrained(tmp_path / "out"))
 
 
