@@ -297,7 +297,7 @@ REFUSED = [
     (lambda x: Postprocess(kind="pca", update="mean"), "update='mean' must be one of exact, paper"),
     (lambda x: Postprocess(kind="zca", k=3), "k=3 is for whitening, pca, prefix, not zca"),
     (lambda x: Postprocess(kind="whitening", top=3), "top=3 is for abtt, not whitening"),
-    (lambda x: Postprocess(kind="pca", shrinkage=0.1), "shrinkage=0.1 is for whitening and zca, not pca"),
+    (lambda x: Postprocess(kind="pca", shrinkage=0.1), "shrinkage=0.1 is for whitening, zca, not pca"),
     (lambda x: Postprocess(kind="zca", shrinkage=1.0), r"shrinkage=1.0 must lie in \[0, 1\)"),
     (lambda x: Postprocess(kind="zca", shrinkage=-0.1), r"shrinkage=-0.1 must lie in \[0, 1\)"),
     (lambda x: fit(x).merge(fit(x, shrinkage=0.1)), "their settings differ"),
