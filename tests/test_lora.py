@@ -3,11 +3,27 @@
 import subprocess
 import sys
 
+import programs
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import ROOT, SENTENCES, architecture, embedder_of
+from test_distributed import (
+    apart,
+    batch_of,
+    encoder_of,
+    finish,
+    gradient,
+    module_of,
+    ready,
+    share_of,
+    started,
+    stepped,
+    together,
+)
 from test_packed import RELATIVES, batch, gradients, transformers_own
 from test_packed import backbone as packable
+from test_scripts import TINY
 from torch.testing import assert_close
 from transformers import AutoModel
 
@@ -17,6 +33,7 @@ from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.lora import LoRA, merged
 from whitenedcse.serving import exports
 from whitenedcse.serving.exports import Wanted
+from whitenedcse.training.loss import Matryoshka
 
 
 def learnt(module, scale=0.3):
@@ -191,3 +208,57 @@ def test_without_peft_the_error_names_the_command(bert, monkeypatch):
 def test_settings_that_cannot_be_are_refused(settings, words, bert):
     with pytest.raises(ValueError, match=words):
         LoRA(**{"r": 2} | settings).adapt(bert.backbone)
+
+
+def two_steps(tokenizer):
+    """The gradient of a second step on prefixes, with adapters in layers that pooling does not read too."""
+    encoder = encoder_of(tokenizer)
+    torch.manual_seed(2)
+    LoRA(r=2).adapt(encoder.backbone)
+    learnt(encoder)
+    module = module_of(encoder, "dense", layers=(1,))
+    module.loss = Matryoshka(dims=[4, 16])
+    step = ready(module)
+    for _ in range(2):  # at the second DDP misses a gradient that did not come
+        loss = stepped(
+            module,
+            batch_of(share_of(*(dist.get_rank(), 2) if dist.is_initialized() else (0, 1)), 2, True),
+            step,
+        )
+    return loss, gradient(module)
+
+
+def rank_of_two(rank, tokenizer, folder):
+    together(rank, 2, folder, "lora", seconds=60)
+    torch.save(two_steps(tokenizer), folder / f"rank{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_two_ranks_step_as_one_does(tokenizer, tmp_path):
+    finish(started(rank_of_two, 2, tokenizer, tmp_path))
+    loss, expected = two_steps(tokenizer)
+    assert len(expected) == 16 * 16 + 16 + 2 * (4 * 32 + 2 * 48)  # the head, and one layer of three
+    for rank in (0, 1):
+        own_loss, own = torch.load(tmp_path / f"rank{rank}.pt")
+        assert abs(float(own_loss - loss)) < 1e-10 and apart(own, expected) < 1e-10
+
+
+def test_train_and_evaluate_with_adapters_and_prefixes(tmp_path):
+    words = [
+        *TINY,
+        "encoder.lora.r=2",
+        "loss=matryoshka",
+        "loss.dims=[4,8]",
+        "trainer.max_steps=2",
+        "run=one",
+    ]
+    done = programs.started("train.py", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    best = AutoModel.from_pretrained(tmp_path / "outputs/one/best")
+    assert not any("lora" in name for name in best.state_dict())
+    asked = ["model=outputs/one", "tasks=quickstart", "postprocess=prefix", "k=4", "digits=2"]
+    done = programs.started("evaluate.py", *asked, cwd=tmp_path)
+    assert done.returncode == 0 and "prefix-4 " in done.stdout, done.stderr
+    again = programs.started("train.py", *words, "encoder.lora.r=3", cwd=tmp_path)
+    assert "encoder.lora.r=3 (it began with 2)" in again.stderr

@@ -340,3 +340,17 @@ def test_a_refused_fit_leaves_the_last_one(x):
 )
 def test_the_ladder_goes_down_in_powers_of_two_below_the_width(d, rungs):
     assert ladder(d) == rungs
+
+
+@pytest.mark.parametrize("k", [1, 5, 12, None])
+def test_a_prefix_is_the_first_channels_whatever_it_is_fitted_to(x, k):
+    for fitted in (fit(x, "prefix", k=k), fit(OTHER, "prefix", k=k)):
+        assert (fitted.transform(x) == x[:, :k]).all()
+    assert (fit(x, "prefix").inverse_transform(x.astype(float)) == x).all()
+
+
+def test_a_shorter_prefix_has_no_inverse(x):
+    with pytest.raises(ValueError, match="a prefix of 5 of 12 channels has no inverse"):
+        fit(x, "prefix").inverse_transform(x[:, :5])
+    with pytest.raises(ValueError, match="k=13 components"):
+        fit(x, "prefix", k=13)
