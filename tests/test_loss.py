@@ -226,7 +226,7 @@ def matryoshka(**changes):
 @pytest.mark.parametrize("form", ["l1", "l2"])
 def test_matryoshka_is_the_loss_of_z_and_of_each_prefix_of_x_written_as_a_loop(form):
     z, x = views(3), views(2, d=6, seed=1)
-    expected = naive(z, form, 0.5, [1.0, 1.0], "view")
+    expected = naive(z, form, 0.5, [1.0, 1.0], "view") + naive(x, form, 0.5, [1.0], "view")
     for m, weight in ((1, 2.0), (3, 0.5)):
         expected += weight * naive(x[..., :m], form, 0.5, [1.0], "view")
     assert float(matryoshka(form=form)(z, x=x)) == pytest.approx(expected, rel=1e-10)
@@ -241,7 +241,9 @@ def test_matryoshka_cuts_z_where_it_is_given_nothing_else_and_one_weight_serves_
 def test_matryoshka_cuts_the_hard_negatives_of_x_with_it():
     z, x, h, g = views(3), views(2, seed=1), views(1, seed=2)[0], views(1, seed=3)[0]
     expected = loss()(z, h) + 2.0 * loss()(x[..., :1], g[:, :1]) + 0.5 * loss()(x[..., :3], g[:, :3])
-    assert_close(matryoshka()(z, h, x=x, x_negatives=g), expected)
+    assert_close(matryoshka()(z, h, x=x, x_negatives=g), expected + loss()(x, g))
+    named = matryoshka(dims=[1, 3, 4], dim_weights=[2.0, 0.5, 7.0])  # the whole, with a weight of its own
+    assert_close(named(z, h, x=x, x_negatives=g), expected + 7 * loss()(x, g))
 
 
 @pytest.mark.parametrize(

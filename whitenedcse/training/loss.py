@@ -142,19 +142,19 @@ class MultiPositiveLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class Matryoshka(MultiPositiveLoss):
-    """The loss of z, and of the first m channels of the embedding that evaluation sees, for each m of `dims`.
+    """The loss of z, of the embedding x that evaluation sees, and of prefixes of x.
 
-    loss(z) + sum_m c_m loss(x[..., :m]), the sum being Eq. 1 of [3] with cosines for classifiers. x is the
-    pooled output before the head where evaluation sees that (embedding=encoder): the head mixes all channels
-    of x, so that a prefix of z says nothing of one of x (results/matryoshka has both). The views of x are the
-    encoder passes, without whitening. All other settings are those of `MultiPositiveLoss` and hold for both.
+    loss(z) + loss(x) + sum_m c_m loss(x[..., :m]), the last two being Eq. 1 of [3] with cosines for its
+    classifiers. x is the pooled output before the head where evaluation sees that (embedding=encoder): the
+    head mixes the channels of x, so that a prefix of z says nothing of one of x (results/matryoshka). The
+    views of x are the encoder passes, not whitened. The other settings are those of `MultiPositiveLoss`.
 
     dims: how many channels each prefix has. dim_weights: c_m, one for each, or one that serves all.
     Raises ValueError for sizes or weights that are not above 0, and for a wrong number of weights.
 
     >>> z = torch.eye(4).expand(2, 4, 4)
-    >>> f"{Matryoshka(dims=[1])(z, x=torch.ones(2, 4, 4)):.4f}"  # z is perfect, x a guess among four, log 4
-    '1.3863'
+    >>> f"{Matryoshka(dims=[1])(z, x=torch.ones(2, 4, 4)):.4f}"  # z is perfect, x a guess among four: 2 log 4
+    '2.7726'
     """
 
     dims: Sequence[int] = (64, 128, 256, 512)
@@ -188,12 +188,15 @@ class Matryoshka(MultiPositiveLoss):
 
         negatives, x_negatives: (h, d) hard negatives of both, if any. Without x, prefixes are those of z.
         """
+        weights = list(self.dim_weights) * (len(self.dims) if len(self.dim_weights) == 1 else 1)
+        sizes = dict(zip(self.dims, weights, strict=True))
         if x is None:
             x, x_negatives = z, negatives
+        else:
+            sizes.setdefault(x.shape[-1], 1.0)
         self.refuse_width(x.shape[-1])
-        weights = list(self.dim_weights) * (len(self.dims) if len(self.dim_weights) == 1 else 1)
         total = super().__call__(z, negatives)
-        for m, weight in zip(self.dims, weights, strict=True):
+        for m, weight in sizes.items():
             cut = None if x_negatives is None else x_negatives[:, :m]
             total = total + weight * super().__call__(x[..., :m], cut)
         return total
