@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 
 import programs
 import pytest
@@ -33,7 +34,7 @@ from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.lora import LoRA, merged
 from whitenedcse.serving import exports
 from whitenedcse.serving.exports import Wanted
-from whitenedcse.training.loss import Matryoshka
+from whitenedcse.training.loss import MaskedLanguageModel, Matryoshka
 
 
 def learnt(module, scale=0.3):
@@ -226,6 +227,24 @@ def two_steps(tokenizer):
             step,
         )
     return loss, gradient(module)
+
+
+def test_chunks_and_the_masked_term_reach_the_adapters_alone(tokenizer):
+    outcomes = []
+    for chunk, mlm in (
+        (None, None),
+        (5, None),
+        (None, partial(MaskedLanguageModel, weight=0.1, probability=0.3)),
+    ):
+        encoder = encoder_of(tokenizer)
+        torch.manual_seed(2)
+        LoRA(r=2).adapt(encoder.backbone)
+        module = module_of(learnt(encoder), "dense", chunk=chunk, mlm=mlm)
+        stepped(module, batch_of(slice(0, 16), 2, False))
+        assert all((p.grad is not None) == p.requires_grad for p in module.embedder.parameters())
+        outcomes.append(gradient(module.embedder))
+    whole, chunked, masked = outcomes
+    assert apart(chunked, whole) < 1e-10 < apart(masked, whole)
 
 
 def rank_of_two(rank, tokenizer, folder):
