@@ -69,7 +69,7 @@ class _Dropout(Function):
 def linear(layer: Any, x: Tensor, seed: Seed = 0) -> Tensor:
     """The linear layer: (t, in) -> (t, out); in float32 on CPU by oneDNN where that is faster.
 
-    With a low-rank adapter it is that of `lora`. seed: of the adapter's dropout on CPU.
+    A layer that `lora` adapted adds the product of its two thin matrices. seed: of their dropout on CPU.
     """
     if hasattr(layer, "lora_A"):
         down, up, factor = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER], layer.scaling[ADAPTER]
