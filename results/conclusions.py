@@ -184,6 +184,50 @@ whitening, of {plain[0]} ({averages[plain]:.2f}).
 """)
 
 
+def matryoshka() -> str:
+    """Prefixes of an encoder trained for them, whitening-k of it and of one that was not."""
+    every, sizes = rows("matryoshka/seeds.csv"), (8, 16, 32, 64)
+
+    def scores(way: str, k: int) -> list[float]:
+        named = [row for row in every if f"{row['training']}, {row['vectors']}, {row['k']}" == f"{way}, {k}"]
+        return [float(row["spearman"]) for row in sorted(named, key=lambda row: int(row["seed"]))]
+
+    def less(first: str, second: str, at: Sequence[int] = sizes) -> dict[int, Comparison]:
+        pairs = {k: zip(scores(first, k), scores(second, k), strict=True) for k in at}
+        return {k: change([a - b for a, b in pair]) for k, pair in pairs.items()}
+
+    plain, white = ("plain, prefix", "plain, whitening (training)")
+    cut, both = ("matryoshka, prefix", "matryoshka, whitening (training)")
+    lines = [[way, *(mean_sd(scores(way, k)) for k in sizes)] for way in (plain, white, cut, both)]
+    return text(f"""
+{table(["training, vectors", *(f"k = {k}" for k in sizes)], lines)}
+
+Paired by seed, the mean of three with its 95 % t interval and p:
+
+- a prefix less whitening-k of plain training: {each(less(cut, white))};
+- a prefix less whitening-k of the same encoder: {each(less(cut, both))};
+- whitening-k after Matryoshka training less after plain training: {each(less(both, white))};
+- all 128 channels as they are, {mean_sd(scores(cut, 128))} with the loss and {mean_sd(scores(plain, 128))}
+  without it: {each(less(cut, plain, [128]))}.
+
+Conclusion: beside whitening-k of an encoder that was trained without it, a Matryoshka prefix scores
+{verdicts(less(cut, white))}.
+""")
+
+
+def each(apart: dict[int, Comparison]) -> str:
+    """Differences by k as a phrase."""
+    return listed(f"k = {k} {said(d)}" for k, d in apart.items())
+
+
+def verdicts(apart: dict[int, Comparison]) -> str:
+    """At which k the first of two is higher, lower, and not shown to differ, as a sentence."""
+    ways = {"higher": lambda d: d.low > 0, "lower": lambda d: d.high < 0}
+    said = {name: [str(k) for k, d in apart.items() if way(d)] for name, way in ways.items()}
+    said["not shown to differ"] = [str(k) for k, d in apart.items() if d.low <= 0 <= d.high]
+    return "; ".join(f"{name} at k = {listed(ks)}" for name, ks in said.items() if ks)
+
+
 def shipping() -> str:
     """How far exports are from their source."""
     every = rows("shipping/agreement.csv")
@@ -205,6 +249,7 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
     "results/exact/README.md": [exact],
     "results/evaluation/README.md": [evaluation],
     "results/shipping/README.md": [shipping],
+    "results/matryoshka/README.md": [matryoshka],
 }
 
 

@@ -309,6 +309,7 @@ EVALUATION = [
     ({}, "protocol.rows=[]", ["protocol.rows=[] evaluates nothing"]),
     ({}, "protocol.rows=3", ["protocol.rows=3 must be a list of mappings"]),
     ({}, "protocol.rows=[{fit:year}]", ["protocol.rows: {'fit': 'year'} must have a name"]),
+    ({}, "protocol.rows=[{name:w,map:{kind:pca}}]", ["protocol.rows: 'w' lacks what its transform"]),
     ({}, "protocol.rows=[{a:1}]", ["protocol.rows: {'a': 1} must have a name"]),
     ({"x/model.safetensors": half("bert/model.safetensors")}, "model=x", ["x/model.safetensors is damaged"]),
     ({"y/head.safetensors": "no"}, "model=y", ["y/head.safetensors is not as it was written", "again"]),

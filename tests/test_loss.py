@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 from torch.testing import assert_close
 
-from whitenedcse.training.loss import MultiPositiveLoss
+from whitenedcse.training.loss import Matryoshka, MultiPositiveLoss
 
 
 def loss(**changes):
@@ -216,3 +216,51 @@ def test_these_losses_reach_from_that_of_a_guess_to_nothing():
 def test_vectors_of_a_few_digits_are_taken_as_they_are(kind):
     z = crowd(0.05, 0.2)[0].to(kind)
     assert torch.equal(loss(temperature=0.05)(z), loss(temperature=0.05)(z.float()))
+
+
+def matryoshka(**changes):
+    settings = {"temperature": 0.5, "dims": [1, 3], "dim_weights": [2.0, 0.5]}
+    return Matryoshka(**(settings | changes))
+
+
+@pytest.mark.parametrize("form", ["l1", "l2"])
+def test_matryoshka_is_the_loss_of_z_and_of_each_prefix_of_x_written_as_a_loop(form):
+    z, x = views(3), views(2, d=6, seed=1)
+    expected = naive(z, form, 0.5, [1.0, 1.0], "view") + naive(x, form, 0.5, [1.0], "view")
+    for m, weight in ((1, 2.0), (3, 0.5)):
+        expected += weight * naive(x[..., :m], form, 0.5, [1.0], "view")
+    assert float(matryoshka(form=form)(z, x=x)) == pytest.approx(expected, rel=1e-10)
+
+
+def test_matryoshka_cuts_z_where_it_is_given_nothing_else_and_one_weight_serves_all():
+    z, h = views(3), views(1, seed=2)[0]
+    expected = loss()(z, h) + 3 * (loss()(z[..., :1], h[:, :1]) + loss()(z[..., :3], h[:, :3]))
+    assert_close(matryoshka(dim_weights=[3.0])(z, h), expected)
+
+
+def test_matryoshka_cuts_the_hard_negatives_of_x_with_it():
+    z, x, h, g = views(3), views(2, seed=1), views(1, seed=2)[0], views(1, seed=3)[0]
+    expected = loss()(z, h) + 2.0 * loss()(x[..., :1], g[:, :1]) + 0.5 * loss()(x[..., :3], g[:, :3])
+    assert_close(matryoshka()(z, h, x=x, x_negatives=g), expected + loss()(x, g))
+    named = matryoshka(dims=[1, 3, 4], dim_weights=[2.0, 0.5, 7.0])  # the whole, with a weight of its own
+    assert_close(named(z, h, x=x, x_negatives=g), expected + 7 * loss()(x, g))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"dims": []}, r"loss.dims=\[\] must be one or more sizes above 0"),
+        ({"dims": [0, 4]}, r"loss.dims=\[0, 4\] must be one or more sizes above 0"),
+        (
+            {"dim_weights": [1.0, 1.0, 1.0]},
+            r"loss.dim_weights=\[1.0, 1.0, 1.0\] must be numbers above 0: one, or",
+        ),
+        ({"dim_weights": [1.0, 0.0]}, r"loss.dim_weights=\[1.0, 0.0\] must be numbers above 0"),
+        ({"dim_weights": [math.inf]}, r"loss.dim_weights=\[inf\] must be numbers above 0"),
+        ({"temperature": 0.0}, "loss.temperature=0.0 must be finite"),
+        ({"dims": [2, 5]}, r"loss.dims=\[2, 5\]: 5 is more than the embedding's width 4; leave out"),
+    ],
+)
+def test_prefixes_that_cannot_be_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        matryoshka(**settings)(views())

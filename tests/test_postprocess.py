@@ -283,8 +283,8 @@ REFUSED = [
     (lambda x: fit(x).transform(x, 0), "k=0 components"),
     (lambda x: fit(x).transform(x, 13), "k=13 components"),
     (lambda x: fit(x).transform(x[:, 1:]), "11-wide rows, by a transform fitted to width 12"),
-    (lambda x: fit(x, "zca").transform(x, 3), "k=3 is for whitening and pca; the components of zca"),
-    (lambda x: fit(x, "abtt").transform(x, 12), "k=12 is for whitening and pca; the components of abtt"),
+    (lambda x: fit(x, "zca").transform(x, 3), "k=3 is for whitening, pca, prefix; the components of zca"),
+    (lambda x: fit(x, "abtt").transform(x, 12), "k=12 is for whitening, pca, prefix; the components of abtt"),
     (lambda x: fit(x, "abtt").inverse_transform(x), "abtt has no inverse"),
     (lambda x: fit(x, "pca").inverse_transform(OTHER[:, :0]), "0-wide rows do not come from a pca"),
     (lambda x: fit(x).inverse_transform(np.zeros((2, 13))), "13-wide rows do not come from a whitening"),
@@ -295,9 +295,9 @@ REFUSED = [
     (lambda x: Postprocess(kind="zca").transform(x), "zca is fitted to two rows or more, not to 0"),
     (lambda x: Postprocess(kind="ica"), "kind='ica' must be one of whitening, pca, zca, centre, abtt"),
     (lambda x: Postprocess(kind="pca", update="mean"), "update='mean' must be one of exact, paper"),
-    (lambda x: Postprocess(kind="zca", k=3), "k=3 is for whitening and pca, not zca"),
+    (lambda x: Postprocess(kind="zca", k=3), "k=3 is for whitening, pca, prefix, not zca"),
     (lambda x: Postprocess(kind="whitening", top=3), "top=3 is for abtt, not whitening"),
-    (lambda x: Postprocess(kind="pca", shrinkage=0.1), "shrinkage=0.1 is for whitening and zca, not pca"),
+    (lambda x: Postprocess(kind="pca", shrinkage=0.1), "shrinkage=0.1 is for whitening, zca, not pca"),
     (lambda x: Postprocess(kind="zca", shrinkage=1.0), r"shrinkage=1.0 must lie in \[0, 1\)"),
     (lambda x: Postprocess(kind="zca", shrinkage=-0.1), r"shrinkage=-0.1 must lie in \[0, 1\)"),
     (lambda x: fit(x).merge(fit(x, shrinkage=0.1)), "their settings differ"),
@@ -340,3 +340,17 @@ def test_a_refused_fit_leaves_the_last_one(x):
 )
 def test_the_ladder_goes_down_in_powers_of_two_below_the_width(d, rungs):
     assert ladder(d) == rungs
+
+
+@pytest.mark.parametrize("k", [1, 5, 12, None])
+def test_a_prefix_is_the_first_channels_whatever_it_is_fitted_to(x, k):
+    for fitted in (fit(x, "prefix", k=k), fit(OTHER, "prefix", k=k)):
+        assert (fitted.transform(x) == x[:, :k]).all()
+    assert (fit(x, "prefix").inverse_transform(x.astype(float)) == x).all()
+
+
+def test_a_shorter_prefix_has_no_inverse(x):
+    with pytest.raises(ValueError, match="a prefix of 5 of 12 channels has no inverse"):
+        fit(x, "prefix").inverse_transform(x[:, :5])
+    with pytest.raises(ValueError, match="k=13 components"):
+        fit(x, "prefix", k=13)

@@ -265,6 +265,8 @@ def test_rows_whose_corpus_is_not_here_are_left_out_aloud(monkeypatch, tmp_path)
     ]
     assert said == ["left out 'b': gone"]
     assert kept[0].maker is None and kept[2].maker().k == 3
+    prefix = chosen(protocol, {"kind": "prefix", "k": 3}, "target")[0][-1]  # not fitted to anything
+    assert (prefix.name, prefix.fit, prefix.maker().k) == ("prefix-3", "", 3)
     rows.append({**rows[2], "layers": [0]})
     twice = Protocol("x", "all", "as_is", None, 0, [*rows, rows[2], rows[0]])  # such as where fit=target
     assert [(row.name, row.layers) for row in chosen(twice, None, "target")[0]] == [

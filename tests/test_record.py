@@ -16,6 +16,7 @@ from whitenedcse.app import run as run_module
 from whitenedcse.app.run import Run
 from whitenedcse.evaluation.sts import Subset
 from whitenedcse.evaluation.transfer import Labelled
+from whitenedcse.report.conditions import is_of_training, without_idle
 
 CONFIG = "run: a\nseed: 1\ndata: {corpus: here.txt, columns: []}\ntrainer: {devices: 1, max_steps: 9}\n"
 EXACT = {"corpus": "c0ffee", "tokenizer": "beef", "processes": 1}
@@ -106,6 +107,20 @@ def test_so_is_other_content_of_what_the_settings_name(tmp_path, name):
 
 def test_what_an_older_run_did_not_note_refuses_nothing(run):
     assert run.refuse_other(CONFIG, EXACT | {"content": CONTENT, "more": 1}) == []
+
+
+def test_adapters_of_rank_0_are_none_as_in_runs_from_before_there_were_any(run):
+    lora = "encoder: {lora: {_target_: LoRA, r: R, alpha: 16.0}}\n"
+    assert run.refuse_other(CONFIG + lora.replace("R", "0"), EXACT) == []
+    with pytest.raises(ValueError, match="encoder.lora.r=2 .it began with None."):
+        run.refuse_other(CONFIG + lora.replace("R", "2"), EXACT)
+
+
+def test_adapters_are_a_condition_of_training_and_none_are_none():
+    named = {"encoder.lora.r": 0, "encoder.lora.alpha": 16.0, "encoder.batches": "auto"}
+    assert {name for name in named if is_of_training(name)} == {"encoder.lora.r", "encoder.lora.alpha"}
+    assert without_idle(named) == {"encoder.batches": "auto"}
+    assert without_idle(named | {"encoder.lora.r": 2}) == named | {"encoder.lora.r": 2}
 
 
 def test_texts_scores_weights_and_configuration_have_a_part_in_the_digests(tmp_path):

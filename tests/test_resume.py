@@ -23,6 +23,7 @@ from test_training import DEV, LOSS
 from whitenedcse.app import durable
 from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.model.encoder import Encoder
+from whitenedcse.model.lora import LoRA
 from whitenedcse.training import trainer as trainer_module
 from whitenedcse.training.loggers import Metrics, Record
 from whitenedcse.training.module import ContrastiveTraining, adamw
@@ -77,13 +78,15 @@ def train(tokenizer, tmp_path_factory):
         judged=0,
         chunk=None,
         optimizer=fast,
+        lora=None,
         number=None,
         seconds=0.0,
         **changes,
     ):
         said = []
         checkpoint = newest(run / "checkpoints", said.append)
-        bert = Encoder(backbone("bert", len(tokenizer)), tokenizer)
+        torch.manual_seed(0)  # of the adapters
+        bert = Encoder(backbone("bert", len(tokenizer)), tokenizer, lora=lora)
         parts = {"embedder": embedder_of(bert), "loss": LOSS, "optimizer": optimizer, "mlm": None}
         module = ContrastiveTraining(**parts, views=3, seed=5, gather=True, chunk=chunk)
         sizes = {"sample": None, "max_length": 16, "batch_size": SIZE, "batch_tokens": None, "passes": 3}
@@ -204,13 +207,14 @@ def test_a_run_cut_amid_an_evaluation_resumes_as_if_uninterrupted(train, whole, 
 OTHERS = {  # settings, and the optimiser steps after which the run is cut
     "an odd number of batches, two a step": ({"accumulate_grad_batches": 2}, [1, 3, 4, 5, 8]),
     "chunks": ({"chunk": 4}, [4, 8]),
+    "low-rank adapters": ({"lora": LoRA(r=2, dropout=0.1)}, [4, 8]),
     "three epochs": ({"max_epochs": 3}, [7, 14, 15]),
     "an end amid an epoch": ({"max_epochs": -1, "max_steps": 10}, [7, 9, 10]),
 }
 
 
 @pytest.mark.parametrize(("name", "steps"), [(name, n) for name, (_, cuts) in OTHERS.items() for n in cuts])
-@pytest.mark.slow(but=1)
+@pytest.mark.slow(but=2)
 def test_and_so_it_does_with_other_settings(train, whole, tmp_path, name, steps):
     settings = OTHERS[name][0]
     assert train(tmp_path / "cut", "on_train_batch_end", steps, **settings) is None

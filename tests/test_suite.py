@@ -43,6 +43,15 @@ def result_of(agenda, *rest, classify=None, draws=50):
     return evaluated(system(agenda, *rest), agenda, classify, draws)
 
 
+def test_a_prefix_scores_as_the_first_channels_do_and_is_fitted_to_nothing(tasks):
+    agenda = plan(tasks, [], nothing)
+    got = result_of(agenda, partial(Postprocess, kind="prefix", k=2)).scores["sts"]
+    plain = evaluate(tasks, lambda sentences: np.float32([vector(t)[:2] for t in sentences]))
+    assert {name: task["all"] for name, task in got["tasks"].items()} == pytest.approx(
+        {name: task["all"] for name, task in plain["tasks"].items()}
+    )
+
+
 def test_vectors_as_they_are_score_as_the_plain_evaluation(tasks):
     agenda = plan(tasks, [], nothing)
     assert agenda.sentences == sorted({t for s in (*tasks["A"], *tasks["B"]) for t in (*s.left, *s.right)})

@@ -26,7 +26,7 @@ from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.ragged import concatenate, ragged
-from whitenedcse.training.loss import MaskedLanguageModel, MultiPositiveLoss
+from whitenedcse.training.loss import MaskedLanguageModel, Matryoshka, MultiPositiveLoss
 from whitenedcse.training.module import ContrastiveTraining, adamw, reseed, seed_of
 from whitenedcse.training.monitor import DevSet, Monitor
 
@@ -465,3 +465,48 @@ def test_pythons_search_for_garbage_leaves_out_what_a_run_is_made_of(bert, tmp_p
         fit(module_of(bert), tmp_path, Ended(), steps=2)
     launch.give_back()
     assert gc.get_freeze_count() == 0
+
+
+CUT = Matryoshka(temperature=0.05, dims=[4, 7])
+
+
+@pytest.mark.parametrize("embedding", ["encoder", "dense", "head"])
+@pytest.mark.parametrize("negatives", [False, True])
+def test_prefixes_are_those_of_the_embedding_that_evaluation_sees(bert, embedding, negatives):
+    bert = bert.eval()  # no dropout
+    module = ContrastiveTraining(embedder=embedder_of(bert, embedding=embedding), loss=CUT, views=3)
+    module.eval()
+    passes = ragged(token_ids(SENTENCES[:6], bert.tokenizer, 32))
+    batch = Batch(passes, ragged(token_ids(SENTENCES[6:], bert.tokenizer, 32)) if negatives else None, 2)
+    module.log = lambda *_, **__: None
+    value = module.training_step(batch, 0)
+    embedder = module.embedder
+    tokens = batch.positives if not negatives else concatenate([batch.positives, batch.negatives])
+    x = embedder.embed(tokens).unflatten(0, (-1, 2)).double()  # what `encode` returns
+    z = embedder.head(embedder.pool(tokens).unflatten(0, (-1, 2))).double()
+    hard = (z[3], x[3]) if negatives else (None, None)
+    expected = LOSS(z[:3], hard[0])
+    for m in (4, 7) if embedding == "head" else (4, 7, 16):
+        expected = expected + LOSS(x[:3, :, :m], None if hard[1] is None else hard[1][:, :m])
+    assert value.item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_prefixes_wider_than_the_encoder_or_of_one_pass_are_refused(bert):
+    with pytest.raises(ValueError, match=r"loss.dims=\[4, 17\]: 17 is more than the embedding's width 16"):
+        ContrastiveTraining(embedder=embedder_of(bert), loss=Matryoshka(dims=[4, 17]))
+    module = ContrastiveTraining(embedder=embedder_of(bert), loss=CUT)
+    with pytest.raises(ValueError, match="data.passes=1 must be 2 or more"):
+        module.contrastive(torch.randn(1, 8, 16), 1)
+
+
+def test_a_step_on_prefixes_improves_them(bert, tmp_path):
+    def prefix_loss(module):
+        batch = ragged(token_ids(SENTENCES, bert.tokenizer, 32))
+        x = module.embedder.pool(batch)[:, :4]
+        return LOSS(torch.stack([x, x])).item()
+
+    module = module_of(bert)
+    module.loss = CUT
+    before = prefix_loss(module.eval())
+    fit(module.train(), tmp_path, steps=6)
+    assert prefix_loss(module.eval()) < before

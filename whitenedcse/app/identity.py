@@ -37,6 +37,8 @@ def differences(
     same = {name: value for name, value in flat(exact).items() if name in noted}
     then = flat(began) | {name: noted[name] for name in same}
     current = flat(now) | same
+    if not (then.get("encoder.lora.r") or current.get("encoder.lora.r")):  # neither has adapters
+        then, current = ({k: v for k, v in x.items() if "encoder.lora" not in k} for x in (then, current))
     return [
         f"{name}={current.get(name)} (it began with {then.get(name)})"
         for name in sorted(then.keys() | current.keys())

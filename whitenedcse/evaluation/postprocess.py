@@ -4,6 +4,7 @@ n: sentences    d: width    k: components kept
 
 [1] Su et al., BERT-whitening, arXiv:2103.15316    [2] Kessy et al., Optimal Whitening, arXiv:1512.00809
 [3] Mu and Viswanath, All-but-the-Top, ICLR 2018, arXiv:1702.01417
+[4] Kusupati et al., Matryoshka Representation Learning, arXiv:2205.13147
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from whitenedcse.whitening import principal_axes, shrink
 
 RANK = 1e-12  # of the largest variance; all-MiniLM-L6-v2 on STS: three empty axes at 3e-16, then 1.2e-3
 
-Kind = Literal["whitening", "pca", "zca", "centre", "abtt"]
+Kind = Literal["whitening", "pca", "zca", "centre", "abtt", "prefix"]
 Array = NDArray[np.float64]
 
 EMPTY: Mapping[str, Any] = {}
-ORDERED = ("whitening", "pca")  # kinds whose components come by variance
+ORDERED = ("whitening", "pca", "prefix")  # kinds of whose components the first k can be kept
 
 
 class Fitted(NamedTuple):
@@ -53,7 +54,8 @@ class Postprocess:
         "whitening": U diag(1 / sqrt(l)), columns by variance, largest first; [1], Algorithm 1 (whitening-k).
         "pca": U, the rotation alone.    "zca": U diag(1 / sqrt(l)) U', the nearest to the identity [2].
         "centre": I.    "abtt": I without the first `top` axes [3], here projected out of x - mean.
-    k: the number of components that `transform` keeps by default, None for all; for whitening and pca only.
+        "prefix": I with a mean of 0, so that k keeps the first k channels as they are (Matryoshka [4]).
+    k: the number of components that `transform` keeps by default, None for all; not for zca, centre, abtt.
     shrinkage: the amount, below 1, of `whitening.shrink`, for few rows; for whitening and zca only.
     top: None is d // 100, at least 1, the rule of thumb of [3].    update: see `Moments`.
     An axis without variance, such as any beyond the first n - 1, is set to zero, never scaled to infinity.
@@ -87,9 +89,7 @@ class Postprocess:
             ("top", None, ("abtt",)),
         ):
             if getattr(self, name) != unset and self.kind not in kinds:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} is for {' and '.join(kinds)}, not {self.kind}"
-                )
+                raise ValueError(f"{name}={getattr(self, name)} is for {', '.join(kinds)}, not {self.kind}")
 
     def fit(self, x: NDArray[Any]) -> Self:
         """Fit the transform to rows x: (n, d), n >= 2, and to no row before them."""
@@ -124,7 +124,9 @@ class Postprocess:
         mean, matrix, _ = self.fitted
         d, k = len(mean), self.k if k is None else k
         if k is not None and self.kind not in ORDERED:
-            raise ValueError(f"k={k} is for whitening and pca; the components of {self.kind} have no order")
+            raise ValueError(
+                f"k={k} is for {', '.join(ORDERED)}; the components of {self.kind} have no order"
+            )
         if x.shape[-1] != d or not (k is None or 1 <= k <= d):
             raise ValueError(
                 f"k={k} components of {x.shape[-1]}-wide rows, by a transform fitted to width {d}"
@@ -134,13 +136,15 @@ class Postprocess:
     def inverse_transform(self, y: NDArray[Any]) -> Array:
         """The rows that `transform` makes y of: (n, k) -> (n, d).
 
-        They are exact for the fitted rows if k is their rank. Raises ValueError for abtt, which has no
-        inverse.
+        They are exact for the fitted rows if k is their rank. Raises ValueError for abtt and a shorter
+        prefix, which have no inverse.
         """
         mean, matrix, _ = self.fitted
         d, k = len(mean), y.shape[-1]
         if self.kind == "abtt":
             raise ValueError("abtt has no inverse: the components that it removes are lost")
+        if self.kind == "prefix" and k < d:
+            raise ValueError(f"a prefix of {k} of {d} channels has no inverse: the others are lost")
         if not 1 <= k <= d or (k < d and self.kind not in ORDERED):
             raise ValueError(f"{k}-wide rows do not come from a {self.kind} fitted to width {d}")
         if self.kind == "zca":
@@ -230,7 +234,8 @@ class Postprocess:
         refuse_infinite(moments.covariance, lambda row: f"the covariances of channel {row}")
         variances, axes = principal_axes(torch.from_numpy(moments.covariance))
         shrunk = shrink(torch.diag(variances), self.shrinkage).diagonal().numpy()  # commutes with rotation
-        return Fitted(moments.mean, self._matrix(shrunk, axes.numpy()), variances.numpy())
+        mean = np.zeros(moments.d) if self.kind == "prefix" else moments.mean
+        return Fitted(mean, self._matrix(shrunk, axes.numpy()), variances.numpy())
 
     def _matrix(self, variances: Array, axes: Array) -> Array:
         kept = variances > RANK * variances[0]
@@ -242,9 +247,9 @@ class Postprocess:
                 raise ValueError(f"top={top} axes of {d}: 1 to {d - 1} can be removed")
             removed = axes[:, :top] * kept[:top]
             return np.eye(d) - removed @ removed.T
-        return {"whitening": white, "pca": axes, "zca": white @ axes.T, "centre": np.eye(len(axes))}[
-            self.kind
-        ]
+        same = np.eye(len(axes))
+        kinds = {"whitening": white, "pca": axes, "zca": white @ axes.T, "centre": same, "prefix": same}
+        return kinds[self.kind]
 
 
 def digest(tensors: dict[str, Array], metadata: dict[str, str]) -> str:

@@ -92,7 +92,8 @@ class System(NamedTuple):
         """A function from rows to the vectors that a task sees, transformed as fitted for that task."""
         if self.make is None:
             return lambda at: self.x[at]
-        fitted = self.make().fit(self.x[plan.fits[self.on][name]])
+        transform = self.make()  # of a prefix, which is not fitted, the width alone
+        fitted = transform.fit(self.x[plan.fits[self.on][name]] if self.on else self.x)
         return lambda at: fitted.transform(self.x[at])
 
     def by_task(self, plan: Plan) -> Of:

@@ -143,7 +143,7 @@ class Row:
     """A row of a table: which vectors, and which transform, fitted to what.
 
     pooling, layers: None where the model defines them. map: settings of `Postprocess`, None for no transform.
-    fit: "target", "year", or a corpus by name or path.
+    fit: "target", "year", or a corpus by name or path; "" for nothing, as with a prefix, which is not fitted.
     """
 
     name: str
@@ -203,7 +203,10 @@ def _row(settings: Mapping[str, Any]) -> Row:
     known = [field.name for field in fields(Row)]
     if not isinstance(settings, Mapping) or "name" not in settings or set(settings) - set(known):
         raise ValueError(f"protocol.rows: {settings} must have a name and no keys but {', '.join(known)}")
-    return Row(**settings)
+    row = Row(**settings)
+    if row.map and not row.fit and row.map.get("kind") != "prefix":
+        raise ValueError(f"protocol.rows: {row.name!r} lacks what its transform is fitted to, as fit: target")
+    return row
 
 
 def whole(settings: Mapping[str, Any]) -> bool:
@@ -234,6 +237,8 @@ def chosen(
 
 
 def transformed(settings: Mapping[str, Any], fit: str) -> Row:
-    """The row of a transform that a user asks for, named after it and what it is fitted to."""
-    k = "" if settings.get("k") is None else f"-{settings['k']}"
-    return Row(f"{settings['kind']}{k} ({fit})", map=settings, fit=fit)
+    """The row of a transform that a user asks for, named after it and what it is fitted to, if anything."""
+    name = settings["kind"] + ("" if settings.get("k") is None else f"-{settings['k']}")
+    if name.startswith("prefix"):
+        return Row(name, map=settings)
+    return Row(f"{name} ({fit})", map=settings, fit=fit)

@@ -19,6 +19,7 @@ from whitenedcse.model import sentence_transformers
 from whitenedcse.model.backbones import causal, frozen
 from whitenedcse.model.encoder import CHANGED, folder, pretrained
 from whitenedcse.model.head import ProjectionHead
+from whitenedcse.model.lora import merged
 from whitenedcse.model.pooling import Final, Pooling
 from whitenedcse.model.whitener import WhiteningSettings
 
@@ -40,15 +41,17 @@ def save(embedder: Embedder, directory: Path) -> None:
 
 
 def write(embedder: Embedder, directory: Path) -> None:
-    """Write the files of a checkpoint into a directory."""
-    embedder.encoder.backbone.save_pretrained(directory)
+    """Write the files of a checkpoint into a directory, with low-rank adapters merged."""
+    plain = merged(embedder)
+    plain.encoder.backbone.save_pretrained(directory)
     embedder.encoder.tokenizer.save_pretrained(directory)
     head = {name: value.contiguous() for name, value in embedder.head.state_dict().items()}
     save_file(head, directory / "head.safetensors")
     if embedder.final is not None:
         save_file(dict(embedder.final.state_dict()), directory / FINAL)
     sentence_transformers.write(embedder, directory)
-    untrained = {"frozen": list(frozen(embedder.encoder.backbone))}
+    # beside adapters frozen weights are part of the vector
+    untrained = {"frozen": list(frozen(embedder.encoder.backbone)) if plain is embedder else []}
     (directory / SETTINGS).write_text(json.dumps({**settings(embedder), **untrained}, indent=2))
 
 

@@ -27,6 +27,7 @@ from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.sources import SECONDS, located
 from whitenedcse.model import backbones, packed
 from whitenedcse.model.attention import way
+from whitenedcse.model.lora import LoRA
 from whitenedcse.ragged import Ragged
 
 # the Python code of an encoder never runs; without this, the user is asked whether it may
@@ -45,15 +46,23 @@ class Encoder(nn.Module):
     never above the number of positions, and the tokenizer's limit is set to it.
     batches: "packed" computes on the tokens alone (BERT and RoBERTa; ModernBERT and some others on a GPU),
         "padded" is Transformers' own way, and "auto" is packed for an architecture that allows it.
+    lora: low-rank adapters, which then train in place of the backbone's weights.
     """
 
     def __init__(
-        self, backbone: nn.Module, tokenizer: Any, source: Path | None = None, batches: str = "auto"
+        self,
+        backbone: nn.Module,
+        tokenizer: Any,
+        source: Path | None = None,
+        batches: str = "auto",
+        lora: LoRA | None = None,
     ) -> None:
         super().__init__()
         quiet()
         self.source = source
         self.batches = chosen(batches, backbone)
+        if lora is not None:
+            lora.adapt(backbone)
         self.backbone: Any = backbone
         self.tokenizer = backbones.padded_right(tokenizer)
         config: Any = backbone.config
@@ -147,7 +156,7 @@ def chosen(batches: str, backbone: nn.Module) -> str:
     return batches if batches != "auto" else "packed" if fits or backbones.fits(backbone) else "padded"
 
 
-def pretrained(*, path: str, batches: str = "auto") -> Encoder:
+def pretrained(*, path: str, batches: str = "auto", lora: LoRA | None = None) -> Encoder:
     """The encoder in a local directory, or with this id on the hub, in float32.
 
     Raises FileNotFoundError if there is neither, and ValueError if a file of a sealed directory has changed,
@@ -173,7 +182,7 @@ def pretrained(*, path: str, batches: str = "auto") -> Encoder:
             f"{path} lacks {len(absent)} weights of {type(backbone).__name__}: {', '.join(absent[:3])}"
         )
     with parsing(source, BELONG, ValueError):
-        return Encoder(backbone.float(), tokenizer, source, batches)
+        return Encoder(backbone.float(), tokenizer, source, batches, lora)
 
 
 def longest(backbone: Any, limit: float) -> int:
@@ -211,6 +220,7 @@ def small_bert(  # noqa: PLR0913  the settings of one YAML group, by name
     width: int,
     heads: int,
     batches: str = "auto",
+    lora: LoRA | None = None,
 ) -> Encoder:
     """The quick start's encoder: a BERT with random weights, and a WordPiece tokenizer of the corpus."""
     if min(vocabulary, layers, width, heads) < 1 or width % heads:
@@ -228,7 +238,7 @@ def small_bert(  # noqa: PLR0913  the settings of one YAML group, by name
         intermediate_size=4 * width,
         max_position_embeddings=tokenizer.model_max_length,
     )
-    return Encoder(BertModel(config, add_pooling_layer=False), tokenizer, batches=batches)
+    return Encoder(BertModel(config, add_pooling_layer=False), tokenizer, batches=batches, lora=lora)
 
 
 def wordpiece(sentences: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:

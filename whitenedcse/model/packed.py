@@ -31,6 +31,7 @@ from whitenedcse.model.attention import (
     planned,
     scale,
 )
+from whitenedcse.model.lora import NAME as ADAPTER
 from whitenedcse.ragged import Ragged, places, taken
 
 
@@ -65,8 +66,16 @@ class _Dropout(Function):
         return own, grad if ctx.needs_input_grad[1] else None, None, None
 
 
-def linear(layer: nn.Module, x: Tensor) -> Tensor:
-    """The linear layer: (t, in) -> (t, out); in float32 on CPU by oneDNN where that is faster."""
+def linear(layer: Any, x: Tensor, seed: Seed = 0) -> Tensor:
+    """The linear layer: (t, in) -> (t, out); in float32 on CPU by oneDNN where that is faster.
+
+    A layer that `lora` adapted adds the product of its two thin matrices. seed: of their dropout on CPU.
+    """
+    if hasattr(layer, "lora_A"):
+        down, up, factor = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER], layer.scaling[ADAPTER]
+        drop = layer.lora_dropout[ADAPTER]  # peft has an Identity for p = 0
+        read = dropout(x, drop, seed) if isinstance(drop, nn.Dropout) else x
+        return linear(layer.base_layer, x) + factor * linear(up, linear(down, read))
     if type(layer) is nn.Linear and x.dtype == torch.float32 and x.device.type == "cpu" and prefers_onednn():
         if not torch.is_autocast_enabled("cpu"):
             return _Linear.apply(x, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
@@ -222,16 +231,17 @@ def block(layer: Any, x: Tensor, layout: Layout, number: int, rows: Tensor | Non
     own, out = layer.attention.self, layer.attention.output
     low = lowered(x)
     some, some_low = (x, low) if rows is None else (x[rows], low[rows])
-    seeds = [[layout.seed, number, place] for place in range(3)]
-    q, k, v = linear(own.query, some_low), linear(own.key, low), linear(own.value, low)
+    seeds = [[layout.seed, number, place] for place in range(9)]
+    q = linear(own.query, some_low, seeds[3])
+    k, v = linear(own.key, low, seeds[4]), linear(own.value, low, seeds[5])
     p = own.dropout.p if own.training else 0.0
     if layout.plan is None:
         seen = jagged_attention(q, k, v, heads=own.num_attention_heads, p=p, batch=layout.batch)
     else:
         seen = attention(q, k, v, Settings(layout.plan, rows is not None, p, seeds[0]))
-    x = out.LayerNorm(dropout(linear(out.dense, seen), out.dropout, seeds[1], onto=some))
+    x = out.LayerNorm(dropout(linear(out.dense, seen, seeds[6]), out.dropout, seeds[1], onto=some))
     wide, out = layer.intermediate, layer.output
-    y = linear(out.dense, wide.intermediate_act_fn(linear(wide.dense, x)))
+    y = linear(out.dense, wide.intermediate_act_fn(linear(wide.dense, x, seeds[7])), seeds[8])
     return out.LayerNorm(dropout(y, out.dropout, seeds[2], onto=x))
 
 

@@ -26,6 +26,7 @@ from whitenedcse.data.corpus import Corpus, texts
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.lora import merged
 from whitenedcse.model.pooling import Final
 from whitenedcse.serving import card, layouts
 
@@ -133,7 +134,7 @@ def export(embedder: Embedder, out: Path, wanted: Wanted) -> dict[str, Any]:
     Raises ValueError, nothing written, for an embedder that the format cannot express, for an export whose
     vectors are not the embedder's, and where `out` holds anything but an earlier export.
     """
-    layout, embedder = layouts.LAYOUTS[wanted.to], embedder.cpu().eval()
+    layout, embedder = layouts.LAYOUTS[wanted.to], merged(embedder.cpu().eval())
     refuse(out, wanted)
     refuse_infinite(embedder.encode([PROBE]), lambda _: f"the vector of {PROBE!r}")
     layout.refuse(embedder)

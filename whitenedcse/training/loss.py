@@ -4,6 +4,7 @@ v: views, the anchor first    n: sentences    d: width    h: hard negatives    t
 s_pij: cosine of anchor i with sentence j in view p, over tau
 
 [1] WhitenedCSE, arXiv:2305.17746    [2] SimCSE, arXiv:2104.08821
+[3] Kusupati et al., Matryoshka Representation Learning, arXiv:2205.13147
 """
 
 from __future__ import annotations
@@ -137,6 +138,68 @@ class MultiPositiveLoss:
                 f"loss.weights={list(self.weights)} for {positives} positives; give 1 or {positives}"
             )
         return list(self.weights) * (positives if len(self.weights) == 1 else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matryoshka(MultiPositiveLoss):
+    """The loss of z, of the embedding x that evaluation sees, and of prefixes of x.
+
+    loss(z) + loss(x) + sum_m c_m loss(x[..., :m]), the last two being Eq. 1 of [3] with cosines for its
+    classifiers. x is the pooled output before the head where evaluation sees that (embedding=encoder): the
+    head mixes the channels of x, so that a prefix of z says nothing of one of x (results/matryoshka). The
+    views of x are the encoder passes, not whitened. The other settings are those of `MultiPositiveLoss`.
+
+    dims: how many channels each prefix has. dim_weights: c_m, one for each, or one that serves all.
+    Raises ValueError for sizes or weights that are not above 0, and for a wrong number of weights.
+
+    >>> z = torch.eye(4).expand(2, 4, 4)
+    >>> f"{Matryoshka(dims=[1])(z, x=torch.ones(2, 4, 4)):.4f}"  # z is perfect, x a guess among four: 2 log 4
+    '2.7726'
+    """
+
+    dims: Sequence[int] = (64, 128, 256, 512)
+    dim_weights: Sequence[float] = (1.0,)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        weights = list(self.dim_weights)
+        if not self.dims or min(self.dims) < 1:
+            raise ValueError(f"loss.dims={list(self.dims)} must be one or more sizes above 0")
+        if len(weights) not in (1, len(self.dims)) or not all(0 < w < math.inf for w in weights):
+            raise ValueError(f"loss.dim_weights={weights} must be numbers above 0: one, or as many as dims")
+
+    def refuse_width(self, d: int) -> None:
+        """Raise ValueError for a prefix of more than d channels."""
+        if max(self.dims) > d:
+            raise ValueError(
+                f"loss.dims={list(self.dims)}: {max(self.dims)} is more than the embedding's width {d};"
+                f" leave out what is above it, as loss.dims=[{d // 4},{d // 2}]"
+            )
+
+    def __call__(
+        self,
+        z: Tensor,
+        negatives: Tensor | None = None,
+        *,
+        x: Tensor | None = None,
+        x_negatives: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of views z: (v, n, d), with prefixes of x: (p, n, d) -> scalar in float32 or float64.
+
+        negatives, x_negatives: (h, d) hard negatives of both, if any. Without x, prefixes are those of z.
+        """
+        weights = list(self.dim_weights) * (len(self.dims) if len(self.dim_weights) == 1 else 1)
+        sizes = dict(zip(self.dims, weights, strict=True))
+        if x is None:
+            x, x_negatives = z, negatives
+        else:
+            sizes.setdefault(x.shape[-1], 1.0)
+        self.refuse_width(x.shape[-1])
+        total = super().__call__(z, negatives)
+        for m, weight in sizes.items():
+            cut = None if x_negatives is None else x_negatives[:, :m]
+            total = total + weight * super().__call__(x[..., :m], cut)
+        return total
 
 
 def log_mean_exp(x: Tensor, weights: Sequence[float]) -> Tensor:

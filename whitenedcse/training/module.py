@@ -24,12 +24,12 @@ from torch.nn import Parameter
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from whitenedcse.app.compute import autocast_type, cores
+from whitenedcse.app.compute import autocast_type, cores, full_precision
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.model.backbones import unread
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.ragged import Ragged, concatenate, split
-from whitenedcse.training.loss import MaskedLanguageModel, MultiPositiveLoss
+from whitenedcse.training.loss import MaskedLanguageModel, Matryoshka, MultiPositiveLoss
 from whitenedcse.training.parallel import Manner, cut, encoded, equal_sizes, gathered, place
 
 
@@ -134,6 +134,8 @@ class ContrastiveTraining(LightningModule):
             )
         if chunk is not None and (chunk < 1 or mlm is not None):
             raise ValueError(f"trainer.chunk={chunk} must be 1 or more, and has no use beside mlm.weight > 0")
+        if isinstance(loss, Matryoshka):
+            loss.refuse_width(embedder.encoder.width)
         if mlm is None:  # several devices would wait for a gradient of layers that pooling does not read
             for weight in unread(embedder.encoder, embedder.pooling.layers):
                 weight.requires_grad_(False)
@@ -163,7 +165,7 @@ class ContrastiveTraining(LightningModule):
             x = gathered(x)
         reseed(*at)  # every rank draws the same permutations
         passes = batch.positives.n // batch.n
-        loss = contrastive = self.loss(*self.embedder.project(x, passes=passes, views=self.views))
+        loss = contrastive = self.contrastive(x, passes)
         if self.mlm is not None:
             reseed(*at, place()[0], -1)
             masked = self.mlm(batch.positives)
@@ -172,6 +174,22 @@ class ContrastiveTraining(LightningModule):
             self.log_dict(parts, logger=False)
         self.log("train/loss", loss.detach(), logger=False)  # a bar would read it every step
         return loss
+
+    def contrastive(self, x: Tensor, passes: int) -> Tensor:
+        """The loss of pooled x, p encoder passes and r of hard negatives: (p + r, n, d) -> scalar.
+
+        Raises ValueError for prefixes of x with fewer than two passes.
+        """
+        z, negatives = self.embedder.project(x, passes=passes, views=self.views)
+        if not isinstance(self.loss, Matryoshka) or self.embedder.embedding == "head":
+            return self.loss(z, negatives)
+        if passes < 2:
+            raise ValueError(
+                f"loss=matryoshka compares encoder passes: data.passes={passes} must be 2 or more"
+            )
+        seen = x if self.embedder.embedding == "encoder" else full_precision(self.embedder.head.dense)(x)
+        more = None if len(x) == passes else seen[passes:].flatten(0, 1)
+        return self.loss(z, negatives, x=seen[:passes], x_negatives=more)
 
     def encoded(self, batch: Batch, position: tuple[int, ...]) -> Tensor:
         """The pooled vectors of a batch, (p, n, d), or with hard negatives (p + 1 or more, n, d)."""

@@ -1,0 +1,283 @@
+"""Low-rank adapters: peft's own forward and gradient, alone in training, and merged in whatever is saved."""
+
+import subprocess
+import sys
+from functools import partial
+
+import programs
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import ROOT, SENTENCES, architecture, embedder_of
+from test_distributed import (
+    apart,
+    batch_of,
+    encoder_of,
+    finish,
+    gradient,
+    module_of,
+    ready,
+    share_of,
+    started,
+    stepped,
+    together,
+)
+from test_packed import RELATIVES, batch, gradients, transformers_own
+from test_packed import backbone as packable
+from test_scripts import TINY
+from torch.testing import assert_close
+from transformers import AutoModel
+
+from whitenedcse.model import packed
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.encoder import Encoder
+from whitenedcse.model.lora import LoRA, merged
+from whitenedcse.serving import exports
+from whitenedcse.serving.exports import Wanted
+from whitenedcse.training.loss import MaskedLanguageModel, Matryoshka
+
+
+def learnt(module, scale=0.3):
+    """The module with adapters as after training: the second matrix begins at zero, and hides the first."""
+    torch.manual_seed(1)
+    for name, weight in module.named_parameters():
+        if "lora_B" in name:
+            weight.data = scale * torch.randn_like(weight)
+    return module
+
+
+def adapted(model, **settings):
+    LoRA(**{"r": 2} | settings).adapt(model)
+    return learnt(model)
+
+
+@pytest.mark.parametrize("modules", [None, ["query", "value"], ["intermediate.dense"]])
+@pytest.mark.parametrize("kind", RELATIVES)
+@pytest.mark.slow(but=4)
+def test_packed_batches_are_pefts_own_forward_and_gradient(kind, modules):
+    model, rows = adapted(packable(kind).train(), modules=modules, alpha=3.0), batch()
+    for first in (False, True):
+        ours = packed.hidden(model, rows, [1, 3], first=first)
+        own = gradients(model, ours)
+        theirs = transformers_own(model, rows, [1, 3], first)
+        assert_close(ours, theirs, atol=1e-12, rtol=1e-12)
+        expected = gradients(model, theirs)
+        assert expected and own.keys() == expected.keys() and all("lora_" in name for name in own)
+        for name, value in expected.items():
+            assert value.any()
+            assert_close(own[name], value, atol=1e-11, rtol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("onednn", [False, True])
+def test_float32_is_exact_to_rounding(onednn, monkeypatch):
+    monkeypatch.setattr(packed, "prefers_onednn", lambda: onednn)
+    exact, rows = learnt(adapted(packable()), scale=0.1), batch()
+    model = adapted(packable())
+    model.load_state_dict(exact.state_dict())
+    ours, truth = (
+        packed.hidden(model.float(), rows, [3], first=False),
+        transformers_own(exact, rows, [3], False),
+    )
+    assert_close(ours.double(), truth, atol=2e-5, rtol=0)
+    own, expected = gradients(model, ours), gradients(exact, truth)
+    assert own.keys() == expected.keys()
+    for name, value in expected.items():
+        assert (own[name] - value).norm() <= 1e-5 * value.norm(), name
+
+
+def test_dropout_of_adapters_depends_on_the_seed_alone_and_differs_from_layer_to_layer():
+    model, rows = adapted(packable().train(), dropout=0.5), batch()
+    torch.manual_seed(0)
+    one = packed.hidden(model, rows, [3], first=False, seed=5)
+    torch.manual_seed(1)
+    again, other = (packed.hidden(model, rows, [3], first=False, seed=seed) for seed in (5, 6))
+    assert torch.equal(one, again) and not torch.equal(one, other)
+    assert not torch.equal(one, packed.hidden(model.eval(), rows, [3], first=False, seed=5))
+
+
+def test_each_layer_has_a_dropout_of_its_own(monkeypatch):
+    seen = []
+    true = packed.dropout
+    monkeypatch.setattr(
+        packed,
+        "dropout",
+        lambda x, layer, seed, **more: seen.append(str(seed)) or true(x, layer, seed, **more),
+    )
+    model = adapted(packable(dropout=0.1).train(), dropout=0.5)
+    packed.hidden(model, batch(), [3], first=False, seed=5)
+    assert len(seen) == len(set(seen)) == 1 + 3 * (2 + 6)
+
+
+def test_the_mean_over_dropout_is_the_output_without_it():
+    model, x = adapted(packable().train(), dropout=0.4), torch.randn(7, 24, dtype=torch.double)
+    layer = model.encoder.layer[0].attention.self.query
+    draws = torch.stack([packed.linear(layer, x, [i, 0, 0]) for i in range(2000)]).detach()
+    off = (draws.mean(dim=0) - layer.eval()(x)) / (draws.std(dim=0) / 2000**0.5)  # of 168 numbers
+    assert 0.8 < off.square().mean() < 1.25 and off.abs().max() < 4.5
+
+
+def test_only_adapters_and_head_train(bert):
+    bert = Encoder(bert.backbone, bert.tokenizer, lora=LoRA(r=2))
+    embedder = embedder_of(bert)
+    trained = {name for name, weight in embedder.named_parameters() if weight.requires_grad}
+    assert {name for name in trained if "lora_" not in name} == {"head.linear.weight", "head.linear.bias"}
+    assert len(trained) == 2 + 2 * 6 * bert.depth and not any("pooler" in name for name in trained)
+    assert len([n for n, w in embedder.named_parameters() if not w.requires_grad]) > 3 * 16
+
+
+def test_rank_zero_changes_nothing(bert):
+    before = [(name, weight.requires_grad) for name, weight in bert.backbone.named_parameters()]
+    LoRA(r=0).adapt(bert.backbone)
+    assert before == [(name, weight.requires_grad) for name, weight in bert.backbone.named_parameters()]
+    embedder = embedder_of(bert)
+    assert merged(embedder) is embedder
+
+
+KINDS = ("albert", "distilbert", "mpnet", "electra", "modernbert", "deberta-v2", "gpt2", "llama")
+
+
+@pytest.mark.filterwarnings("ignore:.*was not defined as a:UserWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_architecture_is_adapted_and_saved_merged(kind, tokenizer, tmp_path):
+    encoder = Encoder(architecture(kind, len(tokenizer)), tokenizer, lora=LoRA(r=2))
+    embedder = learnt(embedder_of(encoder, kind="mean"), scale=1.0).eval()
+    x = embedder.encode(SENTENCES)
+    assert not torch.equal(torch.tensor(x), torch.tensor(learnt(embedder, scale=0.0).encode(SENTENCES)))
+    learnt(embedder, scale=1.0)
+    state = {name: value.clone() for name, value in embedder.state_dict().items()}
+    embedder.save(tmp_path / "best")
+    assert all(torch.equal(value, state[name]) for name, value in embedder.state_dict().items())
+    loaded = Embedder.load(tmp_path / "best")
+    assert_close(torch.tensor(loaded.encode(SENTENCES)), torch.tensor(x), atol=2e-5 * abs(x).max(), rtol=0)
+    assert not any("lora" in name for name in loaded.state_dict())
+    info = AutoModel.from_pretrained(tmp_path / "best", output_loading_info=True)[1]
+    assert not info["unexpected_keys"]
+
+
+def test_the_merged_weight_is_the_sum(bert):
+    bert = Encoder(bert.backbone, bert.tokenizer, lora=LoRA(r=2, alpha=3.0))
+    embedder = learnt(embedder_of(bert))
+    layer = bert.backbone.encoder.layer[1].output.dense
+    with torch.autocast("cpu", torch.bfloat16):  # merged in float32 all the same
+        weight = merged(embedder).encoder.backbone.encoder.layer[1].output.dense.weight
+    exact = layer.base_layer.weight.double() + 1.5 * (
+        layer.lora_B["default"].weight.double() @ layer.lora_A["default"].weight.double()
+    )
+    assert_close(weight.double(), exact, atol=1e-6, rtol=0)
+    shared = merged(embedder).encoder.backbone.embeddings.word_embeddings.weight
+    assert shared is bert.backbone.embeddings.word_embeddings.weight  # no second copy of what is frozen
+
+
+@pytest.mark.parametrize("to", ["transformers", "sentence-transformers"])
+def test_an_export_from_memory_is_merged_and_verified(to, bert, tmp_path):
+    bert = Encoder(bert.backbone, bert.tokenizer, lora=LoRA(r=2))
+    embedder = learnt(embedder_of(bert))
+    assert exports.export(embedder, tmp_path / "out", Wanted(to, "x"))["difference"] <= 1e-5
+    assert "lora" not in str(AutoModel.from_pretrained(tmp_path / "out"))
+
+
+def test_a_saved_embedder_is_read_without_peft(bert, tmp_path):
+    bert = Encoder(bert.backbone, bert.tokenizer, lora=LoRA(r=2))
+    learnt(embedder_of(bert)).save(tmp_path / "best")
+    code = "import sys; sys.modules['peft'] = None\nfrom whitenedcse import Embedder\n"
+    code += f"print(Embedder.load({str(tmp_path / 'best')!r}).encode(['the cat']).shape)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "(1, 16)\n", done.stderr
+
+
+def test_without_peft_the_error_names_the_command(bert, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ValueError, match=r"encoder.lora.r=8 needs peft .*pip install 'whitenedcse\[lora\]'"):
+        LoRA(r=8).adapt(bert.backbone)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"r": -1}, "encoder.lora.r=-1 must be 0"),
+        ({"alpha": 0.0}, "encoder.lora.alpha=0.0 must be finite and above 0"),
+        ({"dropout": 1.0}, r"encoder.lora.dropout=1.0 must be in \[0, 1\)"),
+        ({"modules": []}, r"encoder.lora.modules=\[\] must be null or names"),
+        (
+            {"modules": ["query", "valve"]},
+            "no linear layer 'valve'; this encoder has dense, key, query, value",
+        ),
+        ({"modules": ["pooler.dense"]}, "no linear layer 'pooler.dense'"),
+        ({"modules": ["word_embeddings"]}, "no linear layer 'word_embeddings'"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, words, bert):
+    with pytest.raises(ValueError, match=words):
+        LoRA(**{"r": 2} | settings).adapt(bert.backbone)
+
+
+def two_steps(tokenizer):
+    """The gradient of a second step on prefixes, with adapters in layers that pooling does not read too."""
+    encoder = encoder_of(tokenizer)
+    torch.manual_seed(2)
+    LoRA(r=2).adapt(encoder.backbone)
+    learnt(encoder)
+    module = module_of(encoder, "dense", layers=(1,))
+    module.loss = Matryoshka(dims=[4, 16])
+    step = ready(module)
+    for _ in range(2):  # at the second DDP misses a gradient that did not come
+        loss = stepped(
+            module,
+            batch_of(share_of(*(dist.get_rank(), 2) if dist.is_initialized() else (0, 1)), 2, True),
+            step,
+        )
+    return loss, gradient(module)
+
+
+def test_chunks_and_the_masked_term_reach_the_adapters_alone(tokenizer):
+    outcomes = []
+    for chunk, mlm in (
+        (None, None),
+        (5, None),
+        (None, partial(MaskedLanguageModel, weight=0.1, probability=0.3)),
+    ):
+        encoder = encoder_of(tokenizer)
+        torch.manual_seed(2)
+        LoRA(r=2).adapt(encoder.backbone)
+        module = module_of(learnt(encoder), "dense", chunk=chunk, mlm=mlm)
+        stepped(module, batch_of(slice(0, 16), 2, False))
+        assert all((p.grad is not None) == p.requires_grad for p in module.embedder.parameters())
+        outcomes.append(gradient(module.embedder))
+    whole, chunked, masked = outcomes
+    assert apart(chunked, whole) < 1e-10 < apart(masked, whole)
+
+
+def rank_of_two(rank, tokenizer, folder):
+    together(rank, 2, folder, "lora", seconds=60)
+    torch.save(two_steps(tokenizer), folder / f"rank{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_two_ranks_step_as_one_does(tokenizer, tmp_path):
+    finish(started(rank_of_two, 2, tokenizer, tmp_path))
+    loss, expected = two_steps(tokenizer)
+    assert len(expected) == 16 * 16 + 16 + 2 * (4 * 32 + 2 * 48)  # the head, and one layer of three
+    for rank in (0, 1):
+        own_loss, own = torch.load(tmp_path / f"rank{rank}.pt")
+        assert abs(float(own_loss - loss)) < 1e-10 and apart(own, expected) < 1e-10
+
+
+def test_train_and_evaluate_with_adapters_and_prefixes(tmp_path):
+    words = [
+        *TINY,
+        "encoder.lora.r=2",
+        "loss=matryoshka",
+        "loss.dims=[4,8]",
+        "trainer.max_steps=2",
+        "run=one",
+    ]
+    done = programs.started("train.py", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    best = AutoModel.from_pretrained(tmp_path / "outputs/one/best")
+    assert not any("lora" in name for name in best.state_dict())
+    asked = ["model=outputs/one", "tasks=quickstart", "postprocess=prefix", "k=4", "digits=2"]
+    done = programs.started("evaluate.py", *asked, cwd=tmp_path)
+    assert done.returncode == 0 and "prefix-4 " in done.stdout, done.stderr
+    again = programs.started("train.py", *words, "encoder.lora.r=3", cwd=tmp_path)
+    assert "encoder.lora.r=3 (it began with 2)" in again.stderr
