@@ -204,7 +204,7 @@ def fit(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def inputs(config: Any) -> tuple[list[Any], Any]:
-    """The test tasks and the dev pairs of a training run; its encoder and corpus are looked for, too.
+    """The test tasks and the dev pairs, or None, of a run; its encoder and corpus are looked for, too.
 
     Raises FileNotFoundError, which says all that is missing.
     """
@@ -213,9 +213,10 @@ def inputs(config: Any) -> tuple[list[Any], Any]:
 
     encoder: list[Any] = [partial(folder, config.encoder.path)] if "path" in config.encoder else []
     find = [*encoder, *(partial(task, name) for name in config.tasks.names)]
-    find += [partial(sources.located, config.data.corpus), partial(subsets, config.monitor.dev)]
-    *found, _, dev = require(find)
-    return found[len(encoder) :], dev
+    dev = config.monitor.dev
+    find += [partial(sources.located, config.data.corpus), partial(subsets, dev) if dev else lambda: None]
+    *found, _, pairs = require(find)
+    return found[len(encoder) :], pairs
 
 
 def require(inputs: Iterable[Callable[[], Any]]) -> list[Any]:

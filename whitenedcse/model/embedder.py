@@ -198,9 +198,9 @@ class Embedder(nn.Module):
         with parsing(Path(path), "copy the whole directory again"):
             return Embedder(**parts).eval()
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: str | Path) -> None:
         """Write a checkpoint to a directory, completely or, with an OSError, not at all."""
-        checkpoint.save(self, directory)
+        checkpoint.save(self, Path(directory))
 
 
 def refuse_prompts(prompts: Mapping[str, Any]) -> None:
