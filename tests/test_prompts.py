@@ -391,9 +391,9 @@ def test_a_source_is_encoded_with_the_prompt_that_is_asked_for(embedder, tmp_pat
         assert_allclose(x, embedder.encode(before(used)), atol=1e-5)
         assert opened.facts["prompt"] == used and kept.encoded == 8  # planes of other ids
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("def encode(texts): return [[len(text), 1.0] for text in texts]")
+    (tmp_path / "of_lengths.py").write_text("def encode(texts): return [[len(text), 1.0] for text in texts]")
     for asked, more in ((None, 0), ("a ", 2)):
-        (x,), _ = vectors(source("mine:encode", None, asked), SENTENCES, Vectors([None]))
+        (x,), _ = vectors(source("of_lengths:encode", None, asked), SENTENCES, Vectors([None]))
         assert x[:, 0].tolist() == [len(text) + more for text in SENTENCES]
 
 
