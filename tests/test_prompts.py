@@ -153,6 +153,9 @@ def test_a_whitening_is_fitted_to_prompted_texts_and_keeps_the_prompt(embedder, 
     fit.provenance = fitted(fit, prompted, Corpus(corpus))
     wanted = Postprocess("whitening").fit(embedder.encode(before("the ", SENTENCES * 8)))
     assert_allclose(fit.mean, wanted.mean, atol=1e-6)
+    assert fit.provenance["prompt"] == "the "
+    with pytest.raises(ValueError, match="fitted to texts after the prompt 'the ', and here it is ''"):
+        whitened(embedder, fit, 3)
     ended = whitened(prompted, fit, 3)
     assert ended.prompt == "the " and ended.width == 3
     assert_allclose(ended.encode(SENTENCES), fit.transform(embedder.encode(before("the ")), 3), atol=1e-3)
@@ -298,6 +301,18 @@ def test_the_export_command_stores_a_prompt(embedder, tmp_path):
     x = embedder.encode(before("the "))
     assert_allclose(by_their_library(tmp_path / "out").encode(SENTENCES), x, atol=1e-5)
     assert_allclose(Embedder.load(tmp_path / "out").encode(SENTENCES), x, atol=1e-5)
+
+
+def test_the_encode_command_takes_a_prompt_and_resumes_with_no_other(embedder, corpus, tmp_path, capsys):
+    checkpoint.save(embedder, tmp_path / "best")
+    argv = ["encode", str(tmp_path / "best"), corpus, str(tmp_path / "vectors")]
+    assert cli.main([*argv, "--prompt", "the "]) == 0
+    wanted = embedder.encode(before("the ", SENTENCES * 8))
+    assert_allclose(np.load(tmp_path / "vectors/shard-00000.npy"), wanted, atol=1e-6)
+    assert cli.main([*argv, "--prompt", "a "]) == cli.main(argv) == 2
+    assert (
+        capsys.readouterr().err.count("its final transform, a prompt, or the kind of device is another") == 2
+    )
 
 
 # the index
