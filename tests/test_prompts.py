@@ -153,6 +153,9 @@ def test_a_whitening_is_fitted_to_prompted_texts_and_keeps_the_prompt(embedder, 
     fit.provenance = fitted(fit, prompted, Corpus(corpus))
     wanted = Postprocess("whitening").fit(embedder.encode(before("the ", SENTENCES * 8)))
     assert_allclose(fit.mean, wanted.mean, atol=1e-6)
+    assert fit.provenance["prompt"] == "the "
+    with pytest.raises(ValueError, match="fitted to texts after the prompt 'the ', and here it is ''"):
+        whitened(embedder, fit, 3)
     ended = whitened(prompted, fit, 3)
     assert ended.prompt == "the " and ended.width == 3
     assert_allclose(ended.encode(SENTENCES), fit.transform(embedder.encode(before("the ")), 3), atol=1e-3)
@@ -300,6 +303,18 @@ def test_the_export_command_stores_a_prompt(embedder, tmp_path):
     assert_allclose(Embedder.load(tmp_path / "out").encode(SENTENCES), x, atol=1e-5)
 
 
+def test_the_encode_command_takes_a_prompt_and_resumes_with_no_other(embedder, corpus, tmp_path, capsys):
+    checkpoint.save(embedder, tmp_path / "best")
+    argv = ["encode", str(tmp_path / "best"), corpus, str(tmp_path / "vectors")]
+    assert cli.main([*argv, "--prompt", "the "]) == 0
+    wanted = embedder.encode(before("the ", SENTENCES * 8))
+    assert_allclose(np.load(tmp_path / "vectors/shard-00000.npy"), wanted, atol=1e-6)
+    assert cli.main([*argv, "--prompt", "a "]) == cli.main(argv) == 2
+    assert (
+        capsys.readouterr().err.count("its final transform, a prompt, or the kind of device is another") == 2
+    )
+
+
 # the index
 
 
@@ -391,9 +406,9 @@ def test_a_source_is_encoded_with_the_prompt_that_is_asked_for(embedder, tmp_pat
         assert_allclose(x, embedder.encode(before(used)), atol=1e-5)
         assert opened.facts["prompt"] == used and kept.encoded == 8  # planes of other ids
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("def encode(texts): return [[len(text), 1.0] for text in texts]")
+    (tmp_path / "of_lengths.py").write_text("def encode(texts): return [[len(text), 1.0] for text in texts]")
     for asked, more in ((None, 0), ("a ", 2)):
-        (x,), _ = vectors(source("mine:encode", None, asked), SENTENCES, Vectors([None]))
+        (x,), _ = vectors(source("of_lengths:encode", None, asked), SENTENCES, Vectors([None]))
         assert x[:, 0].tolist() == [len(text) + more for text in SENTENCES]
 
 

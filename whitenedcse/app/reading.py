@@ -154,7 +154,7 @@ DEV |= dict.fromkeys(("values_before", "values_best"), {"*": SCORE})
 ENCODER = ({"path": str, "commit": TEXT, "architecture": TEXT}, None)
 ORIGIN = {"experiment": TEXT, "system": TEXT, "seed": WHOLE, "encoder": ENCODER}
 FORMS: dict[str, Any] = {
-    "scores.json": {"dev": DEV, "rows": [ROW, ...], "headline": str, "model": TEXT, **ORIGIN},
+    "scores.json": {"dev": DEV, "rows": [ROW, ...], "headline": str, "model": TEXT, "prompt": TEXT, **ORIGIN},
     "versions.json": {
         **{"command": str, "commit": TEXT, "packages": {"*": str}, "resumed": [{}, ...], **ORIGIN},
         "machine": {"cores": int, "gpus": ([], [str, ...])},

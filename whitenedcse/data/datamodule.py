@@ -121,8 +121,9 @@ class SentenceData(LightningDataModule):
     rows per step, over all ranks. batch_tokens: instead, the approximate number of tokens of first columns
     per step. passes: how often a sentence goes through the encoder; an (anchor, positive) row has 2 * passes.
     repetition: the rate of `ragged.drawn` in the passes after the first, of both columns; hard negatives have
-    one pass and are never changed. prompt: a text put before each sentence of every column, and counted in
-    max_length. Raises ValueError for settings with which nothing could be learned.
+    one pass and are never changed. prompt: a text put before each sentence of every column; its
+    tokens count in max_length and are repeated as others are. Raises ValueError for settings with which
+    nothing could be learned.
     """
 
     tokens: TokenRows

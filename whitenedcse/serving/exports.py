@@ -55,7 +55,8 @@ def fitted(fit: Postprocess, embedder: Embedder, corpus: Corpus, *, bf16: bool =
         )
     if not fit.variances.any():
         raise ValueError(f"{corpus.path}: all {n:,} texts have the same vector; {fit.kind} needs others")
-    return {"corpus": corpus.path, "texts": n, "sample": corpus.sample, "bf16": bf16, "probe": probe(plain)}
+    about = {"corpus": corpus.path, "texts": n, "sample": corpus.sample, "bf16": bf16, "probe": probe(plain)}
+    return about | ({"prompt": plain.prompt} if plain.prompt else {})
 
 
 def whitened(embedder: Embedder, fit: Postprocess, k: int | None = None) -> Embedder:
@@ -97,10 +98,16 @@ def probe(embedder: Embedder) -> list[float]:
 
 
 def refuse_other(embedder: Embedder, fit: Postprocess) -> None:
-    """Raise ValueError if `fit` was fitted to the vectors of another embedder."""
+    """Raise ValueError if `fit` was fitted to the vectors of another embedder, or after another prompt."""
     if len(fit.mean) != embedder.width:
         raise ValueError(
             f"a transform fitted to width {len(fit.mean)} does not fit an embedder of width {embedder.width}"
+        )
+    before = fit.provenance.get("prompt", "") if "probe" in fit.provenance else embedder.prompt
+    if before != embedder.prompt:
+        raise ValueError(
+            f"this transform was fitted to texts after the prompt {before!r}, and here it is "
+            f"{embedder.prompt!r}; use --prompt {before!r}, or fit it again"
         )
     then, now = (np.asarray(x) for x in (fit.provenance.get("probe"), probe(embedder)))
     if then.shape == now.shape and then @ now < ALIKE * np.linalg.norm(then) * np.linalg.norm(now):

@@ -10,7 +10,7 @@ FORMS, DTYPES = ("npy", "parquet"), ("float32", "float16")
 FREE = ("source", "embedding", "input", "threads")  # may be another when a job resumes
 OTHER = {
     "fingerprint": "the input is another, or has changed",
-    "embedder": "the encoder, its pooling, its final transform, or the kind of device is another",
+    "embedder": "the encoder, its pooling, its final transform, a prompt, or the kind of device is another",
 }
 
 
