@@ -212,15 +212,17 @@ def last_layer(backbone: Any, batch: Ragged) -> Tensor:
 def modes(autocast: torch.dtype | None) -> Iterator[None]:
     """A thread's modes of inference; autocast: its type, None for off.
 
-    Only the thread's own flags are set: to leave a context of `torch.autocast` would discard the weights that
-    it has cast for all threads, which would be cast again for each batch.
+    Only the thread's own flags are set, as inside a context of `torch.autocast`: to leave the outermost one
+    of a thread discards the weights that are cast for all threads, which would then be cast for each batch.
     """
     torch.set_autocast_enabled("cpu", autocast is not None)
     torch.set_autocast_dtype("cpu", autocast or torch.bfloat16)
+    torch.autocast_increment_nesting()
     try:
         with torch.no_grad():
             yield
     finally:
+        torch.autocast_decrement_nesting()
         torch.set_autocast_enabled("cpu", False)
 
 
