@@ -98,7 +98,7 @@ def test_bfloat16_stays_as_near_as_theirs(made, threaded):
     assert 0 < np.abs(ours - exact).max() < 2 * np.abs(theirs - exact).max()
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta", "camembert"])
 def test_training_without_dropout_has_the_same_gradient(made, counted, kind):
     both = []
     for change in (lambda model: model, accelerate):
