@@ -2,13 +2,16 @@
 
 import copy
 import json
+import os
 from datetime import timedelta
+from inspect import signature
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from conftest import SENTENCES, backbone, embedder_of, whitening
+from accelerate.state import AcceleratorState, PartialState
+from conftest import SENTENCES, architecture, backbone, embedder_of, nowhere, whitening
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
@@ -40,7 +43,8 @@ FULL = {"whitening": whitening(gradient="full", eps=1e-3)}
 
 def saved(folder, tokenizer, kind="bert", dropout=0.0):
     """The directory of a tiny encoder whose vectors spread."""
-    model = backbone(kind, len(tokenizer))
+    make = backbone if kind in ("bert", "roberta") else architecture
+    model = make(kind, len(tokenizer))
     for part in model.modules():
         if isinstance(part, (nn.Linear, nn.Embedding)):
             part.weight.data *= 8
@@ -217,6 +221,13 @@ def test_matryoshka_works_without_a_head_and_is_refused_with_one(made):
         stepped(MatryoshkaLoss(model := made(), WhitenedContrastiveLoss(model), dims), SENTENCES, OTHERS)
 
 
+def test_the_defaults_are_those_of_our_training():
+    ours = dict(signature(ContrastiveTraining).parameters) | dict(signature(ProjectionHead).parameters)
+    theirs = signature(WhitenedContrastiveLoss).parameters
+    for name in ("views", "loss", "whitening", "dense"):
+        assert theirs[name].default == ours[name].default
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -372,3 +383,28 @@ def test_two_processes_do_what_one_does(tokenizer, tmp_path):
     assert refused == also
     assert "gather_across_devices=False: the heads of 2 processes would drift apart" in refused[0]
     assert "[4, 3] sentences; use dataloader_drop_last=True" in refused[1]
+
+
+def trained_by_theirs(rank, folder, place, address):
+    """One of two processes of their trainer, which begins with another head and resumes."""
+    place_of = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {name: str(value) for name, value in (place_of | {"MASTER_PORT": address}).items()}
+    for state in (AcceleratorState, PartialState):
+        state._reset_state()
+    made = lambda dropout: opened(folder)  # noqa: E731
+    whole = fitted(made, place / "whole", seed=rank, save_steps=2)
+    again = fitted(made, place / "other", resume=str(place / "whole" / "checkpoint-2"), seed=rank + 2)
+    torch.save((whole, again), place / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*broadcast_buffers.*:FutureWarning")  # accelerate asks torch the old way
+def test_their_trainer_with_two_processes_keeps_the_heads_equal_and_resumes(tokenizer, tmp_path):
+    folder = saved(tmp_path / "encoder", tokenizer, dropout=0.1)
+    given = (folder, tmp_path, nowhere().rpartition(":")[2])
+    mp.start_processes(trained_by_theirs, given, nprocs=2, start_method="fork")
+    (whole, again), (other, _) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert whole["head.before.batches"] == 4
+    assert_close(other, whole, rtol=0, atol=0)
+    assert_close(again, whole, rtol=0, atol=0)

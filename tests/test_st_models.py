@@ -5,6 +5,7 @@ import csv
 import json
 import math
 import pickle
+import random
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ import torch
 from conftest import SENTENCES, architecture
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from sentence_transformers.sentence_transformer.modules import BoW, Normalize
+from sentence_transformers.sentence_transformer.losses import AdaptiveLayerLoss, MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.modules import BoW, Normalize, Transformer
 from test_st_loss import DATA, OTHERS, arguments, gradients, opened, saved, tokens
 from torch.testing import assert_close
 
@@ -97,7 +98,7 @@ def test_bfloat16_stays_as_near_as_theirs(made, threaded):
     assert 0 < np.abs(ours - exact).max() < 2 * np.abs(theirs - exact).max()
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta", "camembert"])
 def test_training_without_dropout_has_the_same_gradient(made, counted, kind):
     both = []
     for change in (lambda model: model, accelerate):
@@ -107,6 +108,16 @@ def test_training_without_dropout_has_the_same_gradient(made, counted, kind):
         both.append((value.detach(), gradients(loss)))
     assert counted and len(both[0][1]) > 40
     assert_close(both[1], both[0], rtol=1e-9, atol=1e-9)
+
+
+def test_no_thread_discards_the_weights_that_autocast_has_cast(made, threaded, monkeypatch):
+    threaded(2)
+    model, cleared = accelerate(made()).eval(), []
+    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: cleared.append(1))
+    with torch.autocast("cpu", torch.bfloat16):
+        model.encode(TEXTS, batch_size=4)
+        assert cleared == []
+    assert cleared
 
 
 def test_training_with_dropout_draws_it_anew(made):
@@ -167,11 +178,25 @@ def test_models_that_cannot_be_computed_without_padding_are_refused_with_the_rea
         accelerate(opened(str(tmp_path / "mpnet")))
     with pytest.raises(ValueError, match="BoW: only a Transformer module"):
         accelerate(SentenceTransformer(modules=[BoW(["cat"])], device="cpu"))
+    folder = saved(tmp_path / "masked", tokenizer)
+    masked = Transformer(folder, transformer_task="fill-mask")
+    with pytest.raises(ValueError, match="transformer_task='fill-mask'"):
+        accelerate(SentenceTransformer(modules=[masked], device="cpu"))
     model = made()
     model[0].model.config.output_hidden_states = True
     with pytest.raises(ValueError, match="output_hidden_states=True"):
         accelerate(model)
     assert "forward" not in vars(model[0])
+
+
+def test_a_loss_over_all_layers_gets_them_from_the_library(made):
+    model = made()
+    losses = [AdaptiveLayerLoss(m, MultipleNegativesRankingLoss(m)) for m in (model, accelerate(made()))]
+    values = []
+    for loss in losses:
+        random.seed(0)
+        values.append(loss(tokens(loss.model, SENTENCES, OTHERS), None))
+    assert_close(values[1], values[0])
 
 
 def whitening(x):

@@ -22,7 +22,7 @@ from whitenedcse.app.compute import at_least_float32
 from whitenedcse.model.head import PAPER, ProjectionHead
 from whitenedcse.model.whitener import WhiteningSettings
 from whitenedcse.training.loss import MultiPositiveLoss
-from whitenedcse.training.parallel import agreed, gathered, place
+from whitenedcse.training.parallel import agreed, gathered
 
 PAPER_LOSS = MultiPositiveLoss()
 CITATION = """
@@ -201,7 +201,6 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
             "whitening": None if whitening is None else asdict(whitening),
             "dense": self.head.linear is not None,
             "loss": asdict(self.loss),
-            "world_size": place()[1],
         }
 
     @property

@@ -9,7 +9,7 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -39,7 +39,6 @@ from whitenedcse.training.parallel import cut
 
 TEST_SETS = tuple(name for name in TASKS if "/" not in name)  # the seven
 BLOCK = 20_000  # texts encoded at a time
-FIT = {"own": "year", "corpus": "corpus"}  # by the name in a metric, what the suite calls it
 
 
 class STSEvaluator(BaseEvaluator):  # type: ignore[misc]  # their class has no types
@@ -68,9 +67,8 @@ class STSEvaluator(BaseEvaluator):  # type: ignore[misc]  # their class has no t
     ) -> None:
         super().__init__()
         self.name, self.draws, self.batch_size = name, draws, batch_size
-        self.fits = ("own", "corpus") if len(corpus) else ("own",)
         pairs = {task: subsets(task) for task in tasks}
-        self.plan = plan(pairs, [FIT[fit] for fit in self.fits if fit == "corpus"], lambda _: list(corpus))
+        self.plan = plan(pairs, ["corpus"] if len(corpus) else [], lambda _: list(corpus))
         self.primary_metric, self.greater_is_better = "avg_spearman", True
         self.csv_file = f"sts_evaluation{'_' * bool(name)}{name}_results.csv"
 
@@ -85,7 +83,7 @@ class STSEvaluator(BaseEvaluator):  # type: ignore[misc]  # their class has no t
         for task, result in {**scores["tasks"], "avg": scores["avg"]}.items():
             low, high = result["interval"]["all"] or (None, None)
             values |= {f"{task}_spearman": result["all"], f"{task}_low": low, f"{task}_high": high}
-        for fit in self.fits:
+        for fit in ("own", *self.plan.fits):
             values |= {f"avg_whitened_on_{fit}_k{k}": v for k, v in baselines(x, self.plan, fit).items()}
         metrics = {key: math.nan if value is None else value for key, value in values.items()}
         if output_path is not None:
@@ -136,6 +134,10 @@ def accelerate(model: Any) -> Any:
     transformer = model[0]
     if not isinstance(transformer, Transformer) or transformer.backend != "torch":
         raise ValueError(f"{type(transformer).__name__}: only a Transformer module of PyTorch is accelerated")
+    if transformer.transformer_task != "feature-extraction":
+        raise ValueError(
+            f"transformer_task={transformer.transformer_task!r} has more than the encoder's layers"
+        )
     backbone = transformer.model
     if not packed.fits(backbone):
         raise ValueError(
@@ -159,7 +161,8 @@ def computed(transformer: Any, features: dict[str, Any], **settings: Any) -> dic
 
     It stands in for the forward of a Transformer module, and calls that for any other batch.
     """
-    batch = None if settings else unpadded(transformer.model, features)
+    other = settings or transformer.model.config.output_hidden_states  # as a loss over layers sets it
+    batch = None if other else unpadded(transformer.model, features)
     if batch is None:
         return type(transformer).forward(transformer, features, **settings)
     hidden, sentence, place = states(transformer.model, batch)
@@ -205,12 +208,22 @@ def last_layer(backbone: Any, batch: Ragged) -> Tensor:
     return packed.hidden(backbone, batch, [backbone.config.num_hidden_layers], first=False)[0]
 
 
-def modes(autocast: torch.dtype | None) -> ExitStack:
-    """The PyTorch modes of inference, to be entered by each thread; autocast: its type, None for off."""
-    stack = ExitStack()
-    stack.enter_context(torch.inference_mode())
-    stack.enter_context(torch.autocast("cpu", autocast, enabled=autocast is not None))
-    return stack
+@contextmanager
+def modes(autocast: torch.dtype | None) -> Iterator[None]:
+    """A thread's modes of inference; autocast: its type, None for off.
+
+    Only the thread's own flags are set, as inside a context of `torch.autocast`: to leave the outermost one
+    of a thread discards the weights that are cast for all threads, which would then be cast for each batch.
+    """
+    torch.set_autocast_enabled("cpu", autocast is not None)
+    torch.set_autocast_dtype("cpu", autocast or torch.bfloat16)
+    torch.autocast_increment_nesting()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.autocast_decrement_nesting()
+        torch.set_autocast_enabled("cpu", False)
 
 
 def whitened(model: Any, corpus: Sequence[str] | str | Path, k: int | None = 256) -> Any:
