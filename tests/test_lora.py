@@ -85,7 +85,7 @@ def test_float32_is_exact_to_rounding(onednn, monkeypatch):
         assert (own[name] - value).norm() <= 1e-5 * value.norm(), name
 
 
-def test_dropout_of_adapters_depends_on_the_seed_alone_and_differs_from_layer_to_layer():
+def test_dropout_of_adapters_depends_on_the_seed_alone():
     model, rows = adapted(packable().train(), dropout=0.5), batch()
     torch.manual_seed(0)
     one = packed.hidden(model, rows, [3], first=False, seed=5)
