@@ -204,14 +204,15 @@ def matryoshka() -> str:
 
 Paired by seed, the mean of three with its 95 % t interval and p:
 
+- a prefix less one of plain training: {each(less(cut, plain))};
 - a prefix less whitening-k of plain training: {each(less(cut, white))};
 - a prefix less whitening-k of the same encoder: {each(less(cut, both))};
 - whitening-k after Matryoshka training less after plain training: {each(less(both, white))};
 - all 128 channels as they are, {mean_sd(scores(cut, 128))} with the loss and {mean_sd(scores(plain, 128))}
   without it: {each(less(cut, plain, [128]))}.
 
-Conclusion: beside whitening-k of an encoder that was trained without it, a Matryoshka prefix scores
-{verdicts(less(cut, white))}.
+Conclusion: beside whitening-k of an encoder that was trained without it, a Matryoshka prefix is
+{verdicts(less(cut, white))}; beside whitening-k of the same encoder it is {verdicts(less(cut, both))}.
 """)
 
 
@@ -223,9 +224,9 @@ def each(apart: dict[int, Comparison]) -> str:
 def verdicts(apart: dict[int, Comparison]) -> str:
     """At which k the first of two is higher, lower, and not shown to differ, as a sentence."""
     ways = {"higher": lambda d: d.low > 0, "lower": lambda d: d.high < 0}
-    said = {name: [str(k) for k, d in apart.items() if way(d)] for name, way in ways.items()}
-    said["not shown to differ"] = [str(k) for k, d in apart.items() if d.low <= 0 <= d.high]
-    return "; ".join(f"{name} at k = {listed(ks)}" for name, ks in said.items() if ks)
+    found = {name: [str(k) for k, d in apart.items() if way(d)] for name, way in ways.items()}
+    found["not shown to differ"] = [str(k) for k, d in apart.items() if d.low <= 0 <= d.high]
+    return listed(f"{name} at k = {listed(ks)}" for name, ks in found.items() if ks)
 
 
 def shipping() -> str:

@@ -1,5 +1,6 @@
 """Low-rank adapters: peft's own forward and gradient, alone in training, and merged in whatever is saved."""
 
+import json
 import subprocess
 import sys
 from functools import partial
@@ -85,7 +86,7 @@ def test_float32_is_exact_to_rounding(onednn, monkeypatch):
         assert (own[name] - value).norm() <= 1e-5 * value.norm(), name
 
 
-def test_dropout_of_adapters_depends_on_the_seed_alone_and_differs_from_layer_to_layer():
+def test_dropout_of_adapters_depends_on_the_seed_alone():
     model, rows = adapted(packable().train(), dropout=0.5), batch()
     torch.manual_seed(0)
     one = packed.hidden(model, rows, [3], first=False, seed=5)
@@ -152,6 +153,7 @@ def test_any_architecture_is_adapted_and_saved_merged(kind, tokenizer, tmp_path)
     assert not any("lora" in name for name in loaded.state_dict())
     info = AutoModel.from_pretrained(tmp_path / "best", output_loading_info=True)[1]
     assert not info["unexpected_keys"]
+    assert json.loads((tmp_path / "best/whitenedcse.json").read_text())["frozen"] == []
 
 
 def test_the_merged_weight_is_the_sum(bert):
