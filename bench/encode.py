@@ -28,7 +28,7 @@ from bench import measure
 from bench.measure import Variant
 from whitenedcse.data.sources import present, roots
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.pooling import Pooling
+from whitenedcse.model.head import Pooling
 
 MAX_LENGTH = 128
 PEERS = {

@@ -52,7 +52,7 @@ from whitenedcse.serving import layouts
 from whitenedcse.serving.bulk import Job, arrays, encoded
 from whitenedcse.serving.exports import Wanted, export
 from whitenedcse.serving.index import Index
-from whitenedcse.serving.manifest import Form
+from whitenedcse.serving.layouts import Form
 from whitenedcse.training import trainer
 
 ROOT = Path(__file__).parents[1]

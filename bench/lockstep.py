@@ -32,13 +32,12 @@ from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model import plane_files
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import small_bert
-from whitenedcse.model.head import ProjectionHead
+from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.model.planes import planes
-from whitenedcse.model.pooling import Pooling
 from whitenedcse.serving.bulk import Job, arrays, encoded
 from whitenedcse.serving.exports import Wanted, export
 from whitenedcse.serving.index import Index, write
-from whitenedcse.serving.manifest import Form
+from whitenedcse.serving.layouts import Form
 
 WORDS = "the a cat dog bird fish tree house river stone sees hears likes finds old new red blue small".split()
 TEXTS = [" ".join(WORDS[i * j % len(WORDS)] for j in range(1, 3 + i % 7)) for i in range(1, 41)]

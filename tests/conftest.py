@@ -53,8 +53,7 @@ from transformers import (
 
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
-from whitenedcse.model.head import ProjectionHead
-from whitenedcse.model.pooling import Pooling
+from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.model.whitener import WhiteningSettings
 from whitenedcse.ragged import concatenate
 

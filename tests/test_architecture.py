@@ -23,7 +23,7 @@ from whitenedcse.report.conditions import conditions, is_of_training, without_id
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 FILES = sorted((ROOT / "whitenedcse").rglob("*.py"))
-MOST = 80  # modules, packages' docstrings aside
+MOST = 77  # modules, packages' docstrings aside
 
 # what every module may import, and what these may import themselves
 GROUND = {
@@ -52,7 +52,7 @@ FOLDERS = {
 GROUPS = {  # conf/<group> builds symbols of
     "data": "whitenedcse.data.datamodule",
     "encoder": "whitenedcse.model.(encoder|lora)",
-    "pooling": "whitenedcse.model.pooling",
+    "pooling": "whitenedcse.model.head",
     "head": "whitenedcse.model.(head|whitener)",
     "loss": "whitenedcse.training.loss",
     "optim": "whitenedcse.training.module",

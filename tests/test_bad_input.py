@@ -722,7 +722,7 @@ BUILT = {  # a symbol, its settings, and what a script gives it
     ),
     "model.whitener.WhiteningSettings": (W, {}),
     "model.head.ProjectionHead": ({"whitening": None, "dense": True, "position": "before"}, {"width": 16}),
-    "model.pooling.Pooling": ({"kind": "mean", "layers": [1, -1]}, {}),
+    "model.head.Pooling": ({"kind": "mean", "layers": [1, -1]}, {}),
     "data.datamodule.SentenceData": (
         {"corpus": "c.txt", "columns": [], "sample": None, "max_length": 32, "batch_size": 64,
          "batch_tokens": None, "passes": 2, "repetition": 0.0, "seed": 0}, {},

@@ -30,12 +30,12 @@ from whitenedcse.data.corpus import Corpus
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.head import Final
 from whitenedcse.model.planes import digest_of
-from whitenedcse.model.pooling import Final
 from whitenedcse.serving import bulk as bulk_module
 from whitenedcse.serving.bulk import Job, arrays, encoded
 from whitenedcse.serving.exports import whitened
-from whitenedcse.serving.manifest import Form
+from whitenedcse.serving.layouts import Form
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES[:3]]
 TEXTS[5:5] = ["", "  ", TEXTS[1], "the", " ".join(SENTENCES * 4)]  # blank, equal, short, beyond the limit

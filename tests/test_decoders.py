@@ -18,10 +18,9 @@ from whitenedcse.app.arguments import source as opened
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.head import ProjectionHead
+from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.model.planes import Wanted as Vectors
 from whitenedcse.model.planes import vectors
-from whitenedcse.model.pooling import Pooling
 from whitenedcse.serving.exports import Wanted, export
 from whitenedcse.training.loss import MaskedLanguageModel
 

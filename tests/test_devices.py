@@ -18,8 +18,7 @@ from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import attention, backbones, packed, pooling
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
-from whitenedcse.model.head import ProjectionHead
-from whitenedcse.model.pooling import Pooling
+from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.ragged import Ragged, concatenate, offsets, ragged
 from whitenedcse.training import parallel
 from whitenedcse.training.loss import MaskedLanguageModel, MultiPositiveLoss

@@ -15,8 +15,7 @@ from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import checkpoint, encoding
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoding import by_length
-from whitenedcse.model.head import ProjectionHead
-from whitenedcse.model.pooling import Pooling
+from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.ragged import concatenate, ragged, rows
 
 

@@ -11,8 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.head import ProjectionHead
-from whitenedcse.model.pooling import Final
+from whitenedcse.model.head import Final, ProjectionHead
 
 D = 16
 

@@ -12,8 +12,7 @@ from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import small_bert
-from whitenedcse.model.head import ProjectionHead
-from whitenedcse.model.pooling import Pooling
+from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.training.health import Health
 from whitenedcse.training.loggers import Metrics, Record
 from whitenedcse.training.loss import MultiPositiveLoss

@@ -12,8 +12,7 @@ from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import packed
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.head import ProjectionHead
-from whitenedcse.model.pooling import Pooling
+from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.ragged import concatenate, ragged
 from whitenedcse.training.loggers import PlainProgress, Record
 from whitenedcse.training.loss import MultiPositiveLoss

@@ -13,8 +13,8 @@ from conftest import SENTENCES, embedder_of
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import plane_files
 from whitenedcse.model import planes as planes_module
+from whitenedcse.model.head import Pooling
 from whitenedcse.model.planes import Source, Wanted, planes, vectors
-from whitenedcse.model.pooling import Pooling
 from whitenedcse.ragged import rows as lists
 
 

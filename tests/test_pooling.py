@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from whitenedcse.model.pooling import Pooling
+from whitenedcse.model.head import Pooling
 from whitenedcse.ragged import offsets
 
 LENGTHS = [3, 1, 4]

@@ -13,7 +13,7 @@ from whitenedcse.data.corpus import Corpus
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.pooling import Final
+from whitenedcse.model.head import Final
 from whitenedcse.serving import exports as exports_module
 from whitenedcse.serving.exports import Wanted, export, fitted, scaled, whitened
 

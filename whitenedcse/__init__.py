@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from whitenedcse.data.datamodule import SentenceData
     from whitenedcse.evaluation.postprocess import Postprocess
     from whitenedcse.model.embedder import Embedder
-    from whitenedcse.model.head import ProjectionHead
-    from whitenedcse.model.pooling import Pooling
+    from whitenedcse.model.head import Pooling, ProjectionHead
     from whitenedcse.model.whitener import GroupWhitening, ShuffledGroupWhitening, Whitening
     from whitenedcse.serving.exports import whitened
     from whitenedcse.serving.index import Index
@@ -55,8 +54,7 @@ HOMES = {
     "data.datamodule": ["SentenceData"],
     "evaluation.postprocess": ["Postprocess"],
     "model.embedder": ["Embedder"],
-    "model.head": ["ProjectionHead"],
-    "model.pooling": ["Pooling"],
+    "model.head": ["Pooling", "ProjectionHead"],
     "model.whitener": ["GroupWhitening", "ShuffledGroupWhitening", "Whitening"],
     "serving.exports": ["whitened"],
     "serving.index": ["Index"],

@@ -17,7 +17,7 @@ from whitenedcse.evaluation.sts import Subset
 from whitenedcse.evaluation.tasks import subsets, task
 from whitenedcse.evaluation.transfer import Labelled
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.pooling import Pooling
+from whitenedcse.model.head import Pooling
 from whitenedcse.report.published import STS
 from whitenedcse.serving.benchmarks import Mteb
 

@@ -19,7 +19,7 @@ from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.sts import pairs_index, scores_of
 from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.pooling import Pooling
+from whitenedcse.model.head import Pooling
 from whitenedcse.report.published import STS
 from whitenedcse.serving.exports import Wanted, export, fitted, whitened
 

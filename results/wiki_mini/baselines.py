@@ -17,7 +17,7 @@ from whitenedcse.evaluation.postprocess import Postprocess, ladder
 from whitenedcse.evaluation.sts import Index, pairs_index, scores_of
 from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.pooling import Pooling
+from whitenedcse.model.head import Pooling
 
 TESTS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 POOLINGS = {"cls": ("cls", [-1]), "mean": ("mean", [-1]), "first_last": ("mean", [1, -1])}

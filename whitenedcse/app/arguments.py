@@ -16,8 +16,8 @@ from whitenedcse.data import sources
 
 if TYPE_CHECKING:
     from whitenedcse.model.embedder import Embedder
+    from whitenedcse.model.head import Pooling
     from whitenedcse.model.planes import Source
-    from whitenedcse.model.pooling import Pooling
 
 FORMS = ("table", "markdown", "csv", "latex")
 
@@ -84,7 +84,7 @@ def form(parser: argparse.ArgumentParser) -> None:
 def opened(arguments: argparse.Namespace) -> Any:
     """The embedder of SOURCE with the prompts that are asked for, on a GPU if there is one."""
     from whitenedcse.model.embedder import Embedder
-    from whitenedcse.model.pooling import Pooling
+    from whitenedcse.model.head import Pooling
 
     asked = None
     if arguments.pooling or arguments.layers:

@@ -13,6 +13,7 @@ FREE = {"run", "checkpoint_every", "data.corpus"}  # settings that may change
 FREE |= {"trainer.devices", "trainer.num_nodes", "trainer.timeout"}
 MOVED = {  # where a symbol of an older config.yaml is now
     "whitenedcse.model.head.Head": "whitenedcse.model.head.ProjectionHead",
+    "whitenedcse.model.pooling.Pooling": "whitenedcse.model.head.Pooling",
     "whitenedcse.model.head.Whitening": "whitenedcse.model.whitener.WhiteningSettings",
     "whitenedcse.training.optim.adamw": "whitenedcse.training.module.adamw",
     "whitenedcse.training.mlm.MaskedLanguageModel": "whitenedcse.training.loss.MaskedLanguageModel",

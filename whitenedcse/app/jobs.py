@@ -108,7 +108,7 @@ def scored(
     # PyTorch takes seconds to import: the settings are checked before
     from whitenedcse.evaluation import classifiers, suite, tasks
     from whitenedcse.model import planes
-    from whitenedcse.model.pooling import Pooling, requested
+    from whitenedcse.model.head import Pooling, requested
     from whitenedcse.report import figures
 
     cfg.fit, cfg.columns = fit, columns = arguments.fit(cfg.model, cfg.fit, cfg.columns)

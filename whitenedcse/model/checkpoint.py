@@ -18,9 +18,8 @@ from whitenedcse.app.reading import tensors
 from whitenedcse.model import sentence_transformers
 from whitenedcse.model.backbones import causal, frozen
 from whitenedcse.model.encoder import CHANGED, folder, pretrained
-from whitenedcse.model.head import ProjectionHead
+from whitenedcse.model.head import Final, Pooling, ProjectionHead
 from whitenedcse.model.lora import merged
-from whitenedcse.model.pooling import Final, Pooling
 from whitenedcse.model.whitener import WhiteningSettings
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from whitenedcse.model import checkpoint
 from whitenedcse.model.backbones import causal
 from whitenedcse.model.encoder import Encoder, pretrained
 from whitenedcse.model.encoding import Manner, Progress, fill, ragged_ids
-from whitenedcse.model.head import ProjectionHead
-from whitenedcse.model.pooling import Final, Pooling
+from whitenedcse.model.head import Final, Pooling, ProjectionHead
 from whitenedcse.ragged import Ragged, ragged
 
 EMBEDDINGS = ("encoder", "dense", "head")

@@ -26,8 +26,8 @@ from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.encoding import Manner, fill
+from whitenedcse.model.head import Pooling, pooled
 from whitenedcse.model.plane_files import Plane, draft, gathered, here, prune
-from whitenedcse.model.pooling import Pooling, pooled
 from whitenedcse.ragged import Ragged, ragged
 
 Rows = Sequence[Sequence[int]]

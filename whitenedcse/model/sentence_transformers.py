@@ -15,8 +15,7 @@ from whitenedcse.app.durable import intact, parsing, read_json
 from whitenedcse.app.reading import DAMAGED, tensors
 from whitenedcse.model.backbones import pooler_layer
 from whitenedcse.model.encoder import CHANGED, Encoder, pretrained
-from whitenedcse.model.head import ProjectionHead
-from whitenedcse.model.pooling import Final, Pooling
+from whitenedcse.model.head import Final, Pooling, ProjectionHead
 
 if TYPE_CHECKING:
     from whitenedcse.model.embedder import Embedder

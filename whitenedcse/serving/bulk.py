@@ -46,7 +46,7 @@ from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.planes import digest_of
-from whitenedcse.serving.manifest import Form, Manifest, refuse_other
+from whitenedcse.serving.layouts import Form, Manifest, refuse_other
 
 MANIFEST = "manifest.json"
 OURS = {MANIFEST, f"{MANIFEST}.new", DIGESTS, f"{DIGESTS}.new", LOCK}  # may be here before a job has begun

@@ -26,8 +26,8 @@ from whitenedcse.data.corpus import Corpus, texts
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.head import Final
 from whitenedcse.model.lora import merged
-from whitenedcse.model.pooling import Final
 from whitenedcse.serving import card, layouts
 
 BLOCK = 20_000  # sentences at a time
