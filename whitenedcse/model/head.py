@@ -35,6 +35,10 @@ class Pooling:
     layer and tanh of the checkpoint's own pooler follow in the encoder. "mean" counts special tokens, as
     SimCSE and WhiteningBERT do. "last" is the last token, whatever the tokenizer ends with: in a decoder it
     alone attends to the whole sentence. Raises ValueError for an unknown kind or no layers.
+
+    >>> hidden, offsets = torch.arange(5.0).view(1, 5, 1), torch.tensor([0, 2, 5])  # of 2 and 3 tokens
+    >>> Pooling("mean")(hidden, offsets).flatten(), Pooling("last")(hidden, offsets).flatten()
+    (tensor([0.5000, 3.0000]), tensor([1., 4.]))
     """
 
     def __init__(self, kind: str = "cls", layers: Sequence[int] = (-1,)) -> None:
@@ -60,14 +64,22 @@ class Pooling:
 
 
 def requested(said: Any, layers: Sequence[int] | None) -> Pooling | None:
-    """The pooling that a command line sets by `said` (kind, layers) and by other layers; None if neither."""
+    """The pooling that a command line sets by `said` (kind, layers) and by other layers; None if neither.
+
+    >>> requested(None, [1, -1]).layers, requested(None, None)
+    ((1, -1), None)
+    """
     if said is None and layers is None:
         return None
     return Pooling(kind=said.kind if said else "cls", layers=said.layers if layers is None else layers)
 
 
 def pooled(kind: str, hidden: Tensor, offsets: Tensor) -> Tensor:
-    """The tokens of each sentence reduced to one vector in each layer: (k, t, d), (n + 1,) -> (k, n, d)."""
+    """The tokens of each sentence reduced to one vector in each layer: (k, t, d), (n + 1,) -> (k, n, d).
+
+    >>> pooled("max", torch.arange(5.0).view(1, 5, 1), torch.tensor([0, 2, 5])).flatten()
+    tensor([1., 4.])
+    """
     hidden = at_least_float32(hidden)
     if kind in ("mean", "max") and hidden.device.type == "mps":
         return scattered(kind, hidden, offsets)
@@ -77,7 +89,11 @@ def pooled(kind: str, hidden: Tensor, offsets: Tensor) -> Tensor:
 
 
 def scattered(kind: str, hidden: Tensor, offsets: Tensor) -> Tensor:
-    """Mean and maximum over each sentence for Apple's GPUs, which lack `segment_reduce`."""
+    """Mean and maximum over each sentence for Apple's GPUs, which lack `segment_reduce`.
+
+    >>> scattered("mean", torch.arange(5.0).view(1, 5, 1), torch.tensor([0, 2, 5])).flatten()
+    tensor([0.5000, 3.0000])
+    """
     k, t, d = hidden.shape
     lengths = offsets.diff()
     owner = torch.arange(len(lengths), device=offsets.device).repeat_interleave(lengths, output_size=t)
@@ -164,6 +180,10 @@ class Final(nn.Module):
     as plain JSON. BERT-whitening's x -> (x - mean) @ W is weight = W.T, bias = -mean @ W (arXiv:2103.15316,
     Algorithm 1). Raises ValueError for shapes that do not match, numbers that are not finite, or neither
     transform nor `unit`.
+
+    >>> halved = Final(weight=torch.eye(2)[:1], bias=torch.zeros(1), unit=False, provenance={})
+    >>> halved(torch.tensor([[3.0, 4.0]])), halved.width(2)
+    (tensor([[3.]]), 1)
     """
 
     weight: Tensor | None
