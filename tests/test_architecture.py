@@ -23,13 +23,12 @@ from whitenedcse.report.conditions import conditions, is_of_training, without_id
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 FILES = sorted((ROOT / "whitenedcse").rglob("*.py"))
-MOST = 75  # modules, packages' docstrings aside
+MOST = 80  # modules, packages' docstrings aside
 
 # what every module may import, and what these may import themselves
 GROUND = {
     "app.compute": [],
     "app.durable": ["app.space"],
-    "app.forms": [],
     "app.reading": ["app.durable"],
     "app.space": [],
     "app.terminal": [],
@@ -44,9 +43,10 @@ FOLDERS = {
     "evaluation": ["linalg", "whitening", "data"],
     "training": ["ragged", "data", "model", "evaluation", "app.ranks", "app.run"],
     "report": ["evaluation", "app.identity", "app.run"],
+    "sentence_transformers": ["ragged", "data", "model", "evaluation", "training"],
     "serving": ["linalg", "data", "model", "evaluation", "report", "app.ranks", "app.run"],
     "app": ["data", "model", "evaluation", "training", "report", "serving"],
-    "__init__": ["model.embedder", "serving.index", "evaluation.postprocess"],
+    "__init__": ["app.python", "app.run", "data", "evaluation", "model", "serving", "training"],
 }
 
 GROUPS = {  # conf/<group> builds symbols of
@@ -276,7 +276,8 @@ def test_the_defaults_of_the_configuration_are_those_of_the_signatures():
             continue
         parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
         plain = {key: value for key, value in node.items() if not isinstance(value, dict)}
-        for key in plain.keys() & parameters.keys() - {"passes", "seed" if name == "SentenceData" else ""}:
+        of_the_run = {"passes", "prompt", "seed"} if name == "SentenceData" else set()
+        for key in plain.keys() & parameters.keys() - of_the_run:
             if (default := parameters[key].default) is not inspect.Parameter.empty:
                 compared += 1
                 assert plain[key] == (list(default) if isinstance(default, tuple) else default), (name, key)

@@ -34,7 +34,7 @@ from whitenedcse.model.planes import digest_of
 from whitenedcse.model.pooling import Final
 from whitenedcse.serving import bulk as bulk_module
 from whitenedcse.serving.bulk import Job, arrays, encoded
-from whitenedcse.serving.exports import ending, whitened
+from whitenedcse.serving.exports import whitened
 from whitenedcse.serving.manifest import Form
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES[:3]]
@@ -188,7 +188,7 @@ for processes, files in ((1, 3), (2, 9)):
         time.sleep(0.001)
     workers = Path(f"/proc/{child}/task/{child}/children").read_text()
     os.kill(child, signal.SIGKILL)
-    print(os.waitpid(child, 0)[1], done(), workers)
+    print("killed", os.waitpid(child, 0)[1], done(), workers)
 """
 
 
@@ -202,7 +202,8 @@ def test_killed_twice_and_gone_on_with_the_bytes_are_those_of_an_uninterrupted_r
     one = os.environ | {"OMP_NUM_THREADS": "1"}  # as in this process: bits depend on the number of threads
     done = subprocess.run(command, env=one, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    (a, first), (b, second, *workers) = (map(int, line.split()) for line in done.stdout.splitlines())
+    said = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("killed")]
+    (a, first), (b, second, *workers) = (map(int, words) for words in said)
     assert a == b == signal.SIGKILL and 3 <= first < 30 > second >= 9 and len(workers) >= 2
     until = time.monotonic() + 60
     while any(map(alive, workers)) and time.monotonic() < until:
@@ -237,7 +238,8 @@ def test_when_one_of_two_processes_dies_what_is_finished_stays(embedder, tmp_pat
     assert "\n" not in str(error.value) and not multiprocessing.active_children()
     kept = {path: path.read_bytes() for path in out.glob("shard-*.npy")}
     assert 4 <= len(kept) < 30
-    assert encoded(job) == 3_000 - 100 * len(kept)
+    # the digest of a file that a process had just written when it was killed may be missing
+    assert encoded(job) - (3_000 - 100 * len(kept)) in (0, 100)
     encoded(whole := replace(job, out=tmp_path / "whole"))
     assert contents(out) == contents(whole.out)
 
@@ -327,7 +329,7 @@ def test_all_that_decides_a_vector_has_a_part_in_the_digest(embedder):
         last = Final(
             weight=torch.eye(16) * scale, bias=torch.zeros(16), unit=False, provenance={"by": "hand"}
         )
-        digests.append(digest_of(ending(embedder, last)))
+        digests.append(digest_of(embedder.replaced(final=last)))
     embedder.max_length -= 1
     digests.append(digest_of(embedder))
     with torch.no_grad():

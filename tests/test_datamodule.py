@@ -255,7 +255,7 @@ def test_a_mistyped_name_asks_no_hub_and_an_owners_data_set_does(data, monkeypat
         data(corpus="wiki1n")
     asked = []
 
-    def opened(corpus, *args):
+    def opened(corpus, *args, prompt):
         asked.append(corpus.path)
         return range(ROWS)
 

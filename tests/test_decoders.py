@@ -1,14 +1,19 @@
 """Decoders: the last token is the sentence's vector, here and wherever a checkpoint or an export is read."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
-from conftest import DECODERS, SENTENCES, decoder_of, embedder_of
+from conftest import DECODERS, SENTENCES, architecture, byte_level, decoder_of, embedder_of
 from numpy.testing import assert_allclose
+from programs import started
+from scipy.stats import spearmanr
 from test_export import by_onnxruntime, by_sentence_transformers
 from test_training import fit, module_of, monitor_of
 from transformers import AutoModel, AutoTokenizer
 
+from whitenedcse.app import cli
 from whitenedcse.app.arguments import source as opened
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import checkpoint
@@ -21,6 +26,7 @@ from whitenedcse.serving.exports import Wanted, export
 from whitenedcse.training.loss import MaskedLanguageModel
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries that load what is written
+SLOW = pytest.mark.slow
 PLAIN = ProjectionHead(width=16, whitening=None, dense=False, position="before")
 
 
@@ -152,3 +158,58 @@ def test_a_decoder_learns_where_its_first_token_would_not(tmp_path):
 def test_a_masked_term_is_refused():
     with pytest.raises(ValueError, match=r"mlm\.weight=0\.1, but .* no mask token.*use mlm\.weight=0"):
         MaskedLanguageModel(encoder=decoder_of("llama"), weight=0.1, probability=0.15)
+
+
+@pytest.fixture(scope="module", params=["llama", *(pytest.param(k, marks=SLOW) for k in ("gpt2", "qwen2"))])
+def trained(request, tmp_path_factory):
+    """A run of train.py of two steps on a decoder in a directory, and its evaluation by evaluate.py."""
+    home = tmp_path_factory.mktemp(request.param)
+    settings = {"pad_token_id": None, **DECODERS[request.param]}
+    # more embeddings than tokens, as Qwen2 has, whose tokenizer Transformers gives an end token of its own
+    architecture(request.param, 310, **settings).save_pretrained(home / "decoder")
+    byte_level(ends=request.param == "llama").save_pretrained(home / "decoder")
+    (home / "my.txt").write_text("".join(f"{a} {b}\n" for a in SENTENCES for b in SENTENCES))
+    pairs = "".join(
+        f"{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(zip(SENTENCES, SENTENCES[1:], strict=False))
+    )
+    (home / "pairs.tsv").write_text(f"score\tsentence1\tsentence2\n{pairs}")
+    given = (
+        "encoder=pretrained encoder.path=decoder pooling=last data=file data.corpus=my.txt data.batch_size=8"
+    )
+    given += " monitor.dev=pairs.tsv tasks.names=[pairs.tsv] run=mine trainer.max_steps=2 monitor.every=1"
+    given += " trainer.accelerator=cpu trainer.devices=1 optim.lr=1e-2 data.max_length=48"
+    done = started("train.py", *given.split(), cwd=home)
+    assert done.returncode == 0, done.stderr
+    done = started("evaluate.py", "model=outputs/mine", "tasks.names=[pairs.tsv]", "run=evaluated", cwd=home)
+    assert done.returncode == 0, done.stderr
+    return home
+
+
+def test_a_trained_decoder_moved_and_is_evaluated_by_its_last_token(trained):
+    scores = [
+        json.loads((trained / f"outputs/{run}/scores.json").read_text()) for run in ("mine", "evaluated")
+    ]
+    mine, evaluated = (score["rows"][0]["sts"]["avg"]["all"] for score in scores)
+    assert mine == evaluated and scores[1]["pooling"] == "last over layers [-1]"
+    before = Embedder.load(trained / "decoder", Pooling(kind="last", layers=[-1]))
+    after = Embedder.load(trained / "outputs/mine")
+    assert np.abs(before.encode(SENTENCES) - after.encode(SENTENCES)).max() > 1e-2
+    index = {text: i for i, text in enumerate(SENTENCES)}
+    x = np.stack([alone(after, text, [-1])[1] for text in index])
+    cosines = [a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in zip(x, x[1:], strict=False)]
+    assert mine == pytest.approx(100 * spearmanr(range(7), cosines).statistic, abs=1e-6)
+
+
+@pytest.mark.parametrize("to", ["transformers", "sentence-transformers", pytest.param("onnx", marks=SLOW)])
+def test_a_trained_decoder_is_exported_and_read_again(trained, to, tmp_path, capsys):
+    best, out = trained / "outputs/mine", tmp_path / "out"
+    assert cli.main(["export", str(best), str(out), "--to", to]) == 0, capsys.readouterr().err
+    wanted = Embedder.load(best).encode(SENTENCES)
+    again = {
+        "transformers": lambda: Embedder.load(out, Pooling(kind="last", layers=[-1])).encode(SENTENCES),
+        "sentence-transformers": lambda: Embedder.load(out).encode(SENTENCES),
+        "onnx": lambda: by_onnxruntime(out, SENTENCES),
+    }
+    assert_allclose(again[to](), wanted, atol=1e-5)
+    if to == "sentence-transformers":
+        assert_allclose(by_sentence_transformers(out, SENTENCES), wanted, atol=1e-5)

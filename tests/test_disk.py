@@ -23,7 +23,7 @@ from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.tokens import tokenised
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model import checkpoint, planes
-from whitenedcse.model.embedder import Manner
+from whitenedcse.model.encoding import Manner
 from whitenedcse.model.plane_files import draft
 from whitenedcse.report.figures import write_csv
 from whitenedcse.serving import bulk, exports, index

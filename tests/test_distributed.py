@@ -23,7 +23,7 @@ from torch.testing import assert_close
 
 from whitenedcse.data.datamodule import Batch, SentenceData
 from whitenedcse.evaluation.sts import Subset
-from whitenedcse.model import embedder as embedder_file
+from whitenedcse.model import encoding
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.ragged import between, concatenate, ragged, rows, split
@@ -289,7 +289,7 @@ def fitted(tokenizer, folder, head):
 def everything(tokenizer, folder):
     """All that is to be compared, as this world computes it."""
     os.environ["WHITENEDCSE_CACHE"] = str(folder / f"cache{place()[1]}")
-    embedder_file.BATCH_TOKENS = 32  # several batches even of a tiny dev set
+    encoding.BATCH_TOKENS = 32  # several batches even of a tiny dev set
     outcome = {
         "collectives": collectives(),
         "cases": every_case(tokenizer),
@@ -356,7 +356,7 @@ def worlds(tokenizer, tmp_path_factory):
     processes = started(one_of_many, max(WORLDS), tokenizer, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WHITENEDCSE_CACHE", "")
-        patch.setattr(embedder_file, "BATCH_TOKENS", 0)  # `everything` sets both
+        patch.setattr(encoding, "BATCH_TOKENS", 0)  # `everything` sets both
         outcomes = {1: [everything(tokenizer, folder)]}
     finish(processes)
     for world in WORLDS:
@@ -548,7 +548,7 @@ def test_parts_of_a_batch_are_slices_of_its_sentences(most):
 
 @pytest.mark.parametrize("count", [2, 3, 50])
 def test_shares_of_an_encoding_add_up_to_the_whole(bert, monkeypatch, count):
-    monkeypatch.setattr(embedder_file, "BATCH_TOKENS", 32)
+    monkeypatch.setattr(encoding, "BATCH_TOKENS", 32)
     embedder = embedder_of(bert)
     whole = embedder.encode(SENTENCES * 3)
     shares = [embedder.encode(SENTENCES * 3, share=(rank, count)) for rank in range(count)]

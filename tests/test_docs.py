@@ -136,7 +136,7 @@ def run(words, home):
         name, _, value = words.pop(0).partition("=")
         environment[name] = value
     small = {"256": "8", "k=256": "k=8", "loss.dims=[64,128,256]": "loss.dims=[4,8]"}  # the encoders have 16
-    words = [small.get(word, word) for word in words]
+    words = [small.get(word, word.replace("k=256", "k=8")) for word in words]
     words += ["k=8"] if "protocol=bert_whitening" in words else []
     scripts = [i for i, word in enumerate(words) if word in ("train.py", "evaluate.py")]
     if "train.py" in words:  # the quick start's own encoder can be small

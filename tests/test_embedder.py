@@ -12,9 +12,9 @@ from torch.testing import assert_close
 from transformers import AutoModel, AutoTokenizer
 
 from whitenedcse.data.tokens import token_ids
-from whitenedcse.model import checkpoint
-from whitenedcse.model import embedder as embedder_module
-from whitenedcse.model.embedder import Embedder, by_length
+from whitenedcse.model import checkpoint, encoding
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.encoding import by_length
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.pooling import Pooling
 from whitenedcse.ragged import concatenate, ragged, rows
@@ -37,8 +37,8 @@ def identity(width):
 
 
 def test_encoding_is_each_sentence_alone_in_the_order_given(encoder, monkeypatch):
-    monkeypatch.setattr(embedder_module, "BLOCK", 7)  # tokenised in ten blocks
-    monkeypatch.setattr(embedder_module, "BATCH_TOKENS", 100)
+    monkeypatch.setattr(encoding, "BLOCK", 7)  # tokenised in ten blocks
+    monkeypatch.setattr(encoding, "BATCH_TOKENS", 100)
     embedder = embedder_of(encoder, kind="mean", layers=[1, -1])
     many = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
     alone = np.concatenate([embedder.encode([sentence]) for sentence in many])
@@ -72,7 +72,7 @@ def seen(encoder, monkeypatch):
 
 
 def test_equal_sentences_are_encoded_once_and_shares_of_them_add_up(encoder, seen, monkeypatch):
-    monkeypatch.setattr(embedder_module, "BATCH_TOKENS", 20)
+    monkeypatch.setattr(encoding, "BATCH_TOKENS", 20)
     embedder = embedder_of(encoder, kind="mean").eval()
     texts = [*SENTENCES, *SENTENCES[::-1], "The  CAT sees a bird", SENTENCES[2]]  # equal as tokens
     distinct = token_ids(SENTENCES, encoder.tokenizer, 32)
@@ -165,7 +165,7 @@ def test_the_embedding_is_what_the_setting_says(bert):
 
 
 def test_how_far_it_is_is_told_if_asked(bert, monkeypatch):
-    embedder, told = embedder_of(bert), paced(embedder_module, monkeypatch)
+    embedder, told = embedder_of(bert), paced(encoding, monkeypatch)
     embedder.encode(SENTENCES * 2)
     assert told == []
     embedder.encode(SENTENCES * 2, progress=True)

@@ -28,7 +28,7 @@ from test_sweep_report import trained
 
 from whitenedcse.app import reading
 from whitenedcse.app.durable import DEPTH, DIGESTS, intact, read_json, seal, write_json
-from whitenedcse.app.forms import misfit
+from whitenedcse.app.reading import misfit
 from whitenedcse.app.run import Run
 from whitenedcse.data import tokens
 from whitenedcse.data.corpus import Corpus, read

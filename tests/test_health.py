@@ -14,10 +14,11 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import small_bert
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.pooling import Pooling
+from whitenedcse.training.health import Health
 from whitenedcse.training.loggers import Metrics, Record
 from whitenedcse.training.loss import MultiPositiveLoss
 from whitenedcse.training.module import ContrastiveTraining, adamw
-from whitenedcse.training.monitor import Health, Monitor, Row
+from whitenedcse.training.monitor import Monitor, Row
 from whitenedcse.training.trainer import Trainer
 
 STEPS, EVERY = 26, 8

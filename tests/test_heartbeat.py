@@ -9,8 +9,8 @@ import torch.distributed as dist
 from test_distributed import started
 from torch.multiprocessing import ProcessExitedException
 
-from whitenedcse.training import heartbeat, parallel
-from whitenedcse.training.heartbeat import Heartbeat, Ledger
+from whitenedcse.training import health, parallel
+from whitenedcse.training.health import Heartbeat, Ledger
 
 
 def told(ledger, seconds, mine, **others):
@@ -67,15 +67,15 @@ def test_a_message_of_a_stranger_counts_for_nothing():
             alive.socket.bind(("127.0.0.1", 0))
             ledger, key, to = Ledger(0, 2, 10.0, 0.0), b"k" * 16, alive.socket.getsockname()
             for message in (
-                heartbeat.BEAT.pack(b"x" * 16, 1, 5),
+                health.BEAT.pack(b"x" * 16, 1, 5),
                 b"",
                 b"k" * 99,
-                heartbeat.BEAT.pack(key, 0, 5),
+                health.BEAT.pack(key, 0, 5),
             ):
                 sender.sendto(message, to)
             alive.listen(ledger, key, time.monotonic() + 0.2)
             assert ledger.counts == {1: 0}
-            sender.sendto(heartbeat.BEAT.pack(key, 1, 5), to)
+            sender.sendto(health.BEAT.pack(key, 1, 5), to)
             alive.listen(ledger, key, time.monotonic() + 0.2)
             assert ledger.counts == {1: 5}
 
@@ -93,7 +93,7 @@ def one_of_two(rank, folder, late):
         while True:
             pass
     with (folder / "said").open("w") as stream:
-        heartbeat.sys.stderr = stream
+        health.sys.stderr = stream
         parallel.agreed(rank)
 
 

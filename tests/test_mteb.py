@@ -170,7 +170,7 @@ def test_the_revision_names_the_vectors(bert, fitted):
 def test_a_sentence_has_one_vector_on_both_sides_of_the_pairs(bert, monkeypatch):
     calls = []
 
-    def noisy(texts, progress):
+    def noisy(texts, progress, prompt):
         """As padding does, but more: no two calls give the same vector."""
         calls.append(texts)
         return np.full((len(texts), 16), len(calls), dtype=np.float32)

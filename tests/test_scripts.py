@@ -64,7 +64,7 @@ def test_a_run_directory_holds_all_that_a_number_depends_on(trained):
     assert versions["command"].endswith("run=first logger=wandb")
     assert "group_width: 2" in (run / "config.yaml").read_text()
     assert "${" not in (run / "config.yaml").read_text()  # resolved
-    assert [path.name[:14] for path in (run / "checkpoints").iterdir()] == ["step-00000004-"]
+    assert max(path.name for path in (run / "checkpoints").iterdir()).startswith("step-00000004-")
     scores = json.loads((run / "scores.json").read_text())["dev"]
     with (run / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -94,7 +94,7 @@ def test_a_second_transform_follows_the_first(embedder, corpus):
 
 def test_unit_length_comes_and_goes_and_leaves_the_transform(embedder):
     last = Final(weight=torch.eye(D)[:4], bias=torch.ones(4), unit=False, provenance={"by": "hand"})
-    ended = exports_module.ending(embedder, last)
+    ended = embedder.replaced(final=last)
     unit = scaled(ended, unit=True)
     assert_allclose(np.linalg.norm(unit.encode(TEXTS), axis=1), 1, rtol=1e-6)
     assert np.array_equal(scaled(unit, unit=False).encode(TEXTS), ended.encode(TEXTS))

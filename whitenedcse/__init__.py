@@ -1,6 +1,9 @@
 """Contrastive training of sentence encoders with whitening inside.
 
+import whitenedcse
 from whitenedcse import Embedder, Index, Postprocess
+run = whitenedcse.train("bert-base-uncased", "my.txt", output="outputs/NAME")
+whitenedcse.evaluate("outputs/NAME", tasks=["STS-B"])
 embedder = Embedder.load("outputs/NAME")             # a run, a checkpoint, an encoder, a hub id
 x = embedder.encode(["a sentence", "another one"])   # (2, d)
 Postprocess("whitening", k=256).fit(x).transform(x)  # whitening-k; also pca, zca, centre, abtt
@@ -12,20 +15,64 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from whitenedcse.app.python import evaluate, train
+    from whitenedcse.app.run import Run
+    from whitenedcse.data.datamodule import SentenceData
     from whitenedcse.evaluation.postprocess import Postprocess
     from whitenedcse.model.embedder import Embedder
+    from whitenedcse.model.head import ProjectionHead
+    from whitenedcse.model.pooling import Pooling
+    from whitenedcse.model.whitener import GroupWhitening, ShuffledGroupWhitening, Whitening
+    from whitenedcse.serving.exports import whitened
     from whitenedcse.serving.index import Index
+    from whitenedcse.training.loss import MultiPositiveLoss
+    from whitenedcse.training.module import ContrastiveTraining
 
 # Before torch is imported, whose library reads it then. Threads that spin while they wait take the core that
 # another process needs: training beside one took 4 times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-__all__ = ["Embedder", "Index", "Postprocess"]
-HOMES = {"Embedder": "model.embedder", "Index": "serving.index", "Postprocess": "evaluation.postprocess"}
+__all__ = [
+    "ContrastiveTraining",
+    "Embedder",
+    "GroupWhitening",
+    "Index",
+    "MultiPositiveLoss",
+    "Pooling",
+    "Postprocess",
+    "ProjectionHead",
+    "Run",
+    "SentenceData",
+    "ShuffledGroupWhitening",
+    "Whitening",
+    "evaluate",
+    "train",
+    "whitened",
+]
+HOMES = {
+    "app.python": ["evaluate", "train"],
+    "app.run": ["Run"],
+    "data.datamodule": ["SentenceData"],
+    "evaluation.postprocess": ["Postprocess"],
+    "model.embedder": ["Embedder"],
+    "model.head": ["ProjectionHead"],
+    "model.pooling": ["Pooling"],
+    "model.whitener": ["GroupWhitening", "ShuffledGroupWhitening", "Whitening"],
+    "serving.exports": ["whitened"],
+    "serving.index": ["Index"],
+    "training.loss": ["MultiPositiveLoss"],
+    "training.module": ["ContrastiveTraining"],
+}
 
 
 def __getattr__(name: str) -> Any:
     """Public names, imported when they are first asked for: `whitenedcse --help` need not wait for torch."""
     if name not in __all__:
         raise AttributeError(f"module 'whitenedcse' has no attribute {name!r}")
-    return getattr(import_module(f"whitenedcse.{HOMES[name]}"), name)
+    home = next(module for module, names in HOMES.items() if name in names)
+    return getattr(import_module(f"whitenedcse.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, for help() and completion."""
+    return __all__

@@ -41,6 +41,8 @@ def encoder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pooling", choices=kinds, help=about)
     about = "the layers that are pooled, 0 being the embeddings (default: -1)"
     parser.add_argument("--layers", nargs="+", type=int, metavar="LAYER", help=about)
+    about = "a text put before each text that is encoded, e.g. 'passage: ' (default: SOURCE's own)"
+    parser.add_argument("--prompt", metavar="TEXT", help=about)
 
 
 def corpus(parser: argparse.ArgumentParser, name: str = "corpus") -> None:
@@ -80,14 +82,19 @@ def form(parser: argparse.ArgumentParser) -> None:
 
 
 def opened(arguments: argparse.Namespace) -> Any:
-    """The embedder of SOURCE, on a GPU if there is one."""
+    """The embedder of SOURCE with the prompts that are asked for, on a GPU if there is one."""
     from whitenedcse.model.embedder import Embedder
     from whitenedcse.model.pooling import Pooling
 
     asked = None
     if arguments.pooling or arguments.layers:
         asked = Pooling(kind=arguments.pooling or "cls", layers=arguments.layers or [-1])
-    return Embedder.load(arguments.source, asked).to(device())
+    embedder = Embedder.load(arguments.source, asked).to(device())
+    if "query_prompt" in arguments:  # an index is built, whose texts and queries have prompts of their own
+        from whitenedcse.serving.index import searching
+
+        return searching(embedder, arguments.prompt, arguments.query_prompt)
+    return embedder if arguments.prompt is None else embedder.replaced(prompt=arguments.prompt)
 
 
 def device() -> str:
@@ -144,9 +151,10 @@ def is_function(model: str) -> bool:
     return ":" in model and not Path(model).exists()
 
 
-def source(model: str, pooling: Pooling | None) -> Source:
+def source(model: str, pooling: Pooling | None, prompt: str | None = None) -> Source:
     """The encoder that a setting names: a checkpoint (see `Embedder.load`), or a function as module:function.
 
+    prompt: a text put before each sentence; None for the model's own, or for none where that is a function.
     A Sentence-Transformers directory with modules that are not read here is opened by that library.
     """
     from whitenedcse.model.planes import Source
@@ -158,7 +166,8 @@ def source(model: str, pooling: Pooling | None) -> Source:
             function = getattr(importlib.import_module(module), name)
             if not callable(function):
                 raise AttributeError(f"{name} is a {type(function).__name__}, not a function")
-            return Source(function, "its own")
+            before = prompt or ""
+            return Source(lambda texts: function([before + text for text in texts]), "its own", prompt=before)
         except (ImportError, AttributeError, ValueError) as error:  # ValueError: nothing before the colon
             raise ValueError(f"model={model}: {error}; MODULE:FUNCTION is imported from here") from error
     from whitenedcse.model.embedder import Embedder
@@ -172,8 +181,12 @@ def source(model: str, pooling: Pooling | None) -> Source:
         except ImportError:
             raise ValueError(f"{error}; pip install sentence-transformers, which loads it") from error
         with parsing(Path(model), DAMAGED):
-            return Source(SentenceTransformer(model, device=device()).encode, "its own")
-    return Source(embedder.encode, str(embedder.pooling), embedder)
+            theirs = SentenceTransformer(model, device=device())
+            own = theirs.prompts.get(theirs.default_prompt_name or "") or ""
+            before = own if prompt is None else prompt
+            return Source(partial(theirs.encode, prompt=before), "its own", prompt=before)
+    embedder.prompt = embedder.prompt if prompt is None else prompt
+    return Source(embedder.encode, str(embedder.pooling), embedder, embedder.prompt)
 
 
 def fit(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[str]]:
@@ -191,7 +204,7 @@ def fit(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def inputs(config: Any) -> tuple[list[Any], Any]:
-    """The test tasks and the dev pairs of a training run; its encoder and corpus are looked for, too.
+    """The test tasks and the dev pairs, or None, of a run; its encoder and corpus are looked for, too.
 
     Raises FileNotFoundError, which says all that is missing.
     """
@@ -200,9 +213,10 @@ def inputs(config: Any) -> tuple[list[Any], Any]:
 
     encoder: list[Any] = [partial(folder, config.encoder.path)] if "path" in config.encoder else []
     find = [*encoder, *(partial(task, name) for name in config.tasks.names)]
-    find += [partial(sources.located, config.data.corpus), partial(subsets, config.monitor.dev)]
-    *found, _, dev = require(find)
-    return found[len(encoder) :], dev
+    dev = config.monitor.dev
+    find += [partial(sources.located, config.data.corpus), partial(subsets, dev) if dev else lambda: None]
+    *found, _, pairs = require(find)
+    return found[len(encoder) :], pairs
 
 
 def require(inputs: Iterable[Callable[[], Any]]) -> list[Any]:

@@ -1,7 +1,7 @@
 """The command line `whitenedcse COMMAND`; --help explains. Its commands for data and reports are here.
 
 A command is a parser, and a function from its arguments to an exit status that imports what it needs.
-Training and evaluation are separate scripts: train.py and evaluate.py.
+`train` and `evaluate` take Hydra's words, as train.py and evaluate.py do, and are started by `launch`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from whitenedcse.app import ranks, serving_commands
 from whitenedcse.app.terminal import Grid, say, show
 from whitenedcse.data import sources
 
+SCRIPTS = {"train": "train an encoder", "evaluate": "score an encoder on tasks"}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status.
@@ -26,7 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: success. 1: it ran and found something wrong. 2: an error (HYDRA_FULL_ERROR=1 shows its traceback).
     130: Ctrl-C.
     """
-    arguments = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words[:1] in (["train"], ["evaluate"]):
+        return script(*words)
+    arguments = _parser().parse_args(words)
     try:
         with ranks.ending_when_asked():
             return int(arguments.run(arguments))
@@ -40,10 +45,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
+def script(name: str, *words: str) -> int:
+    """Run train.py or evaluate.py with these words; returns the exit status."""
+    from whitenedcse.app import jobs, launch
+
+    sys.argv = [f"whitenedcse {name}", *words]
+    launch.start(getattr(jobs, name))
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="whitenedcse", description="Tools beside train.py and evaluate.py.")
+    parser = argparse.ArgumentParser(
+        prog="whitenedcse", description="Train, evaluate and serve sentence encoders."
+    )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('whitenedcse')}")
     commands = given.subcommands(parser)
+    for name, about in SCRIPTS.items():
+        commands.add_parser(name, help=f"{about}; [+experiment=NAME] [KEY=VALUE ...]", add_help=False)
     for add in (add_data, add_report, serving_commands.add):
         add(commands)
     return parser

@@ -11,7 +11,7 @@ import inspect
 import json
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, UnionType
@@ -21,10 +21,10 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from whitenedcse.app.identity import bundled, label
 from whitenedcse.app.run import Run
 
-ROOT = Path(__file__).parents[2]
-CONF = ROOT / "conf"
+CONF = Path(__file__).parents[1] / "conf"  # in a clone a link to the conf/ beside train.py
 HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
 TYPE_NAMES |= {list: "a list ([...])", dict: "a mapping", Any: "of any type"}
@@ -34,27 +34,25 @@ SCRIPT_TYPES: dict[str, Any] = {  # of the settings that train.py and evaluate.p
     "views": int,
     "gather": bool,
     "checkpoint_every": float,
-    "embedding": str,
     "mlm": Mapping[str, Any],
-    "model": str | None,
     "layers": Sequence[int] | None,
     "k": int | None,
-    "fit": str,
     "sample": int | None,
     "bf16": bool,
     "columns": Sequence[str],
-    "classifier": str,
     "figures": Sequence[Literal["layers", "subsets", "components", "projection"]],
     "compare": Sequence[str] | None,
     "draws": int,
     "pearson": bool,
     "digits": Literal[0, 1, 2, 3, 4, 5, 6] | None,
     "tasks.names": Sequence[str],
-    "monitor.dev": str,
+    **dict.fromkeys(("embedding", "fit", "classifier"), str),
+    **dict.fromkeys(("model", "prompt", "monitor.dev"), str | None),
 }
-compute = partial(importlib.import_module, "whitenedcse.app.compute")  # when it is needed: it imports PyTorch
-OmegaConf.register_new_resolver("precision", lambda *on: compute().quickest(*on), replace=True)
-OmegaConf.register_new_resolver("options", lambda name: options(name), replace=True)
+RESOLVERS: dict[str, Any] = {"bundled": bundled, "label": label, "options": lambda name: options(name)}
+RESOLVERS["precision"] = lambda *on: importlib.import_module("whitenedcse.app.compute").quickest(*on)
+for resolver, function in RESOLVERS.items():
+    OmegaConf.register_new_resolver(resolver, function, replace=True)
 
 
 def refuse_unknown(config: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -246,14 +244,14 @@ def tests(config: DictConfig, run: Run) -> DictConfig | None:
     from whitenedcse.training.monitor import SAMPLE
 
     settings = compose("evaluate", ["protocol=posthoc"])
-    settings.model, settings.sample, settings.tasks = str(run.path), SAMPLE, config.tasks
+    settings.model, settings.sample = str(run.path), SAMPLE
+    settings.tasks.names = list(config.tasks.names)
     return settings
 
 
-def plain(config: DictConfig) -> Mapping[str, Any]:
+def plain(config: DictConfig) -> Any:
     """A configuration as plain dictionaries and lists, with interpolations unresolved."""
-    content: Any = OmegaConf.to_container(config)
-    return content
+    return OmegaConf.to_container(config)
 
 
 def checked(config: DictConfig) -> Run:

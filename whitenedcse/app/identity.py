@@ -1,9 +1,9 @@
-"""What makes two starts the same run: equal settings, and equal content of the files that these name."""
+"""What makes two starts the same run: equal settings, and equal content of what they name; and its name."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +81,24 @@ def renamed(settings: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, str):
             settings[key] = MOVED.get(value, value)
     return settings
+
+
+def label(hydra: Any, encoder: str | None, corpus: str | None) -> str:
+    """What a run is named after: its experiment, or another encoder than the experiment's, or its corpus.
+
+    hydra: Hydra's own settings, None where they are not part of the configuration.
+    """
+    experiment = hydra.runtime.choices.get("experiment") if hydra else None
+    if experiment and not own_encoder(hydra.overrides.task):
+        return str(experiment)
+    return Path(encoder).name if encoder else Path(str(corpus)).stem
+
+
+def bundled(corpus: str | None, ours: Any, other: Any) -> Any:
+    """A setting's value for the bundled sentences, or the one for any other corpus."""
+    return ours if corpus == "quickstart" else other
+
+
+def own_encoder(overrides: Iterable[str]) -> bool:
+    """Whether a command line names an encoder, in place of the experiment's."""
+    return any(text.startswith(("encoder=", "encoder.path=")) for text in overrides)

@@ -15,17 +15,19 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+import hydra
 from hydra import compose, initialize_config_dir
 from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app import identity, ranks, terminal
 from whitenedcse.app.configuration import CONF, plain, unknown
-from whitenedcse.app.identity import flat
+from whitenedcse.app.identity import flat, own_encoder
 from whitenedcse.app.run import Run
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ QUIET = (
     ".*does not have many workers.*",
     ".*Experiment logs directory.*exists and is not empty.*",
     ".*LeafSpec.*",
+    ".*smaller than the logging interval.*",  # of a short run, which its evaluations describe
     ".*Detected call of `lr_scheduler.step.*",  # float16's scaler leaves out the first steps, which overflow
     ".*your dataloader is not resumable.*",  # ours begins at the right batch by itself
 )
@@ -49,8 +52,8 @@ def say(content: str | terminal.Grid) -> None:
         terminal.say(content)
 
 
-def start(script: Callable[[], Any]) -> None:
-    """Run a Hydra script; HYDRA_FULL_ERROR=1 shows the whole traceback of an error."""
+def start(script: Callable[[DictConfig], Any]) -> None:
+    """Run a function on the configuration of its name; HYDRA_FULL_ERROR=1 shows an error's traceback."""
     os.environ["WHITENEDCSE_FORCE"] = "1" if "--force" in sys.argv else ""
     sys.argv = [text for text in sys.argv if text != "--force"]
     if "WHITENEDCSE_FRONT" in os.environ:  # which started this rank, and ends the others
@@ -61,21 +64,18 @@ def start(script: Callable[[], Any]) -> None:
         os.environ["WHITENEDCSE_TRACEBACK"] = os.environ.get("HYDRA_FULL_ERROR", "")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that errors reach this place
     Hydra.format_config_groups = lambda *_: ""  # type: ignore[method-assign]  # half of the time of --help
+    main = hydra.main(version_base="1.3", config_path=str(CONF), config_name=script.__name__)
     with ranks.ending_when_asked():
-        job(script)()
+        job(main(job(script)))()
 
 
 def job(script: Callable[..., Result]) -> Callable[..., Result]:
-    """A decorator for a job: an error that a user can mend ends the process with one line.
-
-    It goes below hydra.main, which would print a line of its own before it.
-    """
+    """A decorator: an error that a user can mend ends the process with one line."""
 
     @wraps(script)
     def one_line_at_most(*arguments: Any) -> Result:
         # here, not in `start`: a launcher's own process begins here
-        for message in QUIET:
-            warnings.filterwarnings("ignore", message=message)
+        quiet()
         try:
             return script(*arguments)
         except BaseException as error:
@@ -85,6 +85,12 @@ def job(script: Callable[..., Result]) -> Callable[..., Result]:
             give_back()
 
     return one_line_at_most
+
+
+def quiet() -> None:
+    """Ignore the warnings of other libraries that say nothing about a run."""
+    for message in QUIET:
+        warnings.filterwarnings("ignore", message=message)
 
 
 def explain(error: BaseException) -> None:
@@ -117,7 +123,7 @@ def refuse(error: Exception) -> NoReturn:
 
 
 def one_line(error: BaseException) -> str:
-    """The cause of an error as one line of text, for the user."""
+    """The cause of an error as one line of text, for the user who started the script as sys.argv says."""
     while isinstance(error, HydraException) and error.__cause__ and "Error in call to target" in str(error):
         error = error.__cause__
     if key := re.match(r"Could not override '([^']+)'", str(error)):
@@ -133,7 +139,7 @@ def known_keys(argv: list[str]) -> list[str]:
     chosen = [text for text in argv[1:] if text.partition("=")[0].lstrip("+") in folders]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return [*folders, *flat(plain(compose(Path(argv[0]).stem, chosen)))]
+        return [*folders, *flat(plain(compose(Path(argv[0]).stem.split()[-1], chosen)))]
 
 
 def show(grids: Iterable[terminal.Grid]) -> None:
@@ -153,26 +159,33 @@ def several(run: Run, devices: int, timeout: float) -> bool:
     Ends this process if the job failed. Raises ValueError for a sweep inside of ranks started elsewhere: each
     rank would sweep by itself.
     """
-    hydra = HydraConfig.get()
+    hydras = HydraConfig.get()
     if ranks.placed() is not None:
-        if hydra.mode == RunMode.MULTIRUN and "SLURM_JOB_ID" not in os.environ:
+        if hydras.mode == RunMode.MULTIRUN and "SLURM_JOB_ID" not in os.environ:
             raise ValueError(
                 "torchrun would run the sweep once in each rank; use python train.py -m trainer.devices=N"
             )
         return False
     if devices < 2:
         return False
-    job = sys.argv[1:] if hydra.mode == RunMode.RUN else [*hydra.overrides.task, *inherited(hydra)]
+    job = sys.argv[1:] if hydras.mode == RunMode.RUN else [*hydras.overrides.task, *inherited(hydras)]
     job += ["--force"] if forced() else []
-    status = ranks.run([sys.executable, sys.argv[0], *job, f"hydra.run.dir={run.path}"], devices, timeout)
+    status = ranks.run([*program(), *job, f"hydra.run.dir={run.path}"], devices, timeout)
     if status:
         sys.exit(status)
     return True
 
 
-def inherited(hydra: Any) -> list[str]:
+def program() -> list[str]:
+    """The command that starts this script again: train.py, evaluate.py, or a command of `whitenedcse`."""
+    if sys.argv[0].endswith(".py"):
+        return [sys.executable, sys.argv[0]]
+    return [sys.executable, "-m", "whitenedcse.app.cli", sys.argv[0].split()[-1]]
+
+
+def inherited(hydras: Any) -> list[str]:
     """The overrides of Hydra's own settings that a job of a sweep inherits: where its files are found."""
-    return [text for text in hydra.overrides.hydra if text.startswith("hydra.searchpath")]
+    return [text for text in hydras.overrides.hydra if text.startswith("hydra.searchpath")]
 
 
 def mine(run: Run, settings: str, devices: int, timeout: float) -> bool:
@@ -198,8 +211,10 @@ def finished(run: Run, settings: str) -> bool:
 
 def origin(config: Any, encoder: Any) -> dict[str, Any]:
     """What names a run: its experiment and system, its seed, and where its encoder comes from."""
-    chosen = HydraConfig.get().runtime.choices
-    names = {name: chosen.get(name) for name in ("experiment", "system")}
+    hydras = HydraConfig.get()
+    names = {name: hydras.runtime.choices.get(name) for name in ("experiment", "system")}
+    if names["experiment"] and "path" in config.encoder and own_encoder(hydras.overrides.task):
+        names["experiment"] += f" with {Path(config.encoder.path).name}"
     source = encoder.provenance(config.encoder.path) if "path" in config.encoder else None
     return {**names, "seed": config.seed, "encoder": source}
 
@@ -209,7 +224,7 @@ def content(config: Any, encoder: Any, tasks: Iterable[Any], dev: Any) -> dict[s
 
     An encoder of the hub has its commit. One with random weights has none: settings and corpus decide it.
     """
-    digests = {"monitor.dev": identity.of_texts(dev)}
+    digests = {} if dev is None else {"monitor.dev": identity.of_texts(dev)}
     digests |= {
         f"tasks.{name}": identity.of_texts(task) for name, task in zip(config.tasks.names, tasks, strict=True)
     }

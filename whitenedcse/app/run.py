@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, ParamSpec
 
 import numpy as np
 from filelock import BaseFileLock
@@ -25,14 +25,17 @@ from omegaconf import OmegaConf
 
 from whitenedcse.app import reading
 from whitenedcse.app.durable import DIGESTS, as_json, claimed, intact, read_json, seal, write_json, writing
-from whitenedcse.app.forms import refuse_misfit
 from whitenedcse.app.identity import differences, flat, present
 from whitenedcse.app.ranks import first
+from whitenedcse.app.reading import refuse_misfit
 
 ORIGIN = ("experiment", "system", "seed", "encoder")
 DEV = "dev/spearman"
 SEALED = ("config.yaml", "versions.json", "metrics.csv", "items.npz", f"best/{DIGESTS}")
 CURE = f"copy the whole run again or, if the change is yours, delete the {DIGESTS} beside it"
+if TYPE_CHECKING:
+    from whitenedcse.model.embedder import Embedder
+
 P = ParamSpec("P")
 held: dict[Path, BaseFileLock] = {}  # the directories that this process has claimed, until it ends
 
@@ -55,13 +58,24 @@ class Series(NamedTuple):
 
 
 class Run:
-    """The run in the directory `path`, started or not."""
+    """The run in a directory, of `train` or `evaluate`: finished, unfinished or not yet started.
+
+    path: its directory, as a Path. `embedder` is its best checkpoint, `settings` what it was started with,
+    `facts` with which packages and hardware, `series` the logged values by name, and `results` the scores;
+    `scores` are the same, None until the run has ended. Reading raises ValueError for a damaged file.
+
+    >>> Run("outputs/none").began
+    False
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.checkpoints, self.best = self.path / "checkpoints", self.path / "best"
         self.metrics, self.config = self.path / "metrics.csv", self.path / "config.yaml"
         self._scores: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
 
     @classmethod
     def of(cls, model: str | Path) -> Run | None:
@@ -187,6 +201,18 @@ class Run:
         if self.path not in held:
             held[self.path] = claimed(self.path, "wait, or use run=NAME").lock
         self._forget()  # what was read before another process wrote it
+
+    def release(self) -> None:
+        """Let other processes write here again, before this one ends."""
+        if lock := held.pop(self.path, None):
+            lock.release()
+
+    @property
+    def embedder(self) -> Embedder:
+        """The best checkpoint of this run, in eval mode: texts to vectors by `encode`."""
+        from whitenedcse.model.embedder import Embedder
+
+        return Embedder.load(self.path)
 
     @on_first_rank
     def start(self, config: str, **facts: Any) -> None:

@@ -18,6 +18,8 @@ from whitenedcse.data.sources import located
 from whitenedcse.data.tokens import CHARACTERS_A_TOKEN, TokenRows, tokenised
 from whitenedcse.ragged import Ragged, Repetition
 
+HELD_OUT = 512  # rows at most that are held out of a corpus
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -47,10 +49,11 @@ class EpochOrder(Sampler[NDArray[np.int64]]):
     budget]: so each epoch has the same number of batches, and each batch is within one row of `budget`. A
     batch is cut to a multiple of `world` rows and divided equally among the ranks. Rows that do not fill a
     last batch are left out: repeating rows instead would make false negatives. start: a function that returns
-    the first batch, above 0 in a run that resumes.
+    the first batch, above 0 in a run that resumes. rows: the numbers of the rows that `sizes` are of,
+    (rows,); None for 0, 1, 2, ...
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  by name
         self,
         sizes: NDArray[np.int64],
         budget: int,
@@ -59,8 +62,9 @@ class EpochOrder(Sampler[NDArray[np.int64]]):
         rank: int,
         world: int,
         start: Callable[[], int],
+        rows: NDArray[np.int64] | None = None,
     ) -> None:
-        self.sizes, self.budget, self.seed, self.start = sizes, budget, seed, start
+        self.sizes, self.budget, self.seed, self.start, self.rows = sizes, budget, seed, start, rows
         self.rank, self.world, self.batches = rank, world, whole_batches(sizes, budget)
         self.epoch = 0
 
@@ -82,6 +86,7 @@ class EpochOrder(Sampler[NDArray[np.int64]]):
         """All row numbers in the order of an epoch, and the start of each batch with the end of the last."""
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.sizes))
         ends = self.sizes[order].cumsum()
+        order = order if self.rows is None else self.rows[order]
         return order, np.searchsorted(ends, np.arange(len(self) + 1) * self.budget, side="right")
 
     def rows_of(self, epoch: int, step: int) -> NDArray[np.int64]:
@@ -116,10 +121,12 @@ class SentenceData(LightningDataModule):
     rows per step, over all ranks. batch_tokens: instead, the approximate number of tokens of first columns
     per step. passes: how often a sentence goes through the encoder; an (anchor, positive) row has 2 * passes.
     repetition: the rate of `ragged.drawn` in the passes after the first, of both columns; hard negatives have
-    one pass and are never changed. Raises ValueError for settings with which nothing could be learned.
+    one pass and are never changed. prompt: a text put before each sentence of every column, and counted in
+    max_length. Raises ValueError for settings with which nothing could be learned.
     """
 
     tokens: TokenRows
+    hold_out = False  # whether to leave rows for a monitor without dev pairs
 
     def __init__(  # noqa: PLR0913  the settings of one YAML group, by name
         self,
@@ -133,6 +140,7 @@ class SentenceData(LightningDataModule):
         passes: int = 3,
         seed: int = 42,
         repetition: float = 0.0,
+        prompt: str | None = None,
         tokenizer: Any = None,
     ) -> None:
         super().__init__()
@@ -153,6 +161,7 @@ class SentenceData(LightningDataModule):
         self.corpus, self.columns, self.sample = corpus, tuple(columns), sample
         self.max_length, self.passes, self.seed = max_length, passes, seed
         self.batch_tokens, self.repetition, self.tokenizer = batch_tokens, repetition, tokenizer
+        self.prompt = prompt or ""
 
     def prepare_data(self) -> None:
         """Fetch and tokenise the corpus: in one process per machine, so that the others find the cache."""
@@ -165,7 +174,8 @@ class SentenceData(LightningDataModule):
         if self.tokenizer is None:
             raise ValueError("SentenceData has no tokenizer: set data.tokenizer before data.setup")
         path = str(located(self.corpus))
-        self.tokens = tokenised(Corpus(path, self.columns, self.sample), self.tokenizer, self.max_length)
+        corpus = Corpus(path, self.columns, self.sample)
+        self.tokens = tokenised(corpus, self.tokenizer, self.max_length, prompt=self.prompt)
         self.refuse_budget(path, 1)
 
     def refuse_budget(self, path: str, world: int) -> None:
@@ -187,16 +197,36 @@ class SentenceData(LightningDataModule):
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """(rows,) int64: the size of each row in a batch, 1 or the number of tokens of its first column."""
+        """(rows,) int64: the size of each trained row in a batch, 1 or the tokens of its first column."""
         if self.batch_tokens is None:
-            return np.ones(len(self.tokens), dtype=np.int64)
-        return np.diff(self.tokens.offsets)[:: self.tokens.columns]
+            return np.ones(len(self.tokens) if self.trained is None else len(self.trained), dtype=np.int64)
+        sizes = np.diff(self.tokens.offsets)[:: self.tokens.columns]
+        return sizes if self.trained is None else sizes[self.trained]
+
+    @cached_property
+    def trained(self) -> NDArray[np.int64] | None:
+        """The numbers of the rows that are trained on, ascending; None for all, if none are held out."""
+        return np.sort(self.shuffled(1)[self.holds_out :]) if self.holds_out else None
+
+    def shuffled(self, seed: int) -> NDArray[np.int64]:
+        """All row numbers in an order that depends on nothing but this number."""
+        return np.random.default_rng(seed).permutation(len(self.tokens))
+
+    @property
+    def holds_out(self) -> int:
+        """The number of rows that are not trained on: a tenth where `hold_out` is set, HELD_OUT at most."""
+        return min(HELD_OUT, len(self.tokens) // 10) if self.hold_out else 0
+
+    def held_out(self) -> Ragged:
+        """The first column of the rows that are not trained on, as a batch."""
+        return self.tokens.rows(self.shuffled(1)[: self.holds_out], [0])
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """The batches of this rank; a run that was resumed from a checkpoint starts at the batch after it."""
         rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         self.refuse_budget(self.corpus, world)
-        order = EpochOrder(self.sizes, self.budget, seed=self.seed, rank=rank, world=world, start=self.done)
+        share: Any = {"rank": rank, "world": world, "start": self.done, "rows": self.trained}
+        order = EpochOrder(self.sizes, self.budget, seed=self.seed, **share)
         return DataLoader(
             Batches(self.tokens, self.passes, self.repeating(order) if self.repetition else None),
             batch_size=None,
@@ -222,8 +252,7 @@ class SentenceData(LightningDataModule):
 
     def sample_tokens(self, k: int) -> Ragged:
         """The first column of k rows, always the same ones, or of all rows if there are fewer, as a batch."""
-        drawn = np.random.default_rng(0).permutation(len(self.tokens))[:k]
-        return self.tokens.rows(drawn, [0])
+        return self.tokens.rows(self.shuffled(0)[:k], [0])
 
     @property
     def counts(self) -> str:
@@ -231,10 +260,12 @@ class SentenceData(LightningDataModule):
         c, n = self.tokens.counts, self.tokens.counts.kept * self.tokens.columns
         longest = CHARACTERS_A_TOKEN * self.max_length
         cut = f" ({c.cut:,} cut to {longest:,} characters)" if c.cut else ""
+        held = f", {self.holds_out:,} rows held out, never trained on" if self.hold_out else ""
         truncated = f"{self.tokens.truncated:,} of {n:,} sentences truncated at {self.max_length} tokens"
         return (
             f"{self.corpus}: {c.total:,} lines, {c.blank:,} blank dropped, {c.kept:,} kept{cut}; "
             f"{truncated} ({100 * self.tokens.truncated / n:.0f} %), {len(self.tokens.ids):,} tokens kept"
+            f"{held}"
         )
 
 

@@ -65,9 +65,10 @@ CORPORA = {
 
 
 def roots() -> list[Path]:
-    """The data folders: $WHITENEDCSE_DATA or ./data, where downloads go, then the project's own."""
-    chosen = Path(os.environ.get("WHITENEDCSE_DATA") or "data").resolve()
-    return list(dict.fromkeys([chosen, Path(__file__).resolve().parents[2] / "data"]))
+    """The data folders: $WHITENEDCSE_DATA or ./data, where downloads go; the clone's; the package's own."""
+    chosen, own = Path(os.environ.get("WHITENEDCSE_DATA") or "data").resolve(), Path(__file__).resolve()
+    clone = [own.parents[2] / "data"] if (own.parents[2] / "train.py").is_file() else []
+    return list(dict.fromkeys([chosen, *clone, own.parent]))
 
 
 def cache() -> Path:

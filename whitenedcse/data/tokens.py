@@ -46,7 +46,7 @@ class TokenRows:
 
     ids: (t,) uint16, or int32 for a vocabulary of 65,536 and more. offsets: (rows * columns + 1,) int64.
     truncated: how many sentences had more tokens than were kept. digests: of "corpus" and "tokenizer"; if
-    both are equal, the ids are.
+    both are equal, and prompt and max_length too, the ids are.
     """
 
     ids: NDArray[np.integer]
@@ -72,48 +72,65 @@ class TokenRows:
 
 
 def tokenised(
-    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, *, cache_dir: Path | None = None
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    *,
+    prompt: str = "",
+    cache_dir: Path | None = None,
 ) -> TokenRows:
     """The token ids of a corpus, from the cache if the same bytes were tokenised before in the same way.
 
-    cache_dir: None is `sources.cache()`. A cache is written to a draft folder and then renamed, so it is
-    complete or absent. If several processes ask, one writes and the others wait. It tokenises in as many
-    worker processes as PyTorch has threads, with the same result as in one. Raises ValueError for an unusable
-    `max_length`.
+    prompt: a text put before every sentence of every column. cache_dir: None is `sources.cache()`. A cache is
+    written to a draft folder and then renamed, so it is complete or absent. If several processes ask, one
+    writes and the others wait. It tokenises in as many worker processes as PyTorch has threads, with the same
+    result as in one. Raises ValueError for an unusable `max_length`, or a prompt that leaves no token for a
+    sentence.
     """
-    refuse_length(max_length, tokenizer)
+    refuse_length(max_length, tokenizer, prompt)
     cache = cache_dir or sources.cache()
     digests = {"corpus": _noted(corpus, cache), "tokenizer": _digest(identity(tokenizer))}
-    folder = cache / _digest(json.dumps([FORMAT, *digests.values(), max_length]))
+    folder = cache / _digest(
+        json.dumps([FORMAT, *digests.values(), max_length, *([prompt] if prompt else [])])
+    )
     if (cached := _opened(folder, digests)) is not None:
         return cached
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):  # of several processes one does the work
         if (cached := _opened(folder, digests, say)) is None:
-            cached = _made(folder, digests, corpus, tokenizer, max_length)
+            cached = _made(folder, digests, corpus, tokenizer, max_length, prompt)
     return cached
 
 
 def token_ids(
-    sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int
+    sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int, prompt: str = ""
 ) -> list[list[int]]:
-    """The token ids of each sentence, special tokens included, truncated to `max_length` tokens."""
-    refuse_length(max_length, tokenizer)
-    return list(chain.from_iterable(listed(ids) for ids in batches_of_ids(sentences, tokenizer, max_length)))
+    """The token ids of each sentence, special tokens included, truncated to `max_length` tokens.
+
+    prompt: a text put before each sentence. Raises ValueError as `refuse_length`.
+    """
+    refuse_length(max_length, tokenizer, prompt)
+    batches = batches_of_ids(sentences, tokenizer, max_length, prompt=prompt)
+    return list(chain.from_iterable(map(listed, batches)))
 
 
 def batches_of_ids(
-    sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int, processes: int = 1
+    sentences: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    processes: int = 1,
+    prompt: str = "",
 ) -> Generator[Ids, None, None]:
     """The token ids of each sentence, special tokens included, truncated to `max_length`, by BATCH sentences.
 
-    Where there are many sentences, each word is tokenised once. processes: the most to use; one where more
+    prompt: a text put before each sentence, and tokenised with it. Where there are many sentences, each word
+    is tokenised once. processes: the most to use; one where more
     would take longer, or for a tokenizer that does not work word by word. Where the tokenizer gives no ids,
     as that of a decoder for "", its end token is used: no sentence is empty.
     """
 
     def batch(start: int) -> list[str]:
-        return [s[: CHARACTERS_A_TOKEN * max_length] for s in sentences[start : start + BATCH]]
+        return [(prompt + s)[: CHARACTERS_A_TOKEN * max_length] for s in sentences[start : start + BATCH]]
 
     starts = range(0, len(sentences), BATCH)
     known = memory(tokenizer, max_length) if len(sentences) >= FEW else None
@@ -153,8 +170,11 @@ def none_empty(batch: Ids, tokenizer: PreTrainedTokenizerBase) -> Ids:
     return Ids(ids, lengths + empty, truncated)
 
 
-def refuse_length(max_length: int, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ValueError for a max_length that leaves no token for a word, or exceeds the encoder's limit."""
+def refuse_length(max_length: int, tokenizer: PreTrainedTokenizerBase, prompt: str = "") -> None:
+    """Raise ValueError for a max_length that leaves no token for a word, or exceeds the encoder's limit.
+
+    prompt: what stands before each sentence, and must leave a token for it.
+    """
     special, limit = tokenizer.num_special_tokens_to_add(), tokenizer.model_max_length
     if max_length <= special:
         raise ValueError(
@@ -163,6 +183,11 @@ def refuse_length(max_length: int, tokenizer: PreTrainedTokenizerBase) -> None:
         )
     if max_length > limit:
         raise ValueError(f"max_length={max_length} is above the {limit} tokens that this encoder takes")
+    if prompt and (taken := len(tokenizer(prompt, verbose=False)["input_ids"])) >= max_length:
+        raise ValueError(
+            f"prompt={prompt!r:.80} takes {taken} tokens, special ones counted, of max_length={max_length}, "
+            "and leaves none for the sentence; use a shorter prompt or a larger max_length"
+        )
 
 
 def _noted(corpus: Corpus, cache: Path) -> str:
@@ -193,10 +218,11 @@ def _made(
     corpus: Corpus,
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
+    prompt: str,
 ) -> TokenRows:
     """Write the cache to this folder, replacing a damaged one, and open it."""
     with drafted(folder) as draft:
-        _write(draft, corpus, tokenizer, max_length)
+        _write(draft, corpus, tokenizer, max_length, prompt)
         seal(draft)
     if (cached := _opened(folder, digests)) is None:
         raise OSError(f"{folder}: vanished or was damaged just after it was written; start again")
@@ -237,13 +263,15 @@ def _opened(
     return TokenRows(ids, offsets, columns, counts, truncated, digests)
 
 
-def _write(folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+def _write(
+    folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, prompt: str
+) -> None:
     """Tokenise a corpus into a folder, in one pass."""
     rows, counts = read(corpus, longest=CHARACTERS_A_TOKEN * max_length)
     sentences = list(chain.from_iterable(rows))
     dtype = np.uint16 if max(tokenizer.get_vocab().values()) < 1 << 16 else np.int32
     counted, truncated = [np.zeros(1, np.int64)], 0
-    batches = batches_of_ids(sentences, tokenizer, max_length, cores())
+    batches = batches_of_ids(sentences, tokenizer, max_length, cores(), prompt)
     with (
         pace("tokenised", len(sentences)) as more,
         closing(batches),

@@ -30,6 +30,7 @@ RANK = 1e-12  # of the largest variance; all-MiniLM-L6-v2 on STS: three empty ax
 Kind = Literal["whitening", "pca", "zca", "centre", "abtt", "prefix"]
 Array = NDArray[np.float64]
 
+EMPTY: Mapping[str, Any] = {}
 ORDERED = ("whitening", "pca", "prefix")  # kinds of whose components the first k can be kept
 
 
@@ -152,7 +153,7 @@ class Postprocess:
         squares = np.square(matrix[:, :k]).sum(axis=0)  # columns are orthogonal, and zero where dropped
         return y @ (matrix[:, :k] / np.where(squares > 0, squares, 1)).T + mean
 
-    def save(self, path: Path, provenance: Mapping[str, Any]) -> None:
+    def save(self, path: str | Path, provenance: Mapping[str, Any] = EMPTY) -> None:
         """Write the transform, its settings and `provenance`, plain JSON, to one safetensors file.
 
         Its metadata holds a digest of all that, which `load` compares.
@@ -165,15 +166,16 @@ class Postprocess:
         tensors = {name: np.ascontiguousarray(array) for name, array in self.fitted._asdict().items()}
         metadata["xxh3"] = digest(tensors, metadata)
         content = save(tensors, metadata)
-        with writing(path, nbytes=len(content)) as stream:
+        with writing(Path(path), nbytes=len(content)) as stream:
             stream.write(content)
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: str | Path) -> Self:
         """The transform that `save` wrote, with its `provenance`; no rows can be added to it.
 
         Raises ValueError, naming the file, if it is another or damaged.
         """
+        path = Path(path)
         with parsing(path, "copy it again, or fit it again with whitenedcse whiten fit"):
             texts = metadata(path)
             arrays = {name: tensor.numpy() for name, tensor in tensors(path).items()}

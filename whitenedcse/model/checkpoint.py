@@ -61,7 +61,10 @@ def dated(whitening: dict[str, Any]) -> dict[str, Any]:
 
 
 def settings(embedder: Embedder) -> dict[str, Any]:
-    """What makes the embedding beside the weights, as plain values for `whitenedcse.json`."""
+    """What makes the embedding beside the weights, as plain values for `whitenedcse.json`.
+
+    Prompts are named only where there are any, so that digests of all others stay what they were.
+    """
     head, final = embedder.head, embedder.final
     whitening = None if head.whitening is None else asdict(head.whitening)
     return {
@@ -75,6 +78,8 @@ def settings(embedder: Embedder) -> dict[str, Any]:
         "embedding": embedder.embedding,
         "max_length": embedder.max_length,
         "final": final and {"unit": final.unit, "provenance": final.provenance},
+        **({"prompt": embedder.prompt} if embedder.prompt else {}),
+        **({"prompts": embedder.prompts} if embedder.prompts else {}),
     }
 
 
@@ -118,6 +123,7 @@ def ours(directory: Path) -> dict[str, Any]:
         head.load_state_dict(weights)
         pooling, embedding, limit = (content[key] for key in ("pooling", "embedding", "max_length"))
         parts: dict[str, Any] = {"pooling": Pooling(**pooling), "embedding": embedding, "max_length": limit}
+        parts |= {name: content[name] for name in ("prompt", "prompts") if name in content}
         if final := content.get("final"):
             parts["final"] = Final(**{"weight": None, "bias": None, **last, **final})
         return {"encoder": encoder, "head": head, **parts}

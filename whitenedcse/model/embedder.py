@@ -5,33 +5,26 @@ v: views    n: sentences    d: width
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import partial
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from whitenedcse.app.compute import alone, each, full_precision, without_autocast
+from whitenedcse.app.compute import full_precision
 from whitenedcse.app.durable import parsing
-from whitenedcse.app.terminal import pace
-from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import checkpoint
 from whitenedcse.model.backbones import causal
 from whitenedcse.model.encoder import Encoder, pretrained
+from whitenedcse.model.encoding import Manner, Progress, fill, ragged_ids
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.pooling import Final, Pooling
-from whitenedcse.ragged import Ragged, concatenate, ragged, taken
+from whitenedcse.ragged import Ragged, ragged
 
 EMBEDDINGS = ("encoder", "dense", "head")
-BATCH_TOKENS = 1024  # of one batch while encoding, padding counted; 8192 leave a CPU's cache
-BLOCK = 10_000  # sentences tokenised at a time
-Progress = bool | Callable[[int], None]  # show it, or call this with the number of sentences done
 
 
 class Embedder(nn.Module):
@@ -44,10 +37,13 @@ class Embedder(nn.Module):
         "dense" layer above it, or the whole "head" with its running whitening statistics.
     max_length: the number of tokens that `encode` cuts a sentence to; None for the encoder's own limit.
     final: a last step after the embedding, e.g. a whitening fitted to the trained encoder; None for nothing.
+    prompt: a text that `encode` puts before each of its texts, e.g. "query: ", and tokenises with it.
+    prompts: other such texts by the names that Sentence-Transformers gives them: "query" and "document" for a
+        search, a task or a kind of task for mteb.
     Raises ValueError for an unknown embedding, or a part that this encoder or head does not have.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the parts of one directory, by name
         self,
         *,
         encoder: Encoder | str,
@@ -56,6 +52,8 @@ class Embedder(nn.Module):
         embedding: str = "encoder",
         max_length: int | None = None,
         final: Final | None = None,
+        prompt: str = "",
+        prompts: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
         encoder = pretrained(path=encoder) if isinstance(encoder, str) else encoder
@@ -66,6 +64,8 @@ class Embedder(nn.Module):
         if embedding == "dense" and head.linear is None:
             raise ValueError("embedding=dense, but this head has no dense layer")
         refuse_pooling(pooling, encoder)
+        self.prompt, self.prompts = prompt, dict(prompts or {})
+        refuse_prompts({"prompt": prompt, **self.prompts})
         if pooling.kind != "pooler" and encoder.has_pooler:
             # it takes no part, and several devices would wait for its gradient
             encoder.backbone.pooler.requires_grad_(False)
@@ -112,35 +112,26 @@ class Embedder(nn.Module):
         return x if self.final is None else self.final(x)
 
     def project(self, x: Tensor, *, passes: int, views: int) -> tuple[Tensor, Tensor | None]:
-        """Pooled x -> what the loss sees: views z, and projected hard negatives or None.
-
-        x: (p + r, n, d), p encoder passes and r of hard negatives -> z: (v, n, d) and (r n, d). The passes
-        serve the views in turn, so p = 1 with v views is the paper's cheap form: one encoding, v whitenings.
-        Hard negatives form views of their own. Raises ValueError unless 1 <= p <= v.
-        """
-        if not 1 <= passes <= views:
-            raise ValueError(
-                f"{passes} encoder passes for {views} views; there are from 1 to as many as views"
-            )
-        turns = [view % passes for view in range(views)] + list(range(passes, len(x)))
-        z = self.head(x if turns == list(range(len(x))) else x[turns])
-        return z[:views], None if len(x) == passes else z[views:].flatten(0, 1)
+        """Views z and projected hard negatives, or None, of pooled x: see `ProjectionHead.project`."""
+        return self.head.project(x, passes=passes, views=views)
 
     def encode(
         self,
         sentences: Sequence[str],
         *,
+        prompt: str | None = None,
         progress: Progress = False,
         share: tuple[int, int] = (0, 1),
         bf16: bool = False,
     ) -> NDArray[np.float32]:
         """n sentences -> embeddings (n, k) in the same order, in eval mode and without gradient.
 
-        k is `width`. Equal sentences are encoded once, in batches of similar length and a limited number of
-        tokens. share: (r, m) encodes every m-th of these batches from the r-th on and leaves the rest zero,
-        so that the results of m processes add up to that of one process, bit for bit. bf16: the backbone
-        computes in bfloat16; pooling and head stay in float32. Raises ValueError for anything that is not a
-        text.
+        k is `width`. prompt: a text put before each sentence; None for the embedder's own, "" for none. Equal
+        sentences are encoded once, in batches of similar length and a limited number of tokens. share: (r, m)
+        encodes every m-th of these batches from the r-th on and leaves the rest zero, so that the results of
+        m processes add up to that of one process, bit for bit. bf16: the backbone computes in bfloat16;
+        pooling and head stay in float32. Raises ValueError for anything that is not a text, and for a prompt
+        that leaves no token for a sentence.
         """
         if isinstance(sentences, str):
             raise ValueError(
@@ -149,7 +140,9 @@ class Embedder(nn.Module):
         for row, sentence in enumerate(sentences):
             if not isinstance(sentence, str):
                 raise ValueError(f"sentence {row} is {type(sentence).__name__} {sentence!r:.50}, not a text")
-        rows = ragged_ids(sentences, self.encoder.tokenizer, self.max_length)
+        before = self.prompt if prompt is None else prompt
+        refuse_prompts({"prompt": before})
+        rows = ragged_ids(sentences, self.encoder.tokenizer, self.max_length, before)
         return self.encode_rows(rows, progress=progress, share=share, bf16=bf16)
 
     def encode_rows(
@@ -166,6 +159,19 @@ class Embedder(nn.Module):
         fill([out], rows, self, lambda batch: [self.embed(batch)], Manner(progress, share, bf16))
         return out
 
+    def prompt_of(self, *names: str) -> str:
+        """The prompt with the first of these names that there is, or else the one of `encode`."""
+        return next((self.prompts[name] for name in names if name in self.prompts), self.prompt)
+
+    def replaced(self, **parts: Any) -> Embedder:
+        """An embedder that shares its encoder, pooling and head with this one, in eval mode, on its device.
+
+        parts: arguments of `Embedder` that are others, such as `final`, `prompt` or `prompts`.
+        """
+        names = ("encoder", "pooling", "head", "embedding", "max_length", "final", "prompt", "prompts")
+        own = {name: getattr(self, name) for name in names}
+        return Embedder(**own | parts).eval().to(next(self.parameters()).device)
+
     @staticmethod
     def load(path: str | Path, pooling: Pooling | None = None) -> Embedder:
         """An embedder in eval mode, from a directory or the hub.
@@ -181,9 +187,16 @@ class Embedder(nn.Module):
         with parsing(Path(path), "copy the whole directory again"):
             return Embedder(**parts).eval()
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: str | Path) -> None:
         """Write a checkpoint to a directory, completely or, with an OSError, not at all."""
-        checkpoint.save(self, directory)
+        checkpoint.save(self, Path(directory))
+
+
+def refuse_prompts(prompts: Mapping[str, Any]) -> None:
+    """Raise ValueError for a prompt that is not a text, naming it. prompts: by name."""
+    for name, text in prompts.items():
+        if not isinstance(text, str):
+            raise ValueError(f"{name}={text!r:.50} is {type(text).__name__}, not a text to put before others")
 
 
 def refuse_pooling(pooling: Pooling, encoder: Encoder) -> None:
@@ -197,92 +210,3 @@ def refuse_pooling(pooling: Pooling, encoder: Encoder) -> None:
             f"pooling.kind={pooling.kind}, but in this encoder the first token sees none of those after it,"
             " as in a decoder, and so says nothing of the sentence; use pooling=last or pooling=mean"
         )
-
-
-class Manner(NamedTuple):
-    """How sentences are encoded: with which report of progress, which share of them, in bfloat16 or not."""
-
-    progress: Progress = False
-    share: tuple[int, int] = (0, 1)
-    bf16: bool = False
-
-
-def fill(
-    out: Sequence[NDArray[np.float32]],
-    rows: Ragged,
-    module: Embedder | Encoder,
-    run: Callable[[Ragged], Sequence[Tensor]],
-    manner: Manner,
-) -> None:
-    """Write the results of `run` for all sentences into the arrays `out`, (..., n, d) each.
-
-    run: a batch of m sentences -> one (..., m, d) for each array. Each distinct sentence is run once, with
-    `module` in eval mode, and its result copied to equal ones. Batches outside `manner.share` leave the
-    arrays unchanged.
-    """
-    first, device = firsts(rows), next(module.parameters()).device
-    budget = BATCH_TOKENS * (1 if device.type == "cpu" else 8)  # elsewhere it is launches that cost
-    every = by_length(rows, np.unique(first), budget)[manner.share[0] :: manner.share[1]]
-
-    def work(at: NDArray[np.intp]) -> int:
-        for array, x in zip(out, run(taken(rows, torch.from_numpy(at))[0].to(device)), strict=True):
-            array[..., at, :] = x.float().cpu().numpy()
-        return len(at)
-
-    was_training = module.training
-    module.eval()
-    try:
-        modes = partial(encoding, device, manner.bf16)
-        with told(manner.progress, sum(map(len, every))) as more:
-            # Transformers' own classes are not made for several threads; their operators share the cores
-            for count in each(work, every, modes) if module.parallel else alone(work, every, modes):
-                more(count)
-    finally:
-        module.train(was_training)
-    again = np.flatnonzero(first != np.arange(rows.n))
-    for array in out:
-        array[..., again, :] = array[..., first[again], :]
-
-
-def encoding(device: torch.device, bf16: bool) -> ExitStack:
-    """The PyTorch modes in which sentences are encoded, to be entered by each thread."""
-    stack = ExitStack()
-    stack.enter_context(torch.inference_mode())
-    stack.enter_context(torch.autocast(device.type, torch.bfloat16) if bf16 else without_autocast(device))
-    return stack
-
-
-def told(progress: Progress, total: int) -> AbstractContextManager[Callable[[int], None]]:
-    """A context with a function to call with the number of newly encoded sentences.
-
-    It is a progress report of the terminal, the caller's own function, or one that does nothing.
-    """
-    if progress is True:
-        return pace("encoded", total)
-    return nullcontext(progress if callable(progress) else lambda _: None)
-
-
-def ragged_ids(sentences: Sequence[str], tokenizer: Any, max_length: int) -> Ragged:
-    """The token ids of all sentences as a `Ragged`; lists of them would take five times the memory."""
-    starts = range(0, max(1, len(sentences)), BLOCK)
-    blocks = (token_ids(sentences[start : start + BLOCK], tokenizer, max_length) for start in starts)
-    return concatenate([ragged(block) for block in blocks])
-
-
-def firsts(rows: Ragged) -> NDArray[np.intp]:
-    """For each sentence the number of the first one that equals it, (n,)."""
-    ids, seen = rows.ids.numpy(), dict[bytes, int]()
-    bounds = pairwise(rows.offsets.tolist())
-    return np.array([seen.setdefault(ids[a:b].tobytes(), i) for i, (a, b) in enumerate(bounds)], np.intp)
-
-
-def by_length(rows: Ragged, at: NDArray[np.intp], budget: int) -> list[NDArray[np.intp]]:
-    """The sentences `at` in batches of similar length, longest first, of at most `budget` padded tokens."""
-    lengths = rows.lengths.numpy()[at]
-    order = np.argsort(-lengths, kind="stable")
-    batches, start = [], 0
-    while start < len(at):
-        most = max(1, budget // max(1, lengths[order[start]]))
-        batches.append(at[order[start : start + most]])
-        start += most
-    return batches

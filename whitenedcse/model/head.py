@@ -65,6 +65,21 @@ class ProjectionHead(nn.Module):
         z = self.dense(z) if self.linear is not None else z
         return self.after(z) if self.after is not None else z
 
+    def project(self, x: Tensor, *, passes: int, views: int) -> tuple[Tensor, Tensor | None]:
+        """Pooled x -> what the loss sees: views z, and projected hard negatives or None.
+
+        x: (p + r, n, d), p encoder passes and r of hard negatives -> z: (v, n, d) and (r n, d). The passes
+        serve the views in turn, so p = 1 with v views is the paper's cheap form: one encoding, v whitenings.
+        Hard negatives form views of their own. Raises ValueError unless 1 <= p <= v.
+        """
+        if not 1 <= passes <= views:
+            raise ValueError(
+                f"{passes} encoder passes for {views} views; there are from 1 to as many as views"
+            )
+        turns = [view % passes for view in range(views)] + list(range(passes, len(x)))
+        z = self(x if turns == list(range(len(x))) else x[turns])
+        return z[:views], None if len(x) == passes else z[views:].flatten(0, 1)
+
     def dense(self, x: Tensor) -> Tensor:
         """The linear layer and tanh alone: (..., d) -> (..., d). Raises ValueError if the head has none."""
         if self.linear is None:

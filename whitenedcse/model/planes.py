@@ -23,8 +23,9 @@ from whitenedcse.data.tokens import identity, token_ids
 from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.backbones import causal
 from whitenedcse.model.checkpoint import settings
-from whitenedcse.model.embedder import Embedder, Manner, fill
+from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
+from whitenedcse.model.encoding import Manner, fill
 from whitenedcse.model.plane_files import Plane, draft, gathered, here, prune
 from whitenedcse.model.pooling import Pooling, pooled
 from whitenedcse.ragged import Ragged, ragged
@@ -139,11 +140,20 @@ def digest_of(embedder: Embedder) -> str:
 
 
 class Source(NamedTuple):
-    """A model: its function from sentences to vectors, its pooling, and its embedder (None if unknown)."""
+    """A model: its function from sentences to vectors, its pooling, and its embedder (None if unknown).
+
+    prompt: the text that it puts before each sentence, as far as is known.
+    """
 
     encode: Encode
     pooling: str
     embedder: Embedder | None = None
+    prompt: str = ""
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What scores.json says of it."""
+        return {"pooling": self.pooling, "prompt": self.prompt}
 
 
 class Wanted(NamedTuple):
@@ -185,7 +195,7 @@ def vectors(source: Source, sentences: list[str], wanted: Wanted) -> tuple[list[
     usual = ["mean", "last", "max", "cls"] if causal(encoder) else ["mean", "cls", "max", "last"]
     more = (usual[:fit], depth) if fit else ((), ())
     limit = min(wanted.max_length or embedder.max_length, embedder.max_length)
-    rows = token_ids(sentences, encoder.tokenizer, limit)
+    rows = token_ids(sentences, encoder.tokenizer, limit, embedder.prompt)
     got = planes(encoder, rows, kinds, sorted(layers), more=more, bf16=wanted.bf16)
     made = {  # equal ones once
         str(pooling): averaged(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ POOLING_KEYS = {
 }
 ACTIVATIONS = {"identity": "torch.nn.modules.linear.Identity", "tanh": "torch.nn.modules.activation.Tanh"}
 Dense = tuple[Tensor, Tensor, str]
+PROMPTS = "config_sentence_transformers.json"
+DOCUMENT = ("document", "passage", "corpus")  # names of the prompt of what is searched in, the first there is
 WEIGHT = 100  # a layer is not averaged more often
 
 
@@ -59,6 +61,8 @@ def write(embedder: Embedder, directory: Path) -> None:
     dump(directory / "modules.json", modules)
     limit = {"max_seq_length": embedder.max_length, "do_lower_case": False}
     dump(directory / "sentence_bert_config.json", limit)
+    if embedder.prompt or embedder.prompts:
+        dump(directory / PROMPTS, named_prompts(embedder))
     if mixed:
         write_average(directory, directory / paths[1], layers, encoder)
     kind = "cls" if pooling.kind == "pooler" else pooling.kind
@@ -69,6 +73,41 @@ def write(embedder: Embedder, directory: Path) -> None:
         dump(directory / path / "config.json", {**shape, "activation_function": ACTIVATIONS[activation]})
         tensors = {"linear.weight": weight.detach().contiguous(), "linear.bias": bias.detach().contiguous()}
         save_file(tensors, directory / path / "model.safetensors")
+
+
+def named_prompts(embedder: Embedder) -> dict[str, Any]:
+    """The prompts as that library's config: by name, and which of them its `encode` uses.
+
+    Its `encode_query` and `encode_document` would use no prompt at all if none had their names.
+    """
+    own = {"query": embedder.prompt_of("query"), "document": embedder.prompt_of(*DOCUMENT)}
+    default = {"default": embedder.prompt} if embedder.prompt else {}
+    return {
+        "prompts": own | embedder.prompts | default,
+        "default_prompt_name": "default" if default else None,
+    }
+
+
+def prompts(directory: Path, modes: Mapping[str, Any]) -> dict[str, Any]:
+    """The prompts of a directory of that library, as arguments of `Embedder`; none where it has none.
+
+    modes: the config of its Pooling. Raises ForeignModules where that leaves the prompt's tokens out, and
+    ValueError for a default prompt that is not among the prompts.
+    """
+    file = directory / PROMPTS
+    config: dict[str, Any] = read_json(file) if file.is_file() else {}
+    with parsing(file, DAMAGED):
+        every = {name: text for name, text in (config.get("prompts") or {}).items() if text is not None}
+        default = config.get("default_prompt_name")
+        if default is not None and default not in every:
+            raise ValueError(f"its default_prompt_name {default!r} is not among its prompts {list(every)}")
+    if not any(every.values()):
+        return {}
+    if modes.get("include_prompt") is False:
+        raise ForeignModules(f"{file} has prompts, and {directory} pools the tokens after them alone")
+    if default is not None:  # which its encode_query and encode_document do not use
+        every = {"query": ""} | ({} if set(DOCUMENT) & every.keys() else {"document": ""}) | every
+    return {"prompt": every.get(default, ""), "prompts": every}
 
 
 def expressible(pooling: Pooling) -> bool:
@@ -141,6 +180,7 @@ def read(directory: Path) -> dict[str, Any]:
         "embedding": "dense" if tanh else "encoder",
         "max_length": most_tokens(limit) if limit.exists() else None,
         "final": final(maps, unit=kinds[-1] == "Normalize", source=str(directory)),
+        **prompts(directory, read_json(paths[1] / "config.json")),
     }
 
 

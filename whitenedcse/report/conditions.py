@@ -61,6 +61,7 @@ def without_idle(named: Mapping[str, Any]) -> dict[str, Any]:
     """Conditions by name, without those that have no effect, as what is below a null setting."""
     idle = [f"{name}." for name, value in named.items() if value is None] + ["data.seed"]
     idle += ["mlm.probability"] if not named.get("mlm.weight") else []
+    idle += [name for name in ("prompt", "data.prompt") if not named.get(name)]
     idle += [] if named.get("encoder.lora.r") else ["encoder.lora"]
     idle += ["head.position"] if "head.whitening" in named else []
     return {name: value for name, value in named.items() if not name.startswith(tuple(idle))}
@@ -72,6 +73,7 @@ def found(run: Evaluation, row: Mapping[str, Any]) -> dict[str, Any]:
     named = {name: scores.get(name) for name in ("protocol", "case", "max_length", "extra", "bf16")}
     named |= {"encoder": scores.get("encoder"), "trained": run.trained is not None}
     named |= {"pooling": row["pooling"], "transform": transform.get("kind"), "fit": row["fit"]}
+    named |= {"prompt": scores.get("prompt")}
     named |= {"k": transform.get("k")} if transform else {}
     named |= {"sample": scores.get("sample")} if row["fit"] and row["fit"] not in OWN else {}
     named |= {"classifier": scores.get("classifier")} if "transfer" in row else {}
@@ -91,7 +93,7 @@ def differences(wanted: Mapping[str, Any], here: Mapping[str, Any], aliases: Map
     """What differs between the conditions of a published row and those found, in words."""
     said = [] if is_encoder(wanted["encoder"], here["encoder"], aliases) else [other_encoder(wanted, here)]
     absent = "not recorded"
-    more = [name for name in here if name not in wanted and is_of_training(name)]
+    more = [name for name in here if name not in wanted and (is_of_training(name) or name == "prompt")]
     for name in [*wanted, *more]:
         parents = [name.rsplit(".", i)[0] for i in range(1, name.count(".") + 1)]
         below = any(other.get(parent, "") is None for parent in parents for other in (wanted, here))

@@ -126,7 +126,7 @@ def keys(run: Run) -> list[tuple[str, str, str]]:
     """Returns the headline numbers of a run, each as its name, its value, and a remark."""
     summary, scores = run.dev, run.scores or {}
     shown: list[tuple[str, str, str]] = []
-    if summary:
+    if summary and summary["best"] is not None:
         rise = f"{number(summary['before'])} → {number(summary['best'])}"
         shown.append(("dev Spearman x 100 (all), before → best", rise, f"at step {summary['best_step']}"))
         alone = [
@@ -137,8 +137,8 @@ def keys(run: Run) -> list[tuple[str, str, str]]:
         if alone:
             value, name = max(alone)
             shown.append(("whitening alone, before training", number(value), described(name)))
-        if (rank := summary["values_best"].get(RANK)) is not None:
-            shown.append(("effective rank", f"{rank:.1f}", "at the best checkpoint"))
+    if summary and (rank := summary["values_best"].get(RANK)) is not None:
+        shown.append(("effective rank", f"{rank:.1f}", "at the best checkpoint"))
     if scores.get("rows"):
         first = scores["rows"][0]
         what = f"test average x 100{in_brackets(aggregations([run]))}"

@@ -11,6 +11,7 @@ from whitenedcse.evaluation.statistics import Comparison, shown, with_interval
 from whitenedcse.evaluation.sts import MEANING, MEANS
 
 MARKS = ((0.01, "**"), (0.05, "*"))
+NO_PAIRS = "no dev pairs: neither number says which checkpoint is best (monitor.dev=FILE would)"
 DIGITS = "95 % bootstrap intervals; no more digits than they support (digits=2 prints two)"
 
 
@@ -27,6 +28,10 @@ def training_grid(dev: Mapping[str, Any]) -> Grid:
         for name, before in dev["values_before"].items()
         if not name.startswith("dev/variance_top")  # the spectrum: a curve, for metrics.csv and its plots
     ]
+    if dev.get("metric", "") is None:
+        columns = ("", "before", f"last (step {dev['best_step']})")
+        notes = ["alignment is over two embeddings of each sentence with different dropout", NO_PAIRS]
+        return Grid("sentences held out of the corpus", columns, rows, notes, right=(1, 2))
     pairs = f"dev set, {dev['n']} pairs" if dev["n"] else "dev set so far"
     return Grid(
         f"{pairs}, Spearman x 100, all", columns, rows, [meaning("all"), *alignment_note(dev)], right=(1, 2)

@@ -46,15 +46,18 @@ class Mteb:
     """An embedder with the interface that mteb 2 expects: `encode`, two similarities, and metadata.
 
     model: what `Embedder.load` takes, or an embedder.
+    prompts: texts put before those that are encoded, by what mteb names them: a task, a kind of task ("STS"),
+        "query" or "document", or both as in "NQ-query"; None for the embedder's own. Its prompt for any text
+        serves where none of these names fits.
     mteb keeps results by name and revision, also between runs; the revision is a digest of all that decides a
-    vector, so another checkpoint of the same name is evaluated anew. Prompts and batch sizes are not used.
+    vector, so another checkpoint of the same name is evaluated anew. Batch sizes are not used.
     """
 
-    def __init__(self, model: str | Path | Embedder) -> None:
+    def __init__(self, model: str | Path | Embedder, prompts: Mapping[str, str] | None = None) -> None:
         name = "embedder" if isinstance(model, Embedder) else Path(model).resolve().name
         if not isinstance(model, Embedder):
             model = Embedder.load(model).to("cuda" if torch.cuda.is_available() else "cpu")
-        self.embedder = model
+        self.embedder = model if prompts is None else model.replaced(prompts=prompts)
         self.mteb_model_meta = self._meta(f"whitenedcse/{name}")
         self._last: dict[str, NDArray[np.float32]] = {}
 
@@ -67,9 +70,10 @@ class Mteb:
         """
         if "precision" in options:
             raise ValueError(f"precision={options['precision']!r}: vectors here are float; leave it out")
-        sentences = [sentence for batch in inputs for sentence in batch["text"]]
+        prompt = self._prompt(options.get("task_metadata"), options.get("prompt_type"))
+        sentences = [prompt + sentence for batch in inputs for sentence in batch["text"]]
         new = sorted(set(sentences) - self._last.keys())
-        vectors = self.embedder.encode(new, progress=options.get("show_progress_bar", True))
+        vectors = self.embedder.encode(new, prompt="", progress=options.get("show_progress_bar", True))
         known = self._last | dict(zip(new, vectors, strict=True))
         self._last = {sentence: known[sentence] for sentence in sentences}
         return np.stack([known[sentence] for sentence in sentences]).astype(np.float64)
@@ -83,6 +87,12 @@ class Mteb:
         """The cosines of corresponding rows: (n, k), (n, k) -> (n,)."""
         a, b = _rows(a), _rows(b)
         return (a * b).sum(dim=-1) / _lengths((a * a).sum(dim=-1) * (b * b).sum(dim=-1))
+
+    def _prompt(self, task: Any, kind: Any) -> str:
+        from mteb.models.abs_encoder import get_prompt_name
+
+        name = task and get_prompt_name(self.embedder.prompts, task, kind)
+        return self.embedder.prompt_of(*([name] if name else []))
 
     def _meta(self, name: str) -> Any:
         from mteb.models.model_meta import ModelMeta, ScoringFunction

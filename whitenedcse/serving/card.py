@@ -32,13 +32,13 @@ x = SentenceTransformer("{name}").encode(["a sentence"])  # (1, {k})""",
     "transformers": """from transformers import AutoModel, AutoTokenizer
 
 tokenizer, model = AutoTokenizer.from_pretrained("{name}"), AutoModel.from_pretrained("{name}").eval()
-tokens = tokenizer(["a sentence"], padding=True, truncation=True, return_tensors="pt")
+tokens = tokenizer([{text}], padding=True, truncation=True, return_tensors="pt")
 out = model(**tokens, output_hidden_states=True)
 {pool}""",
     "onnx": """import onnxruntime, transformers
 
 tokens = transformers.AutoTokenizer.from_pretrained("{name}")(
-    ["a sentence"], padding=True, truncation=True, return_tensors="np", return_token_type_ids=False
+    [{text}], padding=True, truncation=True, return_tensors="np", return_token_type_ids=False
 )
 x = onnxruntime.InferenceSession("{name}/model.onnx").run(None, dict(tokens))[0]  # (1, {k})""",
 }
@@ -84,7 +84,10 @@ def head(facts: Mapping[str, Any], run: Run | None) -> str:
 
 def vector(embedder: Embedder, facts: Mapping[str, Any]) -> str:
     """The section on how a vector is computed, step by step."""
-    steps = [
+    steps = [f"a text is put after the prompt `{quoted(embedder.prompt)}`"] if embedder.prompt else []
+    others = {name: text for name, text in embedder.prompts.items() if text}
+    steps += [f"for {name}, after the prompt `{quoted(text)}`" for name, text in others.items()]
+    steps += [
         f"texts are cut to {embedder.max_length} tokens, special ones counted",
         f"pooling: {embedder.pooling} (0 is the embedding layer, -1 the last)",
     ]
@@ -121,7 +124,14 @@ def loading(embedder: Embedder, to: str, name: str) -> str:
     pool = POOL[embedder.pooling.kind].format(layers=list(layers), n=len(layers))
     if embedder.final is not None:
         pool += "\nx = x / x.norm(dim=-1, keepdim=True)"
-    return f"## How to load it\n\n```python\n{LOAD[to].format(name=name, k=embedder.width, pool=pool)}\n```"
+    text = quoted(f"{embedder.prompt}a sentence")
+    code = LOAD[to].format(name=name, k=embedder.width, pool=pool, text=text)
+    return f"## How to load it\n\n```python\n{code}\n```"
+
+
+def quoted(text: str) -> str:
+    """A text as Python writes it, in double quotes and in one line."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def encoder_of(run: Run) -> str | None:

@@ -76,7 +76,7 @@ def whitened(embedder: Embedder, fit: Postprocess, k: int | None = None) -> Embe
     unit = embedder.final is not None and embedder.final.unit
     provenance |= {"kind": fit.kind, "k": len(bias)}
     tensors = {"weight": torch.tensor(weight), "bias": torch.tensor(bias)}
-    return ending(embedder, Final(**tensors, unit=unit, provenance=provenance))
+    return embedder.replaced(final=Final(**tensors, unit=unit, provenance=provenance))
 
 
 def scaled(embedder: Embedder, *, unit: bool) -> Embedder:
@@ -87,15 +87,8 @@ def scaled(embedder: Embedder, *, unit: bool) -> Embedder:
     parts: dict[str, Any] = {"weight": None, "bias": None, "provenance": {}}
     if last is not None:
         parts = {"weight": last.weight, "bias": last.bias, "provenance": last.provenance}
-    return ending(embedder, Final(**parts, unit=unit) if unit or parts["weight"] is not None else None)
-
-
-def ending(embedder: Embedder, final: Final | None) -> Embedder:
-    """An embedder with the same encoder, pooling and head, on the same device, and another last step."""
-    parts: dict[str, Any] = {"encoder": embedder.encoder, "pooling": embedder.pooling, "head": embedder.head}
-    parts |= {"embedding": embedder.embedding, "max_length": embedder.max_length}
-    device = next(embedder.parameters()).device
-    return Embedder(**parts, final=final).eval().to(device)
+    kept = unit or parts["weight"] is not None
+    return embedder.replaced(final=Final(**parts, unit=unit) if kept else None)
 
 
 def probe(embedder: Embedder) -> list[float]:
@@ -147,7 +140,7 @@ def export(embedder: Embedder, out: Path, wanted: Wanted) -> dict[str, Any]:
     layout.refuse(embedder)
     with drafted(out, embedder.nbytes) as draft:
         layout.write(embedder, draft)
-        facts = {"whitenedcse": version("whitenedcse"), **wanted._asdict()}
+        facts = {"whitenedcse": version("whitenedcse"), **wanted._asdict(), "prompt": embedder.prompt}
         facts |= quantised(embedder, draft) if wanted.int8 else {}
         if wanted.verify:
             texts = card.texts(embedder.encoder.tokenizer)

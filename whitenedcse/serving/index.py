@@ -20,6 +20,7 @@ from whitenedcse.app.terminal import pace
 from whitenedcse.data.corpus import LONGEST, Corpus, rows, texts
 from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.sentence_transformers import DOCUMENT
 from whitenedcse.serving import index_files
 from whitenedcse.serving.exports import scaled
 from whitenedcse.serving.index_files import Part, Strings
@@ -160,11 +161,13 @@ class Hit(NamedTuple):
 class Index:
     """Texts with exact search by cosine, in memory or memory-mapped from a directory.
 
-    embedder: with any last step, e.g. of `exports.whitened`; unit length is added here.
+    embedder: with any last step, e.g. of `exports.whitened`; unit length is added here. Texts are encoded
+        after its prompt "document" ("passage", "corpus") and queries after its prompt "query", or else both
+        after its prompt for any text.
     """
 
     def __init__(self, embedder: Embedder, parts: Iterable[Part] = ()) -> None:
-        self.embedder, self.parts = scaled(embedder, unit=True), list(parts)
+        self.embedder, self.parts = scaled(searching(embedder), unit=True), list(parts)
         self._place: tuple[Path, int] | None = None  # a directory, and how many of the parts it holds
 
     def __len__(self) -> int:
@@ -194,9 +197,13 @@ class Index:
         self.parts += list(encoded(self.embedder, zip(labels, texts, strict=True), bf16=False))
         return self
 
-    def query(self, texts: Sequence[str], top: int = 10) -> list[list[Hit]]:
-        """For each query the `top` nearest texts, nearest first; all of them if there are fewer."""
-        found = nearest(self.embedder.encode(texts), self.vectors, top)
+    def query(self, texts: Sequence[str], top: int = 10, *, prompt: str | None = None) -> list[list[Hit]]:
+        """For each query the `top` nearest texts, nearest first; all of them if there are fewer.
+
+        prompt: a text put before each query; None for the index's own.
+        """
+        asked = self.embedder.prompt_of("query") if prompt is None else prompt
+        found = nearest(self.embedder.encode(texts, prompt=asked), self.vectors, top)
         return [[self.hit(*one) for one in zip(*row, strict=True)] for row in zip(*found, strict=True)]
 
     def hit(self, cosine: float, row: int) -> Hit:
@@ -229,11 +236,23 @@ class Index:
         return index
 
 
+def searching(embedder: Embedder, prompt: str | None = None, query_prompt: str | None = None) -> Embedder:
+    """The embedder of an index: its prompt is that of the texts, and its only other one that of queries.
+
+    prompt, query_prompt: put before each text and each query. None for the embedder's own; a prompt given for
+    texts is that of queries too, unless there is one for them.
+    """
+    texts = embedder.prompt_of(*DOCUMENT) if prompt is None else prompt
+    own = embedder.prompts.get("query", embedder.prompt if prompt is None else prompt)
+    queries = own if query_prompt is None else query_prompt
+    return embedder.replaced(prompt=texts, prompts={} if queries == texts else {"query": queries})
+
+
 def write(
     directory: Path, embedder: Embedder, pairs: Iterable[tuple[str, str]], *, bf16: bool = False
 ) -> None:
     """Write an index of any number of (id, text) to a new directory; memory does not grow with them."""
-    embedder = scaled(embedder, unit=True)
+    embedder = scaled(searching(embedder), unit=True)
     index_files.write(directory, embedder, encoded(embedder, pairs, bf16=bf16))
 
 

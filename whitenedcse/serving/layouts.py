@@ -59,13 +59,18 @@ def transformers_vectors(embedder: Embedder, directory: Path, texts: Sequence[st
     model = AutoModel.from_pretrained(directory).eval()
     pooling, unit = embedder.pooling, embedder.final is not None and embedder.final.unit
     rows = []
-    for tokens in padded(AutoTokenizer.from_pretrained(directory), texts):
+    for tokens in padded(AutoTokenizer.from_pretrained(directory), prompted(embedder, texts)):
         out = model(**tokens, output_hidden_states=True)
         hidden = [out.hidden_states[layer] for layer in pooling.layers]
         pooler = pooling.kind == "pooler"
         x = out.pooler_output if pooler else pooled(pooling.kind, hidden, tokens["attention_mask"])
         rows.append(normalize(x, dim=-1) if unit else x)
     return torch.cat(rows).numpy()
+
+
+def prompted(embedder: Embedder, texts: Sequence[str]) -> list[str]:
+    """The texts with the embedder's prompt before each, as a user of a bare encoder has to write them."""
+    return [embedder.prompt + text for text in texts]
 
 
 def padded(tokenizer: Callable[..., Any], texts: Sequence[str]) -> Iterator[dict[str, Tensor]]:
@@ -195,7 +200,7 @@ def onnx_vectors(embedder: Embedder, directory: Path, texts: Sequence[str]) -> N
     from transformers import AutoTokenizer
 
     session = onnxruntime.InferenceSession(directory / FILE, providers=["CPUExecutionProvider"])
-    batches = padded(AutoTokenizer.from_pretrained(directory), texts)
+    batches = padded(AutoTokenizer.from_pretrained(directory), prompted(embedder, texts))
     rows = [session.run([OUTPUT], {k: v.numpy() for k, v in tokens.items()})[0] for tokens in batches]
     return np.concatenate(rows)
 

@@ -5,9 +5,8 @@ n: sentences    d: width    k: components kept after whitening
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,14 +16,21 @@ from lightning import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
 from torch import Tensor
 
+from whitenedcse.app.compute import without_autocast
+from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.evaluation.geometry import alignment, axes_filled, positives, spread, uniformity
 from whitenedcse.evaluation.postprocess import Postprocess, ladder
 from whitenedcse.evaluation.sts import Index, Subset, pairs_index, scores_of
 from whitenedcse.model import checkpoint
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.ragged import Ragged, taken
+from whitenedcse.training.module import reseed, seed_of
 from whitenedcse.training.parallel import from_first, place, summed
 
 METRIC = "dev/spearman"
 SAMPLE = 2048  # training sentences that the inductive whitening baselines are fitted on
+EVALUATIONS, STEPS = 20, (10, 125)  # of a run whose monitor.every is null; least and most steps between two
+DROPPED = 64  # sentences of a batch that is encoded with dropout
 SAME = 1e-12  # spread: rounding leaves 5e-15 of equal vectors; rates that collapse the space, 1e-5 and more
 Values = dict[str, float | None]
 
@@ -43,6 +49,18 @@ class DevSet:
         self.n = sum(len(subset.gold) for subset in dev)
         self.rows, self.positives = positives(self.index["dev"])
 
+    def measured(self, embedder: Embedder, data: SentenceData, step: int) -> Values:
+        """The values by name, the same on every rank. Raises ValueError if all vectors are equal."""
+        dev = summed(embedder.encode(self.sentences, share=place()))
+        refuse_same(dev, step)
+        corpus = summed(embedder.encode_rows(data.sample_tokens(SAMPLE), share=place()))
+        return from_first(lambda: self(dev, corpus))
+
+    def said(self, values: Values) -> str:
+        """The line for an evaluation."""
+        score = values[METRIC]
+        return f"{METRIC} " + ("undefined" if score is None else f"{score:.2f}")
+
     def __call__(self, dev: NDArray[Any], corpus: NDArray[Any]) -> Values:
         """The values by name, from vectors (n, d) of `sentences` and (m, d) of training sentences."""
         x, (left, right) = torch.from_numpy(dev), self.rows
@@ -56,6 +74,52 @@ class DevSet:
             for k in ladder(dev.shape[1]):
                 values[f"dev/whitened_on_{name}_k{k}"] = spearman(white[:, :k], self.index)
         return values | shape(torch.from_numpy(maps["dev"].variances))
+
+
+class HeldOut:
+    """Evaluates sentences that are never trained on, where there are no scored pairs.
+
+    Names are stable: dev/alignment, dev/uniformity, dev/effective_rank and dev/variance_top{k}. Alignment is
+    over two embeddings of each sentence with different dropout (Wang and Isola, arXiv:2005.10242; SimCSE,
+    arXiv:2104.08821, section 2.3), uniformity over embeddings without. Neither says which checkpoint is best.
+    """
+
+    n, positives = None, None
+
+    def measured(self, embedder: Embedder, data: SentenceData, step: int) -> Values:
+        """The values by name, the same on every rank. Raises ValueError if all vectors are equal."""
+        rows = data.held_out()
+        x = summed(embedder.encode_rows(rows, share=place()))
+        refuse_same(x, step)
+        return from_first(lambda: self(x, *(dropped(embedder, rows, seed) for seed in (1, 2))))
+
+    def said(self, values: Values) -> str:
+        """The line for an evaluation."""
+        return "  ".join(f"{name} {values[name]:.3f}" for name in ("dev/alignment", "dev/uniformity"))
+
+    def __call__(self, x: NDArray[Any], left: Tensor, right: Tensor) -> Values:
+        """The values by name, from vectors without dropout and two with it, (n, d) each."""
+        embedded = torch.from_numpy(x)
+        values: Values = {"dev/alignment": float(alignment(left, right))}
+        values["dev/uniformity"] = float(uniformity(embedded))
+        variances = Postprocess(kind="whitening").fit(x).variances
+        return values | shape(torch.from_numpy(variances))
+
+
+@torch.no_grad()
+def dropped(embedder: Embedder, rows: Ragged, seed: int) -> Tensor:
+    """The embeddings of n sentences with the dropout of a seed: (n, d), on the host."""
+    was_training, device = embedder.training, next(embedder.parameters()).device
+    embedder.eval().encoder.train()
+    reseed(seed)
+    parts = [taken(rows, part)[0].to(device) for part in torch.arange(rows.n).split(DROPPED)]
+    try:
+        with without_autocast(device):
+            return torch.cat(
+                [embedder.finish(embedder.pool(part, seed_of(seed, i))).cpu() for i, part in enumerate(parts)]
+            )
+    finally:
+        embedder.train(was_training)
 
 
 def shape(variances: Tensor) -> Values:
@@ -94,9 +158,11 @@ class Row(NamedTuple):
 class Monitor(Callback):
     """Evaluates before step 1, every `every` optimiser steps and at the end; keeps the best checkpoint.
 
-    The best has the highest dev/spearman after training began; it is written to `directory` at once. Training
-    stops early after `patience` evaluations without a new best (None: never). Raises ValueError, on every
-    rank, if all dev sentences have the same vector.
+    The best has the highest dev/spearman after training began; it is written to `directory` at once. Without
+    dev pairs (None) sentences held out of the corpus are evaluated, and the last checkpoint is the best.
+    every: None for a twentieth of the run, 10 to 125 steps. Training stops early after `patience`
+    evaluations without a new best (None: never). Raises ValueError, on every rank, if all evaluated sentences
+    have the same vector.
     evaluating: the number of seconds that evaluations took so far.
     """
 
@@ -105,17 +171,22 @@ class Monitor(Callback):
     def __init__(
         self,
         *,
-        dev: Sequence[Subset],
-        every: int,
+        dev: Sequence[Subset] | None,
+        every: int | None,
         patience: int | None,
         directory: Path,
         say: Callable[[str], None],
     ) -> None:
-        if every < 1:
+        if every is not None and every < 1:
             raise ValueError(f"monitor.every={every} must be 1 or more")
         if patience is not None and patience < 1:
             raise ValueError(f"monitor.patience={patience} must be 1 or more, or null for never")
-        self.dev_set, self.every, self.patience = DevSet(dev), every, patience
+        if patience is not None and dev is None:
+            raise ValueError(
+                f"monitor.patience={patience} needs scored pairs: monitor.dev=FILE, or null for never"
+            )
+        self.dev_set = HeldOut() if dev is None else DevSet(dev)
+        self.asked, self.every, self.patience = every, every or 1, patience
         self.directory, self.say = directory, say
         self.rows: list[Row] = []
 
@@ -129,6 +200,8 @@ class Monitor(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate the untrained encoder: a broken evaluation shows at once."""
+        if self.asked is None:
+            self.every = min(max(int(trainer.estimated_stepping_batches) // EVALUATIONS, STEPS[0]), STEPS[1])
         if not self.rows:
             self.measure(trainer, pl_module)
         self.stop_in_vain(trainer)
@@ -146,16 +219,12 @@ class Monitor(Callback):
     def measure(self, trainer: Trainer, module: Any) -> None:
         """Evaluate, log, keep the checkpoint if it is the best, and stop if none was for too long."""
         began = time.perf_counter()
-        dev = summed(module.embedder.encode(self.dev_set.sentences, share=place()))
-        refuse_same(dev, trainer.global_step)
-        tokens = trainer.datamodule.sample_tokens(SAMPLE)  # type: ignore[attr-defined]
-        corpus = summed(module.embedder.encode_rows(tokens, share=place()))
-        row = Row(trainer.global_step, from_first(lambda: self.dev_set(dev, corpus)))
+        values = self.dev_set.measured(module.embedder, trainer.datamodule, trainer.global_step)  # type: ignore[attr-defined]
+        row = Row(trainer.global_step, values)
         self.rows.append(row)
         for logger in trainer.loggers:
             logger.log_metrics({name: v for name, v in row.values.items() if v is not None}, step=row.step)
-        score = row.values[METRIC]
-        self.say(f"step {row.step}: {METRIC} " + ("undefined" if score is None else f"{score:.2f}"))
+        self.say(f"step {row.step}: {self.dev_set.said(row.values)}")
         if len(self.rows) > 1 and self.best is row and trainer.is_global_zero:
             checkpoint.save(module.embedder, self.directory)
         self.stop_in_vain(trainer)
@@ -173,7 +242,12 @@ class Monitor(Callback):
 
     @property
     def best(self) -> Row:
-        """The evaluation of the best checkpoint: the first with the highest dev/spearman after step 0."""
+        """The evaluation of the best checkpoint.
+
+        It is the first with the highest dev/spearman after step 0 or, without dev pairs, the last.
+        """
+        if isinstance(self.dev_set, HeldOut):
+            return self.rows[-1]
         return max(
             self.rows[1:] or self.rows, key=lambda row: -np.inf if (s := row.values[METRIC]) is None else s
         )
@@ -182,101 +256,14 @@ class Monitor(Callback):
         """The content of `dev` in scores.json."""
         before, best, last = self.before, self.best, self.rows[-1]
         return {
-            "metric": METRIC,
-            "before": before.values[METRIC],
-            "best": best.values[METRIC],
+            "metric": METRIC if METRIC in last.values else None,
+            "before": before.values.get(METRIC),
+            "best": best.values.get(METRIC),
             "best_step": best.step,
-            "last": last.values[METRIC],
+            "last": last.values.get(METRIC),
             "last_step": last.step,
             "n": self.dev_set.n,
             "positives": self.dev_set.positives,
             "values_before": before.values,
             "values_best": best.values,
         }
-
-
-RANK = "dev/effective_rank"
-VANISHED = 0.01  # of the loss of a guess: nothing left to learn. Good runs get there too, so dev must fall
-FALLEN = 5.0  # points of dev/spearman below its best: good runs go up and down by 1 to 3
-SHRUNK = 0.5  # of the effective rank before training: good quick starts keep 0.65, collapsed ones below
-
-
-class Health(Callback):
-    """Warns of a collapse, with a line for each of two kinds, once in a run, from values logged anyway.
-
-    It follows `monitor` among the callbacks, and examines its last two evaluations after each new one.
-    "memorising": dev/spearman fell, and the loss of the batch has vanished. "collapse": dev/spearman fell, or
-    never reached its value before training, and the dev sentences fill less than half of the axes that they
-    filled then. A loss that is not finite ends the run: training/trainer.py.
-    """
-
-    def __init__(self, monitor: Monitor, say: Callable[[str], None]) -> None:
-        self.monitor, self.say = monitor, say
-        self.said: list[str] = []
-        self.seen = 0  # the step of the evaluation that was looked at last
-        self.guess = 0.0  # the loss of guessing
-
-    def state_dict(self) -> dict[str, Any]:
-        """The last step examined and the kinds of warnings given, for a run that resumes."""
-        return {"said": self.said, "seen": self.seen}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the state of a checkpoint."""
-        self.said, self.seen = state_dict["said"], state_dict["seen"]
-
-    def on_train_batch_end(  # noqa: PLR0913  Lightning's signature
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Examine the evaluations, if this step was evaluated."""
-        self.guess = math.log(batch.n * trainer.world_size)
-        self.look(trainer)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Examine the last evaluation."""
-        self.look(trainer)
-
-    def look(self, trainer: Trainer) -> None:
-        """Warn of what was not warned of before, if there is a new evaluation; only then read the loss."""
-        step = self.monitor.rows[-1].step
-        if step == self.seen:
-            return
-        self.seen = step
-        metrics = trainer.callback_metrics
-        loss = metrics.get("train/contrastive", metrics.get("train/loss"))
-        for kind, text in alarms(self.monitor.rows, math.inf if loss is None else float(loss), self.guess):
-            if kind not in self.said:
-                self.said = [*self.said, kind]
-                self.say(f"warning: step {step}: {text}")
-
-
-def alarms(rows: list[Row], loss: float, guess: float) -> Iterator[tuple[str, str]]:
-    """The warnings that evaluations give rise to, each as its kind and its text.
-
-    rows: evaluations, the one before training first. loss: of the last batch. guess: the loss of guessing.
-    """
-    before, last = rows[0], rows[1:][-2:]
-    if len(last) < 2:
-        return
-    best = max(rows, key=score)
-    fall = min(score(best) - score(row) for row in last)
-    seen = f"{METRIC} fell from {score(best):.1f} (step {best.step}) to {score(last[-1]):.1f}"
-    if fall > FALLEN and loss < VANISHED * guess:
-        yield (
-            "memorising",
-            f"{seen} while train/loss vanished ({loss:.2g}; chance gives {guess:.2f}): what tells the "
-            "sentences of a batch apart is not their meaning. Try a lower optim.lr, a higher "
-            "loss.temperature, data.passes above 1, or sentences nearer to those of the dev set",
-        )
-    ranks = [row.values.get(RANK) or 0.0 for row in (before, *last)]
-    if fall > (FALLEN if best.step else 0) and max(ranks[1:]) < SHRUNK * ranks[0]:
-        yield (
-            "collapse",
-            f"{seen} and {RANK} from {ranks[0]:.1f} (step 0) to {ranks[-1]:.1f}: the space collapses. "
-            "Try a lower optim.lr, a higher loss.temperature, or pooling=mean",
-        )
-
-
-def score(row: Row) -> float:
-    """The dev/spearman of an evaluation; minus infinity where it is undefined."""
-    value = row.values[METRIC]
-    return -math.inf if value is None else value

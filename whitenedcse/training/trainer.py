@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -109,14 +110,14 @@ class Safekeeping(Callback):
 
     seconds: between two checkpoints, or 50 times what one takes to write, whichever is longer. It is written
         between two optimiser steps, so that no gradient is lost.
-    evaluated: optimiser steps between evaluations, before which the loss must be known to be finite.
+    monitor: evaluates after each `every` optimiser steps, before which the loss must be known to be finite.
     settings: the resolved configuration, which all ranks must share.
     """
 
     def __init__(
-        self, directory: Path, seconds: float, evaluated: int, settings: str, say: Callable[[str], None]
+        self, directory: Path, seconds: float, monitor: Any, settings: str, say: Callable[[str], None]
     ) -> None:
-        self.directory, self.seconds, self.evaluated = directory, seconds, evaluated
+        self.directory, self.seconds, self.monitor = directory, seconds, monitor
         self.settings, self.say = settings, say
         self.asked = 0
         self.last, self.pause = time.monotonic(), seconds
@@ -137,7 +138,8 @@ class Safekeeping(Callback):
     def on_train_start(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
         """Handle signals from now on, in place of Lightning."""
         self.bad = torch.full((), -1, device=pl_module.device)
-        self.before = {number: signal.signal(number, self.hear) for number in ASKING}
+        if threading.current_thread() is threading.main_thread():  # no other hears any
+            self.before = {number: signal.signal(number, self.hear) for number in ASKING}
 
     def hear(self, number: int, _: Any) -> None:
         """Remember a signal until the step is done; a second Ctrl-C ends the process at once."""
@@ -168,7 +170,7 @@ class Safekeeping(Callback):
         assert self.bad is not None
         finite = outputs["loss"].isfinite().logical_or(self.bad >= 0)
         self.bad = torch.where(finite, self.bad, at)
-        due = (trainer.log_every_n_steps, self.evaluated)  # type: ignore[attr-defined]
+        due = (trainer.log_every_n_steps, self.monitor.every)  # type: ignore[attr-defined]
         if any(trainer.global_step % steps == 0 for steps in due):
             self.refuse_bad(trainer)
 

@@ -1,0 +1,36 @@
+"""The parts in your own Lightning script: python lightning_script.py ENCODER CORPUS
+
+Anything that Lightning's Trainer does is yours: callbacks, loggers, strategies, precision.
+"""
+
+import sys
+
+import lightning
+from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.loggers import CSVLogger
+
+from whitenedcse import (
+    ContrastiveTraining,
+    Embedder,
+    MultiPositiveLoss,
+    Pooling,
+    ProjectionHead,
+    SentenceData,
+)
+
+encoder, corpus = sys.argv[1:]
+embedder = Embedder(encoder=encoder, pooling=Pooling("mean"))
+embedder.head = ProjectionHead(embedder.encoder.width, position="after")  # dense, tanh, then SGW
+data = SentenceData(corpus=corpus, tokenizer=embedder.encoder.tokenizer, batch_size=32, passes=2)
+module = ContrastiveTraining(embedder=embedder, loss=MultiPositiveLoss(temperature=0.1), views=4)
+trainer = lightning.Trainer(
+    max_steps=100,
+    gradient_clip_val=1.0,
+    use_distributed_sampler=False,  # SentenceData gives each rank its share
+    enable_checkpointing=False,
+    logger=CSVLogger("logs"),
+    callbacks=[LearningRateMonitor()],
+)
+trainer.fit(module, data)
+embedder.save("trained")
+print(Embedder.load("trained").encode(["A cat sleeps on the sofa."]).shape)

@@ -1,0 +1,162 @@
+"""Encoders of other families than BERT, each with a tokenizer of its kind: a step, a checkpoint, exports.
+
+The oracle is Transformers' own forward of each sentence alone, without padding.
+"""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from conftest import SENTENCES, WORDS, architecture
+from numpy.testing import assert_allclose
+from test_export import by_onnxruntime, by_sentence_transformers
+from test_training import LOSS, EightSentences, fit, module_of, monitor_of
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from torch.testing import assert_close
+from transformers import AutoModel, AutoTokenizer
+
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.encoder import pretrained
+from whitenedcse.serving.exports import Wanted, export
+from whitenedcse.training.module import reseed
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries that load what is written
+NAMES = ("cls_token", "pad_token", "sep_token", "unk_token", "mask_token")
+BERT, ROBERTA = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"), ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+
+
+def wordpiece(special):
+    core = Tokenizer(models.WordPiece({w: i for i, w in enumerate([*special, *WORDS])}, unk_token=special[3]))
+    core.normalizer, core.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    return core
+
+
+def unigram(special):
+    core = Tokenizer(models.Unigram())
+    core.normalizer, core.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
+    settings = {"vocab_size": 90, "special_tokens": list(special), "unk_token": special[3]}
+    core.train_from_iterator(SENTENCES, trainers.UnigramTrainer(**settings, show_progress=False))
+    return core
+
+
+def byte_level(special):
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    settings = {"vocab_size": 300, "special_tokens": list(special), "initial_alphabet": alphabet}
+    core.train_from_iterator(SENTENCES, trainers.BpeTrainer(**settings, show_progress=False))
+    return core
+
+
+FAMILIES = {  # the tokenizer's class, its model, its special tokens, and settings of the backbone
+    "electra": ("ElectraTokenizerFast", wordpiece, BERT, {"embedding_size": 8}),
+    "distilbert": ("DistilBertTokenizerFast", wordpiece, BERT, {}),
+    "mpnet": ("MPNetTokenizerFast", wordpiece, ROBERTA, {}),
+    "xlm-roberta": ("XLMRobertaTokenizerFast", unigram, ROBERTA, {}),
+    "albert": ("AlbertTokenizerFast", unigram, BERT, {"embedding_size": 8}),
+    "deberta-v2": (
+        "DebertaV2TokenizerFast",
+        unigram,
+        BERT,
+        {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False},
+    ),
+    "modernbert": ("PreTrainedTokenizerFast", byte_level, BERT, {"local_attention": 8}),
+}
+
+
+@pytest.fixture
+def encoder(kind, tmp_path):
+    """An encoder as it comes from the hub: loading makes the tokenizers of some families anew."""
+    name, model, special, settings = FAMILIES[kind]
+    core = model(special)
+    around = [(special[0], 0), (special[2], 2)]
+    single = f"{special[0]} $A {special[2]}"
+    core.post_processor = processors.TemplateProcessing(single=single, special_tokens=around)
+    words = getattr(transformers, name)(
+        tokenizer_object=core, model_max_length=64, **dict(zip(NAMES, special, strict=True))
+    )
+    ids = {"pad_token_id": 1, "bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
+    for part in (architecture(kind, len(words), **ids, **settings), words):
+        part.save_pretrained(tmp_path / "hub")
+    return pretrained(path=str(tmp_path / "hub"))
+
+
+@torch.no_grad()
+def by_transformers(directory, kind):
+    """The pooled last states of each sentence alone, by that library from a directory."""
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    return alone(AutoModel.from_pretrained(directory).eval(), tokenizer, kind).numpy()
+
+
+def alone(backbone, tokenizer, kind):
+    """(n, d): the pooled last states of each sentence, which is encoded without others and so unpadded."""
+    rows = [tokenizer(text, return_tensors="pt", return_token_type_ids=False) for text in SENTENCES]
+    states = [backbone(**row).last_hidden_state[0] for row in rows]
+    return torch.stack([x[0] if kind == "cls" else x.mean(dim=0) for x in states])
+
+
+def gradients(backbone):
+    found = {name: w.grad.clone() for name, w in backbone.named_parameters() if w.grad is not None}
+    backbone.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_step_s_loss_and_gradient_are_those_of_transformers_own_states(encoder, pooling):
+    module = module_of(encoder, kind=pooling)
+    module.log = lambda *args, **kwargs: None
+    encoder.backbone.eval()  # dropout is drawn otherwise; the head trains
+    batch = EightSentences(encoder.tokenizer, 1).train_dataloader().dataset[0]
+    step = module.training_step(batch, 5)
+    step.backward()
+    ours = gradients(encoder.backbone)
+    x = alone(encoder.backbone, encoder.tokenizer, pooling)
+    reseed(0, 0, 5)
+    loss = LOSS(module.embedder.project(torch.stack([x] * 3), passes=3, views=3)[0])
+    loss.backward()
+    theirs = gradients(encoder.backbone)
+    assert_close(step, loss, atol=1e-5, rtol=1e-5)
+    assert ours.keys() == theirs.keys() and len(ours) > 10
+    largest = max(float(gradient.abs().max()) for gradient in theirs.values())
+    for name, gradient in theirs.items():
+        assert_close(ours[name], gradient, atol=2e-4 * largest, rtol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_it_trains_and_its_checkpoint_and_exports_say_the_same_everywhere(encoder, tmp_path):
+    before = {name: w.detach().clone() for name, w in encoder.backbone.named_parameters()}
+    monitor = monitor_of(tmp_path, every=1)
+    module = module_of(encoder, kind="mean")
+    fit(module, tmp_path, monitor, steps=1)
+    assert len(monitor.rows) == 2 and np.isfinite(monitor.rows[1].values["dev/spearman"])
+    moved = {name for name, w in encoder.backbone.named_parameters() if not torch.equal(w, before[name])}
+    assert len(moved) > 10 and {name for name in before if name not in moved} <= {
+        name for name, w in encoder.backbone.named_parameters() if not w.requires_grad or w.grad is None
+    }
+    wanted = module.embedder.encode(SENTENCES)
+    assert np.abs(wanted[0] - wanted[1:]).max(axis=1).min() > 0.1  # sentences differ
+    best = tmp_path / "best"
+    loaded = Embedder.load(best)
+    assert type(loaded.encoder.backbone) is type(encoder.backbone)
+    assert type(loaded.encoder.tokenizer) is type(encoder.tokenizer)
+    for x in (
+        loaded.encode(SENTENCES),
+        by_sentence_transformers(best, SENTENCES),
+        by_transformers(best, "mean"),
+    ):
+        assert_allclose(x, wanted, atol=1e-5)
+    for to in ("transformers", "sentence-transformers"):
+        assert export(loaded, tmp_path / to, Wanted(to, "x"))["difference"] < 1e-5
+    assert_allclose(by_transformers(tmp_path / "transformers", "mean"), wanted, atol=1e-5)
+    again = Embedder.load(tmp_path / "sentence-transformers")
+    assert_allclose(again.encode(SENTENCES), wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.slow
+def test_its_graph_says_the_same(encoder, tmp_path):
+    pytest.importorskip("onnxruntime")
+    embedder = module_of(encoder, kind="mean").embedder.eval()
+    assert export(embedder, tmp_path / "out", Wanted("onnx", "x"))["difference"] < 1e-5
+    assert_allclose(by_onnxruntime(tmp_path / "out", SENTENCES), embedder.encode(SENTENCES), atol=1e-5)

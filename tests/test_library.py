@@ -1,0 +1,85 @@
+"""The scripts and the notebook in examples/ on tiny inputs, and the page written from docstrings."""
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+import pytest
+from conftest import SENTENCES, backbone
+from programs import ROOT, started
+
+from whitenedcse.app.run import Run
+from whitenedcse.model.embedder import Embedder
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch, tokenizer):
+    """An empty folder with an encoder and a corpus of 256 sentences."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    backbone("bert", len(tokenizer)).save_pretrained("bert")
+    tokenizer.save_pretrained("bert")
+    lines = [f"{a} {b} {c}" for a in SENTENCES for b in SENTENCES[:4] for c in SENTENCES]
+    (tmp_path / "my.txt").write_text("\n".join(lines))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "written"),
+    [
+        ("train", [], "outputs/first/best/model.safetensors"),
+        ("lightning_script", [], "trained/head.safetensors"),
+        ("plain_pytorch", [], "plain/model.safetensors"),
+        ("sentence_transformers_loss", [], "theirs/modules.json"),
+        ("whiten_and_search", ["a red fish"], "index/index.json"),
+    ],
+)
+def test_an_example_runs_in_an_empty_folder(name, words, written, home):
+    done = started(f"examples/{name}.py", "bert", "my.txt", *words, cwd=home)
+    assert done.returncode == 0, done.stderr
+    assert (home / written).is_file(), done.stdout
+
+
+def test_what_the_examples_leave_can_be_loaded(home):
+    for name in ("train", "lightning_script", "plain_pytorch"):
+        assert started(f"examples/{name}.py", "bert", "my.txt", cwd=home).returncode == 0
+    for model in ("outputs/first", "trained", "plain"):
+        assert Embedder.load(model).encode(SENTENCES).shape == (8, 16)
+
+
+def test_there_are_five_of_at_most_forty_lines():
+    assert len(EXAMPLES) == 5
+    for path in EXAMPLES:
+        assert len(path.read_text().splitlines()) <= 40, path.name
+
+
+@pytest.mark.slow
+def test_the_examples_are_typed():
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", *map(str, EXAMPLES)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_notebook_runs_from_its_first_cell_to_its_last(home, monkeypatch, capsys):
+    matplotlib.use("agg")
+    content = json.loads((ROOT / "examples/own_text.ipynb").read_text())
+    cells = ["".join(cell["source"]) for cell in content["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] for cell in content["cells"] if cell["cell_type"] == "code")
+    cells[0] = cells[0].replace('"bert-base-uncased"', '"bert"').replace('"quickstart"', '"my.txt"')
+    cells[0] = cells[0].replace("STEPS = 100", "STEPS = 3")
+    known = {}
+    for cell in cells:
+        exec(compile(cell, "a cell", "exec"), known)
+    assert known["run"].results["dev"]["last_step"] == 3 and known["points"].shape == (64, 2)
+    assert capsys.readouterr().out.count("whitened ") == 3
+    assert Run("outputs/notebook").scores
+
+
+def test_the_page_of_the_library_is_that_of_its_docstrings():
+    page = runpy.run_path(str(ROOT / "docs/python.py"))["page"]()
+    assert page == Path(ROOT / "docs/python.md").read_text(), "write it again: python docs/python.py"

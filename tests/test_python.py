@@ -1,0 +1,316 @@
+"""The library without a command line: train and evaluate as functions; corpora without scored pairs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import SENTENCES, backbone, embedder_of
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from programs import ROOT, started, surroundings
+
+import whitenedcse
+from whitenedcse.app.configuration import CONF
+from whitenedcse.app.durable import checksum
+from whitenedcse.app.identity import label
+from whitenedcse.app.python import quoted
+from whitenedcse.app.run import Run
+from whitenedcse.data.corpus import Corpus
+from whitenedcse.data.datamodule import SentenceData
+from whitenedcse.data.tokens import tokenised
+from whitenedcse.evaluation.geometry import alignment, uniformity
+from whitenedcse.training.module import first_seed, seed_of
+from whitenedcse.training.monitor import HeldOut, Monitor, dropped
+
+PAIRS = "score\tsentence1\tsentence2\n" + "".join(
+    f"{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(zip(SENTENCES, SENTENCES[::-1], strict=True))
+)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch, tokenizer):
+    """An empty folder with an encoder, a corpus of 48 sentences and scored pairs, as a user has them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    backbone("bert", len(tokenizer)).save_pretrained("bert")
+    tokenizer.save_pretrained("bert")
+    (tmp_path / "my.txt").write_text("".join(f"{a} {b}\n" for a in SENTENCES for b in SENTENCES[:6]))
+    (tmp_path / "pairs.tsv").write_text(PAIRS)
+    return tmp_path
+
+
+SMALL = {"batch_size": 8, "max_length": 16, "pooling": "mean", "lr": 1e-3}
+WORDS = ["encoder=pretrained", "encoder.path=bert", "data=file", "data.corpus=my.txt", "pooling=mean"]
+WORDS += ["data.batch_size=8", "data.max_length=16", "optim.lr=1e-3"]
+
+
+def bits(run):
+    """The digests of the best checkpoint's weights and head, and of the logged values but the speed."""
+    folder = Path(run)
+    assert (folder / "scores.json").is_file()
+    series = {
+        name: [*values.values] for name, values in Run(folder).series.items() if "per_second" not in name
+    }
+    return [checksum(folder / "best" / name) for name in ("model.safetensors", "head.safetensors")], series
+
+
+def test_a_call_and_the_command_give_the_same_bits(home):
+    run = whitenedcse.train("bert", "my.txt", dev="pairs.tsv", output="outputs/call", **SMALL)
+    done = started("train.py", *WORDS, "monitor=held_out", "monitor.dev=pairs.tsv", "run=command", cwd=home)
+    assert done.returncode == 0, done.stderr
+    assert bits(run.path) == bits("outputs/command")
+    call, command = (Run(f"outputs/{name}").settings for name in ("call", "command"))
+    assert {**call, "run": ""} == {**command, "run": ""}
+    assert run.embedder.encode(SENTENCES).shape == (8, 16) and repr(run) == "Run('outputs/call')"
+    # and leaves no trace: neither Hydra's state, nor the lock, nor the arguments of the process
+    assert not GlobalHydra.instance().is_initialized() and not HydraConfig.initialized()
+    assert sys.argv[0].split()[0] != "whitenedcse"
+    claimed = subprocess.run(
+        [sys.executable, "-c", "from whitenedcse.app.run import Run; Run('outputs/call').claim()"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert claimed.returncode == 0
+
+
+def test_called_again_a_finished_run_is_returned_as_it_is_and_another_is_refused(home, capsys):
+    settings = {"trainer.max_steps": 2}
+    whitenedcse.train("bert", "my.txt", output="outputs/a", settings=settings, **SMALL)
+    before = bits("outputs/a")
+    capsys.readouterr()
+    run = whitenedcse.train("bert", "my.txt", output="outputs/a", settings=settings, **SMALL)
+    assert "is finished and not changed" in capsys.readouterr().out and bits(run.path) == before
+    with pytest.raises(ValueError, match=r"views=2 \(it began with 3\)"):
+        whitenedcse.train("bert", "my.txt", output="outputs/a", views=2, settings=settings, **SMALL)
+
+
+def test_an_encoder_is_evaluated_by_a_call(home, capsys):
+    run = whitenedcse.evaluate("bert", tasks=["pairs.tsv"], pooling="mean", output="outputs/e")
+    assert [row["name"] for row in run.results["rows"]] == ["as it is"]
+    white = whitenedcse.evaluate(
+        "bert", tasks=["pairs.tsv"], postprocess="whitening", k=4, settings={"draws": 10}, output="outputs/w"
+    )
+    assert white.results["rows"][-1]["postprocess"]["k"] == 4 and white.settings["draws"] == 10
+    assert "Spearman x 100" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda: whitenedcse.train("nowhere", "my.txt"), OSError, "nowhere"),
+        (lambda: whitenedcse.train("bert", "gone.txt"), FileNotFoundError, "gone.txt"),
+        (lambda: whitenedcse.train("bert", "my.txt", head="sgw"), ValueError, "Could not find 'head/sgw'"),
+        (lambda: whitenedcse.train("bert", "my.txt", views=1, **SMALL), ValueError, "views=1"),
+        (lambda: whitenedcse.train("bert", "my.txt", batch_size="8"), ValueError, "must be a whole number"),
+        (
+            lambda: whitenedcse.train("bert", "my.txt", settings={"optim.lrr": 1}),
+            ValueError,
+            "no setting 'optim.lrr'; the nearest is 'optim.lr'",
+        ),
+        (
+            lambda: whitenedcse.train("bert", "my.txt", settings={"monitor.patience": 2}, **SMALL),
+            ValueError,
+            "monitor.patience=2 needs scored pairs",
+        ),
+        (lambda: whitenedcse.evaluate("bert", tasks="stss"), ValueError, "tasks/stss"),
+    ],
+)
+def test_what_cannot_work_is_an_exception_of_one_line(home, call, error, said):
+    with pytest.raises(error) as raised:
+        call()
+    assert said in str(raised.value) and "\n" not in str(raised.value)
+    assert not GlobalHydra.instance().is_initialized()
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_an_exception_and_the_same_call_resumes_to_the_same_bits(home):
+    settings = {"trainer.max_steps": 300, "trainer.max_epochs": 100, "checkpoint_every": 0.05}
+    script = home / "interrupted.py"
+    script.write_text(
+        "import whitenedcse, sys\n"
+        "try:\n"
+        f"    whitenedcse.train('bert', 'my.txt', output='outputs/a', settings={settings}, **{SMALL})\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+        "    sys.exit(7)\n"
+    )
+    env = surroundings(home, {"PYTHONPATH": str(ROOT)})
+    process = subprocess.Popen([sys.executable, script], env=env, stdout=subprocess.PIPE, text=True)
+    until = time.monotonic() + 120
+    while not list(home.glob("outputs/a/checkpoints/step-*")) and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 7 and "interrupted" in out and not (home / "outputs/a/scores.json").exists()
+    whitenedcse.train("bert", "my.txt", output="outputs/a", settings=settings, **SMALL)
+    whitenedcse.train("bert", "my.txt", output="outputs/b", settings=settings, **SMALL)
+    assert bits("outputs/a")[0] == bits("outputs/b")[0]
+
+
+@pytest.mark.slow
+def test_two_devices_are_two_processes_as_of_the_command(home):
+    more = {"trainer.accelerator": "cpu", "trainer.max_steps": 3}
+    run = whitenedcse.train("bert", "my.txt", output="outputs/two", devices=2, settings=more, **SMALL)
+    assert run.facts["processes"] == 2 and run.results["dev"]["last_step"] == 3
+    with pytest.raises(RuntimeError, match="status 2"):
+        whitenedcse.train("bert", "my.txt", devices=2, settings={**more, "data.batch_size": 7}, max_length=16)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 3, 1e-05, "a", "a'b\\", "${x}", "a,b=c", [1, "x y"], {"k": [None]}, ("t",), "", "0.5"],
+)
+def test_a_value_survives_hydras_grammar(value):
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create().parse_override(f"x={quoted(value)}").value()
+    read = json.loads(json.dumps(parsed, default=str))
+    assert read == json.loads(json.dumps(value))
+
+
+def test_every_public_name_can_be_imported_is_explained_and_is_in_the_types():
+    source = (ROOT / "whitenedcse/__init__.py").read_text()
+    for name in whitenedcse.__all__:
+        symbol = getattr(whitenedcse, name)
+        assert len((symbol.__doc__ or "").split()) > 15, name
+        assert f" {name}" in source.partition("__all__")[0], name
+    assert dir(whitenedcse) == sorted(whitenedcse.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Absent'"):
+        _ = whitenedcse.Absent
+
+
+# a corpus without dev pairs
+
+
+def data_of(home, tokenizer, **settings):
+    data = SentenceData(corpus=str(home / "my.txt"), tokenizer=tokenizer, **settings)
+    data.hold_out = True
+    data.setup("fit")
+    return data
+
+
+def test_held_out_sentences_are_never_trained_on(home, tokenizer):
+    data = data_of(home, tokenizer, batch_size=4, passes=2)
+    kept, held = data.trained, data.shuffled(1)[: data.holds_out]
+    assert data.holds_out == 4 and len(kept) == 44 and not set(kept) & set(held)
+    order = data.train_dataloader().sampler
+    seen = [row for epoch in range(3) for step in range(len(order)) for row in order.rows_of(epoch, step)]
+    assert set(seen) <= set(kept) and len(order) == 11
+    tokens = tokenised(Corpus(str(home / "my.txt"), (), None), tokenizer, data.max_length)
+    assert torch.equal(data.held_out().ids, tokens.rows(held, [0]).ids)
+    assert "4 rows held out, never trained on" in data.counts
+    whole = SentenceData(corpus=str(home / "my.txt"), tokenizer=tokenizer, batch_size=4)
+    whole.setup("fit")
+    assert whole.trained is None and "held out" not in whole.counts
+
+
+def test_batches_of_tokens_hold_rows_out_too(home, tokenizer):
+    data = data_of(home, tokenizer, batch_tokens=60)
+    sizes = np.diff(data.tokens.offsets)
+    assert np.array_equal(data.sizes, sizes[data.trained])
+
+
+def test_the_monitor_without_pairs_measures_dropout_and_uniformity(home, bert, tokenizer):
+    data, embedder = data_of(home, tokenizer, batch_size=8), embedder_of(bert, kind="mean").train()
+    values = HeldOut().measured(embedder, data, 0)
+    assert embedder.training and embedder.head.training
+    rows = data.held_out()
+    plain = torch.from_numpy(embedder.encode_rows(rows))
+    assert values["dev/uniformity"] == pytest.approx(float(uniformity(plain)), abs=1e-5)
+    # the same by hand: the encoder in training mode, dropout drawn from the seed of each of the two
+    both = []
+    for seed in (1, 2):
+        embedder.eval().encoder.train()
+        first_seed(seed_of(seed))
+        both.append(embedder.pool(rows, seed_of(seed, 0)).detach())
+    assert values["dev/alignment"] == pytest.approx(float(alignment(*both)), abs=1e-6) and not torch.equal(
+        *both
+    )
+    assert torch.equal(dropped(embedder, rows, 1), dropped(embedder, rows, 1))
+
+
+def test_without_pairs_the_last_checkpoint_is_the_best_and_every_follows_the_run(home, capsys):
+    run = whitenedcse.train("bert", "my.txt", output="outputs/a", epochs=5, **SMALL)
+    dev = run.results["dev"]
+    assert dev["metric"] is None and dev["best"] is None and dev["best_step"] == dev["last_step"] == 25
+    assert run.series["dev/alignment"].steps.tolist() == [0, 10, 20, 25]
+    out = capsys.readouterr().out
+    assert "sentences held out of the corpus" in out and "no dev pairs: neither number says" in out
+    assert whitenedcse.evaluate("outputs/a", tasks=["pairs.tsv"], output="outputs/e").results["rows"]
+
+
+@pytest.mark.parametrize(("steps", "every"), [(5, 10), (2000, 100), (10**6, 125)])
+def test_the_pause_between_evaluations_follows_the_length_of_the_run(steps, every, tmp_path):
+    class Trainer:
+        estimated_stepping_batches = steps
+        global_step = 0
+        should_stop = False
+
+    monitor = Monitor(dev=None, every=None, patience=None, directory=tmp_path, say=print)
+    monitor.rows = [object()]
+    monitor.on_train_start(Trainer(), None)
+    assert monitor.every == every
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["+experiment=bert_base"], "bert_base"),
+        (["+experiment=bert_base", "encoder.path=models/minilm"], "minilm"),
+        (["encoder=pretrained", "encoder.path=models/minilm"], "minilm"),
+        ([], "quickstart"),
+        (["data=file", "data.corpus=texts/my.txt"], "my"),
+    ],
+)
+def test_a_run_is_named_after_what_it_trains(words, expected):
+    from hydra import compose, initialize_config_dir
+
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("train", words, return_hydra_config=True)
+    path = config.encoder.get("path")
+    assert label(config.hydra, path, config.data.corpus) == expected
+    assert str(config.run).startswith(f"{expected}-")
+
+
+def test_an_experiment_with_another_encoder_is_not_called_by_its_name_alone(home):
+    words = ["+experiment=bert_base", *WORDS[1:], "monitor=held_out", "tasks=none", "trainer.max_steps=1"]
+    assert started("train.py", *words, cwd=home).returncode == 0
+    (run,) = (home / "outputs").iterdir()
+    assert run.name.startswith("bert-") and Run(run).facts["experiment"] == "bert_base with bert"
+
+
+def test_the_commands_of_the_package_are_the_scripts(home):
+    done = started("whitenedcse", "train", *WORDS, "run=a", "trainer.max_steps=2", cwd=home)
+    assert done.returncode == 0, done.stderr
+    assert Run("outputs/a").facts["command"].startswith("whitenedcse train encoder=pretrained")
+    done = started("whitenedcse", "evaluate", "model=outputs/a", "tasks.names=[pairs.tsv]", cwd=home)
+    assert done.returncode == 0 and "pairs" in done.stdout
+    done = started("whitenedcse", "train", "trainer.max_stps=2", cwd=home)
+    assert done.returncode == 2 and "the nearest is 'trainer.max_steps'" in done.stderr
+    (home / "mine/experiment").mkdir(parents=True)
+    (home / "mine/experiment/own.yaml").write_text("# @package _global_\nseed: 7\n")
+    words = ["--config-dir", "mine", "+experiment=own", *WORDS, "run=b", "trainer.max_steps=1"]
+    done = started("whitenedcse", "train", *words, cwd=home)
+    assert done.returncode == 0 and Run("outputs/b").settings["seed"] == 7, done.stderr
+
+
+def test_a_thread_can_train_too(home):
+    raised = []
+
+    def call():
+        try:
+            whitenedcse.train("bert", "my.txt", output="outputs/a", **SMALL)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert not raised and Run("outputs/a").scores is not None

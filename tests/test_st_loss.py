@@ -1,0 +1,374 @@
+"""The loss for sentence-transformers' trainer, against that library's own losses and our own training."""
+
+import copy
+import json
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from conftest import SENTENCES, backbone, embedder_of, whitening
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
+from sentence_transformers.sentence_transformer.losses import (
+    MatryoshkaLoss,
+    MultipleNegativesRankingLoss,
+)
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing import assert_close
+from transformers import TrainerCallback
+
+from whitenedcse import whitening as mathematics
+from whitenedcse.data.datamodule import Batch
+from whitenedcse.model.encoder import Encoder
+from whitenedcse.model.head import ProjectionHead
+from whitenedcse.ragged import ragged
+from whitenedcse.sentence_transformers import HeadInCheckpoints, WhitenedContrastiveLoss, accelerate
+from whitenedcse.training.loss import MultiPositiveLoss
+from whitenedcse.training.module import ContrastiveTraining
+
+OTHERS = [text.replace("the", "every") + " ." for text in SENTENCES]
+WRONG = [text + " and not" for text in reversed(SENTENCES)]
+NONE = {"whitening": None, "dense": False}
+GROUP = {"whitening": whitening(kind="group", gradient="full", eps=1e-3)}
+FULL = {"whitening": whitening(gradient="full", eps=1e-3)}
+
+
+def saved(folder, tokenizer, kind="bert", dropout=0.0):
+    """The directory of a tiny encoder whose vectors spread."""
+    model = backbone(kind, len(tokenizer))
+    for part in model.modules():
+        if isinstance(part, (nn.Linear, nn.Embedding)):
+            part.weight.data *= 8
+    model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = dropout
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def opened(folder, pooling="cls"):
+    parts = [Transformer(folder), Pooling(16, pooling)]
+    return SentenceTransformer(modules=parts, device="cpu").train()
+
+
+@pytest.fixture
+def made(tmp_path, tokenizer):
+    """A function that makes equal models, with this dropout."""
+    return lambda dropout=0.0: opened(saved(tmp_path / f"{dropout}", tokenizer, dropout=dropout))
+
+
+def tokens(model, *columns):
+    return [model.preprocess(list(column)) for column in columns]
+
+
+def gradients(module):
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def stepped(loss, *columns, seed=7, factor=1.0):
+    """Value and gradient of one step from a seed."""
+    loss.zero_grad()
+    torch.manual_seed(seed)
+    value = loss(tokens(loss.model, *columns), None)
+    (factor * value).backward()
+    return value.detach(), gradients(loss)
+
+
+def of_model(gradients):
+    return {name: g for name, g in gradients.items() if name.startswith("model.")}
+
+
+@pytest.mark.parametrize(
+    "columns", [(SENTENCES, OTHERS), (SENTENCES, OTHERS, WRONG), (SENTENCES, OTHERS, WRONG, OTHERS)]
+)
+def test_two_views_without_a_head_are_their_ranking_loss(made, columns):
+    ours = stepped(WhitenedContrastiveLoss(made(), views=2, **NONE), *columns)
+    theirs = stepped(MultipleNegativesRankingLoss(made()), *columns)
+    assert len(theirs[1]) > 40
+    assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["shuffled_group", "zca"])
+def test_the_gradient_is_that_of_our_own_training(made, tokenizer, monkeypatch, columns, kind):
+    order = torch.stack([torch.randperm(16) for _ in range(4)])
+    monkeypatch.setattr(mathematics, "permutations", lambda shape, d, device: order[: shape[0]])
+    texts, model = [SENTENCES, OTHERS, WRONG][:columns], made().double()
+    white = whitening(kind=kind, eps=1e-3, gradient="full")
+    loss = WhitenedContrastiveLoss(model, views=3, whitening=white).double()
+    encoder = Encoder(copy.deepcopy(model[0].model), tokenizer)
+    module = ContrastiveTraining(
+        embedder=embedder_of(encoder, head=copy.deepcopy(loss.head)).double(), views=3
+    )
+    module.log = lambda *_, **__: None
+    rows = [ragged(tokenizer(column).input_ids) for column in texts]
+    passes = [*SENTENCES] * 3 if columns == 1 else [*SENTENCES, *OTHERS]
+    batch = Batch(ragged(tokenizer(passes).input_ids), rows[2] if columns == 3 else None, len(SENTENCES))
+    value = module.training_step(batch, 0)
+    value.backward()
+    theirs, seen = stepped(loss, *texts)
+    assert_close(theirs, value.detach())
+    own = {f"head.{name}": p.grad for name, p in module.embedder.head.named_parameters()}
+    own |= {
+        f"model.0.model.{name}": p.grad for name, p in module.embedder.encoder.backbone.named_parameters()
+    }
+    assert_close(seen, {name: g for name, g in own.items() if g is not None}, rtol=1e-6, atol=1e-9)
+    assert len(seen) > 40
+
+
+def test_one_column_is_encoded_for_each_view_with_another_dropout(made):
+    loss, seen = WhitenedContrastiveLoss(made(0.2), **FULL), []
+    project = loss.head.project
+    loss.head.project = lambda x, **given: seen.append(x.detach()) or project(x, **given)
+    loss(tokens(loss.model, SENTENCES), None)
+    assert seen[0].shape == (3, 8, 16)
+    assert not torch.allclose(seen[0][0], seen[0][1], atol=1e-2)
+    loss.passes = 1
+    loss(tokens(loss.model, SENTENCES), None)
+    assert seen[1].shape == (1, 8, 16)
+    loss.model.eval()
+    loss.passes = 3
+    x = loss.model.encode(SENTENCES, convert_to_tensor=True)
+    loss(tokens(loss.model, SENTENCES), None)
+    assert_close(seen[2], x.expand(3, 8, 16))  # the rows of a pass are the texts in their order
+
+
+def test_the_first_columns_are_views_and_the_others_hard_negatives(made):
+    seen = []
+    loss = WhitenedContrastiveLoss(made(), views=3, positives=2, **FULL)
+    loss.loss = lambda z, negatives: seen.append((z, negatives)) or z.sum()
+    loss(tokens(loss.model, SENTENCES, OTHERS, WRONG, OTHERS), None)
+    assert seen[0][0].shape == (3, 8, 16) and seen[0][1].shape == (8, 16)
+
+
+@pytest.mark.parametrize("columns", [(SENTENCES,), (SENTENCES, OTHERS, WRONG)])
+@pytest.mark.parametrize("head", [GROUP, NONE | {"dense": True}])
+@pytest.mark.parametrize("fast", [False, True])
+def test_mini_batches_change_neither_loss_nor_gradient(made, columns, head, fast):
+    torch.manual_seed(3)
+    plain, model = WhitenedContrastiveLoss(made().double(), **head).double(), made().double()
+    model = accelerate(model) if fast else model
+    cached = WhitenedContrastiveLoss(model, mini_batch_size=3, **head).double()
+    cached.head.load_state_dict(plain.head.state_dict())
+    expected = stepped(plain, *columns, factor=0.25)  # as with four steps of accumulation
+    assert_close(stepped(cached, *columns, factor=0.25), expected, rtol=1e-9, atol=1e-9)
+    assert_close(cached.head.state_dict(), plain.head.state_dict())
+    with torch.no_grad():
+        cached(tokens(cached.model, *columns), None)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_mini_batches_are_encoded_again_with_the_same_dropout(made, fast):
+    """The gradient of a step is a derivative of the loss that the same random numbers give."""
+    model = made(0.3).double()
+    loss = WhitenedContrastiveLoss(accelerate(model) if fast else model, mini_batch_size=3, **FULL).double()
+    _, seen = stepped(loss, SENTENCES)
+    name = "model.0.model.encoder.layer.1.output.dense.weight"
+    weight, direction = loss.get_parameter(name), torch.randn_like(loss.get_parameter(name))
+    values = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            weight += sign * 1e-6 * direction
+        values.append(stepped(loss, SENTENCES)[0])
+        with torch.no_grad():
+            weight -= sign * 1e-6 * direction
+    slope = (values[0] - values[1]) / 2e-6
+    assert_close((seen[name] * direction).sum(), slope, rtol=1e-4, atol=1e-7)
+
+
+def test_the_encoder_may_compute_in_bfloat16_but_head_and_loss_do_not(made):
+    loss = WhitenedContrastiveLoss(made(), **FULL)
+    types = []
+    for part in (loss.head.before, loss.head.linear):
+        part.register_forward_hook(lambda _, given, out: types.extend([given[0].dtype, out.dtype]))
+    given = [torch.randn(8, 16).bfloat16() for _ in range(2)]
+    with torch.autocast("cpu", torch.bfloat16):
+        half = loss.compute_loss_from_embeddings(given)
+        loss(tokens(loss.model, SENTENCES), None)
+    assert half.dtype == torch.float32 and set(types) == {torch.float32}
+
+
+def test_eval_mode_of_the_model_whitens_by_running_statistics_and_leaves_them(made):
+    loss = WhitenedContrastiveLoss(made(), **FULL)
+    loss(tokens(loss.model, SENTENCES, OTHERS), None)
+    before = copy.deepcopy(loss.head.state_dict())
+    loss.model.eval()
+    values = [loss(tokens(loss.model, SENTENCES[:2], OTHERS[:2]), None) for _ in range(2)]
+    assert_close(values[0], values[1])
+    assert_close(loss.head.state_dict(), before)
+
+
+def test_matryoshka_works_without_a_head_and_is_refused_with_one(made):
+    dims = [16, 8, 4]
+    ours = MatryoshkaLoss(model := made(), WhitenedContrastiveLoss(model, views=2, **NONE), dims)
+    theirs = MatryoshkaLoss(model := made(), MultipleNegativesRankingLoss(model), dims)
+    expected = stepped(theirs, SENTENCES, OTHERS)
+    seen = stepped(ours, SENTENCES, OTHERS)
+    assert_close(seen, expected, rtol=1e-6, atol=1e-6)
+    cached = WhitenedContrastiveLoss(model := made(), views=2, mini_batch_size=3, **NONE)
+    assert_close(
+        stepped(MatryoshkaLoss(model, cached, dims), SENTENCES, OTHERS), expected, rtol=1e-4, atol=1e-6
+    )
+    with pytest.raises(ValueError, match=r"width 8 for a head of width 16.*MatryoshkaLoss.*dense=False"):
+        stepped(MatryoshkaLoss(model := made(), WhitenedContrastiveLoss(model), dims), SENTENCES, OTHERS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"views": 1}, "views=1, passes=1"),
+        ({"passes": 4}, "views=3, passes=4"),
+        ({"positives": 3}, "positives=3 are views beside the anchor: from 1 to 2"),
+        ({"mini_batch_size": 0}, "mini_batch_size=0"),
+        ({"loss": MultiPositiveLoss(weights=(1.0, 2.0, 3.0))}, "for 2 positives"),
+        ({"whitening": whitening(group_width=5)}, "5"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused(made, settings, words):
+    with pytest.raises(ValueError, match=words):
+        WhitenedContrastiveLoss(made(), **settings)
+
+
+def test_inputs_that_cannot_be_computed_are_refused(made):
+    loss = WhitenedContrastiveLoss(made(), positives=2)
+    with pytest.raises(ValueError, match="2 columns for an anchor and positives=2"):
+        loss(tokens(loss.model, SENTENCES, OTHERS), None)
+    flat = {"input_ids": torch.ones(1, 9, dtype=torch.long), "cu_seq_lens_q": torch.tensor([0, 9])}
+    with pytest.raises(ValueError, match="unpad_inputs=False"):
+        loss([flat], None)
+
+
+def test_the_model_card_has_settings_and_citation(made):
+    loss = WhitenedContrastiveLoss(made(), views=2)
+    config = json.loads(json.dumps(loss.get_config_dict()))
+    assert config["views"] == 2 and config["whitening"]["group_width"] == 2
+    assert config["loss"]["temperature"] == 0.05
+    assert "2305.17746" in loss.citation
+
+
+def arguments(folder, **settings):
+    """Eight steps, each of eight sentences."""
+    settings = {"num_train_epochs": 2, "save_steps": 3, "dataloader_drop_last": True} | settings
+    return Arguments(
+        str(folder), per_device_train_batch_size=8, use_cpu=True, report_to="none", disable_tqdm=True,
+        logging_strategy="no", seed=3, learning_rate=1e-2, **settings,
+    )  # fmt: skip
+
+
+class Killed(Exception):
+    """What ends a run in a test."""
+
+
+class Kill(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == 5:
+            raise Killed
+
+
+DATA = Dataset.from_dict({"text": [f"{a} {b}" for a in SENTENCES for b in SENTENCES[:4]]})
+
+
+def fitted(made, folder, *callbacks, resume=None, seed=0, whole=True, **settings):
+    """Model and head after a run of their trainer; its own checkpoints hold the head if `whole`."""
+    torch.manual_seed(seed)
+    kind = {"whitening": whitening(kind="zca", momentum=0.5, eps=1e-2)}
+    loss = WhitenedContrastiveLoss(made(0.1), **kind)
+    every = [HeadInCheckpoints(loss)] * whole + list(callbacks)
+    given = {"args": arguments(folder, **settings), "train_dataset": DATA, "loss": loss, "callbacks": every}
+    SentenceTransformerTrainer(loss.model, **given).train(resume_from_checkpoint=resume)
+    return {name: tensor.clone() for name, tensor in loss.state_dict().items()}
+
+
+def test_a_killed_and_resumed_run_equals_an_unbroken_one(made, tmp_path):
+    whole = fitted(made, tmp_path / "whole")
+    with pytest.raises(Killed):
+        fitted(made, tmp_path / "broken", Kill())
+    again = fitted(made, tmp_path / "broken", resume=True, seed=1)
+    assert_close(again, whole, rtol=0, atol=0)
+    assert int(whole["head.before.batches"]) == 8
+    elsewhere = str((tmp_path / "broken" / "checkpoint-3").rename(tmp_path / "moved-3"))
+    moved = fitted(made, tmp_path / "other", resume=elsewhere, seed=2)
+    assert_close(moved, whole, rtol=0, atol=0)
+    names = {file.name for file in (tmp_path / "whole" / "checkpoint-3").iterdir()}
+    assert {"modules.json", "optimizer.pt"} <= names
+    plain = SentenceTransformer(str(tmp_path / "whole" / "checkpoint-8"), device="cpu")
+    assert [type(part).__name__ for part in plain] == ["Transformer", "Pooling"]
+
+
+def test_a_checkpoint_without_head_and_a_last_batch_of_few_are_refused(made, tmp_path):
+    fitted(made, tmp_path, whole=False)
+    with pytest.raises(ValueError, match="step 3 holds no head"):
+        fitted(made, tmp_path, resume=str(tmp_path / "checkpoint-3"))
+    with pytest.raises(ValueError, match="dataloader_drop_last=False"):
+        fitted(made, tmp_path, dataloader_drop_last=False)
+
+
+def test_their_trainer_in_bfloat16_computes_the_head_in_float32(made, tmp_path):
+    types = set()
+    inside = ProjectionHead.dense
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProjectionHead, "dense", lambda head, x: types.add(x.dtype) or inside(head, x))
+        after = fitted(made, tmp_path, bf16=True, save_strategy="no", max_steps=2)
+    assert types == {torch.float32} and after["head.before.covariance"].dtype == torch.float32
+
+
+def ten_steps(folder, share, gather=True, cached=None, seed=5):
+    """Weights after ten steps in float64, under DDP where there are several processes."""
+    torch.manual_seed(seed)
+    kind = {"whitening": whitening(eps=1e-3)} | (NONE if not gather else {})
+    loss = WhitenedContrastiveLoss(
+        opened(folder).double(), gather_across_devices=gather, mini_batch_size=cached, **kind
+    ).double()
+    model, columns = loss.model, tokens(loss.model, SENTENCES * 2, OTHERS * 2, WRONG * 2)
+    if dist.is_initialized():
+        loss.model = DistributedDataParallel(model, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(loss.parameters(), lr=0.01, momentum=0.9)  # Adam would hide a factor
+    torch.manual_seed(seed + 10)
+    for step in range(10):
+        rows = slice(step % 8, step % 8 + 8)
+        batch = [{k: v[rows][share].clone() for k, v in c.items() if k != "modality"} for c in columns]
+        optimizer.zero_grad()
+        loss(batch, None).backward()
+        optimizer.step()
+    return {**model.state_dict(), **loss.head.state_dict()}
+
+
+CASES = {"plain": {}, "cached": {"cached": 3}}
+
+
+def one_of_two(rank, folder, place):
+    meeting = (place / "meeting").as_uri()
+    dist.init_process_group(
+        "gloo", init_method=meeting, rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    share = slice(4 * rank, 4 * rank + 4)
+    after = {name: ten_steps(folder, share, **case, seed=5 + rank) for name, case in CASES.items()}
+    after["none"] = ten_steps(folder, share, gather=False)
+    loss = WhitenedContrastiveLoss(opened(folder), gather_across_devices=False)
+    refused = []
+    for made, few in ((loss, 4), (WhitenedContrastiveLoss(loss.model), 4 - rank)):
+        try:
+            made.compute_loss_from_embeddings([torch.randn(few, 16)] * 2)
+        except ValueError as error:
+            refused.append(str(error))
+    torch.save((after, refused), place / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_two_processes_do_what_one_does(tokenizer, tmp_path):
+    """Their heads begin differently, as in processes without a common seed; that of the first is used."""
+    folder = saved(tmp_path / "encoder", tokenizer)
+    mp.start_processes(one_of_two, (folder, tmp_path), nprocs=2, start_method="fork")  # imports take long
+    (first, refused), (second, also) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    for name, case in CASES.items():
+        alone = ten_steps(folder, slice(0, 8), **case)
+        assert_close(first[name], alone, rtol=1e-12, atol=1e-12)
+        assert_close(second[name], alone, rtol=1e-12, atol=1e-12)
+    assert_close(first["none"], second["none"], rtol=0, atol=0)
+    assert refused == also
+    assert "gather_across_devices=False: the heads of 2 processes would drift apart" in refused[0]
+    assert "[4, 3] sentences; use dataloader_drop_last=True" in refused[1]

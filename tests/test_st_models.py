@@ -1,0 +1,290 @@
+"""Models of sentence-transformers: evaluated, accelerated and whitened; that library is the oracle."""
+
+import copy
+import csv
+import json
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from conftest import SENTENCES, architecture
+from scipy.stats import spearmanr
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.modules import BoW, Normalize
+from test_st_loss import DATA, OTHERS, arguments, gradients, opened, saved, tokens
+from torch.testing import assert_close
+
+from whitenedcse.evaluation.sts import cosine
+from whitenedcse.model import packed
+from whitenedcse.sentence_transformers import (
+    HeadInCheckpoints,
+    STSEvaluator,
+    WhitenedContrastiveLoss,
+    accelerate,
+    undo,
+    whitened,
+)
+
+TEXTS = [f"{a} {b}" for i, a in enumerate(SENTENCES) for b in SENTENCES[: i + 1]] + ["", "cat", "a " * 60]
+
+
+@pytest.fixture
+def made(tmp_path, tokenizer):
+    """A function that makes equal models of a kind."""
+    return lambda kind="bert", pooling="mean", dropout=0.0: opened(
+        saved(tmp_path / f"{kind}{dropout}", tokenizer, kind=kind, dropout=dropout), pooling
+    )
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """The number of tokens of each batch that is computed without padding."""
+    seen, hidden = [], packed.hidden
+
+    def record(backbone, batch, *given, **settings):
+        seen.append(len(batch.ids))
+        return hidden(backbone, batch, *given, **settings)
+
+    monkeypatch.setattr(packed, "hidden", record)
+    return seen
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "lasttoken", "weightedmean"])
+def test_an_accelerated_model_encodes_to_the_same_vectors(made, counted, threaded, kind, pooling, threads):
+    threaded(threads)
+    model = made(kind, pooling)
+    expected = model.encode(TEXTS)
+    assert not counted
+    seen = accelerate(model).encode(TEXTS)
+    assert_close(seen, expected, rtol=1e-5, atol=1e-5)
+    assert sum(counted) == sum(len(ids) for ids in model.tokenizer(TEXTS, truncation=True).input_ids)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"prompt": "the cat "},
+        {"normalize_embeddings": True, "batch_size": 3},
+        {"convert_to_tensor": True, "truncate_dim": 4},
+        {"precision": "int8"},
+        {"output_value": "token_embeddings"},
+        {"output_value": None},
+    ],
+)
+def test_every_way_to_encode_stays(made, threaded, settings):
+    threaded(2)
+    model = made()
+    model[1].include_prompt = False
+    expected = model.encode(TEXTS, **settings)
+    seen = accelerate(model).encode(TEXTS, **settings)
+    if settings == {"output_value": None}:
+        expected, seen = ([row["sentence_embedding"] for row in rows] for rows in (expected, seen))
+    assert_close(seen, expected, rtol=1e-5, atol=2.0 if "precision" in settings else 1e-5)
+    assert_close(model.encode("the cat"), undo(model).encode("the cat"), rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_stays_as_near_as_theirs(made, threaded):
+    threaded(2)
+    model = made().eval()
+    exact = model.encode(TEXTS)
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs, ours = model.encode(TEXTS), accelerate(model).encode(TEXTS)
+    assert 0 < np.abs(ours - exact).max() < 2 * np.abs(theirs - exact).max()
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_training_without_dropout_has_the_same_gradient(made, counted, kind):
+    both = []
+    for change in (lambda model: model, accelerate):
+        loss = MultipleNegativesRankingLoss(change(made(kind).double()))
+        value = loss(tokens(loss.model, SENTENCES, OTHERS), None)
+        value.backward()
+        both.append((value.detach(), gradients(loss)))
+    assert counted and len(both[0][1]) > 40
+    assert_close(both[1], both[0], rtol=1e-9, atol=1e-9)
+
+
+def test_training_with_dropout_draws_it_anew(made):
+    model = accelerate(made(dropout=0.3))
+    x, y = (model(tokens(model, SENTENCES)[0])["sentence_embedding"] for _ in range(2))
+    assert not torch.allclose(x, y, atol=1e-2)
+
+
+def test_what_is_not_text_padded_on_the_right_is_left_to_the_library(made, counted):
+    model = made().eval()
+    batch = tokens(model, SENTENCES)[0]
+    left = {name: x.flip(1) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
+    second = batch | {"token_type_ids": batch["attention_mask"].clone()}
+    holes = batch | {
+        "attention_mask": batch["attention_mask"] * torch.tensor([1, 0] * 50)[: batch["input_ids"].shape[1]]
+    }
+    plain = {name: x for name, x in batch.items() if name != "attention_mask"}
+    for given in (left, second, holes, plain):
+        with torch.no_grad():
+            expected = undo(model)(dict(given))["sentence_embedding"]
+            assert_close(accelerate(model)(dict(given))["sentence_embedding"], expected, rtol=0, atol=0)
+    assert not counted
+
+
+def test_copies_and_pickles_of_an_accelerated_model_compute_with_their_own_weights(made, counted):
+    model = accelerate(made())
+    expected = model.encode(SENTENCES)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with torch.no_grad():
+            model[0].model.embeddings.word_embeddings.weight.mul_(2)
+        counted.clear()
+        assert_close(other.encode(SENTENCES), expected)
+        assert counted
+        with torch.no_grad():
+            model[0].model.embeddings.word_embeddings.weight.div_(2)
+
+
+def test_undo_gives_the_model_back_as_it_was(made, counted, tmp_path):
+    model, other = made(), made()
+    assert undo(accelerate(model)) is model
+    assert vars(model[0]).keys() == vars(other[0]).keys()
+    assert (model.encode(TEXTS) == other.encode(TEXTS)).all() and not counted
+    accelerate(model).save(str(tmp_path / "out"))
+    assert (
+        SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(TEXTS) == other.encode(TEXTS)
+    ).all()
+    undo(undo(model))
+
+
+def test_models_that_cannot_be_computed_without_padding_are_refused_with_the_reason(
+    made, tokenizer, tmp_path
+):
+    architecture("mpnet", len(tokenizer)).save_pretrained(tmp_path / "mpnet")
+    tokenizer.save_pretrained(tmp_path / "mpnet")
+    with pytest.raises(
+        ValueError, match="MPNetModel is not accelerated: its layers are not those of bert, rob"
+    ):
+        accelerate(opened(str(tmp_path / "mpnet")))
+    with pytest.raises(ValueError, match="BoW: only a Transformer module"):
+        accelerate(SentenceTransformer(modules=[BoW(["cat"])], device="cpu"))
+    model = made()
+    model[0].model.config.output_hidden_states = True
+    with pytest.raises(ValueError, match="output_hidden_states=True"):
+        accelerate(model)
+    assert "forward" not in vars(model[0])
+
+
+def whitening(x):
+    """Whitening by the rows (n, d), in float64; an axis without variance, as LayerNorm leaves, is dropped."""
+    values, axes = np.linalg.eigh(np.cov(x.T, bias=True))
+    scale = np.where(values > 1e-12 * values.max(), 1 / np.sqrt(np.maximum(values, 1e-30)), 0)
+    return lambda y: ((y - x.mean(axis=0)) @ (axes * scale))[:, ::-1]
+
+
+@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize("k", [4, None])
+def test_a_whitened_model_is_plain_and_whitens_its_corpus(made, tmp_path, unit, k):
+    model = made().eval()
+    model.prompts, model.similarity_fn_name = {"query": "the "}, "dot"
+    x = model.encode(TEXTS).astype(np.float64)
+    if unit:
+        model.append(Normalize())
+    white = whitened(model, TEXTS, k=k)
+    white.save(str(tmp_path / "white"))
+    parts = json.loads((tmp_path / "white" / "modules.json").read_text())
+    assert all(part["type"].startswith("sentence_transformers.") for part in parts)
+    plain = SentenceTransformer(str(tmp_path / "white"), device="cpu")
+    assert (plain.prompts["query"], plain.similarity_fn_name) == ("the ", "dot")
+    y, expected = plain.encode(TEXTS), whitening(x)(x)[:, :k]
+    assert y.shape == (len(TEXTS), k or 16)
+    if unit:
+        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    assert_close(np.abs(y), np.abs(expected).astype(np.float32), rtol=1e-3, atol=1e-3)
+    assert len(list(model)) == 2 + unit
+
+
+def test_a_whitening_reads_a_file_and_refuses_what_it_cannot_fit(made, tmp_path):
+    (tmp_path / "my.txt").write_text("\n".join(text for text in TEXTS if text))
+    model = made().eval()
+    by_file, by_list = (
+        whitened(model, tmp_path / "my.txt", k=4),
+        whitened(model, [t for t in TEXTS if t], k=4),
+    )
+    assert_close(by_file.encode(TEXTS), by_list.encode(TEXTS))
+    with pytest.raises(ValueError, match="k=256"):
+        whitened(model, TEXTS)
+    with pytest.raises(ValueError, match="two rows or more, not to 1"):
+        whitened(model, ["cat"], k=4)
+    with pytest.raises(ValueError, match=r"torch.bfloat16 is rounded; use model.float"):
+        whitened(made().bfloat16(), TEXTS, k=4)
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """Files of scored pairs, and the pairs in them."""
+    made = {}
+    for name, shift in (("one", 1), ("two", 3)):
+        rows = [(i % 6, TEXTS[i], TEXTS[(i * 5 + shift) % 30]) for i in range(30)]
+        lines = "".join(f"{gold}\t{a}\t{b}\n" for gold, a, b in rows)
+        (tmp_path / f"{name}.tsv").write_text(f"score\tsentence1\tsentence2\n{lines}")
+        made[str(tmp_path / f"{name}.tsv")] = rows
+    return made
+
+
+def test_the_evaluator_scores_raw_and_whitened_vectors(made, pairs, tmp_path):
+    model = made().eval()
+    evaluator = STSEvaluator(list(pairs), corpus=TEXTS[5:], name="mine", draws=50)
+    metrics = evaluator(model, str(tmp_path / "eval"), epoch=1, steps=2)
+    vectors = {text: x for text, x in zip(TEXTS, model.encode(TEXTS).astype(np.float64), strict=True)}
+
+    def spearman(rows, change=lambda x: x):
+        gold, left, right = zip(*rows, strict=True)
+        a, b = (change(np.array([vectors[text] for text in side])) for side in (left, right))
+        return 100 * spearmanr(gold, cosine(a, b)).statistic
+
+    scores = [spearman(rows) for rows in pairs.values()]
+    for name, score in zip(pairs, scores, strict=True):
+        assert metrics[f"mine_{name}_spearman"] == pytest.approx(score, abs=1e-3)
+        assert metrics[f"mine_{name}_low"] < score < metrics[f"mine_{name}_high"]
+    assert evaluator.primary_metric == "mine_avg_spearman"
+    assert metrics["mine_avg_spearman"] == pytest.approx(np.mean(scores), abs=1e-3)
+    corpus = np.array([vectors[text] for text in TEXTS[5:]])
+    expected = np.mean([spearman(rows, whitening(corpus)) for rows in pairs.values()])
+    assert metrics["mine_avg_whitened_on_corpus_k16"] == pytest.approx(expected, abs=0.2)
+    own = [
+        spearman(rows, whitening(np.array([vectors[t] for _, a, b in rows for t in (a, b)])))
+        for rows in pairs.values()
+    ]
+    assert metrics["mine_avg_whitened_on_own_k16"] == pytest.approx(np.mean(own), abs=0.2)
+    evaluator(model, str(tmp_path / "eval"), epoch=2, steps=4)
+    with (tmp_path / "eval" / "sts_evaluation_mine_results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["steps"] for row in rows] == ["2", "4"]
+    assert float(rows[1]["avg_spearman"]) == metrics["mine_avg_spearman"]
+
+
+def test_an_undefined_score_is_nan(made, tmp_path):
+    (tmp_path / "same.tsv").write_text("score\tsentence1\tsentence2\n1\tcat\tdog\n1\ta\tthe\n1\tbird\ttree\n")
+    metrics = STSEvaluator([str(tmp_path / "same.tsv")])(made().eval())
+    assert math.isnan(metrics["sts_avg_spearman"]) and math.isnan(metrics["sts_avg_low"])
+
+
+def test_the_evaluator_chooses_the_best_checkpoint_of_their_trainer(made, pairs, tmp_path):
+    loss = WhitenedContrastiveLoss(model := accelerate(made()), mini_batch_size=4)
+    plan = {"eval_strategy": "steps", "eval_steps": 4, "save_steps": 4, "load_best_model_at_end": True}
+    metric = {"metric_for_best_model": "sts_avg_spearman"}
+    trainer = SentenceTransformerTrainer(
+        model,
+        arguments(tmp_path / "run", **plan, **metric),
+        DATA,
+        loss=loss,
+        evaluator=STSEvaluator(list(pairs), draws=50),
+        callbacks=[HeadInCheckpoints(loss)],
+    )
+    trainer.train()
+    history = [row for row in trainer.state.log_history if "eval_sts_avg_spearman" in row]
+    assert [row["step"] for row in history] == [4, 8]
+    assert trainer.state.best_metric == max(row["eval_sts_avg_spearman"] for row in history)
+    assert (tmp_path / "run" / "eval" / "sts_evaluation_sts_results.csv").exists()
+    state = json.loads((tmp_path / "run" / "checkpoint-8" / "trainer_state.json").read_text())
+    assert state["global_step"] == 8

@@ -1,0 +1,142 @@
+"""What train.py and evaluate.py do with their configuration, from its check to the last table.
+
+The parts are built here from the configuration, and nothing below `app` knows of it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from whitenedcse.app import arguments, configuration, launch, ranks
+from whitenedcse.app.run import Run
+
+
+def train(cfg: DictConfig) -> float | None:
+    """One run, begun or resumed; returns the best dev score, for a sweeper to maximise."""
+    run, settings = configuration.checked(cfg), OmegaConf.to_yaml(cfg, resolve=True)
+    plain = instantiate(cfg.trainer)(logger=False)
+    if launch.mine(run, settings, plain.num_devices, cfg.trainer.timeout):
+        trained(cfg, run, settings, plain.strategy.root_device)
+    return run.best_score
+
+
+def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
+    """Train in this process, alone or as one of several ranks."""
+    # PyTorch and Lightning take seconds to import: the settings are checked before
+    from whitenedcse.training.health import Health, Heartbeat
+    from whitenedcse.training.loggers import Metrics, Record, progress_bar
+    from whitenedcse.training.module import seed_everything
+    from whitenedcse.training.trainer import Safekeeping
+
+    tests, dev = arguments.inputs(cfg)
+    seed_everything(cfg.seed)
+    module, data = built(cfg)
+    attention = module.embedder.encoder.attention(device)
+    launch.say(f"{data.counts}; attention: {attention}")
+    facts = {**launch.origin(cfg, module.embedder.encoder), "device": device.type, "attention": attention}
+    exact = data.tokens.digests | launch.content(cfg, module.embedder.encoder, tests, dev)
+    checkpoint = launch.begin(run, settings, facts, exact)
+    monitor = instantiate(cfg.monitor)(dev=dev, directory=run.best, say=launch.say)
+    keep = Safekeeping(run.checkpoints, cfg.checkpoint_every, monitor, settings, launch.say)
+    callbacks = [
+        Heartbeat(cfg.trainer.timeout),
+        keep,
+        Record(),
+        monitor,
+        Health(monitor, launch.say),
+        progress_bar(launch.say),
+    ]
+    extra = [instantiate(cfg.logger)(run=run.path)] if cfg.logger else []
+    loggers = [Metrics(run.metrics, checkpoint), *extra]
+    trainer: Any = instantiate(cfg.trainer)(logger=loggers, callbacks=callbacks)
+    trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
+    if trainer.is_global_zero:
+        asked = configuration.tests(cfg, run)
+        launch.finish(run, monitor.summary(), loggers, partial(scored, asked) if asked else None)
+
+
+def built(cfg: DictConfig) -> tuple[Any, Any]:
+    """The ContrastiveTraining module and its SentenceData."""
+    from whitenedcse.model.embedder import Embedder
+    from whitenedcse.training.module import ContrastiveTraining
+
+    encoder = instantiate(cfg.encoder)
+    made: Any = {"head": instantiate(cfg.head)(width=encoder.width), "pooling": instantiate(cfg.pooling)}
+    data: Any = instantiate(cfg.data)
+    data.tokenizer, data.hold_out = encoder.tokenizer, cfg.monitor.dev is None
+    data.setup("fit")
+    parts = {
+        "embedder": Embedder(encoder=encoder, **made, embedding=cfg.embedding, prompt=data.prompt),
+        "loss": instantiate(cfg.loss),
+        "optimizer": instantiate(cfg.optim),
+        "mlm": instantiate(cfg.mlm)(encoder=encoder) if cfg.mlm.weight else None,
+    }
+    settings = {"views": cfg.views, "seed": cfg.seed, "gather": cfg.gather, "chunk": cfg.trainer.chunk}
+    return ContrastiveTraining(**parts, **settings), data
+
+
+def evaluate(cfg: DictConfig) -> float | None:
+    """One model on its tasks, or runs compared; returns the average that the protocol prints."""
+    run = configuration.checked(cfg)
+    ranks.refuse("evaluate.py")
+    from whitenedcse.evaluation.suite import headline
+    from whitenedcse.report import comparison, results
+
+    if cfg.compare:
+        launch.show(comparison.compared(list(cfg.compare), cfg.draws, cfg.digits))
+        return None
+    scores, items, notes = scored(cfg, run, None)
+    run.end(scores, items)
+    launch.show(results.grids(scores, cfg.digits, cfg.pearson))
+    for note in notes:
+        launch.say(note)
+    launch.say(f"run: {run.path}")
+    return headline(scores)
+
+
+def scored(
+    cfg: DictConfig, run: Run, trained: dict[str, Any] | None
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """The content of scores.json and items.npz, and what else there is to say; figures are drawn.
+
+    trained: what a run of train.py has for scores.json already.
+    """
+    # PyTorch takes seconds to import: the settings are checked before
+    from whitenedcse.evaluation import classifiers, suite, tasks
+    from whitenedcse.model import planes
+    from whitenedcse.model.pooling import Pooling, requested
+    from whitenedcse.report import figures
+
+    cfg.fit, cfg.columns = fit, columns = arguments.fit(cfg.model, cfg.fit, cfg.columns)
+    protocol: tasks.Protocol = instantiate(cfg.protocol)
+    settings = instantiate(cfg.postprocess).settings if cfg.postprocess else None
+    rows, notes = tasks.chosen(protocol, settings, fit, curve="components" in cfg.figures)
+    find = [partial(tasks.task, name, protocol.case) for name in cfg.tasks.names]
+    _, *data = arguments.require([partial(arguments.require_model, cfg.model), *find])
+
+    def texts(corpus: str) -> list[str]:
+        return tasks.corpus_texts(corpus, columns if corpus == fit else (), cfg.sample)
+
+    fits = [row.fit for row in rows if row.fit]
+    agenda = suite.plan(dict(zip(cfg.tasks.names, data, strict=True)), fits, texts, protocol.case)
+    classify = classifiers.classifier(cfg.classifier)
+    source = arguments.source(cfg.model, requested(cfg.get("pooling"), cfg.layers), cfg.prompt)
+    if trained is None:
+        run.start(OmegaConf.to_yaml(cfg, resolve=True))
+    launch.say(f"model: {cfg.model}   pooling: {source.pooling}   sentences: {len(agenda.sentences):,}")
+    poolings = [Pooling(kind=row.pooling, layers=row.layers) if row.pooling else None for row in rows]
+    own, every = Run.of(cfg.model), figures.every_layer(cfg.figures)
+    wanted = planes.Wanted(poolings, protocol.max_length, protocol.extra, every, own is None, cfg.bf16)
+    x, kept = planes.vectors(source, agenda.sentences, wanted)
+    launch.say(f"encoded: {kept.encoded:,}" if kept else "encoded")
+    systems = [suite.System(part, row.maker, row.fit) for part, row in zip(x, rows, strict=True)]
+    results = [suite.evaluated(system, agenda, classify, cfg.draws, launch.say) for system in systems]
+    model = arguments.described(cfg.model, (own or run).origin, None if own else source.embedder)
+    used = {name: cfg[name] for name in ("bf16", "sample", "classifier")} | source.facts
+    scores, items = suite.recorded((trained or {}) | model | protocol.facts | used, rows, results, agenda)
+    drawn = figures.draw(run.path, list(cfg.figures), kept.kinds if kept else {}, systems, agenda, scores)
+    return scores, items, notes + drawn

@@ -1,0 +1,177 @@
+"""Training and evaluation by a function call: train.py and evaluate.py without a command line.
+
+The configuration is composed as the scripts compose it, so a call and the command with the same settings do
+the same, to the last bit. The caller's own Hydra, if there is one, is left as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.singleton import Singleton
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from whitenedcse.app import jobs, launch
+from whitenedcse.app.configuration import CONF
+from whitenedcse.app.ranks import stamp
+from whitenedcse.app.run import Run
+
+Settings = Mapping[str, Any]
+
+
+def train(  # noqa: PLR0913  the settings that most runs change, by name
+    encoder: str,
+    corpus: str | Path,
+    *,
+    dev: str | Path | None = None,
+    tests: Sequence[str] = (),
+    output: str | Path | None = None,
+    views: int = 3,
+    pooling: str = "cls",
+    head: str = "shuffled_group",
+    temperature: float = 0.05,
+    lr: float = 3e-5,
+    batch_size: int = 64,
+    max_length: int = 32,
+    epochs: int = 1,
+    seed: int = 42,
+    devices: int | str = "auto",
+    settings: Settings | None = None,
+    force: bool = False,
+) -> Run:
+    """Train an encoder contrastively on a corpus; returns the finished run.
+
+    The defaults are those of WhitenedCSE (arXiv:2305.17746, section 4.1). Called again with the same output,
+    it resumes an unfinished run, and returns a finished one unchanged. Ctrl-C writes a checkpoint and raises
+    KeyboardInterrupt. The generators of Python, NumPy and PyTorch are seeded.
+
+    encoder: a directory or a hub id of Transformers.
+    corpus: a text, csv, tsv, jsonl or parquet file, a directory of them, a URL, a hub data set, or a name
+        such as "wiki1m".
+    dev: scored pairs that pick the best checkpoint, a file or a name such as "STS-B/dev". None: alignment and
+        uniformity of sentences held out of the corpus are logged, and the last checkpoint is the best.
+    tests: tasks to score the best checkpoint on at the end, such as ["STS-B"].
+    output: the directory of the run, by default outputs/ENCODER-TIME.
+    views: of each sentence, the anchor counted.
+    pooling: cls, mean, max, last (for decoders), first_last or pooler.
+    head: shuffled_group, group, zca, pca, dense or identity.
+    temperature: of the loss. lr: of AdamW, decaying linearly to 0.
+    batch_size: sentences of a step, over all devices. max_length: of a sentence, in tokens.
+    devices: "auto" for every GPU or one CPU process; several are one process each.
+    settings: any other by its dotted name, such as {"head.whitening.group_width": 4, "mlm.weight": 0.1};
+        `whitenedcse train --help` lists them.
+    force: resume a run although its settings or data have changed.
+
+    Raises ValueError or OSError for what cannot be trained, and RuntimeError if another process failed.
+
+    >>> train("no/such/encoder", "my.txt")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    FileNotFoundError: ...
+    """
+    given: dict[str, Any] = {"encoder": "pretrained", "encoder.path": encoder, "data": "file"}
+    given |= {"data.corpus": str(corpus), "monitor.dev": None if dev is None else str(dev)}
+    given |= {"tasks.names": list(tests), "views": views, "pooling": pooling, "head": head}
+    given |= {"loss.temperature": temperature, "optim.lr": lr, "data.batch_size": batch_size}
+    given |= {"data.max_length": max_length, "trainer.max_epochs": epochs, "seed": seed}
+    given |= {"trainer.devices": devices, **(settings or {})}
+    path = Path(output or Path("outputs", f"{Path(encoder).name}-{stamp()}"))
+    return called("train", given, path, force=force)
+
+
+def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by name
+    model: str | Path,
+    *,
+    tasks: str | Sequence[str] = "sts",
+    postprocess: str = "none",
+    k: int | None = None,
+    pooling: str | None = None,
+    output: str | Path | None = None,
+    settings: Settings | None = None,
+) -> Run:
+    """Score an encoder on tasks and print the table; returns the run, whose `results` has all numbers.
+
+    model: a run, a checkpoint, a directory or a hub id of Transformers or Sentence-Transformers.
+    tasks: "sts" (the seven sets), "transfer", "rte", or a list of names and files of scored pairs or labelled
+        texts.
+    postprocess: none, whitening, pca, zca, centre or abtt, fitted to the sentences of each task unless
+        settings={"fit": ...} names a corpus. k: components that whitening or pca keep.
+    pooling: of an encoder that does not define one; None for the first token, or a decoder's last.
+    output: the directory of the run, by default outputs/evaluate-TIME.
+    settings: any other by its dotted name; `whitenedcse evaluate --help` lists them.
+
+    Raises ValueError or OSError for what cannot be evaluated.
+
+    >>> evaluate("no/such/encoder")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    FileNotFoundError: ...
+    """
+    given: dict[str, Any] = {"model": str(model), "postprocess": postprocess, "k": k}
+    given |= {"tasks": tasks} if isinstance(tasks, str) else {"tasks.names": list(tasks)}
+    given |= {"pooling": pooling} if pooling else {}
+    path = Path(output or Path("outputs", f"evaluate-{stamp()}"))
+    return called("evaluate", given | dict(settings or {}), path)
+
+
+def called(script: str, given: Settings, path: Path, *, force: bool = False) -> Run:
+    """Run a script with settings in this process, in the run directory `path`; see `train` for errors."""
+    words = [f"{name}={quoted(value)}" for name, value in given.items()]
+    try:
+        with composed(script, words, path, force=force) as config:
+            getattr(jobs, script)(config)
+    except SystemExit as end:
+        if end.code in (130, 143):  # 128 + SIGINT or SIGTERM, after a checkpoint was written
+            raise KeyboardInterrupt from end
+        raise RuntimeError(f"{script} ended with status {end.code}; its last lines say why") from end
+    finally:
+        Run(path.resolve()).release()
+    return Run(path)
+
+
+@contextmanager
+def composed(script: str, words: Sequence[str], path: Path, *, force: bool) -> Iterator[DictConfig]:
+    """The configuration of a script with these words; inside, the process is as the command would have it."""
+    state, argv = Singleton.get_state(), sys.argv
+    try:
+        sys.argv = [f"whitenedcse {script}", *words]
+        os.environ["WHITENEDCSE_FORCE"] = "1" if force else ""
+        with initialize_config_dir(str(CONF), version_base="1.3", job_name=script), warnings.catch_warnings():
+            config = compose(script, list(words), return_hydra_config=True)
+            with open_dict(config):
+                config.hydra.runtime.output_dir = str(path.resolve())
+                HydraConfig.instance().set_config(config)
+                config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+            launch.quiet()
+            yield config
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(launch.one_line(error)) from error
+    finally:
+        sys.argv = argv
+        Singleton.set_state(state)
+
+
+def quoted(value: Any) -> str:
+    """A value as Hydra's override grammar reads it back: null, true, numbers, 'text', lists and mappings.
+
+    >>> print(quoted(["a'b", 0.5, None]), quoted({"kind": "zca"}))
+    ['a\\'b',0.5,null] {kind:'zca'}
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{quoted(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(quoted, value)) + "]"
+    text = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}'"

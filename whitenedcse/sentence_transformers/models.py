@@ -1,0 +1,251 @@
+"""SentenceTransformer models: scored as here, computed without padding, ending with a whitening.
+
+n: texts    t: tokens of all of them    l: tokens of the longest    d: width    k: components kept
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.evaluation.evaluator import BaseEvaluator
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Transformer
+from torch import Tensor, nn
+
+from whitenedcse.app.compute import autocast_type, cores, each
+from whitenedcse.app.durable import writing
+from whitenedcse.data.corpus import texts
+from whitenedcse.data.sources import named
+from whitenedcse.evaluation.classifiers import classifier
+from whitenedcse.evaluation.postprocess import Postprocess, ladder
+from whitenedcse.evaluation.sts import TASKS, Index, scores_of
+from whitenedcse.evaluation.suite import Plan, System, evaluated, plan
+from whitenedcse.evaluation.tasks import subsets
+from whitenedcse.model import packed
+from whitenedcse.model.attention import way
+from whitenedcse.ragged import Ragged, offsets, places
+from whitenedcse.training.parallel import cut
+
+TEST_SETS = tuple(name for name in TASKS if "/" not in name)  # the seven
+BLOCK = 20_000  # texts encoded at a time
+FIT = {"own": "year", "corpus": "corpus"}  # by the name in a metric, what the suite calls it
+
+
+class STSEvaluator(BaseEvaluator):  # type: ignore[misc]  # their class has no types
+    """An evaluator for the library's trainer: Spearman x 100 with bootstrap intervals, raw and whitened.
+
+    tasks: names of scored pairs (TEST_SETS are the seven of the papers), or files of own pairs with the
+        columns sentence1, sentence2 and score. No test set should choose checkpoints.
+    corpus: texts to which a whitening is fitted for the inductive baselines; none without. The transductive
+        baselines are fitted to the sentences of each task itself.
+    name: a prefix of every metric and of the file. draws: of the bootstrap.
+
+    The metrics are TASK_spearman, TASK_low and TASK_high, the ends of the 95 % interval; the same of avg, the
+    mean over the tasks; and avg_whitened_on_own_kK and avg_whitened_on_corpus_kK for K components: what
+    whitening alone makes of the same vectors. The primary metric is avg_spearman. Each call adds a row to
+    sts_evaluation_NAME_results.csv in the folder that the trainer gives. An undefined value is NaN.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[str] = ("STS-B/dev",),
+        *,
+        corpus: Sequence[str] = (),
+        name: str = "sts",
+        draws: int = 1000,
+        batch_size: int = 32,
+    ) -> None:
+        super().__init__()
+        self.name, self.draws, self.batch_size = name, draws, batch_size
+        self.fits = ("own", "corpus") if len(corpus) else ("own",)
+        pairs = {task: subsets(task) for task in tasks}
+        self.plan = plan(pairs, [FIT[fit] for fit in self.fits if fit == "corpus"], lambda _: list(corpus))
+        self.primary_metric, self.greater_is_better = "avg_spearman", True
+        self.csv_file = f"sts_evaluation{'_' * bool(name)}{name}_results.csv"
+
+    def __call__(
+        self, model: Any, output_path: str | None = None, epoch: float = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """The metrics by name; epoch and steps are written beside them, -1 after training."""
+        x = model.encode(self.plan.sentences, batch_size=self.batch_size, show_progress_bar=False)
+        x = np.asarray(x, np.float32)
+        scores = evaluated(System(x), self.plan, classifier("lbfgs"), self.draws).scores["sts"]
+        values: dict[str, float | None] = {}
+        for task, result in {**scores["tasks"], "avg": scores["avg"]}.items():
+            low, high = result["interval"]["all"] or (None, None)
+            values |= {f"{task}_spearman": result["all"], f"{task}_low": low, f"{task}_high": high}
+        for fit in self.fits:
+            values |= {f"avg_whitened_on_{fit}_k{k}": v for k, v in baselines(x, self.plan, fit).items()}
+        metrics = {key: math.nan if value is None else value for key, value in values.items()}
+        if output_path is not None:
+            add_row(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps} | metrics)
+        metrics = self.prefix_name_to_metrics(metrics, self.name)
+        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
+        return metrics
+
+
+def baselines(x: NDArray[Any], plan: Plan, fit: str) -> dict[int, float | None]:
+    """By number of components, the average Spearman x 100 of vectors (n, d) that are only whitened.
+
+    fit: "own" whitens each task by its own sentences, "corpus" all of them by those of the corpus.
+    """
+    sums: dict[int, list[float | None]] = {k: [] for k in ladder(x.shape[1])}
+    for name, pairs in plan.pairs.items():
+        own = np.concatenate([rows.ravel() for _, rows in pairs])
+        white = Postprocess("whitening").fit(x[own if fit == "own" else plan.fits[fit][name]]).transform(x)
+        index: Index = {name: list(pairs)}
+        for k, scores in sums.items():
+            scores.append(scores_of(white[:, :k], index)["tasks"][name]["all"])
+    return {k: None if None in s else float(np.mean(np.array(s, float))) for k, s in sums.items()}
+
+
+def add_row(path: Path, row: Mapping[str, Any]) -> None:
+    """Add a row to a CSV file, which is replaced as a whole; the first row of a file is its header."""
+    text = io.StringIO(newline="")
+    text.write(path.read_text(encoding="utf-8") if path.exists() else "")
+    writer = csv.DictWriter(text, list(row), lineterminator="\n")
+    if not text.tell():
+        writer.writeheader()
+    text.seek(0, io.SEEK_END)
+    writer.writerow(row)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path) as stream:
+        stream.write(text.getvalue().encode())
+
+
+def accelerate(model: Any) -> Any:
+    """The same SentenceTransformer, changed to compute its tokens alone, where it computed padding too.
+
+    Vectors equal those before to 1e-5 of their size, and so do gradients without dropout: every way to call
+    the model stays as it was, and what it saves. Attention and dropout are those of `model.packed`; without
+    gradient a batch is divided among the cores of a CPU. For BERT, RoBERTa, XLM-R and CamemBERT. Where a
+    batch is not of texts padded on the right, the library computes it itself. `undo` takes the change back.
+    Raises ValueError for a model that this cannot compute, which is then unchanged.
+    """
+    transformer = model[0]
+    if not isinstance(transformer, Transformer) or transformer.backend != "torch":
+        raise ValueError(f"{type(transformer).__name__}: only a Transformer module of PyTorch is accelerated")
+    backbone = transformer.model
+    if not packed.fits(backbone):
+        raise ValueError(
+            f"{type(backbone).__name__} is not accelerated: its layers are not those of"
+            f" {', '.join(packed.KINDS)}, which can be computed without padding"
+        )
+    if backbone.config.output_hidden_states:
+        raise ValueError("output_hidden_states=True: only the last layer is computed; set it to False")
+    transformer.forward = partial(computed, transformer)  # a partial is copied and pickled with the model
+    return model
+
+
+def undo(model: Any) -> Any:
+    """The same model as it was before `accelerate`; unchanged if it was not accelerated."""
+    vars(model[0]).pop("forward", None)
+    return model
+
+
+def computed(transformer: Any, features: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """The features with token embeddings, (n, l, d), computed on tokens alone; padding is zero.
+
+    It stands in for the forward of a Transformer module, and calls that for any other batch.
+    """
+    batch = None if settings else unpadded(transformer.model, features)
+    if batch is None:
+        return type(transformer).forward(transformer, features, **settings)
+    hidden, sentence, place = states(transformer.model, batch)
+    padded = hidden.new_zeros(*features["input_ids"].shape, hidden.shape[-1])
+    features[transformer.module_output_name] = padded.index_put((sentence, place), hidden)
+    return features
+
+
+def unpadded(backbone: Any, features: Mapping[str, Any]) -> Ragged | None:
+    """A batch of texts padded on the right as a `Ragged`; None for any other, or on another device."""
+    ids, mask, kinds = (features.get(name) for name in ("input_ids", "attention_mask", "token_type_ids"))
+    config = backbone.config
+    if mask is None or ids is None or mask.shape != ids.shape or ids.ndim != 2:
+        return None
+    if way(ids.device.type, config.hidden_size // config.num_attention_heads) == "padded":
+        return None
+    lengths, real = mask.sum(dim=1), mask.bool()
+    right = torch.arange(ids.shape[1], device=ids.device) < lengths.unsqueeze(1)
+    sound = (right == real).all() & (lengths > 0).all()
+    if not bool(sound if kinds is None else sound & (kinds == 0).all()):
+        return None
+    on_host = offsets(lengths.cpu())
+    return Ragged(ids[real], on_host.to(ids.device), int(on_host.diff().max()), on_host)
+
+
+def states(backbone: Any, batch: Ragged) -> tuple[Tensor, Tensor, Tensor]:
+    """The last hidden states (t, d), and the sentence and the position (t,) of each.
+
+    Without gradient on a CPU they are computed in pieces, one for each core.
+    """
+    run = partial(last_layer, backbone)
+    if torch.is_grad_enabled() or batch.ids.device.type != "cpu" or min(cores(), batch.n) == 1:
+        return run(batch), *places(batch)
+    pieces, order = cut(batch, cores())
+    hidden = torch.cat(list(each(run, pieces, partial(modes, autocast_type("cpu")))))
+    lengths = batch.lengths[order]
+    sentence, place = places(Ragged(hidden[:, 0], offsets(lengths), batch.longest))
+    return hidden, order[sentence], place
+
+
+def last_layer(backbone: Any, batch: Ragged) -> Tensor:
+    """The states of the last layer: n texts -> (t, d)."""
+    return packed.hidden(backbone, batch, [backbone.config.num_hidden_layers], first=False)[0]
+
+
+def modes(autocast: torch.dtype | None) -> ExitStack:
+    """The PyTorch modes of inference, to be entered by each thread; autocast: its type, None for off."""
+    stack = ExitStack()
+    stack.enter_context(torch.inference_mode())
+    stack.enter_context(torch.autocast("cpu", autocast, enabled=autocast is not None))
+    return stack
+
+
+def whitened(model: Any, corpus: Sequence[str] | str | Path, k: int | None = 256) -> Any:
+    """A SentenceTransformer that ends with a whitening fitted to a corpus, and keeps k components.
+
+    corpus: texts, or a file, directory, URL or name of one. k: None for all. The whitening is a Dense module
+    of the library (arXiv:2103.15316, Algorithm 1): the model is saved and loaded without this package. Where
+    the given model ends with division by the length, the whitening comes before it. Both models share their
+    encoder. Raises ValueError for fewer than two texts, too large a k, or a model in less than float32.
+    """
+    parts = list(model)
+    last = [parts.pop()] if isinstance(parts[-1], Normalize) else []
+    plain, fit = ending(model, parts), Postprocess("whitening", k=k)
+    every = texts(named(str(corpus))) if isinstance(corpus, (str, Path)) else iter(corpus)
+    for x in encoded(plain, every):
+        if x.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"a whitening fitted to vectors in {x.dtype} is rounded; use model.float()")
+        fit.partial_fit(x.numpy(force=True))
+    bias = fit.transform(np.zeros((1, len(fit.mean))))[0]
+    dense = Dense(*fit.matrix[:, : len(bias)].shape, activation_function=nn.Identity())
+    with torch.no_grad():
+        dense.linear.weight.copy_(torch.from_numpy(fit.matrix[:, : len(bias)].T))
+        dense.linear.bias.copy_(torch.from_numpy(bias))
+    return ending(model, [*parts, dense.to(model.device, model.dtype), *last])
+
+
+def encoded(model: Any, every: Iterator[str]) -> Iterator[Tensor]:
+    """The vectors of texts, (m, d) for at most BLOCK of them at a time."""
+    while block := list(islice(every, BLOCK)):
+        yield model.encode(block, convert_to_tensor=True, show_progress_bar=False)
+
+
+def ending(model: Any, parts: Sequence[nn.Module]) -> Any:
+    """A SentenceTransformer of these modules with the prompts and the similarity of another."""
+    settings = {name: getattr(model, name) for name in ("prompts", "default_prompt_name")}
+    return SentenceTransformer(
+        modules=parts, device=model.device, similarity_fn_name=model.similarity_fn_name, **settings
+    )
