@@ -21,6 +21,7 @@ from sentence_transformers.sentence_transformer.losses import (
 )
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from torch import nn
+from torch.nn.functional import cosine_similarity
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 from transformers import TrainerCallback
@@ -147,6 +148,19 @@ def test_the_first_columns_are_views_and_the_others_hard_negatives(made):
     loss.loss = lambda z, negatives: seen.append((z, negatives)) or z.sum()
     loss(tokens(loss.model, SENTENCES, OTHERS, WRONG, OTHERS), None)
     assert seen[0][0].shape == (3, 8, 16) and seen[0][1].shape == (8, 16)
+
+
+def test_a_hard_negative_of_its_own_anchor_is_weighted(made):
+    """Against a loop over anchors, with two columns of negatives of which the first is weighted."""
+    x = torch.randn(4, 6, 16, dtype=torch.float64)
+    weighted = MultiPositiveLoss(hard_negative_log_weight=1.5)
+    loss = WhitenedContrastiveLoss(made(), views=2, loss=weighted, **NONE)
+    expected = 0.0
+    for i in range(6):
+        logits = cosine_similarity(x[0, i], x[1:].flatten(0, 1)) / 0.05
+        logits[6 + i] += 1.5
+        expected += (logits.logsumexp(dim=0) - logits[i]) / 6
+    assert_close(loss.compute_loss_from_embeddings(list(x)), expected)
 
 
 @pytest.mark.parametrize("columns", [(SENTENCES,), (SENTENCES, OTHERS, WRONG)])

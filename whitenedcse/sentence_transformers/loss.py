@@ -221,7 +221,7 @@ def repeated(features: Mapping[str, Any], passes: int) -> dict[str, Any]:
             " unpad_inputs=False on the Transformer module, or give the column twice"
         )
     return {
-        name: torch.cat([x] * passes) if isinstance(x, Tensor) and len(x) == len(ids) else x
+        name: torch.cat([x] * passes) if isinstance(x, Tensor) and x.shape[:1] == ids.shape[:1] else x
         for name, x in features.items()
     }
 
