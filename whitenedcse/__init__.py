@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from whitenedcse.data.datamodule import SentenceData
     from whitenedcse.evaluation.postprocess import Postprocess
     from whitenedcse.model.embedder import Embedder
+    from whitenedcse.model.encoder import pretrained
     from whitenedcse.model.head import Pooling, ProjectionHead
+    from whitenedcse.model.lora import LoRA
     from whitenedcse.model.whitener import GroupWhitening, ShuffledGroupWhitening, Whitening
     from whitenedcse.serving.exports import whitened
     from whitenedcse.serving.index import Index
-    from whitenedcse.training.loss import MultiPositiveLoss
+    from whitenedcse.training.loss import Matryoshka, MultiPositiveLoss
     from whitenedcse.training.module import ContrastiveTraining
 
 # Before torch is imported, whose library reads it then. Threads that spin while they wait take the core that
@@ -36,6 +38,8 @@ __all__ = [
     "Embedder",
     "GroupWhitening",
     "Index",
+    "LoRA",
+    "Matryoshka",
     "MultiPositiveLoss",
     "Pooling",
     "Postprocess",
@@ -45,6 +49,7 @@ __all__ = [
     "ShuffledGroupWhitening",
     "Whitening",
     "evaluate",
+    "pretrained",
     "train",
     "whitened",
 ]
@@ -54,11 +59,13 @@ HOMES = {
     "data.datamodule": ["SentenceData"],
     "evaluation.postprocess": ["Postprocess"],
     "model.embedder": ["Embedder"],
+    "model.encoder": ["pretrained"],
     "model.head": ["Pooling", "ProjectionHead"],
+    "model.lora": ["LoRA"],
     "model.whitener": ["GroupWhitening", "ShuffledGroupWhitening", "Whitening"],
     "serving.exports": ["whitened"],
     "serving.index": ["Index"],
-    "training.loss": ["MultiPositiveLoss"],
+    "training.loss": ["Matryoshka", "MultiPositiveLoss"],
     "training.module": ["ContrastiveTraining"],
 }
 

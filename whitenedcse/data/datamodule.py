@@ -124,6 +124,13 @@ class SentenceData(LightningDataModule):
     one pass and are never changed. prompt: a text put before each sentence of every column; its
     tokens count in max_length and are repeated as others are. Raises ValueError for settings with which
     nothing could be learned.
+
+    >>> from whitenedcse.model.encoder import small_bert
+    >>> words = small_bert(vocabulary=200, layers=1, width=8, heads=1).tokenizer
+    >>> data = SentenceData(corpus="quickstart", sample=100, batch_size=20, passes=2, tokenizer=words)
+    >>> data.setup("fit")
+    >>> [batch.positives.n for batch in data.train_dataloader()]  # 20 sentences, twice
+    [40, 40, 40, 40, 40]
     """
 
     tokens: TokenRows

@@ -156,11 +156,13 @@ def chosen(batches: str, backbone: nn.Module) -> str:
     return batches if batches != "auto" else "packed" if fits or backbones.fits(backbone) else "padded"
 
 
-def pretrained(*, path: str, batches: str = "auto", lora: LoRA | None = None) -> Encoder:
+def pretrained(path: str, *, batches: str = "auto", lora: LoRA | None = None) -> Encoder:
     """The encoder in a local directory, or with this id on the hub, in float32.
 
-    Raises FileNotFoundError if there is neither, and ValueError if a file of a sealed directory has changed,
-    or weights are missing: an encoder is never left partly random. A pooler without weights is removed.
+    batches: "packed" without padding, "padded" by Transformers, or "auto". lora: adapters to train in place
+    of the weights. Raises FileNotFoundError if there is no such encoder, and ValueError if a file of a sealed
+    directory has changed or weights are missing: an encoder is never left partly random. A pooler without
+    weights is removed.
     """
     source = folder(path)
     intact(source, CHANGED)
@@ -213,12 +215,12 @@ def refuse_foreign(tokenizer: Any, backbone: Any, source: Path | None) -> None:
 
 def small_bert(  # noqa: PLR0913  the settings of one YAML group, by name
     *,
-    corpus: str,
-    columns: Sequence[str],
-    vocabulary: int,
-    layers: int,
-    width: int,
-    heads: int,
+    corpus: str = "quickstart",
+    columns: Sequence[str] = (),
+    vocabulary: int = 4000,
+    layers: int = 2,
+    width: int = 128,
+    heads: int = 4,
     batches: str = "auto",
     lora: LoRA | None = None,
 ) -> Encoder:

@@ -20,7 +20,7 @@ from transformers import TrainerCallback
 
 from whitenedcse.app.compute import at_least_float32
 from whitenedcse.model.head import PAPER, ProjectionHead
-from whitenedcse.model.whitener import WhiteningSettings
+from whitenedcse.model.whitener import Whitener, WhiteningSettings
 from whitenedcse.training.loss import MultiPositiveLoss
 from whitenedcse.training.parallel import agreed, gathered
 
@@ -74,7 +74,7 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         model: Any,
         *,
         views: int = 3,
-        whitening: WhiteningSettings | None = PAPER,
+        whitening: WhiteningSettings | Whitener | None = PAPER,
         dense: bool = True,
         loss: MultiPositiveLoss = PAPER_LOSS,
         passes: int | None = None,

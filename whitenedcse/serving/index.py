@@ -164,6 +164,12 @@ class Index:
     embedder: with any last step, e.g. of `exports.whitened`; unit length is added here. Texts are encoded
         after its prompt "document" ("passage", "corpus") and queries after its prompt "query", or else both
         after its prompt for any text.
+
+    >>> from whitenedcse.model.encoder import small_bert
+    >>> embedder = Embedder(encoder=small_bert(vocabulary=200, layers=1, width=8, heads=1))
+    >>> index = Index.build(embedder, ["a cat sleeps", "a dog runs", "it rains"])
+    >>> [(hit.text, hit.id) for hit in index.query(["a dog runs"], top=1)[0]]
+    [('a dog runs', '1')]
     """
 
     def __init__(self, embedder: Embedder, parts: Iterable[Part] = ()) -> None:

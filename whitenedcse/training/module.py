@@ -113,6 +113,12 @@ class ContrastiveTraining(LightningModule):
     chunk: encode that many sentences at a time and keep none of their activations: each chunk is encoded
         again, with the same dropout, for its gradient. None: all at once.
     Raises ValueError for fewer than two views, or for chunk together with mlm.
+
+    >>> from whitenedcse.model.encoder import small_bert
+    >>> embedder = Embedder(encoder=small_bert(vocabulary=200, layers=1, width=8, heads=1))
+    >>> module = ContrastiveTraining(embedder=embedder, views=2)  # lightning.Trainer().fit(module, data)
+    >>> module.views
+    2
     """
 
     def __init__(  # noqa: PLR0913  built parts, by name
