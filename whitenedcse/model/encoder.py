@@ -42,8 +42,8 @@ BELONG = (
 class Encoder(nn.Module):
     """A Transformers backbone as a function of a ragged batch, its tokenizer, and the directory of both.
 
-    Padding happens here and nowhere else. The length limit is the tokenizer's, or else the config's, but
-    never above the number of positions, and the tokenizer's limit is set to it.
+    Padding happens here alone. The length limit is the tokenizer's, or else the config's, but never above the
+    number of positions, and the tokenizer's limit is set to it.
     batches: "packed" computes on the tokens alone (BERT and RoBERTa; ModernBERT and some others on a GPU),
         "padded" is Transformers' own way, and "auto" is packed for an architecture that allows it.
     lora: low-rank adapters, which then train in place of the backbone's weights.
@@ -161,8 +161,7 @@ def pretrained(path: str, *, batches: str = "auto", lora: LoRA | None = None) ->
 
     batches: "packed" without padding, "padded" by Transformers, or "auto". lora: adapters to train in place
     of the weights. Raises FileNotFoundError if there is no such encoder, and ValueError if a file of a sealed
-    directory has changed or weights are missing: an encoder is never left partly random. A pooler without
-    weights is removed.
+    directory has changed or weights are missing. A pooler without weights is removed.
     """
     source = folder(path)
     intact(source, CHANGED)
