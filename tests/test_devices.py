@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING
 
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
-from whitenedcse.model import attention, backbones, packed, pooling
+from whitenedcse.model import attention, backbones, head, packed
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Pooling, ProjectionHead
@@ -316,7 +316,7 @@ def test_varlen_attention_is_taken_without_gradient_and_dropout_and_gets_what_it
 def test_pooling_on_an_apple_gpu_is_that_of_all_others(kind):
     hidden = torch.randn(2, 8, 5, dtype=torch.float64, requires_grad=True)
     bounds = offsets([3, 1, 4])
-    ours, theirs = pooling.scattered(kind, hidden, bounds), pooling.pooled(kind, hidden, bounds)
+    ours, theirs = head.scattered(kind, hidden, bounds), head.pooled(kind, hidden, bounds)
     torch.testing.assert_close(ours, theirs, atol=1e-15, rtol=1e-15)
     grads = [torch.autograd.grad((x * x.detach().cos()).sum(), hidden)[0] for x in (ours, theirs)]
     torch.testing.assert_close(*grads, atol=1e-15, rtol=1e-14)

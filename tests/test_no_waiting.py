@@ -1,5 +1,7 @@
 """A training step asks nothing of the device: whatever would make the host wait for it is counted."""
 
+from types import SimpleNamespace
+
 import lightning
 import pytest
 import torch
@@ -84,7 +86,7 @@ def watched(encoder, tmp_path, kind, head, log_every=100):
         views=2, mlm=None, seed=0, gather=True, chunk=None,
     )  # fmt: skip
     waits = Waits()
-    keep = Safekeeping(tmp_path, 1000, 100, "", lambda text: None)
+    keep = Safekeeping(tmp_path, 1000, SimpleNamespace(every=100), "", lambda text: None)
     trainer = Trainer(
         chunk=None, devices=1, accelerator="cpu", max_epochs=1, logger=False, gradient_clip_val=1.0,
         log_every_n_steps=log_every, callbacks=[Watch(waits), keep, Record(), PlainProgress(say=str)],

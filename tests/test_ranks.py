@@ -217,12 +217,17 @@ def test_only_a_rank_that_was_started_here_ends_with_its_parent(monkeypatch, env
     """A shell that has RANK and WORLD_SIZE set may go away."""
     monkeypatch.setattr(os, "environ", os.environ.copy())
     monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.setattr(launch.hydra, "main", lambda **_: lambda script: lambda: script(None))
     monkeypatch.setattr(Hydra, "format_config_groups", None)
     for name, value in environment.items():
         monkeypatch.setenv("WHITENEDCSE_FRONT" if name == "FRONT" else name, value)
     called = []
+
+    def train(config):
+        called.append("ran")
+
     monkeypatch.setattr(ranks, "end_with_parent", lambda: called.append("watched"))
-    launch.start(lambda: called.append("ran"))
+    launch.start(train)
     assert called == ["watched"] * dies + ["ran"]
 
 

@@ -96,7 +96,7 @@ def train(tokenizer, tmp_path_factory):
         settings = {"dev": [DEV], "every": 3, "patience": patience}
         monitor = Monitor(**settings, directory=run / "best", say=said.append)
         monitor.dev_set = InterruptedDevSet(monitor.dev_set, judged)
-        keep = Safekeeping(run / "checkpoints", seconds, monitor.every, "", said.append)
+        keep = Safekeeping(run / "checkpoints", seconds, monitor, "", said.append)
         run.mkdir(exist_ok=True)
         trainer = Trainer(
             callbacks=[keep, Record(), monitor, Cutter(hook, steps, number)],
@@ -150,11 +150,12 @@ class InterruptedDevSet:
     def __getattr__(self, name):
         return getattr(self.dev_set, name)
 
-    def __call__(self, *vectors):
+    def measured(self, *parts):
+        values = self.dev_set.measured(*parts)
         self.left -= 1
         if self.left == 0:
             raise Cut
-        return self.dev_set(*vectors)
+        return values
 
 
 def same(one, other):

@@ -13,7 +13,9 @@ from whitenedcse.training.trainer import Safekeeping
 @pytest.fixture
 def keep(tmp_path):
     said = []
-    made = Safekeeping(tmp_path / "run" / "checkpoints", 10.0, 5, "seed: 1\nviews: 3", said.append)
+    made = Safekeeping(
+        tmp_path / "run" / "checkpoints", 10.0, SimpleNamespace(every=5), "seed: 1\nviews: 3", said.append
+    )
     made.said = said
     return made
 

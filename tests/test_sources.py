@@ -26,6 +26,7 @@ def root(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", nowhere())
     folder = tmp_path / "root"
     folder.mkdir()
+    placed(tmp_path / "project/train.py")
     monkeypatch.setenv("WHITENEDCSE_DATA", str(folder))
     monkeypatch.setattr(sources, "__file__", str(tmp_path / "project/whitenedcse/data/sources.py"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
@@ -96,12 +97,16 @@ def archive(members):
 
 
 def test_the_roots_are_the_chosen_folder_then_the_projects_own_each_once(root, tmp_path, monkeypatch):
-    project = tmp_path / "project"
-    assert roots() == [root, project / "data"]
+    """The clone's, which an installed package has not, and the package's, which has the quick start."""
+    project, own = tmp_path / "project", tmp_path / "project/whitenedcse/data"
+    assert roots() == [root, project / "data", own]
     monkeypatch.delenv("WHITENEDCSE_DATA")
-    assert roots() == [tmp_path / "data", project / "data"]
+    assert roots() == [tmp_path / "data", project / "data", own]
     monkeypatch.setenv("WHITENEDCSE_DATA", str(project / "data"))
-    assert roots() == [project / "data"]
+    assert roots() == [project / "data", own]
+    (project / "train.py").unlink()
+    monkeypatch.delenv("WHITENEDCSE_DATA")
+    assert roots() == [tmp_path / "data", own]
 
 
 def test_a_path_wins_then_a_known_place_under_the_first_root(root, tmp_path):
