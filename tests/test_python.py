@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,10 +24,12 @@ from whitenedcse.app.durable import checksum
 from whitenedcse.app.identity import label
 from whitenedcse.app.python import quoted
 from whitenedcse.app.run import Run
+from whitenedcse.app.terminal import draws
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.data.tokens import tokenised
 from whitenedcse.evaluation.geometry import alignment, uniformity
+from whitenedcse.training.loggers import progress_bar
 from whitenedcse.training.module import first_seed, seed_of
 from whitenedcse.training.monitor import HeldOut, Monitor, dropped
 
@@ -184,6 +187,23 @@ def test_every_public_name_can_be_imported_is_explained_and_is_in_the_types():
     assert dir(whitenedcse) == sorted(whitenedcse.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Absent'"):
         _ = whitenedcse.Absent
+
+
+@pytest.mark.parametrize(
+    ("terminal", "jupyter", "widgets", "bar"),
+    [
+        (True, False, False, True),
+        (False, True, True, True),
+        (False, True, False, False),
+        (False, False, True, False),
+    ],
+)
+def test_a_bar_is_drawn_where_it_can_be(terminal, jupyter, widgets, bar, monkeypatch):
+    monkeypatch.setattr("whitenedcse.app.terminal.find_spec", lambda name: name if widgets else None)
+    console = SimpleNamespace(is_terminal=terminal, is_jupyter=jupyter)
+    assert draws(console) is bar
+    monkeypatch.setattr("rich.get_console", lambda: console)
+    assert type(progress_bar(print)).__name__ == ("Bar" if bar else "PlainProgress")
 
 
 # a corpus without dev pairs

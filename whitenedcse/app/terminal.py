@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -125,6 +126,11 @@ def show(grids: Sequence[Grid], form: str) -> None:
         sys.stdout.write("\n".join(forms[form](grid) for grid in grids))
 
 
+def draws(console: Console) -> bool:
+    """Whether a console can redraw a progress bar: a terminal, or a cell of a notebook with ipywidgets."""
+    return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+
+
 def lines(grid: Grid) -> list[Sequence[str]]:
     """The column names, then the rows."""
     assert all(len(row) == len(grid.columns) for row in grid.rows), f"{grid.title}: a row of another length"
@@ -142,7 +148,7 @@ def pace(what: str, total: int | None = None, before: int = 0) -> Iterator[Calla
     the number done earlier, which does not count for the speed.
     """
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if not draws(console):
         say = partial(console.print, highlight=False, soft_wrap=True)
         yield plain_lines(what, total, say, before)
         return

@@ -19,6 +19,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from whitenedcse.app import terminal
 from whitenedcse.app.durable import settle, writing
 from whitenedcse.app.reading import table
 from whitenedcse.app.space import needing_space
@@ -165,8 +166,8 @@ LINES = 20  # in a run
 
 
 def progress_bar(say: Callable[[str], None]) -> ProgressBar:
-    """A bar in a terminal, plain lines elsewhere."""
-    return Bar() if rich.get_console().is_terminal else PlainProgress(say=say)
+    """A bar in a terminal or a notebook, plain lines elsewhere."""
+    return Bar() if terminal.draws(rich.get_console()) else PlainProgress(say=say)
 
 
 class Bar(RichProgressBar):
