@@ -1,4 +1,7 @@
-"""Train a SentenceTransformer by its own trainer with our loss: python NAME.py MODEL CORPUS"""
+"""Train a SentenceTransformer by its own trainer with our loss: python NAME.py MODEL CORPUS
+
+Its trainer needs `pip install 'sentence-transformers[train]'`.
+"""
 
 import sys
 
@@ -18,7 +21,7 @@ trainer = SentenceTransformerTrainer(
     model=model,
     args=SentenceTransformerTrainingArguments(
         "theirs_checkpoints",
-        max_steps=100,
+        num_train_epochs=1,
         learning_rate=3e-5,
         per_device_train_batch_size=64,
         dataloader_drop_last=True,  # a last batch of a few sentences cannot be whitened
