@@ -38,7 +38,7 @@ Written from the docstrings by `python docs/python.py`. Everything here is impor
 ```python
 import whitenedcse
 
-run = whitenedcse.train("bert-base-uncased", "my.txt", dev="pairs.tsv", output="outputs/NAME")
+run = whitenedcse.train("bert-base-uncased", "my.txt", dev="my_pairs.tsv", output="outputs/python")
 x = run.embedder.encode(["a sentence", "another one"])
 ```
 
@@ -57,7 +57,7 @@ def page() -> str:
 def entry(name: str, members: str) -> str:
     """The section of one public name: its signature, its docstring, and those of some of its members."""
     symbol = getattr(whitenedcse, name)
-    parts = [f"### {name}\n", f"```python\n{signature(name, symbol)}\n```\n", text(symbol)]
+    parts = [f"### {name}\n", f"```\n{signature(name, symbol)}\n```\n", text(symbol)]
     for key in members.split():
         member = inspect.getattr_static(symbol, key)
         parts.append(f"**`{described(key, member)}`** {short(member)}\n")
@@ -87,7 +87,7 @@ def signature(name: str, symbol: object) -> str:
 def text(symbol: object) -> str:
     """A docstring as Markdown: its examples and indented lists as blocks of code."""
     blocks = (inspect.getdoc(symbol) or "").split("\n\n")
-    return "\n".join(f"```python\n{b}\n```\n" if ">>>" in b else f"{listed(b)}\n" for b in blocks)
+    return "\n".join(f"```\n{b}\n```\n" if ">>>" in b else f"{listed(b)}\n" for b in blocks)
 
 
 def listed(block: str) -> str:
