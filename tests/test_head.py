@@ -6,7 +6,14 @@ from conftest import whitening
 from torch.testing import assert_close
 
 from whitenedcse.model.head import ProjectionHead
-from whitenedcse.model.whitener import Whitener, rearranged
+from whitenedcse.model.whitener import (
+    GroupWhitening,
+    ShuffledGroupWhitening,
+    Whitener,
+    Whitening,
+    WhiteningSettings,
+    rearranged,
+)
 
 
 def views(v=3, n=32, d=8, seed=0):
@@ -184,3 +191,36 @@ def test_groups_win_over_group_width():
     assert head(groups=2).before.group_width == 4
     with pytest.raises(ValueError, match="'beside' is not one of before, after, both"):
         head(position="beside")
+
+
+def test_a_head_takes_a_module_or_its_settings_and_both_whiten_alike():
+    x = torch.randn(2, 64, 8, dtype=torch.float64)
+    module = GroupWhitening(8, group_width=4, eps=1e-3)
+    for given in (module, module.settings):
+        made = ProjectionHead(8, whitening=given, dense=False)
+        assert torch.equal(made.double()(x), module.double()(x)) and made.whitening == module.settings
+    assert ProjectionHead(8).whitening == WhiteningSettings()
+    assert (
+        ProjectionHead(8, whitening=module, position="both").after is not module
+    )  # each has its own statistics
+    with pytest.raises(ValueError, match="a whitening of width 8 in a head of width 16"):
+        ProjectionHead(16, whitening=module)
+
+
+@pytest.mark.parametrize(
+    ("module", "settings"),
+    [
+        (ShuffledGroupWhitening(6, groups=2), {"kind": "shuffled_group", "groups": 2}),
+        (GroupWhitening(6, group_width=3), {"kind": "group", "group_width": 3}),
+        (Whitening(6, momentum=0.9), {"kind": "zca", "momentum": 0.9}),
+        (Whitening(6, kind="pca", gradient="none"), {"kind": "pca", "gradient": "none"}),
+    ],
+)
+def test_a_whitening_by_name_is_the_one_of_these_settings(module, settings):
+    x = torch.randn(64, 6)
+    plain = Whitener(6, WhiteningSettings(**settings))
+    torch.manual_seed(3)
+    one = module(x)
+    torch.manual_seed(3)
+    assert torch.equal(one, plain(x.unsqueeze(0))[0]) and module.settings == plain.settings
+    assert torch.equal(module.eval()(x), plain.eval()(x))  # the running statistics are the same

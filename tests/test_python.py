@@ -309,7 +309,9 @@ def test_an_experiment_with_another_encoder_is_not_called_by_its_name_alone(home
 def test_the_commands_of_the_package_are_the_scripts(home):
     done = started("whitenedcse", "train", *WORDS, "run=a", "trainer.max_steps=2", cwd=home)
     assert done.returncode == 0, done.stderr
-    assert Run("outputs/a").facts["command"].startswith("whitenedcse train encoder=pretrained")
+    run = Run("outputs/a")
+    assert run.facts["command"].startswith("whitenedcse train encoder=pretrained")
+    assert run.settings["tasks"]["names"] == [] and run.settings["monitor"]["dev"] is None
     done = started("whitenedcse", "evaluate", "model=outputs/a", "tasks.names=[pairs.tsv]", cwd=home)
     assert done.returncode == 0 and "pairs" in done.stdout
     done = started("whitenedcse", "train", "trainer.max_stps=2", cwd=home)
