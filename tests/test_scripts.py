@@ -259,6 +259,7 @@ def test_triplets_train_with_their_hard_negatives(tmp_path):
     arguments = [
         "data=nli_for_simcse",
         "data.corpus=triplets.csv",
+        "monitor=quickstart",
         "data.batch_size=32",
         "views=2",
         "run=triplets",

@@ -12,6 +12,7 @@ from test_ranks import until
 from test_scripts import TINY
 
 SMALL = [*TINY, "encoder.width=48", "trainer.max_steps=4", "tasks=none", "data=file", "data.batch_size=16"]
+SMALL += ["monitor=quickstart"]
 SMALL += ["data.corpus=corpus.txt", "encoder.vocabulary=200"]
 SPY = """
 import os

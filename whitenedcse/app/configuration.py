@@ -217,7 +217,7 @@ def description(annotation: Any) -> str:
     """A type in words, for a user who writes YAML."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
-        return " or ".join(map(description, arguments))
+        return " or ".join(dict.fromkeys(map(description, arguments)))
     if origin is Literal:
         return f"one of {', '.join(map(str, arguments))}"
     if origin is Sequence:

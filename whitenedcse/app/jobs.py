@@ -18,6 +18,7 @@ from whitenedcse.app.run import Run
 def train(cfg: DictConfig) -> float | None:
     """One run, begun or resumed; returns the best dev score, for a sweeper to maximise."""
     run, settings = configuration.checked(cfg), OmegaConf.to_yaml(cfg, resolve=True)
+    launch.refuse_search(cfg.monitor.dev)
     plain = instantiate(cfg.trainer)(logger=False)
     if launch.mine(run, settings, plain.num_devices, cfg.trainer.timeout):
         trained(cfg, run, settings, plain.strategy.root_device)

@@ -183,6 +183,14 @@ def program() -> list[str]:
     return [sys.executable, "-m", "whitenedcse.app.cli", sys.argv[0].split()[-1]]
 
 
+def refuse_search(dev: str | None) -> None:
+    """Raise ValueError for a search, which maximises the dev score, without dev pairs."""
+    if dev is None and "direction" in (HydraConfig.get().sweeper or {}):
+        raise ValueError(
+            "a search maximises the dev score: name scored pairs by monitor.dev=FILE or monitor=sts_b"
+        )
+
+
 def inherited(hydras: Any) -> list[str]:
     """The overrides of Hydra's own settings that a job of a sweep inherits: where its files are found."""
     return [text for text in hydras.overrides.hydra if text.startswith("hydra.searchpath")]
