@@ -289,7 +289,7 @@ def test_no_file_is_there_before_all_of_it_is(embedder, corpus, tmp_path, monkey
 def test_memory_does_not_grow_with_the_corpus(embedder, tmp_path):
     peaks, sizes = [], []
     for count in (300, 300, 1_800):  # the first warms up
-        corpus = corpus_of([f"{text} " * 40 for text in many(count)], tmp_path)
+        corpus = corpus_of([f"{text} " * 80 for text in many(count)], tmp_path)
         sizes.append(Path(corpus.path).stat().st_size)
         tracemalloc.start()
         encoded(job_of(embedder, corpus, tmp_path / f"out{len(peaks)}", form=Form(shard=100)))
