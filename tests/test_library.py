@@ -2,8 +2,6 @@
 
 import json
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib
@@ -56,13 +54,6 @@ def test_there_are_five_of_at_most_forty_lines():
     assert len(EXAMPLES) == 5
     for path in EXAMPLES:
         assert len(path.read_text().splitlines()) <= 40, path.name
-
-
-@pytest.mark.slow
-def test_the_examples_are_typed():
-    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", *map(str, EXAMPLES)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
 
 
 def test_the_notebook_runs_from_its_first_cell_to_its_last(home, monkeypatch, capsys):

@@ -66,17 +66,9 @@ def test_installed_elsewhere_the_command_and_the_package_work(wheel, tmp_path):
     assert "WhitenedCSE/T1" in listed.stdout, listed.stderr
     checked = ran(str(site / "bin" / "whitenedcse"), "data", "check", **away)
     assert "STS" in checked.stdout and checked.returncode == 0, checked.stderr
-    # the quick start and an experiment of the wheel, from an empty folder
-    small = ("encoder.width=16", "encoder.heads=2", "trainer.max_steps=2", "run=a")
-    trained = ran(str(site / "bin" / "whitenedcse"), "train", *small, **away)
-    assert trained.returncode == 0 and (tmp_path / "outputs/a/scores.json").is_file(), trained.stderr
-    scored = ran(str(site / "bin" / "whitenedcse"), "evaluate", "model=outputs/a", "tasks=quickstart", **away)
-    assert scored.returncode == 0 and "quickstart/test" in scored.stdout, scored.stderr
-    two = ("trainer.devices=2", "trainer.accelerator=cpu", *small[:-1], "run=b")
-    assert ran(str(site / "bin" / "whitenedcse"), "train", *two, **away).returncode == 0
-    for name in ("lightning_script", "plain_pytorch"):
-        lines = (ROOT / "data/quickstart/sentences.txt").read_text().splitlines()[:200]
-        (tmp_path / "my.txt").write_text("\n".join(lines))
-        words = ("outputs/a/best", "my.txt")
-        done = ran(sys.executable, str(ROOT / f"examples/{name}.py"), *words, **away)
-        assert done.returncode == 0, done.stderr
+    # the quick start of the wheel as two processes, from an empty folder
+    words = ("encoder.width=16", "encoder.heads=2", "trainer.max_steps=2", "run=a")
+    words += ("trainer.devices=2", "trainer.accelerator=cpu", "tasks=quickstart")
+    trained = ran(str(site / "bin" / "whitenedcse"), "train", *words, **away)
+    assert trained.returncode == 0, trained.stderr
+    assert (tmp_path / "outputs/a/scores.json").is_file() and "quickstart/test" in trained.stdout
