@@ -30,7 +30,7 @@ def home(tmp_path, monkeypatch, tokenizer):
 @pytest.mark.parametrize(
     ("name", "words", "written"),
     [
-        ("train", [], "outputs/first/best/model.safetensors"),
+        ("own_text", [], "outputs/first/best/model.safetensors"),
         ("lightning_script", [], "trained/head.safetensors"),
         ("plain_pytorch", [], "plain/model.safetensors"),
         ("sentence_transformers_loss", [], "theirs/modules.json"),
@@ -44,7 +44,7 @@ def test_an_example_runs_in_an_empty_folder(name, words, written, home):
 
 
 def test_what_the_examples_leave_can_be_loaded(home):
-    for name in ("train", "lightning_script", "plain_pytorch"):
+    for name in ("own_text", "lightning_script", "plain_pytorch"):
         assert started(f"examples/{name}.py", "bert", "my.txt", cwd=home).returncode == 0
     for model in ("outputs/first", "trained", "plain"):
         assert Embedder.load(model).encode(SENTENCES).shape == (8, 16)

@@ -1,4 +1,4 @@
-"""Train an encoder on your own text, in Python: python train.py ENCODER CORPUS [PAIRS]
+"""Train an encoder on your own text, in Python: python own_text.py ENCODER CORPUS [PAIRS]
 
 ENCODER is a directory or a hub id, such as bert-base-uncased; CORPUS a file with a sentence a line, or
 "quickstart", 20,000 bundled sentences; PAIRS a file with score, sentence1 and sentence2, which picks the
