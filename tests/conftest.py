@@ -142,6 +142,16 @@ def bert(tokenizer):
     return Encoder(backbone("bert", len(tokenizer)), tokenizer)
 
 
+@pytest.fixture
+def with_bert(tmp_path, monkeypatch, tokenizer):
+    """The current folder, offline and empty but for an encoder, `bert`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    backbone("bert", len(tokenizer)).save_pretrained("bert")
+    tokenizer.save_pretrained("bert")
+    return tmp_path
+
+
 def byte_level(*, ends):
     """A decoder's tokenizer: byte-level, no padding token, nothing around a sentence but perhaps its end."""
     core = Tokenizer(models.BPE())

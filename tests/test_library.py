@@ -6,7 +6,7 @@ from pathlib import Path
 
 import matplotlib
 import pytest
-from conftest import SENTENCES, backbone
+from conftest import SENTENCES
 from programs import ROOT, started
 
 from whitenedcse.app.run import Run
@@ -16,15 +16,11 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch, tokenizer):
+def home(with_bert):
     """An empty folder with an encoder and a corpus of 256 sentences."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    backbone("bert", len(tokenizer)).save_pretrained("bert")
-    tokenizer.save_pretrained("bert")
     lines = [f"{a} {b} {c}" for a in SENTENCES for b in SENTENCES[:4] for c in SENTENCES]
-    (tmp_path / "my.txt").write_text("\n".join(lines))
-    return tmp_path
+    (with_bert / "my.txt").write_text("\n".join(lines))
+    return with_bert
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import SENTENCES, backbone, embedder_of
+from conftest import SENTENCES, embedder_of
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from programs import ROOT, started, surroundings
@@ -39,15 +39,11 @@ PAIRS = "score\tsentence1\tsentence2\n" + "".join(
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch, tokenizer):
+def home(with_bert):
     """An empty folder with an encoder, a corpus of 48 sentences and scored pairs, as a user has them."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    backbone("bert", len(tokenizer)).save_pretrained("bert")
-    tokenizer.save_pretrained("bert")
-    (tmp_path / "my.txt").write_text("".join(f"{a} {b}\n" for a in SENTENCES for b in SENTENCES[:6]))
-    (tmp_path / "pairs.tsv").write_text(PAIRS)
-    return tmp_path
+    (with_bert / "my.txt").write_text("".join(f"{a} {b}\n" for a in SENTENCES for b in SENTENCES[:6]))
+    (with_bert / "pairs.tsv").write_text(PAIRS)
+    return with_bert
 
 
 SMALL = {"batch_size": 8, "max_length": 16, "pooling": "mean", "lr": 1e-3}
@@ -75,7 +71,7 @@ def test_a_call_and_the_command_give_the_same_bits(home):
     assert run.embedder.encode(SENTENCES).shape == (8, 16) and repr(run) == "Run('outputs/call')"
     # and leaves no trace: neither Hydra's state, nor the lock, nor the arguments of the process
     assert not GlobalHydra.instance().is_initialized() and not HydraConfig.initialized()
-    assert sys.argv[0].split()[0] != "whitenedcse"
+    assert sys.argv[0].split()[0] != "whitenedcse" and "WHITENEDCSE_FORCE" not in os.environ
     claimed = subprocess.run(
         [sys.executable, "-c", "from whitenedcse.app.run import Run; Run('outputs/call').claim()"],
         env=os.environ | {"PYTHONPATH": str(ROOT)},

@@ -75,7 +75,7 @@ def train(tokenizer, tmp_path_factory):
         steps=0,
         *,
         patience=None,
-        judged=0,
+        evaluation=0,
         chunk=None,
         optimizer=fast,
         lora=None,
@@ -95,7 +95,7 @@ def train(tokenizer, tmp_path_factory):
         seed_everything(time.monotonic_ns() % 2**31, verbose=False)  # nothing may hang on a state
         settings = {"dev": [DEV], "every": 3, "patience": patience}
         monitor = Monitor(**settings, directory=run / "best", say=said.append)
-        monitor.dev_set = InterruptedDevSet(monitor.dev_set, judged)
+        monitor.dev_set = InterruptedDevSet(monitor.dev_set, evaluation)
         keep = Safekeeping(run / "checkpoints", seconds, monitor, "", said.append)
         run.mkdir(exist_ok=True)
         trainer = Trainer(
@@ -198,10 +198,10 @@ def test_a_run_resumes_as_if_uninterrupted(train, whole, tmp_path, moment):
     assert same(train(tmp_path / "cut"), whole())
 
 
-@pytest.mark.parametrize("judged", [1, 2, 4, 6])  # before step 1, and after steps 3, 9, and the last
+@pytest.mark.parametrize("evaluation", [1, 2, 4, 6])  # before step 1, and after steps 3, 9, and the last
 @pytest.mark.slow(but=1)
-def test_a_run_cut_amid_an_evaluation_resumes_as_if_uninterrupted(train, whole, tmp_path, judged):
-    assert train(tmp_path / "cut", judged=judged) is None
+def test_a_run_cut_amid_an_evaluation_resumes_as_if_uninterrupted(train, whole, tmp_path, evaluation):
+    assert train(tmp_path / "cut", evaluation=evaluation) is None
     assert same(train(tmp_path / "cut"), whole())
 
 

@@ -155,6 +155,7 @@ def composed(script: str, words: Sequence[str], path: Path, *, force: bool) -> I
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(launch.one_line(error)) from error
     finally:
+        os.environ.pop("WHITENEDCSE_FORCE", None)
         sys.argv = argv
         Singleton.set_state(state)
 
