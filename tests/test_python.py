@@ -19,6 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from programs import ROOT, started, surroundings
 
 import whitenedcse
+from whitenedcse.app import launch
 from whitenedcse.app.configuration import CONF
 from whitenedcse.app.durable import checksum
 from whitenedcse.app.identity import label
@@ -332,3 +333,13 @@ def test_a_thread_can_train_too(home):
     thread.start()
     thread.join()
     assert not raised and Run("outputs/a").scores is not None
+
+
+def test_a_search_asks_for_dev_pairs(monkeypatch):
+    sweeper = {"direction": "maximize"}
+    monkeypatch.setattr(launch.HydraConfig, "get", lambda: SimpleNamespace(sweeper=sweeper))
+    launch.refuse_search("STS-B/dev")
+    with pytest.raises(ValueError, match=r"a search maximises the dev score: .* monitor.dev=FILE"):
+        launch.refuse_search(None)
+    sweeper.clear()  # a list of settings needs none
+    launch.refuse_search(None)
