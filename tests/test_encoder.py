@@ -15,6 +15,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM, 
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model.encoder import Encoder, folder, pretrained
 from whitenedcse.model.scratch import byte_pairs, small_bert, wordpiece
+from whitenedcse.ragged import ragged
 
 
 @torch.no_grad()
@@ -89,7 +90,7 @@ def test_byte_pairs_know_every_text_and_put_special_tokens_around_it(tmp_path):
     ids = tokenizer("Lowest naïve 日本 🙂!")["input_ids"]
     assert ids[0] == tokenizer.cls_token_id and ids[-1] == tokenizer.sep_token_id
     assert tokenizer.unk_token_id not in ids
-    assert tokenizer.decode(ids, skip_special_tokens=True).split() == ["lowest", "naive", "日本", "🙂!"]
+    assert tokenizer.decode(ids, skip_special_tokens=True).split() == ["lowest", "naive", *"日本", "🙂!"]
     assert (
         tokenizer("low")["input_ids"] == tokenizer("LOW")["input_ids"]
         and len(tokenizer("low")["input_ids"]) == 3
