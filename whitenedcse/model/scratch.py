@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from typing import Any, Literal
 
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from whitenedcse.data.corpus import Corpus, read
@@ -80,7 +80,7 @@ def byte_pairs(sentences: Iterable[str], vocabulary: int) -> PreTrainedTokenizer
     """
     model = Tokenizer(models.BPE())
     model.normalizer = normalizers.BertNormalizer(lowercase=True)
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    model.pre_tokenizer, model.decoder = pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     settings: Any = {
         "initial_alphabet": letters,
