@@ -2,14 +2,21 @@
 
 import importlib.util
 import json
+import os
 import sys
 import time
+from types import SimpleNamespace
 
 import programs
 import pytest
+from hydra.types import RunMode
+from omegaconf import OmegaConf
 from programs import ROOT, started, started_anew
 from test_ranks import until
 from test_scripts import TINY
+
+from whitenedcse.app.jobs import SWEEP, Sweep, progress
+from whitenedcse.app.run import Run
 
 SMALL = [*TINY, "encoder.width=48", "trainer.max_steps=4", "tasks=none", "data=file", "data.batch_size=16"]
 SMALL += ["monitor=quickstart"]
@@ -99,6 +106,42 @@ def test_jobs_run_at_a_time_as_they_do_one_by_one(tmp_path):
         [(job / "scores.json").read_bytes() for job in jobs(tmp_path, n)] for n in ("apart", "together")
     ]
     assert len(scores[0]) == 2 and scores[0] == scores[1]
+
+
+@pytest.mark.parametrize(
+    ("sweeper", "command", "jobs"),
+    [
+        ({"params": {"seed": "1,2,3", "system": "simcse,sgw"}}, [], 6),
+        ({"params": {"seed": "1,2,3"}}, ["seed=range(1,6)", "views=choice(2,3)", "run=x"], 10),
+        ({"params": None}, ["data.columns=[a,b]"], 1),
+        ({"params": {"optim.lr": "interval(1, 2)"}, "n_trials": 20}, [], 20),
+    ],
+)
+def test_a_sweep_counts_its_jobs(sweeper, command, jobs, monkeypatch):
+    monkeypatch.setenv(SWEEP, "")
+    config = OmegaConf.create({"hydra": {"sweeper": sweeper, "overrides": {"task": command}}})
+    Sweep().on_multirun_start(config)
+    assert os.environ[SWEEP].split()[0] == str(jobs)
+    Sweep().on_multirun_end(config)
+    assert SWEEP not in os.environ
+
+
+def test_a_job_of_a_sweep_says_how_far_it_is(tmp_path, monkeypatch):
+    hydras = SimpleNamespace(mode=RunMode.MULTIRUN, job=SimpleNamespace(num=4))
+    monkeypatch.setattr("whitenedcse.app.jobs.HydraConfig.get", lambda: hydras)
+    monkeypatch.setattr("whitenedcse.app.jobs.time.time", lambda: 10_600.0)
+    monkeypatch.setenv(SWEEP, "10 10000")
+    run = Run(tmp_path / "4")
+    assert progress(run) == "job 5 of 10: 0 finished"
+    for number, at in enumerate((9_000, 10_300, 10_600)):  # one of an earlier start, two within ten minutes
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "scores.json").touch()
+        os.utime(tmp_path / str(number) / "scores.json", (at, at))
+    assert progress(run) == "job 5 of 10: 3 finished, about 35 min left"
+    monkeypatch.setenv(SWEEP, "40 10000")
+    assert progress(run) == "job 5 of 40: 3 finished, about 3.1 h left"
+    hydras.mode = RunMode.RUN
+    assert progress(run) is None
 
 
 def table(sweep):

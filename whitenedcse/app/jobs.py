@@ -5,20 +5,73 @@ The parts are built here from the configuration, and nothing below `app` knows o
 
 from __future__ import annotations
 
+import math
+import os
+import time
 from functools import partial
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from whitenedcse.app import arguments, configuration, launch, ranks
 from whitenedcse.app.run import Run
 
+SWEEP = "WHITENEDCSE_SWEEP"  # the number of jobs of a sweep and when it was started, for its processes
+
+
+class Sweep(Callback):
+    """Tells the jobs of a sweep how many there are; Hydra calls it."""
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Count the jobs before the first."""
+        sweeper = config.hydra.sweeper
+        texts = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
+        parsed = OverridesParser.create().parse_overrides([*texts, *config.hydra.overrides.task])
+        swept = {each.key_or_group: each for each in parsed}  # the last of a name counts
+        choices = (list(x.sweep_string_iterator()) for x in swept.values() if x.is_discrete_sweep())
+        jobs = sweeper.get("n_trials") or math.prod(map(len, choices))
+        os.environ[SWEEP] = f"{jobs} {time.time()}"
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        """Forget the sweep."""
+        os.environ.pop(SWEEP, None)
+
+
+def progress(run: Run) -> str | None:
+    """How far the sweep is that this run is a job of, and how long it will take; None outside a sweep.
+
+    The time left is that of the jobs finished since the sweep was started, for as many as are not.
+    """
+    hydras = HydraConfig.get()
+    if SWEEP not in os.environ or hydras.mode != RunMode.MULTIRUN:
+        return None
+    jobs, began = int((told := os.environ[SWEEP].split())[0]), float(told[1])
+    ended = [path.stat().st_mtime for path in run.path.parent.glob("*/scores.json")]
+    since, text = (
+        sum(at >= began for at in ended),
+        f"job {hydras.job.num + 1} of {jobs}: {len(ended)} finished",
+    )
+    if not since:
+        return text
+    minutes = max((time.time() - began) / since * max(jobs - len(ended), 1) / 60, 1)
+    return (
+        f"{text}, about {minutes:.0f} min left"
+        if minutes < 90
+        else f"{text}, about {minutes / 60:.1f} h left"
+    )
+
 
 def train(cfg: DictConfig) -> float | None:
     """One run, begun or resumed; returns the best dev score, for a sweeper to maximise."""
     run, settings = configuration.checked(cfg), OmegaConf.to_yaml(cfg, resolve=True)
     launch.refuse_search(cfg.monitor.dev)
+    if said := None if run.scores else progress(run):
+        launch.say(said)
     plain = instantiate(cfg.trainer)(logger=False)
     if launch.mine(run, settings, plain.num_devices, cfg.trainer.timeout):
         trained(cfg, run, settings, plain.strategy.root_device)
