@@ -337,7 +337,8 @@ def test_a_system_changes_settings_that_exist(system):
     assert set(flat(plain)) - set(flat(changed)) <= {
         k for k in flat(plain) if k.startswith("head.whitening.")
     }
-    assert set(flat(changed)) <= set(flat(plain)) | {"head.whitening"}
+    added = {key for key in flat(changed) if key.startswith("terms.")}
+    assert set(flat(changed)) <= set(flat(plain)) | {"head.whitening"} | added
 
 
 def jobs(sweep, *overrides):

@@ -4,12 +4,13 @@ import hashlib
 
 import numpy as np
 import pytest
+from conftest import SENTENCES, byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 from test_repetition import COUNTS, FRAMES, keys, sentences
 
-from whitenedcse.data.views import LEAST, Views, removed, spans
+from whitenedcse.data.views import LEAST, Views, prompt_tokens, removed, spans
 from whitenedcse.ragged import ragged, rows
 
 MASK = 2**64 - 1
@@ -144,3 +145,13 @@ def test_crop_cutoff_and_repetition_draw_independently():
             (every[one] >> 62).astype(int) * 4 + (every[other] >> 62).astype(int), minlength=16
         )
         assert chisquare(table).pvalue > 1e-3
+
+
+def test_a_space_at_the_end_of_a_prompt_belongs_to_the_word_behind_it():
+    """Of a byte-level tokenizer, whose words begin with their space."""
+    tokenizer, prompt = byte_level(ends=True), "every child: "
+    count = prompt_tokens(tokenizer, prompt)
+    ids = tokenizer(prompt).input_ids
+    assert 2 < count == len(ids) - 2  # less the space and the end
+    after = [tokenizer(prompt + sentence).input_ids for sentence in SENTENCES]
+    assert all(row[:count] == ids[:count] for row in after) and any(row[count] != ids[count] for row in after)
