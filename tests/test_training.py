@@ -379,7 +379,7 @@ def test_a_term_sees_a_step_and_joins_the_loss_with_its_weight(bert, tmp_path):
         step.batch.n,
         16,
     )
-    assert values["train/length"] == pytest.approx(float(step.x.square().sum(-1).mean()), rel=1e-6)
+    assert values["train/length"] == pytest.approx(step.x.square().sum(-1).mean().item(), rel=1e-6)
     wanted = values["train/contrastive"] + 0.25 * values["train/length"]
     assert values["train/loss"] == pytest.approx(wanted, rel=1e-6)
     assert step.x.grad_fn is not None
