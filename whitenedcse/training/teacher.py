@@ -113,7 +113,7 @@ def listwise(z: Tensor, t: Tensor, temperatures: tuple[float, float]) -> Tensor:
     """
     turned = t.detach()[[view % len(t) for view in range(len(z))]]
     lists, targets = (others(cosines(x)) / tau for x, tau in zip((z, turned), temperatures, strict=True))
-    return cross_entropy(lists.flatten(0, -2), targets.flatten(0, -2).softmax(dim=-1).type_as(lists))
+    return cross_entropy(lists.flatten(0, -2), targets.flatten(0, -2).softmax(dim=-1))
 
 
 def cosines(x: Tensor) -> Tensor:
