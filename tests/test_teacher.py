@@ -177,6 +177,11 @@ def test_a_teacher_of_other_words_is_refused(tokenizer, run):
         Teacher(path=str(run), encoder=Encoder(backbone("bert", len(words)), special))
 
 
+def test_a_teacher_without_a_path_is_asked_for(bert):
+    with pytest.raises(ValueError, match="path is null: TEACHER=outputs/NAME"):
+        Teacher(path=None, encoder=bert)
+
+
 @pytest.mark.parametrize("name", ["weight", "temperature", "teacher_temperature"])
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_numbers_of_a_teacher_are_above_0(tokenizer, run, name, value):
@@ -249,7 +254,7 @@ def test_a_run_with_a_teacher_is_another_with_another_teacher(tmp_path):
     few = [*TINY, "trainer.max_steps=2", "tasks=none", "data.sample=200"]
     system, where = ["+system=teacher", "run=taught"], {"TEACHER": "outputs/first"}
     missing = program("train.py", *few, *system, cwd=tmp_path)
-    assert missing.returncode == 2 and "TEACHER" in missing.stderr and missing.stderr.count("\n") == 1
+    assert missing.returncode == 2 and "path is null: TEACHER=outputs/NAME" in missing.stderr
     nowhere = program("train.py", *few, *system, cwd=tmp_path, **where)
     assert nowhere.returncode == 2 and "encoder outputs/first: no directory" in nowhere.stderr
     first = program("train.py", *few, "+system=simcse", "run=first", cwd=tmp_path)

@@ -211,7 +211,7 @@ def inputs(config: Any) -> tuple[list[Any], Any]:
     from whitenedcse.evaluation.tasks import subsets, task
     from whitenedcse.model.encoder import folder
 
-    named = [node.path for node in (config.encoder, *config.terms.values()) if "path" in node]
+    named = [node.path for node in (config.encoder, *config.terms.values()) if node.get("path")]
     find: list[Any] = [
         *(partial(folder, path) for path in named),
         *(partial(task, name) for name in config.tasks.names),

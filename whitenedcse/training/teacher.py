@@ -38,7 +38,7 @@ class Teacher:
         tokens of the batch as its checkpoint defines, with a whitening at its end if it has one, in eval mode
         and without gradient. Its weights are no parameters of the training and are in no checkpoint.
     encoder: the one that is trained, whose token ids the teacher is given. Its prompt is part of them.
-    Raises ValueError for another tokenizer, or numbers that are not above 0.
+    Raises ValueError for no path, another tokenizer, or numbers that are not above 0.
 
     >>> student = Embedder.load("MODEL").encoder  # doctest: +SKIP
     >>> term = Teacher(path="outputs/NAME", encoder=student, weight=1.0)  # doctest: +SKIP
@@ -52,13 +52,17 @@ class Teacher:
     def __init__(
         self,
         *,
-        path: str,
+        path: str | None,
         encoder: Encoder,
         weight: float = 1.0,
         temperature: float = 0.05,
         teacher_temperature: float = 0.025,
     ) -> None:
         numbers = {"weight": weight, "temperature": temperature, "teacher_temperature": teacher_temperature}
+        if path is None:
+            raise ValueError(
+                "the teacher's path is null: TEACHER=outputs/NAME python train.py +system=teacher"
+            )
         for name, value in numbers.items():
             if not 0 < value < float("inf"):
                 raise ValueError(f"{name}={value} of the teacher {path} must be finite and above 0")
@@ -111,7 +115,7 @@ def listwise(z: Tensor, t: Tensor, temperatures: tuple[float, float]) -> Tensor:
     temperatures: of z and of t. The passes serve the views in turn, as in `ProjectionHead.project`. The
     gradient reaches z alone.
     """
-    turned = t.detach()[[view % len(t) for view in range(len(z))]]
+    turned = torch.stack([t[view % len(t)].detach() for view in range(len(z))])
     lists, targets = (others(cosines(x)) / tau for x, tau in zip((z, turned), temperatures, strict=True))
     return cross_entropy(lists.flatten(0, -2), targets.flatten(0, -2).softmax(dim=-1))
 
