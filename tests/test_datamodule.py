@@ -1,6 +1,7 @@
 """Batches come in an order that seed and epoch decide, shared among ranks, each row once."""
 
 import warnings
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from whitenedcse.data import datamodule
 from whitenedcse.data.datamodule import Batch, SentenceData
+from whitenedcse.data.views import prompt_tokens
 from whitenedcse.ragged import Ragged
 
 ROWS, SIZE = 29, 6
@@ -415,3 +417,116 @@ def test_a_resumed_run_repeats_what_an_unbroken_one_repeats(data, unequal, tmp_p
     begun = fitted(built(), tmp_path / "parts", stop, whole=True)
     rest = fitted(built(), tmp_path / "parts", 15, resume=tmp_path / "parts" / f"{stop}.ckpt", whole=True)
     assert begun + rest == whole
+
+
+CHANGED = {"passes": 3, "crop": [0.5, 1.0], "cutoff": 0.3, "repetition": 0.3}
+
+
+@pytest.mark.parametrize("crop", [[0.5, 0.9], [1, 1, 0.5, 0.9]])
+@pytest.mark.parametrize("columns", [(), ("a", "b")])
+def test_which_passes_are_cropped(data, unequal, columns, crop):
+    wanted = budgeted(unequal, 150, columns) | {"passes": 3, "max_length": 20}
+    plain, changed = words_of(data(**wanted), 1), words_of(data(**wanted, crop=crop), 1)
+    shorter = Counter()
+    for before, after in zip(plain, changed, strict=True):
+        third = len(before) // 3
+        assert len(after) == len(before)
+        for i, (row, kept) in enumerate(zip(after, before, strict=True)):
+            assert " ".join(map(str, row[1:-1])) in " ".join(map(str, kept)) and row[-1] == kept[-1]
+            shorter[i // third] += len(row) < len(kept)
+        assert after[third : 2 * third] != after[2 * third :]
+    assert (shorter[0] > 0) == (len(crop) == 2) and shorter[1] > 0 and shorter[2] > 0
+
+
+def test_cutoff_is_in_the_passes_after_the_first(data, unequal):
+    wanted = budgeted(unequal, 150) | {"passes": 2}
+    for before, after in zip(
+        words_of(data(**wanted), 0), words_of(data(**wanted, cutoff=0.5), 0), strict=True
+    ):
+        half = len(before) // 2
+        assert after[:half] == before[:half]
+        lengths = [
+            (len(row) - 2, len(kept) - 2) for row, kept in zip(after[half:], before[half:], strict=True)
+        ]
+        assert all(now == was - was // 2 for now, was in lengths)
+
+
+def test_hard_negatives_and_samples_stay_whole(data, text):
+    triplets = {"corpus": str(text[0].with_suffix(".tsv")), "columns": ["a", "b", "c"], "passes": 2}
+    plain, changed = data(**triplets), data(**triplets, cutoff=0.5, crop=[0.5, 0.6])
+    for before, after in zip(plain.train_dataloader(), changed.train_dataloader(), strict=True):
+        assert rows_of(before.negatives) == rows_of(after.negatives)
+    assert rows_of(plain.sample_tokens(9)) == rows_of(changed.sample_tokens(9))
+
+
+def test_changes_are_a_function_of_seed_epoch_and_row_alone(data, unequal):
+    wanted = {"corpus": str(unequal[0] / "u.txt"), "batch_size": 24} | CHANGED
+
+    def by_row(module, number):
+        order = module.train_dataloader().sampler
+        order.set_epoch(number)
+        pairs = zip(order, words_of(module, number), strict=True)
+        return {row: batch[i :: len(at)] for at, batch in pairs for i, row in enumerate(at.tolist())}
+
+    alone = by_row(data(**wanted), 0)
+    smaller = by_row(data(**wanted | {"batch_size": 6}), 0)
+    assert {row: smaller[row] for row in alone} == alone
+    module, shared = data(**wanted), {}
+    for rank in range(3):
+        module.trainer = placed(rank, 3)
+        shared |= by_row(module, 0)
+    assert shared == alone
+    for other in (by_row(data(**wanted), 1), by_row(data(**wanted | {"seed": 4}), 0)):
+        both = alone.keys() & other.keys()
+        assert sum(alone[row] != other[row] for row in both) > len(both) / 2
+
+
+@pytest.mark.parametrize("stop", [3, 9, 13])  # an epoch has 9 steps
+def test_a_resumed_run_sees_the_views_that_an_unbroken_one_sees(data, unequal, tmp_path, stop):
+    def built():
+        return data(**budgeted(unequal, 50) | CHANGED)
+
+    whole = fitted(built(), tmp_path / "whole", 15, whole=True)
+    assert whole == (words_of(built(), 0) + words_of(built(), 1))[:15]
+    begun = fitted(built(), tmp_path / "parts", stop, whole=True)
+    rest = fitted(built(), tmp_path / "parts", 15, resume=tmp_path / "parts" / f"{stop}.ckpt", whole=True)
+    assert begun + rest == whole
+
+
+@pytest.mark.parametrize("prompt", ["the old: ", "cat. "])
+def test_a_prompt_stays_whole_in_crops_and_cut_offs(data, unequal, tokenizer, prompt):
+    front = tokenizer(prompt).input_ids[:-1]
+    assert prompt_tokens(tokenizer, prompt) == len(front) - 1 and prompt_tokens(tokenizer, "") == 0
+    changes = {"passes": 2, "crop": [0.1, 0.2], "cutoff": 0.9, "prompt": prompt, "max_length": 20}
+    found = sum(words_of(data(**budgeted(unequal, 100) | changes), 0), [])
+    assert {tuple(row[: len(front)]) for row in found} == {tuple(front)}
+    assert {len(row) - len(front) - 1 for row in found} <= {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"crop": [0.5]}, r"data\.crop=\[0\.5\] must be two shares"),
+        ({"crop": []}, r"data\.crop=\[\] must be two shares"),
+        ({"crop": [0.5, 1, 1]}, "or four"),
+        ({"crop": [0, 1]}, r"data\.crop=\[0, 1\] must be two shares, 0 < least"),
+        ({"crop": [0.9, 0.5]}, r"data\.crop=\[0\.9, 0\.5\]"),
+        ({"crop": [0.5, 1.1]}, r"data\.crop=\[0\.5, 1\.1\]"),
+        ({"crop": [1, 1, 0.5, float("nan")]}, "data.crop=null switches it off"),
+        ({"cutoff": 1.0}, r"data\.cutoff=1\.0 is not in \[0, 1\)"),
+        ({"cutoff": -0.1}, r"data\.cutoff=-0\.1 is not in"),
+        (
+            {"passes": 1, "crop": [0.5, 1]},
+            r"data\.crop=\[0\.5, 1\] with data\.passes=1 .* use data\.passes=2",
+        ),
+        ({"passes": 1, "cutoff": 0.2}, r"data\.cutoff=0\.2 with data\.passes=1 changes nothing"),
+    ],
+)
+def test_changes_that_cannot_work_are_refused(data, changes, words):
+    with pytest.raises(ValueError, match=words):
+        data(**{"passes": 2} | changes)
+
+
+@pytest.mark.parametrize("changes", [{}, {"cutoff": 0.0}, {"crop": None, "cutoff": None}])
+def test_nothing_is_changed_unless_asked(data, changes):
+    assert data(passes=2, **changes).train_dataloader().dataset.views is None

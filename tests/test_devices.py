@@ -24,6 +24,7 @@ from whitenedcse.training import parallel
 from whitenedcse.training.loss import MultiPositiveLoss
 from whitenedcse.training.mlm import MaskedLanguageModel
 from whitenedcse.training.module import ContrastiveTraining
+from whitenedcse.training.teacher import Teacher
 
 META = torch.device("meta")
 COPIES = ("aten::_to_copy", "aten::copy_")
@@ -106,6 +107,13 @@ def module_of(encoder, *, kind="cls", head="pairs", layers=(-1,), mlm=False, chu
     )
 
 
+def taught(module, encoder, tmp_path):
+    """The module with a teacher beside its loss."""
+    Embedder(encoder=encoder, pooling=Pooling(kind="mean", layers=(-1,))).save(tmp_path / "teacher")
+    module.terms = {"teacher": Teacher(path=str(tmp_path / "teacher"), encoder=encoder)}
+    return module
+
+
 def stepped(strict, module, *, hard=False):
     """A training step there; the gradients that it left."""
     sentences = ragged(token_ids(SENTENCES, module.embedder.encoder.tokenizer, 32))
@@ -120,6 +128,18 @@ def stepped(strict, module, *, hard=False):
     grads = [p.grad for p in module.parameters() if p.grad is not None]
     assert len(grads) > 20 and {g.device for g in grads} == {META}
     return grads
+
+
+@pytest.mark.parametrize("batches", ["packed", "padded"])
+def test_a_training_step_with_a_teacher(batches, bert, strict, tmp_path):
+    bert.batches = batches
+    module = taught(module_of(bert, head="dense"), bert, tmp_path)
+    module.terms["teacher"].embedder.encoder.batches = batches
+    stepped(strict, module)  # which brings the teacher's weights there
+    strict.waited, strict.attended = [], []
+    stepped(strict, module)
+    assert strict.waited == []
+    assert strict.attended == ([0.1] * 3 + [0.0] * 3 if batches == "packed" else [])
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy.stats import chi2_contingency, chisquare
 from transformers import BertTokenizer
 
-from whitenedcse.data.datamodule import frame
-from whitenedcse.ragged import Repetition, doubled, drawn, mixed, ragged, rows
+from whitenedcse.data.views import Views, drawn, frame, mixed, written
+from whitenedcse.ragged import ragged, rows
 
 FRAMES = [(1, 1), (0, 1), (0, 0), (2, 3)]
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=12)
@@ -43,7 +43,7 @@ def naive(sentence, twice, max_length, back):
 def test_writing_is_that_of_a_naive_loop(lengths, around, seed, max_length):
     batch = ragged(sentences(lengths, around))
     twice = np.random.default_rng(seed).random(len(batch.ids)) < 0.4
-    got = doubled(batch, twice, max_length, around)
+    got = written(batch, 1 + twice, max_length, around)
     parts = np.split(twice, batch.offsets[1:-1].numpy())
     assert rows(got) == [
         naive(row, part, max_length, around[1]) for row, part in zip(rows(batch), parts, strict=True)
@@ -89,7 +89,7 @@ def test_neighbouring_rows_passes_and_epochs_draw_independently():
     n, m, marks = 8_000, 10, []
     batch = ragged(sentences([m] * 3 * n))
     for epoch in (0, 1):
-        made = Repetition(0.32, 64, (1, 1), 7, lambda epoch=epoch: epoch)(batch, np.arange(n), 1)
+        made = Views(64, (1, 1), 7, lambda epoch=epoch: epoch, repetition=0.32)(batch, np.arange(n), 1)
         marks.append(np.bincount(made.ids)[100:].reshape(3, n, m) - 1)  # each word is another number
     (plain, second, third), (_, later, _) = marks
     assert not plain.any()
@@ -125,7 +125,7 @@ def test_a_frame_is_what_stands_around_every_sentence(tokenizer, tmp_path):
 
 def test_a_batch_of_repeats_undone_is_the_batch():
     batch = ragged(sentences([4, 1, 0, 25] * 6))
-    made = Repetition(0.6, 64, (1, 1), 3, lambda: 2)(batch, np.array([5, 9, 2, 40, 7, 8, 1, 0]), 1)
+    made = Views(64, (1, 1), 3, lambda: 2, repetition=0.6)(batch, np.array([5, 9, 2, 40, 7, 8, 1, 0]), 1)
     assert rows(made)[:8] == rows(batch)[:8]
     assert [list(dict.fromkeys(row)) for row in rows(made)] == rows(batch)
     assert rows(made)[8:16] != rows(made)[16:]

@@ -1,24 +1,15 @@
-"""A batch of sentences of unequal length, without padding; and word repetition in such a batch.
+"""A batch of sentences of unequal length, without padding.
 
 n: sentences    t: tokens of all sentences together    l: length of the longest sentence    d: width
-m: tokens of a sentence without the special ones around it
-
-[1] ESimCSE, arXiv:2109.04380, section 3.1, on sub-word tokens
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-
-STEP = 0x9E3779B97F4A7C15  # of a SplitMix64 generator, whose numbers `mixed` tells in any order
 
 
 class Ragged(NamedTuple):
@@ -133,83 +124,3 @@ def unpad(hidden: Tensor, batch: Ragged) -> Tensor:
     """Padded vectors (..., n, l, d) -> (..., t, d): the rows that belong to tokens of the batch."""
     sentence, place = places(batch)
     return hidden[..., sentence, place, :]
-
-
-@dataclass(frozen=True)
-class Repetition:
-    """ESimCSE's word repetition [1]: writes some tokens of a sentence twice, as data augmentation.
-
-    Which ones depends on (seed, epoch, row of the corpus, block) alone, and so not on the batch, the rank, or
-    where a run was resumed. epoch: a function that is called for each batch. The code of [1] draws once for
-    all epochs, and repeats hard negatives too.
-    """
-
-    rate: float
-    max_length: int
-    frame: tuple[int, int]
-    seed: int
-    epoch: Callable[[], int]
-
-    def __call__(self, batch: Ragged, rows: NDArray[np.int64], plain: int) -> Ragged:
-        """A batch with tokens repeated in all blocks but the first `plain` ones, which stay as they are.
-
-        batch: blocks of len(rows) sentences, one after the other. rows: (n,) the row of the corpus that each
-        sentence of a block comes from.
-        """
-        n, at = len(rows), repr((self.seed, self.epoch())).encode()
-        start = int.from_bytes(hashlib.blake2b(at, digest_size=8).digest(), "big")
-        blocks = batch.n // n
-        number = rows.astype(np.uint64) * blocks + np.arange(plain, blocks, dtype=np.uint64)[:, None]
-        keys = mixed(number.ravel() * STEP + start)
-        rest = between(batch, plain * n, batch.n)
-        twice = np.zeros(len(batch.ids), dtype=np.bool_)
-        twice[len(batch.ids) - len(rest.ids) :] = drawn(rest, keys, self.rate, self.frame)
-        return doubled(batch, twice, self.max_length, self.frame)
-
-
-def drawn(batch: Ragged, keys: NDArray[np.uint64], rate: float, frame: tuple[int, int]) -> NDArray[np.bool_]:
-    """Which tokens to repeat: (t,) bool, for each sentence a uniform number of tokens at uniform places.
-
-    keys: (n,) random numbers, each of which alone decides for its sentence. The number of repeated tokens is
-    between 0 and max(2, int(rate * m)) [1], and at most m. The code of [1], unlike its text, takes 0 to
-    min(10, int(rate * (m + 2))) - 1.
-    """
-    offsets = batch.offsets.numpy()
-    m = np.maximum(np.diff(offsets) - sum(frame), 0)
-    most = np.minimum(np.maximum((rate * m).astype(np.int64), 2), m)
-    counts = ((mixed(keys) >> 32) * (most + 1).astype(np.uint64) >> 32).astype(np.int64)
-    before = m.cumsum() - m
-    place = np.arange(m.sum()) - np.repeat(before, m)
-    chance = mixed(np.repeat(keys, m) + (place + 1).astype(np.uint64) * STEP)
-    sentence = np.repeat(np.arange(batch.n, dtype=np.uint64), m)
-    shuffled = np.argsort(sentence << 40 | chance >> 24, kind="stable")  # within each sentence
-    tokens = np.arange(len(place)) + np.repeat(offsets[:-1] + frame[0] - before, m)
-    twice = np.zeros(len(batch.ids), dtype=np.bool_)
-    twice[tokens[shuffled[place < np.repeat(counts, m)]]] = True
-    return twice
-
-
-def doubled(batch: Ragged, twice: NDArray[np.bool_], max_length: int, frame: tuple[int, int]) -> Ragged:
-    """A batch in which the tokens marked in `twice`, (t,) bool, are written twice in a row.
-
-    A sentence that gets longer than max_length loses its last words, not the special tokens behind them: as
-    in [1] with whole words, which a tokenizer then truncates. With sub-words [1] lets sentences exceed
-    max_length.
-    """
-    offsets = batch.offsets.numpy()
-    bounds = offsets + np.concatenate([[0], twice.cumsum()])[offsets]
-    lengths = np.diff(bounds)
-    ids = np.repeat(batch.ids.numpy(), 1 + twice)
-    if (longest := int(lengths.max(initial=0))) > max_length:
-        place = np.arange(len(ids)) - np.repeat(bounds[:-1], lengths)
-        ids = ids[(place < max_length - frame[1]) | (place >= np.repeat(lengths - frame[1], lengths))]
-        bounds = np.concatenate([[0], np.minimum(lengths, max_length).cumsum()])
-        longest = max_length
-    return Ragged(torch.from_numpy(ids), torch.from_numpy(bounds), longest)
-
-
-def mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Pseudo-random uint64 numbers from any uint64 numbers: SplitMix64's last step (Steele et al. 2014)."""
-    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return x ^ x >> np.uint64(31)

@@ -204,19 +204,22 @@ def fit(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def inputs(config: Any) -> tuple[list[Any], Any]:
-    """The test tasks and the dev pairs, or None, of a run; its encoder and corpus are looked for, too.
+    """The test tasks and the dev pairs, or None, of a run; its encoders and corpus are looked for, too.
 
     Raises FileNotFoundError, which says all that is missing.
     """
     from whitenedcse.evaluation.tasks import subsets, task
     from whitenedcse.model.encoder import folder
 
-    encoder: list[Any] = [partial(folder, config.encoder.path)] if "path" in config.encoder else []
-    find = [*encoder, *(partial(task, name) for name in config.tasks.names)]
+    named = [node.path for node in (config.encoder, *config.terms.values()) if node.get("path")]
+    find: list[Any] = [
+        *(partial(folder, path) for path in named),
+        *(partial(task, name) for name in config.tasks.names),
+    ]
     dev = config.monitor.dev
     find += [partial(sources.located, config.data.corpus), partial(subsets, dev) if dev else lambda: None]
     *found, _, pairs = require(find)
-    return found[len(encoder) :], pairs
+    return found[len(named) :], pairs
 
 
 def require(inputs: Iterable[Callable[[], Any]]) -> list[Any]:

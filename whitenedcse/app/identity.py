@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whitenedcse.app.durable import checksum
+
+if TYPE_CHECKING:
+    from whitenedcse.model.embedder import Embedder
 
 FREE = {"run", "checkpoint_every", "data.corpus"}  # settings that may change
 FREE |= {"trainer.devices", "trainer.num_nodes", "trainer.timeout"}
@@ -57,6 +60,14 @@ def of_weights(folder: Path) -> str:
     """The digest of an encoder's configuration and weights in a local directory."""
     files = sorted(file for pattern in WEIGHTS for file in folder.glob(pattern))
     return checksum(json.dumps([(file.name, checksum(file)) for file in files]).encode())
+
+
+def of_embedder(embedder: Embedder) -> str:
+    """The digest of an embedder that was loaded: its encoder's, its head's, and how it makes a vector."""
+    from whitenedcse.model.checkpoint import settings
+
+    assert embedder.encoder.source is not None
+    return checksum(json.dumps([of_weights(embedder.encoder.source), settings(embedder)]).encode())
 
 
 def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:

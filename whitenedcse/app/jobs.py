@@ -92,7 +92,7 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     attention = module.embedder.encoder.attention(device)
     launch.say(f"{data.counts}; attention: {attention}")
     facts = {**launch.origin(cfg, module.embedder.encoder), "device": device.type, "attention": attention}
-    exact = data.tokens.digests | launch.content(cfg, module.embedder.encoder, tests, dev)
+    exact = data.tokens.digests | launch.content(cfg, module.embedder.encoder, module.terms, tests, dev)
     checkpoint = launch.begin(run, settings, facts, exact)
     monitor = instantiate(cfg.monitor)(dev=dev, directory=run.best, say=launch.say)
     keep = Safekeeping(run.checkpoints, cfg.checkpoint_every, monitor, settings, launch.say)
@@ -126,12 +126,18 @@ def built(cfg: DictConfig) -> tuple[Any, Any]:
     parts = {
         "embedder": Embedder(encoder=encoder, **made, embedding=cfg.embedding, prompt=data.prompt),
         "loss": instantiate(cfg.loss) if cfg.get("loss") else None,
-        "terms": {name: instantiate(node) for name, node in cfg.terms.items()},
+        "terms": {name: term(node, encoder) for name, node in cfg.terms.items()},
         "optimizer": instantiate(cfg.optim),
         "mlm": instantiate(cfg.mlm)(encoder=encoder) if cfg.mlm.weight else None,
     }
     settings = {"views": cfg.views, "seed": cfg.seed, "gather": cfg.gather, "chunk": cfg.trainer.chunk}
     return ContrastiveTraining(**parts, **settings), data
+
+
+def term(node: DictConfig, encoder: Any) -> Any:
+    """A term of the loss; one with `_partial_` is completed by the encoder that is trained."""
+    made = instantiate(node)
+    return made(encoder=encoder) if isinstance(made, partial) else made
 
 
 def evaluate(cfg: DictConfig) -> float | None:

@@ -227,8 +227,10 @@ def origin(config: Any, encoder: Any) -> dict[str, Any]:
     return {**names, "seed": config.seed, "encoder": source}
 
 
-def content(config: Any, encoder: Any, tasks: Iterable[Any], dev: Any) -> dict[str, dict[str, str]]:
-    """The digests of what the settings name beside the corpus: encoder, tasks and dev pairs, by setting.
+def content(
+    config: Any, encoder: Any, terms: Mapping[str, Any], tasks: Iterable[Any], dev: Any
+) -> dict[str, dict[str, str]]:
+    """The digests of what the settings name beside the corpus: encoder, teachers, tasks, dev; by setting.
 
     An encoder of the hub has its commit. One with random weights has none: settings and corpus decide it.
     """
@@ -239,6 +241,8 @@ def content(config: Any, encoder: Any, tasks: Iterable[Any], dev: Any) -> dict[s
     if "path" in config.encoder:
         commit = encoder.provenance(config.encoder.path)["commit"]
         digests["encoder.path"] = commit or identity.of_weights(encoder.source)
+    teachers = {name: term.embedder for name, term in terms.items() if hasattr(term, "embedder")}
+    digests |= {f"terms.{name}.path": identity.of_embedder(model) for name, model in teachers.items()}
     return {"content": digests}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,12 +16,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.sources import located
 from whitenedcse.data.tokens import CHARACTERS_A_TOKEN, TokenRows, tokenised
-from whitenedcse.ragged import Ragged, Repetition
+from whitenedcse.data.views import Views, frame, prompt_tokens, refuse_idle
+from whitenedcse.ragged import Ragged
 
 HELD_OUT = 512  # rows at most that are held out of a corpus
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 class Batch(NamedTuple):
@@ -99,18 +97,18 @@ class EpochOrder(Sampler[NDArray[np.int64]]):
 class Batches(Dataset[Batch]):
     """Row numbers -> the `Batch` of these rows, in which each sentence appears once for each of `passes`.
 
-    repetition: word repetition in the passes after the first; None for none.
+    views: how the passes differ in their tokens; None for not at all.
     """
 
-    def __init__(self, tokens: TokenRows, passes: int, repetition: Repetition | None = None) -> None:
-        self.tokens, self.first, self.repetition = tokens, min(tokens.columns, 2), repetition
+    def __init__(self, tokens: TokenRows, passes: int, views: Views | None = None) -> None:
+        self.tokens, self.first, self.views = tokens, min(tokens.columns, 2), views
         self.positives = [*range(self.first)] * passes
 
     def __getitem__(self, index: NDArray[np.int64]) -> Batch:
         negatives = self.tokens.rows(index, [2]) if self.tokens.columns == 3 else None
         positives = self.tokens.rows(index, self.positives)
-        if self.repetition is not None:
-            positives = self.repetition(positives, index, self.first)
+        if self.views is not None:
+            positives = self.views(positives, index, self.first)
         return Batch(positives, negatives, len(index))
 
 
@@ -119,11 +117,11 @@ class SentenceData(LightningDataModule):
 
     corpus: a path, a URL, a name of `sources.CORPORA`, or the `owner/name` of a hub data set. batch_size:
     rows per step, over all ranks. batch_tokens: instead, the approximate number of tokens of first columns
-    per step. passes: how often a sentence goes through the encoder; an (anchor, positive) row has 2 * passes.
-    repetition: the rate of `ragged.drawn` in the passes after the first, of both columns; hard negatives have
-    one pass and are never changed. prompt: a text put before each sentence of every column; its
-    tokens count in max_length and are repeated as others are. Raises ValueError for settings with which
-    nothing could be learned.
+    per step, before any change of them. passes: how often a sentence goes through the encoder; an (anchor,
+    positive) row has 2 * passes. crop, cutoff, repetition: how the passes of a sentence differ in their
+    tokens, see `data.views.Views`; hard negatives have one pass and are never changed. prompt: a text put
+    before each sentence of every column; its tokens count in max_length and are repeated as others are, but
+    neither cropped nor removed. Raises ValueError for settings with which nothing could be learned.
 
     >>> from whitenedcse.model.scratch import small_bert
     >>> words = small_bert(vocabulary=200, layers=1, width=8, heads=1).tokenizer
@@ -148,6 +146,8 @@ class SentenceData(LightningDataModule):
         passes: int = 3,
         seed: int = 42,
         repetition: float = 0.0,
+        crop: Sequence[float] | None = None,
+        cutoff: float | None = None,
         prompt: str | None = None,
         tokenizer: Any = None,
     ) -> None:
@@ -159,16 +159,11 @@ class SentenceData(LightningDataModule):
             raise ValueError(f"{self.said}: a contrastive loss needs 2 sentences or more in a batch")
         if passes < 1:
             raise ValueError(f"data.passes={passes} must be 1 or more")
-        if not 0 <= repetition < 1:
-            raise ValueError(f"data.repetition={repetition} is not in [0, 1); 0 switches it off")
-        if repetition and passes == 1:
-            raise ValueError(
-                f"data.repetition={repetition} with data.passes=1 changes nothing: the first pass is never "
-                "repeated; use data.passes=2 or more, or data.repetition=0"
-            )
+        refuse_idle(passes, repetition, crop, cutoff)
         self.corpus, self.columns, self.sample = corpus, tuple(columns), sample
         self.max_length, self.passes, self.seed = max_length, passes, seed
-        self.batch_tokens, self.repetition, self.tokenizer = batch_tokens, repetition, tokenizer
+        self.batch_tokens, self.tokenizer = batch_tokens, tokenizer
+        self.repetition, self.crop, self.cutoff = repetition, crop and tuple(crop), cutoff
         self.prompt = prompt or ""
 
     def prepare_data(self) -> None:
@@ -236,19 +231,22 @@ class SentenceData(LightningDataModule):
         share: Any = {"rank": rank, "world": world, "start": self.done, "rows": self.trained}
         order = EpochOrder(self.sizes, self.budget, seed=self.seed, **share)
         return DataLoader(
-            Batches(self.tokens, self.passes, self.repeating(order) if self.repetition else None),
+            Batches(self.tokens, self.passes, self.changes(order)),
             batch_size=None,
             sampler=order,
             collate_fn=_as_is,
             pin_memory=torch.cuda.is_available(),
         )
 
-    def repeating(self, order: EpochOrder) -> Repetition:
-        """The word repetition of this data, drawn anew in each epoch of `order`."""
+    def changes(self, order: EpochOrder) -> Views | None:
+        """How the passes differ in their tokens, drawn anew in each epoch of `order`; None if they do not."""
+        rates: Any = {"repetition": self.repetition, "crop": self.crop, "cutoff": self.cutoff}
+        if not any(rates.values()):
+            return None
         if self.tokenizer is None:
             raise ValueError("SentenceData has no tokenizer: set data.tokenizer before the fit")
-        around = frame(self.tokenizer)
-        return Repetition(self.repetition, self.max_length, around, self.seed, epoch=lambda: order.epoch)
+        rates |= {"frame": frame(self.tokenizer), "prompt": prompt_tokens(self.tokenizer, self.prompt)}
+        return Views(max_length=self.max_length, seed=self.seed, epoch=lambda: order.epoch, **rates)
 
     def done(self) -> int:
         """How many batches of the current epoch the trainer has finished."""
@@ -275,12 +273,6 @@ class SentenceData(LightningDataModule):
             f"{truncated} ({100 * self.tokens.truncated / n:.0f} %), {len(self.tokens.ids):,} tokens kept"
             f"{held}"
         )
-
-
-def frame(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
-    """How many special tokens a tokenizer puts before each sentence, and how many after it."""
-    marks = tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"]
-    return marks.index(0), marks[::-1].index(0)
 
 
 def _as_is(batch: Any) -> Any:

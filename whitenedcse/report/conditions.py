@@ -17,7 +17,19 @@ from whitenedcse.app.run import Run
 from whitenedcse.evaluation.tasks import OWN
 
 TRAINING = (
-    *("data", "pooling", "head", "loss", "optim", "mlm", "views", "embedding", "gather", "encoder.lora"),
+    *(
+        "data",
+        "pooling",
+        "head",
+        "loss",
+        "optim",
+        "mlm",
+        "terms",
+        "views",
+        "embedding",
+        "gather",
+        "encoder.lora",
+    ),
     *("trainer.max_epochs", "trainer.max_steps", "trainer.gradient_clip_val"),
     *("trainer.accumulate_grad_batches", "monitor.dev", "monitor.every"),
 )
@@ -61,7 +73,8 @@ def without_idle(named: Mapping[str, Any]) -> dict[str, Any]:
     """Conditions by name, without those that have no effect, as what is below a null setting."""
     idle = [f"{name}." for name, value in named.items() if value is None] + ["data.seed"]
     idle += ["mlm.probability"] if not named.get("mlm.weight") else []
-    idle += [name for name in ("prompt", "data.prompt") if not named.get(name)]
+    unset = ("prompt", "data.prompt", "data.crop", "data.cutoff")
+    idle += [name for name in unset if not named.get(name)]
     idle += [] if named.get("encoder.lora.r") else ["encoder.lora"]
     idle += ["head.position"] if "head.whitening" in named else []
     return {name: value for name, value in named.items() if not name.startswith(tuple(idle))}

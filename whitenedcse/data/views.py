@@ -1,0 +1,226 @@
+"""How the views of a sentence differ in their tokens: crops, token cut-off and word repetition.
+
+n: sentences    t: tokens of all sentences together    m: tokens of a sentence that may change, which are all
+but the special ones around it (and, for crops and cut-off, those of a prompt)
+
+[1] ESimCSE, arXiv:2109.04380, section 3.1, on sub-word tokens
+[2] ConSERT, arXiv:2105.11741, section 3.2: token cut-off    [3] arXiv:2508.03453: crops of texts as views
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from whitenedcse.ragged import Ragged, between
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+STEP = 0x9E3779B97F4A7C15  # of a SplitMix64 generator, whose numbers `mixed` tells in any order
+LEAST = 4  # tokens that a crop keeps at least: fewer say little of the sentence
+
+Keys = NDArray[np.uint64]
+Flags = NDArray[np.bool_]
+Times = NDArray[np.bool_] | NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Views:
+    """Changes the tokens of a batch, so that the passes of a sentence differ: crop, cut-off, then repetition.
+
+    Each may be off; what the later one sees is what the earlier one left. Which tokens change depends on
+    (seed, epoch, row of the corpus, block) alone, and so not on the batch, the rank, or where a run was
+    resumed. Special tokens stay, and at least one other. max_length: of a sentence with all its tokens.
+    frame: the numbers of special tokens before and after each sentence. prompt: the tokens of a prompt that
+    follow the first of them; crops and cut-off leave them, repetition does not. epoch: a function that is
+    called for each batch.
+
+    repetition: writes some tokens twice in all blocks but the first ones [1], see `drawn`. The code of [1]
+        draws once for all epochs, and repeats hard negatives too.
+    crop: a view is a span of consecutive tokens of the sentence. Two shares, least and most, for every
+        block, as [3] crops both views; or four, the first two for the first blocks and the others for the
+        rest, so that (1, 1, 0.5, 1) leaves the anchor whole. See `spans`.
+    cutoff: removes that share of the tokens, uniformly chosen, from all blocks but the first ones. [2] sets
+        their embeddings to zero instead: positions stay as they were, and attention and mean pooling still
+        count them. Here the tokens behind move up, as if the sentence had been written without.
+
+    >>> from whitenedcse.ragged import ragged, rows
+    >>> views = Views(max_length=32, frame=(1, 1), seed=1, epoch=lambda: 0, cutoff=0.5)
+    >>> pair = ragged([[2, 10, 11, 12, 13, 3]] * 2)  # two passes of one sentence
+    >>> [len(row) for row in rows(views(pair, np.array([0]), 1))]
+    [6, 4]
+    """
+
+    max_length: int
+    frame: tuple[int, int]
+    seed: int
+    epoch: Callable[[], int]
+    prompt: int = 0
+    repetition: float = 0.0
+    crop: Sequence[float] | None = None
+    cutoff: float | None = None
+
+    def __call__(self, batch: Ragged, rows: NDArray[np.int64], first: int) -> Ragged:
+        """The batch with its changes.
+
+        batch: blocks of len(rows) sentences, one after the other. rows: (n,) the row of the corpus that each
+        sentence of a block comes from. first: how many blocks belong to the first pass.
+        """
+        n, inner = len(rows), (self.frame[0] + self.prompt, self.frame[1])
+        blocks, unchanged = batch.n // n, first * n
+        number = rows.astype(np.uint64) * blocks + np.arange(blocks, dtype=np.uint64)[:, None]
+        if self.crop is not None:
+            anchor, others = (np.array([ends]).T for ends in (self.crop[:2], self.crop[-2:]))  # (2, 1)
+            shares = np.where(np.arange(batch.n) < unchanged, anchor, others)
+            stay = spans(batch, self.keys(number, "crop"), shares, inner)
+            batch = written(batch, stay, self.max_length, self.frame)
+        if self.cutoff:
+            rest = between(batch, unchanged, batch.n)
+            out = removed(rest, self.keys(number[first:], "cutoff"), self.cutoff, inner)
+            batch = self.rewritten(batch, ~out)
+        if self.repetition:
+            rest = between(batch, unchanged, batch.n)
+            twice = drawn(rest, self.keys(number[first:]), self.repetition, self.frame)
+            batch = self.rewritten(batch, 1 + twice)
+        return batch
+
+    def keys(self, number: Keys, *kind: str) -> Keys:
+        """A random number for each of these numbers, the same in every batch: (...) -> (n',).
+
+        kind: which of the changes; nothing for repetition, which was there before the others.
+        """
+        at = repr((self.seed, self.epoch(), *kind)).encode()
+        start = int.from_bytes(hashlib.blake2b(at, digest_size=8).digest(), "big")
+        return mixed(number.ravel() * STEP + start)
+
+    def rewritten(self, batch: Ragged, times: Times) -> Ragged:
+        """The batch with each of its last len(times) tokens written so many times, the others once."""
+        every = np.ones(len(batch.ids), dtype=np.int64)
+        every[len(every) - len(times) :] = times
+        return written(batch, every, self.max_length, self.frame)
+
+
+def refuse_idle(passes: int, repetition: float, crop: Sequence[float] | None, cutoff: float | None) -> None:
+    """Raise ValueError for shares out of range, or for changes that views with one pass would share."""
+    pairs = [] if crop is None else list(zip(crop[::2], crop[1::2], strict=False))
+    if crop is not None and (len(crop) not in (2, 4) or not all(0 < a <= b <= 1 for a, b in pairs)):
+        raise ValueError(
+            f"data.crop={list(crop)} must be two shares, 0 < least <= most <= 1, or four, of which the first "
+            "two are for the anchor; data.crop=null switches it off"
+        )
+    for name, rate in {"repetition": repetition, "cutoff": cutoff or 0.0}.items():
+        if not 0 <= rate < 1:
+            raise ValueError(f"data.{name}={rate} is not in [0, 1); 0 switches it off")
+    on = {"crop": crop and list(crop), "cutoff": cutoff, "repetition": repetition}
+    if passes == 1 and (used := [f"data.{name}={value}" for name, value in on.items() if value]):
+        raise ValueError(
+            f"{used[0]} with data.passes=1 changes nothing between the views, which share the tokens of that "
+            "pass; use data.passes=2 or more, or leave it out"
+        )
+
+
+def spans(batch: Ragged, keys: Keys, shares: NDArray[np.float64], frame: tuple[int, int]) -> Flags:
+    """Which tokens a crop keeps: (t,) bool, a span of each sentence and all tokens of the frame.
+
+    keys: (n,) random numbers, each of which alone decides for its sentence. shares: (2, n), the least and the
+    most of each. The length is m times a uniform number between them, rounded, but at least `LEAST` or m if
+    that is less; the start is uniform among those where the span fits.
+    """
+    offsets = batch.offsets.numpy()
+    m = inside(batch, frame)
+    share = shares[0] + (shares[1] - shares[0]) * (mixed(keys) >> 11) * 2.0**-53
+    length = np.minimum(np.maximum(np.rint(share * m).astype(np.int64), LEAST), m)
+    start = below(mixed(keys + STEP), m - length + 1)
+    lengths = np.diff(offsets)
+    place = np.arange(len(batch.ids)) - np.repeat(offsets[:-1] + frame[0], lengths)
+    start, end, m = (np.repeat(x, lengths) for x in (start, start + length, m))
+    return (place < 0) | (start <= place) & (place < end) | (place >= m)
+
+
+def removed(batch: Ragged, keys: Keys, rate: float, frame: tuple[int, int]) -> Flags:
+    """Which tokens a cut-off removes: (t,) bool, int(rate * m) of each sentence at uniform places.
+
+    keys: (n,) random numbers, each of which alone decides for its sentence. 0 <= rate < 1, so that a sentence
+    keeps a token. The code of [2] counts special tokens too, in the length and among those it may take.
+    """
+    return chosen(batch, keys, (rate * inside(batch, frame)).astype(np.int64), frame)
+
+
+def drawn(batch: Ragged, keys: Keys, rate: float, frame: tuple[int, int]) -> Flags:
+    """Which tokens to repeat: (t,) bool, for each sentence a uniform number of tokens at uniform places.
+
+    keys: (n,) random numbers, each of which alone decides for its sentence. The number of repeated tokens is
+    between 0 and max(2, int(rate * m)) [1], and at most m. The code of [1], unlike its text, takes 0 to
+    min(10, int(rate * (m + 2))) - 1.
+    """
+    m = inside(batch, frame)
+    most = np.minimum(np.maximum((rate * m).astype(np.int64), 2), m)
+    return chosen(batch, keys, below(mixed(keys), most + 1), frame)
+
+
+def chosen(batch: Ragged, keys: Keys, counts: NDArray[np.int64], frame: tuple[int, int]) -> Flags:
+    """So many tokens of each sentence, counts: (n,), at uniform places inside its frame: (t,) bool."""
+    m = inside(batch, frame)
+    before = m.cumsum() - m
+    place = np.arange(m.sum()) - np.repeat(before, m)
+    chance = mixed(np.repeat(keys, m) + (place + 1).astype(np.uint64) * STEP)
+    sentence = np.repeat(np.arange(batch.n, dtype=np.uint64), m)
+    shuffled = np.argsort(sentence << 40 | chance >> 24, kind="stable")  # within each sentence
+    tokens = np.arange(len(place)) + np.repeat(batch.offsets.numpy()[:-1] + frame[0] - before, m)
+    marked = np.zeros(len(batch.ids), dtype=np.bool_)
+    marked[tokens[shuffled[place < np.repeat(counts, m)]]] = True
+    return marked
+
+
+def written(batch: Ragged, times: Times, max_length: int, frame: tuple[int, int]) -> Ragged:
+    """A batch in which each token is written so many times in a row, times: (t,), 0 for not at all.
+
+    A sentence that gets longer than max_length loses its last words, not the special tokens behind them: as
+    in [1] with whole words, which a tokenizer then truncates. With sub-words [1] lets sentences exceed
+    max_length.
+    """
+    offsets = batch.offsets.numpy()
+    bounds = np.concatenate([[0], times.cumsum(dtype=np.int64)])[offsets]
+    lengths = np.diff(bounds)
+    ids = np.repeat(batch.ids.numpy(), times)
+    if (longest := int(lengths.max(initial=0))) > max_length:
+        place = np.arange(len(ids)) - np.repeat(bounds[:-1], lengths)
+        ids = ids[(place < max_length - frame[1]) | (place >= np.repeat(lengths - frame[1], lengths))]
+        bounds = np.concatenate([[0], np.minimum(lengths, max_length).cumsum()])
+        longest = max_length
+    return Ragged(torch.from_numpy(ids), torch.from_numpy(bounds), longest)
+
+
+def inside(batch: Ragged, frame: tuple[int, int]) -> NDArray[np.int64]:
+    """(n,) int64: the number m of tokens that each sentence has inside its frame."""
+    return np.maximum(np.diff(batch.offsets.numpy()) - sum(frame), 0)
+
+
+def below(random: Keys, bounds: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Random uint64 numbers -> uniform whole numbers from 0 to below `bounds`, which is less than 2**32."""
+    return ((random >> 32) * bounds.astype(np.uint64) >> 32).astype(np.int64)
+
+
+def mixed(x: Keys) -> Keys:
+    """Pseudo-random uint64 numbers from any uint64 numbers: SplitMix64's last step (Steele et al. 2014)."""
+    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return x ^ x >> np.uint64(31)
+
+
+def frame(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
+    """How many special tokens a tokenizer puts before each sentence, and how many after it."""
+    marks = tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"]
+    return marks.index(0), marks[::-1].index(0)
+
+
+def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str) -> int:
+    """How many tokens the words of a prompt have before a sentence; a space at its end belongs to no word."""
+    return len(tokenizer(prompt.rstrip(), add_special_tokens=False)["input_ids"])
