@@ -6,14 +6,8 @@ from conftest import whitening
 from torch.testing import assert_close
 
 from whitenedcse.model.head import ProjectionHead
-from whitenedcse.model.whitener import (
-    GroupWhitening,
-    ShuffledGroupWhitening,
-    Whitener,
-    Whitening,
-    WhiteningSettings,
-    rearranged,
-)
+from whitenedcse.model.whitener import Whitener, WhiteningSettings, rearranged
+from whitenedcse.model.whitenings import GroupWhitening, ShuffledGroupWhitening, Whitening
 
 
 def views(v=3, n=32, d=8, seed=0):
@@ -172,7 +166,7 @@ def test_statistics_travel_with_the_weights():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "cholesky"}, "'cholesky' is not one of pca, zca, group, shuffled_group"),
+        ({"kind": "sphere"}, "'sphere' is not one of pca, zca, group, shuffled_group"),
         ({"gradient": "all"}, "'all' is not one of full, centre, none"),
         ({"kind": "pca", "gradient": "full"}, "no full gradient"),
         ({"momentum": 1.0}, "momentum=1.0"),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from whitenedcse.model.encoder import pretrained
     from whitenedcse.model.head import Pooling, ProjectionHead
     from whitenedcse.model.lora import LoRA
-    from whitenedcse.model.whitener import GroupWhitening, ShuffledGroupWhitening, Whitening
+    from whitenedcse.model.whitenings import GroupWhitening, ShuffledGroupWhitening, Whitening
     from whitenedcse.serving.exports import whitened
     from whitenedcse.serving.index import Index
     from whitenedcse.training.loss import Matryoshka, MultiPositiveLoss
@@ -62,7 +62,7 @@ HOMES = {
     "model.encoder": ["pretrained"],
     "model.head": ["Pooling", "ProjectionHead"],
     "model.lora": ["LoRA"],
-    "model.whitener": ["GroupWhitening", "ShuffledGroupWhitening", "Whitening"],
+    "model.whitenings": ["GroupWhitening", "ShuffledGroupWhitening", "Whitening"],
     "serving.exports": ["whitened"],
     "serving.index": ["Index"],
     "training.loss": ["Matryoshka", "MultiPositiveLoss"],
