@@ -21,7 +21,8 @@ from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.ragged import Ragged, concatenate, offsets, ragged
 from whitenedcse.training import parallel
-from whitenedcse.training.loss import MaskedLanguageModel, MultiPositiveLoss
+from whitenedcse.training.loss import MultiPositiveLoss
+from whitenedcse.training.mlm import MaskedLanguageModel
 from whitenedcse.training.module import ContrastiveTraining
 
 META = torch.device("meta")

@@ -27,7 +27,8 @@ from whitenedcse.model import encoding
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.ragged import between, concatenate, ragged, rows, split
-from whitenedcse.training.loss import MaskedLanguageModel, MultiPositiveLoss
+from whitenedcse.training.loss import MultiPositiveLoss
+from whitenedcse.training.mlm import MaskedLanguageModel
 from whitenedcse.training.module import ContrastiveTraining, reseed, seed_of
 from whitenedcse.training.monitor import Monitor
 from whitenedcse.training.parallel import agreed, equal_sizes, everyones, from_first, gathered, place, summed

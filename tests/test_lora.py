@@ -35,7 +35,8 @@ from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.lora import LoRA, merged
 from whitenedcse.serving import exports
 from whitenedcse.serving.exports import Wanted
-from whitenedcse.training.loss import MaskedLanguageModel, Matryoshka
+from whitenedcse.training.loss import Matryoshka
+from whitenedcse.training.mlm import MaskedLanguageModel
 
 
 def learnt(module, scale=0.3):

@@ -4,11 +4,13 @@ import csv
 import gc
 import json
 import math
+from copy import deepcopy
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from conftest import SENTENCES, embedder_of, projected, whitening
+from conftest import SENTENCES, backbone, embedder_of, projected, whitening
 from lightning import Callback, LightningDataModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
@@ -24,9 +26,11 @@ from whitenedcse.data.tokens import token_ids
 from whitenedcse.evaluation.sts import Subset
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.ragged import concatenate, ragged
-from whitenedcse.training.loss import MaskedLanguageModel, Matryoshka, MultiPositiveLoss
+from whitenedcse.training.loss import Matryoshka, MultiPositiveLoss
+from whitenedcse.training.mlm import MaskedLanguageModel
 from whitenedcse.training.module import ContrastiveTraining, adamw, reseed, seed_of
 from whitenedcse.training.monitor import DevSet, Monitor
 
@@ -61,12 +65,10 @@ def optimizer(parameters, *, total_steps):
 
 
 def module_of(encoder, mlm=None, kind="cls", layers=(-1,), **changes):
-    settings = {"seed": 0, "gather": True, "chunk": None} | changes
+    settings = {"seed": 0, "gather": True, "chunk": None, "loss": LOSS} | changes
     seed_everything(0, verbose=False)
     embedder = embedder_of(encoder, kind=kind, layers=layers)
-    return ContrastiveTraining(
-        embedder=embedder, loss=LOSS, optimizer=optimizer, views=3, mlm=mlm, **settings
-    )
+    return ContrastiveTraining(embedder=embedder, optimizer=optimizer, views=3, mlm=mlm, **settings)
 
 
 def fit(module, tmp_path, *callbacks, steps=6, **settings):
@@ -251,7 +253,8 @@ def test_float16_trains_with_its_scaler_which_halves_where_a_gradient_overflows(
 
 
 def test_the_language_models_cross_entropy_is_that_of_float32_logits(bert):
-    mlm = MaskedLanguageModel(encoder=bert, weight=0.1, probability=0.9)
+    padded = Encoder(bert.backbone, bert.tokenizer, batches="padded")
+    mlm = MaskedLanguageModel(encoder=padded, weight=0.1, probability=0.9)
     batch = EightSentences(bert.tokenizer, 1).batch
     mlm.model.eval()
     torch.manual_seed(0)
@@ -307,6 +310,79 @@ def test_the_masked_language_model_shares_and_trains_the_encoder(bert):
     assert_close(value, torch.nn.functional.cross_entropy(logits, labels))
     value.backward()
     assert bert.backbone.get_input_embeddings().weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_masked_words_are_predicted_without_padding_as_with_it(bert, kind, threads, monkeypatch):
+    monkeypatch.setattr("whitenedcse.training.mlm.cores", lambda: threads)
+    monkeypatch.setattr("whitenedcse.training.parallel.cores", lambda: threads)
+    batch, outcomes = EightSentences(bert.tokenizer, 1).batch, []
+    model = backbone(kind, len(bert.tokenizer))
+    for batches in ("packed", "padded"):
+        encoder = Encoder(deepcopy(model).double().eval(), bert.tokenizer, batches=batches)
+        torch.manual_seed(3)
+        mlm = MaskedLanguageModel(encoder=encoder, weight=1.0, probability=0.4).double().eval()
+        torch.manual_seed(0)
+        value = mlm(batch)
+        value.backward()
+        outcomes.append((value.detach(), [p.grad for p in mlm.parameters()]))
+    (fast, gradient), (slow, other) = outcomes
+    assert_close(fast, slow, rtol=1e-12, atol=0)
+    assert sum(g is not None for g in other) > 10
+    for mine, theirs in zip(gradient, other, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_a_batch_in_which_no_word_is_masked_has_no_loss(bert):
+    mlm = MaskedLanguageModel(encoder=bert, weight=1.0, probability=1e-9)
+    assert mlm(EightSentences(bert.tokenizer, 1).batch).item() == 0
+
+
+def test_masked_language_modelling_alone_trains_the_encoder(bert, tmp_path):
+    bert.backbone.pooler = None
+    before = [p.detach().clone() for p in bert.backbone.parameters()]
+    mlm = MaskedLanguageModel(encoder=bert, weight=0.5, probability=0.3)
+    module = module_of(bert, mlm=mlm, loss=None)
+    head = [p.detach().clone() for p in module.embedder.head.parameters()]
+    trainer = fit(module, tmp_path, steps=1)
+    assert "train/contrastive" not in trainer.callback_metrics
+    assert 0 < float(trainer.callback_metrics["train/loss"]) < len(bert.tokenizer)
+    moved = [not torch.equal(p, old) for p, old in zip(bert.backbone.parameters(), before, strict=True)]
+    assert all(moved)
+    assert all(torch.equal(p, old) for p, old in zip(module.embedder.head.parameters(), head, strict=True))
+    for other, terms in ((None, {}), (None, {"name": mlm}), (mlm, {"name": mlm})):
+        with pytest.raises(ValueError, match="loss=null trains by mlm.weight above 0"):
+            module_of(bert, mlm=other, loss=None, terms=terms)
+
+
+class Length(NamedTuple):
+    """A term: the mean squared length of pooled vectors, and what it was given."""
+
+    weight: float
+    given: list
+
+    def __call__(self, step):
+        self.given.append(step)
+        return step.x.square().sum(-1).mean()
+
+
+def test_a_term_sees_a_step_and_joins_the_loss_with_its_weight(bert, tmp_path):
+    term = Length(0.25, [])
+    trainer = fit(module_of(bert, terms={"length": term}), tmp_path, steps=1)
+    values = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    (step,) = term.given
+    assert step.batch.n * 3 == step.batch.positives.n and step.x.shape == step.z.shape == (
+        3,
+        step.batch.n,
+        16,
+    )
+    assert values["train/length"] == pytest.approx(step.x.square().sum(-1).mean().item(), rel=1e-6)
+    wanted = values["train/contrastive"] + 0.25 * values["train/length"]
+    assert values["train/loss"] == pytest.approx(wanted, rel=1e-6)
+    assert step.x.grad_fn is not None
 
 
 def test_the_masked_term_joins_the_loss_with_its_weight(bert, tmp_path):
@@ -499,7 +575,7 @@ def test_prefixes_wider_than_the_encoder_or_of_one_pass_are_refused(bert):
         ContrastiveTraining(embedder=embedder_of(bert), loss=Matryoshka(dims=[4, 17]))
     module = ContrastiveTraining(embedder=embedder_of(bert), loss=CUT)
     with pytest.raises(ValueError, match="data.passes=1 must be 2 or more"):
-        module.contrastive(torch.randn(1, 8, 16), 1)
+        module.contrastive(torch.randn(1, 8, 16), torch.randn(3, 8, 16), None, 1)
 
 
 def test_a_step_on_prefixes_improves_them(bert, tmp_path):

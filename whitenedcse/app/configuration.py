@@ -35,6 +35,7 @@ SCRIPT_TYPES: dict[str, Any] = {  # of the settings that train.py and evaluate.p
     "gather": bool,
     "checkpoint_every": float,
     "mlm": Mapping[str, Any],
+    "terms": Mapping[str, Mapping[str, Any]],
     "layers": Sequence[int] | None,
     "k": int | None,
     "sample": int | None,

@@ -72,7 +72,8 @@ def built(cfg: DictConfig) -> tuple[Any, Any]:
     data.setup("fit")
     parts = {
         "embedder": Embedder(encoder=encoder, **made, embedding=cfg.embedding, prompt=data.prompt),
-        "loss": instantiate(cfg.loss),
+        "loss": instantiate(cfg.loss) if cfg.get("loss") else None,
+        "terms": {name: instantiate(node) for name, node in cfg.terms.items()},
         "optimizer": instantiate(cfg.optim),
         "mlm": instantiate(cfg.mlm)(encoder=encoder) if cfg.mlm.weight else None,
     }

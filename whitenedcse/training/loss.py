@@ -1,4 +1,4 @@
-"""Contrastive losses over several views, and the optional masked-language-model term.
+"""Contrastive losses over several views.
 
 v: views, the anchor first    n: sentences    d: width    h: hard negatives    tau: temperature
 s_pij: cosine of anchor i with sentence j in view p, over tau
@@ -12,21 +12,47 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize
-from transformers import AutoModelForMaskedLM
 
-from whitenedcse import ragged
 from whitenedcse.app.compute import full_precision
-from whitenedcse.model.encoder import Encoder
-from whitenedcse.ragged import Ragged
+from whitenedcse.data.datamodule import Batch
 
 FORMS = ("l1", "l2")
 DENOMINATORS = ("view", "joint", "symmetric")
+
+
+class Loss(Protocol):
+    """A loss of views z: (v, n, d), and of hard negatives (h, d) if any -> scalar."""
+
+    def __call__(self, z: Tensor, negatives: Tensor | None = None) -> Tensor:
+        """The loss, in float32 or float64; its gradient reaches z."""
+        ...
+
+
+class Step(NamedTuple):
+    """What a term beside the loss sees of one training step.
+
+    batch: the sentences of this rank. x: (p + r, n, d), the pooled vectors of all ranks: p encoder passes,
+    then r of hard negatives. z: (v, n, d), their projected views.
+    """
+
+    batch: Batch
+    x: Tensor
+    z: Tensor
+
+
+class Term(Protocol):
+    """A function of one training step that is added to the loss, `weight` times."""
+
+    weight: float
+
+    def __call__(self, step: Step) -> Tensor:
+        """The term before its weight: a scalar in float32 or float64."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,80 +239,3 @@ def log_mean_exp(x: Tensor, weights: Sequence[float]) -> Tensor:
     most, total = x.detach().amax(dim=0), sum(weights)
     below = [w / total * row.expm1() for w, row in zip(weights, x - most, strict=True)]  # -1 .. 0
     return most + torch.stack(below).sum(dim=0).log1p()
-
-
-class MaskedLanguageModel(nn.Module):
-    """The language-model head of the checkpoint (a new one where it has none) on the shared encoder.
-
-    n sentences as a `Ragged` -> scalar cross-entropy over the masked tokens. Of the share `probability` of
-    tokens chosen, 80 % become the mask token, 10 % a random one and 10 % stay (BERT's rule). Special tokens
-    are never chosen. Raises ValueError for a tokenizer without a mask token.
-
-    >>> from transformers import BertConfig, BertModel
-    >>> from whitenedcse.model.encoder import wordpiece
-    >>> words = wordpiece(["the cat sees a bird"], vocabulary=40)
-    >>> sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
-    >>> bert = BertModel(BertConfig(vocab_size=len(words), **sizes), add_pooling_layer=False)
-    >>> mlm = MaskedLanguageModel(encoder=Encoder(bert, words), weight=0.1, probability=0.5)
-    >>> loss = mlm(ragged.ragged([words("the cat sees a bird").input_ids] * 8))
-    >>> abs(loss.item() - math.log(len(words))) < 0.1  # an untrained head guesses among all tokens
-    True
-    """
-
-    special: Tensor
-
-    def __init__(self, *, encoder: Encoder, weight: float, probability: float) -> None:
-        super().__init__()
-        if not (0 < probability < 1 and weight > 0):
-            raise ValueError(
-                f"mlm.probability={probability} must be in (0, 1) and mlm.weight={weight} above 0"
-            )
-        if encoder.tokenizer.mask_token_id is None:
-            raise ValueError(
-                f"mlm.weight={weight}, but this encoder's tokenizer has no mask token, as that of a decoder;"
-                " use mlm.weight=0"
-            )
-        self.weight, self.probability = weight, probability
-        self.tokenizer = encoder.tokenizer
-        special = torch.tensor(encoder.tokenizer.all_special_ids)
-        self.register_buffer(
-            "special", special, persistent=False
-        )  # made on the device it would be waited for
-        if encoder.source is None:
-            model: Any = AutoModelForMaskedLM.from_config(encoder.backbone.config)
-        else:
-            model = AutoModelForMaskedLM.from_pretrained(encoder.source, trust_remote_code=False).float()
-        setattr(model, model.base_model_prefix, encoder.backbone)
-        model.tie_weights()
-        self.model = model
-
-    def forward(self, batch: Ragged) -> Tensor:
-        """The mean cross-entropy over the masked tokens of n sentences: a scalar."""
-        ids, labels = self.masked(batch.ids)
-        where = ragged.mask(batch)
-        padded = ragged.pad(batch._replace(ids=ids), self.tokenizer.pad_token_id or 0)
-        targets = ragged.pad(batch._replace(ids=labels), -100)
-        logits = self.model(input_ids=padded, attention_mask=where.long()).logits
-        return cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-    def masked(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Token ids (t,) -> ids with some replaced (t,), and labels (t,), -100 where no token was chosen."""
-        special = torch.isin(ids, self.special)
-        draw, how = torch.rand(2, len(ids), device=ids.device)
-        chosen = (draw < self.probability) & ~special
-        labels = ids.masked_fill(~chosen, -100)
-        words = torch.randint_like(ids, len(self.tokenizer))
-        replaced = torch.where(chosen & (how < 0.9), words, ids)
-        return replaced.masked_fill(chosen & (how < 0.8), self.tokenizer.mask_token_id), labels
-
-
-@full_precision
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean cross-entropy over the labels that are not -100, in float32 or float64.
-
-    logits: (t, words), labels: (t,) int64 -> scalar.
-
-    >>> cross_entropy(torch.zeros(3, 10), torch.tensor([4, -100, 7]))  # equal logits of ten words: log 10
-    tensor(2.3026)
-    """
-    return F.cross_entropy(logits, labels)

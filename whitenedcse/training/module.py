@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -29,7 +29,8 @@ from whitenedcse.data.datamodule import Batch
 from whitenedcse.model.backbones import unread
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.ragged import Ragged, concatenate, split
-from whitenedcse.training.loss import MaskedLanguageModel, Matryoshka, MultiPositiveLoss
+from whitenedcse.training.loss import Loss, Matryoshka, MultiPositiveLoss, Step, Term
+from whitenedcse.training.mlm import MaskedLanguageModel
 from whitenedcse.training.parallel import Manner, cut, encoded, equal_sizes, gathered, place
 
 
@@ -100,19 +101,23 @@ def adamw(
 
 
 PAPER = MultiPositiveLoss()
+NO_TERMS: Mapping[str, Term] = {}
 EXACT = ("32-true", "bf16-mixed", "16-mixed", "64-true")  # of Lightning's, those that may train
 
 
 class ContrastiveTraining(LightningModule):
-    """Sentences -> views -> head -> loss, and an optional masked-language-model term.
+    """Sentences -> views -> head -> loss, and optional terms beside it.
 
+    loss: of the views, None for none: then masked language modelling alone trains the encoder.
     views: v, the anchor included (the paper's "number of positives"; SimCSE has 2).
+    mlm: masked language modelling of the same sentences, added to the loss `mlm.weight` times.
+    terms: other terms by name, each added to the loss `term.weight` times.
     optimizer: called with the parameters and `total_steps`; returns an optimiser and a schedule.
     seed: dropout is a function of (seed, epoch, batch, rank), permutations of (seed, epoch, batch).
     gather: whether statistics and negatives are those of all ranks, or each rank's own.
     chunk: encode that many sentences at a time and keep none of their activations: each chunk is encoded
         again, with the same dropout, for its gradient. None: all at once.
-    Raises ValueError for fewer than two views, or for chunk together with mlm.
+    Raises ValueError for fewer than two views, for chunk together with mlm, or if there is nothing to train.
 
     >>> from whitenedcse.model.encoder import small_bert
     >>> embedder = Embedder(encoder=small_bert(vocabulary=200, layers=1, width=8, heads=1))
@@ -125,21 +130,17 @@ class ContrastiveTraining(LightningModule):
         self,
         *,
         embedder: Embedder,
-        loss: MultiPositiveLoss = PAPER,
+        loss: Loss | None = PAPER,
         optimizer: Callable[..., Any] = adamw,
         views: int = 3,
         mlm: MaskedLanguageModel | None = None,
+        terms: Mapping[str, Term] = NO_TERMS,
         seed: int = 42,
         gather: bool = True,
         chunk: int | None = None,
     ) -> None:
         super().__init__()
-        if views < 2:
-            raise ValueError(
-                f"views={views}: a contrastive loss needs an anchor and a positive, so 2 or more"
-            )
-        if chunk is not None and (chunk < 1 or mlm is not None):
-            raise ValueError(f"trainer.chunk={chunk} must be 1 or more, and has no use beside mlm.weight > 0")
+        refuse(views, chunk, masked=mlm is not None, nothing=loss is None and (mlm is None or bool(terms)))
         if isinstance(loss, Matryoshka):
             loss.refuse_width(embedder.encoder.width)
         if mlm is None:  # several devices would wait for a gradient of layers that pooling does not read
@@ -147,6 +148,9 @@ class ContrastiveTraining(LightningModule):
                 weight.requires_grad_(False)
         self.embedder, self.loss, self.optimizer = embedder, loss, optimizer
         self.views, self.mlm, self.seed, self.gather, self.chunk = views, mlm, seed, gather, chunk
+        self.terms = dict(terms)
+        if loss is None:
+            embedder.head.requires_grad_(False)
         self.train()  # Transformers loads in eval mode, and Lightning keeps it: dropout would be off
 
     def on_fit_start(self) -> None:
@@ -165,28 +169,41 @@ class ContrastiveTraining(LightningModule):
     def training_step(self, batch: Batch, index: int) -> Tensor:
         """The loss of one batch; of the batches of all ranks, if vectors are gathered."""
         at = (self.seed, self.current_epoch, index)
+        parts: dict[str, Tensor] = {}
+        loss = torch.zeros((), device=self.device)
+        if self.loss is not None:
+            loss = parts["contrastive"] = self.compared(batch, at, parts)
+        for name, term in self.terms.items():
+            loss = loss + term.weight * parts[name]
+        if self.mlm is not None:
+            own = (*at, place()[0], -1)
+            reseed(*own)
+            parts["mlm"] = self.mlm(batch.positives, seed_of(*own))
+            loss = loss + self.mlm.weight * parts["mlm"]
+        if len(parts) > 1:
+            self.log_dict({f"train/{name}": part.detach() for name, part in parts.items()}, logger=False)
+        self.log("train/loss", loss.detach(), logger=False)  # a bar would read it every step
+        return loss
+
+    def compared(self, batch: Batch, at: tuple[int, ...], parts: dict[str, Tensor]) -> Tensor:
+        """The loss of a batch at a position in the run; `parts` receives the value of each term."""
         x = self.encoded(batch, (*at, place()[0]))
         if self.gather:
             equal_sizes(batch.n)
             x = gathered(x)
         reseed(*at)  # every rank draws the same permutations
         passes = batch.positives.n // batch.n
-        loss = contrastive = self.contrastive(x, passes)
-        if self.mlm is not None:
-            reseed(*at, place()[0], -1)
-            masked = self.mlm(batch.positives)
-            loss = contrastive + self.mlm.weight * masked
-            parts = {"train/contrastive": contrastive.detach(), "train/mlm": masked.detach()}
-            self.log_dict(parts, logger=False)
-        self.log("train/loss", loss.detach(), logger=False)  # a bar would read it every step
+        z, negatives = self.embedder.project(x, passes=passes, views=self.views)
+        loss = self.contrastive(x, z, negatives, passes)
+        parts |= {name: term(Step(batch, x, z)) for name, term in self.terms.items()}
         return loss
 
-    def contrastive(self, x: Tensor, passes: int) -> Tensor:
-        """The loss of pooled x, p encoder passes and r of hard negatives: (p + r, n, d) -> scalar.
+    def contrastive(self, x: Tensor, z: Tensor, negatives: Tensor | None, passes: int) -> Tensor:
+        """The loss of views z: (v, n, d) and hard negatives (r n, d), made of pooled x: (p + r, n, d).
 
         Raises ValueError for prefixes of x with fewer than two passes.
         """
-        z, negatives = self.embedder.project(x, passes=passes, views=self.views)
+        assert self.loss is not None
         if not isinstance(self.loss, Matryoshka) or self.embedder.embedding == "head":
             return self.loss(z, negatives)
         if passes < 2:
@@ -238,6 +255,19 @@ class ContrastiveTraining(LightningModule):
         steps = int(self.trainer.estimated_stepping_batches)
         optimizer, schedule = self.optimizer(self.parameters(), total_steps=steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def refuse(views: int, chunk: int | None, *, masked: bool, nothing: bool) -> None:
+    """Raise ValueError for settings of `ContrastiveTraining` that cannot train.
+
+    masked: whether there is masked language modelling. nothing: whether no loss makes use of the encoder.
+    """
+    if views < 2:
+        raise ValueError(f"views={views}: a contrastive loss needs an anchor and a positive, so 2 or more")
+    if chunk is not None and (chunk < 1 or masked):
+        raise ValueError(f"trainer.chunk={chunk} must be 1 or more, and has no use beside mlm.weight > 0")
+    if nothing:
+        raise ValueError("loss=null trains by mlm.weight above 0 alone, without terms: set it, or a loss")
 
 
 def refuse_rounding(precision: str) -> None:

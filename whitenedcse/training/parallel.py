@@ -132,8 +132,9 @@ Gradients = list[Tensor | None]
 class Manner(NamedTuple):
     """How pieces of a batch are encoded.
 
-    encode: a piece and its number -> (n, d). parallel: by several threads, with fixed shares of the pieces.
-    keep: the activations until the backward pass, instead of encoding each piece again for its gradient.
+    encode: a piece and its number -> (n, d), or another number of rows. parallel: by several threads, with
+    fixed shares of the pieces. keep: the activations until the backward pass, instead of encoding each piece
+    again for its gradient.
     """
 
     encode: Callable[[Ragged, int], Tensor]
@@ -173,13 +174,13 @@ class _Pieces(Function):
                     vectors[i] = manner.encode(pieces[i], i)
 
         list(each(encode, shares) if manner.parallel else map(encode, shares))
-        ctx.vectors = vectors if manner.keep else [None] * len(pieces)
+        ctx.sizes, ctx.vectors = [len(x) for x in vectors], vectors if manner.keep else [None] * len(pieces)
         return torch.cat([x.detach() for x in vectors])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        shares, parts = shared(len(ctx.pieces), ctx.manner), grad.split([p.n for p in ctx.pieces])
+        shares, parts = shared(len(ctx.pieces), ctx.manner), grad.split(ctx.sizes)
         gradient = partial(gradients, ctx, parts)
         every = list(each(gradient, shares) if ctx.manner.parallel else map(gradient, shares))
         reached()  # DDP waits next, for the gradients of all ranks

@@ -1,0 +1,126 @@
+"""Masked language modelling: beside a contrastive loss, or alone, to pretrain an encoder.
+
+t: tokens of all sentences    m: tokens that are predicted    d: width
+
+[1] Devlin et al., BERT, arXiv:1810.04805, section 3.1
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoModelForMaskedLM
+
+from whitenedcse import ragged
+from whitenedcse.app.compute import autocast_type, cores, full_precision
+from whitenedcse.model import packed
+from whitenedcse.model.encoder import Encoder
+from whitenedcse.ragged import Ragged
+from whitenedcse.training.parallel import Manner, cut, encoded
+
+IGNORED = -100  # the label of a token that is not predicted
+
+
+class MaskedLanguageModel(nn.Module):
+    """The language-model head of the checkpoint (a new one where it has none) on the shared encoder.
+
+    n sentences as a `Ragged` -> scalar cross-entropy over the masked tokens. Of the share `probability` of
+    tokens chosen, 80 % become the mask token, 10 % a random one and 10 % stay [1]. Special tokens are never
+    chosen. BERT and RoBERTa are computed without padding, and words are predicted for chosen tokens alone.
+    Raises ValueError for a tokenizer without a mask token.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> from whitenedcse.model.encoder import wordpiece
+    >>> words = wordpiece(["the cat sees a bird"], vocabulary=40)
+    >>> sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    >>> bert = BertModel(BertConfig(vocab_size=len(words), **sizes), add_pooling_layer=False)
+    >>> mlm = MaskedLanguageModel(encoder=Encoder(bert, words), weight=0.1, probability=0.5)
+    >>> loss = mlm(ragged.ragged([words("the cat sees a bird").input_ids] * 8))
+    >>> abs(loss.item() - 3.6) < 0.2  # an untrained head guesses among all 36 tokens: log 36
+    True
+    """
+
+    special: Tensor
+
+    def __init__(self, *, encoder: Encoder, weight: float, probability: float) -> None:
+        super().__init__()
+        if not (0 < probability < 1 and weight > 0):
+            raise ValueError(
+                f"mlm.probability={probability} must be in (0, 1) and mlm.weight={weight} above 0"
+            )
+        if encoder.tokenizer.mask_token_id is None:
+            raise ValueError(
+                f"mlm.weight={weight}, but this encoder's tokenizer has no mask token, as that of a decoder;"
+                " use mlm.weight=0"
+            )
+        self.weight, self.probability = weight, probability
+        self.tokenizer = encoder.tokenizer
+        special = torch.tensor(encoder.tokenizer.all_special_ids)
+        self.register_buffer(
+            "special", special, persistent=False
+        )  # made on the device it would be waited for
+        if encoder.source is None:
+            model: Any = AutoModelForMaskedLM.from_config(encoder.backbone.config)
+        else:
+            model = AutoModelForMaskedLM.from_pretrained(encoder.source, trust_remote_code=False).float()
+        setattr(model, model.base_model_prefix, encoder.backbone)
+        model.tie_weights()
+        self.model, self.depth, self.attention = model, encoder.depth, encoder.attention
+
+    def forward(self, batch: Ragged, seed: int = 0) -> Tensor:
+        """The mean cross-entropy over the masked tokens of n sentences: a scalar; 0 if none is masked.
+
+        Which tokens are masked is drawn from PyTorch's generator. seed: of dropout, where sentences are not
+        padded.
+        """
+        ids, labels = self.masked(batch.ids)
+        device, way = ids.device.type, self.attention(ids.device)
+        if way == "padded" or not packed.fits(self.model.base_model):
+            padded = ragged.pad(batch._replace(ids=ids), self.tokenizer.pad_token_id or 0)
+            logits = self.model(input_ids=padded, attention_mask=ragged.mask(batch).long()).logits
+            return cross_entropy(ragged.unpad(logits, batch), labels)
+        parallel, kind = way == "tiles" and cores() > 1, autocast_type(device)
+        wanted = [batch._replace(ids=ids), batch._replace(ids=labels)]
+        pieces, answers = (cut(x, cores())[0] if parallel else [x] for x in wanted)
+
+        def total(piece: Ragged, number: int) -> Tensor:
+            with torch.autocast(device, enabled=kind is not None, dtype=kind, cache_enabled=False):
+                return self.total(piece, answers[number].ids, seed + number)
+
+        sums = encoded(pieces, Manner(total, parallel, keep=True), self.parameters())
+        return sums.sum() / (labels != IGNORED).sum().clamp_min(1)
+
+    def total(self, batch: Ragged, labels: Tensor, seed: int) -> Tensor:
+        """The sum of the cross-entropies of a batch without padding: labels (t,) -> (1,)."""
+        chosen = labels != IGNORED
+        hidden = packed.hidden(self.model.base_model, batch, [self.depth], first=False, seed=seed)[0]
+        model: Any = self.model
+        logits = (model.cls if hasattr(model, "cls") else model.lm_head)(hidden[chosen])
+        return (cross_entropy(logits, labels[chosen]) * len(logits)).unsqueeze(0)
+
+    def masked(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Token ids (t,) -> ids with some replaced (t,), and labels (t,), -100 where no token was chosen."""
+        special = torch.isin(ids, self.special)
+        draw, how = torch.rand(2, len(ids), device=ids.device)
+        chosen = (draw < self.probability) & ~special
+        labels = ids.masked_fill(~chosen, IGNORED)
+        words = torch.randint_like(ids, len(self.tokenizer))
+        replaced = torch.where(chosen & (how < 0.9), words, ids)
+        return replaced.masked_fill(chosen & (how < 0.8), self.tokenizer.mask_token_id), labels
+
+
+@full_precision
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean cross-entropy over the labels that are not -100, in float32 or float64; 0 if all are.
+
+    logits: (t, words), labels: (t,) int64 -> scalar.
+
+    >>> cross_entropy(torch.zeros(3, 10), torch.tensor([4, -100, 7]))  # equal logits of ten words: log 10
+    tensor(2.3026)
+    """
+    return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum") / (
+        (labels != IGNORED).sum().clamp_min(1)
+    )
