@@ -141,7 +141,7 @@ class SIGReg:
     def __post_init__(self) -> None:
         if not (0 <= self.share <= 1 and self.directions >= 1):
             raise ValueError(
-                f"loss.share={self.share} must lie in [0, 1], and loss.directions={self.directions} be above 0"
+                f"loss.share={self.share} not in [0, 1], or loss.directions={self.directions} below 1"
             )
 
     @full_precision
@@ -149,9 +149,7 @@ class SIGReg:
         """The loss of views z: (v, n, d). Raises ValueError for hard negatives, or fewer than 2 of v or n."""
         refuse(z, negatives, "sigreg")
         shape = (z.shape[-1], self.directions)
-        directions = normalize(
-            torch.randn(z.shape[-1], self.directions, device=z.device, dtype=z.dtype), dim=0
-        )
+        directions = normalize(torch.randn(shape, device=z.device, dtype=z.dtype), dim=0)
         prediction = (z - z.mean(dim=0)).square().mean()
         return (1 - self.share) * prediction + self.share * epps_pulley(z @ directions).mean()
 
