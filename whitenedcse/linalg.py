@@ -116,7 +116,7 @@ def iterated_root(a: Tensor, r: Tensor, iterations: int = 5) -> Tensor:
     for _ in range(iterations - 1):
         y = y @ step
         step = (unit - root @ y) / 2
-        root = root @ step
+        root = step @ root  # these two orders of factors are the stable ones
     return root * (trace * scale).rsqrt()
 
 
