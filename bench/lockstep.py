@@ -31,9 +31,9 @@ from whitenedcse.data.tokens import token_ids, tokenised
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model import plane_files
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.encoder import small_bert
 from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.model.planes import planes
+from whitenedcse.model.scratch import small_bert
 from whitenedcse.serving.bulk import Job, arrays, encoded
 from whitenedcse.serving.exports import Wanted, export
 from whitenedcse.serving.index import Index, write

@@ -11,8 +11,8 @@ from lightning import Callback, seed_everything
 from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.encoder import small_bert
 from whitenedcse.model.head import Pooling, ProjectionHead
+from whitenedcse.model.scratch import small_bert
 from whitenedcse.training.health import Health
 from whitenedcse.training.loggers import Metrics, Record
 from whitenedcse.training.loss import MultiPositiveLoss

@@ -17,6 +17,7 @@ MOVED = {  # where a symbol of an older config.yaml is now
     "whitenedcse.model.head.Whitening": "whitenedcse.model.whitener.WhiteningSettings",
     "whitenedcse.training.optim.adamw": "whitenedcse.training.module.adamw",
     "whitenedcse.training.loss.MaskedLanguageModel": "whitenedcse.training.mlm.MaskedLanguageModel",
+    "whitenedcse.model.encoder.small_bert": "whitenedcse.model.scratch.small_bert",
     "whitenedcse.evaluation.protocol.Protocol": "whitenedcse.evaluation.tasks.Protocol",
 }
 GONE = (  # settings of an older config.yaml, and those of their values with which it is the same run now

@@ -125,7 +125,7 @@ class SentenceData(LightningDataModule):
     tokens count in max_length and are repeated as others are. Raises ValueError for settings with which
     nothing could be learned.
 
-    >>> from whitenedcse.model.encoder import small_bert
+    >>> from whitenedcse.model.scratch import small_bert
     >>> words = small_bert(vocabulary=200, layers=1, width=8, heads=1).tokenizer
     >>> data = SentenceData(corpus="quickstart", sample=100, batch_size=20, passes=2, tokenizer=words)
     >>> data.setup("fit")

@@ -41,7 +41,7 @@ class Embedder(nn.Module):
         search, a task or a kind of task for mteb.
     Raises ValueError for an unknown embedding, or a part that this encoder or head does not have.
 
-    >>> from whitenedcse.model.encoder import small_bert
+    >>> from whitenedcse.model.scratch import small_bert
     >>> embedder = Embedder(encoder=small_bert(vocabulary=200, layers=1, width=8, heads=1))
     >>> embedder.encode(["a cat sleeps", "a dog runs"]).shape
     (2, 8)

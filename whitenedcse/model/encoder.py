@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import chain, pairwise
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import HfApi
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from whitenedcse import ragged
 from whitenedcse.app.durable import DIGESTS, intact, parsing
 from whitenedcse.app.reading import metadata, refuse_vast
-from whitenedcse.data.corpus import Corpus, read
-from whitenedcse.data.sources import SECONDS, located
+from whitenedcse.data.sources import SECONDS
 from whitenedcse.model import backbones, packed
 from whitenedcse.model.attention import way
 from whitenedcse.model.lora import LoRA
@@ -210,57 +207,6 @@ def refuse_foreign(tokenizer: Any, backbone: Any, source: Path | None) -> None:
             f"{source}: the tokenizer has {max(words.values()) + 1} entries, the encoder embeddings for "
             f"{rows}; they do not belong together: copy the tokenizer that the encoder was trained with"
         )
-
-
-def small_bert(  # noqa: PLR0913  the settings of one YAML group, by name
-    *,
-    corpus: str = "quickstart",
-    columns: Sequence[str] = (),
-    vocabulary: int = 4000,
-    layers: int = 2,
-    width: int = 128,
-    heads: int = 4,
-    batches: str = "auto",
-    lora: LoRA | None = None,
-) -> Encoder:
-    """The quick start's encoder: a BERT with random weights, and a WordPiece tokenizer of the corpus."""
-    if min(vocabulary, layers, width, heads) < 1 or width % heads:
-        raise ValueError(
-            f"encoder.vocabulary={vocabulary}, layers={layers}, width={width}, heads={heads}: all must be "
-            "1 or more, and heads divide width"
-        )
-    rows, _ = read(Corpus(str(located(corpus)), tuple(columns)), longest=10_000)
-    tokenizer = wordpiece(chain.from_iterable(rows), vocabulary)
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=4 * width,
-        max_position_embeddings=tokenizer.model_max_length,
-    )
-    return Encoder(BertModel(config, add_pooling_layer=False), tokenizer, batches=batches, lora=lora)
-
-
-def wordpiece(sentences: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """A lower-casing WordPiece tokenizer of at most `vocabulary` entries: all letters, the commonest words.
-
-    Equal sentences give equal ids; the tokenizers library's own trainer numbers differently in each process.
-    """
-    special = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-    normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
-    counts = Counter(
-        word for text in sentences for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))
-    )
-    letters = sorted(set().union(*counts))
-    tokens = [*special.values(), *letters, *(f"##{letter}" for letter in letters)]
-    words = sorted((word for word in counts if len(word) > 1), key=lambda word: (-counts[word], word))
-    tokens += words[: max(0, vocabulary - len(tokens))]
-    model = Tokenizer(models.WordPiece({token: i for i, token in enumerate(tokens)}, unk_token="[UNK]"))
-    model.normalizer, model.pre_tokenizer = normalizer, splitter
-    model.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    names = {f"{name}_token": token for name, token in special.items()}
-    return PreTrainedTokenizerFast(tokenizer_object=model, model_max_length=128, **names)
 
 
 def quiet() -> None:

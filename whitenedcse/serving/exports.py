@@ -65,7 +65,7 @@ def whitened(embedder: Embedder, fit: Postprocess, k: int | None = None) -> Embe
     k: components kept, of a whitening or PCA; None for what `fit` keeps. [1], section 3.3.
     Raises ValueError for a transform that was fitted to another embedder.
 
-    >>> from whitenedcse.model.encoder import small_bert
+    >>> from whitenedcse.model.scratch import small_bert
     >>> embedder = Embedder(encoder=small_bert(vocabulary=200, layers=1, width=8, heads=1))
     >>> texts = [f"the {one} {does}" for one in ("cat", "dog", "bird") for does in ("runs", "eats", "sits")]
     >>> white = whitened(embedder, Postprocess("whitening").fit(embedder.encode(texts)), k=4)

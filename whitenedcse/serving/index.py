@@ -165,7 +165,7 @@ class Index:
         after its prompt "document" ("passage", "corpus") and queries after its prompt "query", or else both
         after its prompt for any text.
 
-    >>> from whitenedcse.model.encoder import small_bert
+    >>> from whitenedcse.model.scratch import small_bert
     >>> embedder = Embedder(encoder=small_bert(vocabulary=200, layers=1, width=8, heads=1))
     >>> index = Index.build(embedder, ["a cat sleeps", "a dog runs", "it rains"])
     >>> [(hit.text, hit.id) for hit in index.query(["a dog runs"], top=1)[0]]

@@ -33,7 +33,7 @@ class MaskedLanguageModel(nn.Module):
     Raises ValueError for a tokenizer without a mask token.
 
     >>> from transformers import BertConfig, BertModel
-    >>> from whitenedcse.model.encoder import wordpiece
+    >>> from whitenedcse.model.scratch import wordpiece
     >>> words = wordpiece(["the cat sees a bird"], vocabulary=40)
     >>> sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     >>> bert = BertModel(BertConfig(vocab_size=len(words), **sizes), add_pooling_layer=False)

@@ -119,7 +119,7 @@ class ContrastiveTraining(LightningModule):
         again, with the same dropout, for its gradient. None: all at once.
     Raises ValueError for fewer than two views, for chunk together with mlm, or if there is nothing to train.
 
-    >>> from whitenedcse.model.encoder import small_bert
+    >>> from whitenedcse.model.scratch import small_bert
     >>> embedder = Embedder(encoder=small_bert(vocabulary=200, layers=1, width=8, heads=1))
     >>> module = ContrastiveTraining(embedder=embedder, views=2)  # lightning.Trainer().fit(module, data)
     >>> module.views
