@@ -468,3 +468,11 @@ def test_cholesky_keeps_the_order_of_channels_and_zca_cor_their_scales(x):
     once, scaled = (wh.whiten(one.double(), eps=1e-13, root=correlation_root) for one in (x, x * scales))
     near(once, scaled, atol=1e-3)
     assert (wh.whiten(x.double(), eps=1e-13) - once).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("width", [2, 3, 6])
+def test_equal_channels_under_an_eps_that_rounding_swallows_have_a_bounded_zca_cor(width):
+    m = correlation_root(torch.ones(width, width), torch.full((1, 1), 1e-10))
+    assert (
+        m.norm() < 1.1 * (width - 1) ** 0.5 * 1e5
+    )  # of width - 1 axes with the ridge alone: 1 / sqrt(1e-10)
