@@ -8,6 +8,7 @@ from torch.testing import assert_close
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.whitener import TRANSFORMS, Whitener, WhiteningSettings, rearranged
 from whitenedcse.model.whitenings import GroupWhitening, ShuffledGroupWhitening, Whitening
+from whitenedcse.whitening import permutations, whiten
 
 
 def views(v=3, n=32, d=8, seed=0):
@@ -124,6 +125,31 @@ def test_eval_mode_takes_the_transform_of_the_running_statistics(transform):
         v = a.diagonal().sqrt()
         shape = {"zca": matrix, "zca_cor": v.unsqueeze(-1) * matrix, "cholesky": matrix.triu()}[transform]
         assert_close(shape, matrix if transform == "cholesky" else shape.T)
+
+
+@pytest.mark.parametrize("kind", ["group", "shuffled_group"])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_head_in_training_whitens_by_its_transform(kind, transform):
+    x = views().double()
+    module = head(dense=False, kind=kind, transform=transform, group_width=4, iterations=2, eps=1e-3).double()
+    torch.manual_seed(3)
+    z = module(x)
+    torch.manual_seed(3)
+    order = permutations((3,), 8, device="cpu") if kind == "shuffled_group" else torch.arange(8).expand(3, 8)
+    for view, channels, white in zip(x, order, z, strict=True):
+        for group in channels.split(4):
+            cov = torch.cov(view[:, group].T, correction=0)
+            a = cov + 1e-3 * cov.diagonal().mean() * torch.eye(4)
+            found = torch.cov(white[:, group].T, correction=0)
+            if transform != "iterative":
+                assert_close(found, torch.eye(4, dtype=a.dtype), atol=0.2, rtol=0)
+                same = torch.allclose(white[:, group], whiten(view[:, group], eps=1e-3))
+                assert same == (transform == "zca")
+                continue
+            share, p = a / a.trace(), torch.eye(4, dtype=a.dtype)
+            for _ in range(2):
+                p = 1.5 * p - 0.5 * p @ p @ p @ share
+            assert_close(found, p @ cov @ p / a.trace())
 
 
 @pytest.mark.parametrize("kind", ["group", "shuffled_group"])
