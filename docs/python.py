@@ -24,6 +24,7 @@ GROUPS: dict[str, dict[str, str]] = {  # public names, and those of their member
         "SentenceData": "counts",
         "MultiPositiveLoss": "__call__",
         "Matryoshka": "__call__",
+        **dict.fromkeys(["VICReg", "BarlowTwins", "WMSE", "SIGReg", "CovariancePenalty", "TraceLoss"], ""),
         "pretrained": "",
         "LoRA": "",
         "ProjectionHead": "forward",

@@ -714,13 +714,18 @@ def test_any_bytes_are_counted_right_or_refused_as_a_benchmark(rows, rest, scrat
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=3), SCALARS, max_size=2)
 W = {"kind": "group", "groups": None, "group_width": 2, "eps": 1e-5, "shrinkage": 0.0, "gradient": "centre"}
-W |= {"floor": 0.0, "partition": "view", "momentum": 0.99}
+W |= {"floor": 0.0, "partition": "view", "momentum": 0.99, "transform": "zca", "iterations": 5, "slice": None}
 BUILT = {  # a symbol, its settings, and what a script gives it
     "training.loss.MultiPositiveLoss": (
         {"form": "l1", "temperature": 0.05, "weights": [1.0], "denominator": "view",
          "hard_negative_log_weight": 0.0}, {},
     ),
     "model.whitener.WhiteningSettings": (W, {}),
+    "training.decorrelation.VICReg": ({"invariance": 25.0, "variance": 25.0, "covariance": 1.0}, {}),
+    "training.decorrelation.BarlowTwins": ({"redundancy": 0.005}, {}),
+    "training.decorrelation.SIGReg": ({"share": 0.05, "directions": 1024}, {}),
+    "training.decorrelation.CovariancePenalty": ({"weight": 1.0, "of": "x"}, {}),
+    "training.decorrelation.TraceLoss": ({"weight": 1.0}, {}),
     "model.head.ProjectionHead": ({"whitening": None, "dense": True, "position": "before"}, {"width": 16}),
     "model.head.Pooling": ({"kind": "mean", "layers": [1, -1]}, {}),
     "data.datamodule.SentenceData": (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SENTENCES, embedder_of
+from conftest import SENTENCES, embedder_of, whitening
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
@@ -17,6 +17,7 @@ from whitenedcse.app.durable import digest
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import pretrained
+from whitenedcse.model.head import ProjectionHead
 
 
 class Killed(BaseException):
@@ -198,6 +199,26 @@ def test_best_of_another_run_is_refused_beside_the_scores_of_one_that_has_ended(
             Embedder.load(path)
     (run / "digests.json").unlink()
     assert value(Embedder.load(run)) != old
+
+
+@torch.no_grad()
+def test_a_checkpoint_names_a_transform_and_slices_only_where_they_are_not_the_usual_ones(bert, tmp_path):
+    """So that whitenedcse.json, and the digests made of it, stay those of before there were others."""
+    x = torch.randn(2, 40, 16, generator=torch.Generator().manual_seed(0))
+    others = {"transform": "iterative", "iterations": 3, "partition": "slices", "slice": 20, "group_width": 4}
+    for changes in ({}, others):
+        head = ProjectionHead(16, whitening=whitening(**changes))
+        embedder = embedder_of(bert, head=head, embedding="head")
+        head.train()(x)
+        head.eval()
+        checkpoint.save(embedder, tmp_path / "best")
+        named = json.loads((tmp_path / "best/whitenedcse.json").read_text())["head"]["whitening"]
+        assert {name: value for name, value in named.items() if name in others} == {
+            "partition": "view", "group_width": 2, **changes,
+        }  # fmt: skip
+        loaded = Embedder.load(tmp_path / "best")
+        assert loaded.head.whitening == head.whitening
+        assert torch.equal(loaded.finish(x[0]), embedder.finish(x[0]))
 
 
 @torch.no_grad()

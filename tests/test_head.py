@@ -6,14 +6,9 @@ from conftest import whitening
 from torch.testing import assert_close
 
 from whitenedcse.model.head import ProjectionHead
-from whitenedcse.model.whitener import (
-    GroupWhitening,
-    ShuffledGroupWhitening,
-    Whitener,
-    Whitening,
-    WhiteningSettings,
-    rearranged,
-)
+from whitenedcse.model.whitener import TRANSFORMS, Whitener, WhiteningSettings, rearranged
+from whitenedcse.model.whitenings import GroupWhitening, ShuffledGroupWhitening, Whitening
+from whitenedcse.whitening import permutations, whiten
 
 
 def views(v=3, n=32, d=8, seed=0):
@@ -83,9 +78,12 @@ def test_momentum_follows_equation_13():
     assert_close(whitener.covariance[0], covariance)
 
 
-@pytest.mark.parametrize("kind", ["pca", "zca", "group", "shuffled_group"])
-def test_eval_mode_is_a_fixed_affine_transform_of_each_row(kind):
-    whitener = Whitener(8, whitening(kind=kind)).train()
+EVERY = [("pca", "zca"), *((k, t) for k in ("zca", "group", "shuffled_group") for t in TRANSFORMS)]
+
+
+@pytest.mark.parametrize(("kind", "transform"), EVERY)
+def test_eval_mode_is_a_fixed_affine_transform_of_each_row(kind, transform):
+    whitener = Whitener(8, whitening(kind=kind, transform=transform, group_width=4)).train()
     for seed in range(3):
         whitener(views(seed=seed))
     whitener.eval()
@@ -98,6 +96,103 @@ def test_eval_mode_is_a_fixed_affine_transform_of_each_row(kind):
     weight, bias = whitener.dense()
     assert_close(whole, x @ weight.T + bias, atol=1e-3, rtol=1e-3)
     assert_close(whole, whitener(x))
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_eval_mode_takes_the_transform_of_the_running_statistics(transform):
+    settings = whitening(
+        kind="group", group_width=4, transform=transform, momentum=0.5, iterations=3, eps=1e-2
+    )
+    whitener = Whitener(8, settings).double().train()
+    for seed in range(2):
+        whitener(views(seed=seed).double())
+    x = views(seed=9).double()
+    for start in (0, 4):
+        group = slice(start, start + 4)
+        a = whitener.covariance[start // 4] + 1e-2 * whitener.covariance[
+            start // 4
+        ].diagonal().mean() * torch.eye(4)
+        centred = x[..., group] - whitener.mean[group]
+        z = whitener.eval()(x)[..., group]
+        if transform == "iterative":
+            p = torch.eye(4, dtype=a.dtype)
+            for _ in range(3):
+                p = 1.5 * p - 0.5 * p @ p @ p @ a / a.trace()
+            assert_close(z, centred @ p / a.trace().sqrt())
+            continue
+        matrix = torch.linalg.lstsq(centred.flatten(0, 1), z.flatten(0, 1)).solution
+        assert_close(matrix.T @ a @ matrix, torch.eye(4, dtype=a.dtype))
+        v = a.diagonal().sqrt()
+        shape = {"zca": matrix, "zca_cor": v.unsqueeze(-1) * matrix, "cholesky": matrix.triu()}[transform]
+        assert_close(shape, matrix if transform == "cholesky" else shape.T)
+
+
+@pytest.mark.parametrize("kind", ["group", "shuffled_group"])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_head_in_training_whitens_by_its_transform(kind, transform):
+    x = views().double()
+    module = head(dense=False, kind=kind, transform=transform, group_width=4, iterations=2, eps=1e-3).double()
+    torch.manual_seed(3)
+    z = module(x)
+    torch.manual_seed(3)
+    order = permutations((3,), 8, device="cpu") if kind == "shuffled_group" else torch.arange(8).expand(3, 8)
+    for view, channels, white in zip(x, order, z, strict=True):
+        for group in channels.split(4):
+            cov = torch.cov(view[:, group].T, correction=0)
+            a = cov + 1e-3 * cov.diagonal().mean() * torch.eye(4)
+            found = torch.cov(white[:, group].T, correction=0)
+            if transform != "iterative":
+                assert_close(found, torch.eye(4, dtype=a.dtype), atol=0.2, rtol=0)
+                same = torch.allclose(white[:, group], whiten(view[:, group], eps=1e-3))
+                assert same == (transform == "zca")
+                continue
+            share, p = a / a.trace(), torch.eye(4, dtype=a.dtype)
+            for _ in range(2):
+                p = 1.5 * p - 0.5 * p @ p @ p @ share
+            assert_close(found, p @ cov @ p / a.trace())
+
+
+@pytest.mark.parametrize("kind", ["group", "shuffled_group"])
+def test_slices_are_random_parts_of_a_batch_whitened_by_their_own_statistics(kind):
+    x, parts = views(v=3, n=12), []
+
+    def look(slices):
+        parts.append(slices)
+        return slices + 1
+
+    torch.manual_seed(4)
+    assert_close(rearranged(x, "slices", look, size=4), x + 1)
+    (seen,) = parts
+    assert seen.shape == (3, 3, 4, 8)
+    rows = [
+        [[int((x[v] == row).all(dim=-1).nonzero()) for row in part] for part in seen[v]] for v in range(3)
+    ]
+    assert rows[0] == rows[1] == rows[2]  # the sentences of a slice are the same in all views
+    assert sorted(sum(rows[0], [])) == list(range(12)) != sum(rows[0], [])
+    module = head(dense=False, kind=kind, partition="slices", slice=4, group_width=2, eps=1e-9)
+    torch.manual_seed(4)  # the order is the first that is drawn
+    z = module(x)
+    for view in z:
+        for part in rows[0]:
+            assert_close(view[part].mean(dim=0), torch.zeros(8), atol=1e-4, rtol=0)
+            if kind == "group":
+                white = group_covariances(view[part], 2)
+                assert_close(white, torch.eye(2).expand(4, 2, 2), atol=1e-3, rtol=0)
+    assert not torch.equal(module(x), z)  # other slices in the next step
+    torch.manual_seed(4)
+    assert torch.equal(module(x), z)  # the same on a rank that is seeded alike
+
+
+def test_slices_need_rows_and_divide_the_batch():
+    for changes, message in (
+        ({"slice": 5}, "slice=5 does not divide a batch of 12 sentences"),
+        (
+            {"slice": 4, "group_width": 4},
+            "4 sentences cannot whiten 4 channels, .*: use head.whitening.slice above",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            head(partition="slices", **changes)(views(n=12))
 
 
 def test_joint_whitens_all_views_together():
@@ -172,9 +267,14 @@ def test_statistics_travel_with_the_weights():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "cholesky"}, "'cholesky' is not one of pca, zca, group, shuffled_group"),
+        ({"kind": "sphere"}, "'sphere' is not one of pca, zca, group, shuffled_group"),
         ({"gradient": "all"}, "'all' is not one of full, centre, none"),
         ({"kind": "pca", "gradient": "full"}, "no full gradient"),
+        ({"kind": "pca", "transform": "cholesky"}, "no other transform; use .* transform=zca"),
+        ({"transform": "pca"}, "'pca' is not one of zca, cholesky, zca_cor, iterative"),
+        ({"iterations": 0}, "iterations=0 is not 1 or above"),
+        ({"partition": "slices"}, "slice=None is not 2 or more sentences for partition=slices"),
+        ({"slice": 8}, "slice=8 is not .* null for others"),
         ({"momentum": 1.0}, "momentum=1.0"),
         ({"eps": 0.0}, "eps=0.0 is not finite and above 0, if whitening.floor is not"),
         ({"eps": -1e-5, "floor": 1.0}, "floor=1.0 is not 0 or above, as whitening.eps must be"),

@@ -173,6 +173,13 @@ def test_a_run_with_one_other_condition_is_a_near_miss_that_names_it(tmp_path, n
     assert set(labels) <= {made for made_by in grid.commands.values() for made in made_by}
 
 
+def test_a_term_beside_the_loss_is_another_condition(tmp_path):
+    key, row = next((key, row) for key, row in OWN if conditions(row)["trained"])
+    here = run(tmp_path / "x", conditions(row) | {"terms.covariance.weight": 10.0})
+    assert ours(key, [here]) == {}
+    assert any("terms.covariance.weight=10.0" in note for note in report(key, [here]).notes)
+
+
 @pytest.mark.parametrize(("key", "name"), [("WhitenedCSE/T3", "trained"), ("BERT-whitening/T1", "transform")])
 def test_what_was_made_in_another_way_altogether_is_not_even_near(tmp_path, key, name):
     row = next(row for k, row in OWN if k == key and conditions(row)[name])

@@ -245,16 +245,18 @@ def test_a_file_of_an_ended_run_that_changed_is_named_by_what_reads_it(run, name
 
 def test_a_run_of_before_modules_moved_resumes_though_its_settings_name_them_otherwise(tmp_path):
     then = """optim: {_target_: whitenedcse.training.optim.adamw, lr: 1.0}
-mlm: {_target_: whitenedcse.training.mlm.MaskedLanguageModel, weight: 0.0}
+mlm: {_target_: whitenedcse.training.loss.MaskedLanguageModel, weight: 0.0}
 protocol: {_target_: whitenedcse.evaluation.protocol.Protocol, rows: [{_target_: another.Row}]}
 loss: {form: l1, force_literal: false}
 monitor: {every: 50, sample: 2048}
+head: {whitening: {kind: group}}
 """
     now = """optim: {_target_: whitenedcse.training.module.adamw, lr: 1.0}
-mlm: {_target_: whitenedcse.training.loss.MaskedLanguageModel, weight: 0.0}
+mlm: {_target_: whitenedcse.training.mlm.MaskedLanguageModel, weight: 0.0}
 protocol: {_target_: whitenedcse.evaluation.tasks.Protocol, rows: [{_target_: another.Row}]}
 loss: {form: l1}
 monitor: {every: 50}
+head: {whitening: {kind: group, transform: zca, iterations: 5, slice: null}}
 """
     run = Run(tmp_path)
     run.start(then)
@@ -264,6 +266,8 @@ monitor: {every: 50}
         assert hasattr(importlib.import_module(module), name)
     with pytest.raises(ValueError, match="loss.form=l2"):
         run.refuse_other(now.replace("l1", "l2"), {})
+    with pytest.raises(ValueError, match=r"whitening.transform=cholesky \(it began with zca\)"):
+        run.refuse_other(now.replace("transform: zca", "transform: cholesky"), {})
     other = Run(tmp_path / "other")
     other.start(then.replace("2048", "512"))
     with pytest.raises(ValueError, match=r"monitor.sample=None \(it began with 512\)"):

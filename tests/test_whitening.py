@@ -10,6 +10,7 @@ from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 from whitenedcse import whitening as wh
+from whitenedcse.linalg import cholesky_root, correlation_root, inverse_root, iterated_root
 
 EPS = 1e-6
 POLICIES = pytest.mark.parametrize("policy", ["full", "centre", "none"])
@@ -307,3 +308,171 @@ def test_rank_deficiency_is_announced_once(monkeypatch, n, width):
         wh.group_whiten(draw(n, 8), width=width, eps=1e-4)
     with warnings.catch_warnings(action="error"):
         wh.group_whiten(draw(n, 8), width=width, eps=1e-4)
+
+
+def naive_cholesky(a):
+    return np.linalg.inv(np.linalg.cholesky(a)).T
+
+
+def naive_zca_cor(a):
+    deviations = np.sqrt(np.diag(a))
+    values, vectors = np.linalg.eigh(a / np.outer(deviations, deviations))
+    return np.diag(1 / deviations) @ vectors @ np.diag(values**-0.5) @ vectors.T
+
+
+def naive_iterations(a, count):
+    """The iteration as IterNorm prints it: on one matrix alone, in float64."""
+    p, share = np.eye(len(a)), a / np.trace(a)
+    for _ in range(count):
+        p = (3 * p - p @ p @ p @ share) / 2
+    return p / np.sqrt(np.trace(a))
+
+
+ROOTS = {
+    "cholesky": (cholesky_root, naive_cholesky),
+    "zca_cor": (correlation_root, naive_zca_cor),
+    "iterative": (iterated_root, functools.partial(naive_iterations, count=5)),
+    "2 iterations": (
+        functools.partial(iterated_root, iterations=2),
+        functools.partial(naive_iterations, count=2),
+    ),
+    "1 iteration": (
+        functools.partial(iterated_root, iterations=1),
+        functools.partial(naive_iterations, count=1),
+    ),
+}
+TRANSFORMS = pytest.mark.parametrize(("root", "naive"), ROOTS.values(), ids=ROOTS)
+
+
+def ridged(x, eps, shrinkage=0.0):
+    """numpy: the covariance of (n, d) as each transform takes it, with the ridge on its diagonal."""
+    cov = np.cov(x.T, bias=True).reshape(x.shape[1], x.shape[1])
+    variance = np.trace(cov) / len(cov)
+    noise = np.mean((100 * np.finfo(x.dtype).eps * x.mean(axis=0)) ** 2)
+    return (1 - shrinkage) * cov + ((shrinkage + eps) * variance + noise) * np.eye(len(cov))
+
+
+def differentiable(name, x, eps):
+    """float64 autograd of each transform, written anew with torch's own functions. x: (n, d)."""
+    xc = x - x.mean(dim=0)
+    cov = xc.T @ xc / len(x)
+    unit = torch.eye(len(cov), dtype=x.dtype)
+    a = cov + eps * cov.diagonal().mean() * unit
+    if name == "cholesky":
+        return xc @ torch.linalg.inv(torch.linalg.cholesky(a)).T
+    if name == "zca_cor":
+        v = torch.diag(a.diagonal().rsqrt())
+        values, u = torch.linalg.eigh(v @ a @ v)
+        return xc @ v @ u @ torch.diag(values.rsqrt()) @ u.T
+    p, trace = unit, a.diagonal().sum()
+    for _ in range({"iterative": 5, "2 iterations": 2, "1 iteration": 1}[name]):
+        p = (3 * p - p @ p @ p @ a / trace) / 2
+    return xc @ p / trace.sqrt()
+
+
+@TRANSFORMS
+@POLICIES
+@pytest.mark.parametrize("shape", [(9, 1), (9, 2), (9, 4), (3, 5)], ids=str)
+@pytest.mark.parametrize("shrinkage", [0.0, 0.3])
+def test_every_transform_is_its_definition_in_numpy(root, naive, shape, policy, shrinkage):
+    x = draw(*shape)
+    expected = each(lambda v: (v - v.mean(axis=0)) @ naive(ridged(v, 1e-2, shrinkage)), x)
+    settings = {"eps": 1e-2, "gradient": policy, "shrinkage": shrinkage, "root": root}
+    near(wh.whiten(x, **settings), expected, atol=1e-11)
+    near(wh.whiten(x.float(), **settings), expected, atol=2e-4)
+
+
+@TRANSFORMS
+@pytest.mark.parametrize("policy", ["centre", "none"])
+def test_a_constant_transform_multiplies_the_gradient_by_its_transpose(root, naive, policy):
+    x, grad = draw(9, 4).requires_grad_(), draw(9, 4, seed=1)
+    wh.whiten(x, eps=1e-2, gradient=policy, root=root).backward(grad)
+    expected = grad @ each(lambda v: naive(ridged(v, 1e-2)).T, x)
+    near(x.grad, expected - expected.mean(dim=-2, keepdim=True) * (policy == "centre"), atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ROOTS)
+@pytest.mark.parametrize("d", [2, 5])
+def test_the_full_gradient_of_a_transform_is_autograd_s_of_a_naive_one(name, d):
+    x, y = (draw(9, d)[0].requires_grad_() for _ in "ab")
+    grad = draw(9, d, seed=1)[0]
+    wh.whiten(x, eps=1e-2, gradient="full", root=ROOTS[name][0]).backward(grad)
+    differentiable(name, y, 1e-2).backward(grad)
+    near(x.grad, y.grad, atol=1e-9)
+    plain = draw(9, d)[0].float().requires_grad_()
+    wh.whiten(plain, eps=1e-2, gradient="full", root=ROOTS[name][0]).backward(grad.float())
+    near(plain.grad, y.grad, atol=1e-3 * float(y.grad.abs().max()))
+
+
+@TRANSFORMS
+@pytest.mark.parametrize("d", [2, 4])
+def test_the_full_gradient_of_a_transform_is_right_at_equal_eigenvalues(root, naive, d):
+    columns = torch.cat((torch.ones(6, 1, dtype=torch.float64), draw(6, d)[0]), dim=1)
+    x = (6**0.5 * torch.linalg.qr(columns).Q[:, 1:]).requires_grad_()
+    assert gradcheck(functools.partial(wh.whiten, eps=1e-2, gradient="full", root=root), (x,))
+
+
+@TRANSFORMS
+@POLICIES
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_degenerate_batches_leave_every_transform_finite(root, naive, policy, damage):
+    x = damage(draw(6, 4)).float().requires_grad_()
+    y = wh.whiten(x, eps=1e-4, gradient=policy, root=root)
+    y.backward(draw(6, 4, seed=1)[:, : x.shape[1]].float())
+    assert y.isfinite().all() and x.grad.isfinite().all()
+
+
+@TRANSFORMS
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_scale_of_the_input_does_not_change_what_a_transform_gives(root, naive, scale):
+    x = draw(12, 4).float()
+    near(wh.whiten(scale * x, eps=1e-4, root=root), wh.whiten(x, eps=1e-4, root=root), atol=2e-4)
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("width", [2, 3, 6])
+@TRANSFORMS
+def test_groups_are_whitened_by_the_transform_each_on_its_own(x, width, shuffled, root, naive):
+    x = x.double()
+    order = wh.permutations((3,), 24, device="cpu") if shuffled else torch.arange(24).expand(3, 24)
+    call = functools.partial(wh.shuffled_group_whiten, permutations=order) if shuffled else wh.group_whiten
+    y = call(x, width=width, eps=1e-3, root=root)
+    for view, channels, white in zip(x, order, y, strict=True):
+        for group in channels.split(width):
+            one = view[:, group].numpy()
+            expected = (one - one.mean(axis=0)) @ naive(ridged(one, 1e-3))
+            near(white[:, group], torch.tensor(expected), atol=1e-10)
+
+
+def test_many_iterations_end_at_zca_even_where_rounding_would_grow():
+    """At a condition of 1e4, float32 iterations on one matrix alone have left it after 10 steps."""
+    torch.manual_seed(0)
+    axes = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64)).Q
+    a = axes @ torch.diag(torch.logspace(0, -4, 8, dtype=torch.float64)) @ axes.T
+    r = torch.zeros(1, 1)
+    expected = inverse_root(a, r.double())
+    found = iterated_root(a.float(), r, iterations=60)
+    assert (found - expected).norm() < 1e-2 * expected.norm()
+
+
+def test_a_cholesky_factor_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="transform=cholesky: .* use a larger eps"):
+        cholesky_root(torch.tensor([[1.0, 2.0], [2.0, 1.0]]), torch.zeros(1, 1))
+
+
+def test_cholesky_keeps_the_order_of_channels_and_zca_cor_their_scales(x):
+    y = wh.whiten(x[:1], eps=1e-6, root=cholesky_root)[0]
+    first = x[0, :, 0] - x[0, :, 0].mean()
+    near(y[:, 0], first / first.square().mean().sqrt(), atol=1e-3)  # channel 1 is scaled alone
+    scales = torch.logspace(-1, 1, 24)
+    once, scaled = (wh.whiten(one.double(), eps=1e-13, root=correlation_root) for one in (x, x * scales))
+    near(once, scaled, atol=1e-3)
+    assert (wh.whiten(x.double(), eps=1e-13) - once).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("width", [2, 3, 6])
+def test_equal_channels_under_an_eps_that_rounding_swallows_have_a_bounded_zca_cor(width):
+    m = correlation_root(torch.ones(width, width), torch.full((1, 1), 1e-10))
+    assert (
+        m.norm() < 1.1 * (width - 1) ** 0.5 * 1e5
+    )  # of width - 1 axes with the ridge alone: 1 / sqrt(1e-10)

@@ -23,9 +23,17 @@ if TYPE_CHECKING:
     from whitenedcse.model.encoder import pretrained
     from whitenedcse.model.head import Pooling, ProjectionHead
     from whitenedcse.model.lora import LoRA
-    from whitenedcse.model.whitener import GroupWhitening, ShuffledGroupWhitening, Whitening
+    from whitenedcse.model.whitenings import GroupWhitening, ShuffledGroupWhitening, Whitening
     from whitenedcse.serving.exports import whitened
     from whitenedcse.serving.index import Index
+    from whitenedcse.training.decorrelation import (
+        WMSE,
+        BarlowTwins,
+        CovariancePenalty,
+        SIGReg,
+        TraceLoss,
+        VICReg,
+    )
     from whitenedcse.training.loss import Matryoshka, MultiPositiveLoss
     from whitenedcse.training.module import ContrastiveTraining
 
@@ -34,7 +42,9 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __all__ = [
+    "BarlowTwins",
     "ContrastiveTraining",
+    "CovariancePenalty",
     "Embedder",
     "GroupWhitening",
     "Index",
@@ -45,8 +55,12 @@ __all__ = [
     "Postprocess",
     "ProjectionHead",
     "Run",
+    "SIGReg",
     "SentenceData",
     "ShuffledGroupWhitening",
+    "TraceLoss",
+    "VICReg",
+    "WMSE",
     "Whitening",
     "evaluate",
     "pretrained",
@@ -62,9 +76,10 @@ HOMES = {
     "model.encoder": ["pretrained"],
     "model.head": ["Pooling", "ProjectionHead"],
     "model.lora": ["LoRA"],
-    "model.whitener": ["GroupWhitening", "ShuffledGroupWhitening", "Whitening"],
+    "model.whitenings": ["GroupWhitening", "ShuffledGroupWhitening", "Whitening"],
     "serving.exports": ["whitened"],
     "serving.index": ["Index"],
+    "training.decorrelation": ["BarlowTwins", "CovariancePenalty", "SIGReg", "TraceLoss", "VICReg", "WMSE"],
     "training.loss": ["Matryoshka", "MultiPositiveLoss"],
     "training.module": ["ContrastiveTraining"],
 }

@@ -1,9 +1,10 @@
-"""Inverse square roots of covariances, and the mean and covariance of rows that arrive in pieces.
+"""Inverse roots of covariances, and the mean and covariance of rows that arrive in pieces.
 
 n: rows    d: width    w: channels that are whitened together
 
 [1] WhitenedCSE, arXiv:2305.17746    [2] Su et al., BERT-whitening, arXiv:2103.15316
 [3] Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm, COMPSTAT 1982
+[4] Kessy et al., Optimal Whitening, arXiv:1512.00809    [5] Huang et al., IterNorm, arXiv:1904.03441
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 LEAST = 1e-30  # the variance of numbers that are all zero
+# from a covariance (..., w, w) and r (..., 1, 1), M of (..., w, w) with M' (a + r I) M = I
+Root = Callable[[Tensor, Tensor], Tensor]
 
 
 class Ridge(NamedTuple):
@@ -56,6 +59,75 @@ def inverse_root(a: Tensor, r: Tensor) -> Tensor:
     a, r = a / scale, r / scale
     root = _of_pairs if a.shape[-1] == 2 else _InverseSquareRoot.apply
     return root(a, r) * scale.rsqrt()
+
+
+def cholesky_root(a: Tensor, r: Tensor) -> Tensor:
+    """The upper triangular M with M M' = (a + r I) ** -1, for a: (..., w, w) and r: (..., 1, 1) of any scale.
+
+    It is L' ** -1, with a + r I = L L': channel i of x M is made of the channels up to i of x. Raises
+    ValueError where rounding leaves no positive definite matrix.
+
+    >>> cholesky_root(torch.tensor([[4.0, 2.0], [2.0, 2.0]]), torch.zeros(1, 1))  # L = [[2, 0], [1, 1]]
+    tensor([[ 0.5000, -0.5000],
+            [ 0.0000,  1.0000]])
+    """
+    a, scale = _ridged(a, r)
+    lower, failed = torch.linalg.cholesky_ex(a)
+    if failed.any():
+        raise ValueError("transform=cholesky: a covariance is not positive definite in this precision; use a"
+                         " larger eps, shrinkage, or transform=zca")  # fmt: skip
+    return torch.linalg.solve_triangular(lower.mT, _identity(a), upper=True) * scale.rsqrt()
+
+
+def correlation_root(a: Tensor, r: Tensor) -> Tensor:
+    """ZCA-cor's V ** -1/2 P ** -1/2, V the diagonal of a + r I and P its correlations [4].
+
+    a: (..., w, w), r: (..., 1, 1) -> (..., w, w) for x M. Of all whitening matrices it keeps each channel of
+    x M most correlated with the one of x, and where r = 0 the scales of the channels have no effect.
+
+    >>> correlation_root(torch.diag(torch.tensor([4.0, 16.0])), torch.zeros(1, 1)).diagonal()
+    tensor([0.5000, 0.2500])
+    """
+    a, scale = _ridged(a, r)
+    variances = a.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)  # (..., w, 1)
+    deviations = variances.sqrt()
+    least = (r / scale / variances.amax(dim=-2, keepdim=True)).detach()  # no eigenvalue of P is below it
+    correlations = a / (deviations * deviations.mT)
+    return inverse_root(correlations - least * _identity(a), least) / deviations * scale.rsqrt()
+
+
+def iterated_root(a: Tensor, r: Tensor, iterations: int = 5) -> Tensor:
+    """(a + r I) ** -1/2 by some Newton-Schulz iterations, without eigenvectors [5].
+
+    a: (..., w, w), r: (..., 1, 1) -> (..., w, w). With A = (a + r I) / trace, P_0 = I and P_k+1 = (3 P_k -
+    P_k ** 3 A) / 2 it is P_k / sqrt(trace), symmetric. An axis with a share s of the sum of variances comes
+    out with at most s 2.25 ** k, so few iterations whiten softly. Y_k = P_k A is iterated beside P_k, which
+    alone would amplify rounding errors.
+
+    >>> a = torch.tensor([[2.0, 1.0], [1.0, 2.0]])  # variances 3 and 1 along its axes
+    >>> w = iterated_root(a, torch.zeros(1, 1), iterations=3)
+    >>> torch.linalg.eigvalsh(w @ a @ w).round(decimals=2)
+    tensor([0.9500, 1.0000])
+    """
+    a, scale = _ridged(a, r)
+    trace = a.shape[-1] * mean_variance(a)
+    unit, y = 3 * _identity(a), a / trace
+    step = root = (unit - y) / 2
+    for _ in range(iterations - 1):
+        y = y @ step
+        step = (unit - root @ y) / 2
+        root = step @ root  # these two orders of factors are the stable ones
+    return root * (trace * scale).rsqrt()
+
+
+def _identity(a: Tensor) -> Tensor:
+    return torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+
+
+def _ridged(a: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    """(a + r I) / scale and a constant scale, its mean variance, so that no square over- or underflows."""
+    scale = (mean_variance(a) + r).detach()
+    return (a + r * _identity(a)) / scale, scale
 
 
 def _of_pairs(a: Tensor, r: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from whitenedcse.app.compute import full_precision
-from whitenedcse.linalg import Ridge, eigh, inverse_root, mean_variance
+from whitenedcse.linalg import Ridge, Root, eigh, inverse_root, mean_variance
 
 Gradient = Literal["full", "centre", "none"]
 _warned = False
@@ -118,38 +118,42 @@ def principal_axes(cov: Tensor) -> tuple[Tensor, Tensor]:
 
 @full_precision
 def whiten(
-    x: Tensor, *, eps: float, floor: float = 0.0, gradient: Gradient = "centre", shrinkage: float = 0.0
-) -> Tensor:
+    x: Tensor, *,
+    eps: float, floor: float = 0.0, gradient: Gradient = "centre", shrinkage: float = 0.0,
+    root: Root = inverse_root,
+) -> Tensor:  # fmt: skip
     """ZCA-whiten all channels over the batch: (x - mean) (covariance + r I) ** -1/2 ([1] Eq. 3).
 
     x: (..., n, d) -> (..., n, d). Leading axes never share statistics. r: `Ridge(eps, floor)`; eps is a share
     of the mean variance, so that x may have any scale. shrinkage: the amount of `shrink`. gradient: "full"
     goes through mean and matrix; "centre" takes the matrix as a constant, as the official code of [1] does in
-    effect; "none" takes both as constants. With n <= d the covariance is singular, and eps alone bounds the
-    gain, at 1 / sqrt(eps) relative to the scale of x; the first time there is a warning. Raises ValueError
-    for eps or floor below 0, or both 0.
+    effect; "none" takes both as constants. root: for another matrix than ZCA's, as `linalg.cholesky_root`.
+    With n <= d the covariance is singular, and eps alone bounds the gain, at 1 / sqrt(eps) relative to the
+    scale of x; the first time there is a warning. Raises ValueError for eps or floor below 0, or both 0.
 
     >>> x = torch.randn(2, 64, 3, generator=torch.Generator().manual_seed(0))  # two views of 64 sentences
     >>> torch.allclose(covariance(whiten(x, eps=1e-6)), torch.eye(3), atol=1e-4)
     True
     """
     n, d = x.shape[-2:]
-    if d == 2:
+    symmetric = root is inverse_root  # for others there is one engine
+    if d == 2 and symmetric:
         return group_whiten(x, width=2, eps=eps, floor=floor, gradient=gradient, shrinkage=shrinkage)
     xc, mean = _centred(x, d, Ridge(eps, floor), gradient)
     ridge = Ridge(eps, floor).above(mean.squeeze(-2))
-    if d > n:
+    if d > n and symmetric:
         return _whiten_by_gram(xc, ridge, shrinkage, through_matrix=gradient == "full")
     with torch.set_grad_enabled(gradient == "full" and torch.is_grad_enabled()):
         cov = shrink(xc.mT @ xc / n, shrinkage)
-        matrix = inverse_root(cov, ridge.of(mean_variance(cov)))
+        matrix = root(cov, ridge.of(mean_variance(cov)))
     return xc @ matrix
 
 
 @full_precision
-def group_whiten(
+def group_whiten(  # noqa: PLR0913  those of whiten, and the width
     x: Tensor, *,
     width: int, eps: float, floor: float = 0.0, gradient: Gradient = "centre", shrinkage: float = 0.0,
+    root: Root = inverse_root,
 ) -> Tensor:  # fmt: skip
     """Whiten each block of `width` consecutive channels on its own ([1], section 3.2.1, Eq. 5).
 
@@ -161,12 +165,12 @@ def group_whiten(
     (True, False)
     """
     d = x.shape[-1]
-    if group_width(d, width=width) == 2:
+    if group_width(d, width=width) == 2 and root is inverse_root:
         partner = torch.arange(d, device=x.device).expand(*x.shape[:-2], d) ^ 1  # 1 0 3 2 5 4 ...
         return _whiten_pairs(x, partner, Ridge(eps, floor), gradient, shrinkage)
     # (..., g, n, w); one copy here saves one in each batched product: 5-20 % of the whole
     blocks = x.reshape(*x.shape[:-1], d // width, width).movedim(-2, -3).contiguous()
-    y = whiten(blocks, eps=eps, floor=floor, gradient=gradient, shrinkage=shrinkage)
+    y = whiten(blocks, eps=eps, floor=floor, gradient=gradient, shrinkage=shrinkage, root=root)
     return y.movedim(-3, -2).flatten(-2)
 
 
@@ -174,6 +178,7 @@ def group_whiten(
 def shuffled_group_whiten(  # noqa: PLR0913  those of group_whiten, and the permutations
     x: Tensor, permutations: Tensor, *,
     width: int, eps: float, floor: float = 0.0, gradient: Gradient = "centre", shrinkage: float = 0.0,
+    root: Root = inverse_root,
 ) -> Tensor:  # fmt: skip
     """Shuffle channels, whiten in groups, put the channels back ([1], section 3.2.2, Eq. 6).
 
@@ -189,11 +194,11 @@ def shuffled_group_whiten(  # noqa: PLR0913  those of group_whiten, and the perm
         raise ValueError(f"permutations are {tuple(permutations.shape)}, not {tuple(expected)} as x asks for")
     channels = torch.arange(x.shape[-1], device=x.device).expand_as(permutations)
     inverse = torch.empty_like(permutations).scatter_(-1, permutations, channels)
-    if group_width(x.shape[-1], width=width) == 2:  # moves channels once, not twice
+    if group_width(x.shape[-1], width=width) == 2 and root is inverse_root:  # moves channels once, not twice
         partner = permutations.gather(-1, inverse ^ 1)
         return _whiten_pairs(x, partner, Ridge(eps, floor), gradient, shrinkage)
     x = x.gather(-1, permutations.unsqueeze(-2).expand_as(x))
-    x = group_whiten(x, width=width, eps=eps, floor=floor, gradient=gradient, shrinkage=shrinkage)
+    x = group_whiten(x, width=width, eps=eps, floor=floor, gradient=gradient, shrinkage=shrinkage, root=root)
     return x.gather(-1, inverse.unsqueeze(-2).expand_as(x))
 
 

@@ -27,6 +27,7 @@ GONE = (  # settings of an older config.yaml, and those of their values with whi
     ("loss", "force_literal", (True, False)),
     ("monitor", "sample", (2048,)),
 )
+ADDED = {"transform": "zca", "iterations": 5, "slice": None}  # to head.whitening: what older runs did
 WEIGHTS = ("config.json", "*.safetensors", "*.bin")  # the files of an encoder beside those of its tokenizer
 
 
@@ -80,10 +81,12 @@ def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def present(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of an older run in the names of this version, as in `MOVED`, without those that are `GONE`."""
+    """Settings of an older run in the names of this version: as in `MOVED`, without `GONE`, with `ADDED`."""
     for group, name, idle in GONE:
         if isinstance(part := settings.get(group), dict) and part.get(name) in idle:
             del part[name]
+    if isinstance(head := settings.get("head"), dict) and isinstance(head.get("whitening"), dict):
+        head["whitening"] = {**ADDED, **head["whitening"]}
     return renamed(settings)
 
 

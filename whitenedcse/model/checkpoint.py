@@ -62,10 +62,15 @@ def dated(whitening: dict[str, Any]) -> dict[str, Any]:
 def settings(embedder: Embedder) -> dict[str, Any]:
     """What makes the embedding beside the weights, as plain values for `whitenedcse.json`.
 
-    Prompts are named only where there are any, so that digests of all others stay what they were.
+    Prompts, another transform than ZCA and slices are named only where there are any, so that digests of all
+    others stay what they were.
     """
     head, final = embedder.head, embedder.final
     whitening = None if head.whitening is None else asdict(head.whitening)
+    if whitening and whitening["transform"] == "zca":
+        del whitening["transform"], whitening["iterations"]
+    if whitening and whitening["slice"] is None:
+        del whitening["slice"]
     return {
         "pooling": {"kind": embedder.pooling.kind, "layers": list(embedder.pooling.layers)},
         "head": {

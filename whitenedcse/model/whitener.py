@@ -1,8 +1,9 @@
-"""Whitening of a batch as PyTorch modules: all channels, groups of them, shuffled groups.
+"""Whitening of a batch as a PyTorch module: all channels, groups of them, shuffled groups; its settings.
 
 v: views    n: sentences    d: width    g: groups    w = d / g: channels in a group
 
-[1] WhitenedCSE, arXiv:2305.17746
+[1] WhitenedCSE, arXiv:2305.17746    [2] Kessy et al., Optimal Whitening, arXiv:1512.00809
+[3] Huang et al., IterNorm, arXiv:1904.03441    [4] Ermolov et al., W-MSE, arXiv:2007.06346
 """
 
 from __future__ import annotations
@@ -11,18 +12,33 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from whitenedcse import whitening
 from whitenedcse.app.compute import full_precision
-from whitenedcse.linalg import Ridge
+from whitenedcse.linalg import (
+    Ridge,
+    Root,
+    cholesky_root,
+    correlation_root,
+    inverse_root,
+    iterated_root,
+    mean_variance,
+)
 from whitenedcse.whitening import Gradient
 
 KINDS = ("pca", "zca", "group", "shuffled_group")
-PARTITIONS = ("view", "joint", "official_slice")
+PARTITIONS = ("view", "joint", "official_slice", "slices")
+TRANSFORMS = {
+    "zca": inverse_root,
+    "cholesky": cholesky_root,
+    "zca_cor": correlation_root,
+    "iterative": iterated_root,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +50,13 @@ class WhiteningSettings:
     groups: the NUMBER of groups (the paper's "group size"); None derives it from group_width.
     eps, floor: what is added to each variance: a share of the group's mean variance, and a fixed amount.
     gradient: "full", "centre" (the matrix is a constant, as in the official code) or "none".
-    partition: "view" (each view on its own, [1] section 3.2.2), "joint" (all views together), or
-        "official_slice" (v consecutive parts of the sentence-major batch, as the official code cuts it).
+    partition: "view" (each view on its own, [1] section 3.2.2), "joint" (all views together),
+        "official_slice" (v consecutive parts of the sentence-major batch, as the official code cuts it), or
+        "slices" (in each view, random parts of `slice` sentences, other ones in each step: [4] section 3).
     momentum: beta of Eq. 13; the running statistics serve evaluation, and training for pca and zca.
+    transform: the matrix. "zca" (symmetric), "cholesky" (triangular, as in [4]), "zca_cor" (ZCA of the
+        correlations [2]), or "iterative": `iterations` of Newton-Schulz towards "zca" [3].
+    slice: sentences that are whitened together, for partition="slices"; it divides the batch.
     Raises ValueError for settings that are unknown, out of range or contradictory.
 
     >>> WhiteningSettings(groups=384).width(768)
@@ -52,24 +72,39 @@ class WhiteningSettings:
     gradient: Gradient = "centre"
     partition: str = "view"
     momentum: float = 0.99
+    transform: str = "zca"
+    iterations: int = 5
+    slice: int | None = None
 
     def __post_init__(self) -> None:
-        choices = {"kind": KINDS, "gradient": ("full", "centre", "none"), "partition": PARTITIONS}
+        choices: dict[str, Any] = {"kind": KINDS, "gradient": ("full", "centre", "none")}
+        choices |= {"partition": PARTITIONS, "transform": tuple(TRANSFORMS)}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(
                     f"whitening.{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}"
                 )
-        if self.kind == "pca" and self.gradient == "full":
-            raise ValueError("whitening.kind=pca has no full gradient (eigenvectors); use gradient=centre")
+        if self.kind == "pca" and (self.gradient == "full" or self.transform != "zca"):
+            raise ValueError("whitening.kind=pca has no full gradient (eigenvectors) and no other transform;"
+                             " use gradient=centre and transform=zca")  # fmt: skip
+        sliced = self.slice is None if self.partition != "slices" else (self.slice or 0) >= 2
         for name, sound, words in (
             ("momentum", 0 <= self.momentum < 1, "in [0, 1)"),
             ("shrinkage", 0 <= self.shrinkage <= 1, "in [0, 1]"),
             ("eps", 0 < self.eps + self.floor < math.inf, "finite and above 0, if whitening.floor is not"),
             ("floor", self.floor >= 0 <= self.eps, "0 or above, as whitening.eps must be"),
+            ("iterations", self.iterations >= 1, "1 or above"),
+            ("slice", sliced, "2 or more sentences for partition=slices, and null for others"),
         ):
             if not sound:
                 raise ValueError(f"whitening.{name}={getattr(self, name)} is not {words}")
+
+    @property
+    def root(self) -> Root:
+        """The function from a covariance (..., w, w) and a ridge (..., 1, 1) to the matrix of `transform`."""
+        if self.transform == "iterative":
+            return partial(iterated_root, iterations=self.iterations)
+        return TRANSFORMS[self.transform]
 
     def width(self, d: int) -> int:
         """The number of channels in a group, for an embedding of width d.
@@ -89,7 +124,7 @@ def refuse(settings: WhiteningSettings | None, d: int, *, n: int, views: int) ->
     n: sentences of a batch, views: of each sentence, d: width of the embedding. With no more rows than
     channels eps alone bounds the gain, at 1 / sqrt(eps), and the loss would see noise. Shrinkage bounds the
     gain too, and is accepted. "pca" and "zca" average over batches, so that only their first steps suffer:
-    for these there is a warning.
+    for these there is a warning. A slice that does not divide the batch is refused too.
 
     >>> pairs = WhiteningSettings(group_width=2)
     >>> refuse(pairs, 768, n=64, views=2)  # 64 sentences suffice for 2 channels, 2 do not
@@ -97,17 +132,21 @@ def refuse(settings: WhiteningSettings | None, d: int, *, n: int, views: int) ->
     Traceback (most recent call last):
     ValueError: ...
     """
-    if settings is None or settings.shrinkage > 0:
+    if settings is None:
         return
-    width, rows = settings.width(d), n * views if settings.partition == "joint" else n
-    if rows > width:
+    width, rows = settings.width(d), n * views if settings.partition == "joint" else settings.slice or n
+    if n % (settings.slice or 1):
+        raise ValueError(f"head.whitening.slice={rows} does not divide a batch of {n} sentences: use a slice"
+                         " that does, or another data.batch_size")  # fmt: skip
+    if rows > width or settings.shrinkage > 0:
         return
     said = f"{rows} sentences cannot whiten {width} channels, where eps={settings.eps} alone bounds the gain"
     if settings.kind in ("pca", "zca"):
         warnings.warn(f"head.whitening.kind={settings.kind}: at first {said}", stacklevel=2)
         return
+    larger = "head.whitening.slice" if settings.slice else "data.batch_size"
     raise ValueError(
-        f"{said}: use data.batch_size above {width} on each device, a smaller head.whitening.group_width "
+        f"{said}: use {larger} above {width} on each device, a smaller head.whitening.group_width "
         "(more groups), or head.whitening.shrinkage above 0"
     )
 
@@ -154,13 +193,13 @@ class Whitener(nn.Module):
         self.remember(mean.detach(), covariance.detach())
         if batchwise:
             refuse(self.settings, x.shape[-1], n=x.shape[-2], views=len(x))
-            return rearranged(x, self.settings.partition, self.over_batch)
+            return rearranged(x, self.settings.partition, self.over_batch, size=self.settings.slice)
         return self.affine(x, mean, covariance)
 
     def over_batch(self, x: Tensor) -> Tensor:
-        """x whitened by the statistics of each view, shuffled if set: (v, n, d) -> (v, n, d)."""
+        """x whitened by the statistics of each view, shuffled if set: (v, ..., n, d) -> (v, ..., n, d)."""
         settings = self.settings
-        names = ("eps", "floor", "gradient", "shrinkage")
+        names = ("eps", "floor", "gradient", "shrinkage", "root")
         options: Any = {"width": self.group_width, **{name: getattr(settings, name) for name in names}}
         if settings.kind == "group":
             return whitening.group_whiten(x, **options)
@@ -180,8 +219,10 @@ class Whitener(nn.Module):
         """Whitening matrices for row vectors, from mean (d,) and covariances (g, w, w): (g, w, w)."""
         settings = self.settings
         covariance = whitening.shrink(covariance, settings.shrinkage)
-        eps, floor = Ridge(settings.eps, settings.floor).above(mean.unflatten(-1, (-1, self.group_width)))
-        return (whitening.pca if settings.kind == "pca" else whitening.zca)(covariance, eps=eps, floor=floor)
+        ridge = Ridge(settings.eps, settings.floor).above(mean.unflatten(-1, (-1, self.group_width)))
+        if settings.kind == "pca":
+            return whitening.pca(covariance, eps=ridge.eps, floor=ridge.floor)
+        return settings.root(covariance, ridge.of(mean_variance(covariance)))
 
     def dense(self) -> tuple[Tensor, Tensor]:
         """Weight (d, d) and bias (d,) with which eval mode is y = x @ weight.T + bias."""
@@ -205,11 +246,14 @@ class Whitener(nn.Module):
         self.batches += 1
 
 
-def rearranged(x: Tensor, partition: str, function: Callable[[Tensor], Tensor]) -> Tensor:
+def rearranged(
+    x: Tensor, partition: str, function: Callable[[Tensor], Tensor], *, size: int | None = None
+) -> Tensor:
     """Apply `function` to the rows of x in the views that `partition` names, and put the rows back.
 
-    x: (v, n, d) -> (v, n, d). partition: see `Whitening`. function: (v, n, d) -> (v, n, d) of the rows so
-    divided; for "joint" it is given (1, v n, d).
+    x: (v, n, d) -> (v, n, d). partition: see `WhiteningSettings`. function: (v, n, d) -> (v, n, d) of the
+    rows so divided; for "joint" it is given (1, v n, d), for "slices" of `size` sentences (v, n / size, size,
+    d), where all views are divided alike.
 
     >>> x = torch.tensor([[[1.0]], [[3.0]]])  # two views of one sentence
     >>> def centred(x): return x - x.mean(dim=1, keepdim=True)
@@ -220,79 +264,9 @@ def rearranged(x: Tensor, partition: str, function: Callable[[Tensor], Tensor]) 
         return function(x)
     if partition == "joint":
         return function(x.flatten(0, 1).unsqueeze(0)).view_as(x)
+    if partition == "slices":
+        order = whitening.permutations((), x.shape[1], device=x.device)
+        slices = x[:, order].unflatten(1, (-1, size or x.shape[1]))
+        return function(slices).flatten(1, 2)[:, order.argsort()]
     sliced = x.transpose(0, 1).reshape(x.shape)  # sentence-major rows, cut into v consecutive parts
     return function(sliced).reshape(x.shape[1], x.shape[0], -1).transpose(0, 1)
-
-
-class Whitening(Whitener):
-    """Whitening of all d channels by momentum statistics, ZCA or PCA ([1] Eq. 3, 13, Table 3).
-
-    x: (v, n, d) or (n, d) -> the same shape. Train mode updates the running mean and covariance by the batch;
-    eval mode uses them. The first batch should have more sentences than channels.
-
-    kind: "zca" keeps the axes, "pca" turns to the principal ones. eps: share of the mean variance that is
-    added to each variance. gradient: through the batch statistics ("full", ZCA alone), through the mean
-    alone ("centre") or neither ("none"). momentum: beta of Eq. 13. Raises ValueError for other values.
-
-    >>> whiten, x = Whitening(3), torch.randn(512, 3) @ torch.randn(3, 3)
-    >>> torch.allclose(whitening.covariance(whiten(x)), torch.eye(3), atol=1e-3)
-    True
-    """
-
-    def __init__(
-        self,
-        width: int,
-        *,
-        kind: Literal["zca", "pca"] = "zca",
-        eps: float = WhiteningSettings.eps,
-        gradient: Gradient = WhiteningSettings.gradient,
-        momentum: float = WhiteningSettings.momentum,
-    ) -> None:
-        super().__init__(width, WhiteningSettings(kind=kind, eps=eps, gradient=gradient, momentum=momentum))
-
-
-class GroupWhitening(Whitener):
-    """Whitening of consecutive groups of channels by the statistics of the batch ([1] section 3.2.1, Eq. 5).
-
-    x: (v, n, d) or (n, d) -> the same shape; each view is whitened on its own. Eval mode uses running
-    statistics. A batch needs more sentences than a group has channels; ValueError otherwise.
-
-    group_width: channels in a group; or groups: the number of groups. eps: share of a group's mean variance
-    that is added to each of its variances. gradient: see `Whitening`. Raises ValueError if the groups do not
-    divide `width`.
-
-    >>> x = GroupWhitening(6, group_width=3)(torch.randn(512, 6))
-    >>> torch.allclose(whitening.covariance(x[:, :3]), torch.eye(3), atol=1e-3)
-    True
-    """
-
-    kind = "group"
-
-    def __init__(
-        self,
-        width: int,
-        *,
-        group_width: int | None = WhiteningSettings.group_width,
-        groups: int | None = None,
-        eps: float = WhiteningSettings.eps,
-        gradient: Gradient = WhiteningSettings.gradient,
-    ) -> None:
-        settings = WhiteningSettings(
-            kind=self.kind, groups=groups, group_width=group_width, eps=eps, gradient=gradient
-        )
-        super().__init__(width, settings)
-
-
-class ShuffledGroupWhitening(GroupWhitening):
-    """SGW: each view's channels are shuffled, whitened in groups and put back ([1] section 3.2.2, Eq. 6).
-
-    Settings and shapes are those of `GroupWhitening`. Two views of one tensor, shuffled differently, are two
-    different whitened views. The shuffle draws from PyTorch's generator; eval mode does not shuffle.
-
-    >>> x = torch.randn(64, 768)
-    >>> z = ShuffledGroupWhitening(768)(torch.stack([x, x]))  # groups of 2, as the paper's 384 of BERT-base
-    >>> z.shape, torch.equal(z[0], z[1])
-    (torch.Size([2, 64, 768]), False)
-    """
-
-    kind = "shuffled_group"

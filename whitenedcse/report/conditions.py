@@ -17,19 +17,8 @@ from whitenedcse.app.run import Run
 from whitenedcse.evaluation.tasks import OWN
 
 TRAINING = (
-    *(
-        "data",
-        "pooling",
-        "head",
-        "loss",
-        "optim",
-        "mlm",
-        "terms",
-        "views",
-        "embedding",
-        "gather",
-        "encoder.lora",
-    ),
+    *("data", "pooling", "head", "loss", "terms", "optim", "mlm", "views", "embedding", "gather"),
+    "encoder.lora",
     *("trainer.max_epochs", "trainer.max_steps", "trainer.gradient_clip_val"),
     *("trainer.accumulate_grad_batches", "monitor.dev", "monitor.every"),
 )
