@@ -12,7 +12,7 @@ from sklearn.decomposition import PCA
 
 from whitenedcse.evaluation.postprocess import Postprocess, ladder
 
-KINDS = ["whitening", "pca", "zca", "centre", "abtt"]
+KINDS = ["whitening", "pca", "zca", "pca_cor", "zca_cor", "cholesky", "standardise", "centre", "abtt"]
 OTHER = np.random.default_rng(1).standard_normal((30, 12)) + 5
 
 

@@ -73,8 +73,8 @@ class Postprocess:
     power: p, from 0 to 1, for whitening, zca, pca_cor and zca_cor. Variances l become l ** (1 - 2 p), along
         the same axes for zca and zca_cor: 1/2 whitens, less of it less. 0 is the rotation alone for whitening
         and no change for zca; for pca_cor and zca_cor the same after standardising.
-    An axis or a channel without variance, such as any axis beyond the first n - 1, is set to zero, never
-    scaled to infinity.
+    An axis or a channel without variance (at most 1e-12 of the largest), such as any axis beyond the first
+    n - 1, is set to zero, never scaled to infinity.
 
     >>> x = np.array([[0.0, 0.0], [2.0, 0.0], [0.0, 4.0], [2.0, 4.0]])  # variances 1 and 4
     >>> Postprocess("whitening", k=1).fit(x).transform(x).round(6).tolist()  # of variance 4 comes 1

@@ -56,7 +56,7 @@ class Spectrum(NamedTuple):
 
 
 def divisors(variances: Array, power: float) -> Array:
-    """variances ** power, (d,), but infinity for those below RANK of the largest: divided by it, they vanish.
+    """variances ** power, (d,), but infinity for those up to RANK of the largest: divided by it, all is zero.
 
     >>> divisors(np.array([4.0, 1e-16]), 0.5)
     array([ 2., inf])
@@ -159,8 +159,8 @@ def inverse(kind: Kind, matrix: Array, variances: Array, power: float = 0.5) -> 
     scale = divisors(variances, 0.5) if kind in SCALED else np.ones(len(matrix))
     scale = np.where(np.isfinite(scale), scale, 0)
     rest = matrix * scale[:, None]
+    cut = RANK**power / 10  # it spreads over that power of the variances; 0 is 1e-16 of its largest
     if kind in ("zca", "zca_cor", "cholesky"):
-        cut = RANK**power / 10  # it spreads over that power of the variances; 0 is 1e-16 of its largest
         return np.linalg.pinv(rest, rcond=cut, hermitian=kind != "cholesky") * scale
     squares = np.square(rest).sum(axis=0)  # columns are orthogonal, and zero where dropped
-    return (rest / np.where(squares > 0, squares, 1)).T * scale
+    return (rest / np.where(squares > cut**2 * squares.max(), squares, np.inf)).T * scale
