@@ -153,6 +153,17 @@ def test_zca_commutes_with_rotations_whatever_the_power(power):
     assert close(fit(x @ q, "zca", power=power).matrix, q.T @ fit(x, "zca", power=power).matrix @ q)
 
 
+def test_all_that_whiten_in_full_give_unseen_rows_one_set_of_inner_products():
+    x, other = rows(), rows(seed=1)
+    wanted = (other - x.mean(axis=0)) @ np.linalg.inv(covariance(x)) @ (other - x.mean(axis=0)).T
+    for kind in WHITE:
+        z = fit(x, kind).transform(other)
+        assert close(z @ z.T, wanted), kind
+    for kind, same in (("whitening", "zca"), ("pca_cor", "zca_cor")):  # as do these whatever the power
+        y, z = (fit(x, name, power=0.3, shrinkage=0.2).transform(other) for name in (kind, same))
+        assert close(y @ y.T, z @ z.T) and not close(z @ z.T, wanted, 1e-2)
+
+
 @pytest.mark.parametrize(
     ("kind", "other"), [("whitening", "pca"), ("zca", "centre"), ("zca_cor", "standardise")]
 )
