@@ -17,7 +17,7 @@ from sklearn.covariance import shrunk_covariance
 from sklearn.preprocessing import StandardScaler
 
 from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.evaluation.transforms import ORDERED, POWERED, SCALED, SHRUNK, Kind
+from whitenedcse.evaluation.transforms import ORDERED, POWERED, SCALED, SHRUNK, Kind, Spectrum, cholesky
 
 CONF = Path(__file__).parents[1] / "conf"
 KINDS = get_args(Kind)
@@ -39,7 +39,7 @@ def covariance(x):
     return np.cov(x.T, ddof=0)
 
 
-def spectrum(a):
+def eigenvalues(a):
     return np.sort(np.linalg.eigvalsh(a))[::-1]
 
 
@@ -59,11 +59,11 @@ def expected(kind, cov, power=0.5, shrinkage=0.0):
     if kind in ("zca", "zca_cor"):
         return own @ fractional_matrix_power(pulled, -2 * power)
     if kind in ("whitening", "pca_cor"):
-        return np.diag(spectrum(own) * spectrum(pulled) ** (-2 * power))
+        return np.diag(eigenvalues(own) * eigenvalues(pulled) ** (-2 * power))
     if kind == "abtt":
         values, axes = np.linalg.eigh(cov)
         return cov - values[-1] * np.outer(axes[:, -1], axes[:, -1])
-    return np.diag(spectrum(cov)) if kind == "pca" else own
+    return np.diag(eigenvalues(cov)) if kind == "pca" else own
 
 
 CASES = [(kind, p, s) for kind in POWERED for p in (0, 0.2, 0.5, 1) for s in (0, 0.1, 0.7)]
@@ -145,6 +145,21 @@ def test_cholesky_is_lower_triangular_and_each_component_ignores_the_channels_be
     for j in range(D):
         assert close(fit(x[:, j:], "cholesky").matrix, matrix[j:, j:])
     assert matrix[-1, -1] == pytest.approx(1 / x[:, -1].std())
+
+
+def test_cholesky_is_exact_where_channels_are_nearly_collinear():
+    powers = np.random.default_rng(0).uniform(size=400)[:, None] ** np.arange(1, 8)  # condition 4e9
+    spectrum = Spectrum.of(covariance(powers))
+    cov = (spectrum.axes * spectrum.variances) @ spectrum.axes.T
+    lower = cholesky(spectrum)
+    assert close(lower.T @ cov @ lower, np.eye(7), 1e-9)
+
+
+@pytest.mark.parametrize("kind", POWERED)
+def test_the_inverse_of_a_high_power_keeps_the_large_variances(kind):
+    x = rows() * np.logspace(0, -4.5, D) @ np.linalg.qr(rows(D, seed=2))[0]
+    fitted = fit(x, kind, power=1.0)
+    assert close(fitted.inverse_transform(fitted.transform(x)), x, 1e-4)
 
 
 @pytest.mark.parametrize("power", [0.2, 0.5, 1])
@@ -235,7 +250,7 @@ def test_a_repeated_channel_takes_no_place_of_its_own(kind):
     fitted = fit(x, kind)
     z = fitted.transform(x)
     assert np.linalg.matrix_rank(fitted.matrix, tol=1e-9) == D - 1
-    assert close(spectrum(covariance(z)), np.repeat([1.0, 0.0], [D - 1, 1]))
+    assert close(eigenvalues(covariance(z)), np.repeat([1.0, 0.0], [D - 1, 1]))
     assert close(fitted.inverse_transform(z), x, 1e-9)
     if kind == "cholesky":
         assert np.flatnonzero(~fitted.matrix.any(axis=0)).tolist() == [3]
