@@ -14,7 +14,7 @@ test-all: # with the slow ones
 # tests of mathematics, data, model and evaluation that start no process
 QUICK = attention checkpoint checkpoints comparison correlation durable embedder examples formats geometry head \
 	layers loss moments nearest operations packed pooling postprocess precision record safekeeping settings source \
-	sources statistics sts suite tables tasks trainer whitening words
+	sources statistics sts suite tables tasks trainer transforms whitening words
 
 quick: # the inner loop
 	pytest -q $(QUICK:%=tests/test_%.py)

@@ -737,7 +737,7 @@ BUILT = {  # a symbol, its settings, and what a script gives it
         {"parameters": [torch.nn.Parameter(torch.ones(2))], "total_steps": 9},
     ),
     "evaluation.postprocess.Postprocess": (
-        {"kind": "whitening", "k": None, "shrinkage": 0.0, "top": None}, {},
+        {"kind": "whitening", "k": None, "shrinkage": 0.0, "top": None, "power": 0.5}, {},
     ),
     "evaluation.protocol.Protocol": (
         {"name": "mine", "headline": "all", "case": "as_is", "max_length": None, "extra": 0,

@@ -15,6 +15,7 @@ METHOD = (
     "training/loss",
     "model/head",
     "evaluation/postprocess",
+    "evaluation/transforms",
     "evaluation/statistics",
     "evaluation/differences",
 )

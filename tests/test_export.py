@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 from pathlib import Path
+from typing import get_args
 
 import conftest
 import numpy as np
@@ -20,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from whitenedcse.app import cli
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.transforms import Kind
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
@@ -130,6 +132,21 @@ def test_the_graph_before_it_is_traced_gives_the_same_vectors(encoder, corpus, k
     with torch.no_grad():
         found = layouts.Graph(embedder)(tokens["input_ids"], tokens["attention_mask"]).numpy()
     assert_alike(found, embedder.encode(ASKED))
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+@pytest.mark.slow(but=3)
+def test_any_transform_travels_in_both_formats(embedder, tmp_path, kind):
+    x = embedder.encode(TEXTS)
+    fit = Postprocess(kind).fit(x)
+    ended, wanted = whitened(embedder, fit), fit.transform(embedder.encode(ASKED))
+    limit = 1e-5 * max(1, np.abs(fit.matrix).max())  # of float32 vectors
+    export(ended, tmp_path / "out", Wanted("sentence-transformers", "x"))
+    assert_allclose(by_sentence_transformers(tmp_path / "out", ASKED), wanted, atol=limit)
+    tokens = embedder.encoder.tokenizer(ASKED, padding=True, truncation=True, return_tensors="pt")
+    with torch.no_grad():
+        found = layouts.Graph(ended)(tokens["input_ids"], tokens["attention_mask"]).numpy()
+    assert_allclose(found, wanted, atol=limit)
 
 
 @pytest.mark.parametrize(("shape", "layers"), [("bert", [1, -1]), ("roberta", [-1])])

@@ -12,7 +12,7 @@ from sklearn.decomposition import PCA
 
 from whitenedcse.evaluation.postprocess import Postprocess, ladder
 
-KINDS = ["whitening", "pca", "zca", "centre", "abtt"]
+KINDS = ["whitening", "pca", "zca", "pca_cor", "zca_cor", "cholesky", "standardise", "centre", "abtt"]
 OTHER = np.random.default_rng(1).standard_normal((30, 12)) + 5
 
 
@@ -283,8 +283,14 @@ REFUSED = [
     (lambda x: fit(x).transform(x, 0), "k=0 components"),
     (lambda x: fit(x).transform(x, 13), "k=13 components"),
     (lambda x: fit(x).transform(x[:, 1:]), "11-wide rows, by a transform fitted to width 12"),
-    (lambda x: fit(x, "zca").transform(x, 3), "k=3 is for whitening, pca, prefix; the components of zca"),
-    (lambda x: fit(x, "abtt").transform(x, 12), "k=12 is for whitening, pca, prefix; the components of abtt"),
+    (
+        lambda x: fit(x, "zca").transform(x, 3),
+        "k=3 is for whitening, pca, pca_cor, prefix; the components of zca",
+    ),
+    (
+        lambda x: fit(x, "abtt").transform(x, 12),
+        "k=12 is for whitening, pca, pca_cor, prefix; the components of abtt",
+    ),
     (lambda x: fit(x, "abtt").inverse_transform(x), "abtt has no inverse"),
     (lambda x: fit(x, "pca").inverse_transform(OTHER[:, :0]), "0-wide rows do not come from a pca"),
     (lambda x: fit(x).inverse_transform(np.zeros((2, 13))), "13-wide rows do not come from a whitening"),
@@ -293,11 +299,17 @@ REFUSED = [
         "11-wide rows do not come from a zca fitted to width 12",
     ),
     (lambda x: Postprocess(kind="zca").transform(x), "zca is fitted to two rows or more, not to 0"),
-    (lambda x: Postprocess(kind="ica"), "kind='ica' must be one of whitening, pca, zca, centre, abtt"),
+    (
+        lambda x: Postprocess(kind="ica"),
+        "kind='ica' must be one of whitening, pca, zca, pca_cor, zca_cor, chol",
+    ),
     (lambda x: Postprocess(kind="pca", update="mean"), "update='mean' must be one of exact, paper"),
-    (lambda x: Postprocess(kind="zca", k=3), "k=3 is for whitening, pca, prefix, not zca"),
+    (lambda x: Postprocess(kind="zca", k=3), "k=3 is for whitening, pca, pca_cor, prefix, not zca"),
     (lambda x: Postprocess(kind="whitening", top=3), "top=3 is for abtt, not whitening"),
-    (lambda x: Postprocess(kind="pca", shrinkage=0.1), "shrinkage=0.1 is for whitening, zca, not pca"),
+    (
+        lambda x: Postprocess(kind="pca", shrinkage=0.1),
+        "shrinkage=0.1 is for whitening, zca, pca_cor, zca_cor, cholesky, not pca",
+    ),
     (lambda x: Postprocess(kind="zca", shrinkage=1.0), r"shrinkage=1.0 must lie in \[0, 1\)"),
     (lambda x: Postprocess(kind="zca", shrinkage=-0.1), r"shrinkage=-0.1 must lie in \[0, 1\)"),
     (lambda x: fit(x).merge(fit(x, shrinkage=0.1)), "their settings differ"),

@@ -15,6 +15,7 @@ from scipy.stats import spearmanr
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
+from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.tasks import Protocol, Row, chosen, setting
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.ragged import rows as rows_of
@@ -267,6 +268,9 @@ def test_rows_whose_corpus_is_not_here_are_left_out_aloud(monkeypatch, tmp_path)
     assert kept[0].maker is None and kept[2].maker().k == 3
     prefix = chosen(protocol, {"kind": "prefix", "k": 3}, "target")[0][-1]  # not fitted to anything
     assert (prefix.name, prefix.fit, prefix.maker().k) == ("prefix-3", "", 3)
+    soft = Postprocess("zca", shrinkage=0.1, power=0.25).settings
+    assert chosen(protocol, soft, "year")[0][-1].name == "zca shrinkage=0.1 power=0.25 (year)"
+    assert chosen(protocol, Postprocess("pca_cor").settings, "year")[0][-1].name == "pca_cor (year)"
     rows.append({**rows[2], "layers": [0]})
     twice = Protocol("x", "all", "as_is", None, 0, [*rows, rows[2], rows[0]])  # such as where fit=target
     assert [(row.name, row.layers) for row in chosen(twice, None, "target")[0]] == [

@@ -180,6 +180,21 @@ def test_a_term_beside_the_loss_is_another_condition(tmp_path):
     assert any("terms.covariance.weight=10.0" in note for note in report(key, [here]).notes)
 
 
+def test_a_whitening_of_another_strength_is_a_near_miss(tmp_path):
+    row = next(row for k, row in OWN if k == "BERT-whitening/T1" and conditions(row)["transform"])
+    here = run(tmp_path / "x", conditions(row))
+    scores = json.loads((here / "scores.json").read_text())
+    for settings, said in (
+        ({"shrinkage": 0.0, "power": 0.5}, None),
+        ({"power": 0.25}, "power=0.25, the row"),
+    ):
+        scores["rows"][0]["postprocess"] |= settings
+        (here / "scores.json").write_text(json.dumps(scores))
+        assert (row["label"] in ours("BERT-whitening/T1", [here])) == (said is None)
+        near = [note for note in report("BERT-whitening/T1", [here]).notes if note.startswith("near miss, ")]
+        assert bool(near) == bool(said) and all(str(said) in note for note in near)
+
+
 @pytest.mark.parametrize(("key", "name"), [("WhitenedCSE/T3", "trained"), ("BERT-whitening/T1", "transform")])
 def test_what_was_made_in_another_way_altogether_is_not_even_near(tmp_path, key, name):
     row = next(row for k, row in OWN if k == key and conditions(row)[name])

@@ -1,6 +1,7 @@
 """A transform fitted to an embedder's vectors, and the embedder that ends with it."""
 
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from numpy.testing import assert_allclose
 from whitenedcse.app import cli
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.transforms import POWERED, Kind
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Final
@@ -86,6 +88,19 @@ def test_the_vectors_are_whitened_and_then_of_unit_length(embedder, corpus, k, u
     assert again.final.provenance["texts"] == len(TEXTS) + 1 and "probe" not in again.final.provenance
 
 
+@pytest.mark.parametrize(
+    ("kind", "power"), [*((kind, 0.5) for kind in get_args(Kind)), *((kind, 0.2) for kind in POWERED)]
+)
+def test_any_transform_ends_an_embedder(embedder, kind, power, tmp_path):
+    x = embedder.encode([*TEXTS, "a"])
+    fit = Postprocess(kind, power=power).fit(x)
+    ended, wanted = whitened(embedder, fit), fit.transform(x[:64])
+    assert_allclose(ended.encode(TEXTS), wanted, atol=1e-5 * np.abs(fit.matrix).max())  # of float32 vectors
+    checkpoint.save(ended, tmp_path / "ended")
+    assert np.array_equal(Embedder.load(str(tmp_path / "ended")).encode(TEXTS), ended.encode(TEXTS))
+    assert ended.final.provenance["kind"] == kind
+
+
 def test_a_second_transform_follows_the_first(embedder, corpus):
     once = whitened(embedder, fit_of(embedder, corpus), 8)
     fit = Postprocess("pca", k=3).fit(once.encode(TEXTS[:20]))  # the first transform leaves them a mean
@@ -128,6 +143,15 @@ def test_the_command_fits_and_writes_a_transform_that_says_where_it_came_from(
     more = ["--sample", "20", "--kind", "pca", "--bf16"]
     assert cli.main(["whiten", "fit", source, corpus.path, str(sampled), *more]) == 0
     assert Postprocess.load(sampled).provenance["texts"] == 20
+    for kind in get_args(Kind):
+        more = ["--power", "0.3"] if kind in POWERED else []
+        assert cli.main(["whiten", "fit", source, corpus.path, str(out), "--kind", kind, *more]) == 0
+        fit, x = Postprocess.load(out), embedder.encode([*TEXTS, TEXTS[0]])
+        wanted = Postprocess(kind, power=0.3 if more else 0.5).fit(x)
+        assert fit.settings == wanted.settings and fit.variances == pytest.approx(wanted.variances, rel=1e-3)
+    capsys.readouterr()
+    assert cli.main(["whiten", "fit", source, corpus.path, str(out), "--kind", "ica"]) == 2
+    assert "kind='ica' must be one of whitening, pca" in capsys.readouterr().err
 
 
 def test_a_plain_encoder_is_pooled_as_asked_and_bad_input_is_one_line(bert, corpus, tmp_path, capsys):

@@ -103,8 +103,9 @@ def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by na
     model: a run, a checkpoint, a directory or a hub id of Transformers or Sentence-Transformers.
     tasks: "sts" (the seven sets), "transfer", "rte", or a list of names and files of scored pairs or labelled
         texts.
-    postprocess: none, whitening, pca, zca, centre or abtt, fitted to the sentences of each task unless
-        settings={"fit": ...} names a corpus. k: components that whitening or pca keep.
+    postprocess: none or a transform, such as whitening, zca or soft_zca (see `Postprocess`), fitted to the
+        sentences of each task unless settings={"fit": ...} names a corpus. k: components that whitening, pca,
+        pca_cor and prefix keep.
     pooling: of an encoder that does not define one; None for the first token, or a decoder's last.
     output: the directory of the run, by default outputs/evaluate-TIME.
     settings: any other by its dotted name; `whitenedcse evaluate --help` lists them.

@@ -31,10 +31,10 @@ def add_whiten(commands: Any) -> None:
     given.encoder(fit)
     given.corpus(fit)
     fit.add_argument("out", type=Path, metavar="OUT", help="the file to write, e.g. whitening.safetensors")
-    kinds = ("whitening", "pca", "zca", "centre", "abtt")
-    fit.add_argument("--kind", choices=kinds, default="whitening", help="(default: whitening)")
-    about = "towards a sphere, from 0 to 1; for few rows"
-    fit.add_argument("--shrinkage", type=float, default=0.0, help=about)
+    about = "whitening (the default), pca, zca, pca_cor, zca_cor, cholesky, standardise, centre or abtt"
+    fit.add_argument("--kind", default="whitening", help=about)
+    fit.add_argument("--shrinkage", type=float, default=0.0, help="towards a sphere, 0 to 1; for few rows")
+    fit.add_argument("--power", type=float, default=0.5, help="0 to 1; 0.5 whitens (the default)")
     for add_more in (given.sample, given.columns, given.bf16):
         add_more(fit)
     fit.set_defaults(run=whiten_fit)
@@ -67,7 +67,7 @@ def whiten_fit(arguments: argparse.Namespace) -> int:
     from whitenedcse.evaluation.postprocess import Postprocess
     from whitenedcse.serving.exports import fitted
 
-    fit = Postprocess(arguments.kind, shrinkage=arguments.shrinkage)
+    fit = Postprocess(arguments.kind, shrinkage=arguments.shrinkage, power=arguments.power)
     corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample)
     if not arguments.out.parent.is_dir():
         raise FileNotFoundError(f"{arguments.out.parent}: no such directory; make it first")

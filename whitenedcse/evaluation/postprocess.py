@@ -5,6 +5,7 @@ n: sentences    d: width    k: components kept
 [1] Su et al., BERT-whitening, arXiv:2103.15316    [2] Kessy et al., Optimal Whitening, arXiv:1512.00809
 [3] Mu and Viswanath, All-but-the-Top, ICLR 2018, arXiv:1702.01417
 [4] Kusupati et al., Matryoshka Representation Learning, arXiv:2205.13147
+[5] Diera et al., Isotropy Matters: Soft-ZCA Whitening, arXiv:2411.17538
 """
 
 from __future__ import annotations
@@ -13,29 +14,31 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, NamedTuple, Self, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from whitenedcse.app.durable import checksum, parsing, writing
 from whitenedcse.app.reading import metadata, tensors
+from whitenedcse.evaluation import transforms
+from whitenedcse.evaluation.transforms import ORDERED, Array, Kind
 from whitenedcse.linalg import Moments, Update, refuse_infinite
-from whitenedcse.whitening import principal_axes, shrink
-
-RANK = 1e-12  # of the largest variance; all-MiniLM-L6-v2 on STS: three empty axes at 3e-16, then 1.2e-3
-
-Kind = Literal["whitening", "pca", "zca", "centre", "abtt", "prefix"]
-Array = NDArray[np.float64]
 
 EMPTY: Mapping[str, Any] = {}
-ORDERED = ("whitening", "pca", "prefix")  # kinds of whose components the first k can be kept
+LIMITED = (  # settings that are for some kinds alone: what they are where they are not given, and these kinds
+    ("k", None, ORDERED),
+    ("shrinkage", 0, transforms.SHRUNK),
+    ("power", 0.5, transforms.POWERED),
+    ("top", None, ("abtt",)),
+)
 
 
 class Fitted(NamedTuple):
     """A fitted transform in float64: mean (d,), matrix (d, d), variances (d,) of the rows, largest first.
+
+    For standardise, pca_cor and zca_cor the variances are those of the channels, in their order.
 
     >>> Postprocess("pca").fit(np.array([[0.0, 0.0], [2.0, 0.0], [0.0, 4.0], [2.0, 4.0]])).fitted.variances
     array([4., 1.])
@@ -50,15 +53,28 @@ class Fitted(NamedTuple):
 class Postprocess:
     """x -> (x - mean) @ matrix, fitted to rows (n, d) at once or in pieces; always float64.
 
-    kind: with covariance U diag(l) U' of the rows, divided by n, the matrix is
-        "whitening": U diag(1 / sqrt(l)), columns by variance, largest first; [1], Algorithm 1 (whitening-k).
-        "pca": U, the rotation alone.    "zca": U diag(1 / sqrt(l)) U', the nearest to the identity [2].
+    kind: the matrix. U diag(l) U' is the covariance of the rows, divided by n, and p is `power`.
+        "whitening": U diag(l ** -p), columns by variance, largest first; [1], Algorithm 1 (whitening-k).
+        "zca": U diag(l ** -p) U'; with p = 1/2 it moves points least of all that whiten [2].
+        "pca": U, the rotation alone.
+        "pca_cor", "zca_cor": V ** -1/2, with V the channels' variances, times the matrix of "whitening" or
+        "zca" for the correlations, that is the covariance of the standardised rows. The scale of a channel
+        has no effect [2].
+        "cholesky": lower triangular L with L L' the inverse covariance [2].
+        "standardise": V ** -1/2, so that each channel has variance 1.
         "centre": I.    "abtt": I without the first `top` axes [3], here projected out of x - mean.
         "prefix": I with a mean of 0, so that k keeps the first k channels as they are (Matryoshka [4]).
-    k: the number of components that `transform` keeps by default, None for all; not for zca, centre, abtt.
-    shrinkage: the amount, below 1, of `whitening.shrink`, for few rows; for whitening and zca only.
+    k: the number of components that `transform` keeps by default, None for all; for whitening, pca, pca_cor
+        and prefix, whose components have an order.
+    shrinkage: the amount s, below 1, of `whitening.shrink`, for few rows, and for the kinds that whiten. Each
+        l becomes (1 - s) l + s m, with the mean variance m. Soft-ZCA [5], which takes l + eps, is zca with
+        s = eps / (eps + m): only the length of vectors differs, by a factor (1 - s) ** 1/2 for all.
     top: None is d // 100, at least 1, the rule of thumb of [3].    update: see `Moments`.
-    An axis without variance, such as any beyond the first n - 1, is set to zero, never scaled to infinity.
+    power: p, from 0 to 1, for whitening, zca, pca_cor and zca_cor. Variances l become l ** (1 - 2 p), along
+        the same axes for zca and zca_cor: 1/2 whitens, less of it less. 0 is the rotation alone for whitening
+        and no change for zca; for pca_cor and zca_cor the same after standardising.
+    An axis or a channel without variance (at most 1e-12 of the largest), such as any axis beyond the first
+    n - 1, is set to zero, never scaled to infinity.
 
     >>> x = np.array([[0.0, 0.0], [2.0, 0.0], [0.0, 4.0], [2.0, 4.0]])  # variances 1 and 4
     >>> Postprocess("whitening", k=1).fit(x).transform(x).round(6).tolist()  # of variance 4 comes 1
@@ -73,6 +89,7 @@ class Postprocess:
     shrinkage: float = 0.0
     update: Update = "exact"
     top: int | None = None
+    power: float = 0.5
     provenance: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     moments: Moments | None = field(default=None, init=False, repr=False)
     _fitted: Fitted | None = field(default=None, init=False, repr=False)
@@ -81,13 +98,11 @@ class Postprocess:
         for name, value, choices in (("kind", self.kind, Kind), ("update", self.update, Update)):
             if value not in get_args(choices):
                 raise ValueError(f"{name}={value!r} must be one of {', '.join(get_args(choices))}")
-        if not 0 <= self.shrinkage < 1:
-            raise ValueError(f"shrinkage={self.shrinkage} must lie in [0, 1)")
-        for name, unset, kinds in (
-            ("k", None, ORDERED),
-            ("shrinkage", 0, ("whitening", "zca")),
-            ("top", None, ("abtt",)),
-        ):
+        if not (0 <= self.shrinkage < 1 and 0 <= self.power <= 1):
+            raise ValueError(
+                f"shrinkage={self.shrinkage} must lie in [0, 1), and power={self.power} in [0, 1]"
+            )
+        for name, unset, kinds in LIMITED:
             if getattr(self, name) != unset and self.kind not in kinds:
                 raise ValueError(f"{name}={getattr(self, name)} is for {', '.join(kinds)}, not {self.kind}")
 
@@ -124,9 +139,8 @@ class Postprocess:
         mean, matrix, _ = self.fitted
         d, k = len(mean), self.k if k is None else k
         if k is not None and self.kind not in ORDERED:
-            raise ValueError(
-                f"k={k} is for {', '.join(ORDERED)}; the components of {self.kind} have no order"
-            )
+            names = ", ".join(ORDERED)
+            raise ValueError(f"k={k} is for {names}; the components of {self.kind} have no order")
         if x.shape[-1] != d or not (k is None or 1 <= k <= d):
             raise ValueError(
                 f"k={k} components of {x.shape[-1]}-wide rows, by a transform fitted to width {d}"
@@ -139,7 +153,7 @@ class Postprocess:
         They are exact for the fitted rows if k is their rank. Raises ValueError for abtt and a shorter
         prefix, which have no inverse.
         """
-        mean, matrix, _ = self.fitted
+        mean, matrix, variances = self.fitted
         d, k = len(mean), y.shape[-1]
         if self.kind == "abtt":
             raise ValueError("abtt has no inverse: the components that it removes are lost")
@@ -147,11 +161,7 @@ class Postprocess:
             raise ValueError(f"a prefix of {k} of {d} channels has no inverse: the others are lost")
         if not 1 <= k <= d or (k < d and self.kind not in ORDERED):
             raise ValueError(f"{k}-wide rows do not come from a {self.kind} fitted to width {d}")
-        if self.kind == "zca":
-            cut = RANK**0.5 / 10  # the matrix spreads over the root of the variances; 0 is 1e-16 of it
-            return y @ np.linalg.pinv(matrix, rcond=cut, hermitian=True) + mean
-        squares = np.square(matrix[:, :k]).sum(axis=0)  # columns are orthogonal, and zero where dropped
-        return y @ (matrix[:, :k] / np.where(squares > 0, squares, 1)).T + mean
+        return y @ transforms.inverse(self.kind, matrix[:, :k], variances, self.power) + mean
 
     def save(self, path: str | Path, provenance: Mapping[str, Any] = EMPTY) -> None:
         """Write the transform, its settings and `provenance`, plain JSON, to one safetensors file.
@@ -214,7 +224,7 @@ class Postprocess:
 
     @property
     def variances(self) -> Array:
-        """(d,), the eigenvalues of the covariance before shrinkage, largest first."""
+        """(d,), before shrinkage: of the principal axes, largest first, or of the channels; see `Fitted`."""
         return self.fitted.variances
 
     def _open(self, d: int) -> Moments:
@@ -232,24 +242,11 @@ class Postprocess:
         if not (self.k is None or 1 <= self.k <= moments.d):
             raise ValueError(f"k={self.k} components, of rows of width {moments.d}; keep from 1 to as many")
         refuse_infinite(moments.covariance, lambda row: f"the covariances of channel {row}")
-        variances, axes = principal_axes(torch.from_numpy(moments.covariance))
-        shrunk = shrink(torch.diag(variances), self.shrinkage).diagonal().numpy()  # commutes with rotation
         mean = np.zeros(moments.d) if self.kind == "prefix" else moments.mean
-        return Fitted(mean, self._matrix(shrunk, axes.numpy()), variances.numpy())
-
-    def _matrix(self, variances: Array, axes: Array) -> Array:
-        kept = variances > RANK * variances[0]
-        white = np.where(kept, axes / np.sqrt(np.where(kept, variances, 1)), 0)
-        if self.kind == "abtt":
-            d = len(axes)
-            top = max(1, d // 100) if self.top is None else self.top
-            if not 1 <= top < d:
-                raise ValueError(f"top={top} axes of {d}: 1 to {d - 1} can be removed")
-            removed = axes[:, :top] * kept[:top]
-            return np.eye(d) - removed @ removed.T
-        same = np.eye(len(axes))
-        kinds = {"whitening": white, "pca": axes, "zca": white @ axes.T, "centre": same, "prefix": same}
-        return kinds[self.kind]
+        matrix, variances = transforms.solved(
+            self.kind, moments.covariance, shrinkage=self.shrinkage, power=self.power, top=self.top
+        )
+        return Fitted(mean, matrix, variances)
 
 
 def digest(tensors: dict[str, Array], metadata: dict[str, str]) -> str:

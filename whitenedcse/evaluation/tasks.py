@@ -214,6 +214,16 @@ def whole(settings: Mapping[str, Any]) -> bool:
     return settings.get("kind") == "whitening" and settings.get("k") is None
 
 
+def particular(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those settings of a transform, beside its kind and k, that are not the defaults of `Postprocess`.
+
+    >>> particular({"kind": "zca", "shrinkage": 0.1, "power": 0.5})
+    {'shrinkage': 0.1}
+    """
+    usual = {f.name: f.default for f in fields(Postprocess) if f.name not in ("kind", "k")}
+    return {name: value for name, value in settings.items() if value != usual.get(name, value)}
+
+
 def chosen(
     protocol: Protocol, settings: Mapping[str, Any] | None, fit: str, *, curve: bool = False
 ) -> tuple[list[Row], list[str]]:
@@ -239,6 +249,7 @@ def chosen(
 def transformed(settings: Mapping[str, Any], fit: str) -> Row:
     """The row of a transform that a user asks for, named after it and what it is fitted to, if anything."""
     name = settings["kind"] + ("" if settings.get("k") is None else f"-{settings['k']}")
+    name += "".join(f" {key}={value}" for key, value in particular(settings).items())
     if name.startswith("prefix"):
         return Row(name, map=settings)
     return Row(f"{name} ({fit})", map=settings, fit=fit)

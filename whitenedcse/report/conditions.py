@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from whitenedcse.app.identity import flat
 from whitenedcse.app.run import Run
-from whitenedcse.evaluation.tasks import OWN
+from whitenedcse.evaluation.tasks import OWN, particular
 
 TRAINING = (
     *("data", "pooling", "head", "loss", "terms", "optim", "mlm", "views", "embedding", "gather"),
@@ -23,6 +23,7 @@ TRAINING = (
     *("trainer.accumulate_grad_batches", "monitor.dev", "monitor.every"),
 )
 BUILT = ("from", "row", "file", "where")  # of a published row: what it is built from, and where scores are
+UNUSUAL = ("prompt", "shrinkage", "power", "update", "top")  # what no published row has
 ALIASES = ("google-bert", "FacebookAI", "distilbert", "albert")  # owners of ids that had none before
 
 
@@ -76,7 +77,7 @@ def found(run: Evaluation, row: Mapping[str, Any]) -> dict[str, Any]:
     named |= {"encoder": scores.get("encoder"), "trained": run.trained is not None}
     named |= {"pooling": row["pooling"], "transform": transform.get("kind"), "fit": row["fit"]}
     named |= {"prompt": scores.get("prompt")}
-    named |= {"k": transform.get("k")} if transform else {}
+    named |= {"k": transform.get("k"), **particular(transform)} if transform else {}
     named |= {"sample": scores.get("sample")} if row["fit"] and row["fit"] not in OWN else {}
     named |= {"classifier": scores.get("classifier")} if "transfer" in row else {}
     if run.trained:
@@ -95,7 +96,7 @@ def differences(wanted: Mapping[str, Any], here: Mapping[str, Any], aliases: Map
     """What differs between the conditions of a published row and those found, in words."""
     said = [] if is_encoder(wanted["encoder"], here["encoder"], aliases) else [other_encoder(wanted, here)]
     absent = "not recorded"
-    more = [name for name in here if name not in wanted and (is_of_training(name) or name == "prompt")]
+    more = [name for name in here if name not in wanted and (is_of_training(name) or name in UNUSUAL)]
     for name in [*wanted, *more]:
         parents = [name.rsplit(".", i)[0] for i in range(1, name.count(".") + 1)]
         below = any(other.get(parent, "") is None for parent in parents for other in (wanted, here))

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whitenedcse.app.terminal import Grid, pace
-from whitenedcse.evaluation.postprocess import ORDERED, Postprocess, ladder
+from whitenedcse.evaluation.postprocess import Postprocess, ladder
+from whitenedcse.evaluation.transforms import ORDERED
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.planes import digest_of
 from whitenedcse.serving.index import (
