@@ -4,7 +4,8 @@ n: sentences    t: tokens of all sentences together    m: tokens of a sentence t
 but the special ones around it (and, for crops and cut-off, those of a prompt)
 
 [1] ESimCSE, arXiv:2109.04380, section 3.1, on sub-word tokens
-[2] ConSERT, arXiv:2105.11741, section 3.2: token cut-off    [3] arXiv:2508.03453: crops of texts as views
+[2] ConSERT, arXiv:2105.11741, section 3.2: token cut-off, here after its code
+[3] arXiv:2508.03453: crops of texts as views; only its abstract was read here
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class Views:
 
     repetition: writes some tokens twice in all blocks but the first ones [1], see `drawn`. The code of [1]
         draws once for all epochs, and repeats hard negatives too.
-    crop: a view is a span of consecutive tokens of the sentence. Two shares, least and most, for every
-        block, as [3] crops both views; or four, the first two for the first blocks and the others for the
-        rest, so that (1, 1, 0.5, 1) leaves the anchor whole. See `spans`.
+    crop: a view is a span of consecutive tokens of the sentence [3]. Two shares, least and most, for every
+        block, so that no view is longer than the others on average; or four, the first two for the first
+        blocks and the others for the rest: (1, 1, 0.5, 1) leaves the anchor whole. See `spans`.
     cutoff: removes that share of the tokens, uniformly chosen, from all blocks but the first ones. [2] sets
         their embeddings to zero instead: positions stay as they were, and attention and mean pooling still
         count them. Here the tokens behind move up, as if the sentence had been written without.

@@ -112,10 +112,9 @@ def refuse_other_tokens(path: str, theirs: Any, ours: Any) -> None:
 def listwise(z: Tensor, t: Tensor, temperatures: tuple[float, float]) -> Tensor:
     """The cross-entropy of `Teacher`, views z: (v, n, d), the teacher's passes t: (p, n, d') -> scalar.
 
-    temperatures: of z and of t. The passes serve the views in turn, as in `ProjectionHead.project`. The
-    gradient reaches z alone.
+    temperatures: of z and of t. The passes serve the views in turn, as in `ProjectionHead.project`.
     """
-    turned = torch.stack([t[view % len(t)].detach() for view in range(len(z))])
+    turned = torch.stack([t[view % len(t)] for view in range(len(z))])
     lists, targets = (others(cosines(x)) / tau for x, tau in zip((z, turned), temperatures, strict=True))
     return cross_entropy(lists.flatten(0, -2), targets.flatten(0, -2).softmax(dim=-1))
 
