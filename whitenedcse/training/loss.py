@@ -48,7 +48,10 @@ class Step(NamedTuple):
 class Term(Protocol):
     """A function of one training step that is added to the loss, `weight` times."""
 
-    weight: float
+    @property
+    def weight(self) -> float:
+        """What the term is multiplied by; also a plain attribute."""
+        ...
 
     def __call__(self, step: Step) -> Tensor:
         """The term before its weight: a scalar in float32 or float64."""
