@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -182,9 +183,10 @@ def legend(ax: Axes, columns: int) -> None:
 def loss(ax: Axes, run: Run) -> None:
     """Plots the loss and its terms; the learning rate has the right axis."""
     line(ax, run, "train/loss", BLUE, "loss")
-    for name, colour in (("contrastive", GREEN), ("mlm", COLOURS[3])):
-        if f"train/{name}" in run.series:
-            line(ax, run, f"train/{name}", colour, name, "--")
+    known = ("loss", "lr", "sentences_per_second", "diversity_before", "diversity_after")
+    terms = [name for name in run.series if name.startswith("train/") and name[6:] not in known]
+    for name, colour in zip(terms, cycle((GREEN, *COLOURS[3:])), strict=False):
+        line(ax, run, name, colour, name[6:], "--")
     ax.set(xlabel=STEP, ylabel="loss")
     if "train/lr" in run.series:
         right = ax.twinx()

@@ -26,7 +26,11 @@ DENOMINATORS = ("view", "joint", "symmetric")
 
 
 class Loss(Protocol):
-    """A loss of views z: (v, n, d), and of hard negatives (h, d) if any -> scalar."""
+    """A loss of views z: (v, n, d), and of hard negatives (h, d) if any -> scalar.
+
+    >>> def distance(z, negatives=None): return (z[0] - z[1]).square().mean()
+    >>> loss: Loss = distance  # ContrastiveTraining(loss=distance) trains by it
+    """
 
     def __call__(self, z: Tensor, negatives: Tensor | None = None) -> Tensor:
         """The loss, in float32 or float64; its gradient reaches z."""
@@ -38,6 +42,9 @@ class Step(NamedTuple):
 
     batch: the sentences of this rank. x: (p + r, n, d), the pooled vectors of all ranks: p encoder passes,
     then r of hard negatives. z: (v, n, d), their projected views.
+
+    >>> Step._fields
+    ('batch', 'x', 'z')
     """
 
     batch: Batch
@@ -46,7 +53,12 @@ class Step(NamedTuple):
 
 
 class Term(Protocol):
-    """A function of one training step that is added to the loss, `weight` times."""
+    """A function of one training step that is added to the loss, `weight` times.
+
+    >>> class Length:  # ContrastiveTraining(terms={"length": Length()}) adds it, and logs train/length
+    ...     weight = 0.1
+    ...     def __call__(self, step): return step.x.square().mean()
+    """
 
     @property
     def weight(self) -> float:

@@ -40,8 +40,6 @@ class Teacher:
     encoder: the one that is trained, whose token ids the teacher is given. Its prompt is part of them.
     Raises ValueError for no path, another tokenizer, or numbers that are not above 0.
 
-    >>> student = Embedder.load("MODEL").encoder  # doctest: +SKIP
-    >>> term = Teacher(path="outputs/NAME", encoder=student, weight=1.0)  # doctest: +SKIP
     >>> cosines = torch.tensor([[1.0, 0.6, 0.0], [0.6, 1.0, 0.8], [0.0, 0.8, 1.0]])
     >>> others(cosines)  # of each sentence, its cosine with itself left out
     tensor([[0.6000, 0.0000],
