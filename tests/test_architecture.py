@@ -51,7 +51,7 @@ FOLDERS = {
 
 GROUPS = {  # conf/<group> builds symbols of
     "data": "whitenedcse.data.datamodule",
-    "encoder": "whitenedcse.model.(encoder|lora)",
+    "encoder": "whitenedcse.model.(encoder|lora|scratch)",
     "pooling": "whitenedcse.model.head",
     "head": "whitenedcse.model.(head|whitener)",
     "loss": "whitenedcse.training.(loss|decorrelation)",

@@ -214,7 +214,6 @@ def trace(z: Tensor) -> Tensor:
     return (1 - z.var(dim=-2, correction=0)).square().sum(dim=-1).mean()
 
 
-@full_precision
 def mixing(z: Tensor) -> Tensor:
     """The sum of the squared covariances of different channels, over d: (v, n, d) -> (v,).
 
