@@ -212,7 +212,7 @@ TRAINING = [
     ({}, "optim.lrr=1", ["no setting 'optim.lrr'; the nearest is 'optim.lr'"]),
     # the encoder
     ({}, "encoder.path=no/where/at/all", ["no encoder in no/where/at/all"]),
-    ({}, "encoder.path=nowhere", ["nowhere", "pass a local directory, e.g. encoder.path="]),
+    ({}, "encoder.path=nowhere", ["nowhere", "name a local directory instead"]),
     (dict.fromkeys(["x/config.json"]), "encoder.path=x", ["x: ", "config.json", WHOLE]),
     (dict.fromkeys(["x/model.safetensors"]), "encoder.path=x", ["x: ", "model.safetensors", WHOLE]),
     ({"x/config.json": "{"}, "encoder.path=x", ["x/config.json", "JSON", WHOLE]),

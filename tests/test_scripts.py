@@ -225,7 +225,7 @@ def test_without_a_network_all_that_is_missing_is_said_at_once(tmp_path, refusal
     line = refusal("train", "+experiment=bert_base")
     assert line.startswith("error: encoder bert-base-uncased: no directory")
     for part in (
-        "pass a local directory",
+        "name a local directory",
         "wiki1m_for_simcse.txt",
         str(tmp_path / "data"),
         "WHITENEDCSE_DATA",

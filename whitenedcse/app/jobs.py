@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from whitenedcse.app import arguments, configuration, launch, ranks
+from whitenedcse.app import arguments, configuration, launch, mistakes, ranks
 from whitenedcse.app.run import Run
 
 SWEEP = "WHITENEDCSE_SWEEP"  # the number of jobs of a sweep and when it was started, for its processes
@@ -69,6 +69,7 @@ def progress(run: Run) -> str | None:
 def train(cfg: DictConfig) -> float | None:
     """One run, begun or resumed; returns the best dev score, for a sweeper to maximise."""
     run, settings = configuration.checked(cfg), OmegaConf.to_yaml(cfg, resolve=True)
+    mistakes.refuse_one_job()
     launch.refuse_search(cfg.monitor.dev)
     if said := None if run.scores else progress(run):
         launch.say(said)

@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import hydra
-from hydra import compose, initialize_config_dir
 from hydra._internal.hydra import Hydra
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -26,8 +25,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app import identity, ranks, terminal
-from whitenedcse.app.configuration import CONF, plain, unknown
-from whitenedcse.app.identity import flat, own_encoder
+from whitenedcse.app.configuration import CONF
+from whitenedcse.app.identity import own_encoder
+from whitenedcse.app.mistakes import one_line, refuse_options
 from whitenedcse.app.run import Run
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def start(script: Callable[[DictConfig], Any]) -> None:
     Hydra.format_config_groups = lambda *_: ""  # type: ignore[method-assign]  # half of the time of --help
     main = hydra.main(version_base="1.3", config_path=str(CONF), config_name=script.__name__)
     with ranks.ending_when_asked():
+        job(refuse_options)(sys.argv)
         job(main(job(script)))()
 
 
@@ -118,28 +119,16 @@ def refuse(error: Exception) -> NoReturn:
     """End the process with exit code 2 and the error in one line on the standard error."""
     if os.environ.get("WHITENEDCSE_TRACEBACK") == "1":
         raise error
-    sys.stderr.write(f"error: {one_line(error)} (HYDRA_FULL_ERROR=1 shows where)\n")
+    sys.stderr.write(f"error: {one_line(error, sys.argv)} (HYDRA_FULL_ERROR=1 shows where)\n")
+    leave_nothing()
     sys.exit(BAD_INPUT)
 
 
-def one_line(error: BaseException) -> str:
-    """The cause of an error as one line of text, for the user who started the script as sys.argv says."""
-    while isinstance(error, HydraException) and error.__cause__ and "Error in call to target" in str(error):
-        error = error.__cause__
-    if key := re.match(r"Could not override '([^']+)'", str(error)):
-        return unknown(key[1], known_keys(sys.argv))
-    if isinstance(error, PermissionError | FileExistsError | NotADirectoryError):
-        return f"{error.filename}: {error.strerror}; write elsewhere with hydra.run.dir=DIR"
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def known_keys(argv: list[str]) -> list[str]:
-    """The groups of conf/, and all settings under the groups and the experiment of this command line."""
-    folders = {path.name for path in CONF.iterdir() if path.is_dir()}
-    chosen = [text for text in argv[1:] if text.partition("=")[0].lstrip("+") in folders]
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return [*folders, *flat(plain(compose(Path(argv[0]).stem.split()[-1], chosen)))]
+def leave_nothing() -> None:
+    """Remove the run directory of this job if there is nothing in it but an empty log."""
+    if HydraConfig.initialized() and (folder := Path(HydraConfig.get().runtime.output_dir)).is_dir():
+        if all(file.suffix == ".log" and file.stat().st_size == 0 for file in folder.iterdir()):
+            rmtree(folder, ignore_errors=True)
 
 
 def show(grids: Iterable[terminal.Grid]) -> None:
