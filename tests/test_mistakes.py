@@ -17,7 +17,7 @@ MISTAKES = {
     "train --batch-size=3": "no option --batch-size=3: settings are written KEY=VALUE; the nearest is dat",
     "evaluate --tsaks x": "no option --tsaks: settings are written KEY=VALUE; the nearest is tasks",
     "train --zzz": "no option --zzz: settings are written KEY=VALUE; --help lists them",
-    "train encoder.path=bert": "no setting 'encoder.path' in this encoder; add one that has it: encoder=pretrained",
+    "train encoder.path=bert": "no setting 'encoder.path' in this encoder; add one that has it: encoder=pre",
     "train loss.share=0.1": "no setting 'loss.share' in this loss; add one that has it: loss=sigreg",
     "train head.dens=true": "no setting 'head.dens'; the nearest is 'head.dense'",
     "train vews=3": "no setting 'vews'; the nearest is 'views'",

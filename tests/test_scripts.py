@@ -156,7 +156,7 @@ def test_pooling_of_a_plain_encoder_can(bert, tmp_path):
         (["+optim.lrr=1"], "error: no setting 'optim.lrr'; the nearest is 'optim.lr'"),
         (
             ["encoder=smal"],
-            "error: In 'train': Could not find 'encoder/smal' Available options in 'encoder': bert_base",
+            "error: no encoder=smal; the nearest is encoder=small; there are bert_base, ",
         ),
         (["loss.temperature=0"], "error: loss.temperature=0 must be finite and above 0"),
         (["head.whitening.groups=3"], "error: groups=3"),

@@ -9,6 +9,7 @@ import math
 import os
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -25,7 +26,7 @@ SWEEP = "WHITENEDCSE_SWEEP"  # the number of jobs of a sweep and when it was sta
 
 
 class Sweep(Callback):
-    """Tells the jobs of a sweep how many there are; Hydra calls it."""
+    """Tells the jobs of a sweep how many there are, and reports on them at the end; Hydra calls it."""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Count the jobs before the first."""
@@ -38,8 +39,15 @@ class Sweep(Callback):
         os.environ[SWEEP] = f"{jobs} {time.time()}"
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        """Forget the sweep."""
+        """Print what `whitenedcse report` does of the runs, if all jobs have ended."""
         os.environ.pop(SWEEP, None)
+        folder = Path(config.hydra.sweep.dir)
+        if any(folder.glob("*/scores.json")):
+            from whitenedcse.report import page
+
+            tables, files = page.write([str(folder)], None, None)
+            launch.show(tables)
+            launch.say(f"written: {', '.join(map(str, files))}")
 
 
 def progress(run: Run) -> str | None:
