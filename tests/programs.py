@@ -140,6 +140,8 @@ def prepare():
     from hydra import compose, initialize_config_dir
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
+    from whitenedcse.model import scratch
+
     parse, parsed = yaml.load, {}
 
     def loaded(stream, loader):
@@ -149,6 +151,9 @@ def prepare():
         return deepcopy(parsed[text])
 
     yaml.load = lambda stream, Loader: loaded(stream, Loader)  # noqa: N803  its name in PyYAML
+    made = cache(scratch.wordpiece)
+    scratch.wordpiece = lambda sentences, vocabulary: deepcopy(made(tuple(sentences), vocabulary))
+    scratch.small_bert()  # the quick start's tokenizer takes a second
     get_checkpoint_conversion_mapping("bert")
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         for name in ("train", "evaluate"):

@@ -15,7 +15,7 @@ from test_docs import datasets, some
 from whitenedcse.report import published
 from whitenedcse.report.conditions import content
 
-SIZES = {  # width, as many as the most components kept; rows of a set, for a whitening more than that; sentences
+SIZES = {  # width, as many as the most components kept; rows of a set, for a whitening more; sentences
     "WhitenedCSE/T1 T2 F1 F3": (288, 24, 700),  # of 64 a step enough to log a tenth one
     "WhitenedCSE/T3": (48, 24, 128),
     "WhitenedCSE/T4": (48, 24, 128),
