@@ -146,6 +146,7 @@ def run(words, home):
     if "train.py" in words:  # the quick start's own encoder can be small
         own = not any(word.startswith(("+experiment", "encoder")) for word in words)
         words += FEW + (["encoder.width=16", "encoder.heads=2"] if own else [])
+        words += ["data.batch_tokens=512", "optim.warmup_steps=1"] if "+experiment=pretrain" in words else []
     alone = any("joblib" in word for word in words)  # which waits for workers of its own at the end
     if not alone and (words[0] == "python" and scripts == [1] or words[0] == "whitenedcse"):
         words = words[1:] if words[0] == "python" else words

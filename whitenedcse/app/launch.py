@@ -9,8 +9,8 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from shutil import rmtree
@@ -65,9 +65,9 @@ def start(script: Callable[[DictConfig], Any]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that errors reach this place
     Hydra.format_config_groups = lambda *_: ""  # type: ignore[method-assign]  # half of the time of --help
     main = hydra.main(version_base="1.3", config_path=str(CONF), config_name=script.__name__)
-    with ranks.ending_when_asked():
-        job(refuse_options)(sys.argv)
-        job(main(job(script)))()
+    with ranks.ending_when_asked(), explained():
+        refuse_options(sys.argv)
+        main(job(script))()
 
 
 def job(script: Callable[..., Result]) -> Callable[..., Result]:
@@ -75,15 +75,13 @@ def job(script: Callable[..., Result]) -> Callable[..., Result]:
 
     @wraps(script)
     def one_line_at_most(*arguments: Any) -> Result:
-        # here, not in `start`: a launcher's own process begins here
-        quiet()
+        quiet()  # here, not in `start`: a launcher's own process begins here
         try:
-            return script(*arguments)
-        except BaseException as error:
-            explain(error)
-            raise
+            with explained():
+                return script(*arguments)
         finally:
-            give_back()
+            if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.RUN:  # others may follow
+                give_back()
 
     return one_line_at_most
 
@@ -94,17 +92,22 @@ def quiet() -> None:
         warnings.filterwarnings("ignore", message=message)
 
 
-def explain(error: BaseException) -> None:
-    """End the process with one line if the user can mend this, and in a rank leave others time for theirs."""
-    if isinstance(error, KeyboardInterrupt):
+@contextmanager
+def explained() -> Iterator[None]:
+    """End the process with one line for an error that a user can mend; a rank lets others print theirs."""
+    try:
+        yield
+    except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    lightnings = any(part.__name__ == "MisconfigurationException" for part in type(error).__mro__)
-    if isinstance(error, Exception) and (lightnings or isinstance(error, MENDABLE)):
-        refuse(error)
-    if re.search(r"\bMPS\b", str(error)):  # PyTorch lacks something on Apple's GPUs
-        refuse(ValueError(f"this does not work on an Apple GPU ({error}); use trainer.accelerator=cpu"))
-    if isinstance(error, RuntimeError):
-        ranks.let_others_speak()
+    except Exception as error:
+        lightnings = any(part.__name__ == "MisconfigurationException" for part in type(error).__mro__)
+        if lightnings or isinstance(error, MENDABLE):
+            refuse(error)
+        if re.search(r"\bMPS\b", str(error)):  # PyTorch lacks something on Apple's GPUs
+            refuse(ValueError(f"this does not work on an Apple GPU ({error}); use trainer.accelerator=cpu"))
+        if isinstance(error, RuntimeError):
+            ranks.let_others_speak()
+        raise
 
 
 def give_back() -> None:
@@ -159,8 +162,7 @@ def several(run: Run, devices: int, timeout: float) -> bool:
         return False
     job = sys.argv[1:] if hydras.mode == RunMode.RUN else [*hydras.overrides.task, *inherited(hydras)]
     job += ["--force"] if forced() else []
-    status = ranks.run([*program(), *job, f"hydra.run.dir={run.path}"], devices, timeout)
-    if status:
+    if status := ranks.run([*program(), *job, f"hydra.run.dir={run.path}"], devices, timeout):
         sys.exit(status)
     return True
 
