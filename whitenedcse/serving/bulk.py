@@ -40,7 +40,7 @@ from whitenedcse.app.durable import (
 )
 from whitenedcse.app.ranks import end_with_parent
 from whitenedcse.app.terminal import pace, say
-from whitenedcse.data.corpus import Corpus, fingerprint, stream
+from whitenedcse.data.corpus import Corpus, Reading, fingerprint
 from whitenedcse.data.tokens import CHARACTERS_A_TOKEN
 from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.checkpoint import settings
@@ -198,7 +198,7 @@ def agreed(job: Job, embedder: Embedder, threads: int) -> Manifest:
 
 def counted(corpus: Corpus) -> int:
     """The number of rows of a corpus, all of which are read once to find a bad one before the encoding."""
-    rows, total = stream(corpus), 0
+    rows, total = iter(Reading(corpus)), 0
     with pace("counted") as more:
         while count := sum(1 for _ in islice(rows, 100_000)):
             total += count
@@ -226,7 +226,7 @@ def blocks(
     corpus: Corpus, manifest: Manifest, numbers: Collection[int], longest: int
 ) -> Iterator[tuple[int, list[str]]]:
     """The blocks of the corpus with these numbers, each text cut to `longest` characters."""
-    rows = stream(corpus)
+    rows = Reading(corpus)
     for number in range(max(numbers, default=-1) + 1):
         block = [text[:longest] for (text,) in islice(rows, manifest.shard)]
         if len(block) != manifest.count(number):
