@@ -17,7 +17,8 @@ from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Final
 from whitenedcse.serving import exports as exports_module
-from whitenedcse.serving.exports import Wanted, export, fitted, scaled, whitened
+from whitenedcse.serving.exports import Wanted, export, scaled, whitened
+from whitenedcse.serving.fitting import fitted
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
 D = 16
