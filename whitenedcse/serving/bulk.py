@@ -246,7 +246,7 @@ def agreed(job: Job, embedder: Embedder, threads_each: int) -> Manifest:
     if (then := begun(job.out)) is not None:
         refuse_other(job.out, then, now)
         if not (job.out / DIGESTS).exists():  # of an older version, or of a kill just before it
-            seal(job.out)
+            seal(job.out, [MANIFEST, STARTS, *map(then.name, range(then.shards))])
         if not has_starts(job.out):
             counted(job.corpus, then.shard).save(job.out / STARTS)
             seal_too(job.out, {STARTS: checksum(job.out / STARTS)})
@@ -256,5 +256,5 @@ def agreed(job: Job, embedder: Embedder, threads_each: int) -> Manifest:
     starts.save(job.out / STARTS)
     manifest = Manifest(**now, rows=starts.rows, threads=threads_each)
     write_json(job.out / MANIFEST, asdict(manifest))
-    seal(job.out)
+    seal(job.out, [MANIFEST, STARTS])
     return manifest
