@@ -313,6 +313,7 @@ def test_a_compressed_corpus_is_encoded_by_ranks(source, tmp_path):
     packed.write_bytes(gzip.compress(Path(plain.path).read_bytes()))
     words = ["encode", source, str(packed), str(out), "--shard", "50"]
     assert ended(ranks(words, 2, tmp_path)) == [0, 0]
+    assert f"{packed} is compressed: each process unpacks it" in said(tmp_path, 0).replace("\n", " ")
     job = job_of(None, plain, tmp_path / "whole", opened=partial(Embedder.load, source), form=Form(shard=50))
     encoded(job)
     assert np.array_equal(*(np.concatenate(list(arrays(d))) for d in (out, job.out)))

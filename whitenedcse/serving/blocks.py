@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from whitenedcse.app.durable import parsing, read_json, write_json
-from whitenedcse.app.terminal import pace
+from whitenedcse.app.terminal import pace, say
 from whitenedcse.data.corpus import Corpus, Place, Reading, Row, files
 from whitenedcse.data.files import COMPRESSIONS, filesystem
 
@@ -73,6 +73,17 @@ def sizes(corpus: Corpus) -> list[int]:
     return found
 
 
+def packed(path: str) -> bool:
+    """Whether a text file is compressed: its middle is reached by unpacking all that is before."""
+    return Path(path).suffix.lower() in COMPRESSIONS
+
+
+def say_packed(corpus: Corpus) -> None:
+    """Say that a compressed corpus is unpacked by each of several processes."""
+    for path in filter(packed, files(corpus.path)[:1]):
+        say(f"{path} is compressed: each process unpacks it from its beginning; plain text is read in places")
+
+
 class Blocks:
     """The rows of the blocks of a corpus, each read where it begins.
 
@@ -108,6 +119,6 @@ class Blocks:
     def _reads_on(self, number: int) -> bool:
         """Whether a block is reached by reading on: the next one, or one that cannot be opened nearer."""
         now, then = self._reading.place, self.starts.places[number]
-        packed = now.file < len(self._files) and Path(self._files[now.file]).suffix.lower() in COMPRESSIONS
-        near = now.file == then.file and (packed or now.offset == then.offset)
+        front = now.file < len(self._files) and packed(self._files[now.file])
+        near = now.file == then.file and (front or now.offset == then.offset)
         return number == self._next or (number > self._next and near)

@@ -33,7 +33,7 @@ from whitenedcse.data.tokens import CHARACTERS_A_TOKEN
 from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.planes import digest_of
-from whitenedcse.serving.blocks import Blocks, Starts, counted
+from whitenedcse.serving.blocks import Blocks, Starts, counted, say_packed
 from whitenedcse.serving.layouts import Form, Manifest, refuse_other
 from whitenedcse.serving.shards import (
     AGAIN,
@@ -128,18 +128,15 @@ def encoded(job: Job, processes: int | None = None, engine: str | None = None) -
     threads on machines of one kind, and of kills. Raises ValueError for a directory of something else or of
     another job, or that another process is writing, and OSError if a process dies.
     """
-    if len(job.corpus.columns) > 1:
-        raise ValueError(f"{job.corpus.path}: name one column to encode, of {list(job.corpus.columns)}")
-    if processes is not None and processes < 1:
-        raise ValueError(f"processes={processes}: use 1 or more")
     here = placed() or Place(0, 1, 1)
-    if here.world > 1 and (processes or engine):
-        raise ValueError(f"torchrun or srun started {here.world} ranks; leave out --processes and --engine")
+    refuse(job, processes, engine, here.world)
     if here.rank:
         return joined(job, here.rank, here.world)
+    if here.world > 1 or engine or processes not in (None, 1):
+        say_packed(job.corpus)
     with locked(job.out):
         recover(job.out)
-        if engine == "ray":
+        if engine:
             from whitenedcse.serving.ray_engine import Actors
 
             with Actors(partial(Remote, job), processes) as actors:
@@ -148,6 +145,18 @@ def encoded(job: Job, processes: int | None = None, engine: str | None = None) -
         count = 1 if finished(job.out) else count
         with Lead(job.out / SHARED, max(count, here.world)) as lead, started(job, count) as lead.watch:
             return directed(job, lead.do, max(1, torch.get_num_threads() // count))
+
+
+def refuse(job: Job, processes: int | None, engine: str | None, world: int) -> None:
+    """Raise ValueError for a corpus of several columns, and for processes that cannot be."""
+    if len(job.corpus.columns) > 1:
+        raise ValueError(f"{job.corpus.path}: name one column to encode, of {list(job.corpus.columns)}")
+    if processes is not None and processes < 1:
+        raise ValueError(f"processes={processes}: use 1 or more")
+    if engine not in (None, "ray"):
+        raise ValueError(f"engine={engine!r}: use 'ray', or None for the processes of this machine")
+    if world > 1 and (processes or engine):
+        raise ValueError(f"torchrun or srun started {world} ranks; leave out --processes and --engine")
 
 
 Do = Callable[[Sequence[int], Work, Fold], None]

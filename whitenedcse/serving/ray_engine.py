@@ -7,6 +7,7 @@ directory, so machines have to share it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -15,15 +16,13 @@ import torch
 
 from whitenedcse.serving.shares import Fold, Work
 
-WAIT = 5.0  # seconds
-
 
 class Actors:
     """A context with processes of a Ray cluster that each call `opened`, and then what it returned.
 
     count: None is one per GPU of the cluster, or one per machine. threads: of each, as many as the cluster
-    has cores for it, at most as many as here. Raises ValueError where Ray is not installed, and OSError
-    where there is no such cluster or an actor cannot be started.
+    has cores for it, at most as many as here. Raises ValueError where Ray is not installed, and OSError where
+    RAY_ADDRESS cannot be reached or a block fails.
     """
 
     def __init__(self, opened: Callable[[], Work], count: int | None = None) -> None:
@@ -36,13 +35,16 @@ class Actors:
     def __enter__(self) -> Self:
         ray = self.ray
         self.own = not ray.is_initialized()  # else it is the caller's, and stays
-        ray.init(ignore_reinit_error=True, log_to_driver=False, configure_logging=False)
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anyone
+        quiet = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
+        ray.init(ignore_reinit_error=True, **quiet)
         has = ray.cluster_resources()
-        gpus = int(has.get("GPU", 0))
-        count = self.count or gpus or len(ray.nodes())
-        self.threads = max(1, min(torch.get_num_threads(), int(has.get("CPU", 1)) // count))
-        each = {"num_cpus": self.threads, "num_gpus": min(1, gpus / count), "max_concurrency": 1}
-        made = ray.remote(max_restarts=-1, max_task_retries=-1, **each)(Actor)
+        gpus, cores = has.get("GPU", 0), has.get("CPU", 1)
+        count = self.count or int(gpus) or len(ray.nodes())
+        self.threads = max(1, min(torch.get_num_threads(), int(cores) // count))
+        each = {"num_cpus": min(1, cores / count), "num_gpus": min(1, gpus / count)}  # so that all find room
+        again = {"max_restarts": -1, "max_task_retries": -1}
+        made = ray.remote(scheduling_strategy="SPREAD", **each, **again)(Actor)
         self.actors = [made.remote(self.opened) for _ in range(count)]
         return self
 
@@ -64,7 +66,7 @@ class Actors:
         for actor in self.actors:
             give(actor)
         while busy:
-            ended, _rest = self.ray.wait(list(busy), timeout=WAIT)
+            ended, _rest = self.ray.wait(list(busy))
             for task in ended:
                 number, actor = busy.pop(task)
                 fold({number: self._result(task)})
