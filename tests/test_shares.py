@@ -26,7 +26,7 @@ from whitenedcse.linalg import Moments
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving import fitting, shares
-from whitenedcse.serving.bulk import arrays, encoded
+from whitenedcse.serving.bulk import Filling, arrays, encoded
 from whitenedcse.serving.fitting import fitted
 from whitenedcse.serving.layouts import Form
 from whitenedcse.serving.shares import Lead, Member
@@ -139,6 +139,13 @@ def test_a_refusal_of_the_first_rank_ends_the_others(source, tmp_path):
     assert re.fullmatch(r"error: .*bad.txt:31: byte 0xff.*\n", said(tmp_path, 0, "err").split("counted")[-1])
     assert re.fullmatch(r"error: rank 0 failed: .*bad.txt:31: byte 0xff.*\n", said(tmp_path, 1, "err"))
     assert ended(ranks(["encode", source, str(corpus), str(tmp_path / "a" / "b")], 1, tmp_path)) == [2]
+
+
+def test_a_rank_with_another_encoder_is_refused(embedder, bert, tmp_path):
+    job = job_of(embedder, corpus_of(TEXTS, tmp_path), tmp_path / "out", form=FORM)
+    encoded(job)
+    with pytest.raises(ValueError, match="holds another job: the encoder"):
+        Filling(job, embedder_of(bert, kind="cls").eval())
 
 
 def test_ranks_start_no_processes_of_their_own(source, tmp_path, monkeypatch):
