@@ -434,7 +434,9 @@ def test_reading_resumes_at_the_place_of_any_row(tmp_path, monkeypatch, kind):
         seen.append(next(rows))
     assert seen == wanted and list(rows) == [] == list(Reading(corpus, rows.place))
     for count, place in places.items():
-        assert list(islice(Reading(corpus, place), 30)) == wanted[count : count + 30], (count, place)
+        again = Reading(corpus, place)
+        assert list(islice(again, 30)) == wanted[count : count + 30], (count, place)
+        assert list(islice(Reading(corpus, again.place), 5)) == wanted[count + 30 : count + 35]
     skips = max(place.skip for place in places.values())
     assert kind == "hub" or skips < (1_800 if kind == "parquet" else 200)  # a place is near its row
 

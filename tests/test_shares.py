@@ -324,3 +324,17 @@ def test_a_compressed_corpus_is_encoded_by_ranks(source, tmp_path):
     job = job_of(None, plain, tmp_path / "whole", opened=partial(Embedder.load, source), form=Form(shard=50))
     encoded(job)
     assert np.array_equal(*(np.concatenate(list(arrays(d))) for d in (out, job.out)))
+
+
+def test_an_input_that_grows_while_it_is_encoded_is_noticed(embedder, tmp_path, monkeypatch):
+    corpus = corpus_of(TEXTS, tmp_path)
+    plain = Embedder.encode
+
+    def growing(self, texts, **how):
+        with Path(corpus.path).open("a") as stream:
+            stream.write("more\n")
+        return plain(self, texts, **how)
+
+    monkeypatch.setattr(Embedder, "encode", growing)
+    with pytest.raises(ValueError, match="changed while it was read; start again in a new directory"):
+        encoded(job_of(embedder, corpus, tmp_path / "out", form=FORM))
