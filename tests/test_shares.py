@@ -21,13 +21,11 @@ from programs import Forked, server, surroundings
 from test_bulk import FORM, TEXTS, contents, corpus_of, job_of, many
 
 from whitenedcse.data import files
-from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.linalg import Moments
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.serving import fitting, shares
+from whitenedcse.serving import shares
 from whitenedcse.serving.bulk import Filling, arrays, encoded
-from whitenedcse.serving.fitting import fitted
 from whitenedcse.serving.layouts import Form
 from whitenedcse.serving.shares import Lead, Member
 
@@ -289,17 +287,6 @@ def test_a_fit_by_ranks_has_the_bits_of_one_process(source, tmp_path, sample):
         fits.append((tmp_path / "fit.safetensors").read_bytes())
         assert not list(tmp_path.glob(".fit*"))
     assert fits[0] == fits[1] == fits[2]
-
-
-def test_a_fit_is_the_one_of_all_vectors_at_once(embedder, tmp_path, monkeypatch):
-    monkeypatch.setattr(fitting, "BLOCK", 7)
-    fit = Postprocess("whitening")
-    facts = fitted(fit, embedder, corpus_of(TEXTS, tmp_path))
-    texts = [text for text in TEXTS if text.strip()]
-    wanted = Postprocess("whitening").fit(embedder.encode(texts))
-    assert facts["texts"] == len(texts) == fit.moments.n
-    assert_allclose(fit.moments.covariance, wanted.moments.covariance, atol=1e-8)
-    assert_allclose(fit.mean, wanted.mean, atol=1e-8)  # other batches, other float32 sums
 
 
 def test_moments_are_restored_to_the_bit():

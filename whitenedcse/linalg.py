@@ -231,7 +231,7 @@ class Moments:
 
     def __init__(self, d: int, update: Update = "exact") -> None:
         if d < 1 or update not in get_args(Update):
-            raise ValueError(f"d={d} must be 1 or more, update={update!r} {' or '.join(get_args(Update))}")
+            raise ValueError(f"d={d} must be 1 or more, {update=} one of {', '.join(get_args(Update))}")
         self.d, self.formula = d, update
         self._origin = np.zeros(d)
         self._part = _Part(0, np.zeros(d), np.zeros((d, d)))  # about the origin
