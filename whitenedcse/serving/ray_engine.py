@@ -21,8 +21,8 @@ class Actors:
     """A context with processes of a Ray cluster that each call `opened`, and then what it returned.
 
     count: None is one per GPU of the cluster, or one per machine. threads: of each, as many as the cluster
-    has cores for it, at most as many as here. Raises ValueError where Ray is not installed, and OSError where a
-    block fails. At a RAY_ADDRESS where nothing answers, Ray itself tries for minutes.
+    has cores for it, at most as many as here. Raises ValueError where Ray is not installed, and OSError where
+    a block fails. At a RAY_ADDRESS where nothing answers, Ray itself tries for minutes.
     """
 
     def __init__(self, opened: Callable[[], Work], count: int | None = None) -> None:
