@@ -4,6 +4,9 @@ Sentences drawn from the Wikipedia corpus under WHITENEDCSE_DATA. Both sides tok
 pool as the checkpoint says, or by the mean of the last layer. Theirs takes its default batches of 32, sorted
 by characters. The vectors are compared before anything is timed. MODEL: a directory that both libraries
 read; without one, models/minilm-mlm beside the data.
+
+--processes 2: instead, the wall time of `whitenedcse encode` from start to end, by one process and by two of
+one thread each: its own, torchrun's, and Ray's where that is installed. The bytes are compared.
 """
 
 from __future__ import annotations
@@ -13,7 +16,13 @@ import bz2
 import copy
 import os
 import random
+import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -44,9 +53,13 @@ def main() -> None:
     """One table."""
     parser = measure.parser(__doc__)
     parser.add_argument("--sentences", type=int, help="how many (default: 50,000; quick: 1,000)")
+    parser.add_argument("--processes", type=int, metavar="P", help="compare one process with so many")
     options = parsed(parser)
     count = options.sentences or (1_000 if options.quick else 50_000)
     here = measure.begin(options)
+    if options.processes:
+        measure.end(options, here, [together(options, wikipedia(count))])
+        return
     ours, theirs = opened(options.model)
     sentences = wikipedia(count)
     encoders = variants(ours, theirs)
@@ -62,6 +75,45 @@ def main() -> None:
     )
     result = measure.table(f"{count:,} sentences of Wikipedia, from text to vectors", timed, times)
     measure.end(options, here, [result | facts])
+
+
+def together(options: argparse.Namespace, sentences: list[str]) -> dict[str, Any]:
+    """The table of one process and of several, each of one thread."""
+    count, one = options.processes, [sys.executable, "-m", "whitenedcse.app.cli"]
+    several = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    ways = {"1 process": (one, [], 1), f"{count} processes": (one, ["--processes", str(count)], count)}
+    ways["torchrun"] = ([*several, *one[1:]], [], 1)
+    if find_spec("ray"):
+        ways["ray"] = (one, ["--processes", str(count), "--engine", "ray"], 1)
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Path(folder) / "corpus.txt"
+        corpus.write_text("".join(f"{sentence}\n" for sentence in sentences), encoding="utf-8")
+        words = [
+            "encode",
+            options.model,
+            str(corpus),
+            "OUT",
+            "--shard",
+            str(-(-len(sentences) // (16 * count))),
+        ]
+        words += ["--pooling", "mean"] if plain(options.model) else []
+
+        def run(name: str) -> None:
+            program, more, threads = ways[name]
+            out = Path(folder) / name
+            shutil.rmtree(out, ignore_errors=True)
+            command = [*program, *(str(out) if word == "OUT" else word for word in words), *more]
+            env = os.environ | {"OMP_NUM_THREADS": str(threads)}
+            subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+        timed = {name: Variant(partial(run, name), "1 process") for name in ways}
+        times = measure.interleaved(timed, options.rounds or (1 if options.quick else 5), count, warm=False)
+        digests = {name: (Path(folder) / name / "digests.json").read_text() for name in ways}
+        if len(set(digests.values())) > 1:
+            raise SystemExit(
+                f"not the same bytes: {[name for name in ways if digests[name] != digests[next(iter(ways))]]}"
+            )
+        return measure.table(f"{len(sentences):,} sentences, whitenedcse encode as a whole", timed, times)
 
 
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:

@@ -33,7 +33,7 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Final
 from whitenedcse.model.planes import digest_of
 from whitenedcse.serving import bulk as bulk_module
-from whitenedcse.serving.bulk import Job, arrays, encoded
+from whitenedcse.serving.bulk import Filling, Job, arrays, encoded
 from whitenedcse.serving.exports import whitened
 from whitenedcse.serving.layouts import Form
 
@@ -82,7 +82,7 @@ def test_row_i_of_the_files_is_row_i_of_the_input(embedder, corpus, tmp_path, to
     one_by_one = np.concatenate([embedder.encode([text]) for text in TEXTS])
     assert_allclose(np.concatenate(got), one_by_one, atol=2e-3 if dtype == "float16" else 1e-5)
     names = [f"shard-0000{i}.{to}" for i in range(5)]
-    assert sorted(contents(out)) == [".lock", "digests.json", "manifest.json", *names]
+    assert sorted(contents(out)) == [".lock", "digests.json", "manifest.json", *names, "starts.json"]
     peer = [np.load(out / n) if to == "npy" else pq.read_table(out / n) for n in names]
     if to == "parquet":
         assert [row for table in peer for row in table["row"].to_pylist()] == list(range(29))
@@ -253,25 +253,14 @@ def alive(process):
 
 def test_an_error_in_a_process_is_one_line(embedder, corpus, tmp_path, monkeypatch):
     class Workers:
+        processes = ()
+
         def join(self, timeout):
             raise ProcessRaisedException("-- Process 1:\nTraceback\n  line\nOSError: disk full\n", 1, 99)
 
     monkeypatch.setattr(bulk_module, "spawn", lambda *args, **how: Workers())
     with pytest.raises(OSError, match="^a process failed: OSError: disk full; files are kept"):
         encoded(job_of(embedder, corpus, tmp_path / "out", form=FORM), 2)
-
-
-def test_each_of_two_processes_has_its_share(embedder, corpus, tmp_path):
-    job = job_of(embedder, corpus, tmp_path / "out", form=FORM)
-    encoded(job)
-    whole = contents(job.out)
-    for number in range(5):
-        (job.out / f"shard-0000{number}.npy").unlink()
-    manifest = bulk_module.begun(job.out)
-    bulk_module.worker(1, job, manifest, [0, 1, 2, 4], 2)
-    assert bulk_module.unwritten(job.out, manifest) == [0, 2, 3]
-    bulk_module.worker(0, job, manifest, [0, 2, 3], 1)
-    assert contents(job.out) == whole
 
 
 def test_no_file_is_there_before_all_of_it_is(embedder, corpus, tmp_path, monkeypatch):
@@ -282,7 +271,7 @@ def test_no_file_is_there_before_all_of_it_is(embedder, corpus, tmp_path, monkey
     monkeypatch.setattr(np, "save", half)
     with pytest.raises(OSError, match="no space left"):
         encoded(job_of(embedder, corpus, tmp_path / "out", form=FORM))
-    assert set(contents(tmp_path / "out")) == {".lock", "digests.json", "manifest.json"}
+    assert set(contents(tmp_path / "out")) == {".lock", "digests.json", "manifest.json", "starts.json"}
 
 
 @pytest.mark.slow
@@ -370,8 +359,9 @@ def test_an_input_that_changes_while_it_is_read_is_noticed(embedder, corpus, tmp
     out = tmp_path / "out"
     encoded(job_of(embedder, corpus, out, form=FORM))
     corpus_of(TEXTS[:-1], tmp_path)
+    (out / "shard-00004.npy").unlink()
     with pytest.raises(ValueError, match="changed while it was read"):
-        list(bulk_module.blocks(corpus, bulk_module.begun(out), [4], 100))
+        Filling(job_of(embedder, corpus, out, form=FORM), embedder)
 
 
 class Bomb:
@@ -461,7 +451,7 @@ def test_an_older_job_without_digests_resumes_and_has_them_from_then_on(embedder
 def test_a_file_that_a_kill_left_without_its_digest_is_encoded_again(embedder, corpus, tmp_path, monkeypatch):
     job = job_of(embedder, corpus, tmp_path / "out", form=FORM)
     with monkeypatch.context() as patch:
-        patch.setattr(bulk_module, "seal_too", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(bulk_module, "seal_too", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             encoded(job)
     assert (job.out / "shard-00000.npy").exists()

@@ -8,7 +8,9 @@ import json
 import lzma
 import sys
 import tracemalloc
+from collections import deque
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import datasets
@@ -21,7 +23,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 from whitenedcse.data import files
-from whitenedcse.data.corpus import Corpus, fingerprint, is_hub_id, read
+from whitenedcse.data.corpus import Corpus, Reading, fingerprint, is_hub_id, read
 from whitenedcse.data.sources import located
 
 PAIRS = [("one, two", 'said "so"'), ("drei\u2028vier", "five\x0bsix"), (" seven ", "acht ü")]
@@ -394,3 +396,69 @@ def test_a_local_name_is_taken_literally(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     assert sentences(written(Path(name), "one\n")) == [("one",)]
     assert fingerprint(Corpus(name)) == fingerprint(Corpus(str(tmp_path / name)))
+
+
+ROWS = [(f"the {i}th" + " line" * (i % 7), "two\nlines" if i % 50 == 3 else f"b{i}") for i in range(3_000)]
+
+
+def hub(rows, monkeypatch):
+    made = datasets.Dataset.from_list([{"a": a, "b": b} for a, b in rows])
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: made)
+    return Corpus("some/hub", ("a", "b"))
+
+
+def halves(rows, kind, folder):
+    """Two files of a kind, of 1,200 rows and of the rest, the first of which has row groups of 250."""
+    pack = COMPRESS.get(kind.removeprefix("txt"), bytes)
+    for half, path in ((rows[:1_200], folder / f"1.{kind}"), (rows[1_200:], folder / f"2.{kind}")):
+        if kind in WRITERS:
+            WRITERS[kind](path, half)
+        else:
+            written(path, pack("".join(f"{a}\n" for (a,) in half).encode()))
+    if kind == "parquet":
+        table = pyarrow.parquet.read_table(folder / "1.parquet")
+        pyarrow.parquet.write_table(table, folder / "1.parquet", row_group_size=250)
+    return Corpus(str(folder), ("a", "b") if kind in WRITERS else ())
+
+
+@pytest.mark.parametrize("kind", ["txt", "txt.gz", "txt.bz2", "txt.xz", "txt.zst", *WRITERS, "hub"])
+def test_reading_resumes_at_the_place_of_any_row(tmp_path, monkeypatch, kind):
+    """From a place on come the rows from there on, whatever the format; two files, many pieces and groups."""
+    monkeypatch.setattr(files, "BLOCK", 1 << 10)
+    wanted = [(a,) if "txt" in kind else (a, b[:3] if kind == "tsv" else b) for a, b in ROWS]
+    corpus = hub(wanted, monkeypatch) if kind == "hub" else halves(wanted, kind, tmp_path)
+    rows, seen, places = Reading(corpus), [], {}
+    for count in range(len(wanted)):
+        if count % 97 == 0 or count in (1, 2, 249, 250, 251, 1_199, 1_200, 1_201):
+            places[count] = rows.place
+        seen.append(next(rows))
+    assert seen == wanted and list(rows) == [] == list(Reading(corpus, rows.place))
+    for count, place in places.items():
+        again = Reading(corpus, place)
+        assert list(islice(again, 30)) == wanted[count : count + 30], (count, place)
+        assert list(islice(Reading(corpus, again.place), 5)) == wanted[count + 30 : count + 35]
+    skips = max(place.skip for place in places.values())
+    assert kind == "hub" or skips < (1_800 if kind == "parquet" else 200)  # a place is near its row
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "txt"])
+def test_an_error_after_a_place_names_the_line_of_the_file(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(files, "BLOCK", 1 << 10)
+    path, columns = tmp_path / f"x.{kind}", ("a",)
+    if kind == "txt":
+        columns, line = (), "2501: byte 0xff"
+        written(path, b"some words\n" * 2_500 + b"\xff\n")
+    elif kind == "csv":
+        line = "2501: 3 fields"
+        written(path, "a,b\n" + '"the\ncat",2\n' * 1_249 + "x,y\nx,y,z\n")
+    elif kind == "jsonl":
+        line = "2501: text expected"
+        written(path, '{"a": "words"}\n' * 2_500 + '{"a": 3}\n')
+    else:
+        line = "row 2501: NUL"
+        rows = pyarrow.table({"a": ["words"] * 2_500 + ["\0"]})
+        pyarrow.parquet.write_table(rows, path, row_group_size=600)
+    rows = Reading(Corpus(str(path), columns))
+    deque(islice(rows, 1_240), maxlen=0)
+    with pytest.raises(ValueError, match=f"x.{kind}.{'? ' if kind == 'parquet' else ''}{line}"):
+        list(Reading(Corpus(str(path), columns), rows.place))

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from whitenedcse.app import durable
 from whitenedcse.app.durable import (
     DIGESTS,
+    checksum,
     drafted,
     intact,
     read_json,
@@ -287,7 +288,7 @@ def test_files_are_added_to_the_digests_by_several(tmp_path):
 
     def added(i):
         (tmp_path / f"{i}").write_text(str(i))
-        seal_too(tmp_path / f"{i}")
+        seal_too(tmp_path, {f"{i}": checksum(tmp_path / f"{i}")})
 
     several(added, 6)
     intact(tmp_path, "copy it again", map(str, range(6)))

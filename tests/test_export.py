@@ -29,7 +29,8 @@ from whitenedcse.model.head import ProjectionHead
 from whitenedcse.serving import card as card_module
 from whitenedcse.serving import exports, layouts
 from whitenedcse.serving.card import shown
-from whitenedcse.serving.exports import Wanted, export, fitted, scaled, whitened
+from whitenedcse.serving.exports import Wanted, export, scaled, whitened
+from whitenedcse.serving.fitting import fitted
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries that load the exports
 BACKBONE = conftest.backbone

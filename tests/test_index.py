@@ -22,7 +22,8 @@ from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving import index as index_module
 from whitenedcse.serving import index_files
-from whitenedcse.serving.exports import fitted, whitened
+from whitenedcse.serving.exports import whitened
+from whitenedcse.serving.fitting import fitted
 from whitenedcse.serving.index import Index, labelled, write
 from whitenedcse.serving.index_files import FILES, Strings
 

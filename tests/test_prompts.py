@@ -32,7 +32,8 @@ from whitenedcse.model.planes import Wanted as Vectors
 from whitenedcse.model.planes import digest_of, vectors
 from whitenedcse.report.conditions import differences, without_idle
 from whitenedcse.serving.benchmarks import Mteb
-from whitenedcse.serving.exports import Wanted, export, fitted, whitened
+from whitenedcse.serving.exports import Wanted, export, whitened
+from whitenedcse.serving.fitting import fitted
 from whitenedcse.serving.index import Index
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries that load what is written

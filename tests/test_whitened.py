@@ -16,8 +16,9 @@ from whitenedcse.evaluation.transforms import POWERED, Kind
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Final
-from whitenedcse.serving import exports as exports_module
-from whitenedcse.serving.exports import Wanted, export, fitted, scaled, whitened
+from whitenedcse.serving import fitting
+from whitenedcse.serving.exports import Wanted, export, scaled, whitened
+from whitenedcse.serving.fitting import fitted
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
 D = 16
@@ -61,7 +62,7 @@ def fit_of(embedder, corpus, **settings):
 def test_it_is_fitted_to_every_text_that_is_not_blank_as_often_as_it_comes(
     embedder, corpus, block, monkeypatch
 ):
-    monkeypatch.setattr(exports_module, "BLOCK", block)
+    monkeypatch.setattr(fitting, "BLOCK", block)
     fit = fit_of(embedder, corpus)
     x = embedder.encode([*TEXTS, TEXTS[0]])
     assert_allclose(fit.mean, x.astype(np.float64).mean(0), atol=1e-7)

@@ -110,8 +110,8 @@ def iterated_root(a: Tensor, r: Tensor, iterations: int = 5) -> Tensor:
     tensor([0.9500, 1.0000])
     """
     a, scale = _ridged(a, r)
-    trace = a.shape[-1] * mean_variance(a)
-    unit, y = 3 * _identity(a), a / trace
+    trace, unit = a.shape[-1] * mean_variance(a), 3 * _identity(a)
+    y = a / trace
     step = root = (unit - y) / 2
     for _ in range(iterations - 1):
         y = y @ step
@@ -207,16 +207,12 @@ def _joined(a: _Part, b: _Part) -> _Part:
 
 
 def _exact(a: _Part, rows: Array) -> _Part:
-    mean = rows.mean(axis=0)
-    rows = rows - mean
+    rows = rows - (mean := rows.mean(axis=0))
     return _joined(a, _Part(len(rows), mean, rows.T @ rows))
 
 
 def _as_printed(a: _Part, rows: Array) -> _Part:
-    """Eq.
-
-    10-11 of [2] times n, for each row in turn; mu in Eq. 11, which has no index, is the previous mean.
-    """
+    """Eq. 10-11 of [2] times n, for each row in turn; mu in Eq. 11, which has no index, is the last mean."""
     counts = a.n + np.arange(len(rows))[:, None]
     sums = a.n * a.mean + rows.cumsum(axis=0)
     delta = rows - (sums - rows) / np.maximum(counts, 1)  # 0 for the first of all, as the origin is that row
@@ -235,9 +231,7 @@ class Moments:
 
     def __init__(self, d: int, update: Update = "exact") -> None:
         if d < 1 or update not in get_args(Update):
-            raise ValueError(
-                f"d={d} must be 1 or more, update={update!r} one of {', '.join(get_args(Update))}"
-            )
+            raise ValueError(f"d={d} must be 1 or more, {update=} one of {', '.join(get_args(Update))}")
         self.d, self.formula = d, update
         self._origin = np.zeros(d)
         self._part = _Part(0, np.zeros(d), np.zeros((d, d)))  # about the origin
@@ -287,6 +281,18 @@ class Moments:
     def covariance(self) -> Array:
         """The covariance of the rows, (d, d), divided by n. Raises ValueError before the first row."""
         return self._seen().scatter / self.n
+
+    @property
+    def state(self) -> Array:
+        """All that it holds, in one array (d + 3, d) for `restored`."""
+        return np.vstack([self._part.scatter, self._part.mean, self._origin, np.full(self.d, self.n)])
+
+    @classmethod
+    def restored(cls, state: Array) -> Self:
+        """Moments with this `state`, to the last bit, and update="exact"."""
+        new = cls(state.shape[1])
+        new._part, new._origin = _Part(int(state[-1, 0]), state[-3], state[:-3]), state[-2]
+        return new
 
     def _seen(self) -> _Part:
         if not self.n:

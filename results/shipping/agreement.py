@@ -21,7 +21,8 @@ from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling
 from whitenedcse.report.published import STS
-from whitenedcse.serving.exports import Wanted, export, fitted, whitened
+from whitenedcse.serving.exports import Wanted, export, whitened
+from whitenedcse.serving.fitting import fitted
 
 POOLINGS = [("cls", [-1]), ("mean", [-1]), ("mean", [1, -1])]
 

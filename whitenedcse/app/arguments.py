@@ -115,7 +115,8 @@ def refuse_dim(arguments: argparse.Namespace, on: str | None = None) -> None:
 def ended(arguments: argparse.Namespace, on: str | None = None) -> Any:
     """The embedder of SOURCE, with the whitening of --whiten or one fitted to the corpus `on` at its end."""
     from whitenedcse.evaluation.postprocess import Postprocess
-    from whitenedcse.serving.exports import fitted, whitened
+    from whitenedcse.serving.exports import whitened
+    from whitenedcse.serving.fitting import fitted
 
     refuse_dim(arguments, on)
     k = arguments.dim

@@ -187,11 +187,11 @@ def seal(folder: Path, names: Iterable[str] | None = None, coming: Mapping[str, 
     write_json(folder / DIGESTS, {name: checksum(content) for name, content in contents.items()})
 
 
-def seal_too(path: Path) -> None:
-    """Add a file to digests.json of its folder, to which other processes may be adding theirs."""
-    with alone(path.parent):
-        known = read_json(path.parent / DIGESTS) | {path.name: checksum(path)}
-        write_json(path.parent / DIGESTS, dict(sorted(known.items())))
+def seal_too(folder: Path, digests: Mapping[str, str]) -> None:
+    """Add digests of files to digests.json of a folder, to which other processes may be adding theirs."""
+    with alone(folder):
+        known = read_json(folder / DIGESTS) | digests
+        write_json(folder / DIGESTS, dict(sorted(known.items())))
 
 
 def intact(folder: Path, cure: str, names: Iterable[str] | None = None) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from whitenedcse.app import arguments as given
+from whitenedcse.app.durable import beside
+from whitenedcse.app.ranks import first
 from whitenedcse.app.terminal import Grid, say, show
 from whitenedcse.data import sources
 
@@ -65,15 +67,16 @@ def add_export(commands: Any) -> None:
 def whiten_fit(arguments: argparse.Namespace) -> int:
     """Fit a whitening transform and write it."""
     from whitenedcse.evaluation.postprocess import Postprocess
-    from whitenedcse.serving.exports import fitted
+    from whitenedcse.serving.fitting import fitted
 
     fit = Postprocess(arguments.kind, shrinkage=arguments.shrinkage, power=arguments.power)
     corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample)
     if not arguments.out.parent.is_dir():
         raise FileNotFoundError(f"{arguments.out.parent}: no such directory; make it first")
-    facts = fitted(fit, given.opened(arguments), corpus, bf16=arguments.bf16)
-    fit.save(arguments.out, {"source": arguments.source, **facts})
-    say(f"{fit.kind} of width {len(fit.mean)}, fitted to {facts['texts']:,} texts: {arguments.out}")
+    asked = {"bf16": arguments.bf16, "folder": beside(arguments.out, "ranks")}
+    if facts := fitted(fit, given.opened(arguments), corpus, **asked):
+        fit.save(arguments.out, {"source": arguments.source, **facts})
+        say(f"{fit.kind} of width {len(fit.mean)}, fitted to {facts['texts']:,} texts: {arguments.out}")
     return 0
 
 
@@ -90,8 +93,8 @@ def export(arguments: argparse.Namespace) -> int:
         embedder = exports.scaled(embedder, unit=arguments.unit)
     facts = exports.export(embedder, arguments.out, wanted)
     if arguments.int8:
-        scores = "{pairs}: {spearman:.2f} in float32, {spearman_int8:.2f} in int8".format(**facts)
-        say(f"Spearman x 100 (all) on {scores}")
+        scores = "{pairs}: {spearman:.2f} in float32, {spearman_int8:.2f} in int8"
+        say("Spearman x 100 (all) on " + scores.format(**facts))
     compared = f"vectors differ by at most {facts['difference']:.1e}" if wanted.verify else "not verified"
     say(f"{arguments.out}: for {arguments.to}, {compared}")
     if arguments.push:
@@ -207,9 +210,8 @@ def query(arguments: argparse.Namespace) -> int:
         raise ValueError("one query is a TEXT, several are a --file: give one of the two")
     if arguments.top < 1:
         raise ValueError(f"--top {arguments.top}: 1 or more")
-    asked = [arguments.text]
-    if arguments.file is not None:
-        asked = list(texts(sources.named(arguments.file, arguments.columns)))
+    named = arguments.file is not None
+    asked = list(texts(sources.named(arguments.file, arguments.columns))) if named else [arguments.text]
     answers = Index.load(arguments.index).query(asked, arguments.top)
     rows = [
         [text, str(rank), f"{hit.cosine:.4f}", hit.id, hit.text]
@@ -242,12 +244,12 @@ def add_encode(commands: Any) -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="the directory to write")
     given.whiten(parser)
     types = ("float32", "float16")
-    parser.add_argument("--dtype", choices=types, default="float32", help="(default: float32)")
+    parser.add_argument("--dtype", choices=types, default=types[0], help="(default: float32)")
     parser.add_argument("--to", choices=("npy", "parquet"), default="npy", help="(default: npy)")
-    about = "rows of a file (default: 20,000)"
-    parser.add_argument("--shard", type=int, default=20_000, metavar="N", help=about)
+    parser.add_argument("--shard", type=int, default=20_000, metavar="N", help="rows a file (20,000)")
     about = "processes that share the work (default: one a GPU, or one)"
     parser.add_argument("--processes", type=int, metavar="P", help=about)
+    parser.add_argument("--engine", choices=("ray",), help="processes of a Ray cluster that all see OUT")
     given.columns(parser)
     given.bf16(parser)
     parser.set_defaults(run=encode)
@@ -255,17 +257,16 @@ def add_encode(commands: Any) -> None:
 
 def encode(arguments: argparse.Namespace) -> int:
     """Write the vectors, and print where they are."""
-    from whitenedcse.app import ranks
-    from whitenedcse.serving.bulk import Job, begun, encoded
+    from whitenedcse.serving.bulk import Job, encoded
     from whitenedcse.serving.layouts import Form
+    from whitenedcse.serving.shards import begun
 
-    ranks.refuse("whitenedcse encode")
     given.refuse_dim(arguments)
     form = Form(arguments.to, arguments.dtype, arguments.shard)
     corpus = sources.named(arguments.input, arguments.columns)
     job = Job(partial(given.ended, arguments), arguments.source, corpus, arguments.out, form, arguments.bf16)
-    new = encoded(job, arguments.processes)
-    if manifest := begun(arguments.out):
+    new = encoded(job, arguments.processes, arguments.engine)
+    if first() and (manifest := begun(arguments.out)):
         here = f"; {manifest.rows - new:,} were encoded before" if new < manifest.rows else ""
         say(f"{manifest.rows:,} rows of width {manifest.width}: {arguments.out}{here}")
     return 0
@@ -274,9 +275,8 @@ def encode(arguments: argparse.Namespace) -> int:
 def add_demo(commands: Any) -> None:
     """Add the parser of `whitenedcse demo`."""
     about = "a page on this machine to try an encoder: search, similarity, and a slider for whitening-k"
-    demo = commands.add_parser(
-        "demo", help=about, description=f"{about}. Needs pip install 'whitenedcse[demo]'."
-    )
+    more = "Needs pip install 'whitenedcse[demo]'."
+    demo = commands.add_parser("demo", help=about, description=f"{about}. {more}")
     given.encoder(demo)
     given.corpus(demo)
     given.columns(demo)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whitenedcse.data.files import COMPRESSIONS, filesystem, lines, objects, suffix, table
+from whitenedcse.data.files import COMPRESSIONS, Cursor, filesystem, lines, objects, suffix, table
 
 Row = tuple[str, ...]
 LONGEST = 2048  # characters of a text that evaluation and exports read
@@ -59,7 +59,7 @@ def read(corpus: Corpus, *, longest: int) -> tuple[list[Row], Counts]:
     A row with a blank column is dropped. Text is otherwise unchanged: no stripping, no normalisation.
     """
     tally = Counter[str]()
-    usable = _usable(stream(corpus), longest, tally)
+    usable = _usable(Reading(corpus), longest, tally)
     kept = list(usable) if corpus.sample is None else _sampled(usable, corpus.sample)
     counts = Counts(tally["total"], tally["blank"], tally["cut"], len(kept))
     if not kept:
@@ -120,21 +120,61 @@ def _sampled(rows: Iterable[Row], size: int) -> list[Row]:
     return [row for _, row in sorted(drawn)]
 
 
-def stream(corpus: Corpus) -> Iterator[Row]:
-    """Every row of a corpus in order, unchanged: none is dropped, cut or sampled."""
-    here = files(corpus.path)
-    for file in here:
-        yield from READERS[_kind(file)](file, corpus.columns)
-    if here:
-        return
-    data = _hub(corpus.path)
-    wanted = list(_checked(corpus.columns, data.column_names, corpus.path))
-    yield from _numbered(data.select_columns(wanted), wanted, corpus.path)
+class Place(NamedTuple):
+    """Where a row of a corpus is: in which of `files`, and where in it, as `Cursor` says."""
+
+    file: int = 0
+    offset: int = 0
+    number: int = 1
+    skip: int = 0
+
+
+START = Place()
+
+
+class Reading:
+    """Every row of a corpus in order from a place on, unchanged: none is dropped, cut or sampled.
+
+    Plain files are opened at that byte, Parquet files at that row group; a packed file is unpacked up to it.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "x.txt"
+    >>> _ = path.write_text("the cat\\nthe dog\\nthe bird\\n")
+    >>> rows = Reading(Corpus(str(path)))
+    >>> next(rows)
+    ('the cat',)
+    >>> list(Reading(Corpus(str(path)), rows.place))
+    [('the dog',), ('the bird',)]
+    """
+
+    def __init__(self, corpus: Corpus, at: Place = START) -> None:
+        self.file, self.cursor = at.file, Cursor(at.offset, at.number, at.skip)
+        self._rows = self._read(corpus)
+
+    def __iter__(self) -> Iterator[Row]:
+        return self._rows
+
+    def __next__(self) -> Row:
+        return next(self._rows)
+
+    @property
+    def place(self) -> Place:
+        """That of the next row."""
+        return Place(self.file, *self.cursor.following)
+
+    def _read(self, corpus: Corpus) -> Iterator[Row]:
+        here = files(corpus.path)
+        while self.file < len(here):
+            path = here[self.file]
+            yield from READERS[_kind(path)](path, corpus.columns, self.cursor)
+            self.file, self.cursor = self.file + 1, Cursor()
+        if not here:
+            yield from _hub_rows(corpus, self.cursor)
 
 
 def rows(corpus: Corpus) -> Iterable[Row]:
     """The rows of a corpus in order, read lazily, or those of the sample."""
-    return stream(corpus) if corpus.sample is None else read(corpus, longest=LONGEST)[0]
+    return Reading(corpus) if corpus.sample is None else read(corpus, longest=LONGEST)[0]
 
 
 def texts(corpus: Corpus) -> Iterator[str]:
@@ -169,28 +209,28 @@ def _kind(name: str) -> str:
     return kind if kind in READERS and (kind != ".parquet" or name.lower().endswith(kind)) else ""
 
 
-def _text(path: str, columns: Sequence[str]) -> Iterator[Row]:
+def _text(path: str, columns: Sequence[str], at: Cursor) -> Iterator[Row]:
     if columns:
         raise ValueError(f"{path}: plain text has no columns, so columns={list(columns)} must be []")
-    return ((line,) for line in lines(path))
+    return ((line,) for line in lines(path, at=at))
 
 
-def _table(path: str, columns: Sequence[str]) -> Iterator[Row]:
+def _table(path: str, columns: Sequence[str], at: Cursor) -> Iterator[Row]:
     indices: list[int] = []
-    for _, fields in table(path):
+    for _, fields in table(path, at):
         if indices:
             yield tuple(fields[place] for place in indices) if fields else ("",)
         else:
             indices = [fields.index(name) for name in _checked(columns, fields, path)]
 
 
-def _json(path: str, columns: Sequence[str]) -> Iterator[Row]:
-    for number, record in objects(path):
+def _json(path: str, columns: Sequence[str], at: Cursor) -> Iterator[Row]:
+    for number, record in objects(path, at):
         blank = dict.fromkeys(columns, "")
         yield _fields(blank if record is None else record, columns, f"{path}:{number}")
 
 
-def _parquet(path: str, columns: Sequence[str]) -> Iterator[Row]:
+def _parquet(path: str, columns: Sequence[str], at: Cursor) -> Iterator[Row]:
     import pyarrow.parquet  # type: ignore[import-untyped]
 
     with filesystem(path) as (system, inside):
@@ -200,8 +240,25 @@ def _parquet(path: str, columns: Sequence[str]) -> Iterator[Row]:
             raise ValueError(f"{path}: {error}") from error
         with file:
             wanted = list(_checked(columns, file.schema_arrow.names, path))
-            records = (record for batch in file.iter_batches(columns=wanted) for record in batch.to_pylist())
-            yield from _numbered(records, columns, path)
+            number, skip = at.number, at.skip
+            for group in range(at.offset, file.num_row_groups):
+                done = 0
+                for batch in file.iter_batches(columns=wanted, row_groups=[group]):
+                    left, done = batch.slice(min(skip, batch.num_rows)), done + batch.num_rows
+                    skip -= batch.num_rows - left.num_rows
+                    records = at.begin(group, number, left.to_pylist(), done - left.num_rows)
+                    yield from _numbered(records, columns, path, number + done - left.num_rows)
+                number += done
+
+
+def _hub_rows(corpus: Corpus, at: Cursor) -> Iterator[Row]:
+    data = _hub(corpus.path)
+    wanted = list(_checked(corpus.columns, data.column_names, corpus.path))
+    data = data.select_columns(wanted)
+    for start in range(at.skip, len(data), 1000):
+        columns = data[start : start + 1000]
+        records = [dict(zip(wanted, row, strict=True)) for row in zip(*map(columns.get, wanted), strict=True)]
+        yield from _numbered(at.begin(0, 1, records, start), wanted, corpus.path, start + 1)
 
 
 def _hub(name: str) -> Any:
@@ -216,8 +273,8 @@ def _hub(name: str) -> Any:
         raise FileNotFoundError(f"{name}: no such path, and the hub did not give it: {error}") from error
 
 
-def _numbered(records: Iterable[Any], columns: Sequence[str], place: object) -> Iterator[Row]:
-    return (_fields(record, columns, f"{place}, row {i}") for i, record in enumerate(records, 1))
+def _numbered(records: Iterable[Any], columns: Sequence[str], place: object, first: int) -> Iterator[Row]:
+    return (_fields(record, columns, f"{place}, row {i}") for i, record in enumerate(records, first))
 
 
 def _checked(wanted: Sequence[str], present: Sequence[str], place: object) -> Sequence[str]:

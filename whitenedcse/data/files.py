@@ -13,9 +13,12 @@ import json
 import lzma
 import math
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +85,49 @@ def stamp(path: str) -> tuple[tuple[Any, ...], float]:
     return (path, tag), math.inf if tag.startswith("W/") else 0
 
 
-def lines(path: str | Path, encoding: str = "utf-8") -> Iterator[str]:
+@dataclass
+class Cursor:
+    """A line of a text file, or a row of a Parquet file: where reading begins, and then how far it has come.
+
+    offset: a place to begin at: the byte of a line start (after unpacking), or a row group. number: of the
+    line or row there, from 1. skip: how many lines or rows of that place to leave out.
+    """
+
+    offset: int = 0
+    number: int = 1
+    skip: int = 0
+    pending: Iterator[Any] = field(default_factory=lambda: iter(()), repr=False)  # of a list
+
+    def begin(self, offset: int, number: int, items: list[Any], skip: int = 0) -> Iterator[Any]:
+        """Iterate over these items, the first of which is `skip` after this place."""
+        self.offset, self.number, self.skip, self.pending = offset, number, skip + len(items), iter(items)
+        return self.pending
+
+    @property
+    def following(self) -> tuple[int, int, int]:
+        """The offset, number and skip with which reading would resume where it is now.
+
+        It is known without counting each line: a list's iterator knows how many items it has left.
+        """
+        return self.offset, self.number, self.skip - length_hint(self.pending)
+
+
+def lines(path: str | Path, encoding: str = "utf-8", at: Cursor | None = None) -> Iterator[str]:
     r"""The lines of a text file without line end and BOM. Only \n ends a line, not U+2028 or a form feed.
 
-    Raises the errors of `filesystem`, OSError for a damaged archive, and ValueError, naming file and line,
-    for what is no text: bytes that are not UTF-8, NUL, a whole file with carriage returns for line ends, a
-    line above LONGEST_LINE bytes, and an archive that unpacks to more than RATIO times its size.
+    at: where to begin, if not at the first line; it then says how far the reading has come. Raises the errors
+    of `filesystem`, OSError for a damaged archive, and ValueError, naming file and line, for what is no text:
+    bytes that are not UTF-8, NUL, a whole file with carriage returns for line ends, a line above LONGEST_LINE
+    bytes, and an archive that unpacks to more than RATIO times its size.
     """
-    for number, block in _blocks(path):
+    at = at or Cursor()
+    every = _lines(path, encoding, at)
+    deque(islice(every, at.skip), maxlen=0)
+    return every
+
+
+def _lines(path: str | Path, encoding: str, at: Cursor) -> Iterator[str]:
+    for offset, number, block in _blocks(path, at.offset, at.number):
         try:
             text = block.decode("utf-8-sig" if (encoding, number) == ("utf-8", 1) else encoding)
         except UnicodeDecodeError as error:
@@ -103,7 +141,7 @@ def lines(path: str | Path, encoding: str = "utf-8") -> Iterator[str]:
             found = [line.rstrip("\r") for line in found]
             if number == len(found) == 1 and "\r" in found[0]:
                 raise ValueError(f"{path}:1: carriage returns end its lines; convert the file with mac2unix")
-        yield from found
+        yield from at.begin(offset, number, found)
 
 
 def _foreign(path: str | Path, number: int, what: str, before: bytes) -> str:
@@ -112,10 +150,11 @@ def _foreign(path: str | Path, number: int, what: str, before: bytes) -> str:
     return f"{path}:{line}: {what}; convert the file with iconv (position {position} of the line)"
 
 
-def _blocks(path: str | Path) -> Iterator[tuple[int, bytes]]:
-    """The bytes of a file in blocks of whole lines, each with the number of its first line.
+def _blocks(path: str | Path, offset: int, number: int) -> Iterator[tuple[int, int, bytes]]:
+    """The bytes of a file in blocks of whole lines, each with the place and the number of its first line.
 
-    A file of less than BLOCK bytes is one block. Memory is bounded, whatever the file holds.
+    offset: the byte to begin at, which is in line `number`; a packed file is unpacked up to there. A file of
+    less than BLOCK bytes is one block. Memory is bounded, whatever the file holds.
     """
     opened = COMPRESSIONS.get(Path(path).suffix.lower(), lambda raw: raw)
     with (
@@ -123,7 +162,8 @@ def _blocks(path: str | Path) -> Iterator[tuple[int, bytes]]:
         system.open(inside, "rb") as raw,
         io.BufferedReader(opened(raw), 1 << 17) as stream,
     ):
-        rest, number, size, last = b"", 1, 0, False
+        _move(stream, offset)
+        rest, size, last = b"", 0, False
         while not last:
             block = stream.read(BLOCK)
             data, size, last = rest + block, size + len(block), len(block) < BLOCK
@@ -135,8 +175,17 @@ def _blocks(path: str | Path) -> Iterator[tuple[int, bytes]]:
             whole, _, rest = (data.removesuffix(b"\n"), b"", b"") if last else data.rpartition(b"\n")
             _refuse_long(path, number, data)
             if len(rest) < len(data):
-                yield number, whole
-                number += whole.count(b"\n") + 1
+                yield offset, number, whole
+                number, offset = number + whole.count(b"\n") + 1, offset + len(whole) + 1
+
+
+def _move(stream: io.BufferedReader, offset: int) -> None:
+    """Move a stream that was just opened to a byte of what it gives."""
+    if stream.seekable() and offset:
+        stream.seek(offset)  # where it is packed, Python unpacks up to there
+        return
+    for start in range(0, offset, BLOCK):
+        stream.read(min(BLOCK, offset - start))
 
 
 def _refuse_long(path: str | Path, number: int, data: bytes) -> None:
@@ -146,29 +195,37 @@ def _refuse_long(path: str | Path, number: int, data: bytes) -> None:
             raise ValueError(f"{path}:{number + at}: a line above {LONGEST_LINE:,} bytes; break it up")
 
 
-def table(path: str | Path) -> Iterator[tuple[int, list[str]]]:
+def table(path: str | Path, at: Cursor | None = None) -> Iterator[tuple[int, list[str]]]:
     """The header and the rows of a file of comma-separated (quoted as csv does) or tab-separated values.
 
-    Each is given with its line number. Raises ValueError for a row of another width than the header. A blank
-    line is [] below the header, and skipped above it.
+    Each is given with its line number. at: where to begin after the header, see `lines`. Raises ValueError
+    for a row of another width than the header. A blank line is [] below the header, and skipped above it.
     """
+    at, width = at or Cursor(), 0
+    if before := at.number + at.skip - 1:
+        header = next(table(path))
+        width = len(header[1])
+        yield header
     tabs: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     form = tabs if suffix(str(path)) == ".tsv" else {}
-    reader, width = csv.reader((line + "\n" for line in lines(path)), strict=True, **form), 0
+    reader = csv.reader((line + "\n" for line in lines(path, at=at)), strict=True, **form)
     try:
         for fields in reader:
             width = width or len(fields)
             if fields and len(fields) != width:
-                raise ValueError(f"{path}:{reader.line_num}: {len(fields)} fields, {width} expected")
+                where = f"{path}:{before + reader.line_num}"
+                raise ValueError(f"{where}: {len(fields)} fields, {width} expected")
             if width:
-                yield reader.line_num, fields
+                yield before + reader.line_num, fields
     except csv.Error as error:  # a quote that never closes runs into the limit of csv, 131,072 characters
-        raise ValueError(f"{path}:{reader.line_num}: {error}") from error
+        raise ValueError(f"{path}:{before + reader.line_num}: {error}") from error
 
 
-def objects(path: str | Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """The objects of a JSON-lines file, each with its line number; None for a blank line."""
-    for number, line in enumerate(lines(path), 1):
+def objects(path: str | Path, at: Cursor | None = None) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """The objects of a JSON-lines file, each with its line number; None for a blank line. at: see `lines`."""
+    at = at or Cursor()
+    first = at.number + at.skip
+    for number, line in enumerate(lines(path, at=at), first):
         try:
             record = json.loads(line) if line.strip() else None
             if "\\u" in line:

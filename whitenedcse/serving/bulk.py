@@ -4,7 +4,7 @@ n: rows of a file    k: width
 
 Files hold a fixed number of rows each, in the order of the input, and a manifest lists them. A file is a
 block of the corpus that is encoded by itself: it does not depend on which process encodes it, or when.
-digests.json beside them has the digest of each.
+starts.json says where the blocks begin, and digests.json has the digest of each file.
 """
 
 from __future__ import annotations
@@ -12,96 +12,44 @@ from __future__ import annotations
 import json
 import logging
 import multiprocessing
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.multiprocessing.spawn import ProcessException, spawn
 
 from whitenedcse.app import reading
 from whitenedcse.app.compute import threads
-from whitenedcse.app.durable import (
-    DIGESTS,
-    LOCK,
-    claimed,
-    intact,
-    parsing,
-    read_json,
-    seal,
-    seal_too,
-    write_json,
-    writing,
-)
-from whitenedcse.app.ranks import end_with_parent
-from whitenedcse.app.terminal import pace, say
-from whitenedcse.data.corpus import Corpus, fingerprint, stream
+from whitenedcse.app.durable import DIGESTS, checksum, intact, seal, seal_too, write_json
+from whitenedcse.app.ranks import Place, end_with_parent, placed
+from whitenedcse.app.terminal import pace
+from whitenedcse.data.corpus import Corpus, fingerprint
 from whitenedcse.data.tokens import CHARACTERS_A_TOKEN
-from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.planes import digest_of
+from whitenedcse.serving.blocks import Blocks, Starts, counted, say_packed
 from whitenedcse.serving.layouts import Form, Manifest, refuse_other
-
-MANIFEST = "manifest.json"
-OURS = {MANIFEST, f"{MANIFEST}.new", DIGESTS, f"{DIGESTS}.new", LOCK}  # may be here before a job has begun
-AGAIN = "the same command encodes it again"
-
-
-def begun(out: Path) -> Manifest | None:
-    """The manifest of a directory; None if the directory is empty or missing. Raises ValueError otherwise."""
-    if not (out / MANIFEST).exists():
-        if out.exists() and (other := sorted({path.name for path in out.iterdir()} - OURS)):
-            raise ValueError(f"{out} holds something other than vectors, {other[0]!r}; name a new directory")
-        return None
-    intact(out, "copy it again, or name a new directory", [MANIFEST])
-    content = read_json(out / MANIFEST)
-    with parsing(out / MANIFEST, "whitenedcse encode writes it; name a new directory"):
-        return Manifest(**content)
-
-
-def unwritten(out: Path, manifest: Manifest) -> list[int]:
-    """The numbers of the files that are missing."""
-    here = {path.name for path in out.iterdir()}
-    return [number for number in range(manifest.shards) if manifest.name(number) not in here]
-
-
-def remove_damaged(out: Path, manifest: Manifest) -> None:
-    """Remove each file that is not as it was written, and say so."""
-    for number in range(manifest.shards):
-        if (file := out / manifest.name(number)).exists():
-            try:
-                intact(out, "it is encoded again", [file.name])
-            except ValueError as error:
-                say(str(error))
-                file.unlink()
-
-
-def write(out: Path, manifest: Manifest, number: int, x: NDArray[Any]) -> None:
-    """Write one file of (n, k): an array, or a table of `row` (its number in the corpus) and `vector`.
-
-    Raises ValueError for NaN or infinity, which a number above 65,504 is in float16.
-    """
-    with np.errstate(over="ignore"):
-        x = np.ascontiguousarray(x, dtype=manifest.dtype)
-    first = number * manifest.shard
-    refuse_infinite(x, lambda row: f"the vector of row {first + row} of {manifest.input} in {manifest.dtype}")
-    with writing(file := out / manifest.name(number), nbytes=x.nbytes) as stream:
-        if manifest.to == "npy":
-            np.save(stream, x, allow_pickle=False)
-        else:
-            import pyarrow as pa  # type: ignore[import-untyped]
-            import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
-            rows = pa.array(np.arange(len(x)) + first)
-            vectors = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), manifest.width)
-            pq.write_table(pa.table({"row": rows, "vector": vectors}), stream, use_dictionary=False)
-    seal_too(file)
+from whitenedcse.serving.shards import (
+    AGAIN,
+    MANIFEST,
+    SHARED,
+    STARTS,
+    begun,
+    finished,
+    has_starts,
+    locked,
+    recover,
+    remove_damaged,
+    unwritten,
+    write,
+)
+from whitenedcse.serving.shares import Fold, Lead, Member, Work
 
 
 def arrays(out: Path) -> Iterator[NDArray[Any]]:
@@ -121,7 +69,7 @@ def arrays(out: Path) -> Iterator[NDArray[Any]]:
         yield x
 
 
-More = Callable[[int], None]
+Tell = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -140,46 +88,166 @@ class Job:
     bf16: bool = False
 
 
-def encoded(job: Job, processes: int | None = None) -> int:
+class Filling:
+    """Encodes and writes any block of a job that was begun; `tell` is told of so many more rows.
+
+    Raises ValueError for another embedder than the one that the job was begun with.
+    """
+
+    def __init__(self, job: Job, embedder: Embedder, tell: Tell = lambda _: None) -> None:
+        if (manifest := begun(job.out)) is None:
+            raise ValueError(f"{job.out}: no {MANIFEST}; do all processes see one disk?")
+        refuse_other(job.out, manifest, {"embedder": digest_of(embedder)})
+        self.job, self.embedder, self.tell, self.manifest = job, embedder, tell, manifest
+        self.blocks = Blocks(job.corpus, Starts.load(job.out / STARTS))
+        self.mine: set[int] = set()  # the blocks that this process has encoded
+
+    def __call__(self, number: int) -> bytes:
+        """Encode and write a block; returns the digest of its file."""
+        longest, told = CHARACTERS_A_TOKEN * self.embedder.max_length, 0
+
+        def tell(count: int) -> None:
+            nonlocal told
+            told += count
+            self.tell(count)
+
+        texts = [text[:longest] for (text,) in self.blocks[number]]
+        x = self.embedder.encode(texts, progress=tell, bf16=self.job.bf16)
+        digest = write(self.job.out, self.manifest, number, x)
+        self.tell(len(texts) - told)  # those that equal another one
+        self.mine.add(number)
+        return digest.encode()
+
+
+def encoded(job: Job, processes: int | None = None, engine: str | None = None) -> int:
     """Write a vector for every row of the corpus, in order, blank rows too; resume where a kill left it.
 
-    processes: None is one per GPU, or one where there is none. Returns the number of rows encoded by this
-    call. On one machine the bytes are the same for any number of processes of equally many threads, and of
-    kills. Raises ValueError for a directory of something else or of another job, or that another process is
-    writing, and OSError if a process dies.
+    processes: None is one per GPU, or one where there is none; under torchrun or srun each rank is one.
+    engine: "ray" for the processes of a Ray cluster. Returns the number of rows encoded by this call, in a
+    rank other than the first of its share. The bytes are the same for any number of processes of equally many
+    threads on machines of one kind, and of kills. Raises ValueError for a directory of something else or of
+    another job, or that another process is writing, and OSError if a process dies.
     """
+    here = placed() or Place(0, 1, 1)
+    refuse(job, processes, engine, here.world)
+    if here.rank:
+        return joined(job, here.rank, here.world)
+    if here.world > 1 or engine or processes not in (None, 1):
+        say_packed(job.corpus)
+    with locked(job.out):
+        recover(job.out)
+        if engine:
+            from whitenedcse.serving.ray_engine import Actors
+
+            with Actors(partial(Remote, job), processes) as actors:
+                return directed(job, actors.do, actors.threads)
+        count = processes or (torch.cuda.device_count() if here.world == 1 else 1) or 1
+        count = 1 if finished(job.out) else count
+        with Lead(job.out / SHARED, max(count, here.world)) as lead, started(job, count) as lead.watch:
+            return directed(job, lead.do, max(1, torch.get_num_threads() // count))
+
+
+def refuse(job: Job, processes: int | None, engine: str | None, world: int) -> None:
+    """Raise ValueError for a corpus of several columns, and for processes that cannot be."""
     if len(job.corpus.columns) > 1:
         raise ValueError(f"{job.corpus.path}: name one column to encode, of {list(job.corpus.columns)}")
-    count = processes if processes is not None else torch.cuda.device_count() or 1
-    if count < 1:
+    if processes is not None and processes < 1:
         raise ValueError(f"processes={processes}: use 1 or more")
-    with locked(job.out):
-        embedder = job.opened()
-        manifest = agreed(job, embedder, max(1, torch.get_num_threads() // count))
-        remove_damaged(job.out, manifest)
-        missing = unwritten(job.out, manifest)
-        left = sum(map(manifest.count, missing))
-        with pace("encoded", manifest.rows, manifest.rows - left) as more:
-            if min(count, len(missing)) > 1:
-                del embedder
-                together(job, manifest, missing, min(count, len(missing)), more)
-            else:
-                with threads(manifest.threads):
-                    fill(job, manifest, missing, embedder, more)
+    if engine not in (None, "ray"):
+        raise ValueError(f"engine={engine!r}: use 'ray', or None for the processes of this machine")
+    if world > 1 and (processes or engine):
+        raise ValueError(f"torchrun or srun started {world} ranks; leave out --processes and --engine")
+
+
+Do = Callable[[Sequence[int], Work, Fold], None]
+
+
+def directed(job: Job, do: Do, threads_each: int) -> int:
+    """Begin or resume the job in the first process, and have its blocks encoded; returns the number of rows.
+
+    do: encodes blocks, in this process with the function that it is given or elsewhere.
+    """
+    embedder = job.opened()
+    manifest = agreed(job, embedder, threads_each)
+    remove_damaged(job.out, manifest)
+    missing = unwritten(job.out, manifest)
+    left = sum(map(manifest.count, missing))
+    with pace("encoded", manifest.rows, manifest.rows - left) as more, threads(manifest.threads):
+        fill = Filling(job, embedder, more)
+
+        def fold(digests: Mapping[int, bytes]) -> None:
+            seal_too(job.out, {manifest.name(number): digest.decode() for number, digest in digests.items()})
+            more(sum(manifest.count(number) for number in digests.keys() - fill.mine))
+
+        do(missing, fill, fold)
+    fill.blocks.refuse_changed()
     return left
 
 
-def locked(out: Path) -> AbstractContextManager[Any]:
-    """A context in which this process alone writes to the directory, which is created if it is missing."""
-    begun(out)  # refuses before it touches
-    if not out.parent.is_dir():
-        raise FileNotFoundError(f"{out.parent}: no such directory; make it first")
-    out.mkdir(exist_ok=True)
-    return claimed(out)
+class Remote:
+    """`Filling` in a process of another engine: the embedder is opened while the first process counts."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.embedder = job, job.opened()
+        self.fill: Filling | None = None
+
+    def __call__(self, number: int) -> bytes:
+        """Encode and write a block; returns the digest of its file."""
+        if self.fill is None:
+            self.fill = Filling(self.job, self.embedder)
+            torch.set_num_threads(self.fill.manifest.threads)
+        return self.fill(number)
 
 
-def agreed(job: Job, embedder: Embedder, threads: int) -> Manifest:
-    """The manifest of the job, from an earlier start or new."""
+def joined(job: Job, rank: int, world: int) -> int:
+    """Do the share of another rank than the first; returns the number of its rows."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    with Member(job.out / SHARED, rank) as member:
+        embedder = job.opened()  # while the first counts
+        numbers = member.share(world)
+        fill = Filling(job, embedder)
+        with threads(fill.manifest.threads):
+            member.do(numbers, fill)
+    return sum(map(fill.manifest.count, numbers))
+
+
+@contextmanager
+def started(job: Job, count: int) -> Iterator[Callable[[], None]]:
+    """A context with `count` - 1 processes as further ranks; yields what raises OSError if one has died."""
+    if count == 1:
+        yield lambda: None
+        return
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # of each process that it ends
+    workers = spawn(worker, (job, count), nprocs=count - 1, join=False, daemon=True)
+
+    def watch() -> None:
+        try:
+            workers.join(timeout=0)
+        except ProcessException as error:
+            what = str(error).strip().splitlines()[-1]
+            raise OSError(
+                f"a process failed: {what}; files are kept, and the same command resumes"
+            ) from error
+
+    try:
+        yield watch
+    finally:
+        for process in workers.processes:
+            process.kill()
+            process.join()
+
+
+def worker(index: int, job: Job, count: int) -> None:
+    """One of the further ranks, which ends with the process that started it: a resumed job is then alone."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        end_with_parent(parent.pid)
+    torch.set_num_threads(max(1, torch.get_num_threads() // count))
+    joined(job, index + 1, count)
+
+
+def agreed(job: Job, embedder: Embedder, threads_each: int) -> Manifest:
+    """The manifest of the job, from an earlier start or new; the places of its blocks are written, too."""
     now: dict[str, Any] = {"source": job.source, "embedding": settings(embedder), "bf16": job.bf16}
     now |= {"embedder": digest_of(embedder), "input": job.corpus.path, "columns": list(job.corpus.columns)}
     now |= {"fingerprint": fingerprint(job.corpus), "width": embedder.width, **job.form._asdict()}
@@ -187,74 +255,15 @@ def agreed(job: Job, embedder: Embedder, threads: int) -> Manifest:
     if (then := begun(job.out)) is not None:
         refuse_other(job.out, then, now)
         if not (job.out / DIGESTS).exists():  # of an older version, or of a kill just before it
-            seal(job.out)
+            seal(job.out, [MANIFEST, STARTS, *map(then.name, range(then.shards))])
+        if not has_starts(job.out):
+            counted(job.corpus, then.shard).save(job.out / STARTS)
+            seal_too(job.out, {STARTS: checksum(job.out / STARTS)})
         return then
-    Manifest(**now, rows=1, threads=threads)  # refuses before it counts
-    manifest = Manifest(**now, rows=counted(job.corpus), threads=threads)
+    Manifest(**now, rows=1, threads=threads_each)  # refuses before it counts
+    starts = counted(job.corpus, job.form.shard)
+    starts.save(job.out / STARTS)
+    manifest = Manifest(**now, rows=starts.rows, threads=threads_each)
     write_json(job.out / MANIFEST, asdict(manifest))
-    seal(job.out)
+    seal(job.out, [MANIFEST, STARTS])
     return manifest
-
-
-def counted(corpus: Corpus) -> int:
-    """The number of rows of a corpus, all of which are read once to find a bad one before the encoding."""
-    rows, total = stream(corpus), 0
-    with pace("counted") as more:
-        while count := sum(1 for _ in islice(rows, 100_000)):
-            total += count
-            more(count)
-    if not total:
-        raise ValueError(f"{corpus.path}: no rows to encode")
-    return total
-
-
-def fill(job: Job, manifest: Manifest, numbers: Collection[int], embedder: Embedder, more: More) -> None:
-    """Encode and write the blocks with these numbers."""
-    for number, texts in blocks(job.corpus, manifest, numbers, CHARACTERS_A_TOKEN * embedder.max_length):
-        told = 0
-
-        def tell(count: int) -> None:
-            nonlocal told
-            told += count
-            more(count)
-
-        write(job.out, manifest, number, embedder.encode(texts, progress=tell, bf16=job.bf16))
-        more(len(texts) - told)  # those that equal another one
-
-
-def blocks(
-    corpus: Corpus, manifest: Manifest, numbers: Collection[int], longest: int
-) -> Iterator[tuple[int, list[str]]]:
-    """The blocks of the corpus with these numbers, each text cut to `longest` characters."""
-    rows = stream(corpus)
-    for number in range(max(numbers, default=-1) + 1):
-        block = [text[:longest] for (text,) in islice(rows, manifest.shard)]
-        if len(block) != manifest.count(number):
-            raise ValueError(f"{corpus.path} changed while it was read; start again in a new directory")
-        if number in numbers:
-            yield number, block
-
-
-def together(job: Job, manifest: Manifest, missing: list[int], count: int, more: More) -> None:
-    """Encode these blocks in `count` processes, each its share. Raises OSError if one of them dies."""
-    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # of each process that it ends
-    workers = spawn(worker, (job, manifest, missing, count), nprocs=count, join=False, daemon=True)
-    left, ended = sum(map(manifest.count, missing)), False
-    try:
-        while not ended:
-            ended = workers.join(timeout=0.5)
-            before, left = left, sum(map(manifest.count, unwritten(job.out, manifest)))
-            more(before - left)
-    except ProcessException as error:
-        what = str(error).strip().splitlines()[-1]
-        raise OSError(f"a process failed: {what}; files are kept, and the same command resumes") from error
-
-
-def worker(rank: int, job: Job, manifest: Manifest, missing: list[int], count: int) -> None:
-    """One of `count` processes, which encodes every `count`-th block, on the GPU of its rank if any."""
-    if (parent := multiprocessing.parent_process()) is not None:
-        end_with_parent(parent.pid)  # a resumed job is then alone
-    torch.set_num_threads(manifest.threads)
-    if torch.cuda.is_available():
-        torch.cuda.set_device(rank % torch.cuda.device_count())
-    fill(job, manifest, missing[rank::count], job.opened(), lambda _: None)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +20,6 @@ import numpy as np
 import torch
 
 from whitenedcse.app.durable import drafted, seal, write_json
-from whitenedcse.app.terminal import pace
-from whitenedcse.data.corpus import Corpus, texts
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.embedder import Embedder
@@ -30,33 +27,8 @@ from whitenedcse.model.head import Final
 from whitenedcse.model.lora import merged
 from whitenedcse.serving import card, layouts
 
-BLOCK = 20_000  # sentences at a time
 PROBE = "one text, by whose vector an embedder is known again"
 ALIKE = 0.99  # cosine of two such vectors: bfloat16 and other machines stay above, other encoders below
-
-
-def fitted(fit: Postprocess, embedder: Embedder, corpus: Corpus, *, bf16: bool = False) -> dict[str, Any]:
-    """Fit a transform to the embedder's vectors of a corpus of any size; returns its provenance, for `save`.
-
-    The moments of parts are merged exactly, in float64; memory does not grow with the corpus.
-    Raises ValueError for fewer than two texts.
-    """
-    plain, every = scaled(embedder, unit=False), texts(corpus)
-    with pace("encoded") as more:
-        while block := list(islice(every, BLOCK)):
-            x = plain.encode(block, bf16=bf16)
-            refuse_infinite(x, lambda row: f"the vector of {block[row]!r:.80}")  # noqa: B023
-            fit.partial_fit(x)
-            more(len(block))
-    n = fit.moments.n if fit.moments else 0
-    if n < 2:
-        raise ValueError(
-            f"{corpus.path}: {n} texts that are not blank; a {fit.kind} is fitted to two or more"
-        )
-    if not fit.variances.any():
-        raise ValueError(f"{corpus.path}: all {n:,} texts have the same vector; {fit.kind} needs others")
-    about = {"corpus": corpus.path, "texts": n, "sample": corpus.sample, "bf16": bf16, "probe": probe(plain)}
-    return about | ({"prompt": plain.prompt} if plain.prompt else {})
 
 
 def whitened(embedder: Embedder, fit: Postprocess, k: int | None = None) -> Embedder:

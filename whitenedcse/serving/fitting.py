@@ -1,0 +1,121 @@
+"""A transform fitted to an embedder's vectors of a corpus of any size, by one process or by several ranks.
+
+Moments of blocks of the corpus are merged in the order of the blocks, in float64, so that the bits do not
+depend on how many ranks computed them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whitenedcse.app.ranks import placed
+from whitenedcse.app.terminal import pace
+from whitenedcse.data.corpus import LONGEST, Corpus, Row, rows
+from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.linalg import Moments, refuse_infinite
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.serving.blocks import Blocks, Starts, counted
+from whitenedcse.serving.exports import probe, scaled
+from whitenedcse.serving.shares import Lead, Member
+
+BLOCK = 20_000  # rows at a time
+STARTS = "starts.json"
+
+
+class Fitting:
+    """A transform, and the embedder whose vectors it is fitted to, without unit length."""
+
+    def __init__(self, fit: Postprocess, embedder: Embedder, *, bf16: bool) -> None:
+        self.fit, self.embedder, self.bf16 = fit, embedder, bf16
+        self.waiting: dict[int, Moments] = {}  # of blocks whose turn has not come
+        self.due = 0  # the number of the next block to merge
+
+    def moments(self, block: Iterable[Row]) -> Moments:
+        """Those of the vectors of a block's texts, each cut to LONGEST characters, without blank ones."""
+        texts = [text[:LONGEST] for row in block for text in row if text.strip()]
+        x = self.embedder.encode(texts, bf16=self.bf16)
+        refuse_infinite(x, lambda row: f"the vector of {texts[row]!r:.80}")
+        return Moments(self.embedder.width).update(x)
+
+    def merge(self, number: int, moments: Moments) -> int:
+        """Merge the moments of a block when those of all blocks before it are; returns the texts merged."""
+        self.waiting[number], count = moments, 0
+        while (part := self.waiting.pop(self.due, None)) is not None:
+            other = type(self.fit)(**self.fit.settings)
+            other.moments = part
+            self.fit.merge(other)
+            self.due, count = self.due + 1, count + part.n
+        return count
+
+
+def fitted(
+    fit: Postprocess, embedder: Embedder, corpus: Corpus, *, bf16: bool = False, folder: Path | None = None
+) -> dict[str, Any]:
+    """Fit a transform to the embedder's vectors of a corpus; returns its provenance, for `Postprocess.save`.
+
+    Memory does not grow with the corpus. folder: through it the ranks of torchrun or srun share the work; it
+    is made and removed, `fit` is fitted in the first rank alone, and the others return {}. None: this process
+    does all of it. Raises ValueError for fewer than two texts.
+    """
+    plain = scaled(embedder, unit=False)
+    fitting, here = Fitting(fit, plain, bf16=bf16), placed()
+    if folder is None or here is None or here.world == 1:
+        every = iter(rows(corpus))
+        with pace("encoded") as more:
+            while block := list(islice(every, BLOCK)):
+                more(fitting.merge(fitting.due, fitting.moments(block)))
+    elif here.rank:
+        joined(fitting, corpus, Member(folder, here.rank), here.world)
+        return {}
+    else:
+        led(fitting, corpus, Lead(folder, here.world))
+    n = fit.moments.n if fit.moments else 0
+    if n < 2:
+        raise ValueError(
+            f"{corpus.path}: {n} texts that are not blank; a {fit.kind} is fitted to two or more"
+        )
+    if not fit.variances.any():
+        raise ValueError(f"{corpus.path}: all {n:,} texts have the same vector; {fit.kind} needs others")
+    about = {"corpus": corpus.path, "texts": n, "sample": corpus.sample, "bf16": bf16, "probe": probe(plain)}
+    return about | ({"prompt": plain.prompt} if plain.prompt else {})
+
+
+def led(fitting: Fitting, corpus: Corpus, lead: Lead) -> None:
+    """Fit in the first rank, with the moments that the others send."""
+    with lead, pace("encoded") as more:
+        if corpus.sample is None:
+            counted(corpus, BLOCK).save(lead.folder / STARTS)
+        blocks = divided(corpus, lead.folder)
+
+        def fold(states: Mapping[int, bytes]) -> None:
+            for number, state in states.items():
+                array = np.frombuffer(state).reshape(-1, fitting.embedder.width)
+                more(fitting.merge(number, Moments.restored(array)))
+
+        lead.do(range(len(blocks)), lambda number: sent(fitting, blocks[number]), fold)
+
+
+def joined(fitting: Fitting, corpus: Corpus, member: Member, world: int) -> None:
+    """Send the moments of another rank's share of the blocks to the first one."""
+    with member:
+        numbers = member.share(world)
+        blocks = divided(corpus, member.folder)
+        member.do(numbers, lambda number: sent(fitting, blocks[number]))
+
+
+def sent(fitting: Fitting, block: Iterable[Row]) -> bytes:
+    """The moments of a block as bytes."""
+    return fitting.moments(block).state.tobytes()
+
+
+def divided(corpus: Corpus, folder: Path) -> Sequence[list[Row]] | Blocks:
+    """The blocks of a corpus, where the first rank found them; those of a sample, which each rank draws."""
+    if corpus.sample is None:
+        return Blocks(corpus, Starts.load(folder / STARTS))
+    every = list(rows(corpus))
+    return [every[start : start + BLOCK] for start in range(0, len(every), BLOCK)]

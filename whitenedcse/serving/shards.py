@@ -1,0 +1,118 @@
+"""A directory of vectors while it is written: its manifest, its files, and what a killed job has left.
+
+n: rows of a file    k: width
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whitenedcse.app.durable import (
+    DIGESTS,
+    LOCK,
+    checksum,
+    claimed,
+    intact,
+    parsing,
+    read_json,
+    seal_too,
+    writing,
+)
+from whitenedcse.app.terminal import say
+from whitenedcse.linalg import refuse_infinite
+from whitenedcse.serving.layouts import Manifest
+from whitenedcse.serving.shares import results
+
+MANIFEST, STARTS = "manifest.json", "starts.json"
+SHARED = ".ranks"  # the folder through which ranks share a job
+WRITTEN = [name for file in (MANIFEST, STARTS, DIGESTS) for name in (file, f"{file}.new")]
+OURS = {*WRITTEN, LOCK, SHARED}  # may be here before a job has begun
+AGAIN = "the same command encodes it again"
+
+
+def begun(out: Path) -> Manifest | None:
+    """The manifest of a directory; None if the directory is empty or missing. Raises ValueError otherwise."""
+    if not (out / MANIFEST).exists():
+        if out.exists() and (other := sorted({path.name for path in out.iterdir()} - OURS)):
+            raise ValueError(f"{out} holds something other than vectors, {other[0]!r}; name a new directory")
+        return None
+    intact(out, "copy it again, or name a new directory", [MANIFEST])
+    content = read_json(out / MANIFEST)
+    with parsing(out / MANIFEST, "whitenedcse encode writes it; name a new directory"):
+        return Manifest(**content)
+
+
+def unwritten(out: Path, manifest: Manifest) -> list[int]:
+    """The numbers of the files that are missing."""
+    here = {path.name for path in out.iterdir()}
+    return [number for number in range(manifest.shards) if manifest.name(number) not in here]
+
+
+def finished(out: Path) -> bool:
+    """Whether all files are there."""
+    return (manifest := begun(out)) is not None and not unwritten(out, manifest)
+
+
+def locked(out: Path) -> AbstractContextManager[Any]:
+    """A context in which this process alone writes to the directory, which is created if it is missing."""
+    begun(out)  # refuses before it touches
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"{out.parent}: no such directory; make it first")
+    out.mkdir(exist_ok=True)
+    return claimed(out)
+
+
+def remove_damaged(out: Path, manifest: Manifest) -> None:
+    """Remove each file that is not as it was written, and say so."""
+    for number in range(manifest.shards):
+        if (file := out / manifest.name(number)).exists():
+            try:
+                intact(out, "it is encoded again", [file.name])
+            except ValueError as error:
+                say(str(error))
+                file.unlink()
+
+
+def recover(out: Path) -> None:
+    """Take over the digests of files that ranks had written when the first of them was killed."""
+    if (manifest := begun(out)) is not None and (out / DIGESTS).exists():
+        come = {manifest.name(number): digest.decode() for number, digest in results(out / SHARED).items()}
+        if come:
+            seal_too(out, come)
+
+
+def has_starts(out: Path) -> bool:
+    """Whether starts.json is there as it was written."""
+    try:
+        intact(out, AGAIN, [STARTS])
+    except ValueError as error:
+        say(str(error))
+        return False
+    return (out / STARTS).exists()
+
+
+def write(out: Path, manifest: Manifest, number: int, x: NDArray[Any]) -> str:
+    """Write one file of (n, k): an array, or a table of `row` (its number in the corpus) and `vector`.
+
+    Returns its digest. Raises ValueError for NaN or infinity, which a number above 65,504 is in float16.
+    """
+    with np.errstate(over="ignore"):
+        x = np.ascontiguousarray(x, dtype=manifest.dtype)
+    first = number * manifest.shard
+    refuse_infinite(x, lambda row: f"the vector of row {first + row} of {manifest.input} in {manifest.dtype}")
+    with writing(file := out / manifest.name(number), nbytes=x.nbytes) as stream:
+        if manifest.to == "npy":
+            np.save(stream, x, allow_pickle=False)
+        else:
+            import pyarrow as pa  # type: ignore[import-untyped]
+            import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+            rows = pa.array(np.arange(len(x)) + first)
+            vectors = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), manifest.width)
+            pq.write_table(pa.table({"row": rows, "vector": vectors}), stream, use_dictionary=False)
+    return checksum(file)
