@@ -23,9 +23,9 @@ from whitenedcse.evaluation.postprocess import Postprocess, ladder
 from whitenedcse.evaluation.transforms import ORDERED
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.planes import digest_of
-from whitenedcse.serving.index import (
+from whitenedcse.serving.index import Index
+from whitenedcse.serving.nearest import (
     Array,
-    Index,
     Rows,
     available_engine,
     by_faiss,
