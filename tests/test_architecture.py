@@ -23,7 +23,7 @@ from whitenedcse.report.conditions import conditions, is_of_training, without_id
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 FILES = sorted((ROOT / "whitenedcse").rglob("*.py"))
-MOST = 88  # modules, packages' docstrings aside
+MOST = 90  # modules, packages' docstrings aside
 
 # what every module may import, and what these may import themselves
 GROUND = {

