@@ -103,6 +103,9 @@ def trained(parts: Sequence[Vectors], factory: str) -> Any:
     n, width = sum(map(len, parts)), parts[0].shape[1]
     refuse_few(factory, width, n)
     index = made(factory, width)
+    for one in inside(index):
+        if hasattr(one, "do_polysemous_training"):  # for searches by Hamming distance: a hundred times slower
+            one.do_polysemous_training = False
     size = min(n, MOST * centroids(index) or SAMPLE)
     rows = np.sort(np.random.default_rng(0).choice(n, size, replace=False))
     with one_line(factory), pace("indexed", n) as more:
