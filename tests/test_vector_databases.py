@@ -1,4 +1,4 @@
-"""The recipes of docs/shipping.md: Parquet files of `whitenedcse encode` in LanceDB and Qdrant, by their clients."""
+"""The recipes of docs/shipping.md: Parquet files of vectors in LanceDB and Qdrant, by their own clients."""
 
 import os
 import re

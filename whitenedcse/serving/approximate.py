@@ -53,12 +53,22 @@ def one_line(factory: str) -> Iterator[None]:
 
 
 def made(factory: str, width: int) -> Any:
-    """An empty index of FAISS for rows of this width. Raises ValueError for what FAISS does not know."""
+    """An empty index of FAISS for rows of this width, with how it is trained and searched set.
+
+    Raises ValueError for what FAISS does not know.
+    """
     faiss = engine()
     with one_line(factory):
         index = faiss.index_factory(width, factory, faiss.METRIC_L2)
     if "IDMap" in factory or not all(getattr(one, "nlist", 1) for one in inside(index)):
         raise ValueError(f"--factory {factory!r}: one or more lists, and rows numbered from 0 (no IDMap)")
+    for one in inside(index):
+        if hasattr(one, "do_polysemous_training"):  # for searches by Hamming distance: a hundred times slower
+            one.do_polysemous_training = False
+        if hasattr(one, "nprobe"):
+            one.nprobe = min(one.nlist, max(PROBES, one.nlist // SHARE))
+        if hasattr(one, "hnsw"):
+            one.hnsw.efSearch = BEAM
     return index
 
 
@@ -103,9 +113,6 @@ def trained(parts: Sequence[Vectors], factory: str) -> Any:
     n, width = sum(map(len, parts)), parts[0].shape[1]
     refuse_few(factory, width, n)
     index = made(factory, width)
-    for one in inside(index):
-        if hasattr(one, "do_polysemous_training"):  # for searches by Hamming distance: a hundred times slower
-            one.do_polysemous_training = False
     size = min(n, MOST * centroids(index) or SAMPLE)
     rows = np.sort(np.random.default_rng(0).choice(n, size, replace=False))
     with one_line(factory), pace("indexed", n) as more:
@@ -113,11 +120,6 @@ def trained(parts: Sequence[Vectors], factory: str) -> Any:
         for _, block in pieces(parts):
             index.add(np.ascontiguousarray(block))
             more(len(block))
-    for one in inside(index):
-        if hasattr(one, "nprobe"):
-            one.nprobe = min(one.nlist, max(PROBES, one.nlist // SHARE))
-        if hasattr(one, "hnsw"):
-            one.hnsw.efSearch = BEAM
     return index
 
 
