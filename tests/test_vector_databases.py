@@ -29,7 +29,7 @@ def test_the_recipe_finds_the_rows_that_exact_search_does(package, bert, tmp_pat
     query = embedder.encode(["bread"])[0]
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     wanted = np.sort(x @ (query / np.linalg.norm(query)))[::-1][:10]
-    (recipe,) = [code for code in re.findall(r"```python\n(.*?)```", DOCS, flags=re.S) if package in code]
+    (recipe,) = [code for code in re.findall(r"```py\n(.*?)```", DOCS, flags=re.S) if package in code]
     monkeypatch.chdir(tmp_path)
     names = {"query": query}
     exec(compile(recipe, package, "exec"), names)

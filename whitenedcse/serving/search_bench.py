@@ -115,14 +115,14 @@ def drawn(parts: Sequence[Array], rows: int | None) -> Sequence[Array]:
 def usual(n: int, k: int) -> list[str]:
     """The factories of FAISS to compare for n rows of width k.
 
-    int8, product codes and sign bits (LSH; RaBitQ adds two numbers a row), each in one list, in many lists or
-    in a graph, where n suffices and it makes sense.
+    int8, product codes and binary ones, each in one list, in many lists or in a graph, where n suffices and
+    it makes sense. LSHt: whether each channel is above its median. RaBitQ: signs, and two numbers a row.
     """
     product = max(m for m in range(1, max(1, k // 8) + 1) if k % m == 0)  # a byte for eight channels
     lists = 1 << int(np.log2(max(1, min(4 * n**0.5, n / approximate.LEAST))))
     codes = ["Flat", "SQ8", *([f"PQ{product}"] if n >= approximate.LEAST * 256 else []), "RaBitQ"]
     many = [f"IVF{lists},{code}" for code in codes] if lists > 1 else []
-    return [*codes[1:-1], "LSH", *many, "HNSW32", "HNSW32,SQ8"]
+    return [*codes[1:-1], "LSHt", *many, "HNSW32", "HNSW32,SQ8"]
 
 
 def whitened(parts: Sequence[Array], dims: Sequence[int], prefix: bool) -> Iterator[Way]:
