@@ -95,6 +95,18 @@ def test_the_proposed_rows_are_ranked_as_a_naive_loop_does_and_missing_ones_left
         assert (got[len(wanted) :] == -np.inf).all()
 
 
+def test_ten_times_as_many_rows_are_proposed_as_wanted():
+    reached = []
+
+    class Proposes:
+        def rows(self, queries, reach):
+            reached.append(reach)
+            return np.zeros((len(queries), reach), np.int64)
+
+    found(rows_of(2, 4), [(rows_of(50, 4), Proposes())], 3)
+    assert reached == [30]
+
+
 def test_lists_that_are_not_searched_may_leave_fewer_texts_than_wanted(white, tmp_path, monkeypatch):
     monkeypatch.setattr(approximate, "PROBES", 1)
     write(tmp_path / "index", white, numbered(TEXTS[:200]), factory="IVF5,Flat")

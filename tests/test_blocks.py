@@ -92,6 +92,14 @@ def test_a_file_of_another_length_is_refused_at_once(folder, cut):
         opened(folder)
 
 
+def test_a_file_with_more_or_fewer_blocks_is_refused_before_any_is_read(folder):
+    content = (folder / "x.npy").read_bytes()
+    for other in (content[:-SIZE], content + bytes(SIZE)):
+        (folder / "x.npy").write_bytes(other)
+        with pytest.raises(ValueError, match="x.npy is not as it was written"):
+            blocks.Blocks(folder / "x.npy", sealed(folder))
+
+
 def test_a_file_that_was_sealed_as_a_whole_is_compared_as_a_whole(folder, x):
     """As older versions did."""
     whole = {"x.npy": checksum(folder / "x.npy")}
