@@ -411,6 +411,6 @@ def test_an_unused_decompression_bomb_is_not_read(saved, tmp_path, name):
 def test_strings_are_the_texts_they_were_made_of():
     texts = ["", "a", "é猫", "", "\U0001f408\n"]
     strings = Strings.of(texts)
-    assert [strings[i] for i in range(len(strings))] == texts
+    assert [strings[i] for i in range(len(strings))] == texts == list(strings)
     assert_array_equal(strings.ends, [0, 0, 1, 6, 6, 11])
     assert index_files.path(Path("a"), "b") == Path("a/b.npy")

@@ -31,8 +31,8 @@ def seal(folder: Path, names: Iterable[str]) -> None:
 
 def digests(file: Path) -> list[str]:
     """The digest of each block of a file."""
-    with file.open("rb", buffering=0) as stream:
-        return [checksum(block) for block in iter(lambda: stream.read(BLOCK), b"")]
+    with file.open("rb") as stream:
+        return [checksum(stream.read(BLOCK)) for _ in range(-(-file.stat().st_size // BLOCK))]
 
 
 def sealed(folder: Path) -> dict[str, str] | None:

@@ -73,6 +73,8 @@ class Strings:
         return len(self.ends) - 1
 
     def __getitem__(self, i: int) -> str:
+        if not 0 <= i < len(self):
+            raise IndexError(f"text {i} of {len(self)}")
         start, end = self.ends[i : i + 2].tolist()
         if not 0 <= start <= end <= len(self.data):
             raise ValueError(f"the ends {start} and {end} of text {i} are not in ascending order; {CURE}")
