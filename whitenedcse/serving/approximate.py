@@ -22,7 +22,7 @@ import numpy as np
 from whitenedcse.app.durable import parsing
 from whitenedcse.app.terminal import pace
 from whitenedcse.model.head import Final
-from whitenedcse.serving.blocks import CURE, Blocks, Stream
+from whitenedcse.serving.checked import CURE, Blocks, Stream
 from whitenedcse.serving.nearest import Array, Rows, Vectors, nearest, pieces, products, taken
 
 FILE = "index.faiss"
@@ -153,7 +153,7 @@ def write(file: Path, vectors: Vectors, factory: str, final: Final | None) -> No
 class Near:
     """What `write` wrote, read when it is first asked: n rows of width d.
 
-    known: see `blocks.Blocks`. Raises ValueError, naming the file, if it is damaged.
+    known: see `checked.Blocks`. Raises ValueError, naming the file, if it is damaged.
     """
 
     def __init__(self, file: Path, known: dict[str, str] | None, n: int, width: int) -> None:

@@ -1,6 +1,6 @@
 """An index as a directory: the embedder, and parts that hold vectors, texts and ids as .npy. No pickles.
 
-It opens without being read: see `blocks`.
+It opens without being read: see `checked`.
 
 n: texts    d: width
 
@@ -34,7 +34,7 @@ from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving import approximate
 from whitenedcse.serving.approximate import Near
-from whitenedcse.serving.blocks import CURE, Checked, seal, sealed
+from whitenedcse.serving.checked import CURE, Checked, seal, sealed
 
 INDEX, EMBEDDER = "index.json", "embedder"
 FORMAT = 2  # 1 had one digest a file

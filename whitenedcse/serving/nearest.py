@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from whitenedcse.serving.blocks import Checked
+from whitenedcse.serving.checked import Checked
 
 Array = NDArray[np.float32]
 Vectors = Array | Checked

@@ -9,8 +9,8 @@ from numpy.testing import assert_array_equal
 
 from whitenedcse.app import cli
 from whitenedcse.app.durable import checksum
-from whitenedcse.serving import blocks, index_files
-from whitenedcse.serving.blocks import Checked, seal, sealed
+from whitenedcse.serving import checked, index_files
+from whitenedcse.serving.checked import Checked, seal, sealed
 from whitenedcse.serving.index import Index
 
 SIZE = 64  # bytes of a block
@@ -19,7 +19,7 @@ TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK", SIZE)
+    monkeypatch.setattr(checked, "BLOCK", SIZE)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_file_with_more_or_fewer_blocks_is_refused_before_any_is_read(folder):
     for other in (content[:-SIZE], content + bytes(SIZE)):
         (folder / "x.npy").write_bytes(other)
         with pytest.raises(ValueError, match="x.npy is not as it was written"):
-            blocks.Blocks(folder / "x.npy", sealed(folder))
+            checked.Blocks(folder / "x.npy", sealed(folder))
 
 
 def test_a_file_that_was_sealed_as_a_whole_is_compared_as_a_whole(folder, x):
