@@ -6,6 +6,7 @@ tried in new interpreters: tests/test_threads.py, test_wheel.py, test_resume.py 
 """
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -16,6 +17,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +31,6 @@ IMPORTED += [f"whitenedcse.{name}" for name in ("app.cli", "training.dashboard",
 IMPORTED += [f"whitenedcse.training.{name}" for name in ("module", "trainer", "loggers", "monitor")]
 IMPORTED += [f"whitenedcse.evaluation.{name}" for name in ("suite", "classifiers")]
 NEW = {"HYDRA_FULL_ERROR": "0", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "WANDB_API_KEY": ""}
-kept = []
 
 
 class Done(NamedTuple):
@@ -109,7 +111,7 @@ def server():
         [sys.executable, __file__, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
     )
     process.stdout.readline()
-    kept.append(process)  # it ends when its standard input is closed
+    atexit.register(process.communicate)  # it ends when its standard input is closed
     return address
 
 
@@ -117,18 +119,54 @@ def serve(address):
     """Fork for each request, until the standard input is closed."""
     for name in IMPORTED:
         importlib.import_module(name)
+    prepare()
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen()
         sys.stdout.write("ready\n")
         sys.stdout.flush()
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, reap)
         while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
             connection, _ = listening.accept()
             if not os.fork():
                 listening.close()
                 watch(connection)
             connection.close()
+
+
+def prepare():
+    """Have what packages read and compute once in a process: it is the half of a program that does little."""
+    import yaml
+    from hydra import compose, initialize_config_dir
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    from whitenedcse.model import scratch
+
+    parse, parsed = yaml.load, {}
+
+    def loaded(stream, loader):
+        text = stream if isinstance(stream, str) else stream.read()
+        if text not in parsed:
+            parsed[text] = parse(text, loader)
+        return deepcopy(parsed[text])
+
+    yaml.load = lambda stream, Loader: loaded(stream, Loader)  # noqa: N803  its name in PyYAML
+    made = cache(scratch.wordpiece)
+    scratch.wordpiece = lambda sentences, vocabulary: deepcopy(made(tuple(sentences), vocabulary))
+    scratch.small_bert()  # the quick start's tokenizer takes a second
+    get_checkpoint_conversion_mapping("bert")
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        for name in ("train", "evaluate"):
+            compose(name, return_hydra_config=True)
+    gc.collect()
+    gc.freeze()  # else each collection of a program would copy these pages
+
+
+def reap(*_):
+    """Wait for what has ended, so that its processor time is counted."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def watch(connection):
@@ -170,6 +208,7 @@ def ran(address, command, cwd, environment, files, prepared=""):
     os.environ.clear()
     os.environ.update(environment)
     huggingface_hub.constants.HF_HUB_OFFLINE = environment["HF_HUB_OFFLINE"] == "1"
+    gc.unfreeze = lambda: None  # by which a run would make the server's objects its own again
     sys.argv = command
     sys.path[0:0] = [str(ROOT), *environment.get("PYTHONPATH", "").split(":")]
     if "WHITENEDCSE_FRONT" in environment:
@@ -193,8 +232,11 @@ def ran(address, command, cwd, environment, files, prepared=""):
 
 
 def few_rows():
-    """No transfer task asks for as many rows as were published."""
+    """No transfer task asks for as many rows as were published; bootstrap draws are drawn once."""
+    from whitenedcse.evaluation import statistics
     from whitenedcse.evaluation.transfer import TRANSFER
+
+    statistics.resamples = cache(statistics.resamples)
 
     data = Path(os.environ["WHITENEDCSE_DATA"])
     for name, task in TRANSFER.items():

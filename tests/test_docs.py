@@ -16,8 +16,12 @@ from pathlib import Path
 
 import pytest
 from conftest import SENTENCES, WORDS, backbone, decoder_of
+from omegaconf import OmegaConf
 from programs import ROOT, started, started_anew
+from test_architecture import composed
 from test_doctor import COUNTS, MRPC, SICK, write
+
+from whitenedcse.app import configuration
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FEW = ["trainer.max_steps=2", "trainer.log_every_n_steps=1", "monitor.every=2", "trainer.accelerator=cpu"]
@@ -142,6 +146,7 @@ def run(words, home):
     if "train.py" in words:  # the quick start's own encoder can be small
         own = not any(word.startswith(("+experiment", "encoder")) for word in words)
         words += FEW + (["encoder.width=16", "encoder.heads=2"] if own else [])
+        words += ["data.batch_tokens=512", "optim.warmup_steps=1"] if "+experiment=pretrain" in words else []
     alone = any("joblib" in word for word in words)  # which waits for workers of its own at the end
     if not alone and (words[0] == "python" and scripts == [1] or words[0] == "whitenedcse"):
         words = words[1:] if words[0] == "python" else words
@@ -212,3 +217,27 @@ def test_every_link_leads_somewhere():
     for page in [*PAGES, *others]:
         for target in re.findall(r"\]\((?!http|#)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def moved():
+    """The settings in the tables of coming_from.md, each with the script that they are for."""
+    found = []
+    for table in re.findall(r"(?:^\|.*\n)+", (ROOT / "docs/coming_from.md").read_text(), re.M):
+        head, _, *rows = table.splitlines()
+        if script := re.search(r"python (\w+)\.py", head.split("|")[2]):
+            found += [
+                (script[1], text) for row in rows for text in re.findall(r"`([^`]+)`", row.split("|")[2])
+            ]
+    return [(script, text) for script, text in found if re.match(r"'?[\w.]+=.", text)]
+
+
+@pytest.mark.parametrize(("script", "text"), moved())
+@pytest.mark.slow(but=4)
+def test_what_others_call_differently_is_a_setting_here(script, text):
+    config = composed(*shlex.split(text), name=script)
+    names = [*OmegaConf.load(configuration.CONF / f"{script}.yaml"), *configuration.groups(script)]
+    configuration.refuse_unknown(config, names)
+
+
+def test_each_row_for_those_who_come_from_elsewhere_has_a_cure():
+    assert len(moved()) > 45 and {script for script, _ in moved()} == {"train", "evaluate"}

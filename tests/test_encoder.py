@@ -167,7 +167,7 @@ def test_an_encoder_that_the_hub_cannot_give_is_named_at_once(tmp_path, monkeypa
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("the client's own retries take 23 s"))
     with pytest.raises(
-        FileNotFoundError, match="encoder bert-of-nobody: no directory.*pass a local directory"
+        FileNotFoundError, match="encoder bert-of-nobody: no directory.*name a local directory"
     ):
         folder("bert-of-nobody")
 

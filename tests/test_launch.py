@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from conftest import COMMIT
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from whitenedcse.app import identity, launch
@@ -50,6 +52,15 @@ def test_what_a_job_frees_is_free_for_the_next_one(fails):
     said = subprocess.check_output([sys.executable, "-c", code], text=True)  # a heap without holes
     at_end, afterwards = map(int, said.split())
     assert at_end > 200e6 and afterwards < 100e6
+
+
+@pytest.mark.parametrize(("mode", "given"), [(RunMode.RUN, 0), (RunMode.MULTIRUN, 1)])
+def test_memory_is_given_back_only_where_another_job_may_follow(mode, given, monkeypatch):
+    seen = []
+    monkeypatch.setattr(launch, "give_back", lambda: seen.append(1))
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", OmegaConf.create({"hydra": {"mode": mode}}))
+    launch.job(lambda: None)()
+    assert len(seen) == given
 
 
 @pytest.mark.parametrize(

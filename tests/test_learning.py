@@ -55,7 +55,7 @@ def cyrillic(name, folder):
 
 
 @pytest.mark.slow
-def test_a_fifth_of_the_quick_start_lifts_the_score_in_any_letters(tmp_path, monkeypatch, capsys):
+def test_a_tenth_of_the_quick_start_lifts_the_score_in_any_letters(tmp_path, monkeypatch, capsys):
     """Nothing knows English: a language written otherwise, letter for letter, gives the same scores."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(os.environ, "WHITENEDCSE_CACHE", str(tmp_path))
@@ -63,11 +63,11 @@ def test_a_fifth_of_the_quick_start_lifts_the_score_in_any_letters(tmp_path, mon
     other = ["data=file", f"data.corpus={texts}", f"monitor.dev={pairs}"]
     scores = []
     for name, more in (("quick", []), ("other", other)):
-        few = ["trainer.max_steps=60", "trainer.accelerator=cpu", "tasks=none"]
+        few = ["trainer.max_steps=30", "trainer.accelerator=cpu", "tasks=none"]
         monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py"), f"run={name}", *few, *more])
         runpy.run_path(sys.argv[0], run_name="__main__")
         assert capsys.readouterr().out.splitlines()[-1] == f"run: {tmp_path / 'outputs' / name}"
         scores.append(json.loads((tmp_path / "outputs" / name / "scores.json").read_text())["dev"])
-    assert scores[0]["best"] > scores[0]["before"] + 10
+    assert scores[0]["best"] > scores[0]["before"] + 5
     one, other = ({key: of[key] for key in ("before", "best", "best_step", "last")} for of in scores)
     assert one == other

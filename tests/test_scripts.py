@@ -156,7 +156,7 @@ def test_pooling_of_a_plain_encoder_can(bert, tmp_path):
         (["+optim.lrr=1"], "error: no setting 'optim.lrr'; the nearest is 'optim.lr'"),
         (
             ["encoder=smal"],
-            "error: In 'train': Could not find 'encoder/smal' Available options in 'encoder': bert_base",
+            "error: no encoder=smal; the nearest is encoder=small; there are bert_base, ",
         ),
         (["loss.temperature=0"], "error: loss.temperature=0 must be finite and above 0"),
         (["head.whitening.groups=3"], "error: groups=3"),
@@ -225,7 +225,7 @@ def test_without_a_network_all_that_is_missing_is_said_at_once(tmp_path, refusal
     line = refusal("train", "+experiment=bert_base")
     assert line.startswith("error: encoder bert-base-uncased: no directory")
     for part in (
-        "pass a local directory",
+        "name a local directory",
         "wiki1m_for_simcse.txt",
         str(tmp_path / "data"),
         "WHITENEDCSE_DATA",

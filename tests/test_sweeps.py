@@ -102,6 +102,10 @@ def test_jobs_run_at_a_time_as_they_do_one_by_one(tmp_path):
     for result in (apart, together):
         assert result.returncode == 0, result.stderr
         assert "Trainer.fit" not in result.stdout + result.stderr  # as quiet as one by one
+    for result, name in ((apart, "apart"), (together, "together")):
+        assert "job 2 of 2: " in result.stdout and "groups of runs" in result.stdout
+        assert f"written: outputs/{name}/report.html, outputs/{name}/seeds.csv" in result.stdout
+        assert (tmp_path / "outputs" / name / "report.html").exists()
     scores = [
         [(job / "scores.json").read_bytes() for job in jobs(tmp_path, n)] for n in ("apart", "together")
     ]
@@ -119,7 +123,8 @@ def test_jobs_run_at_a_time_as_they_do_one_by_one(tmp_path):
 )
 def test_a_sweep_counts_its_jobs(sweeper, command, jobs, monkeypatch):
     monkeypatch.setenv(SWEEP, "")
-    config = OmegaConf.create({"hydra": {"sweeper": sweeper, "overrides": {"task": command}}})
+    hydras = {"sweeper": sweeper, "overrides": {"task": command}, "sweep": {"dir": "nothing/here"}}
+    config = OmegaConf.create({"hydra": hydras})
     Sweep().on_multirun_start(config)
     assert os.environ[SWEEP].split()[0] == str(jobs)
     Sweep().on_multirun_end(config)

@@ -134,6 +134,8 @@ def require_model(model: str | None) -> None:
     """Raise FileNotFoundError if there is no such model; a hub's is fetched."""
     if model is None:
         raise ValueError("no model: give model=DIR_OR_HUB_ID, or compare=[RUN,RUN]")
+    if runs := sorted(path.parent.name for path in Path(model).glob("*/scores.json")):
+        raise ValueError(f"{model} holds runs, and is none: model={model}/NAME, of {', '.join(runs[:9])}")
     if not is_function(model):
         from whitenedcse.model.encoder import folder
 

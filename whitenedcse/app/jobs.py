@@ -9,6 +9,7 @@ import math
 import os
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -18,14 +19,14 @@ from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from whitenedcse.app import arguments, configuration, launch, ranks
+from whitenedcse.app import arguments, configuration, launch, mistakes, ranks
 from whitenedcse.app.run import Run
 
 SWEEP = "WHITENEDCSE_SWEEP"  # the number of jobs of a sweep and when it was started, for its processes
 
 
 class Sweep(Callback):
-    """Tells the jobs of a sweep how many there are; Hydra calls it."""
+    """Tells the jobs of a sweep how many there are, and reports on them at the end; Hydra calls it."""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Count the jobs before the first."""
@@ -38,8 +39,15 @@ class Sweep(Callback):
         os.environ[SWEEP] = f"{jobs} {time.time()}"
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        """Forget the sweep."""
+        """Print what `whitenedcse report` does of the runs, if all jobs have ended."""
         os.environ.pop(SWEEP, None)
+        folder = Path(config.hydra.sweep.dir)
+        if any(folder.glob("*/scores.json")):
+            from whitenedcse.report import page
+
+            tables, files = page.write([str(folder)], None, None)
+            launch.show(tables)
+            launch.say(f"written: {', '.join(map(str, files))}")
 
 
 def progress(run: Run) -> str | None:
@@ -69,6 +77,7 @@ def progress(run: Run) -> str | None:
 def train(cfg: DictConfig) -> float | None:
     """One run, begun or resumed; returns the best dev score, for a sweeper to maximise."""
     run, settings = configuration.checked(cfg), OmegaConf.to_yaml(cfg, resolve=True)
+    mistakes.refuse_one_job()
     launch.refuse_search(cfg.monitor.dev)
     if said := None if run.scores else progress(run):
         launch.say(said)

@@ -9,16 +9,15 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import hydra
-from hydra import compose, initialize_config_dir
 from hydra._internal.hydra import Hydra
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -26,8 +25,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app import identity, ranks, terminal
-from whitenedcse.app.configuration import CONF, plain, unknown
-from whitenedcse.app.identity import flat, own_encoder
+from whitenedcse.app.configuration import CONF
+from whitenedcse.app.identity import own_encoder
+from whitenedcse.app.mistakes import one_line, refuse_options
 from whitenedcse.app.run import Run
 
 if TYPE_CHECKING:
@@ -65,8 +65,9 @@ def start(script: Callable[[DictConfig], Any]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that errors reach this place
     Hydra.format_config_groups = lambda *_: ""  # type: ignore[method-assign]  # half of the time of --help
     main = hydra.main(version_base="1.3", config_path=str(CONF), config_name=script.__name__)
-    with ranks.ending_when_asked():
-        job(main(job(script)))()
+    with ranks.ending_when_asked(), explained():
+        refuse_options(sys.argv)
+        main(job(script))()
 
 
 def job(script: Callable[..., Result]) -> Callable[..., Result]:
@@ -74,15 +75,13 @@ def job(script: Callable[..., Result]) -> Callable[..., Result]:
 
     @wraps(script)
     def one_line_at_most(*arguments: Any) -> Result:
-        # here, not in `start`: a launcher's own process begins here
-        quiet()
+        quiet()  # here, not in `start`: a launcher's own process begins here
         try:
-            return script(*arguments)
-        except BaseException as error:
-            explain(error)
-            raise
+            with explained():
+                return script(*arguments)
         finally:
-            give_back()
+            if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.RUN:  # others may follow
+                give_back()
 
     return one_line_at_most
 
@@ -93,17 +92,22 @@ def quiet() -> None:
         warnings.filterwarnings("ignore", message=message)
 
 
-def explain(error: BaseException) -> None:
-    """End the process with one line if the user can mend this, and in a rank leave others time for theirs."""
-    if isinstance(error, KeyboardInterrupt):
+@contextmanager
+def explained() -> Iterator[None]:
+    """End the process with one line for an error that a user can mend; a rank lets others print theirs."""
+    try:
+        yield
+    except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    lightnings = any(part.__name__ == "MisconfigurationException" for part in type(error).__mro__)
-    if isinstance(error, Exception) and (lightnings or isinstance(error, MENDABLE)):
-        refuse(error)
-    if re.search(r"\bMPS\b", str(error)):  # PyTorch lacks something on Apple's GPUs
-        refuse(ValueError(f"this does not work on an Apple GPU ({error}); use trainer.accelerator=cpu"))
-    if isinstance(error, RuntimeError):
-        ranks.let_others_speak()
+    except Exception as error:
+        lightnings = any(part.__name__ == "MisconfigurationException" for part in type(error).__mro__)
+        if lightnings or isinstance(error, MENDABLE):
+            refuse(error)
+        if re.search(r"\bMPS\b", str(error)):  # PyTorch lacks something on Apple's GPUs
+            refuse(ValueError(f"this does not work on an Apple GPU ({error}); use trainer.accelerator=cpu"))
+        if isinstance(error, RuntimeError):
+            ranks.let_others_speak()
+        raise
 
 
 def give_back() -> None:
@@ -118,28 +122,16 @@ def refuse(error: Exception) -> NoReturn:
     """End the process with exit code 2 and the error in one line on the standard error."""
     if os.environ.get("WHITENEDCSE_TRACEBACK") == "1":
         raise error
-    sys.stderr.write(f"error: {one_line(error)} (HYDRA_FULL_ERROR=1 shows where)\n")
+    sys.stderr.write(f"error: {one_line(error, sys.argv)} (HYDRA_FULL_ERROR=1 shows where)\n")
+    leave_nothing()
     sys.exit(BAD_INPUT)
 
 
-def one_line(error: BaseException) -> str:
-    """The cause of an error as one line of text, for the user who started the script as sys.argv says."""
-    while isinstance(error, HydraException) and error.__cause__ and "Error in call to target" in str(error):
-        error = error.__cause__
-    if key := re.match(r"Could not override '([^']+)'", str(error)):
-        return unknown(key[1], known_keys(sys.argv))
-    if isinstance(error, PermissionError | FileExistsError | NotADirectoryError):
-        return f"{error.filename}: {error.strerror}; write elsewhere with hydra.run.dir=DIR"
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def known_keys(argv: list[str]) -> list[str]:
-    """The groups of conf/, and all settings under the groups and the experiment of this command line."""
-    folders = {path.name for path in CONF.iterdir() if path.is_dir()}
-    chosen = [text for text in argv[1:] if text.partition("=")[0].lstrip("+") in folders]
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return [*folders, *flat(plain(compose(Path(argv[0]).stem.split()[-1], chosen)))]
+def leave_nothing() -> None:
+    """Remove the run directory of this job if there is nothing in it but an empty log."""
+    if HydraConfig.initialized() and (folder := Path(HydraConfig.get().runtime.output_dir)).is_dir():
+        if all(file.suffix == ".log" and file.stat().st_size == 0 for file in folder.iterdir()):
+            rmtree(folder, ignore_errors=True)
 
 
 def show(grids: Iterable[terminal.Grid]) -> None:
@@ -170,8 +162,7 @@ def several(run: Run, devices: int, timeout: float) -> bool:
         return False
     job = sys.argv[1:] if hydras.mode == RunMode.RUN else [*hydras.overrides.task, *inherited(hydras)]
     job += ["--force"] if forced() else []
-    status = ranks.run([*program(), *job, f"hydra.run.dir={run.path}"], devices, timeout)
-    if status:
+    if status := ranks.run([*program(), *job, f"hydra.run.dir={run.path}"], devices, timeout):
         sys.exit(status)
     return True
 

@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app import jobs, launch
 from whitenedcse.app.configuration import CONF
+from whitenedcse.app.mistakes import one_line
 from whitenedcse.app.ranks import stamp
 from whitenedcse.app.run import Run
 
@@ -154,7 +155,7 @@ def composed(script: str, words: Sequence[str], path: Path, *, force: bool) -> I
             launch.quiet()
             yield config
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(launch.one_line(error)) from error
+        raise ValueError(one_line(error, sys.argv)) from error
     finally:
         os.environ.pop("WHITENEDCSE_FORCE", None)
         sys.argv = argv

@@ -242,5 +242,5 @@ def folder(path: str) -> Path:
     except Exception:
         raise FileNotFoundError(
             f"encoder {path}: no directory {Path(path).absolute()}, not in the hub cache, and the hub did not"
-            f" give it ({reason}); pass a local directory, e.g. encoder.path=/path/to/{path}"
+            f" give it ({reason}); name a local directory instead"
         ) from None

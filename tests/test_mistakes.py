@@ -1,0 +1,67 @@
+"""A mistake on a command line is one line with its cure, and leaves nothing in outputs/."""
+
+from pathlib import Path
+
+import pytest
+from test_bad_input import place, start  # noqa: F401  fixtures
+
+from whitenedcse.app.mistakes import known_keys, one_line
+
+MISTAKES = {
+    "train experiment=bert_base": "experiment is added with a plus: python train.py +experiment=bert_base",
+    "train system=simcse": "system is added with a plus: python train.py +system=simcse",
+    "train sweep=table3": "sweep is added with a plus: python train.py -m +sweep=table3",
+    "train +sweep=table3": "+sweep=table3 is several runs: add -m, as in python train.py -m +sweep=table3",
+    "train seed=1,2": "seed=1,2: several values are several runs, python train.py -m seed=1,2",
+    "train --epochs 3": "no option --epochs: settings are written KEY=VALUE; the nearest is trainer.max_epo",
+    "train --batch-size=3": "no option --batch-size=3: settings are written KEY=VALUE; the nearest is dat",
+    "evaluate --tsaks x": "no option --tsaks: settings are written KEY=VALUE; the nearest is tasks",
+    "train --zzz": "no option --zzz: settings are written KEY=VALUE; --help lists them",
+    "train encoder.path=bert": "no setting 'encoder.path' in this encoder; add one that has it: encoder=pre",
+    "train loss.share=0.1": "no setting 'loss.share' in this loss; add one that has it: loss=sigreg",
+    "train head.dens=true": "no setting 'head.dens'; the nearest is 'head.dense'",
+    "train vews=3": "no setting 'vews'; the nearest is 'views'",
+    "train postprocess=zca": "postprocess is a setting of evaluate.py, not of train.py",
+    "train draws=3": "draws is a setting of evaluate.py, not of train.py",
+    "evaluate views=3": "views is a setting of train.py, not of evaluate.py",
+    "evaluate model=x loss.form=l1": "loss.form is a setting of train.py, not of evaluate.py",
+    "train head=shufled_group": "no head=shufled_group; the nearest is head=shuffled_group; there are",
+    "evaluate model=x pooling=men": "no pooling=men; the nearest is pooling=mean; there are cls, ",
+    "train +experiment=bert_bse": "no experiment=bert_bse; the nearest is experiment=bert_base; there",
+    "train +system=zzz": "no system=zzz; there are barlow,",
+    "train data=file": "data=file has no corpus yet: add data.corpus=FILE",
+    "train trainer.accelerator=gpu": "trainer.accelerator=gpu, but PyTorch finds no GPU here; leave it out",
+    "evaluate model=typo": "encoder typo: no directory ",
+    "evaluate model=runs": "runs holds runs, and is none: model=runs/NAME, of a, b",
+}
+
+
+@pytest.mark.parametrize("said", MISTAKES)
+@pytest.mark.slow(but=6)
+def test_a_mistake_is_one_line_with_its_cure_and_leaves_nothing(said, start, monkeypatch):  # noqa: F811
+    if "gpu" in said:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for name in ("a", "b"):
+        Path("runs", name).mkdir(parents=True, exist_ok=True)
+        Path("runs", name, "scores.json").touch()
+    script, *words = said.split()
+    code, line = start(script, *words)
+    assert code == 2 and "\n" not in line and line.startswith(f"error: {MISTAKES[said]}"), line
+    assert not list(Path("outputs").glob("*"))
+
+
+def test_a_run_directory_that_holds_something_stays(start):  # noqa: F811
+    Path("outputs/r").mkdir(parents=True)
+    Path("outputs/r/notes.txt").write_text("mine")
+    assert start("train", "run=r", "views=1")[0] == 2
+    assert Path("outputs/r/notes.txt").read_text() == "mine"
+
+
+def test_an_installed_command_is_named_as_it_was_typed():
+    error = ValueError("Ambiguous value for argument 'seed=1,2' 1. To use it as a list ...")
+    assert "whitenedcse train -m seed=1,2" in one_line(error, ["whitenedcse train", "seed=1,2"])
+
+
+def test_settings_are_known_whatever_else_is_wrong():
+    assert "optim.lr" in known_keys(["train.py", "+experiment=nothing", "head=nothing"])
+    assert "encoder.path" in known_keys(["train.py", "encoder=pretrained"])
