@@ -23,7 +23,7 @@ from whitenedcse.report.conditions import conditions, is_of_training, without_id
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 FILES = sorted((ROOT / "whitenedcse").rglob("*.py"))
-MOST = 85  # modules, packages' docstrings aside
+MOST = 95  # modules, packages' docstrings aside
 
 # what every module may import, and what these may import themselves
 GROUND = {
@@ -171,6 +171,7 @@ INTO_DRAFTS = {  # these write where their callers have such a context, into mem
     "model.sentence_transformers.write",
     "model.sentence_transformers.write_average",
     "report.plots.inline",
+    "serving.approximate.write",
     "serving.index_files.written",
     "serving.layouts.quantise",
     "serving.layouts.write_onnx",

@@ -318,8 +318,8 @@ def forged(index, name, write):
 def test_arrays_that_do_not_belong_together_are_refused(saved, tmp_path, name, array):
     shutil.copytree(saved, tmp_path / "index")
     forged(tmp_path / "index", name, lambda path: np.save(path, array))
-    with pytest.raises(ValueError, match="part-0.* is damaged"):
-        Index.load(tmp_path / "index")
+    with pytest.raises(ValueError, match="part-0.* is damaged|of text 1 are not in ascending order"):
+        Index.load(tmp_path / "index").query(["cat"])
 
 
 @pytest.mark.parametrize(
@@ -412,6 +412,6 @@ def test_an_unused_decompression_bomb_is_not_read(saved, tmp_path, name):
 def test_strings_are_the_texts_they_were_made_of():
     texts = ["", "a", "é猫", "", "\U0001f408\n"]
     strings = Strings.of(texts)
-    assert [strings[i] for i in range(len(strings))] == texts
+    assert [strings[i] for i in range(len(strings))] == texts == list(strings)
     assert_array_equal(strings.ends, [0, 0, 1, 6, 6, 11])
     assert index_files.path(Path("a"), "b") == Path("a/b.npy")

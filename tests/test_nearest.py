@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from whitenedcse.serving import index as index_module
-from whitenedcse.serving.index import available_engine, by_faiss, by_numpy, nearest
+from whitenedcse.serving import nearest as index_module
+from whitenedcse.serving.nearest import available_engine, by_faiss, by_numpy, nearest
 
 ENGINES = [by_numpy, by_faiss]
 

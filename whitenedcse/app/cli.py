@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from whitenedcse.app import arguments as given
-from whitenedcse.app import ranks, serving_commands
+from whitenedcse.app import ranks, search_commands, serving_commands
 from whitenedcse.app.terminal import Grid, say, show
 from whitenedcse.data import sources
 
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = given.subcommands(parser)
     for name, about in SCRIPTS.items():
         commands.add_parser(name, help=f"{about}; [+experiment=NAME] [KEY=VALUE ...]", add_help=False)
-    for add in (add_data, add_report, serving_commands.add):
+    for add in (add_data, add_report, serving_commands.add, search_commands.add):
         add(commands)
     return parser
 

@@ -1,10 +1,9 @@
-"""The commands for a trained encoder: `whitenedcse whiten fit`, `export`, `search`, `encode` and `demo`."""
+"""The commands for a trained encoder: `whitenedcse whiten fit`, `export`, `encode` and `demo`."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from whitenedcse.app import arguments as given
 from whitenedcse.app.durable import beside
 from whitenedcse.app.ranks import first
-from whitenedcse.app.terminal import Grid, say, show
+from whitenedcse.app.terminal import say
 from whitenedcse.data import sources
 
 
@@ -20,7 +19,6 @@ def add(commands: Any) -> None:
     """Add the commands to the parser of `whitenedcse`."""
     add_whiten(commands)
     add_export(commands)
-    add_search(commands)
     add_encode(commands)
     add_demo(commands)
 
@@ -99,138 +97,6 @@ def export(arguments: argparse.Namespace) -> int:
     say(f"{arguments.out}: for {arguments.to}, {compared}")
     if arguments.push:
         say(f"pushed: {exports.push(arguments.out, arguments.push)}")
-    return 0
-
-
-def add_search(commands: Any) -> None:
-    """Add the parsers of `whitenedcse search`."""
-    search = given.group(commands, "search", "find the texts of a corpus nearest to a query")
-    for add_one in (_build, _extend, _query, _bench):
-        add_one(search)
-
-
-def _build(commands: Any) -> None:
-    about = "make an index of a corpus of any size"
-    parser = commands.add_parser("build", help=about, description=about)
-    given.encoder(parser)
-    given.corpus(parser)
-    parser.add_argument("index", type=Path, metavar="INDEX", help="the directory to write")
-    about = "a text put before each query (default: SOURCE's own, or --prompt)"
-    parser.add_argument("--query-prompt", metavar="TEXT", help=about)
-    about = "whitening-k fitted to the corpus itself, which is encoded twice"
-    given.whiten(parser).add_argument("--whiten-k", type=int, metavar="K", help=about)
-    given.sample(parser)
-    _reading(parser)
-    parser.set_defaults(run=build)
-
-
-def _extend(commands: Any) -> None:
-    about = "add a corpus to an index"
-    parser = commands.add_parser("add", help=about, description=about)
-    parser.add_argument("index", type=Path, metavar="INDEX")
-    given.corpus(parser)
-    parser.set_defaults(run=extend, sample=None)
-    _reading(parser)
-
-
-def _query(commands: Any) -> None:
-    about = "print the texts nearest to a query, found by exact search"
-    parser = commands.add_parser("query", help=about, description=about)
-    parser.add_argument("index", type=Path, metavar="INDEX")
-    parser.add_argument("text", nargs="?", metavar="TEXT", help="the query")
-    parser.add_argument("--file", metavar="QUERIES", help="a file of queries, or any other corpus")
-    given.columns(parser, "its queries")
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="texts for a query (default: 10)")
-    given.form(parser)
-    parser.set_defaults(run=query)
-
-
-def _bench(commands: Any) -> None:
-    about = "measure what whitening-k saves and loses: size, time and recall@10 for several k"
-    parser = commands.add_parser("bench", help=about, description=about)
-    parser.add_argument("index", type=Path, metavar="INDEX")
-    about = "(default: 256 128 64 32, those below the width)"
-    parser.add_argument("--dims", type=int, nargs="+", default=(), metavar="K", help=about)
-    given.form(parser)
-    parser.set_defaults(run=measure)
-
-
-def _reading(parser: argparse.ArgumentParser) -> None:
-    given.columns(parser)
-    given.bf16(parser)
-    about = "of a table: the column with ids (default: the number of the text, from 0)"
-    parser.add_argument("--ids", metavar="NAME", help=about)
-
-
-def build(arguments: argparse.Namespace) -> int:
-    """Write an index, and print what it holds."""
-    from whitenedcse.serving import index, index_files
-
-    index_files.refuse_occupied(arguments.index)
-    pairs = _pairs(arguments, 0)
-    if arguments.whiten_k is not None and arguments.dim is not None:
-        raise ValueError(f"--dim {arguments.dim} goes with --whiten FIT; with --whiten-k K, K is enough")
-    arguments.dim = arguments.dim or arguments.whiten_k
-    embedder = given.ended(arguments, None if arguments.whiten_k is None else arguments.corpus)
-    index.write(arguments.index, embedder, pairs, bf16=arguments.bf16)
-    content = index_files.listed(arguments.index)
-    say(f"{content['parts'][0]['n']:,} texts, vectors of width {content['width']}: {arguments.index}")
-    return 0
-
-
-def extend(arguments: argparse.Namespace) -> int:
-    """Append to an index, and print how many texts it held and holds."""
-    from whitenedcse.serving import index, index_files
-
-    held = index.Index.load(arguments.index)
-    more = index.encoded(held.embedder, _pairs(arguments, len(held)), bf16=arguments.bf16)
-    index_files.append(arguments.index, len(held), more)
-    n = index_files.listed(arguments.index)["parts"][-1]["n"]
-    say(f"{len(held):,} texts and {n:,} more: {arguments.index}")
-    return 0
-
-
-def _pairs(arguments: argparse.Namespace, start: int) -> Iterator[tuple[str, str]]:
-    """The ids and texts of the corpus."""
-    from whitenedcse.serving.index import labelled
-
-    if arguments.ids and not arguments.columns:
-        raise ValueError(f"--ids {arguments.ids} goes with --columns, which name the texts")
-    columns = [*arguments.columns, *([arguments.ids] if arguments.ids else [])]
-    corpus = sources.named(arguments.corpus, columns, arguments.sample)
-    return labelled(corpus, start, ids=bool(arguments.ids))
-
-
-def query(arguments: argparse.Namespace) -> int:
-    """Print the texts nearest to a query, or to each query of a file."""
-    from whitenedcse.data.corpus import texts
-    from whitenedcse.serving.index import Index
-
-    if (arguments.text is None) == (arguments.file is None):
-        raise ValueError("one query is a TEXT, several are a --file: give one of the two")
-    if arguments.top < 1:
-        raise ValueError(f"--top {arguments.top}: 1 or more")
-    named = arguments.file is not None
-    asked = list(texts(sources.named(arguments.file, arguments.columns))) if named else [arguments.text]
-    answers = Index.load(arguments.index).query(asked, arguments.top)
-    rows = [
-        [text, str(rank), f"{hit.cosine:.4f}", hit.id, hit.text]
-        for text, hits in zip(asked, answers, strict=True)
-        for rank, hit in enumerate(hits, 1)
-    ]
-    if arguments.to == "table":  # control characters of a text do not reach the terminal
-        rows = [["".join(c if c.isprintable() else " " for c in cell) for cell in row] for row in rows]
-    columns = ("query", "rank", "cosine", "id", "text")
-    show([Grid(f"The nearest texts in {arguments.index}", columns, rows, right=(1, 2))], arguments.to)
-    return 0
-
-
-def measure(arguments: argparse.Namespace) -> int:
-    """Print the table of `bench`."""
-    from whitenedcse.serving.benchmarks import bench
-    from whitenedcse.serving.index import Index
-
-    show([bench(Index.load(arguments.index), dims=arguments.dims)], arguments.to)
     return 0
 
 

@@ -22,7 +22,7 @@ from whitenedcse.app.terminal import say
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving.exports import scaled
-from whitenedcse.serving.index import Array, nearest, unit
+from whitenedcse.serving.nearest import Array, nearest, unit
 
 
 class Trial:

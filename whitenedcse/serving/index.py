@@ -1,151 +1,28 @@
-"""An index: texts, their vectors, and the embedder that encodes queries in the same way; its search is exact.
+"""An index: texts, their vectors, and the embedder that encodes queries in the same way.
 
-n: texts    d: width    q: queries    k: texts wanted for each query
-
-FAISS proposes the nearest rows, or NumPy where FAISS is not installed.
+n: texts    d: width    k: texts wanted for each query
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import count, islice
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from whitenedcse.app.terminal import pace
-from whitenedcse.data.corpus import LONGEST, Corpus, rows, texts
+from whitenedcse.data.corpus import LONGEST, Corpus, Reading, fingerprint, rows, texts
 from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.planes import digest_of
 from whitenedcse.model.sentence_transformers import DOCUMENT
-from whitenedcse.serving import index_files
+from whitenedcse.serving import approximate, bulk, index_files, shards
 from whitenedcse.serving.exports import scaled
 from whitenedcse.serving.index_files import Part, Strings
-
-Array = NDArray[np.float32]
-Rows = NDArray[np.int64]
-Engine = Callable[[Array, Array, int], tuple[Array, Rows]]
-
-QUERIES, ROWS = 256, 16_384  # at a time: their products are 16 MB
-
-
-def nearest(queries: Array, parts: Sequence[Array], top: int) -> tuple[Array, Rows]:
-    """The rows with the largest inner products with each query, largest first.
-
-    queries: (q, d), parts: of (n, d), rows of unit length -> products (q, k) and row numbers (q, k). k is
-    `top`, or n if that is less: there is no threshold. The products are computed in float64 and then rounded,
-    and equal ones come in the order of the rows, so every engine gives the same. Memory does not grow with q
-    or n. Raises ValueError for top < 1 and for another width.
-    """
-    n, widths = sum(map(len, parts)), {array.shape[-1] for array in (queries, *parts)}
-    if top < 1 or n < 1 or len(widths) > 1:
-        raise ValueError(f"top={top} of {n} rows; widths {sorted(widths)}: one or more, and one width")
-    top, engine = min(top, n), available_engine()
-    out = np.empty((len(queries), top), np.float32), np.empty((len(queries), top), np.int64)
-    for start in range(0, len(queries), QUERIES):
-        block = slice(start, start + QUERIES)
-        out[0][block], out[1][block] = decided(queries[block], parts, top, min(n, 2 * top + 16), engine)
-    return out
-
-
-def decided(
-    queries: Array, parts: Sequence[Array], top: int, reach: int, engine: Engine
-) -> tuple[Array, Rows]:
-    """The best `top` rows by exact products, chosen from the `reach` rows that are first in float32.
-
-    The search is repeated with a larger reach for a query while a row beyond it may be among the best: for
-    unit vectors a product in float32 is wrong by at most d / 2 ** 24, in whatever order it is summed.
-    """
-    near, rows = proposed(queries, parts, reach, engine)
-    exact = products(queries, parts, rows)
-    order = np.lexsort((rows, -exact))[:, :top]
-    scores, best = np.take_along_axis(exact, order, 1), np.take_along_axis(rows, order, 1)
-    wrong = (queries.shape[1] + 8) * 2.0**-24
-    n = sum(map(len, parts))
-    again = np.flatnonzero(near.min(1) + wrong >= scores[:, -1]) if reach < n else ()
-    for i in again:  # one by one, as the reach may become n
-        one = slice(i, i + 1)
-        scores[one], best[one] = decided(queries[one], parts, top, min(n, 8 * reach), engine)
-    return scores, best
-
-
-def proposed(queries: Array, parts: Sequence[Array], reach: int, engine: Engine) -> tuple[Array, Rows]:
-    """The `reach` rows with the largest products in float32, unordered: products and row numbers."""
-    near, rows = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
-    for start, piece in pieces(parts):
-        more, at = engine(queries, piece, min(reach, len(piece)))
-        near, rows = np.hstack([near, more]), np.hstack([rows, at + start])
-        if near.shape[1] > reach:
-            near, chosen = largest(near, reach)
-            rows = np.take_along_axis(rows, chosen, 1)
-    return near, rows
-
-
-def products(queries: Array, parts: Sequence[Array], rows: Rows) -> Array:
-    """Inner products in float64, rounded to float32: (q, d), row numbers (q, r) -> (q, r)."""
-    out = np.empty(rows.shape, np.float32)
-    for i, query in enumerate(queries.astype(np.float64)):
-        for start in range(0, rows.shape[1], ROWS):
-            at = slice(start, start + ROWS)
-            out[i, at] = np.einsum("nd,d->n", taken(parts, rows[i, at]).astype(np.float64), query)
-    return out
-
-
-def taken(parts: Sequence[Array], rows: Rows) -> Array:
-    """The vectors of these row numbers."""
-    ends = np.cumsum([len(part) for part in parts])
-    where = np.searchsorted(ends, rows, side="right")
-    out = np.empty((len(rows), parts[0].shape[1]), np.float32)
-    for i in np.unique(where):
-        out[where == i] = parts[i][rows[where == i] - (ends[i] - len(parts[i]))]
-    return out
-
-
-def pieces(parts: Sequence[Array], size: int = ROWS) -> Iterator[tuple[int, Array]]:
-    """The vectors in pieces of at most `size` rows, each with the number of its first row."""
-    before = 0
-    for part in parts:
-        for start in range(0, len(part), size):
-            yield before + start, part[start : start + size]
-        before += len(part)
-
-
-def available_engine() -> Engine:
-    """The search by FAISS where it is installed, else that by NumPy."""
-    try:
-        import faiss  # noqa: F401
-    except ImportError:
-        return by_numpy
-    return by_faiss
-
-
-def by_faiss(queries: Array, rows: Array, top: int) -> tuple[Array, Rows]:
-    """The `top` rows with the largest inner products by FAISS, without copying rows: products, numbers."""
-    import faiss
-
-    found: tuple[Any, Any] = faiss.knn(queries, rows, top, metric=faiss.METRIC_INNER_PRODUCT)
-    return found
-
-
-def by_numpy(queries: Array, rows: Array, top: int) -> tuple[Array, Rows]:
-    """The `top` rows with the largest inner products by NumPy: products and row numbers (q, top)."""
-    return largest(queries @ rows.T, top)
-
-
-def largest(scores: Array, top: int) -> tuple[Array, Rows]:
-    """The `top` largest of each row and their columns, by PyTorch's fast selection: (q, n) -> (q, top)."""
-    values, columns = torch.from_numpy(scores).topk(top, dim=1, sorted=False)
-    return values.numpy(), columns.numpy()
-
-
-def unit(x: NDArray[Any]) -> Array:
-    """The rows scaled to unit length, (n, k); a row of zeros stays zero."""
-    lengths = np.linalg.norm(x, axis=1, keepdims=True)
-    return (x / np.where(lengths > 0, lengths, 1)).astype(np.float32)
-
+from whitenedcse.serving.nearest import Array, nearest, unit
 
 BLOCK = 20_000  # texts at a time
 
@@ -159,7 +36,10 @@ class Hit(NamedTuple):
 
 
 class Index:
-    """Texts with exact search by cosine, in memory or memory-mapped from a directory.
+    """Texts and search by cosine, in memory or memory-mapped from a directory.
+
+    Search is exact, but for a directory that `write` made with a factory: there an index of FAISS proposes
+    rows, which are compared by their whole vectors. Texts that were added later are all compared.
 
     embedder: with any last step, e.g. of `exports.whitened`; unit length is added here. Texts are encoded
         after its prompt "document" ("passage", "corpus") and queries after its prompt "query", or else both
@@ -181,8 +61,8 @@ class Index:
 
     @property
     def vectors(self) -> list[Array]:
-        """The vectors (n, d), in parts."""
-        return [part.vectors for part in self.parts]
+        """The vectors (n, d), in parts, all of whose bytes are compared with their digests now."""
+        return [part.vectors[:] for part in self.parts]
 
     @classmethod
     def build(cls, embedder: Embedder, texts: Iterable[str], ids: Iterable[object] | None = None) -> Index:
@@ -203,14 +83,24 @@ class Index:
         self.parts += list(encoded(self.embedder, zip(labels, texts, strict=True), bf16=False))
         return self
 
-    def query(self, texts: Sequence[str], top: int = 10, *, prompt: str | None = None) -> list[list[Hit]]:
+    def query(
+        self, texts: Sequence[str], top: int = 10, *, prompt: str | None = None, exact: bool = False
+    ) -> list[list[Hit]]:
         """For each query the `top` nearest texts, nearest first; all of them if there are fewer.
 
-        prompt: a text put before each query; None for the index's own.
+        prompt: a text put before each query; None for the index's own. exact: compare all texts with each
+        query, also where an index of FAISS would propose some. Raises ValueError, naming the file, if bytes
+        that are read are damaged.
         """
-        asked = self.embedder.prompt_of("query") if prompt is None else prompt
-        found = nearest(self.embedder.encode(texts, prompt=asked), self.vectors, top)
-        return [[self.hit(*one) for one in zip(*row, strict=True)] for row in zip(*found, strict=True)]
+        queries = self.embedder.encode(
+            texts, prompt=self.embedder.prompt_of("query") if prompt is None else prompt
+        )
+        if exact or all(part.near is None for part in self.parts):
+            found = nearest(queries, [part.vectors for part in self.parts], top)
+        else:
+            found = approximate.found(queries, [(part.vectors, part.near) for part in self.parts], top)
+        pairs = (zip(*row, strict=True) for row in zip(*found, strict=True))
+        return [[self.hit(cosine, row) for cosine, row in pair if row >= 0] for pair in pairs]
 
     def hit(self, cosine: float, row: int) -> Hit:
         """The `Hit` of a row number."""
@@ -223,7 +113,8 @@ class Index:
     def save(self, directory: str | Path) -> None:
         """Write the index; to the directory it was loaded from or saved to, only new texts are appended.
 
-        Raises FileExistsError for any other directory that exists.
+        A copy in another directory has exact search. Raises FileExistsError for any other directory that
+        exists.
         """
         directory = Path(directory).absolute()
         place, held = self._place or (None, 0)
@@ -255,11 +146,57 @@ def searching(embedder: Embedder, prompt: str | None = None, query_prompt: str |
 
 
 def write(
-    directory: Path, embedder: Embedder, pairs: Iterable[tuple[str, str]], *, bf16: bool = False
+    directory: Path,
+    embedder: Embedder,
+    pairs: Iterable[tuple[str, str]],
+    *,
+    bf16: bool = False,
+    factory: str | None = None,
 ) -> None:
-    """Write an index of any number of (id, text) to a new directory; memory does not grow with them."""
-    embedder = scaled(searching(embedder), unit=True)
-    index_files.write(directory, embedder, encoded(embedder, pairs, bf16=bf16))
+    """Write an index of any number of (id, text) to a new directory; memory does not grow with them.
+
+    factory: of FAISS, such as "IVF1024,PQ48" or "HNSW32": its index is built beside the vectors and proposes
+    rows; memory holds that index. None for exact search. Raises ValueError for what FAISS does not know, and
+    for fewer texts than its training takes.
+    """
+    embedder, pairs = scaled(searching(embedder), unit=True), iter(pairs)
+    if factory is not None:  # before hours of encoding
+        first = list(islice(pairs, approximate.needed(factory, embedder.width)))
+        approximate.refuse_few(factory, embedder.width, len(first))
+        pairs = chain(first, pairs)
+    index_files.write(directory, embedder, encoded(embedder, pairs, bf16=bf16), factory)
+
+
+def write_encoded(
+    directory: Path, embedder: Embedder, parts: Iterable[Part], factory: str | None = None
+) -> None:
+    """Write an index of vectors that are there, those of `gathered`; otherwise as `write` does."""
+    if factory is not None:
+        approximate.needed(factory, embedder.width)  # refuses what FAISS does not know
+    index_files.write(directory, scaled(searching(embedder), unit=True), parts, factory)
+
+
+def gathered(embedder: Embedder, corpus: Corpus, out: Path, *, ids: bool = False) -> Iterator[Part]:
+    """Parts of an index from the files that `bulk.encoded` wrote to `out`; nothing is encoded.
+
+    embedder: the one that encoded them. corpus, ids: see `labelled`; its first column is what was encoded.
+    Blank rows are left out. Raises ValueError for vectors of another embedder or of another corpus.
+    """
+    manifest, texts = shards.begun(out), replace(corpus, columns=corpus.columns[:1])
+    if manifest and manifest.embedder != digest_of(embedder):
+        raise ValueError(f"{out} holds vectors of another embedder, or of other settings or prompts of it")
+    if manifest and manifest.fingerprint != fingerprint(texts):
+        raise ValueError(f"{out} holds vectors of {manifest.input}, not of {corpus.path} as it is now")
+    every, number = Reading(corpus), 0
+    for shard in bulk.arrays(out):
+        for start in range(0, len(shard), BLOCK):
+            x = shard[start : start + BLOCK]
+            block = list(islice(every, len(x)))
+            kept = [i for i, row in enumerate(block) if row[0].strip()]
+            labels = [block[i][-1] for i in kept] if ids else map(str, range(number, number + len(kept)))
+            number += len(kept)
+            some = Strings.of([block[i][0][:LONGEST] for i in kept])
+            yield Part(unit(x[kept].astype(np.float32)), some, Strings.of(list(labels)))
 
 
 def labelled(corpus: Corpus, start: int = 0, *, ids: bool = False) -> Iterator[tuple[str, str]]:

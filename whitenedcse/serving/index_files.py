@@ -1,5 +1,7 @@
 """An index as a directory: the embedder, and parts that hold vectors, texts and ids as .npy. No pickles.
 
+It opens without being read: see `checked`.
+
 n: texts    d: width
 
     index.json                   width, and the number of texts of each part
@@ -7,7 +9,8 @@ n: texts    d: width
     part-0/vectors.npy           (n, d) float32, of unit length
     part-0/texts.npy, ids.npy    UTF-8 of all texts concatenated, uint8
     part-0/text_ends.npy, id_ends.npy    (n + 1,) int64: 0, and the end of each text
-    part-0/digests.json          of these files
+    part-0/index.faiss           where asked for: see `approximate`
+    part-0/digests.json          of the blocks of these files
 """
 
 from __future__ import annotations
@@ -24,24 +27,17 @@ from filelock import FileLock
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 from numpy.typing import NDArray
 
-from whitenedcse.app.durable import (
-    digest,
-    drafted,
-    intact,
-    parsing,
-    read_json,
-    seal,
-    settle,
-    settle_all,
-    write_json,
-)
+from whitenedcse.app.durable import digest, drafted, parsing, read_json, settle, settle_all, write_json
 from whitenedcse.app.reading import array
 from whitenedcse.app.space import Unwritten, needing_space
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
+from whitenedcse.serving import approximate
+from whitenedcse.serving.approximate import Near
+from whitenedcse.serving.checked import CURE, Checked, seal, sealed
 
 INDEX, EMBEDDER = "index.json", "embedder"
-AGAIN = "copy the whole index again"
+FORMAT = 2  # 1 had one digest a file
 FILES: dict[str, Any] = {
     "vectors": np.float32,
     "texts": np.uint8,
@@ -55,15 +51,16 @@ FILES: dict[str, Any] = {
 class Strings:
     """Texts concatenated in UTF-8, in memory or memory-mapped.
 
-    data: bytes as uint8. ends: (n + 1,), 0 and the end of each text.
+    data: bytes as uint8. ends: (n + 1,), 0 and the end of each text. Raises ValueError where these do not
+    begin with 0, end with the length of the data, and ascend: the last when a text is read.
     """
 
-    data: NDArray[np.uint8]
-    ends: NDArray[np.int64]
+    data: NDArray[np.uint8] | Checked
+    ends: NDArray[np.int64] | Checked
 
     def __post_init__(self) -> None:
-        if self.ends[0] != 0 or self.ends[-1] != len(self.data) or (np.diff(self.ends) < 0).any():
-            raise ValueError("the ends of its texts are not in ascending order")
+        if self.ends[:1].tolist() != [0] or self.ends[-1:].tolist() != [len(self.data)]:
+            raise ValueError("the ends of its texts are not those of its bytes")
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Strings:
@@ -76,28 +73,43 @@ class Strings:
         return len(self.ends) - 1
 
     def __getitem__(self, i: int) -> str:
-        return self.data[self.ends[i] : self.ends[i + 1]].tobytes().decode(errors="replace")
+        if not 0 <= i < len(self):
+            raise IndexError(f"text {i} of {len(self)}")
+        start, end = self.ends[i : i + 2].tolist()
+        if not 0 <= start <= end <= len(self.data):
+            raise ValueError(f"the ends {start} and {end} of text {i} are not in ascending order; {CURE}")
+        return self.data[start:end].tobytes().decode(errors="replace")
 
 
 class Part(NamedTuple):
-    """Some texts of an index: their vectors (n, d), the texts, and an id for each."""
+    """Some texts of an index: their vectors (n, d), the texts, and an id for each.
 
-    vectors: NDArray[np.float32]
+    near: proposes the rows that may be nearest to a query; None where all are compared with it.
+    """
+
+    vectors: NDArray[np.float32] | Checked
     texts: Strings
     ids: Strings
+    near: Near | None = None
 
 
-def write(directory: Path, embedder: Embedder, parts: Iterable[Part]) -> None:
+def write(directory: Path, embedder: Embedder, parts: Iterable[Part], factory: str | None = None) -> None:
     """Write a new index, whose parts are written as they arrive, and are one part afterwards.
 
-    It is written to a draft folder and then renamed. Raises FileExistsError if the directory exists.
+    It is written to a draft folder and then renamed. factory: of `approximate.write`, or None for exact
+    search. Raises FileExistsError if the directory exists.
     """
     refuse_occupied(directory)
     with drafted(directory) as new:
         refuse_occupied(directory)  # by another process, which wrote it meanwhile
         checkpoint.save(embedder, new / EMBEDDER)
         first = written(new / "part-0", parts)
-        write_json(new / INDEX, {"format": 1, "width": embedder.width, "parts": [first]})
+        if factory is not None:
+            file, vectors = new / "part-0" / approximate.FILE, array(path(new / "part-0", "vectors"))
+            approximate.write(file, vectors, factory, embedder.final)
+            first["factory"] = factory
+        seal(new / "part-0", [file.name for file in sorted((new / "part-0").iterdir())])
+        write_json(new / INDEX, {"format": FORMAT, "width": embedder.width, "parts": [first]})
 
 
 def refuse_occupied(directory: Path) -> None:
@@ -121,6 +133,8 @@ def append(directory: Path, n: int, parts: Iterable[Part]) -> None:
         shutil.rmtree(new, ignore_errors=True)  # of a kill
         with needing_space(new, new):
             content["parts"].append(written(new, parts))
+            content["format"] = FORMAT
+            seal(new, [file.name for file in sorted(new.iterdir())])
             settle_all(new)
         settle(directory)
         try:
@@ -136,16 +150,15 @@ def written(directory: Path, parts: Iterable[Part]) -> dict[str, Any]:
     with ExitStack() as stack:
         files = {name: Growing(stack.enter_context(path(directory, name).open("wb"))) for name in FILES}
         for part in parts:
-            files["vectors"].add(part.vectors)
+            files["vectors"].add(part.vectors[:])
             for strings, data, ends in ((part.texts, "texts", "text_ends"), (part.ids, "ids", "id_ends")):
                 files[ends].add(strings.ends[files[ends].n > 0 :] + files[data].n)
-                files[data].add(strings.data)
+                files[data].add(strings.data[:])
         n = files["vectors"].n
         if not n:
             raise ValueError("no texts to index: there are none, or all are blank")
         for file in files.values():
             file.finish()
-    seal(directory)
     return {"n": n}
 
 
@@ -191,15 +204,18 @@ def listed(directory: Path) -> dict[str, Any]:
             f"{directory} is not an index: no {INDEX} there; make one with whitenedcse search build"
         )
     content = read_json(directory / INDEX)
-    with parsing(directory / INDEX, AGAIN):
-        known = content["format"] == 1 and content["parts"]
+    with parsing(directory / INDEX, CURE):
+        known = content["format"] in (1, FORMAT) and content["parts"]
         if not (known and all(type(x) is int for x in [content["width"], *(p["n"] for p in known)])):
             raise ValueError("it is of another format")
     return content
 
 
 def load(directory: Path) -> tuple[Embedder, list[Part]]:
-    """The embedder and the parts, memory-mapped. Raises ValueError, naming the file, if one is damaged."""
+    """The embedder and the parts, memory-mapped, of which a few blocks are read; the others when needed.
+
+    Raises ValueError, naming the file, if one is damaged: here, or when the damaged bytes are first read.
+    """
     content = listed(directory)
     parts = [
         part(directory / f"part-{i}", facts, content["width"]) for i, facts in enumerate(content["parts"])
@@ -211,22 +227,36 @@ def load(directory: Path) -> tuple[Embedder, list[Part]]:
 
 
 def part(directory: Path, facts: dict[str, Any], width: int) -> Part:
-    """A part, memory-mapped, after all its bytes were compared with their digests: SHA-256 in older ones.
+    """A part, memory-mapped. An older one, with a SHA-256 or one digest of a file, is compared as a whole.
 
     Raises ValueError, naming the file, if one is damaged.
     """
-    intact(directory, "copy the whole index again")
-    n, arrays = facts["n"], {}
+    n, known, arrays = facts["n"], sealed(directory), {}
     shapes = {"vectors": (n, width), "text_ends": (n + 1,), "id_ends": (n + 1,)}
     for name, kind in FILES.items():
         file = path(directory, name)
-        with parsing(file, AGAIN):
+        with parsing(file, CURE):
             if "sha256" in facts and digest(file) != facts["sha256"][name]:
                 raise ValueError("its checksum is another")
-            arrays[name] = array(file)
+            arrays[name] = Checked(file, known)
             held = arrays[name].dtype, arrays[name].shape
-            if held != (kind, shapes.get(name, (arrays[name].size,))):
+            if held != (kind, shapes.get(name, (arrays[name].shape[0],))):
                 raise ValueError(f"it holds {held}")
-    with parsing(directory, AGAIN):
+    near = None
+    if "factory" in facts:
+        near = Near(directory / approximate.FILE, known, n, width)
+    with parsing(directory, CURE):
         texts, ids = (Strings(arrays[f"{name}s"], arrays[f"{name}_ends"]) for name in ("text", "id"))
-    return Part(arrays["vectors"], texts, ids)
+    return Part(arrays["vectors"], texts, ids, near)
+
+
+def verify(directory: Path) -> tuple[int, int]:
+    """Compare all bytes of an index with their digests; returns the number of texts and of bytes.
+
+    Raises ValueError, naming the file, if one is damaged.
+    """
+    _, parts = load(directory)
+    held = [array for p in parts for array in (p.vectors, p.texts.data, p.texts.ends, p.ids.data, p.ids.ends)]
+    files = [array.blocks for array in held if isinstance(array, Checked)]
+    size = sum(blocks.check_all() for blocks in [*files, *(p.near.blocks for p in parts if p.near)])
+    return sum(len(p.texts) for p in parts), size
