@@ -383,6 +383,8 @@ def test_a_term_sees_a_step_and_joins_the_loss_with_its_weight(bert, tmp_path):
     wanted = values["train/contrastive"] + 0.25 * values["train/length"]
     assert values["train/loss"] == pytest.approx(wanted, rel=1e-6)
     assert step.x.grad_fn is not None
+    with pytest.raises(ValueError, match=r"terms.mlm: metrics.csv has train/mlm already"):
+        module_of(bert, terms={"mlm": term})
 
 
 def test_the_masked_term_joins_the_loss_with_its_weight(bert, tmp_path):

@@ -77,11 +77,12 @@ class MaskedLanguageModel(nn.Module):
         padded.
         """
         ids, labels = self.masked(batch.ids)
+        count = (labels != IGNORED).sum().clamp_min(1)
         device, way = ids.device.type, self.attention(ids.device)
         if way == "padded" or not packed.fits(self.model.base_model):
             padded = ragged.pad(batch._replace(ids=ids), self.tokenizer.pad_token_id or 0)
             logits = self.model(input_ids=padded, attention_mask=ragged.mask(batch).long()).logits
-            return cross_entropy(ragged.unpad(logits, batch), labels)
+            return cross_entropy(ragged.unpad(logits, batch), labels) / count
         parallel, kind = way == "tiles" and cores() > 1, autocast_type(device)
         where = "cpu" if kind is None else device  # autocast knows no other device by name
         wanted = [batch._replace(ids=ids), batch._replace(ids=labels)]
@@ -92,16 +93,17 @@ class MaskedLanguageModel(nn.Module):
                 return self.total(piece, answers[number].ids, seed + number)
 
         sums = encoded(pieces, Manner(total, parallel, keep=True), self.parameters())
-        return sums.sum() / (labels != IGNORED).sum().clamp_min(1)
+        return sums.sum() / count
 
     def total(self, batch: Ragged, labels: Tensor, seed: int) -> Tensor:
         """The sum of the cross-entropies of a batch without padding: labels (t,) -> (1,)."""
         hidden = packed.hidden(self.model.base_model, batch, [self.depth], first=False, seed=seed)[0]
         if labels.device.type == "cpu":  # how many are chosen, another device would be waited for to learn
-            hidden, labels = hidden[labels != IGNORED], labels[labels != IGNORED]
+            chosen = labels != IGNORED
+            hidden, labels = hidden[chosen], labels[chosen]
         model: Any = self.model
         logits = (model.cls if hasattr(model, "cls") else model.lm_head)(hidden)
-        return (cross_entropy(logits, labels) * (labels != IGNORED).sum()).unsqueeze(0)
+        return cross_entropy(logits, labels).unsqueeze(0)
 
     def masked(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Token ids (t,) -> ids with some replaced (t,), and labels (t,), -100 where no token was chosen."""
@@ -116,13 +118,11 @@ class MaskedLanguageModel(nn.Module):
 
 @full_precision
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean cross-entropy over the labels that are not -100, in float32 or float64; 0 if all are.
+    """The sum of the cross-entropies of the labels that are not -100, in float32 or float64.
 
     logits: (t, words), labels: (t,) int64 -> scalar.
 
-    >>> cross_entropy(torch.zeros(3, 10), torch.tensor([4, -100, 7]))  # equal logits of ten words: log 10
-    tensor(2.3026)
+    >>> cross_entropy(torch.zeros(3, 10), torch.tensor([4, -100, 7]))  # equal logits of ten words: 2 log 10
+    tensor(4.6052)
     """
-    return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum") / (
-        (labels != IGNORED).sum().clamp_min(1)
-    )
+    return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
