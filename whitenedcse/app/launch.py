@@ -127,15 +127,16 @@ def refuse(error: Exception) -> NoReturn:
 
 
 def leave_nothing() -> None:
-    """Remove the log of this job if it is empty, and the run directory if nothing else is in it."""
+    """Remove the run directory of this job if there is nothing in it but its log, and that is empty."""
     if not HydraConfig.initialized():
         return
     hydras = HydraConfig.get()
-    log = Path(hydras.runtime.output_dir, f"{hydras.job.name}.log")
-    with suppress(OSError):  # what holds something stays
-        if log.stat().st_size == 0:
+    folder = Path(hydras.runtime.output_dir)
+    log = folder / f"{hydras.job.name}.log"
+    with suppress(OSError):
+        if list(folder.iterdir()) == [log] and log.stat().st_size == 0:
             log.unlink()
-        log.parent.rmdir()
+        folder.rmdir()  # refused by the system if it holds anything
 
 
 def show(grids: Iterable[terminal.Grid]) -> None:

@@ -76,7 +76,7 @@ def refuse_options(argv: list[str]) -> None:
     strange = [text for text in get_args_parser().parse_known_args(argv[1:])[1] if text.startswith("-")]
     if not strange:
         return
-    name = strange[0].partition("=")[0].lstrip("-").replace("-", "_")
+    name = strange[0].partition("=")[0].lstrip("-")
     last = {key.rpartition(".")[2]: key for key in sorted(known_keys(argv), reverse=True)}
     near = get_close_matches(name, last, n=1)
     nearest = f"; the nearest is {last[near[0]]}=VALUE" if near else "; --help lists them"
