@@ -194,7 +194,7 @@ TRAINING = [
     ({}, "monitor.patience=-1", ["monitor.patience=-1 must be 1 or more, or null"]),
     ({}, "gather=maybe", ['gather="maybe" must be true or false']),
     ({}, "checkpoint_every=soon", ['checkpoint_every="soon" must be a number']),
-    ({}, "data.corpus=null", ["data.corpus=null must be text"]),
+    ({}, "data.corpus=null", ["data=file has no corpus yet: add data.corpus=FILE"]),
     ({}, "seed=-1", ["-1", "from 0 to 4294967295"]),
     ({}, "data.passes=9", ["9 encoder passes for 3 views; there are from 1 to as many as views"]),
     ({}, "data.batch_size=1", ["batch_size=1: a contrastive loss needs 2 sentences or more"]),

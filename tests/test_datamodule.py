@@ -381,17 +381,8 @@ def test_hard_negatives_and_the_sample_for_fits_are_never_repeated(data, text):
     assert rows_of(plain.sample_tokens(9)) == rows_of(changed.sample_tokens(9))
 
 
-def test_repetition_is_a_function_of_seed_epoch_and_row_alone(data, unequal):
-    """Not of the batch in which a row comes, nor of the rank it comes to."""
-    settings = {"corpus": str(unequal[0] / "u.txt"), "batch_size": 24, "passes": 2, "repetition": 0.5}
-
-    def by_row(module, number):
-        order = module.train_dataloader().sampler
-        order.set_epoch(number)
-        rows = [batch.tolist() for batch in order]
-        second = [batch[len(batch) // 2 :] for batch in words_of(module, number)]
-        return dict(zip(sum(rows, []), sum(second, []), strict=True))
-
+def refuse_other_dependence(data, settings, by_row):
+    """Fail unless what `by_row` tells of each row of an epoch depends on seed, epoch and row alone."""
     alone = by_row(data(**settings), 0)
     assert len(alone) == 96
     torch.manual_seed(5)
@@ -405,6 +396,20 @@ def test_repetition_is_a_function_of_seed_epoch_and_row_alone(data, unequal):
     for other in (by_row(data(**settings), 1), by_row(data(**settings | {"seed": 4}), 0)):
         both = alone.keys() & other.keys()
         assert sum(alone[row] != other[row] for row in both) > len(both) / 2
+
+
+def test_repetition_is_a_function_of_seed_epoch_and_row_alone(data, unequal):
+    """Not of the batch in which a row comes, nor of the rank it comes to."""
+    settings = {"corpus": str(unequal[0] / "u.txt"), "batch_size": 24, "passes": 2, "repetition": 0.5}
+
+    def by_row(module, number):
+        order = module.train_dataloader().sampler
+        order.set_epoch(number)
+        rows = [batch.tolist() for batch in order]
+        second = [batch[len(batch) // 2 :] for batch in words_of(module, number)]
+        return dict(zip(sum(rows, []), sum(second, []), strict=True))
+
+    refuse_other_dependence(data, settings, by_row)
 
 
 @pytest.mark.parametrize("stop", [3, 9, 13])  # an epoch has 9 steps
@@ -468,17 +473,7 @@ def test_changes_are_a_function_of_seed_epoch_and_row_alone(data, unequal):
         pairs = zip(order, words_of(module, number), strict=True)
         return {row: batch[i :: len(at)] for at, batch in pairs for i, row in enumerate(at.tolist())}
 
-    alone = by_row(data(**wanted), 0)
-    smaller = by_row(data(**wanted | {"batch_size": 6}), 0)
-    assert {row: smaller[row] for row in alone} == alone
-    module, shared = data(**wanted), {}
-    for rank in range(3):
-        module.trainer = placed(rank, 3)
-        shared |= by_row(module, 0)
-    assert shared == alone
-    for other in (by_row(data(**wanted), 1), by_row(data(**wanted | {"seed": 4}), 0)):
-        both = alone.keys() & other.keys()
-        assert sum(alone[row] != other[row] for row in both) > len(both) / 2
+    refuse_other_dependence(data, wanted, by_row)
 
 
 @pytest.mark.parametrize("stop", [3, 9, 13])  # an epoch has 9 steps

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from scipy import stats
 from test_sweep_report import SCORES, swept, trained
 
 from whitenedcse.app import terminal
-from whitenedcse.app.run import Run
+from whitenedcse.app.run import Run, Series
 from whitenedcse.report import contrasts, page, sweep
 
 HEALTH = {
@@ -403,3 +404,11 @@ def test_a_job_of_a_sweep_is_called_after_it(tmp_path):
     (tmp_path / "table3" / "multirun.yaml").touch()
     pages = {name: page.of_run(Run(tmp_path / name).checked()) for name in ("alone", "table3/4")}
     assert all(f"<h1>{name}</h1>" in text for name, text in pages.items())
+
+
+def test_the_loss_is_drawn_with_each_of_its_terms_and_nothing_else():
+    names = ("loss", "contrastive", "covariance", "mlm", "sentences_per_second", "diversity_before")
+    series = {f"train/{name}": Series(np.arange(3), np.ones(3)) for name in names}
+    ax = Figure().subplots()
+    page.loss(ax, SimpleNamespace(series=series))
+    assert ax.get_legend_handles_labels()[1] == ["loss", "contrastive", "covariance", "mlm"]

@@ -69,11 +69,22 @@ def test_a_process_reads_its_place_from_its_environment(monkeypatch, environment
     assert placed() == place
 
 
-def test_a_run_is_named_by_the_time_and_under_slurm_by_what_a_requeued_job_keeps(monkeypatch):
+def test_a_run_is_named_by_the_time_and_under_slurm_by_what_a_requeued_job_keeps(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", stamp())
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     assert stamp() == "slurm-7.0"
+
+
+def test_runs_begun_within_a_second_have_different_names(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("whitenedcse.app.ranks.time.strftime", lambda _: "2026-11-23_10-56-09")
+    names = []
+    for _ in range(3):
+        names.append(stamp())
+        (tmp_path / "outputs" / f"evaluate-{names[-1]}").mkdir(parents=True)
+    assert names == ["2026-11-23_10-56-09", "2026-11-23_10-56-09-2", "2026-11-23_10-56-09-3"]
 
 
 def test_ranks_agree_on_the_first_ones_value(monkeypatch):

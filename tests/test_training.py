@@ -336,6 +336,18 @@ def test_masked_words_are_predicted_without_padding_as_with_it(bert, kind, threa
             assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
 
 
+def test_words_are_predicted_for_masked_tokens_alone(bert):
+    mlm = MaskedLanguageModel(encoder=bert, weight=1.0, probability=0.3)
+    seen = []
+    mlm.model.cls.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
+    batch = EightSentences(bert.tokenizer, 1).batch
+    torch.manual_seed(0)
+    wanted = int((mlm.masked(batch.ids)[1] != -100).sum())
+    torch.manual_seed(0)
+    mlm(batch)
+    assert sum(seen) == wanted < len(batch.ids)
+
+
 def test_a_batch_in_which_no_word_is_masked_has_no_loss(bert):
     mlm = MaskedLanguageModel(encoder=bert, weight=1.0, probability=1e-9)
     assert mlm(EightSentences(bert.tokenizer, 1).batch).item() == 0
@@ -349,6 +361,7 @@ def test_masked_language_modelling_alone_trains_the_encoder(bert, tmp_path):
     head = [p.detach().clone() for p in module.embedder.head.parameters()]
     trainer = fit(module, tmp_path, steps=1)
     assert "train/contrastive" not in trainer.callback_metrics
+    assert not any(p.requires_grad for p in module.embedder.head.parameters())  # else DDP would wait for them
     assert 0 < float(trainer.callback_metrics["train/loss"]) < len(bert.tokenizer)
     moved = [not torch.equal(p, old) for p, old in zip(bert.backbone.parameters(), before, strict=True)]
     assert all(moved)
@@ -383,6 +396,8 @@ def test_a_term_sees_a_step_and_joins_the_loss_with_its_weight(bert, tmp_path):
     wanted = values["train/contrastive"] + 0.25 * values["train/length"]
     assert values["train/loss"] == pytest.approx(wanted, rel=1e-6)
     assert step.x.grad_fn is not None
+    with pytest.raises(ValueError, match=r"terms.mlm: metrics.csv has train/mlm already"):
+        module_of(bert, terms={"mlm": term})
 
 
 def test_the_masked_term_joins_the_loss_with_its_weight(bert, tmp_path):

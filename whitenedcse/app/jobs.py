@@ -60,18 +60,12 @@ def progress(run: Run) -> str | None:
         return None
     jobs, began = int((told := os.environ[SWEEP].split())[0]), float(told[1])
     ended = [path.stat().st_mtime for path in run.path.parent.glob("*/scores.json")]
-    since, text = (
-        sum(at >= began for at in ended),
-        f"job {hydras.job.num + 1} of {jobs}: {len(ended)} finished",
-    )
-    if not since:
+    text = f"job {hydras.job.num + 1} of {jobs}: {len(ended)} finished"
+    if not (since := sum(at >= began for at in ended)):
         return text
     minutes = max((time.time() - began) / since * max(jobs - len(ended), 1) / 60, 1)
-    return (
-        f"{text}, about {minutes:.0f} min left"
-        if minutes < 90
-        else f"{text}, about {minutes / 60:.1f} h left"
-    )
+    left = f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+    return f"{text}, about {left} left"
 
 
 def train(cfg: DictConfig) -> float | None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
-from shutil import rmtree
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import hydra
@@ -128,10 +127,16 @@ def refuse(error: Exception) -> NoReturn:
 
 
 def leave_nothing() -> None:
-    """Remove the run directory of this job if there is nothing in it but an empty log."""
-    if HydraConfig.initialized() and (folder := Path(HydraConfig.get().runtime.output_dir)).is_dir():
-        if all(file.suffix == ".log" and file.stat().st_size == 0 for file in folder.iterdir()):
-            rmtree(folder, ignore_errors=True)
+    """Remove the run directory of this job if there is nothing in it but its log, and that is empty."""
+    if not HydraConfig.initialized():
+        return
+    hydras = HydraConfig.get()
+    folder = Path(hydras.runtime.output_dir)
+    log = folder / f"{hydras.job.name}.log"
+    with suppress(OSError):
+        if list(folder.iterdir()) == [log] and log.stat().st_size == 0:
+            log.unlink()
+        folder.rmdir()  # refused by the system if it holds anything
 
 
 def show(grids: Iterable[terminal.Grid]) -> None:

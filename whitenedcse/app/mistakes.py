@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -19,11 +19,8 @@ from whitenedcse.app.configuration import CONF, groups, plain, stems, unknown
 from whitenedcse.app.identity import flat
 from whitenedcse.app.ranks import placed
 
-ADDED = {
-    "experiment": "",
-    "system": "",
-    "sweep": "-m ",
-}  # groups that are added by +, and what else they need
+# groups that are added by +, and what else they need
+ADDED = {"experiment": "", "system": "", "sweep": "-m "}
 SCRIPTS = ("train", "evaluate")
 
 
@@ -79,7 +76,7 @@ def refuse_options(argv: list[str]) -> None:
     strange = [text for text in get_args_parser().parse_known_args(argv[1:])[1] if text.startswith("-")]
     if not strange:
         return
-    name = strange[0].partition("=")[0].lstrip("-").replace("-", "_")
+    name = strange[0].partition("=")[0].lstrip("-")
     last = {key.rpartition(".")[2]: key for key in sorted(known_keys(argv), reverse=True)}
     near = get_close_matches(name, last, n=1)
     nearest = f"; the nearest is {last[near[0]]}=VALUE" if near else "; --help lists them"
@@ -90,19 +87,16 @@ def refuse_one_job() -> None:
     """Raise ValueError for a sweep without -m, which would train one run of it."""
     hydras = HydraConfig.get()
     name = hydras.runtime.choices.get("sweep")
-    if (
-        name and hydras.mode == RunMode.RUN and placed() is None
-    ):  # a rank of a job has the job's words, without -m
+    # a rank of a job is started with the words of the job, without -m
+    if name and hydras.mode == RunMode.RUN and placed() is None:
         raise ValueError(f"+sweep={name} is several runs: add -m, as in python train.py -m +sweep={name}")
 
 
 def known_keys(argv: list[str]) -> list[str]:
     """The groups of conf/, and all settings under the groups and the experiment of this command line."""
     script = script_of(argv)
-    words: Iterable[str] = (text for text in argv[1:] if "=" in text)
-    chosen = [
-        text for text in words if text.partition("=")[0] in {*(f"+{name}" for name in ADDED), *groups(script)}
-    ]
+    theirs = {*(f"+{name}" for name in ADDED), *groups(script)}
+    chosen = [text for text in argv[1:] if text.partition("=")[0] in theirs]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         try:

@@ -86,7 +86,9 @@ def stamp() -> str:
     """The end of a run's name: the time, or under srun the job and its step, which stay after requeueing."""
     if "SLURM_STEP_ID" in os.environ:
         return f"slurm-{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
-    return shared("stamp", time.strftime("%Y-%m-%d_%H-%M-%S"))
+    now = time.strftime("%Y-%m-%d_%H-%M-%S")
+    same = len(list(Path("outputs").glob(f"*-{now}*")))  # runs that were begun within this second
+    return shared("stamp", f"{now}-{same + 1}" if same else now)
 
 
 def end_with_parent(parent: int | None = None) -> None:

@@ -29,7 +29,7 @@ class MaskedLanguageModel(nn.Module):
 
     n sentences as a `Ragged` -> scalar cross-entropy over the masked tokens. Of the share `probability` of
     tokens chosen, 80 % become the mask token, 10 % a random one and 10 % stay [1]. Special tokens are never
-    chosen. BERT and RoBERTa are computed without padding, and words are predicted for chosen tokens alone.
+    chosen. BERT and RoBERTa are not padded; on a CPU words are predicted for chosen tokens alone.
     Raises ValueError for a tokenizer without a mask token.
 
     >>> from transformers import BertConfig, BertModel
@@ -77,29 +77,33 @@ class MaskedLanguageModel(nn.Module):
         padded.
         """
         ids, labels = self.masked(batch.ids)
+        count = (labels != IGNORED).sum().clamp_min(1)
         device, way = ids.device.type, self.attention(ids.device)
         if way == "padded" or not packed.fits(self.model.base_model):
             padded = ragged.pad(batch._replace(ids=ids), self.tokenizer.pad_token_id or 0)
             logits = self.model(input_ids=padded, attention_mask=ragged.mask(batch).long()).logits
-            return cross_entropy(ragged.unpad(logits, batch), labels)
+            return cross_entropy(ragged.unpad(logits, batch), labels) / count
         parallel, kind = way == "tiles" and cores() > 1, autocast_type(device)
+        where = "cpu" if kind is None else device  # autocast knows no other device by name
         wanted = [batch._replace(ids=ids), batch._replace(ids=labels)]
         pieces, answers = (cut(x, cores())[0] if parallel else [x] for x in wanted)
 
         def total(piece: Ragged, number: int) -> Tensor:
-            with torch.autocast(device, enabled=kind is not None, dtype=kind, cache_enabled=False):
+            with torch.autocast(where, enabled=kind is not None, dtype=kind, cache_enabled=False):
                 return self.total(piece, answers[number].ids, seed + number)
 
         sums = encoded(pieces, Manner(total, parallel, keep=True), self.parameters())
-        return sums.sum() / (labels != IGNORED).sum().clamp_min(1)
+        return sums.sum() / count
 
     def total(self, batch: Ragged, labels: Tensor, seed: int) -> Tensor:
         """The sum of the cross-entropies of a batch without padding: labels (t,) -> (1,)."""
-        chosen = labels != IGNORED
         hidden = packed.hidden(self.model.base_model, batch, [self.depth], first=False, seed=seed)[0]
+        if labels.device.type == "cpu":  # how many are chosen, another device would be waited for to learn
+            chosen = labels != IGNORED
+            hidden, labels = hidden[chosen], labels[chosen]
         model: Any = self.model
-        logits = (model.cls if hasattr(model, "cls") else model.lm_head)(hidden[chosen])
-        return (cross_entropy(logits, labels[chosen]) * len(logits)).unsqueeze(0)
+        logits = (model.cls if hasattr(model, "cls") else model.lm_head)(hidden)
+        return cross_entropy(logits, labels).unsqueeze(0)
 
     def masked(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Token ids (t,) -> ids with some replaced (t,), and labels (t,), -100 where no token was chosen."""
@@ -114,13 +118,11 @@ class MaskedLanguageModel(nn.Module):
 
 @full_precision
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean cross-entropy over the labels that are not -100, in float32 or float64; 0 if all are.
+    """The sum of the cross-entropies of the labels that are not -100, in float32 or float64.
 
     logits: (t, words), labels: (t,) int64 -> scalar.
 
-    >>> cross_entropy(torch.zeros(3, 10), torch.tensor([4, -100, 7]))  # equal logits of ten words: log 10
-    tensor(2.3026)
+    >>> cross_entropy(torch.zeros(3, 10), torch.tensor([4, -100, 7]))  # equal logits of ten words: 2 log 10
+    tensor(4.6052)
     """
-    return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum") / (
-        (labels != IGNORED).sum().clamp_min(1)
-    )
+    return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")

@@ -12,7 +12,8 @@ import gc
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, partial
+from functools import cache, partial, reduce
+from operator import add
 from typing import Any
 
 import lightning
@@ -117,7 +118,8 @@ class ContrastiveTraining(LightningModule):
     gather: whether statistics and negatives are those of all ranks, or each rank's own.
     chunk: encode that many sentences at a time and keep none of their activations: each chunk is encoded
         again, with the same dropout, for its gradient. None: all at once.
-    Raises ValueError for fewer than two views, for chunk together with mlm, or if there is nothing to train.
+    Raises ValueError for fewer than two views, for chunk together with mlm, if there is nothing to train, or
+    for a term with the name of another logged value.
 
     >>> from whitenedcse.model.scratch import small_bert
     >>> embedder = Embedder(encoder=small_bert(vocabulary=200, layers=1, width=8, heads=1))
@@ -141,6 +143,8 @@ class ContrastiveTraining(LightningModule):
     ) -> None:
         super().__init__()
         refuse(views, chunk, masked=mlm is not None, nothing=loss is None and (mlm is None or bool(terms)))
+        if taken := sorted({"contrastive", "mlm", "loss", "lr"} & terms.keys()):
+            raise ValueError(f"terms.{taken[0]}: metrics.csv has train/{taken[0]} already; name it otherwise")
         if isinstance(loss, Matryoshka):
             loss.refuse_width(embedder.encoder.width)
         if mlm is None:  # several devices would wait for a gradient of layers that pooling does not read
@@ -169,24 +173,20 @@ class ContrastiveTraining(LightningModule):
     def training_step(self, batch: Batch, index: int) -> Tensor:
         """The loss of one batch; of the batches of all ranks, if vectors are gathered."""
         at = (self.seed, self.current_epoch, index)
-        parts: dict[str, Tensor] = {}
-        loss = torch.zeros((), device=self.device)
-        if self.loss is not None:
-            loss = parts["contrastive"] = self.compared(batch, at, parts)
-        for name, term in self.terms.items():
-            loss = loss + term.weight * parts[name]
+        parts = {} if self.loss is None else self.compared(batch, at)
+        weights = {name: term.weight for name, term in self.terms.items()}
         if self.mlm is not None:
             own = (*at, place()[0], -1)
             reseed(*own)
-            parts["mlm"] = self.mlm(batch.positives, seed_of(*own))
-            loss = loss + self.mlm.weight * parts["mlm"]
+            parts["mlm"], weights["mlm"] = self.mlm(batch.positives, seed_of(*own)), self.mlm.weight
+        loss = reduce(add, (weights[name] * x if name in weights else x for name, x in parts.items()))
         if len(parts) > 1:
             self.log_dict({f"train/{name}": part.detach() for name, part in parts.items()}, logger=False)
         self.log("train/loss", loss.detach(), logger=False)  # a bar would read it every step
         return loss
 
-    def compared(self, batch: Batch, at: tuple[int, ...], parts: dict[str, Tensor]) -> Tensor:
-        """The loss of a batch at a position in the run; `parts` receives the value of each term."""
+    def compared(self, batch: Batch, at: tuple[int, ...]) -> dict[str, Tensor]:
+        """The loss of a batch at a position in the run as "contrastive", and the value of each term."""
         x = self.encoded(batch, (*at, place()[0]))
         if self.gather:
             equal_sizes(batch.n)
@@ -195,8 +195,7 @@ class ContrastiveTraining(LightningModule):
         passes = batch.positives.n // batch.n
         z, negatives = self.embedder.project(x, passes=passes, views=self.views)
         loss = self.contrastive(x, z, negatives, passes)
-        parts |= {name: term(Step(batch, x, z)) for name, term in self.terms.items()}
-        return loss
+        return {"contrastive": loss} | {name: term(Step(batch, x, z)) for name, term in self.terms.items()}
 
     def contrastive(self, x: Tensor, z: Tensor, negatives: Tensor | None, passes: int) -> Tensor:
         """The loss of views z: (v, n, d) and hard negatives (r n, d), made of pooled x: (p + r, n, d).
