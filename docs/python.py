@@ -13,7 +13,7 @@ GROUPS: dict[str, dict[str, str]] = {  # public names, and those of their member
         "Run": "embedder results scores best_score settings facts series items began",
     },
     "Encode, whiten, search": {
-        "Embedder": "load encode save embed",
+        "Embedder": "load encode similarity save embed",
         "Pooling": "",
         "Postprocess": "fit partial_fit merge transform inverse_transform save load mean matrix variances",
         "whitened": "",

@@ -88,9 +88,8 @@ def test_a_page_without_one_of_its_conclusions_is_refused(tmp_path, monkeypatch)
         conclusions.written("README.md")
 
 
-@pytest.mark.parametrize("page", ["README.md", "results/study/README.md"])
 @pytest.mark.parametrize("v", [2, 3])
-def test_like_stands_beside_like(runs, page, v):
+def test_like_stands_beside_like(runs, v):
     plain, white = {2: ("simcse", "sgw"), 3: ("multi_positive", "whitenedcse")}[v]
     none, after, during = (
         of(runs, system, on(TASKS, row)) for system, row in ((plain, AS_IS), (plain, AFTER), (white, AS_IS))
@@ -101,8 +100,22 @@ def test_like_stands_beside_like(runs, page, v):
         mean, low, high, p = difference(during, other)
         sure = "" if low > 0 or high < 0 else ": not shown"
         expected[f"while training less {name}"] = f"{mean:+.2f} ({low:+.2f} .. {high:+.2f}, p {p:.2g}{sure})"
-    table = cells(page, f"v = {v}")
+    table = cells("results/study/README.md", f"v = {v}")
     assert {name: table[name][f"v = {v}"] for name in expected} == expected
+
+
+def test_the_sentences_of_the_readme_have_the_differences_of_the_runs(runs):
+    page = " ".join((ROOT / "README.md").read_text().split())
+    at = 0
+    for first, second, row in (
+        ("whitenedcse", "simcse", AS_IS),
+        ("whitenedcse", "multi_positive", AS_IS),
+        ("sgw", "simcse", AFTER),
+        ("whitenedcse", "multi_positive", AFTER),
+        ("whitenedcse", "group", AS_IS),
+    ):
+        mean, low, high, p = difference(of(runs, first, on(TASKS)), of(runs, second, on(TASKS, row)))
+        at = page.index(f"{mean:+.2f} ({low:+.2f} .. {high:+.2f}, p {p:.2g})", at)
 
 
 @pytest.mark.parametrize("column", LIKE)

@@ -6,6 +6,7 @@ rows, srun is a few lines, and nothing is installed. Of troubleshooting.md each 
 
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -241,3 +242,15 @@ def test_what_others_call_differently_is_a_setting_here(script, text):
 
 def test_each_row_for_those_who_come_from_elsewhere_has_a_cure():
     assert len(moved()) > 45 and {script for script, _ in moved()} == {"train", "evaluate"}
+
+
+def test_the_picture_of_the_method_is_what_its_script_draws(tmp_path):
+    picture = runpy.run_path(str(ROOT / "docs/picture.py"))
+    picture["write"](tmp_path)
+    for name in ("method.svg", "method-dark.svg"):
+        assert (tmp_path / name).read_text() == (ROOT / "docs" / name).read_text(), "python docs/picture.py"
+
+
+def test_the_readme_is_two_screens():
+    text = (ROOT / "README.md").read_text()
+    assert len(text[: text.index("## Sources")].split()) <= 900

@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import SENTENCES, embedder_of, paced, projected, whitening
 from numpy.testing import assert_allclose
+from scipy.spatial.distance import cdist
 from sentence_transformers import SentenceTransformer
 from torch.testing import assert_close
 from transformers import AutoModel, AutoTokenizer
@@ -294,3 +295,15 @@ def test_embeddings_that_do_not_exist_are_refused(bert):
     bert.backbone.pooler = None
     with pytest.raises(ValueError, match="no pooler of its own"):
         embedder_of(bert, kind="pooler")
+
+
+def test_similarity_is_the_cosine_of_every_two():
+    x, y = np.random.default_rng(0).normal(size=(5, 7)) * 1e-9, np.random.default_rng(1).normal(size=(3, 7))
+    got = Embedder.similarity(x, y.astype(np.float32))
+    np.testing.assert_allclose(got, 1 - cdist(x, y.astype(np.float32), "cosine"), rtol=0, atol=1e-7)
+    assert got.shape == (5, 3) and got.dtype == np.float32
+    assert not Embedder.similarity(np.zeros((1, 7)), y).any()
+    with pytest.raises(ValueError, match=r"\(7,\) and \(3, 7\): give two arrays"):
+        Embedder.similarity(x[0], y)
+    with pytest.raises(ValueError, match=r"\(5, 7\) and \(3, 6\)"):
+        Embedder.similarity(x, y[:, :6])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from whitenedcse.app.compute import full_precision
@@ -162,6 +162,23 @@ class Embedder(nn.Module):
         out = np.zeros((rows.n, self.width), dtype=np.float32)
         fill([out], rows, self, lambda batch: [self.embed(batch)], Manner(progress, share, bf16))
         return out
+
+    @staticmethod
+    def similarity(x: ArrayLike, y: ArrayLike) -> NDArray[np.float32]:
+        """The cosine of each embedding in x with each in y: (n, d), (m, d) -> (n, m); 0 for one of zeros.
+
+        Raises ValueError for two widths.
+
+        >>> Embedder.similarity([[3.0, 4.0]], [[4.0, 3.0], [0.0, 2.0]]).round(2)
+        array([[0.96, 0.8 ]], dtype=float32)
+        """
+        a, b = (np.asarray(side, dtype=np.float64) for side in (x, y))
+        if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1]:
+            raise ValueError(f"{a.shape} and {b.shape}: give two arrays of embeddings, (n, d) and (m, d)")
+        a, b = (
+            side / np.linalg.norm(side, axis=1, keepdims=True).clip(np.finfo(float).tiny) for side in (a, b)
+        )
+        return (a @ b.T).astype(np.float32)
 
     def prompt_of(self, *names: str) -> str:
         """The prompt with the first of these names that there is, or else the one of `encode`."""
