@@ -406,6 +406,13 @@ def test_a_job_of_a_sweep_is_called_after_it(tmp_path):
     assert all(f"<h1>{name}</h1>" in text for name, text in pages.items())
 
 
+def test_the_loss_is_smoothed_by_the_mean_around_each_step():
+    values = np.random.default_rng(0).normal(size=103)
+    naive = [values[max(i - 2, 0) : i + 3].mean() for i in range(103)]
+    np.testing.assert_allclose(page.smoothed(values), naive, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(page.smoothed(values[:49]), values[:49], rtol=0, atol=1e-12)
+
+
 def test_the_loss_is_drawn_with_each_of_its_terms_and_nothing_else():
     names = ("loss", "contrastive", "covariance", "mlm", "sentences_per_second", "diversity_before")
     series = {f"train/{name}": Series(np.arange(3), np.ones(3)) for name in names}

@@ -30,9 +30,10 @@ from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.data.tokens import tokenised
 from whitenedcse.evaluation.geometry import alignment, uniformity
+from whitenedcse.evaluation.sts import Subset
 from whitenedcse.training.loggers import progress_bar
 from whitenedcse.training.module import first_seed, seed_of
-from whitenedcse.training.monitor import HeldOut, Monitor, dropped
+from whitenedcse.training.monitor import DevSet, HeldOut, Monitor, dropped
 
 PAIRS = "score\tsentence1\tsentence2\n" + "".join(
     f"{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(zip(SENTENCES, SENTENCES[::-1], strict=True))
@@ -267,7 +268,7 @@ def test_without_pairs_the_last_checkpoint_is_the_best_and_every_follows_the_run
     assert whitenedcse.evaluate("outputs/a", tasks=["pairs.tsv"], output="outputs/e").results["rows"]
 
 
-@pytest.mark.parametrize(("steps", "every"), [(5, 10), (2000, 100), (10**6, 125)])
+@pytest.mark.parametrize(("steps", "every"), [(5, 10), (2000, 100), (10**6, 125), (float("inf"), 125)])
 def test_the_pause_between_evaluations_follows_the_length_of_the_run(steps, every, tmp_path):
     class Trainer:
         estimated_stepping_batches = steps
@@ -278,6 +279,25 @@ def test_the_pause_between_evaluations_follows_the_length_of_the_run(steps, ever
     monitor.rows = [object()]
     monitor.on_train_start(Trainer(), None)
     assert monitor.every == every
+
+
+@pytest.mark.parametrize(("every", "said"), [(9, True), (8, False)])
+def test_a_pause_longer_than_the_run_is_said(every, said, tmp_path, monkeypatch):
+    class Trainer:
+        estimated_stepping_batches = 8
+
+    lines = []
+    monitor = Monitor(dev=None, every=every, patience=None, directory=tmp_path, say=lines.append)
+    monkeypatch.setattr(monitor, "measure", lambda *_: None)
+    monitor.on_train_start(Trainer(), None)
+    assert lines == ["monitor.every=9 is more than the 8 steps: evaluated before and after only"] * said
+
+
+def test_dev_pairs_of_one_score_are_refused():
+    pairs = Subset("a", ["x", "y"], ["z", "w"], np.array([3.0, 3.0]))
+    with pytest.raises(ValueError, match="all 4 dev pairs have the score 3; give pairs that differ"):
+        DevSet([pairs, pairs])
+    assert DevSet([pairs, pairs._replace(gold=np.array([3.0, 2.0]))]).n == 4
 
 
 @pytest.mark.parametrize(

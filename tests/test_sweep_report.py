@@ -152,6 +152,7 @@ def test_means_and_spreads_are_those_of_numpy_for_every_row_of_the_tests(tmp_pat
         dev, average = np.array(list(by_seed.values())).T
         sd = average.std(ddof=1)
         assert row(grid, name)["seeds"] == "4"
+        assert row(grid, name)["dev before"] == f"{(dev - 9).mean():.2f} ± {dev.std(ddof=1):.2f}"
         assert row(grid, name)["dev best"] == f"{dev.mean():.2f} ± {dev.std(ddof=1):.2f}"
         assert row(grid, name)["test average"] == f"{average.mean():.2f} ± {sd:.2f}"
         assert row(grid, name)["whitened (target)"] == f"{average.mean() + 2:.2f} ± {sd:.2f}"
@@ -169,7 +170,7 @@ def test_tables_and_pictures_say_which_aggregation_they_show(tmp_path, tests):
     grid, *_, last = table([folder])
     groups = sweep.gathered(sweep.runs([folder])).groups
     said = [note for note in grid.notes if "Spearman" in note]
-    assert said[0] == "dev best: Spearman, all: all pairs of a task together"
+    assert said[0] == "dev: Spearman before training and at best, all: all pairs of a task together"
     assert said[1:] == ["tests: Spearman, all: all pairs of a task together"] * tests
     assert last.title == ("tests by task (all), x 100" if tests else "dev embeddings at the best checkpoint")
     name = "test average (all)" if tests else "dev best (all)"

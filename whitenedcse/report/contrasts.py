@@ -27,6 +27,7 @@ from whitenedcse.report.sweep import (
     aggregations,
     at_best,
     average_of,
+    dev_before,
     dev_best,
     in_brackets,
     main_score,
@@ -78,7 +79,7 @@ def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
     tasks = dict.fromkeys(task for run in every for task in scored(run, None))
     after = dict.fromkeys(name for run in every for name in rows(run)[1:])
     scores = {"test average": average_of(None)} if tasks else {}
-    scores |= {name: average_of(name) for name in after} | {"dev best": dev_best}
+    scores |= {name: average_of(name) for name in after} | {"dev before": dev_before, "dev best": dev_best}
     what, measure = main_score(sweep.groups)
     tested, notes = differences(sweep.groups, first, what, measure)
     lines = [
@@ -86,7 +87,10 @@ def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
         for line, group in zip(means(sweep.groups, scores), sweep.groups, strict=True)
     ]
     columns = ["", "seeds", *scores, "difference", "95 % interval", "p (Holm)"]
-    notes += ["± standard deviation over seeds", f"dev best: Spearman, {meaning('all')}"]
+    notes += [
+        "± standard deviation over seeds",
+        f"dev: Spearman before training and at best, {meaning('all')}",
+    ]
     notes += [f"tests: Spearman, {meaning(mean)}" for mean in aggregations(every)]
     notes += sweep.notes
     main = Grid("groups of runs, scores x 100", columns, lines, notes, range(1, len(columns)))

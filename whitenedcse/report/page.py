@@ -17,6 +17,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from numpy.typing import NDArray
 
 from whitenedcse.app.durable import writing
 from whitenedcse.app.run import DEV, Run
@@ -167,6 +168,15 @@ def charts(run: Run) -> dict[str, Drawing]:
     }
 
 
+def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The mean of each value and those around it, a 25th of the series, fewer near its ends: (n,) -> (n,)."""
+    half = len(values) // 50
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    at = np.arange(len(values))
+    low, high = np.maximum(at - half, 0), np.minimum(at + half + 1, len(values))
+    return (sums[high] - sums[low]) / (high - low)
+
+
 def line(ax: Axes, run: Run, name: str, colour: str, label: str, style: str = "-") -> None:
     """Plots a logged series over the optimiser steps, with markers if it is short."""
     steps, values = run.series[name]
@@ -181,8 +191,11 @@ def legend(ax: Axes, columns: int) -> None:
 
 
 def loss(ax: Axes, run: Run) -> None:
-    """Plots the loss and its terms; the learning rate has the right axis."""
-    line(ax, run, "train/loss", BLUE, "loss")
+    """Plots the loss, of single batches and smoothed, and its terms; the learning rate has the right axis."""
+    steps, values = run.series["train/loss"]
+    if len(values) >= 50:
+        ax.plot(steps, values, color=BLUE, alpha=0.25, linewidth=0.8)
+    ax.plot(steps, smoothed(values), color=BLUE, label="loss", linewidth=1.4)
     known = ("loss", "lr", "sentences_per_second", "diversity_before", "diversity_after")
     terms = [name for name in run.series if name.startswith("train/") and name[6:] not in known]
     for name, colour in zip(terms, cycle((GREEN, *COLOURS[3:])), strict=False):

@@ -32,10 +32,14 @@ def training_grid(dev: Mapping[str, Any]) -> Grid:
         columns = ("", "before", f"last (step {dev['best_step']})")
         notes = ["alignment is over two embeddings of each sentence with different dropout", NO_PAIRS]
         return Grid("sentences held out of the corpus", columns, rows, notes, right=(1, 2))
+    notes = [meaning("all"), *alignment_note(dev)]
+    before, best = dev.get("before"), dev.get("best")
+    if before is not None and best is not None and best < before:
+        notes.append(
+            "training lowered the dev score: a lower optim.lr, or more or other sentences, may raise it"
+        )
     pairs = f"dev set, {dev['n']} pairs" if dev["n"] else "dev set so far"
-    return Grid(
-        f"{pairs}, Spearman x 100, all", columns, rows, [meaning("all"), *alignment_note(dev)], right=(1, 2)
-    )
+    return Grid(f"{pairs}, Spearman x 100, all", columns, rows, notes, right=(1, 2))
 
 
 def meaning(mean: str) -> str:

@@ -184,6 +184,11 @@ def dev_best(run: Run) -> float | None:
     return run.scores["dev"]["best"] if run.scores else None
 
 
+def dev_before(run: Run) -> float | None:
+    """The dev score of the encoder before training; None for an unfinished run."""
+    return run.scores["dev"]["before"] if run.scores else None
+
+
 def at_best(name: str) -> Measure:
     """A function from a run to its logged value of this name at the best checkpoint."""
     return lambda run: run.scores["dev"]["values_best"].get(name) if run.scores else None

@@ -48,6 +48,10 @@ class DevSet:
         self.sentences, self.index = pairs_index({"dev": dev})
         self.n = sum(len(subset.gold) for subset in dev)
         self.rows, self.positives = positives(self.index["dev"])
+        if len(scores := {float(gold) for subset in dev for gold in subset.gold}) == 1:
+            raise ValueError(
+                f"all {self.n} dev pairs have the score {scores.pop():g}; give pairs that differ"
+            )
 
     def measured(self, embedder: Embedder, data: SentenceData, step: int) -> Values:
         """The values by name, the same on every rank. Raises ValueError if all vectors are equal."""
@@ -200,8 +204,13 @@ class Monitor(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate the untrained encoder: a broken evaluation shows at once."""
+        steps = trainer.estimated_stepping_batches  # infinite for max_epochs=-1
         if self.asked is None:
-            self.every = min(max(int(trainer.estimated_stepping_batches) // EVALUATIONS, STEPS[0]), STEPS[1])
+            self.every = int(min(max(steps / EVALUATIONS, STEPS[0]), STEPS[1]))
+        elif self.asked > steps and not self.rows:
+            self.say(
+                f"monitor.every={self.asked} is more than the {steps} steps: evaluated before and after only"
+            )
         if not self.rows:
             self.measure(trainer, pl_module)
         self.stop_in_vain(trainer)
