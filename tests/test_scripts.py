@@ -40,9 +40,12 @@ def trained(tmp_path_factory):
 
 def test_the_last_line_names_the_run_directory(trained):
     cwd, output = trained
-    *_, where, last = output.splitlines()
+    *_, where, following, last = output.splitlines()
     assert last == f"run: {cwd / 'outputs' / 'first'}"
     assert where.startswith("best checkpoint: outputs/first/best ")  # as the next command takes it
+    assert following.startswith(
+        "next: whitenedcse report outputs/first   whitenedcse evaluate model=outputs/first "
+    )
 
 
 def test_a_run_directory_holds_all_that_a_number_depends_on(trained):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import hydra
@@ -291,4 +292,8 @@ def finish(
     show([training_grid(dev), *(grids(scores, None) if evaluated else [])])
     here = run.path.relative_to(Path.cwd()) if run.path.is_relative_to(Path.cwd()) else run.path
     say(f"best checkpoint: {here}/best   metrics: {here}/metrics.csv   scores: {here}/scores.json")
+    name = quote(str(here))
+    say(
+        f"next: whitenedcse report {name}   whitenedcse evaluate model={name}   whitenedcse export {name} OUT"
+    )
     say(f"run: {run.path}")  # the last line, which other programs read
