@@ -1,4 +1,4 @@
-"""Hooks of mkdocs (mkdocs.yml): files outside docs/ that a page links to are in the site too; formulas are MathML."""
+"""Hooks of mkdocs (mkdocs.yml): files that pages link to outside docs/ are in the site too; formulas are MathML."""
 
 import html
 import os
