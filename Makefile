@@ -32,7 +32,7 @@ quickstart:
 	python train.py
 
 docs: # docs/ as a site in site/: pip install -c constraints.txt -e '.[docs]'
-	NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict
 
 tiny: # a dry run of the main job: four steps
 	python train.py trainer.max_steps=4 monitor.every=2

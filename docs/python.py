@@ -33,9 +33,10 @@ GROUPS: dict[str, dict[str, str]] = {  # public names, and those of their member
 }
 BEGINNING = """# The library in Python
 
-You want to train, evaluate, encode, whiten or search from your own Python code. Everything here is imported from `whitenedcse`; there are
-scripts for a whole [training](../examples/own_text.py), [search](../examples/whiten_and_search.py), a
-[Lightning script](../examples/lightning_script.py), a [PyTorch loop](../examples/plain_pytorch.py) and
+You want to train, evaluate, encode, whiten or search from your own Python code. Everything here is imported
+from `whitenedcse`. There are scripts for a [training](../examples/own_text.py),
+[search](../examples/whiten_and_search.py), a [Lightning script](../examples/lightning_script.py), a
+[PyTorch loop](../examples/plain_pytorch.py) and
 [sentence-transformers' trainer](../examples/sentence_transformers_loss.py).
 
 ```python
@@ -45,7 +46,7 @@ run = whitenedcse.train("bert-base-uncased", "my.txt", dev="my_pairs.tsv", outpu
 x = run.embedder.encode(["a sentence", "another one"])
 ```
 
-This page is written from the docstrings by `python docs/python.py`: `help(whitenedcse.train)` prints the same.
+Written from the docstrings by `python docs/python.py`; `help(whitenedcse.train)` prints the same.
 
 n: sentences, v: views of each, d: width of a vector, k: components kept.
 """

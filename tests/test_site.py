@@ -23,7 +23,7 @@ LOADS = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source
 
 def build(root, out):
     """What mkdocs says, as `make docs` runs it."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
 
@@ -50,7 +50,7 @@ class Elements(HTMLParser):
 def site(tmp_path_factory):
     out = tmp_path_factory.mktemp("site")
     done = build(ROOT, out)
-    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert done.returncode == 0, done.stderr
     return out
 
 
@@ -101,7 +101,7 @@ def test_every_link_leads_to_a_file_and_a_heading(site):
 @pytest.mark.slow
 def test_formulas_are_drawn(site):
     written = len(re.findall(r"\$\$?[^$]+\$\$?", (ROOT / "docs/method.md").read_text()))
-    assert Elements(site / "method.html").formulas == written > 100
+    assert Elements(site / "method.html").formulas == written > 90
     assert "arithmatex" not in (site / "method.html").read_text()
 
 
@@ -109,7 +109,7 @@ def test_formulas_are_drawn(site):
 @pytest.mark.slow
 @pytest.mark.parametrize("link", ["none.md", "../results/none.md", "../CHANGELOG.md#none"])
 def test_a_dead_link_ends_the_build(tmp_path, link):
-    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    (tmp_path / "mkdocs.yml").write_text((ROOT / "mkdocs.yml").read_text().partition("\nnav:")[0])
     shutil.copy(ROOT / "CHANGELOG.md", tmp_path)
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     for page in (tmp_path / "docs").glob("*.md"):
@@ -120,15 +120,16 @@ def test_a_dead_link_ends_the_build(tmp_path, link):
     assert done.returncode != 0 and link.rpartition("/")[2] in done.stderr
 
 
+def listed(nav):
+    """Every page of a navigation, through its groups."""
+    if isinstance(nav, str):
+        return [nav]
+    return [page for entry in (nav.values() if isinstance(nav, dict) else nav) for page in listed(entry)]
+
+
 def test_each_page_is_in_the_navigation():
-    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
-    listed = [
-        page if isinstance(page, str) else next(iter(page.values()))
-        for group in config["nav"]
-        for members in group.values()
-        for page in members
-    ]
-    assert {page.name for page in DOCS} <= set(listed) and len(listed) == len(set(listed))
+    names = listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    assert {page.name for page in DOCS} <= set(names) and len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.stem)
