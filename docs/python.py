@@ -63,7 +63,7 @@ def page() -> str:
 def entry(name: str, members: str) -> str:
     """The section of one public name: its signature, its docstring, and those of some of its members."""
     symbol = getattr(whitenedcse, name)
-    parts = [f"### {name}\n", f"```\n{signature(name, symbol)}\n```\n", text(symbol)]
+    parts = [f"### {name}\n", f"```py\n{signature(name, symbol)}\n```\n", text(symbol)]
     for key in members.split():
         member = inspect.getattr_static(symbol, key)
         parts.append(f"**`{described(key, member)}`** {short(member)}\n")
@@ -93,12 +93,13 @@ def signature(name: str, symbol: object) -> str:
 def text(symbol: object) -> str:
     """A docstring as Markdown: its examples and indented lists as blocks of code."""
     blocks = (inspect.getdoc(symbol) or "").split("\n\n")
-    return "\n".join(f"```\n{b}\n```\n" if ">>>" in b else f"{listed(b)}\n" for b in blocks)
+    shown = [block.replace("  # doctest: +ELLIPSIS", "") for block in blocks]
+    return "\n".join(f"```pycon\n{b}\n```\n" if ">>>" in b else f"{listed(b)}\n" for b in shown)
 
 
 def listed(block: str) -> str:
     """A paragraph, in which each line that explains an argument begins a line."""
-    lines = re.sub(r"\n {4,}", " ", block).split("\n")
+    lines = re.split(r"\n|(?<=\.) (?=[a-z]\w*: )", re.sub(r"\n {4,}", " ", block))
     starts = [re.match(r"(\w+(?:, \w+)*): ", line) for line in lines]
     if not all(starts):
         return " ".join(lines)
