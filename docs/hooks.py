@@ -13,7 +13,7 @@ from mkdocs.structure.pages import Page
 
 DOCS = Path(__file__).parent
 LINK = re.compile(r"\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
-FORMULA = re.compile(r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\w+>', re.DOTALL)
+FORMULA = re.compile(r'(class="arithmatex">)\\([(\[])(.*?)\\[)\]](?=</(?:span|div)>)', re.DOTALL)
 
 
 def in_site(path: Path) -> str:
@@ -54,4 +54,4 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 def on_page_content(content: str, **_: object) -> str:
     """LaTeX as MathML, which browsers draw without a script."""
     displays = {"(": "inline", "[": "block"}
-    return FORMULA.sub(lambda found: convert(html.unescape(found[2]), display=displays[found[1]]), content)
+    return FORMULA.sub(lambda f: f[1] + convert(html.unescape(f[3]), display=displays[f[2]]), content)
