@@ -71,8 +71,8 @@ class Postprocess:
         s = eps / (eps + m): only the length of vectors differs, by a factor (1 - s) ** 1/2 for all.
     top: None is d // 100, at least 1, the rule of thumb of [3].    update: see `Moments`.
     power: p, from 0 to 1, for whitening, zca, pca_cor and zca_cor. Variances l become l ** (1 - 2 p), along
-        the same axes for zca and zca_cor: 1/2 whitens, a smaller p in part. 0 is the rotation alone for whitening
-        and no change for zca; for pca_cor and zca_cor the same after standardising.
+        the same axes for zca and zca_cor: 1/2 whitens, a smaller p in part. 0 is the rotation alone for
+        whitening and no change for zca; for pca_cor and zca_cor the same after standardising.
     An axis or a channel without variance (at most 1e-12 of the largest), such as any axis beyond the first
     n - 1, is set to zero, never scaled to infinity.
 
