@@ -69,7 +69,8 @@ class Postprocess:
     shrinkage: the amount s, below 1, of `whitening.shrink`, for few rows, and for the kinds that whiten. Each
         l becomes (1 - s) l + s m, with the mean variance m. Soft-ZCA [5], which takes l + eps, is zca with
         s = eps / (eps + m): only the length of vectors differs, by a factor (1 - s) ** 1/2 for all.
-    top: None is d // 100, at least 1, the rule of thumb of [3].    update: see `Moments`.
+    top: None is d // 100, at least 1, the rule of thumb of [3].
+    update: of the moments by further rows, "exact", or "paper" for the recursion of [1], section 3.4.
     power: p, from 0 to 1, for whitening, zca, pca_cor and zca_cor. Variances l become l ** (1 - 2 p), along
         the same axes for zca and zca_cor: 1/2 whitens, a smaller p in part. 0 is the rotation alone for
         whitening and no change for zca; for pca_cor and zca_cor the same after standardising.
