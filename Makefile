@@ -1,4 +1,4 @@
-.PHONY: check quick test test-all bench quickstart tiny
+.PHONY: check quick test test-all bench quickstart tiny docs
 
 check:
 	ruff format --check .
@@ -30,6 +30,9 @@ bench: # a quick look at each; without --quick they take long
 
 quickstart:
 	python train.py
+
+docs: # docs/ as a site in site/: pip install -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 python -m mkdocs build --strict
 
 tiny: # a dry run of the main job: four steps
 	python train.py trainer.max_steps=4 monitor.every=2

@@ -33,8 +33,11 @@ GROUPS: dict[str, dict[str, str]] = {  # public names, and those of their member
 }
 BEGINNING = """# The library in Python
 
-Written from the docstrings by `python docs/python.py`. Everything here is imported from `whitenedcse`;
-`examples/` has a script for each need, and `help(whitenedcse.train)` says the same as this page.
+You want to train, evaluate, encode, whiten or search from your own Python code. Everything here is imported
+from `whitenedcse`. There are scripts for a [training](../examples/own_text.py),
+[search](../examples/whiten_and_search.py), a [Lightning script](../examples/lightning_script.py), a
+[PyTorch loop](../examples/plain_pytorch.py) and
+[sentence-transformers' trainer](../examples/sentence_transformers_loss.py).
 
 ```python
 import whitenedcse
@@ -42,6 +45,8 @@ import whitenedcse
 run = whitenedcse.train("bert-base-uncased", "my.txt", dev="my_pairs.tsv", output="outputs/python")
 x = run.embedder.encode(["a sentence", "another one"])
 ```
+
+Written from the docstrings by `python docs/python.py`; `help(whitenedcse.train)` prints the same.
 
 n: sentences, v: views of each, d: width of a vector, k: components kept.
 """
@@ -58,11 +63,11 @@ def page() -> str:
 def entry(name: str, members: str) -> str:
     """The section of one public name: its signature, its docstring, and those of some of its members."""
     symbol = getattr(whitenedcse, name)
-    parts = [f"### {name}\n", f"```\n{signature(name, symbol)}\n```\n", text(symbol)]
+    parts = [f"### {name}\n", f"```py\n{signature(name, symbol)}\n```\n", text(symbol)]
     for key in members.split():
         member = inspect.getattr_static(symbol, key)
         parts.append(f"**`{described(key, member)}`** {short(member)}\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, *filter(None, [sources(symbol, "\n".join(parts))])])
 
 
 def described(name: str, member: object) -> str:
@@ -86,20 +91,30 @@ def signature(name: str, symbol: object) -> str:
 
 
 def text(symbol: object) -> str:
-    """A docstring as Markdown: its examples and indented lists as blocks of code."""
-    blocks = (inspect.getdoc(symbol) or "").split("\n\n")
-    return "\n".join(f"```\n{b}\n```\n" if ">>>" in b else f"{listed(b)}\n" for b in blocks)
+    """A docstring as Markdown: its examples as blocks of code, its arguments as a list."""
+    blocks = (inspect.getdoc(symbol) or "").replace("  # doctest: +ELLIPSIS", "").split("\n\n")
+    names = list(inspect.signature(symbol).parameters)  # type: ignore[arg-type]
+    return "\n".join(f"```pycon\n{b}\n```\n" if ">>>" in b else f"{listed(b, names)}\n" for b in blocks)
 
 
-def listed(block: str) -> str:
-    """A paragraph, in which each line that explains an argument begins a line."""
-    lines = re.sub(r"\n {4,}", " ", block).split("\n")
-    starts = [re.match(r"(\w+(?:, \w+)*): ", line) for line in lines]
-    if not all(starts):
-        return " ".join(lines)
-    return "\n".join(
-        f"- `{start[1]}`: {line[start.end() :]}" for start, line in zip(starts, lines, strict=True) if start
-    )
+def listed(block: str, names: list[str]) -> str:
+    """A paragraph, in which each explanation of an argument begins a line of a list."""
+    one = f"(?:{'|'.join(names)})"
+    before, *parts = re.split(rf"(?:^|(?<=[.;] ))({one}(?:, {one})*): ", " ".join(block.split()))
+    if before or not parts:
+        return " ".join(block.split())
+    parts[-1], raises, what = parts[-1].partition(" Raises ")
+    items = [f"- `{name}`: {said.strip()}" for name, said in zip(parts[::2], parts[1::2], strict=True)]
+    return "\n".join([*items, *([f"\nRaises {what}"] if raises else [])])
+
+
+def sources(symbol: object, section: str) -> str:
+    """The references that a section names as [1], from the docstring of the module."""
+    module = inspect.getdoc(inspect.getmodule(symbol)) or ""
+    known = dict(re.findall(r"\[(\d)\] (.+?)(?=    \[\d|$)", module, re.MULTILINE))
+    prose = re.sub(r"```.*?```", "", section, flags=re.DOTALL)
+    named = [f"[{key}] {known[key]}" for key in sorted(known) if f"[{key}]" in prose]
+    return f"{'. '.join(named)}.\n" if named else ""
 
 
 def short(member: object) -> str:

@@ -175,7 +175,35 @@ def page_of(words, home):
 
 def refuse_unknown_extras(words):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(re.findall(r"\[(\w+)\]", " ".join(words))) <= set(extras)
+    assert set(re.findall(r"\[([\w-]+)\]", " ".join(words))) <= set(extras)
+
+
+EXTRAS = {  # what in a command or a block of Python needs which extra
+    r"encoder\.lora\.r=[1-9]": "lora",
+    r"hydra/launcher=joblib|\+sweep=search": "sweep",
+    r"logger=tensorboard|logger=csv tensorboard": "tensorboard",
+    r"whitenedcse dashboard": "dashboard",
+    r"whitenedcse demo": "demo",
+    r"--to onnx": "onnx",
+    r"--to sentence-t|from sentence_t|from whitenedcse\.sentence_t": "sentence-transformers",
+    r"--engine ray": "ray",
+    r"--factory": "search",
+    r"import mteb": "mteb",
+}
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.stem)
+def test_what_a_command_needs_beside_the_package_stands_beside_it(page):
+    """In it, in the paragraph before it, or where the page opens."""
+    text = page.read_text()
+    opening = text.split("\n\n")[1]
+    blocks = [found.span() for found in re.finditer(r"^```(?:bash|text|python)\n.*?^```", text, re.M | re.S)]
+    blocks += [found.span() for found in re.finditer(r"^\|.*$", text, re.M)]
+    for begin, end in blocks:
+        for needs, extra in EXTRAS.items():
+            if re.search(needs, text[begin:end]):
+                beside = "\n\n".join([opening, *text[:begin].split("\n\n")[-2:], text[begin:end]])
+                assert f"pip install -e '.[{extra}]'" in beside, f"{text[begin:end]} needs [{extra}]"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -55,7 +55,7 @@ class Postprocess:
 
     kind: the matrix. U diag(l) U' is the covariance of the rows, divided by n, and p is `power`.
         "whitening": U diag(l ** -p), columns by variance, largest first; [1], Algorithm 1 (whitening-k).
-        "zca": U diag(l ** -p) U'; with p = 1/2 it moves points least of all that whiten [2].
+        "zca": U diag(l ** -p) U'; with p = 1/2 it changes the rows least of all that whiten [2].
         "pca": U, the rotation alone.
         "pca_cor", "zca_cor": V ** -1/2, with V the channels' variances, times the matrix of "whitening" or
         "zca" for the correlations, that is the covariance of the standardised rows. The scale of a channel
@@ -69,10 +69,11 @@ class Postprocess:
     shrinkage: the amount s, below 1, of `whitening.shrink`, for few rows, and for the kinds that whiten. Each
         l becomes (1 - s) l + s m, with the mean variance m. Soft-ZCA [5], which takes l + eps, is zca with
         s = eps / (eps + m): only the length of vectors differs, by a factor (1 - s) ** 1/2 for all.
-    top: None is d // 100, at least 1, the rule of thumb of [3].    update: see `Moments`.
+    top: None is d // 100, at least 1, the rule of thumb of [3].
+    update: of the moments by further rows, "exact", or "paper" for the recursion of [1], section 3.4.
     power: p, from 0 to 1, for whitening, zca, pca_cor and zca_cor. Variances l become l ** (1 - 2 p), along
-        the same axes for zca and zca_cor: 1/2 whitens, less of it less. 0 is the rotation alone for whitening
-        and no change for zca; for pca_cor and zca_cor the same after standardising.
+        the same axes for zca and zca_cor: 1/2 whitens, a smaller p in part. 0 is the rotation alone for
+        whitening and no change for zca; for pca_cor and zca_cor the same after standardising.
     An axis or a channel without variance (at most 1e-12 of the largest), such as any axis beyond the first
     n - 1, is set to zero, never scaled to infinity.
 

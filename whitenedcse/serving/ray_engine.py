@@ -42,10 +42,7 @@ class Actors:
         gpus, cores = has.get("GPU", 0), has.get("CPU", 1)
         count = self.count or int(gpus) or len(ray.nodes())
         self.threads = max(1, min(torch.get_num_threads(), int(cores) // count))
-        each = {
-            "num_cpus": min(1, cores / count),
-            "num_gpus": min(1, gpus / count),
-        }  # so that all of them start
+        each = {"num_cpus": min(1, cores / count), "num_gpus": min(1, gpus / count)}  # so that all start
         again = {"max_restarts": -1, "max_task_retries": -1}
         made = ray.remote(scheduling_strategy="SPREAD", **each, **again)(Actor)
         self.actors = [made.remote(self.opened) for _ in range(count)]
