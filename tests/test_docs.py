@@ -192,7 +192,7 @@ EXTRAS = {  # what in a command or a block of Python needs which extra
 }
 
 
-@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_what_a_command_needs_beside_the_package_stands_beside_it(page):
     """In it, in the paragraph before it, or where the page opens."""
     text = page.read_text()

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from whitenedcse.app.jobs import built
 from whitenedcse.app.run import Run
-from whitenedcse.ragged import taken
+from whitenedcse.ragged import Ragged, taken
 from whitenedcse.report.page import smoothed
 from whitenedcse.report.plots import COLOURS, STYLE
 from whitenedcse.training.module import ContrastiveTraining
@@ -29,7 +29,7 @@ PIECE, AVERAGED = 64, 10  # sentences of a batch; logged losses that a row of cu
 
 
 @torch.no_grad()
-def measured(module: ContrastiveTraining, rows: object) -> tuple[float, np.ndarray]:
+def measured(module: ContrastiveTraining, rows: Ragged) -> tuple[float, np.ndarray]:
     """The mean cross-entropy of masked words of held-out sentences, and the sentences' vectors (n, d)."""
     torch.manual_seed(0)
     module.eval()
@@ -52,7 +52,8 @@ def curve(run: Run) -> None:
     with (HERE / "curve.csv").open("w", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(["step", "loss"])
-        lines.writerows((int(step), f"{mean:.4f}") for step, mean in zip(steps[AVERAGED - 1 : n : AVERAGED], means))
+        ends = steps[AVERAGED - 1 : n : AVERAGED]
+        lines.writerows((int(step), f"{mean:.4f}") for step, mean in zip(ends, means, strict=True))
     with rc_context(STYLE):
         figure = Figure(figsize=(6.4, 3.2), layout="constrained")
         ax = figure.subplots()
@@ -75,7 +76,8 @@ def main(folder: str) -> None:
     backbone.float()
     rounded, y = measured(module, rows)
     cosines = (x * y).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)
-    content = {"sentences": rows.n, "loss": loss, "loss_float16": rounded, "least_cosine": float(cosines.min())}
+    content = {"sentences": rows.n, "loss": loss, "loss_float16": rounded}
+    content |= {"least_cosine": float(cosines.min())}
     (HERE / "loss.json").write_text(json.dumps(content, indent=1) + "\n")
     curve(run)
     print(content)
