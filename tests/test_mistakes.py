@@ -32,7 +32,7 @@ MISTAKES = {
     "train data=file": "data=file has no corpus yet: add data.corpus=FILE",
     "train trainer.accelerator=gpu": "trainer.accelerator=gpu, but PyTorch finds no GPU here; leave it out",
     "evaluate model=typo": "encoder typo: no directory ",
-    "evaluate model=runs": "runs holds runs, and is none: model=runs/NAME, of a, b",
+    "evaluate model=runs": "runs is a folder of runs; name one, model=runs/NAME: a, b",
 }
 
 

@@ -136,7 +136,7 @@ def require_model(model: str | None) -> None:
     if model is None:
         raise ValueError("no model: give model=DIR_OR_HUB_ID, or compare=[RUN,RUN]")
     if runs := sorted(path.parent.name for path in Path(model).glob("*/scores.json")):
-        raise ValueError(f"{model} holds runs, and is none: model={model}/NAME, of {', '.join(runs[:9])}")
+        raise ValueError(f"{model} is a folder of runs; name one, model={model}/NAME: {', '.join(runs[:9])}")
     if not is_function(model):
         from whitenedcse.model.encoder import folder
 
