@@ -1,0 +1,167 @@
+"""The answers of the laboratory, from runs.tar.xz beside this file; results/conclusions.py writes them.
+
+An answer is a paired difference over the seeds that both systems have, on the average of seven STS tests, for
+each encoder; within a question p is corrected by Holm over its comparisons on both encoders. A comparison
+with fewer than two common seeds has no answer yet.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from results.markdown import table
+from results.study.contrasts import AFTER, AS_IS, score, shown
+from whitenedcse.evaluation.differences import holm
+from whitenedcse.evaluation.statistics import Comparison
+from whitenedcse.report.contrasts import paired_by_seed, spread
+
+HERE = Path(__file__).parent
+ENCODERS = {"lab_pretrained": "pretrained", "lab_minilm": "minilm-mlm"}
+SEEDS, DRAWS = 5, 10_000
+
+
+class Arm(NamedTuple):
+    """A system, and the row of scores.json that is taken of it."""
+
+    system: str
+    row: str = AS_IS
+
+    def __str__(self) -> str:
+        return f"`{self.system}`" + (" whitened" if self.row == AFTER else "")
+
+
+QUESTIONS = {
+    "shuffle": [(Arm("whitenedcse"), Arm("group"))]
+    + [(Arm(f"sgw_{width}"), Arm(f"group_{width}")) for width in (6, 24)],
+    "statistics": [(Arm(name), Arm("whitenedcse")) for name in ("official_slice", "joint")]
+    + [(Arm("official"), Arm("sgw_6"))],
+    "during": [(Arm("sgw"), Arm("simcse", AFTER)), (Arm("whitenedcse"), Arm("multi_positive", AFTER))],
+    "soft": [(Arm(name), Arm("sgw")) for name in ("covariance", "vicreg", "barlow", "sigreg")],
+    "kinds": [(Arm(name), Arm("whitenedcse")) for name in ("cholesky", "iterative")]
+    + [(Arm("wmse"), Arm("sgw"))],
+    "views": [(Arm("crops"), Arm("simcse")), (Arm("crops_whitened"), Arm("sgw"))],
+}
+
+
+@cache
+def runs() -> dict[tuple[str, str, int], dict[str, Any]]:
+    """scores.json of each run by experiment, system and seed."""
+    with tarfile.open(HERE / "runs.tar.xz") as tar:
+        files = [tar.extractfile(member) for member in tar if member.name.endswith("/scores.json")]
+        found = [json.load(file) for file in files if file]
+    return {(scores["experiment"], scores["system"], scores["seed"]): scores for scores in found}
+
+
+def by_seed(encoder: str, system: str, value: Callable[[dict[str, Any]], float]) -> dict[int, float]:
+    """A value of the runs of a system on an encoder, by seed."""
+    return {s: value(scores) for (e, name, s), scores in runs().items() if (e, name) == (encoder, system)}
+
+
+def averages(encoder: str, arm: Arm) -> dict[int, float]:
+    """The average of the seven tests by seed."""
+    return by_seed(encoder, arm.system, lambda scores: score(scores, arm.row))
+
+
+def systems(encoder: str) -> list[str]:
+    """The systems with a run on an encoder, in the order of the runs."""
+    return list(dict.fromkeys(system for e, system, _ in runs() if e == encoder))
+
+
+def asked(name: str) -> dict[tuple[int, str], tuple[Comparison, float]]:
+    """Differences and corrected p of a question by number of comparison and encoder, of those with runs."""
+    found = {
+        (i, encoder): d
+        for i, pair in enumerate(QUESTIONS[name])
+        for encoder in ENCODERS
+        if (d := paired_by_seed(*(averages(encoder, arm) for arm in pair)))
+    }
+    corrected = holm([d.p if d.p is not None else 1.0 for d in found.values()])
+    return {key: (d, p) for (key, d), p in zip(found.items(), corrected, strict=True)}
+
+
+def cell(answer: tuple[Comparison, float] | None) -> str:
+    """A difference, its interval and its corrected p as text."""
+    if answer is None:
+        return "no runs yet"
+    d, p = answer
+    unsure = "" if shown(d) else ": not shown"
+    return f"{d.difference:+z.2f} ({d.low:+z.2f} .. {d.high:+z.2f}, p {p:.2g}{unsure})"
+
+
+def question(name: str) -> Callable[[], str]:
+    """A function that makes the table of a question, for results/conclusions.py."""
+
+    def answered() -> str:
+        answers = asked(name)
+        lines = [
+            [f"{one} less {other}", *(cell(answers.get((i, encoder))) for encoder in ENCODERS)]
+            for i, (one, other) in enumerate(QUESTIONS[name])
+        ]
+        return table(["", *ENCODERS.values()], lines)
+
+    answered.__name__ = name
+    return answered
+
+
+def reached() -> str:
+    """How many runs of the plan are there."""
+    counts = {name: sum(e == encoder for e, _, _ in runs()) for encoder, name in ENCODERS.items()}
+    return ", ".join(f"{count} of 105 on {name}" for name, count in counts.items())
+
+
+def all_systems() -> str:
+    """The table of all systems on both encoders."""
+    lines = []
+    for encoder, name in ENCODERS.items():
+        for system in systems(encoder):
+            cells = [spread(averages(encoder, Arm(system, row))) for row in (AS_IS, AFTER)]
+            cells.append(spread(by_seed(encoder, system, lambda scores: scores["dev"]["best"])))
+            for measure, digits in (("alignment", 3), ("uniformity", 2), ("effective_rank", 0)):
+                best = by_seed(encoder, system, lambda s, m=measure: s["dev"]["values_best"][f"dev/{m}"])
+                cells.append(f"{fmean(best.values()):.{digits}f}")
+            n = str(len(averages(encoder, Arm(system))))
+            lines.append([name, f"`{system}`", n, *cells])
+    head = ["encoder", "system", "seeds", "average of seven tests", AFTER, "dev best"]
+    return table([*head, "alignment", "uniformity", "effective rank"], lines)
+
+
+def interval(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:
+    """Spearman's correlation of paired values with its 95 % percentile bootstrap interval over the pairs."""
+    pairs, random = np.array([x, y]), np.random.default_rng(0)
+    draws = random.integers(0, len(x), (DRAWS, len(x)))
+    every = [spearmanr(*pairs[:, draw]).statistic for draw in draws if len(set(draw)) > 1]
+    low, high = np.nanquantile(every, [0.025, 0.975])
+    return float(spearmanr(*pairs).statistic), float(low), float(high)
+
+
+def of_systems(encoder: str, value: Callable[[dict[str, Any]], float]) -> dict[str, float]:
+    """The mean of a value over seeds, by system."""
+    return {system: fmean(by_seed(encoder, system, value).values()) for system in systems(encoder)}
+
+
+def predicted() -> str:
+    """Whether the share of the first axis predicts what whitening afterwards gives, over systems."""
+    top = [of_systems(e, lambda s: s["dev"]["values_best"]["dev/variance_top1"]) for e in ENCODERS]
+    gain = [of_systems(e, lambda s: score(s, AFTER) - score(s, AS_IS)) for e in ENCODERS]
+    x, y = ([value for each in sides for value in each.values()] for sides in (top, gain))
+    r, low, high = interval(x, y)
+    return f"Over {len(x)} systems and encoders: Spearman's correlation {r:+.2f} ({low:+.2f} .. {high:+.2f})."
+
+
+def carried() -> str:
+    """Whether the systems' differences from simcse on one encoder are those on the other."""
+    one, other = (of_systems(encoder, lambda s: score(s, AS_IS)) for encoder in ENCODERS)
+    both = [name for name in one if name in other and name != "simcse"]
+    if len(both) < 4:
+        return f"Fewer than four systems have runs on both encoders ({reached()})."
+    r, low, high = interval(*([each[name] - each["simcse"] for name in both] for each in (one, other)))
+    return f"Over {len(both)} systems: Spearman's correlation {r:+.2f} ({low:+.2f} .. {high:+.2f})."
