@@ -15,6 +15,8 @@ from statistics import fmean
 import numpy as np
 
 from results.markdown import listed, table, text
+from results.pretrain.scores import pretrained
+from results.pretrain.scores import untouched as untouched_encoder
 from results.study import conclusions as study
 from results.study.contrasts import (
     AS_IS,
@@ -251,6 +253,7 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
     "results/evaluation/README.md": [evaluation],
     "results/shipping/README.md": [shipping],
     "results/matryoshka/README.md": [matryoshka],
+    "results/pretrain/README.md": [pretrained, untouched_encoder],
 }
 
 
