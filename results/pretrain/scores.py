@@ -22,10 +22,10 @@ def pretrained() -> str:
     last = curve[-1][0]
     means = [fmean(x for step, x in curve if low < step <= low + 1000) for low in (0, 1000, last - 1000)]
     return text(f"""
-The training loss is {means[0]:.2f} nats on average over the first 1,000 steps, {means[1]:.2f} over the next and
-{means[2]:.2f} over the last 1,000 (`curve.csv`). On {loss["sentences"]} sentences held out of training it is
-{loss["loss"]:.4f} with the weights as they were trained, and {loss["loss_float16"]:.4f} with those of `encoder/`,
-which are rounded to float16; the two vectors of a sentence have a cosine that is at most
+The training loss is {means[0]:.2f} nats on average over the first 1,000 steps, {means[1]:.2f} over the next
+and {means[2]:.2f} over the last 1,000 (`curve.csv`). On {loss["sentences"]} sentences held out of training it
+is {loss["loss"]:.4f} with the weights as they were trained, and {loss["loss_float16"]:.4f} with those of
+`encoder/`, which are rounded to float16; the two vectors of a sentence have a cosine that is at most
 {1 - loss["least_cosine"]:.0e} below 1 (`loss.json`).
 """)
 
