@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+import whitenedcse
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.evaluation.tasks import own_texts, task
 from whitenedcse.model.encoder import pretrained
@@ -73,3 +74,17 @@ def test_whitening_of_real_embeddings_is_the_papers_formula_in_numpy(tmp_path, m
             cosine = cosine.round(12)  # equal sentences tie at 1, which the norms above miss by 1e-16
             expected = 100 * spearmanr(np.concatenate([s.gold for s in subsets]), cosine).statistic
             assert row["sts"]["tasks"][name]["all"] == pytest.approx(expected, abs=1e-6), (name, row["name"])
+
+
+@pytest.mark.skipif(not (DATA / "senteval").is_dir(), reason=f"needs SentEval's data in {DATA}/senteval")
+@pytest.mark.slow
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_the_encoder_of_the_repository_scores_what_its_page_says(pooling, tmp_path):
+    """results/pretrain/README.md; the weights are float16 and computed with in float32."""
+    run = whitenedcse.evaluate(
+        ROOT / "results/pretrain/encoder", tasks=["STS-B", "SICK-R"], pooling=pooling, output=tmp_path / "run"
+    )
+    page = json.loads((ROOT / f"results/pretrain/{pooling}.json").read_text())
+    now, then = (scores["rows"][0]["sts"]["tasks"] for scores in (run.results, page))
+    for name in ("STS-B", "SICK-R"):
+        assert now[name]["all"] == pytest.approx(then[name]["all"], abs=0.02)
