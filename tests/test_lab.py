@@ -1,0 +1,117 @@
+"""What results/lab/answers.py says of the laboratory's runs, against SciPy; the runs here are made up."""
+
+import io
+import json
+import tarfile
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from results.lab import answers
+from results.lab.answers import AFTER, AS_IS, Arm
+from results.study.contrasts import TASKS
+
+
+def made_up(experiment, system, seed):
+    """scores.json of a run: other numbers for each of the three."""
+    random = np.random.default_rng([len(experiment), *system.encode(), seed])
+    level = 60 + 2 * len(experiment) / 12 + len(system) / 5
+    tests = {row: level + more + random.normal(size=7) for row, more in ((AS_IS, 0), (AFTER, 1))}
+    rows = [
+        {"name": row, "sts": {"tasks": {task: {"all": x} for task, x in zip(TASKS, values, strict=True)}}}
+        for row, values in tests.items()
+    ]
+    best = {f"dev/{name}": random.random() for name in ("alignment", "uniformity", "effective_rank")}
+    dev = {"best": level, "values_best": best | {"dev/variance_top1": random.random()}}
+    return {"experiment": experiment, "system": system, "seed": seed, "dev": dev, "rows": rows}
+
+
+@pytest.fixture(params=[2, 1])
+def runs(request, tmp_path, monkeypatch):
+    """An archive with runs of some systems on both encoders, or on one."""
+    every = {}
+    with tarfile.open(tmp_path / "runs.tar.xz", "w:xz") as tar:
+        for experiment in list(answers.ENCODERS)[: request.param]:
+            for system in ("simcse", "sgw", "whitenedcse", "group", "multi_positive", "crops"):
+                for seed in range(3 if system == "crops" else 5):
+                    every[experiment, system, seed] = scores = made_up(experiment, system, seed)
+                    info = tarfile.TarInfo(f"lab/{len(every)}/scores.json")
+                    content = json.dumps(scores).encode()
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+    monkeypatch.setattr(answers, "HERE", tmp_path)
+    answers.runs.cache_clear()
+    yield every
+    answers.runs.cache_clear()
+
+
+def average(runs, experiment, system, row, seed):
+    (found,) = [each for each in runs[experiment, system, seed]["rows"] if each["name"] == row]
+    return np.mean([found["sts"]["tasks"][task]["all"] for task in TASKS])
+
+
+def test_a_question_is_answered_by_paired_t_tests_corrected_over_both_encoders(runs):
+    found, p = answers.asked("during"), {}
+    for i, (one, other) in enumerate((("sgw", "simcse"), ("whitenedcse", "multi_positive"))):
+        for experiment in dict.fromkeys(key[0] for key in runs):
+            a = [average(runs, experiment, one, AS_IS, seed) for seed in range(5)]
+            b = [average(runs, experiment, other, AFTER, seed) for seed in range(5)]
+            test = stats.ttest_rel(a, b)
+            low, high = test.confidence_interval()
+            d, _ = found[i, experiment]
+            np.testing.assert_allclose([d.difference, d.low, d.high], [np.mean(a) - np.mean(b), low, high])
+            p[i, experiment] = test.pvalue
+    assert p.keys() == found.keys()
+    corrected, largest = {}, 0.0
+    for rank, key in enumerate(sorted(p, key=p.get)):
+        largest = max(largest, min(1, (len(p) - rank) * p[key]))
+        corrected[key] = largest
+    for key, value in corrected.items():
+        assert found[key][1] == pytest.approx(value)
+
+
+def test_a_comparison_takes_the_seeds_of_both_and_one_without_runs_says_so(runs):
+    d, _ = answers.asked("views")[0, "lab_pretrained"]
+    apart = [
+        average(runs, "lab_pretrained", "crops", AS_IS, s)
+        - average(runs, "lab_pretrained", "simcse", AS_IS, s)
+        for s in range(3)
+    ]
+    assert d.difference == pytest.approx(np.mean(apart))
+    lines = answers.question("views")().splitlines()
+    assert lines[3].startswith("| `crops_whitened` less `sgw` | no runs yet | no runs yet |")
+    assert len(lines) == 4
+
+
+def test_how_far_the_study_is(runs):
+    n = len(runs) if len({key[0] for key in runs}) == 1 else len(runs) // 2
+    other = len(runs) - n
+    assert answers.reached() == f"{n} of 105 on pretrained, {other} of 105 on minilm-mlm"
+
+
+def test_correlations_are_over_systems(runs):
+    both = len({key[0] for key in runs}) == 2
+    assert answers.predicted().startswith(f"Over {12 if both else 6} systems and encoders: ")
+    means = {
+        (e, s): np.mean([average(runs, e, s, AS_IS, seed) for seed in range(3 if s == "crops" else 5)])
+        for e, s, _ in runs
+    }
+    if both:
+        names = ("sgw", "whitenedcse", "group", "multi_positive", "crops")
+        apart = [[means[e, name] - means[e, "simcse"] for name in names] for e in answers.ENCODERS]
+        r = stats.spearmanr(*apart).statistic
+        assert answers.carried().startswith(f"Over 5 systems: Spearman's correlation {r:+.2f} (")
+    else:
+        assert answers.carried().startswith("Fewer than four systems have runs on both encoders (")
+
+
+def test_the_table_has_each_system_of_each_encoder(runs):
+    lines = answers.all_systems().splitlines()[2:]
+    assert len(lines) == len({key[:2] for key in runs})
+    first = [average(runs, "lab_pretrained", "simcse", AS_IS, seed) for seed in range(5)]
+    assert f"| pretrained | `simcse` | 5 | {np.mean(first):.2f} ± {np.std(first, ddof=1):.2f} |" in lines[0]
+
+
+def test_arms_are_named():
+    assert [str(Arm("sgw")), str(Arm("simcse", AFTER))] == ["`sgw`", "`simcse` whitened"]
