@@ -448,8 +448,8 @@ def test_alignment_of_a_dev_set_follows_its_scale_and_the_summary_says_so(bert, 
     assert five(vectors, vectors) == pytest.approx(seven(vectors, vectors))
     assert five.positives == {"above": 4, "scale": [0, 5], "n": 3, "of": 8}
     assert seven.positives["above"] == pytest.approx(5.8) and seven.positives["n"] == 3
-    flat = DevSet([DEV._replace(gold=0 * GOLD)])
-    assert flat(vectors, vectors)["dev/alignment"] is None and flat.positives["n"] == 0
+    low = DevSet([DEV._replace(gold=GOLD / 5, scale=(0.0, 5.0))])
+    assert low(vectors, vectors)["dev/alignment"] is None and low.positives["n"] == 0
     monitor = monitor_of(tmp_path)
     fit(module_of(bert), tmp_path, monitor, steps=1)
     assert monitor.summary()["positives"] == five.positives
