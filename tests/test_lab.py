@@ -115,3 +115,13 @@ def test_the_table_has_each_system_of_each_encoder(runs):
 
 def test_arms_are_named():
     assert [str(Arm("sgw")), str(Arm("simcse", AFTER))] == ["`sgw`", "`simcse` whitened"]
+
+
+def test_the_interval_of_a_correlation_is_that_of_a_loop(monkeypatch):
+    monkeypatch.setattr(answers, "DRAWS", 40)
+    x, y = np.random.default_rng(3).normal(size=(2, 7))
+    x[0] = x[1]
+    draws = np.random.default_rng(0).integers(0, 7, (40, 7))
+    every = [stats.spearmanr(x[draw], y[draw]).statistic for draw in draws]
+    expected = [stats.spearmanr(x, y).statistic, *np.nanquantile(every, [0.025, 0.975])]
+    np.testing.assert_allclose(answers.interval(list(x), list(y)), expected)
