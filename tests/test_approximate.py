@@ -201,6 +201,7 @@ def saved(white, tmp_path):
     return tmp_path / "saved"
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_named_before_faiss_parses_it(saved, tmp_path):
     file = saved / "part-0/index.faiss"
     content = file.read_bytes()
@@ -251,6 +252,7 @@ def asked(capsys, *argv):
 
 
 @pytest.mark.parametrize("to", ["npy", "parquet"])
+@pytest.mark.slow(but=1)
 def test_vectors_of_encode_give_the_index_that_encoding_would(to, embedder, tmp_path, capsys):
     table = tmp_path / "table.tsv"
     lines = [f"{text}\tk{i}" for i, text in enumerate(TEXTS)]

@@ -79,7 +79,15 @@ def whole(source, corpus, folder, **changes):
     return contents(job.out)
 
 
-def test_ranks_give_the_bytes_of_one_process_and_any_number_of_them_resumes(source, tmp_path):
+def test_ranks_give_the_bytes_of_one_process(source, tmp_path):
+    corpus, out = corpus_of(many(450), tmp_path), tmp_path / "out"
+    words = ["encode", source, corpus.path, str(out), "--shard", str(SHARD)]
+    assert ended(ranks(words, 2, tmp_path)) == [0, 0]
+    assert contents(out) == whole(source, corpus, tmp_path)
+
+
+@pytest.mark.slow
+def test_any_number_of_ranks_resumes(source, tmp_path):
     corpus, out = corpus_of(many(1_150), tmp_path), tmp_path / "out"
     words = ["encode", source, corpus.path, str(out), "--shard", str(SHARD)]
     assert ended(ranks(words, 2, tmp_path)) == [0, 0]
@@ -274,6 +282,7 @@ def test_the_corpus_is_counted_once_and_opened_where_a_block_begins(embedder, tm
 
 
 @pytest.mark.parametrize("sample", [None, 55])
+@pytest.mark.slow(but=1)
 def test_a_fit_by_ranks_has_the_bits_of_one_process(source, tmp_path, sample):
     """Blocks are merged in their order, whoever computed them; blank texts are left out."""
     corpus = corpus_of([*TEXTS * 5, ""], tmp_path)
