@@ -110,9 +110,9 @@ def label(hydra: Any, encoder: str | None, corpus: str | None) -> str:
     return Path(encoder).name if encoder else Path(str(corpus)).stem
 
 
-def bundled(corpus: str | None, ours: Any, other: Any) -> Any:
-    """A setting's value for the bundled sentences, or the one for any other corpus."""
-    return ours if corpus == "quickstart" else other
+def when(value: Any, known: Any, then: Any, other: Any) -> Any:
+    """A setting's value where another setting is `known`, or else `other`: ${when:${views},2,0.1,0.2}."""
+    return then if value == known else other
 
 
 def own_encoder(overrides: Iterable[str]) -> bool:
