@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 from omegaconf import OmegaConf
+from test_architecture import composed
 
 from whitenedcse.app.configuration import (
     HYDRA_KEYS,
@@ -186,3 +187,9 @@ def test_every_setting_of_a_script_s_own_has_a_type(script):
     config = OmegaConf.to_container(OmegaConf.load(Path(__file__).parents[1] / f"conf/{script}.yaml"))
     own = {key for key, value in config.items() if not isinstance(value, dict)} - {"defaults", "run"}
     assert own - set(SCRIPT_TYPES) == set()
+
+
+@pytest.mark.parametrize(("passes", "repetition"), [(1, 0.0), (2, 0.3), (3, 0.3)])
+def test_the_quick_start_repeats_words_where_there_are_several_passes(passes, repetition):
+    config = OmegaConf.create(composed(f"data.passes={passes}", name="train"))
+    assert config.data.repetition == repetition
