@@ -184,6 +184,7 @@ def trained(request, tmp_path_factory):
     return home
 
 
+@pytest.mark.slow
 def test_a_trained_decoder_moved_and_is_evaluated_by_its_last_token(trained):
     scores = [
         json.loads((trained / f"outputs/{run}/scores.json").read_text()) for run in ("mine", "evaluated")

@@ -179,6 +179,7 @@ def test_an_export_from_memory_is_merged_and_verified(to, bert, tmp_path):
     assert "lora" not in str(AutoModel.from_pretrained(tmp_path / "out"))
 
 
+@pytest.mark.slow
 def test_a_saved_embedder_is_read_without_peft(bert, tmp_path):
     bert = Encoder(bert.backbone, bert.tokenizer, lora=LoRA(r=2))
     learnt(embedder_of(bert)).save(tmp_path / "best")

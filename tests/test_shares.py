@@ -6,8 +6,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -145,6 +147,28 @@ def test_a_refusal_of_the_first_rank_ends_the_others(source, tmp_path):
     assert re.fullmatch(r"error: .*bad.txt:31: byte 0xff.*\n", said(tmp_path, 0, "err").split("counted")[-1])
     assert re.fullmatch(r"error: rank 0 failed: .*bad.txt:31: byte 0xff.*\n", said(tmp_path, 1, "err"))
     assert ended(ranks(["encode", source, str(corpus), str(tmp_path / "a" / "b")], 1, tmp_path)) == [2]
+
+
+def test_a_rank_that_comes_after_the_first_has_failed_is_told_why(tmp_path, monkeypatch):
+    monkeypatch.setattr(shares, "PATIENCE", 3)  # else a rank that is not told would wait for two minutes
+
+    def first():
+        with suppress(ValueError), Lead(tmp_path / "ranks", 2):
+            raise ValueError("a bad byte")
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    thread.join(0.3)
+    with pytest.raises(OSError, match="rank 0 failed: a bad byte"), Member(tmp_path / "ranks", 1) as late:
+        late.share(2)
+    thread.join()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_a_signal_ends_the_first_rank_without_waiting_for_others(tmp_path, monkeypatch, error):
+    monkeypatch.setattr(Lead, "_await_late", lambda _: pytest.fail("waited"))
+    with pytest.raises(error), Lead(tmp_path / "ranks", 2):
+        raise error
 
 
 def test_a_rank_with_another_encoder_is_refused(embedder, bert, tmp_path):

@@ -29,6 +29,7 @@ PLAN = "plan.json"
 BEAT = 1.0  # seconds between two signs of life
 POLL = 0.1  # seconds between two looks into the folder
 PATIENCE = 120.0  # seconds without a sign of life: a network's disk may show it 60 s late
+LATE = 10.0  # seconds that a first rank which failed at once waits for others to tell them
 READY, ENDED = "ready", "ended"
 AGAIN = "start the same command again"
 
@@ -113,6 +114,8 @@ class Lead(Rank):
             shutil.rmtree(self.folder, ignore_errors=True)
         elif not (self.folder / PLAN).exists():
             with suppress(OSError):
+                if isinstance(error, Exception):  # no signal
+                    self._await_late()
                 self._plan(failed=str(error) or type(error).__name__)
 
     def do(self, numbers: Sequence[int], work: Work, fold: Fold) -> None:
@@ -140,6 +143,12 @@ class Lead(Rank):
         with suppress(FileNotFoundError):
             return dict(read_json(self.file(rank)))
         return {}
+
+    def _await_late(self) -> None:
+        """Wait until all ranks have come, for LATE seconds: a plan is read by those alone that it names."""
+        until = time.monotonic() + LATE
+        while time.monotonic() < until and not all(self._read(rank) for rank in self.others):
+            time.sleep(POLL)
 
     def _plan(self, **content: Any) -> None:
         if self.others:
