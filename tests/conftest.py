@@ -321,3 +321,16 @@ def paced(module, monkeypatch):
 
     monkeypatch.setattr(module, "pace", pace)
     return told
+
+
+@pytest.fixture
+def embedder(bert):
+    """An embedder with mean pooling."""
+    return embedder_of(bert, kind="mean").eval()
+
+
+@pytest.fixture
+def source(embedder, tmp_path):
+    """The folder of that embedder."""
+    embedder.save(tmp_path / "best")
+    return str(tmp_path / "best")

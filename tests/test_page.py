@@ -419,3 +419,10 @@ def test_the_loss_is_drawn_with_each_of_its_terms_and_nothing_else():
     ax = Figure().subplots()
     page.loss(ax, SimpleNamespace(series=series))
     assert ax.get_legend_handles_labels()[1] == ["loss", "contrastive", "covariance", "mlm"]
+
+
+@pytest.mark.parametrize(("n", "marker"), [(1, "o"), (20, "o"), (21, "")])
+def test_a_short_loss_has_marks(n, marker):
+    ax = Figure().subplots()
+    page.loss(ax, SimpleNamespace(series={"train/loss": Series(np.arange(n), np.ones(n))}))
+    assert [drawn.get_marker() for drawn in ax.lines] == [marker]

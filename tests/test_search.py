@@ -7,28 +7,16 @@ from itertools import count
 
 import numpy as np
 import pytest
-from conftest import SENTENCES, embedder_of
+from conftest import SENTENCES
 from numpy.testing import assert_allclose
 from test_whitened import by_hand
 
 from whitenedcse.app import cli
-from whitenedcse.model import checkpoint
 from whitenedcse.serving import search_bench
 from whitenedcse.serving.index import Index
 from whitenedcse.serving.search_bench import bench, recall, without
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
-
-
-@pytest.fixture
-def embedder(bert):
-    return embedder_of(bert, kind="mean").eval()
-
-
-@pytest.fixture
-def source(embedder, tmp_path):
-    checkpoint.save(embedder, tmp_path / "best")
-    return str(tmp_path / "best")
 
 
 @pytest.fixture

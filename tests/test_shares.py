@@ -1,4 +1,4 @@
-"""Ranks that share a job through files: each block once, in one directory, whoever dies."""
+"""Ranks that share a job through files: each block once, in one directory, even if a rank dies."""
 
 import gzip
 import os
@@ -24,7 +24,6 @@ from test_bulk import FORM, TEXTS, contents, corpus_of, job_of, many
 
 from whitenedcse.data import files
 from whitenedcse.linalg import Moments
-from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving import shares
 from whitenedcse.serving.bulk import Filling, arrays, encoded
@@ -32,18 +31,6 @@ from whitenedcse.serving.layouts import Form
 from whitenedcse.serving.shares import Lead, Member
 
 SHARD = 100
-
-
-@pytest.fixture
-def embedder(bert):
-    return embedder_of(bert, kind="mean").eval()
-
-
-@pytest.fixture
-def source(embedder, tmp_path):
-    """The folder of an embedder."""
-    checkpoint.save(embedder, tmp_path / "best")
-    return str(tmp_path / "best")
 
 
 @pytest.fixture
@@ -118,7 +105,7 @@ def test_torchrun_starts_the_same_command(source, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_rank_that_dies_leaves_its_blocks_to_the_next_start(source, tmp_path, killed):
-    """The other one goes on with its own share; what both have finished is not encoded again."""
+    """The other one does its own share; what both have finished is not encoded again."""
     corpus, out = corpus_of(many(6_000), tmp_path), tmp_path / "out"
     words = ["encode", source, corpus.path, str(out), "--shard", str(SHARD)]
     started = ranks(words, 2, tmp_path)
@@ -308,7 +295,7 @@ def test_the_corpus_is_counted_once_and_opened_where_a_block_begins(embedder, tm
 @pytest.mark.parametrize("sample", [None, 55])
 @pytest.mark.slow(but=1)
 def test_a_fit_by_ranks_has_the_bits_of_one_process(source, tmp_path, sample):
-    """Blocks are merged in their order, whoever computed them; blank texts are left out."""
+    """Blocks are merged in their order, whichever rank computed them; blank texts are left out."""
     corpus = corpus_of([*TEXTS * 5, ""], tmp_path)
     words = ["whiten", "fit", source, corpus.path, "fit.safetensors"]
     words += ["--sample", str(sample)] if sample else []

@@ -193,9 +193,11 @@ def legend(ax: Axes, columns: int) -> None:
 def loss(ax: Axes, run: Run) -> None:
     """Plots the loss, of single batches and smoothed, and its terms; the learning rate has the right axis."""
     steps, values = run.series["train/loss"]
-    if len(values) >= 50:
+    if len(values) < 50:
+        line(ax, run, "train/loss", BLUE, "loss")
+    else:
         ax.plot(steps, values, color=BLUE, alpha=0.25, linewidth=0.8)
-    ax.plot(steps, smoothed(values), color=BLUE, label="loss", linewidth=1.4)
+        ax.plot(steps, smoothed(values), color=BLUE, label="loss", linewidth=1.4)
     known = ("loss", "lr", "sentences_per_second", "diversity_before", "diversity_after")
     terms = [name for name in run.series if name.startswith("train/") and name[6:] not in known]
     for name, colour in zip(terms, cycle((GREEN, *COLOURS[3:])), strict=False):

@@ -21,10 +21,10 @@ from whitenedcse.linalg import Moments, refuse_infinite
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving.blocks import Blocks, Starts, counted
 from whitenedcse.serving.exports import probe, scaled
+from whitenedcse.serving.shards import STARTS
 from whitenedcse.serving.shares import Lead, Member
 
 BLOCK = 20_000  # rows at a time
-STARTS = "starts.json"
 
 
 class Fitting:
