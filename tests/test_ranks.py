@@ -96,6 +96,8 @@ def test_ranks_agree_on_the_first_ones_value(monkeypatch):
     for rank in (0, 1):
         monkeypatch.setenv("RANK", str(rank))
         assert shared("x", f"of rank {rank}") == "of rank 0"
+    monkeypatch.setenv("RANK", "0")
+    assert shared("x", "after a restart") == "of rank 0"
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
     with pytest.raises(ValueError, match="add run=NAME"):
         shared("x", "y")

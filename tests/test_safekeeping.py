@@ -34,7 +34,7 @@ def test_it_ends_with_128_and_the_signal_even_where_nothing_requeues(keep, monke
     ("other", "words"),
     [
         ("seed: 2\nviews: 3", "rank 1 has 'seed: 2' where rank 0 has 'seed: 1'"),
-        ("seed: 1\nviews: 3\nmore: 4", "rank 1 has 'more: 4' where rank 0 has ''"),
+        ("seed: 1\nviews: 3\nmore: 4", "rank 1 has 'more: 4' where rank 0 has ''; every rank needs"),
         ("seed: 1", "rank 1 has '' where rank 0 has 'views: 3'"),
     ],
 )

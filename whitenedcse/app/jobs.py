@@ -98,7 +98,8 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     exact = data.tokens.digests | launch.content(cfg, module.embedder.encoder, module.terms, tests, dev)
     checkpoint = launch.begin(run, settings, facts, exact)
     monitor = instantiate(cfg.monitor)(dev=dev, directory=run.best, say=launch.say)
-    keep = Safekeeping(run.checkpoints, cfg.checkpoint_every, monitor, settings, launch.say)
+    shared = f"{settings}resumes from: {checkpoint.name if checkpoint else 'the start'}"  # by all ranks
+    keep = Safekeeping(run.checkpoints, cfg.checkpoint_every, monitor, shared, launch.say)
     callbacks = [
         Heartbeat(cfg.trainer.timeout),
         keep,

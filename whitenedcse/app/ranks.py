@@ -65,7 +65,7 @@ def refuse(what: str) -> None:
 
 
 def shared(name: str, value: str) -> str:
-    """The first rank's value of this name, on every rank.
+    """The first rank's value of this name, on every rank, and again after torchrun has restarted them.
 
     Raises ValueError where ranks cannot communicate.
     """
@@ -78,7 +78,7 @@ def shared(name: str, value: str) -> str:
 
     store = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined]
     if here.rank == 0:
-        store.set(f"whitenedcse/{name}", value)
+        store.compare_set(f"whitenedcse/{name}", "", value)
     return store.get(f"whitenedcse/{name}").decode()
 
 

@@ -36,6 +36,7 @@ from whitenedcse.training import parallel
 from whitenedcse.training.parallel import agreed, everyones, place
 
 NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.ckpt")
+WHOLE = ("auto", "ddp", "ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false")
 KEEP = 2  # the newest ones: the last, and one to fall back on
 
 
@@ -111,7 +112,7 @@ class Safekeeping(Callback):
     seconds: between two checkpoints, or 50 times what one takes to write, whichever is longer. It is written
         between two optimiser steps, so that no gradient is lost.
     monitor: evaluates after each `every` optimiser steps, before which the loss must be known to be finite.
-    settings: the resolved configuration, which all ranks must share.
+    settings: the resolved configuration and the checkpoint to resume from, which all ranks must share.
     """
 
     def __init__(
@@ -126,13 +127,14 @@ class Safekeeping(Callback):
         self.before: dict[int, Any] = {}  # what handled the signals
 
     def setup(self, trainer: lightning.Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Raise ValueError on every rank if one has another configuration."""
+        """Raise ValueError on every rank if one has another configuration or checkpoint."""
         first, *rest = (text.splitlines() for text in everyones(self.settings))
         for rank, other in enumerate(rest, start=1):
             if other != first:
                 lines = next(pair for pair in zip_longest(first, other, fillvalue="") if pair[0] != pair[1])
                 raise ValueError(
-                    f"rank {rank} has {lines[1].strip()!r} where rank 0 has {lines[0].strip()!r}"
+                    f"rank {rank} has {lines[1].strip()!r} where rank 0 has {lines[0].strip()!r}; every rank"
+                    " needs the same command and, on several machines, the same disk"
                 )
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
@@ -239,7 +241,7 @@ class Trainer(lightning.Trainer):
     devices: "auto" is what torchrun or srun started, or else all available ones.
     chunk: the number of sentences that the module encodes at a time (None: a whole batch).
     timeout: seconds after which a collective that waits for a rank ends the job (None: PyTorch's own).
-    Raises ValueError for a training of no steps, and for a timeout that is not above 0.
+    Raises ValueError for no steps, a timeout not above 0, and a strategy that divides the encoder.
     """
 
     def __init__(
@@ -254,11 +256,14 @@ class Trainer(lightning.Trainer):
         for name in ("lightning.pytorch", "lightning.fabric"):  # what they say is in our own lines
             logging.getLogger(name).setLevel(logging.WARNING)
         if 0 in (settings.get("max_steps"), settings.get("max_epochs")):
-            raise ValueError(
-                "trainer.max_steps=0 or max_epochs=0 trains nothing; evaluate.py evaluates an encoder"
-            )
+            raise ValueError("trainer.max_steps=0 or max_epochs=0 trains nothing: use evaluate.py")
         if timeout is not None and not 0 < timeout < float("inf"):
             raise ValueError(f"trainer.timeout={timeout} must be a number of seconds above 0")
+        if isinstance(strategy := settings.get("strategy"), str) and strategy not in WHOLE:
+            raise ValueError(
+                f"trainer.strategy={strategy} divides the encoder among devices, and each needs all of it here:"
+                " use auto or ddp; encoder.lora.r=8 and trainer.chunk=16 need less memory"
+            )
         self.chunk, parallel.timeout = chunk, None if timeout is None else timedelta(seconds=timeout)
         here = placed()
         plugins: list[Any] = [Checkpoints()]

@@ -1,0 +1,137 @@
+"""Training on two machines by torchrun: two network namespaces where the system allows, else one machine."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+from programs import started_anew, surroundings
+from test_ranks import until
+from test_resume import last_step, outcome
+from test_scripts import ROOT, TINY
+
+from whitenedcse.app.ranks import free_port
+
+pytestmark = pytest.mark.slow
+RUN = [*TINY, "data.sample=512", "monitor.every=40", "trainer.max_epochs=8", "checkpoint_every=0"]  # 64 steps
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def machines():
+    """The words before a command on each of two machines, and the addresses of these."""
+    names = [f"w{os.getpid()}{letter}" for letter in "ab"]
+    addresses = ["10.117.0.1", "10.117.0.2"]
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", names[0], "netns", names[0], "type", "veth", "peer", names[1], "netns", names[1])
+        for name, address in zip(names, addresses, strict=True):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", name)
+            ip("-n", name, "link", "set", name, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield [["ip", "netns", "exec", name] for name in names], addresses, names
+    except (OSError, subprocess.CalledProcessError):  # no such program, or no right to
+        yield [[], []], ["127.0.0.1"] * 2, ["lo"] * 2
+    finally:
+        for name in names:
+            with suppress(OSError, subprocess.CalledProcessError):
+                ip("netns", "del", name)
+
+
+@pytest.fixture
+def agents(machines, tmp_path):
+    """A function that starts torchrun on both machines; all that it has started is ended in any case."""
+    before, addresses, interfaces = machines
+    begun = []
+
+    def start(*words, restarts=0, port=None, folders=(tmp_path, tmp_path)):
+        port, pair = port or free_port(), []
+        for node, folder in enumerate(folders):
+            command = [*before[node], sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
+            command += ["--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "job"]
+            command += ["--rdzv-endpoint", f"{addresses[0]}:{port}", "--local-addr", addresses[node]]
+            command += ["--rdzv-conf", f"is_host={1 - node}", "--max-restarts", restarts]
+            command += [ROOT / "train.py", *RUN, *words]
+            more = {"GLOO_SOCKET_IFNAME": interfaces[node], "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+            with (tmp_path / f"said{node}").open("w") as said:
+                given = {"env": surroundings(tmp_path, more), "stdout": said, "stderr": said}
+                pair.append(
+                    subprocess.Popen([*map(str, command)], cwd=folder, start_new_session=True, **given)
+                )
+        begun.extend(pair)
+        return pair
+
+    yield start
+    for agent in begun:
+        for process in (agent.pid, *workers(agent)):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        agent.wait(60)
+
+
+def workers(agent):
+    """The process ids of the ranks that an agent has started."""
+    with suppress(OSError):
+        with open(f"/proc/{agent.pid}/task/{agent.pid}/children") as children:
+            return [int(child) for child in children.read().split()]
+    return []
+
+
+def ended(pair, seconds=200):
+    return [agent.wait(seconds) for agent in pair]
+
+
+def amid(pair, run, before):
+    """The ids of both ranks as soon as they have trained beyond step `before`."""
+    until(lambda: last_step(run / "checkpoints") > before or any(agent.poll() for agent in pair), 120)
+    assert [agent.poll() for agent in pair] == [None, None]
+    return list(itertools.chain(*map(workers, pair)))
+
+
+def test_two_machines_make_one_run_which_survives_a_lost_machine_and_a_lost_rank(agents, tmp_path):
+    whole = started_anew(
+        sys.executable, ROOT / "train.py", *RUN, "trainer.devices=2", "run=whole", cwd=tmp_path
+    )
+    assert whole.returncode == 0, whole.stderr
+    run = tmp_path / "outputs" / "two"
+
+    pair = agents("run=two")
+    lost = amid(pair, run, 0)[1]
+    os.killpg(pair[1].pid, signal.SIGKILL)  # a machine: its agent, and the rank
+    with suppress(ProcessLookupError):
+        os.kill(lost, signal.SIGKILL)
+    assert pair[0].wait(60) != 0  # the other one does not wait for ever
+    assert not (run / "scores.json").exists()
+
+    alone = started_anew(sys.executable, ROOT / "train.py", *RUN, "run=two", cwd=tmp_path)
+    assert alone.returncode == 2
+    assert f"{run} holds another run: processes=1 (it began with 2)" in alone.stderr
+
+    reached = last_step(run / "checkpoints")
+    pair = agents("run=two", restarts=3)
+    os.kill(amid(pair, run, reached)[1], signal.SIGKILL)  # which torchrun replaces, on both machines
+    assert ended(pair) == [0, 0], (tmp_path / "said0").read_text()
+    assert (tmp_path / "said0").read_text().count("resumes after step") >= 2
+    assert outcome(run) == outcome(tmp_path / "outputs" / "whole")
+    assert [path.name for path in (tmp_path / "outputs").iterdir() if path != run] == ["whole"]
+
+
+def test_machines_without_a_common_disk_are_refused_when_they_resume(agents, tmp_path):
+    run = tmp_path / "outputs" / "two"
+    pair = agents("run=two")
+    amid(pair, run, 0)
+    for agent in pair:
+        agent.terminate()
+    ended(pair)
+    step = last_step(run / "checkpoints")
+    (tmp_path / "elsewhere").mkdir()
+    assert ended(agents("run=two", folders=(tmp_path, tmp_path / "elsewhere"))) == [1, 1]
+    line = f"error: rank 1 has 'resumes from: the start' where rank 0 has 'resumes from: step-{step:08}-"
+    assert line in (tmp_path / "said0").read_text()
