@@ -241,7 +241,7 @@ class Trainer(lightning.Trainer):
     devices: "auto" is what torchrun or srun started, or else all available ones.
     chunk: the number of sentences that the module encodes at a time (None: a whole batch).
     timeout: seconds after which a collective that waits for a rank ends the job (None: PyTorch's own).
-    Raises ValueError for no steps, a timeout not above 0, and a strategy that divides the encoder.
+    Raises ValueError for settings that cannot train.
     """
 
     def __init__(
@@ -255,15 +255,7 @@ class Trainer(lightning.Trainer):
     ) -> None:
         for name in ("lightning.pytorch", "lightning.fabric"):  # what they say is in our own lines
             logging.getLogger(name).setLevel(logging.WARNING)
-        if 0 in (settings.get("max_steps"), settings.get("max_epochs")):
-            raise ValueError("trainer.max_steps=0 or max_epochs=0 trains nothing: use evaluate.py")
-        if timeout is not None and not 0 < timeout < float("inf"):
-            raise ValueError(f"trainer.timeout={timeout} must be a number of seconds above 0")
-        if isinstance(strategy := settings.get("strategy"), str) and strategy not in WHOLE:
-            raise ValueError(
-                f"trainer.strategy={strategy} divides the encoder among devices, and each needs all of it here:"
-                " use auto or ddp; encoder.lora.r=8 and trainer.chunk=16 need less memory"
-            )
+        refuse(settings, timeout)
         self.chunk, parallel.timeout = chunk, None if timeout is None else timedelta(seconds=timeout)
         here = placed()
         plugins: list[Any] = [Checkpoints()]
@@ -286,15 +278,22 @@ class Trainer(lightning.Trainer):
         loop._broadcast_sigterm_tensor = lambda: None
 
 
-def slurm() -> list[SLURMEnvironment]:
-    """Lightning's plugin where srun started this process, else none.
+def refuse(settings: dict[str, Any], timeout: float | None) -> None:
+    """Raise ValueError for no steps, a timeout not above 0, and a strategy that divides the encoder."""
+    if 0 in (settings.get("max_steps"), settings.get("max_epochs")):
+        raise ValueError("trainer.max_steps=0 or max_epochs=0 trains nothing: use evaluate.py")
+    if timeout is not None and not 0 < timeout < float("inf"):
+        raise ValueError(f"trainer.timeout={timeout} must be a number of seconds above 0")
+    if isinstance(strategy := settings.get("strategy"), str) and strategy not in WHOLE:
+        raise ValueError(
+            f"trainer.strategy={strategy} divides the encoder; each device needs all of it: use auto or ddp"
+            " (encoder.lora.r=8 and trainer.chunk=16 need less memory)"
+        )
 
-    Raises ValueError for wrong srun options.
-    """
-    try:
-        # Safekeeping requeues the job
+
+def slurm() -> list[SLURMEnvironment]:
+    """Lightning's plugin where srun started this process, else none; ValueError for wrong srun options."""
+    try:  # Safekeeping requeues the job
         return [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
     except RuntimeError as error:
-        raise ValueError(
-            "started by srun --ntasks=N, which Lightning refuses; use srun --ntasks-per-node=N"
-        ) from error
+        raise ValueError("Lightning refuses srun --ntasks=N; use srun --ntasks-per-node=N") from error
