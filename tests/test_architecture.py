@@ -23,7 +23,7 @@ from whitenedcse.report.conditions import conditions, is_of_training, without_id
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 FILES = sorted((ROOT / "whitenedcse").rglob("*.py"))
-MOST = 95  # modules, packages' docstrings aside
+MOST = 96  # modules, packages' docstrings aside
 
 # what every module may import, and what these may import themselves
 GROUND = {
@@ -354,7 +354,7 @@ def jobs(sweep, *overrides):
         ]
 
 
-COUNTS = dict(table3=5, table4=16, table5=4, table6=5, seeds=5, views=8, official=7, study=40, lab=210)
+COUNTS = dict(table3=5, table4=16, table5=4, table6=5, seeds=5, views=8, official=7, study=40, lab=170)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from whitenedcse.app.durable import parsing
 from whitenedcse.app.reading import DAMAGED
 from whitenedcse.data import sources
+from whitenedcse.data.remote import fetched, is_url
 
 if TYPE_CHECKING:
     from whitenedcse.model.embedder import Embedder
@@ -34,7 +35,7 @@ def subcommands(parser: argparse.ArgumentParser) -> Any:
 
 def encoder(parser: argparse.ArgumentParser) -> None:
     """Add SOURCE, and the pooling of a plain encoder, which is an error for a SOURCE that has its own."""
-    about = "a run directory, a checkpoint, an encoder in a local directory, or a hub id"
+    about = "a run directory, a checkpoint, an encoder in a directory (also a URL, as s3://...), or a hub id"
     parser.add_argument("source", metavar="SOURCE", help=about)
     kinds = ("cls", "mean", "max", "last", "pooler")
     about = "of a plain encoder, which says nothing of its pooling (default: cls, of a decoder last)"
@@ -70,7 +71,7 @@ def bf16(parser: argparse.ArgumentParser) -> None:
 def whiten(parser: argparse.ArgumentParser) -> Any:
     """Add --whiten and --dim; returns the group of arguments that exclude --whiten."""
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--whiten", type=Path, metavar="FIT", help="a file of whitenedcse whiten fit")
+    group.add_argument("--whiten", metavar="FIT", help="a file of whitenedcse whiten fit")
     about = "components kept of the whitening (default: all)"
     parser.add_argument("--dim", type=int, metavar="K", help=about)
     return group
@@ -120,7 +121,7 @@ def ended(arguments: argparse.Namespace, on: str | None = None) -> Any:
 
     refuse_dim(arguments, on)
     k = arguments.dim
-    fit = Postprocess.load(arguments.whiten) if arguments.whiten else None
+    fit = Postprocess.load(fetched(arguments.whiten)) if arguments.whiten else None
     embedder = opened(arguments)
     if k is not None and not 1 <= k <= embedder.width:
         raise ValueError(f"{k} components of width {embedder.width}: 1 to {embedder.width} can be kept")
@@ -151,7 +152,7 @@ def described(model: str, origin: Mapping[str, Any], embedder: Embedder | None) 
 
 def is_function(model: str) -> bool:
     """Whether it reads module:function."""
-    return ":" in model and not Path(model).exists()
+    return ":" in model and not is_url(model) and not Path(model).exists()
 
 
 def source(model: str, pooling: Pooling | None, prompt: str | None = None) -> Source:

@@ -9,7 +9,7 @@ from typing import Any
 
 from whitenedcse.app import arguments as given
 from whitenedcse.app.terminal import Grid, say, show
-from whitenedcse.data import sources
+from whitenedcse.data import remote, sources
 
 
 def add(commands: Any) -> None:
@@ -24,7 +24,7 @@ def _build(commands: Any) -> None:
     parser = commands.add_parser("build", help=about, description=about)
     given.encoder(parser)
     given.corpus(parser)
-    parser.add_argument("index", type=Path, metavar="INDEX", help="the directory to write")
+    parser.add_argument("index", metavar="INDEX", help="the directory to write")
     about = "a text put before each query (default: SOURCE's own, or --prompt)"
     parser.add_argument("--query-prompt", metavar="TEXT", help=about)
     about = "whitening-k fitted to the corpus itself, which is encoded twice"
@@ -32,7 +32,7 @@ def _build(commands: Any) -> None:
     about = "an index of FAISS proposes the texts, e.g. IVF1024,PQ48 or HNSW32 (default: exact search)"
     parser.add_argument("--factory", metavar="F", help=about)
     about = "take the vectors that whitenedcse encode SOURCE CORPUS DIR wrote, with the same options"
-    parser.add_argument("--vectors", type=Path, metavar="DIR", help=about)
+    parser.add_argument("--vectors", metavar="DIR", help=about)
     given.sample(parser)
     _reading(parser)
     parser.set_defaults(run=build)
@@ -41,7 +41,7 @@ def _build(commands: Any) -> None:
 def _extend(commands: Any) -> None:
     about = "add a corpus to an index"
     parser = commands.add_parser("add", help=about, description=about)
-    parser.add_argument("index", type=Path, metavar="INDEX")
+    parser.add_argument("index", metavar="INDEX")
     given.corpus(parser)
     parser.set_defaults(run=extend, sample=None)
     _reading(parser)
@@ -50,7 +50,7 @@ def _extend(commands: Any) -> None:
 def _query(commands: Any) -> None:
     about = "print the texts nearest to a query"
     parser = commands.add_parser("query", help=about, description=about)
-    parser.add_argument("index", type=Path, metavar="INDEX")
+    parser.add_argument("index", metavar="INDEX")
     parser.add_argument("text", nargs="?", metavar="TEXT", help="the query")
     parser.add_argument("--file", metavar="QUERIES", help="a file of queries, or any other corpus")
     given.columns(parser, "its queries")
@@ -64,14 +64,14 @@ def _query(commands: Any) -> None:
 def _verify(commands: Any) -> None:
     about = "compare all bytes of an index with their digests; else each block is when it is first read"
     parser = commands.add_parser("verify", help=about, description=about)
-    parser.add_argument("index", type=Path, metavar="INDEX")
+    parser.add_argument("index", metavar="INDEX")
     parser.set_defaults(run=verify)
 
 
 def _bench(commands: Any) -> None:
     about = "measure what whitening-k and the indices of FAISS save and lose: size, time and recall@10"
     parser = commands.add_parser("bench", help=about, description=about)
-    parser.add_argument("index", type=Path, metavar="INDEX")
+    parser.add_argument("index", metavar="INDEX")
     about = "(default: 256 128 64 32, those below the width)"
     parser.add_argument("--dims", type=int, nargs="+", default=(), metavar="K", help=about)
     about = "beside exact search, e.g. SQ8 IVF1024,PQ48; all: the usual ones for so many texts"
@@ -96,18 +96,18 @@ def build(arguments: argparse.Namespace) -> int:
     """Write an index, and print what it holds."""
     from whitenedcse.serving import index, index_files
 
-    index_files.refuse_occupied(arguments.index)
-    pairs = _pairs(arguments, 0)
-    if arguments.whiten_k is not None and arguments.dim is not None:
-        raise ValueError(f"--dim {arguments.dim} goes with --whiten FIT; with --whiten-k K, K is enough")
-    arguments.dim = arguments.dim or arguments.whiten_k
-    embedder = given.ended(arguments, None if arguments.whiten_k is None else arguments.corpus)
-    if arguments.vectors is None:
-        asked = {"bf16": arguments.bf16, "factory": arguments.factory}
-        index.write(arguments.index, embedder, pairs, **asked)
-    else:
-        index.write_encoded(arguments.index, embedder, _encoded(arguments, embedder), arguments.factory)
-    part, width = index_files.listed(arguments.index)["parts"][0], embedder.width
+    with remote.published(arguments.index) as out:
+        index_files.refuse_occupied(out)
+        pairs = _pairs(arguments, 0)
+        if arguments.whiten_k is not None and arguments.dim is not None:
+            raise ValueError(f"--dim {arguments.dim} goes with --whiten FIT; with --whiten-k K, K is enough")
+        arguments.dim = arguments.dim or arguments.whiten_k
+        embedder = given.ended(arguments, None if arguments.whiten_k is None else arguments.corpus)
+        if arguments.vectors is None:
+            index.write(out, embedder, pairs, bf16=arguments.bf16, factory=arguments.factory)
+        else:
+            index.write_encoded(out, embedder, _encoded(arguments, embedder), arguments.factory)
+        part, width = index_files.listed(out)["parts"][0], embedder.width
     say(f"{part['n']:,} texts, vectors of width {width}: {arguments.index}")
     return 0
 
@@ -134,17 +134,19 @@ def _encoded(arguments: argparse.Namespace, embedder: Any) -> Any:
         )
     columns = [*arguments.columns, *([arguments.ids] if arguments.ids else [])]
     corpus = sources.named(arguments.corpus, columns)
-    return gathered(plain, corpus, arguments.vectors, ids=bool(arguments.ids))
+    return gathered(plain, corpus, remote.fetched(arguments.vectors), ids=bool(arguments.ids))
 
 
 def extend(arguments: argparse.Namespace) -> int:
     """Append to an index, and print how many texts it held and holds."""
     from whitenedcse.serving import index, index_files
 
-    held = index.Index.load(arguments.index)
+    if remote.is_url(arguments.index):
+        raise ValueError(f"{arguments.index}: an index in a store is not added to; build it anew")
+    held = index.Index.load(remote.fetched(arguments.index))
     more = index.encoded(held.embedder, _pairs(arguments, len(held)), bf16=arguments.bf16)
-    index_files.append(arguments.index, len(held), more)
-    n = index_files.listed(arguments.index)["parts"][-1]["n"]
+    index_files.append(Path(arguments.index), len(held), more)
+    n = index_files.listed(Path(arguments.index))["parts"][-1]["n"]
     say(f"{len(held):,} texts and {n:,} more: {arguments.index}")
     return 0
 
@@ -172,7 +174,7 @@ def query(arguments: argparse.Namespace) -> int:
     asked = [arguments.text]
     if arguments.file is not None:
         asked = list(texts(sources.named(arguments.file, arguments.columns)))
-    answers = Index.load(arguments.index).query(asked, arguments.top, exact=arguments.exact)
+    answers = Index.load(remote.fetched(arguments.index)).query(asked, arguments.top, exact=arguments.exact)
     rows = [
         [text, str(rank), f"{hit.cosine:.4f}", hit.id, hit.text]
         for text, hits in zip(asked, answers, strict=True)
@@ -189,7 +191,7 @@ def verify(arguments: argparse.Namespace) -> int:
     """Compare all bytes of an index, and print how many."""
     from whitenedcse.serving.index_files import verify
 
-    n, size = verify(arguments.index)
+    n, size = verify(remote.fetched(arguments.index))
     say(f"{n:,} texts, {size / 1e6:,.1f} MB as they were written: {arguments.index}")
     return 0
 
@@ -200,7 +202,7 @@ def measure(arguments: argparse.Namespace) -> int:
     from whitenedcse.serving.search_bench import bench, picture
 
     asked = {"factories": arguments.factory, "rows": arguments.rows, "prefix": arguments.prefix}
-    grid = bench(Index.load(arguments.index), dims=arguments.dims, **asked)
+    grid = bench(Index.load(remote.fetched(arguments.index)), dims=arguments.dims, **asked)
     show([grid], arguments.to)
     if arguments.picture:
         picture(grid, arguments.picture)

@@ -10,9 +10,9 @@ from typing import Any
 
 from whitenedcse.app import arguments as given
 from whitenedcse.app.durable import beside
-from whitenedcse.app.ranks import first
+from whitenedcse.app.ranks import first, refuse
 from whitenedcse.app.terminal import say
-from whitenedcse.data import sources
+from whitenedcse.data import remote, sources
 
 
 def add(commands: Any) -> None:
@@ -30,7 +30,7 @@ def add_whiten(commands: Any) -> None:
     fit = whiten.add_parser("fit", help=about, description=f"{about}; for --whiten of the other commands")
     given.encoder(fit)
     given.corpus(fit)
-    fit.add_argument("out", type=Path, metavar="OUT", help="the file to write, e.g. whitening.safetensors")
+    fit.add_argument("out", metavar="OUT", help="the file to write, e.g. whitening.safetensors")
     about = "whitening (the default), pca, zca, pca_cor, zca_cor, cholesky, standardise, centre or abtt"
     fit.add_argument("--kind", default="whitening", help=about)
     fit.add_argument("--shrinkage", type=float, default=0.0, help="towards a sphere, 0 to 1; for few rows")
@@ -45,7 +45,7 @@ def add_export(commands: Any) -> None:
     about = "write an encoder, whitening folded in, for another library; its vectors are compared"
     parser = commands.add_parser("export", help=about, description=about)
     given.encoder(parser)
-    parser.add_argument("out", type=Path, metavar="OUT", help="the directory to write; replaced if an export")
+    parser.add_argument("out", metavar="OUT", help="the directory to write; replaced if an export")
     forms = ("transformers", "sentence-transformers", "onnx")
     parser.add_argument("--to", choices=forms, required=True, help="for which library")
     about = "fit a whitening to this corpus first"
@@ -69,11 +69,15 @@ def whiten_fit(arguments: argparse.Namespace) -> int:
 
     fit = Postprocess(arguments.kind, shrinkage=arguments.shrinkage, power=arguments.power)
     corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample)
-    if not arguments.out.parent.is_dir():
-        raise FileNotFoundError(f"{arguments.out.parent}: no such directory; make it first")
-    asked = {"bf16": arguments.bf16, "folder": beside(arguments.out, "ranks")}
-    if facts := fitted(fit, given.opened(arguments), corpus, **asked):
-        fit.save(arguments.out, {"source": arguments.source, **facts})
+    if remote.is_url(arguments.out):
+        refuse(f"a fit that is written to {arguments.out}")
+    with remote.published(arguments.out, mark="") as out:
+        if not out.parent.is_dir():
+            raise FileNotFoundError(f"{out.parent}: no such directory; make it first")
+        folder = beside(out, "ranks")
+        if facts := fitted(fit, given.opened(arguments), corpus, bf16=arguments.bf16, folder=folder):
+            fit.save(out, {"source": arguments.source, **facts})
+    if facts:
         say(f"{fit.kind} of width {len(fit.mean)}, fitted to {facts['texts']:,} texts: {arguments.out}")
     return 0
 
@@ -85,18 +89,20 @@ def export(arguments: argparse.Namespace) -> int:
     asked = {"to": arguments.to, "int8": arguments.int8, "verify": not arguments.no_verify}
     about = {"source": arguments.source, "name": arguments.push, "license": arguments.license}
     wanted = exports.Wanted(**asked, **about)
-    exports.refuse(arguments.out, wanted)
-    embedder = given.ended(arguments, arguments.whiten_on)
-    if arguments.unit is not None:
-        embedder = exports.scaled(embedder, unit=arguments.unit)
-    facts = exports.export(embedder, arguments.out, wanted)
+    with remote.published(arguments.out, mark=exports.MARK) as out:
+        exports.refuse(out, wanted)
+        embedder = given.ended(arguments, arguments.whiten_on)
+        if arguments.unit is not None:
+            embedder = exports.scaled(embedder, unit=arguments.unit)
+        facts = exports.export(embedder, out, wanted)
+        pushed = exports.push(out, arguments.push) if arguments.push else None
     if arguments.int8:
         scores = "{pairs}: {spearman:.2f} in float32, {spearman_int8:.2f} in int8"
         say("Spearman x 100 (all) on " + scores.format(**facts))
     compared = f"vectors differ by at most {facts['difference']:.1e}" if wanted.verify else "not verified"
     say(f"{arguments.out}: for {arguments.to}, {compared}")
-    if arguments.push:
-        say(f"pushed: {exports.push(arguments.out, arguments.push)}")
+    if pushed:
+        say(f"pushed: {pushed}")
     return 0
 
 
@@ -107,7 +113,7 @@ def add_encode(commands: Any) -> None:
     parser = commands.add_parser("encode", help=about, description=f"{about}. {more}")
     given.encoder(parser)
     given.corpus(parser, "input")
-    parser.add_argument("out", type=Path, metavar="OUT", help="the directory to write")
+    parser.add_argument("out", metavar="OUT", help="the directory to write")
     given.whiten(parser)
     types = ("float32", "float16")
     parser.add_argument("--dtype", choices=types, default=types[0], help="(default: float32)")
@@ -130,11 +136,16 @@ def encode(arguments: argparse.Namespace) -> int:
     given.refuse_dim(arguments)
     form = Form(arguments.to, arguments.dtype, arguments.shard)
     corpus = sources.named(arguments.input, arguments.columns)
-    job = Job(partial(given.ended, arguments), arguments.source, corpus, arguments.out, form, arguments.bf16)
-    new = encoded(job, arguments.processes, arguments.engine)
-    if first() and (manifest := begun(arguments.out)):
-        here = f"; {manifest.rows - new:,} were encoded before" if new < manifest.rows else ""
-        say(f"{manifest.rows:,} rows of width {manifest.width}: {arguments.out}{here}")
+    with remote.named(arguments.out) as store:
+        out = store.local if store else Path(arguments.out)
+        opened = partial(given.ended, arguments)
+        job = Job(opened, arguments.source, corpus, out, form, arguments.bf16, store)
+        new = encoded(job, arguments.processes, arguments.engine)
+        if first() and (manifest := begun(out)):
+            here = f"; {manifest.rows - new:,} were encoded before" if new < manifest.rows else ""
+            say(f"{manifest.rows:,} rows of width {manifest.width}: {arguments.out}{here}")
+        if first() and store:
+            remote.clear(out)
     return 0
 
 

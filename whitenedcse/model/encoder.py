@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 from whitenedcse import ragged
 from whitenedcse.app.durable import DIGESTS, intact, parsing
 from whitenedcse.app.reading import metadata, refuse_vast
+from whitenedcse.data.remote import fetched, is_url
 from whitenedcse.data.sources import SECONDS
 from whitenedcse.model import backbones, packed
 from whitenedcse.model.attention import way
@@ -216,12 +217,12 @@ def quiet() -> None:
 
 
 def folder(path: str) -> Path:
-    """The local directory of a checkpoint: the path itself, or a download of the hub's.
+    """The local directory of a checkpoint: the path itself, or a copy of what a URL or the hub has.
 
     Only safetensors weights are downloaded where the repository has them. Raises FileNotFoundError.
     """
-    if Path(path).is_dir():
-        return Path(path)
+    if Path(path).is_dir() or is_url(path):
+        return fetched(path)
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) or path.startswith("."):
         raise FileNotFoundError(
             f"no encoder in {path}: there is no such directory (looked in {Path(path).absolute()})"

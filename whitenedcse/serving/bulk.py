@@ -29,6 +29,7 @@ from whitenedcse.app.durable import DIGESTS, checksum, intact, seal, seal_too, w
 from whitenedcse.app.ranks import Place, end_with_parent, placed
 from whitenedcse.app.terminal import pace
 from whitenedcse.data.corpus import Corpus, fingerprint
+from whitenedcse.data.remote import Store
 from whitenedcse.data.tokens import CHARACTERS_A_TOKEN
 from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder
@@ -44,8 +45,11 @@ from whitenedcse.serving.shards import (
     finished,
     has_starts,
     locked,
+    move,
+    moved,
     recover,
     remove_damaged,
+    resume,
     unwritten,
     write,
 )
@@ -78,6 +82,7 @@ class Job:
 
     opened: a function that returns the embedder; each process calls it, so for several it must be one of a
         module, or a `functools.partial` of one.    source: its name.    corpus: of one column, or plain text.
+    out: the directory to write.    store: what its files are moved to as they are finished, if anything.
     """
 
     opened: Callable[[], Embedder]
@@ -86,6 +91,7 @@ class Job:
     out: Path
     form: Form = Form()
     bf16: bool = False
+    store: Store | None = None
 
 
 class Filling:
@@ -135,6 +141,8 @@ def encoded(job: Job, processes: int | None = None, engine: str | None = None) -
     if here.world > 1 or engine or processes not in (None, 1):
         say_packed(job.corpus)
     with locked(job.out):
+        if job.store:
+            resume(job.out, job.store)
         recover(job.out)
         if engine:
             from whitenedcse.serving.ray_engine import Actors
@@ -142,7 +150,7 @@ def encoded(job: Job, processes: int | None = None, engine: str | None = None) -
             with Actors(partial(Remote, job), processes) as actors:
                 return directed(job, actors.do, actors.threads)
         count = processes or (torch.cuda.device_count() if here.world == 1 else 1) or 1
-        count = 1 if finished(job.out) else count
+        count = 1 if finished(job.out) and not job.store else count
         with Lead(job.out / SHARED, max(count, here.world)) as lead, started(job, count) as lead.watch:
             return directed(job, lead.do, max(1, torch.get_num_threads() // count))
 
@@ -171,12 +179,16 @@ def directed(job: Job, do: Do, threads_each: int) -> int:
     manifest = agreed(job, embedder, threads_each)
     remove_damaged(job.out, manifest)
     missing = unwritten(job.out, manifest)
+    if job.store:
+        missing = sorted(set(missing) - moved(job.out, manifest, job.store))
     left = sum(map(manifest.count, missing))
     with pace("encoded", manifest.rows, manifest.rows - left) as more, threads(manifest.threads):
         fill = Filling(job, embedder, more)
 
         def fold(digests: Mapping[int, bytes]) -> None:
             seal_too(job.out, {manifest.name(number): digest.decode() for number, digest in digests.items()})
+            if job.store:
+                move(job.out, [manifest.name(number) for number in digests], job.store)
             more(sum(manifest.count(number) for number in digests.keys() - fill.mine))
 
         do(missing, fill, fold)

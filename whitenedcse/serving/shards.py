@@ -5,6 +5,7 @@ n: rows of a file    k: width
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from whitenedcse.app.durable import (
     writing,
 )
 from whitenedcse.app.terminal import say
+from whitenedcse.data.remote import Store, held
 from whitenedcse.linalg import refuse_infinite
 from whitenedcse.serving.layouts import Manifest
 from whitenedcse.serving.shares import results
@@ -116,3 +118,35 @@ def write(out: Path, manifest: Manifest, number: int, x: NDArray[Any]) -> str:
             vectors = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), manifest.width)
             pq.write_table(pa.table({"row": rows, "vector": vectors}), stream, use_dictionary=False)
     return checksum(file)
+
+
+def resume(out: Path, store: Store) -> None:
+    """Copy what a store knows of a job to the directory, so that any machine resumes it.
+
+    Raises ValueError for a store that holds something else.
+    """
+    there = held(store.url)
+    if MANIFEST in there:
+        known = read_json(out / DIGESTS) if (out / DIGESTS).exists() else {}
+        store.get(names := [name for name in (MANIFEST, STARTS, DIGESTS) if name in there])
+        seal_too(out, {name: known[name] for name in known.keys() - set(names) if (out / name).exists()})
+    elif other := sorted(there.keys() - OURS):
+        raise ValueError(
+            f"{store.url} holds something other than vectors, {other[0]!r}; name a new directory"
+        )
+
+
+def moved(out: Path, manifest: Manifest, store: Store) -> set[int]:
+    """The numbers of the files that are in the store, to which all that are whole here are moved first."""
+    known, here = read_json(out / DIGESTS), {path.name for path in out.iterdir()}
+    names = {manifest.name(number): number for number in range(manifest.shards)}
+    move(out, [name for name in names if name in here and name in known], store)
+    store.put([STARTS, MANIFEST])
+    return {names[name] for name in held(store.url) if name in names and name in known}
+
+
+def move(out: Path, names: Sequence[str], store: Store) -> None:
+    """Move files of vectors to the store, and copy their digests there."""
+    store.put([*names, DIGESTS])
+    for name in names:
+        (out / name).unlink()
