@@ -78,8 +78,10 @@ def test_a_corpus_there_is_encoded_to_shards_there_which_another_machine_resumes
     assert run(*words, f"{url}/out", "--shard", 7) == 130
     done = {"manifest.json", "digests.json", "starts.json", "shard-00000.npy", "shard-00001.npy"}
     assert set(remote.held(f"{url}/out")) == done
+    (left,) = (tmp_path / "cache").rglob("shard-00002.npy")
     with pytest.raises(ValueError, match="lacks 2 of 4 files"):
         vectors(f"{url}/out")
+    assert left.exists()
 
     monkeypatch.setattr(bulk, "move", move)
     monkeypatch.setenv("WHITENEDCSE_CACHE", str(tmp_path / "other machine"))
@@ -189,6 +191,21 @@ def test_a_copy_is_used_until_the_store_has_another_version(url, monkeypatch):
     second = remote.fetched(f"{url}/a")
     assert (second / "x.txt").read_text() == "six" and not first.exists()
     assert remote.fetched(f"{url}/a/x.txt").read_text() == "six"
+
+
+def test_what_a_store_without_versions_holds_is_copied_each_time(url, monkeypatch):
+    monkeypatch.setattr(remote, "VERSION", ())
+    put(f"{url}/a/x.txt", "one")
+    assert (remote.fetched(f"{url}/a") / "x.txt").read_text() == "one"
+    put(f"{url}/a/x.txt", "six")
+    assert (remote.fetched(f"{url}/a") / "x.txt").read_text() == "six"
+
+
+def test_no_name_of_a_file_leads_out_of_the_copy(url, tmp_path):
+    put(f"{url}/a/x.txt", "one")
+    (file,) = remote.held(f"{url}/a").values()
+    with pytest.raises(ValueError, match="'deep/../../x.txt' would be copied to another folder"):
+        remote.download(f"{url}/a", {"deep/../../x.txt": file}, tmp_path / "b" / "c" / "a")
 
 
 def test_a_copy_that_changes_meanwhile_is_refused(url, monkeypatch):

@@ -26,7 +26,8 @@ from whitenedcse.report.contrasts import paired_by_seed, spread
 
 HERE = Path(__file__).parent
 ENCODERS = {"lab_pretrained": "pretrained", "lab_minilm": "minilm-mlm"}
-SEEDS, DRAWS = 5, 10_000
+UNTOUCHED = {"lab_pretrained": HERE.parent / "pretrain" / "mean.json"}  # scores.json without any training
+DRAWS = 10_000
 
 
 class Arm(NamedTuple):
@@ -120,6 +121,10 @@ def all_systems() -> str:
     """The table of all systems on both encoders."""
     lines = []
     for encoder, name in ENCODERS.items():
+        if encoder in UNTOUCHED:
+            before = json.loads(UNTOUCHED[encoder].read_text())
+            cells = [f"{score(before, row):.2f}" for row in (AS_IS, AFTER)]
+            lines.append([name, "untouched encoder", "", *cells, "", "", "", ""])
         for system in systems(encoder):
             cells = [spread(averages(encoder, Arm(system, row))) for row in (AS_IS, AFTER)]
             cells.append(spread(by_seed(encoder, system, lambda scores: scores["dev"]["best"])))

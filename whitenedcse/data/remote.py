@@ -80,8 +80,10 @@ def fetched(path: str | Path) -> Path:
 
 def download(url: str, files: dict[str, Held], copy: Path) -> None:
     """Copy these files of a URL to `copy`, alone in its folder; older copies beside that are removed."""
-    for old in (path for path in copy.parent.parent.iterdir() if path.is_dir()):
+    for old in copy.parent.parent.glob("[!.]*"):  # hidden ones are being written
         shutil.rmtree(old)
+    if outside := [name for name in files if ".." in Path(name).parts]:
+        raise ValueError(f"{url}: {outside[0]!r} would be copied to another folder; it is not read")
     size = sum(file.size for file in files.values())
     copying = pace(f"files of {url} copied", len(files))
     with drafted(copy.parent, size) as draft, filesystem(url) as (system, _), copying as more:
