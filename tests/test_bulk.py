@@ -33,9 +33,11 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Final
 from whitenedcse.model.planes import digest_of
 from whitenedcse.serving import bulk as bulk_module
+from whitenedcse.serving import shards
 from whitenedcse.serving.bulk import Filling, Job, arrays, encoded
 from whitenedcse.serving.exports import whitened
 from whitenedcse.serving.layouts import Form
+from whitenedcse.serving.shards import Sealed
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES[:3]]
 TEXTS[5:5] = ["", "  ", TEXTS[1], "the", " ".join(SENTENCES * 4)]  # blank, equal, short, beyond the limit
@@ -451,7 +453,7 @@ def test_an_older_job_without_digests_resumes_and_has_them_from_then_on(embedder
 def test_a_file_that_a_kill_left_without_its_digest_is_encoded_again(embedder, corpus, tmp_path, monkeypatch):
     job = job_of(embedder, corpus, tmp_path / "out", form=FORM)
     with monkeypatch.context() as patch:
-        patch.setattr(bulk_module, "seal_too", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(shards, "seal_too", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             encoded(job)
     assert (job.out / "shard-00000.npy").exists()
@@ -498,3 +500,49 @@ def test_a_number_too_large_for_float16_is_refused(embedder, tmp_path):
     with pytest.raises(ValueError, match="the vector of row 0 of .* in float16"):
         encoded(job_of(embedder, corpus, tmp_path / "out", form=Form(dtype="float16")))
     assert encoded(job_of(embedder, corpus, tmp_path / "whole")) == 2
+
+
+class Manifested:
+    def name(self, number):
+        return f"shard-{number}.npy"
+
+
+def test_digests_are_written_at_once_until_that_takes_long(tmp_path, monkeypatch):
+    """Else a job of many files would spend its time on its list of digests."""
+    written = []
+    monkeypatch.setattr(shards, "seal_too", lambda out, digests: written.append(dict(digests)))
+    sealed = Sealed(tmp_path, Manifested(), None)
+    sealed.add({0: b"a"})
+    sealed.due = time.monotonic() + 60
+    sealed.add({1: b"b"})
+    sealed.add({2: b"c"})
+    assert written == [{"shard-0.npy": "a"}]
+    sealed.write()
+    sealed.write()
+    assert written[1:] == [{"shard-1.npy": "b", "shard-2.npy": "c"}]
+
+    monkeypatch.setattr(shards, "seal_too", lambda out, digests: time.sleep(0.1))
+    sealed.add({3: b"d"})  # the 50th part of five seconds
+    assert sealed.waiting == {"shard-3.npy": "d"}
+    sealed.due = 0.0
+    sealed.add({4: b"e"})
+    assert sealed.waiting == {} and 4 < sealed.due - time.monotonic() < 6
+
+
+def test_what_waits_is_written_when_a_job_is_stopped(embedder, corpus, tmp_path, monkeypatch):
+    job = Job(lambda: embedder, "x", corpus, tmp_path / "out", FORM)
+    fill = Filling.__call__
+
+    def stopped(self, number):
+        if number == 2:
+            raise KeyboardInterrupt
+        return fill(self, number)
+
+    monkeypatch.setattr(shards, "SHARE", 1e9)  # after the first file, digests wait
+    monkeypatch.setattr(Filling, "__call__", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        encoded(job)
+    digests = json.loads((tmp_path / "out" / "digests.json").read_text())
+    assert {"shard-00000.npy", "shard-00001.npy"} <= digests.keys()
+    monkeypatch.undo()
+    assert encoded(job) == len(TEXTS) - 14

@@ -41,11 +41,11 @@ from whitenedcse.serving.shards import (
     MANIFEST,
     SHARED,
     STARTS,
+    Sealed,
     begun,
     finished,
     has_starts,
     locked,
-    move,
     moved,
     recover,
     remove_damaged,
@@ -183,15 +183,16 @@ def directed(job: Job, do: Do, threads_each: int) -> int:
         missing = sorted(set(missing) - moved(job.out, manifest, job.store))
     left = sum(map(manifest.count, missing))
     with pace("encoded", manifest.rows, manifest.rows - left) as more, threads(manifest.threads):
-        fill = Filling(job, embedder, more)
+        fill, sealed = Filling(job, embedder, more), Sealed(job.out, manifest, job.store)
 
         def fold(digests: Mapping[int, bytes]) -> None:
-            seal_too(job.out, {manifest.name(number): digest.decode() for number, digest in digests.items()})
-            if job.store:
-                move(job.out, [manifest.name(number) for number in digests], job.store)
+            sealed.add(digests)
             more(sum(manifest.count(number) for number in digests.keys() - fill.mine))
 
-        do(missing, fill, fold)
+        try:
+            do(missing, fill, fold)
+        finally:
+            sealed.write()
     fill.blocks.refuse_changed()
     return left
 
