@@ -162,7 +162,9 @@ class Bench:
 
     def train(self, n: int) -> Cost:
         """One epoch, with the held-out evaluations of own text."""
-        words = [f"data.corpus={self.corpus(n)}", "encoder=pretrained", f"encoder.path={self.model}"]
+        best = Path(self.model) / "best"
+        encoder = best if best.is_dir() else self.model
+        words = [f"data.corpus={self.corpus(n)}", "encoder=pretrained", f"encoder.path={encoder}"]
         words += ["pooling=mean", "trainer.max_epochs=1", f"run=run-{n}"]
         cost = self.started(f"outputs/run-{n}", [sys.executable, str(ROOT / "train.py"), *words])
         return cost._replace(disk=cost.disk + size(self.folder / "cache"))
