@@ -2,7 +2,7 @@
 
 `whitenedcse encode`, `train.py` (one epoch of an encoder's own text), `whitenedcse search build --vectors`
 and `search query` run as a user starts them, on two small samples of the Wikipedia corpus under
-WHITENEDCSE_DATA. Time (wall clock), peak resident memory of the largest process, and disk (of training
+WHITENEDCSE_DATA. Time (wall clock), peak resident memory of the first process, and disk (of training
 with the cache of tokens) are lines through these two points, from which larger corpora are read; memory is
 taken as constant, the larger of the two. --check N ... runs the commands with so many rows and prints what
 was measured beside what the lines say. --picture FILE draws the lines to 1e10 rows, on 1, 8 and 64
@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -182,11 +182,14 @@ class Bench:
         began = time.perf_counter()
         with (self.folder / "said").open("w") as said:
             process = subprocess.Popen(words, cwd=self.folder, env=env, stdout=said, stderr=said)
-            _, status, usage = os.wait4(process.pid, 0)
+            memory = 0.0
+            while process.poll() is None:
+                memory = max(memory, peak(process.pid))
+                time.sleep(0.02)
         seconds = time.perf_counter() - began
-        if status:
+        if process.returncode:
             raise SystemExit((self.folder / "said").read_text()[-2_000:])
-        return Cost(seconds, peak(usage), size(self.folder / out) if out else 0.0)
+        return Cost(seconds, memory, size(self.folder / out) if out else 0.0)
 
     def counting(self, n: int) -> float:
         """Seconds a row to read and count a corpus, which one process does."""
@@ -201,9 +204,15 @@ class Bench:
         return sum(p.numel() for p in Embedder.load(self.model).encoder.parameters())
 
 
-def peak(usage: resource.struct_rusage) -> float:
-    """Megabytes of the largest process."""
-    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
+def peak(process: int) -> float:
+    """The most megabytes that a process has held so far; 0 where the system does not tell.
+
+    What `os.wait4` tells is at least what this process holds, because it counts before the program starts.
+    """
+    with suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024 / 1e6
+    return 0.0
 
 
 def size(path: Path) -> float:

@@ -1,5 +1,11 @@
 """The arithmetic of bench/plan.py; its runs are made by hand."""
 
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
 import pytest
 
 from bench import plan
@@ -33,6 +39,15 @@ FACTS = {"counting": 0.001, "parameters": 10**9, "gigabits": 8.0}
 def test_devices_share_what_is_not_counting_and_exchange_gradients(work, devices, seconds):
     content = {"lines": {work: {"seconds": [36.0, 0.1]}}, "facts": FACTS}
     assert hours(content, work, 36_000, devices) == pytest.approx(seconds / 3600)
+
+
+def test_the_memory_of_a_process_is_its_own():
+    held = np.ones(30_000_000)  # 240 MB here
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        time.sleep(0.5)
+        assert 3 < plan.peak(process.pid) < 60 and plan.peak(os.getpid()) > 240 and held.all()
+        process.communicate(b"x")
+    assert plan.peak(process.pid) == 0
 
 
 def test_what_is_printed_and_drawn(tmp_path, capsys):
