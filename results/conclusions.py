@@ -17,6 +17,7 @@ import numpy as np
 from results.markdown import listed, table, text
 from results.pretrain.scores import pretrained
 from results.pretrain.scores import untouched as untouched_encoder
+from results.shipping import planned
 from results.study import conclusions as study
 from results.study.contrasts import (
     AS_IS,
@@ -247,6 +248,7 @@ through `SentenceTransformer`, is ours within {test:.4f} points.
 BLOCKS: dict[str, list[Callable[[], str]]] = {
     "README.md": [study.readme],
     "docs/distributed.md": [gather],
+    "docs/planning.md": [planned.sizes, planned.checks, planned.within, planned.engines],
     "results/study/README.md": [study.like, by_share, systems, by_task, study.holds, study.fails],
     "results/wiki_mini/README.md": [wiki_mini, rounding],
     "results/exact/README.md": [exact],
