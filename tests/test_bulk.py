@@ -513,6 +513,7 @@ def test_digests_are_written_at_once_until_that_takes_long(tmp_path, monkeypatch
     monkeypatch.setattr(shards, "seal_too", lambda out, digests: written.append(dict(digests)))
     sealed = Sealed(tmp_path, Manifested(), None)
     sealed.add({0: b"a"})
+    assert sealed.due == 0
     sealed.due = time.monotonic() + 60
     sealed.add({1: b"b"})
     sealed.add({2: b"c"})
@@ -522,11 +523,12 @@ def test_digests_are_written_at_once_until_that_takes_long(tmp_path, monkeypatch
     assert written[1:] == [{"shard-1.npy": "b", "shard-2.npy": "c"}]
 
     monkeypatch.setattr(shards, "seal_too", lambda out, digests: time.sleep(0.1))
-    sealed.add({3: b"d"})  # the 50th part of five seconds
-    assert sealed.waiting == {"shard-3.npy": "d"}
-    sealed.due = 0.0
+    sealed.add({3: b"d"})
+    assert (
+        sealed.waiting == {} and 4 < sealed.due - time.monotonic() < 6
+    )  # a tenth of a second is a 50th part
     sealed.add({4: b"e"})
-    assert sealed.waiting == {} and 4 < sealed.due - time.monotonic() < 6
+    assert sealed.waiting == {"shard-4.npy": "e"}
 
 
 def test_what_waits_is_written_when_a_job_is_stopped(embedder, corpus, tmp_path, monkeypatch):
@@ -539,6 +541,7 @@ def test_what_waits_is_written_when_a_job_is_stopped(embedder, corpus, tmp_path,
         return fill(self, number)
 
     monkeypatch.setattr(shards, "SHARE", 1e9)  # after the first file, digests wait
+    monkeypatch.setattr(shards, "SHORT", 0)
     monkeypatch.setattr(Filling, "__call__", stopped)
     with pytest.raises(KeyboardInterrupt):
         encoded(job)

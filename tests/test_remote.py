@@ -75,7 +75,6 @@ def test_a_corpus_there_is_encoded_to_shards_there_which_another_machine_resumes
         move(out, names, store)
 
     monkeypatch.setattr(shards, "move", cut)
-    monkeypatch.setattr(shards, "SHARE", 0)  # each file by itself
     assert run(*words, f"{url}/out", "--shard", 7) == 130
     done = {"manifest.json", "digests.json", "starts.json", "shard-00000.npy", "shard-00001.npy"}
     assert set(remote.held(f"{url}/out")) == done
