@@ -43,7 +43,8 @@ def test_devices_share_what_is_not_counting_and_exchange_gradients(work, devices
 
 def test_the_memory_of_a_process_is_its_own():
     held = np.ones(30_000_000)  # 240 MB here
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    code = "import mmap; space = mmap.mmap(-1, 10**9); input()"  # which is never touched
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
         time.sleep(0.5)
         assert 3 < plan.peak(process.pid) < 60 and plan.peak(os.getpid()) > 240 and held.all()
         process.communicate(b"x")
