@@ -32,7 +32,7 @@ def rows_of(batch):
 
 @pytest.fixture
 def lines(tokenizer):
-    words, draw = [w for w in tokenizer.get_vocab() if w[0] not in "[#"], random.Random(1)
+    words, draw = sorted(w for w in tokenizer.get_vocab() if w[0] not in "[#"), random.Random(1)
     return [" ".join(draw.choices([*words, "unheard"], k=draw.randint(1, 12))) for _ in range(1300)]
 
 
