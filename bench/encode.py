@@ -155,13 +155,19 @@ def opened(model: str) -> tuple[Embedder, SentenceTransformer]:
     return ours, theirs
 
 
-def wikipedia(n: int) -> list[str]:
-    """n sentences drawn from the first 10 n lines of the corpus."""
+def corpus() -> Path:
+    """The file of Wikipedia sentences."""
     found = [path for name in ("wiki1m_like", "wiki1m") if (path := present(name, roots()))]
     if not found:
         raise SystemExit("no wiki1m_like or wiki1m: set WHITENEDCSE_DATA to a folder that holds it")
-    opener = bz2.open if found[0].suffix == ".bz2" else open
-    with opener(found[0], "rt", encoding="utf-8") as lines:
+    return found[0]
+
+
+def wikipedia(n: int) -> list[str]:
+    """n sentences drawn from the first 10 n lines of the corpus."""
+    file = corpus()
+    opener = bz2.open if file.suffix == ".bz2" else open
+    with opener(file, "rt", encoding="utf-8") as lines:
         some = [line.strip() for line in islice(lines, 10 * n)]
     return random.Random(0).sample(some, min(n, len(some)))
 

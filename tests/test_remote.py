@@ -1,5 +1,6 @@
 """Corpora, shards, indices, exports and fits in an object store, here a local server that speaks S3."""
 
+import fsspec
 import numpy as np
 import pytest
 from conftest import SENTENCES, embedder_of
@@ -10,7 +11,6 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving import shards
 from whitenedcse.serving.bulk import arrays
 
-fsspec = pytest.importorskip("fsspec")
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES[:3]]
 
 

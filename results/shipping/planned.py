@@ -13,7 +13,7 @@ from results.markdown import table, text
 HERE = Path(__file__).parent
 LATENCY, DAY = 0.1, 24  # seconds of a query; hours
 MEMORY = 24e3  # MB of the machine that was measured
-CODES = 64  # bytes a row of an index of product codes, with its number
+CODES = 64 + 8  # bytes a row of an index of product codes, with its number
 
 
 @cache
@@ -49,6 +49,11 @@ def bytes_of(megabytes: float) -> str:
 def seconds_of(value: float) -> str:
     """Seconds as text."""
     return f"{figure(1e3 * value)} ms" if value < 1 else f"{figure(value)} s"
+
+
+def about(rows: float) -> str:
+    """A number of rows with one digit that is not 0."""
+    return f"{float(f'{rows:.0e}'):,.0f}"
 
 
 def sizes() -> str:
@@ -99,13 +104,13 @@ def engines() -> str:
     day = (DAY * 3600 - encode.start) / encode.slope
     whole, codes = (MEMORY - index.start) / index.slope, MEMORY * 1e6 / CODES
     return text(f"""
-- **Exact search** (no option) answers within {LATENCY:g} s up to {exact:.1g} rows. Above that an index of
-  FAISS proposes the rows: `--factory IVF4096,SQ8`.
-- **Memory** of {MEMORY / 1e3:.0f} GB holds the whole vectors and texts of {whole:.1g} rows. They need not be
-  in memory: the index is memory-mapped, and what FAISS proposes with product codes
-  (`--factory IVF65536,PQ48`, {CODES} bytes a row) fits up to {codes:.1g} rows.
+- **Exact search** (no option) answers within {LATENCY:g} s up to {about(exact)} rows. Above that an index
+  of FAISS proposes the rows: `--factory IVF4096,SQ8`.
+- **Memory** of {MEMORY / 1e3:.0f} GB holds the whole vectors and texts of {about(whole)} rows. They need not
+  be in memory: the index is memory-mapped, and what FAISS proposes with product codes
+  (`--factory IVF65536,PQ64`, {CODES} bytes a row) fits up to {about(codes)} rows.
 - **Above that**, a vector database that is shared by machines takes the Parquet files of `encode` (LanceDB
   and Qdrant: [three lines each](shipping.md#search)).
-- **Encoding** takes a day on this machine at {day:.1g} rows. `--processes` uses one machine, torchrun, srun
-  or `--engine ray` many.
+- **Encoding** takes a day on this machine at {about(day)} rows. `--processes` uses one machine, torchrun,
+  srun or `--engine ray` many.
 """)

@@ -150,7 +150,7 @@ def encoded(job: Job, processes: int | None = None, engine: str | None = None) -
             with Actors(partial(Remote, job), processes) as actors:
                 return directed(job, actors.do, actors.threads)
         count = processes or (torch.cuda.device_count() if here.world == 1 else 1) or 1
-        count = 1 if finished(job.out) and not job.store else count
+        count = 1 if finished(job.out) else count
         with Lead(job.out / SHARED, max(count, here.world)) as lead, started(job, count) as lead.watch:
             return directed(job, lead.do, max(1, torch.get_num_threads() // count))
 
