@@ -14,6 +14,7 @@ import tracemalloc
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -174,6 +175,7 @@ KILLED = """
 import os, signal, sys, time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from whitenedcse.serving.bulk import Job, encoded
 from whitenedcse.serving.bulk import Form
 from whitenedcse.data.corpus import Corpus
@@ -503,18 +505,42 @@ def test_a_number_too_large_for_float16_is_refused(embedder, tmp_path):
 
 
 class Manifested:
+    def __init__(self, shards):
+        self.shards = shards
+
     def name(self, number):
         return f"shard-{number}.npy"
 
 
-def test_digests_are_written_at_once_until_that_takes_long(tmp_path, monkeypatch):
+@pytest.mark.parametrize("store", [None, "a store"])
+def test_digests_of_many_files_are_written_together(store, tmp_path, monkeypatch):
     """Else a job of many files would spend its time on its list of digests."""
-    written = []
-    monkeypatch.setattr(shards, "seal_too", lambda out, digests: written.append(dict(digests)))
-    sealed = Sealed(tmp_path, Manifested(), None)
+    now, written, moved = [100.0], [], []
+
+    def spend(seconds):
+        now[0] += seconds
+
+    def write(out, digests):
+        written.append(dict(digests))
+        spend(2)
+
+    def move(out, names, store):
+        moved.append(names)
+        spend(1000)
+
+    monkeypatch.setattr(shards, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(shards, "seal_too", write)
+    monkeypatch.setattr(shards, "move", move)
+    few = Sealed(tmp_path, Manifested(1_000), store)
+    for number in range(3):
+        few.add({number: b"a"})
+    assert len(written) == 3
+
+    written.clear()
+    moved.clear()
+    sealed = Sealed(tmp_path, Manifested(1_001), store)
     sealed.add({0: b"a"})
-    assert sealed.due == 0
-    sealed.due = time.monotonic() + 60
+    spend(99)  # the list took 2 seconds: the next turn is 100 seconds after it, whatever moving files took
     sealed.add({1: b"b"})
     sealed.add({2: b"c"})
     assert written == [{"shard-0.npy": "a"}]
@@ -522,13 +548,10 @@ def test_digests_are_written_at_once_until_that_takes_long(tmp_path, monkeypatch
     sealed.write()
     assert written[1:] == [{"shard-1.npy": "b", "shard-2.npy": "c"}]
 
-    monkeypatch.setattr(shards, "seal_too", lambda out, digests: time.sleep(0.1))
+    spend(100)
     sealed.add({3: b"d"})
-    assert (
-        sealed.waiting == {} and 4 < sealed.due - time.monotonic() < 6
-    )  # a tenth of a second is a 50th part
-    sealed.add({4: b"e"})
-    assert sealed.waiting == {"shard-4.npy": "e"}
+    assert written[2:] == [{"shard-3.npy": "d"}]
+    assert moved == ([list(digests) for digests in written] if store else [])
 
 
 def test_what_waits_is_written_when_a_job_is_stopped(embedder, corpus, tmp_path, monkeypatch):
@@ -541,7 +564,7 @@ def test_what_waits_is_written_when_a_job_is_stopped(embedder, corpus, tmp_path,
         return fill(self, number)
 
     monkeypatch.setattr(shards, "SHARE", 1e9)  # after the first file, digests wait
-    monkeypatch.setattr(shards, "SHORT", 0)
+    monkeypatch.setattr(shards, "MANY", 0)
     monkeypatch.setattr(Filling, "__call__", stopped)
     with pytest.raises(KeyboardInterrupt):
         encoded(job)

@@ -35,8 +35,8 @@ MANIFEST, STARTS = "manifest.json", "starts.json"
 SHARED = ".ranks"  # the folder through which ranks share a job
 WRITTEN = [name for file in (MANIFEST, STARTS, DIGESTS) for name in (file, f"{file}.new")]
 OURS = {*WRITTEN, LOCK, SHARED}  # may be here before a job has begun
-SHARE = 50  # of the time, what writing digests may take: a 50th part,
-SHORT = 0.05  # seconds, unless it takes less than this
+SHARE = 50  # of the time, what writing many digests may take: a 50th part
+MANY = 1_000  # files whose digests are no longer written one by one
 AGAIN = "the same command encodes it again"
 
 
@@ -159,8 +159,8 @@ def move(out: Path, names: Sequence[str], store: Store) -> None:
 class Sealed:
     """Adds the digests of finished files to digests.json, and moves the files to the store if there is one.
 
-    That is done at once. Where the list is so long that it takes over SHORT seconds, it is done for several
-    files together, in a 50th of the time; a kill then loses the files that wait for it.
+    That is done at once for up to MANY files. The list of more is long: it is then written for several files
+    together, in a 50th of the time, and a kill loses the files that wait for it.
     """
 
     def __init__(self, out: Path, manifest: Manifest, store: Store | None) -> None:
@@ -179,8 +179,8 @@ class Sealed:
             return
         began = time.monotonic()
         seal_too(self.out, self.waiting)
+        took = time.monotonic() - began
         if self.store:
             move(self.out, list(self.waiting), self.store)
         self.waiting = {}
-        took = time.monotonic() - began
-        self.due = time.monotonic() + SHARE * took if took > SHORT else 0.0
+        self.due = time.monotonic() + SHARE * took if self.manifest.shards > MANY else 0.0
