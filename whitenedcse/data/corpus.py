@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whitenedcse.data.files import COMPRESSIONS, Cursor, filesystem, lines, objects, suffix, table
+from whitenedcse.data.files import COMPRESSIONS, Cursor, filesystem, lines, objects, parquet, suffix, table
 
 Row = tuple[str, ...]
 LONGEST = 2048  # characters of a text that evaluation and exports read
@@ -231,24 +231,17 @@ def _json(path: str, columns: Sequence[str], at: Cursor) -> Iterator[Row]:
 
 
 def _parquet(path: str, columns: Sequence[str], at: Cursor) -> Iterator[Row]:
-    import pyarrow.parquet  # type: ignore[import-untyped]
-
-    with filesystem(path) as (system, inside):
-        try:
-            file = pyarrow.parquet.ParquetFile(inside, filesystem=system)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
-        with file:
-            wanted = list(_checked(columns, file.schema_arrow.names, path))
-            number, skip = at.number, at.skip
-            for group in range(at.offset, file.num_row_groups):
-                done = 0
-                for batch in file.iter_batches(columns=wanted, row_groups=[group]):
-                    left, done = batch.slice(min(skip, batch.num_rows)), done + batch.num_rows
-                    skip -= batch.num_rows - left.num_rows
-                    records = at.begin(group, number, left.to_pylist(), done - left.num_rows)
-                    yield from _numbered(records, columns, path, number + done - left.num_rows)
-                number += done
+    with parquet(path) as file:
+        wanted = list(_checked(columns, file.schema_arrow.names, path))
+        number, skip = at.number, at.skip
+        for group in range(at.offset, file.num_row_groups):
+            done = 0
+            for batch in file.iter_batches(1024, [group], wanted):
+                left, done = batch.slice(min(skip, batch.num_rows)), done + batch.num_rows
+                skip -= batch.num_rows - left.num_rows
+                records = at.begin(group, number, left.to_pylist(), done - left.num_rows)
+                yield from _numbered(records, columns, path, number + done - left.num_rows)
+            number += done
 
 
 def _hub_rows(corpus: Corpus, at: Cursor) -> Iterator[Row]:

@@ -26,6 +26,7 @@ NAMED = (".tsv", ".csv", ".jsonl")  # rows with named fields
 BLOCK = 1 << 16  # bytes read at a time
 LONGEST_LINE = 1 << 24  # bytes
 UNPACKED, RATIO = 1 << 22, 100  # bytes of an archive, above which it may not be so many times its size
+TEXT = "BYTE_ARRAY"  # as Parquet files call it
 TAGS = ("ETag", "etag", "blob_id")  # of a version: S3 and the web, Google and Azure, the hub
 
 
@@ -167,11 +168,8 @@ def _blocks(path: str | Path, offset: int, number: int) -> Iterator[tuple[int, i
         while not last:
             block = stream.read(BLOCK)
             data, size, last = rest + block, size + len(block), len(block) < BLOCK
-            if size > UNPACKED and size > RATIO * raw.tell():
-                line = number + data.count(b"\n")
-                raise ValueError(
-                    f"{path}:{line}: it unpacks to over {RATIO} times its size; unpack it before"
-                )
+            line = number + data.count(b"\n")
+            _refuse_unpacked(f"{path}:{line}", size, raw.tell())
             whole, _, rest = (data.removesuffix(b"\n"), b"", b"") if last else data.rpartition(b"\n")
             _refuse_long(path, number, data)
             if len(rest) < len(data):
@@ -188,11 +186,31 @@ def _move(stream: io.BufferedReader, offset: int) -> None:
         stream.read(min(BLOCK, offset - start))
 
 
+def _refuse_unpacked(place: str, size: int, packed: int) -> None:
+    """Raise ValueError for `packed` bytes that unpack to so much more that they can only be meant to."""
+    if size > UNPACKED and size > RATIO * packed:
+        raise ValueError(f"{place}: it unpacks to over {RATIO} times its size; store it uncompressed")
+
+
 def _refuse_long(path: str | Path, number: int, data: bytes) -> None:
     """Raise ValueError if a line is too long."""
     for at, line in enumerate(data.split(b"\n") if len(data) > LONGEST_LINE else ()):
         if len(line) > LONGEST_LINE:
             raise ValueError(f"{path}:{number + at}: a line above {LONGEST_LINE:,} bytes; break it up")
+
+
+@contextmanager
+def parquet(path: str | Path) -> Iterator[Any]:
+    """An open ParquetFile of pyarrow. Raises the errors of `filesystem`, and ValueError as `lines` does."""
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    with filesystem(path) as (system, inside), pyarrow.parquet.ParquetFile(inside, filesystem=system) as file:
+        for group in map(file.metadata.row_group, range(file.num_row_groups)):
+            for column in map(group.column, range(group.num_columns)):
+                if column.physical_type == TEXT:
+                    sizes = column.total_uncompressed_size, column.total_compressed_size
+                    _refuse_unpacked(f"{path}, column {column.path_in_schema!r}", *sizes)
+        yield file
 
 
 def table(path: str | Path, at: Cursor | None = None) -> Iterator[tuple[int, list[str]]]:
@@ -272,7 +290,7 @@ def _distinct(header: list[str], where: str) -> list[str]:
 
 
 def _zst(raw: Any) -> Any:
-    import pyarrow  # type: ignore[import-untyped]  # zstandard takes a file that was cut short for a whole one
+    import pyarrow  # zstandard takes a file that was cut short for a whole one
 
     return pyarrow.CompressedInputStream(raw, "zstd")
 
