@@ -2,11 +2,13 @@
 
 import ctypes
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed
 from conftest import COMMIT
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -83,6 +85,20 @@ def test_what_an_apple_gpu_lacks_is_one_line_with_the_way_out(error, capsys):
     assert ended.value.code == 2 and said.count("\n") == 1
     assert said.startswith("error: this does not work on an Apple GPU (") and str(error) in said
     assert "use trainer.accelerator=cpu" in said
+
+
+def test_a_port_that_another_program_uses_is_one_line(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+        def script():
+            torch.distributed.TCPStore("127.0.0.1", port, is_master=True)
+
+        with pytest.raises(SystemExit) as ended:
+            launch.job(script)()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and said.count("\n") == 1 and str(port) in said
+    assert said.startswith("error: the ranks cannot meet at MASTER_ADDR and MASTER_PORT: ")
 
 
 def test_other_errors_keep_their_traceback():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import re
 import signal
 import sys
 import warnings
@@ -19,22 +18,19 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import hydra
 from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app import identity, ranks, terminal
 from whitenedcse.app.configuration import CONF
 from whitenedcse.app.identity import own_encoder
-from whitenedcse.app.mistakes import one_line, refuse_options
+from whitenedcse.app.mistakes import mendable, one_line, refuse_options
 from whitenedcse.app.run import Run
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
 
 Result = TypeVar("Result")
-MENDABLE = (HydraException, OmegaConfBaseException, ValueError, OSError)
 BAD_INPUT = 2  # the exit code of what a user can mend
 QUIET = (
     ".*does not have many workers.*",
@@ -100,13 +96,10 @@ def explained() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
-        lightnings = any(part.__name__ == "MisconfigurationException" for part in type(error).__mro__)
-        if lightnings or isinstance(error, MENDABLE):
-            refuse(error)
-        if re.search(r"\bMPS\b", str(error)):  # PyTorch lacks something on Apple's GPUs
-            refuse(ValueError(f"this does not work on an Apple GPU ({error}); use trainer.accelerator=cpu"))
         if isinstance(error, RuntimeError):
             ranks.let_others_speak()
+        if (known := mendable(error)) is not None:
+            refuse(known)
         raise
 
 

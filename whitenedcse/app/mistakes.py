@@ -14,6 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app.configuration import CONF, groups, plain, stems, unknown
 from whitenedcse.app.identity import flat
@@ -22,6 +23,19 @@ from whitenedcse.app.ranks import placed
 # groups that are added by +, and what else they need
 ADDED = {"experiment": "", "system": "", "sweep": "-m "}
 SCRIPTS = ("train", "evaluate")
+MENDABLE = (HydraException, OmegaConfBaseException, ValueError, OSError)
+
+
+def mendable(error: Exception) -> Exception | None:
+    """What to tell the user of an error that a user can mend; None for any other."""
+    kinds = [kind.__name__ for kind in type(error).__mro__]  # their packages need not be imported for this
+    if "MisconfigurationException" in kinds or isinstance(error, MENDABLE):
+        return error
+    if "DistNetworkError" in kinds:
+        return ValueError(f"the ranks cannot meet at MASTER_ADDR and MASTER_PORT: {error}")
+    if re.search(r"\bMPS\b", str(error)):  # PyTorch lacks something on Apple's GPUs
+        return ValueError(f"this does not work on an Apple GPU ({error}); use trainer.accelerator=cpu")
+    return None
 
 
 def one_line(error: BaseException, argv: list[str]) -> str:
