@@ -11,8 +11,6 @@ import gzip
 import io
 import json
 import lzma
-import math
-import os
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +25,6 @@ BLOCK = 1 << 16  # bytes read at a time
 LONGEST_LINE = 1 << 24  # bytes
 UNPACKED, RATIO = 1 << 22, 100  # bytes of an archive, above which it may not be so many times its size
 TEXT = "BYTE_ARRAY"  # as Parquet files call it
-TAGS = ("ETag", "etag", "blob_id")  # of a version: S3 and the web, Google and Azure, the hub
 
 
 def suffix(name: str) -> str:
@@ -67,23 +64,6 @@ def _found(path: str) -> tuple[Any, str]:
     if "://" in path:
         return fsspec.core.url_to_fs(path)
     return fsspec.filesystem("file"), str(Path(path).absolute())
-
-
-def stamp(path: str) -> tuple[tuple[Any, ...], float]:
-    """A value that changes when a file does, found without reading it, and the time of its last change in ns.
-
-    For a URL the value is the version that the file system reports, and the time 0, which needs no
-    confirmation. Where no version is reported, as by many web servers, the time is infinite: the file counts
-    as always changing.
-    """
-    if "://" not in path:
-        s = os.stat(path)
-        changed = max(s.st_mtime_ns, s.st_ctime_ns)
-        return (path, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns), changed
-    with filesystem(path) as (system, inside):
-        info = system.info(inside)
-    tag = next((str(info[name]) for name in TAGS if info.get(name)), "W/")  # what a weak ETag begins with
-    return (path, tag), math.inf if tag.startswith("W/") else 0
 
 
 @dataclass

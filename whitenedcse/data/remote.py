@@ -6,6 +6,8 @@ A store has no rename, so a directory there is as complete as the last file of i
 
 from __future__ import annotations
 
+import math
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,11 +19,12 @@ from filelock import FileLock
 
 from whitenedcse.app.durable import alone, beside, checksum, drafted
 from whitenedcse.app.terminal import pace
-from whitenedcse.data.files import TAGS, filesystem
+from whitenedcse.data.files import filesystem
 from whitenedcse.data.sources import cache
 
 MARKS = ("config.json", "modules.json", "export.json", "index.json", "manifest.json")
-VERSION = (*TAGS, "created", "mtime")  # what a store may say of a version, the most exact first
+TAGS = ("ETag", "etag", "blob_id")  # of a version: S3 and the web, Google and Azure, the hub
+VERSION = (*TAGS, "created", "mtime")  # the times where a store has no tags
 
 
 class Held(NamedTuple):
@@ -48,13 +51,34 @@ def held(url: str) -> dict[str, Held]:
         found = system.find(inside, detail=True) if system.exists(inside) else {}
         files = {path.removeprefix(inside).lstrip("/"): facts for path, facts in found.items()}
         return {
-            name: Held(facts["name"], int(facts["size"]), version(facts)) for name, facts in files.items()
+            name: Held(facts["name"], int(facts["size"]), version(facts, VERSION))
+            for name, facts in files.items()
         }
 
 
-def version(facts: dict[str, Any]) -> str:
-    """What a store says of the version of a file; "" where it says nothing."""
-    return next((str(facts[name]) for name in VERSION if facts.get(name)), "")
+def version(facts: dict[str, Any], names: Iterable[str]) -> str:
+    """What a store says of the version of a file, by the first of these names; "" where it says nothing.
+
+    A weak ETag says nothing: two files that its server takes to mean the same may share it.
+    """
+    found = (str(facts[name]) for name in names if facts.get(name))
+    return next((text for text in found if not text.startswith("W/")), "")
+
+
+def stamp(path: str) -> tuple[tuple[Any, ...], float]:
+    """A value that changes when a file does, found without reading it, and the time of its last change in ns.
+
+    For a URL the value is the version that the file system reports, and the time 0, which needs no
+    confirmation. Where no version is reported, as by many web servers, the time is infinite: the file counts
+    as always changing.
+    """
+    if "://" not in path:
+        s = os.stat(path)
+        changed = max(s.st_mtime_ns, s.st_ctime_ns)
+        return (path, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns), changed
+    with filesystem(path) as (system, inside):
+        tag = version(system.info(inside), TAGS)
+    return (path, tag), 0 if tag else math.inf
 
 
 def fetched(path: str | Path) -> Path:

@@ -25,7 +25,7 @@ from whitenedcse.app.durable import DIGESTS, drafted, intact, read_json, seal, w
 from whitenedcse.app.terminal import pace, say
 from whitenedcse.data import sources
 from whitenedcse.data.corpus import Corpus, Counts, files, fingerprint, read
-from whitenedcse.data.files import stamp
+from whitenedcse.data.remote import stamp
 from whitenedcse.data.words import Ids, flat, ids_of_several, listed, memory
 from whitenedcse.ragged import Ragged
 
