@@ -33,8 +33,8 @@ def runs(request, tmp_path, monkeypatch):
     every = {}
     with tarfile.open(tmp_path / "runs.tar.xz", "w:xz") as tar:
         for experiment in list(answers.ENCODERS)[: request.param]:
-            for system in ("simcse", "sgw", "whitenedcse", "group", "multi_positive", "crops"):
-                for seed in range(3 if system == "crops" else 5):
+            for system in ("simcse", "sgw", "whitenedcse", "group", "multi_positive", "dropout"):
+                for seed in range(3 if system == "dropout" else 5):
                     every[experiment, system, seed] = scores = made_up(experiment, system, seed)
                     info = tarfile.TarInfo(f"lab/{len(every)}/scores.json")
                     content = json.dumps(scores).encode()
@@ -74,13 +74,13 @@ def test_a_question_is_answered_by_paired_t_tests_corrected_over_both_encoders(r
 def test_a_comparison_takes_the_seeds_of_both_and_one_without_runs_says_so(runs):
     d, _ = answers.asked("views")[0, "lab_pretrained"]
     apart = [
-        average(runs, "lab_pretrained", "crops", AS_IS, s)
-        - average(runs, "lab_pretrained", "simcse", AS_IS, s)
+        average(runs, "lab_pretrained", "simcse", AS_IS, s)
+        - average(runs, "lab_pretrained", "dropout", AS_IS, s)
         for s in range(3)
     ]
     assert d.difference == pytest.approx(np.mean(apart))
     lines = answers.question("views")().splitlines()
-    assert lines[3].startswith("| `crops_whitened` less `sgw` | no runs yet | no runs yet |")
+    assert lines[3].startswith("| `whitenedcse` less `dropout_whitened` | no runs yet | no runs yet |")
     assert len(lines) == 4
 
 
@@ -94,11 +94,11 @@ def test_correlations_are_over_systems(runs):
     both = len({key[0] for key in runs}) == 2
     assert answers.predicted().startswith(f"Over {12 if both else 6} systems and encoders: ")
     means = {
-        (e, s): np.mean([average(runs, e, s, AS_IS, seed) for seed in range(3 if s == "crops" else 5)])
+        (e, s): np.mean([average(runs, e, s, AS_IS, seed) for seed in range(3 if s == "dropout" else 5)])
         for e, s, _ in runs
     }
     if both:
-        names = ("sgw", "whitenedcse", "group", "multi_positive", "crops")
+        names = ("sgw", "whitenedcse", "group", "multi_positive", "dropout")
         apart = [[means[e, name] - means[e, "simcse"] for name in names] for e in answers.ENCODERS]
         r = stats.spearmanr(*apart).statistic
         assert answers.carried().startswith(f"Over 5 systems: Spearman's correlation {r:+.2f} (")

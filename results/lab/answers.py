@@ -47,7 +47,7 @@ QUESTIONS = {
     "during": [(Arm("sgw"), Arm("simcse", AFTER)), (Arm("whitenedcse"), Arm("multi_positive", AFTER))],
     "soft": [(Arm(name), Arm("sgw")) for name in ("covariance", "vicreg", "sigreg")],
     "kinds": [(Arm("iterative"), Arm("whitenedcse"))],
-    "views": [(Arm("crops"), Arm("simcse")), (Arm("crops_whitened"), Arm("sgw"))],
+    "views": [(Arm("simcse"), Arm("dropout")), (Arm("whitenedcse"), Arm("dropout_whitened"))],
 }
 
 
