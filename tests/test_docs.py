@@ -173,6 +173,14 @@ def page_of(words, home):
     return (home / "printed").read_text()
 
 
+def test_package_citation_and_changelog_have_one_version():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    newest = next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## "))
+    assert newest.split()[1] == version
+
+
+
 def refuse_unknown_extras(words):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(re.findall(r"\[([\w-]+)\]", " ".join(words))) <= set(extras)
