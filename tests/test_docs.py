@@ -180,7 +180,6 @@ def test_package_citation_and_changelog_have_one_version():
     assert newest.split()[1] == version
 
 
-
 def refuse_unknown_extras(words):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(re.findall(r"\[([\w-]+)\]", " ".join(words))) <= set(extras)
