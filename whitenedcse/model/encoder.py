@@ -160,6 +160,13 @@ def pretrained(path: str, *, batches: str = "auto", lora: LoRA | None = None) ->
     batches: "packed" without padding, "padded" by Transformers, or "auto". lora: adapters to train in place
     of the weights. Raises FileNotFoundError if there is no such encoder, and ValueError if a file of a sealed
     directory has changed or weights are missing. A pooler without weights is removed.
+
+    >>> from tempfile import mkdtemp
+    >>> from whitenedcse.model.scratch import small_bert
+    >>> bert, directory = small_bert(vocabulary=200, layers=1, width=8, heads=1), mkdtemp()
+    >>> _ = bert.backbone.save_pretrained(directory), bert.tokenizer.save_pretrained(directory)
+    >>> pretrained(directory).width
+    8
     """
     source = folder(path)
     intact(source, CHANGED)
