@@ -133,7 +133,7 @@ def all_systems() -> str:
                 cells.append(f"{fmean(best.values()):.{digits}f}")
             n = str(len(averages(encoder, Arm(system))))
             lines.append([name, f"`{system}`", n, *cells])
-    head = ["encoder", "system", "seeds", "average of seven tests", AFTER, "dev best"]
+    head = ["encoder", "system", "seeds", "average of seven tests", AFTER, "dev"]
     return table([*head, "alignment", "uniformity", "effective rank"], lines)
 
 
