@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -248,6 +249,15 @@ def test_a_parquet_file_that_explodes_is_refused(tmp_path, compression):
             sentences(path, "a")
         patch.setattr(files, "RATIO", 100_000)
         assert len(sentences(path, "a", longest=1_000_000)) == 5
+
+
+def test_numbers_beside_the_texts_of_a_parquet_file_may_explode(tmp_path):
+    path = tmp_path / "x.parquet"
+    table = pyarrow.table({"n": np.zeros(600_000), "a": ["x", "y"] * 300_000})
+    pyarrow.parquet.write_table(table, path, compression="zstd", use_dictionary=["a"])
+    column = pyarrow.parquet.read_metadata(path).row_group(0).column(0)
+    assert column.total_uncompressed_size > max(files.UNPACKED, files.RATIO * column.total_compressed_size)
+    assert next(Reading(Corpus(str(path), ("a",)))) == ("x",)
 
 
 def test_equal_sentences_of_a_parquet_file_take_bounded_memory(tmp_path):

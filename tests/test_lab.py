@@ -11,6 +11,7 @@ from scipy import stats
 from results.lab import answers
 from results.lab.answers import AFTER, AS_IS, Arm
 from results.study.contrasts import TASKS
+from whitenedcse.evaluation.statistics import Comparison
 
 
 def made_up(experiment, system, seed):
@@ -84,6 +85,13 @@ def test_a_comparison_takes_the_seeds_of_both_and_one_without_runs_says_so(runs)
     assert len(lines) == 4
 
 
+def test_a_difference_whose_interval_holds_zero_is_not_shown():
+    made = [Comparison(1.0, low, 1.5, p) for low, p in ((0.5, 0.01), (-0.5, 0.2))]
+    assert answers.cell((made[0], 0.02)) == "+1.00 (+0.50 .. +1.50, p 0.02)"
+    assert answers.cell((made[1], 0.4)) == "+1.00 (-0.50 .. +1.50, p 0.4: not shown)"
+    assert answers.cell(None) == "no runs yet"
+
+
 def test_how_far_the_study_is(runs):
     n = len(runs) if len({key[0] for key in runs}) == 1 else len(runs) // 2
     other = len(runs) - n
@@ -93,6 +101,13 @@ def test_how_far_the_study_is(runs):
 def test_correlations_are_over_systems(runs):
     both = len({key[0] for key in runs}) == 2
     assert answers.predicted().startswith(f"Over {12 if both else 6} systems and encoders: ")
+    top, gain = {}, {}
+    for (e, s, seed), scores in runs.items():
+        top.setdefault((e, s), []).append(scores["dev"]["values_best"]["dev/variance_top1"])
+        after, before = (average(runs, e, s, row, seed) for row in (AFTER, AS_IS))
+        gain.setdefault((e, s), []).append(after - before)
+    r = stats.spearmanr([np.mean(x) for x in top.values()], [np.mean(x) for x in gain.values()]).statistic
+    assert f"Spearman's correlation {r:+.2f} (" in answers.predicted()
     means = {
         (e, s): np.mean([average(runs, e, s, AS_IS, seed) for seed in range(3 if s == "dropout" else 5)])
         for e, s, _ in runs

@@ -164,10 +164,10 @@ def predicted() -> str:
 
 
 def carried() -> str:
-    """Whether the systems' differences from simcse on one encoder are those on the other."""
+    """Whether the systems' differences from simcse rank on one encoder as on the other; so do their scores."""
     one, other = (of_systems(encoder, lambda s: score(s, AS_IS)) for encoder in ENCODERS)
     both = [name for name in one if name in other and name != "simcse"]
     if len(both) < 4:
         return f"Fewer than four systems have runs on both encoders ({reached()})."
-    r, low, high = interval(*([each[name] - each["simcse"] for name in both] for each in (one, other)))
+    r, low, high = interval(*([each[name] for name in both] for each in (one, other)))
     return f"Over {len(both)} systems: Spearman's correlation {r:+.2f} ({low:+.2f} .. {high:+.2f})."
