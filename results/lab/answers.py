@@ -164,7 +164,7 @@ def predicted() -> str:
 
 
 def carried() -> str:
-    """Whether the systems' differences from simcse rank on one encoder as on the other; so do their scores."""
+    """Whether the differences from simcse rank on one encoder as on the other, as the scores then do."""
     one, other = (of_systems(encoder, lambda s: score(s, AS_IS)) for encoder in ENCODERS)
     both = [name for name in one if name in other and name != "simcse"]
     if len(both) < 4:
