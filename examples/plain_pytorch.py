@@ -10,7 +10,8 @@ from transformers import AutoModel, AutoTokenizer
 from whitenedcse import MultiPositiveLoss, ProjectionHead
 
 encoder, corpus = sys.argv[1:]
-tokenizer, model = AutoTokenizer.from_pretrained(encoder), AutoModel.from_pretrained(encoder)
+tokenizer = AutoTokenizer.from_pretrained(encoder)
+model = AutoModel.from_pretrained(encoder).float()  # weights in float16 train to NaN
 head, loss = ProjectionHead(model.config.hidden_size), MultiPositiveLoss()  # SGW, linear layer, tanh
 optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=3e-5)
 sentences = [line for line in Path(corpus).read_text().splitlines() if line.strip()]

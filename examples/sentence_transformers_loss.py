@@ -1,7 +1,4 @@
-"""Train a SentenceTransformer by its own trainer with our loss: python NAME.py MODEL CORPUS
-
-Its trainer needs `pip install 'sentence-transformers[train]'`.
-"""
+"""Train a SentenceTransformer by its own trainer with our loss: python NAME.py MODEL CORPUS"""
 
 import sys
 
@@ -15,7 +12,7 @@ from sentence_transformers import (
 from whitenedcse.sentence_transformers import HeadInCheckpoints, WhitenedContrastiveLoss, whitened
 
 name, corpus = sys.argv[1:]
-model = SentenceTransformer(name)
+model = SentenceTransformer(name).float()  # weights in float16 train to NaN
 loss = WhitenedContrastiveLoss(model, views=3)
 trainer = SentenceTransformerTrainer(
     model=model,

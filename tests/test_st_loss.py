@@ -258,6 +258,14 @@ def test_settings_that_do_not_fit_together_are_refused(made, settings, words):
         WhitenedContrastiveLoss(made(), **settings)
 
 
+def test_weights_in_float16_are_refused_unless_they_are_frozen(made):
+    """AdamW's smallest denominator is 0 in float16."""
+    with pytest.raises(ValueError, match=r"float16 train to NaN; use model.float\(\)"):
+        WhitenedContrastiveLoss(made().half())
+    WhitenedContrastiveLoss(made().half().requires_grad_(False))
+    WhitenedContrastiveLoss(made().bfloat16())
+
+
 def test_inputs_that_cannot_be_computed_are_refused(made):
     loss = WhitenedContrastiveLoss(made(), positives=2)
     with pytest.raises(ValueError, match="2 columns for an anchor and positives=2"):

@@ -4,10 +4,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,6 +47,15 @@ def wheel(tmp_path_factory):
         pytest.skip("pip cannot get setuptools from here to build with")
     assert done.returncode == 0, done.stderr
     return next(folder.glob("whitenedcse-*.whl"))
+
+
+def test_their_trainer_starts_where_this_package_and_sentence_transformers_are_installed():
+    """Its own extra [train] need not be known."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    theirs = [Requirement(text) for text in metadata.requires("sentence-transformers")]
+    wanted = {r.name for r in theirs if r.marker and r.marker.evaluate({"extra": "train"})}
+    ours = {Requirement(text).name for text in project["dependencies"]}
+    assert wanted - {r.name for r in theirs if not r.marker} <= ours and wanted
 
 
 @pytest.mark.slow

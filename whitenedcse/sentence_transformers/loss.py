@@ -54,7 +54,7 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         is encoded again, with the same dropout, for its gradient [2]. Loss and gradient are the same.
 
     In eval mode of the model the head whitens by its running statistics. Raises ValueError for settings that
-    do not fit together.
+    do not fit together, and for weights in float16, which would train to NaN.
 
     >>> from sentence_transformers import SentenceTransformer
     >>> from sentence_transformers.sentence_transformer.modules import Normalize
@@ -92,6 +92,8 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
             raise ValueError(f"mini_batch_size={mini_batch_size} must be 1 or more, or None")
         if width is None:
             raise ValueError("the model does not say its embedding dimension; add a Pooling or Dense module")
+        if any(weight.requires_grad and weight.dtype == torch.float16 for weight in model.parameters()):
+            raise ValueError("weights in float16 train to NaN; use model.float() before")
         loss.lambdas(views - 1)  # raises for another number of weights
         self.model, self.loss, self.views, self.passes, self.positives = model, loss, views, passes, positives
         self.head = ProjectionHead(width, whitening=whitening, dense=dense)
