@@ -1,5 +1,6 @@
 """Files and directories of an object store: copied to this machine to be read, and from it when written.
 
+Whether a file has changed, here or there, is known without reading it, by `stamp`.
 A store has no rename, so a directory there is as complete as the last file of it that is written: one of
 `MARKS`, without which nothing of ours opens it. Where a directory is replaced, the old marks go first.
 """
