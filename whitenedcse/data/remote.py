@@ -1,8 +1,8 @@
 """Files and directories of an object store: copied to this machine to be read, and from it when written.
 
-Whether a file has changed, here or there, is known without reading it, by `stamp`.
 A store has no rename, so a directory there is as complete as the last file of it that is written: one of
 `MARKS`, without which nothing of ours opens it. Where a directory is replaced, the old marks go first.
+`stamp` tells whether a file has changed, here or there, without reading it.
 """
 
 from __future__ import annotations
