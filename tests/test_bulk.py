@@ -175,7 +175,6 @@ KILLED = """
 import os, signal, sys, time
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from whitenedcse.serving.bulk import Job, encoded
 from whitenedcse.serving.bulk import Form
 from whitenedcse.data.corpus import Corpus

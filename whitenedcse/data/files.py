@@ -148,8 +148,9 @@ def _blocks(path: str | Path, offset: int, number: int) -> Iterator[tuple[int, i
         while not last:
             block = stream.read(BLOCK)
             data, size, last = rest + block, size + len(block), len(block) < BLOCK
-            line = number + data.count(b"\n")
-            _refuse_unpacked(f"{path}:{line}", size, raw.tell())
+            if wrong := _explosion(size, raw.tell()):
+                line = number + data.count(b"\n")
+                raise ValueError(f"{path}:{line}: {wrong}")
             whole, _, rest = (data.removesuffix(b"\n"), b"", b"") if last else data.rpartition(b"\n")
             _refuse_long(path, number, data)
             if len(rest) < len(data):
@@ -166,10 +167,10 @@ def _move(stream: io.BufferedReader, offset: int) -> None:
         stream.read(min(BLOCK, offset - start))
 
 
-def _refuse_unpacked(place: str, size: int, packed: int) -> None:
-    """Raise ValueError for `packed` bytes that unpack to so much more that they can only be meant to."""
-    if size > UNPACKED and size > RATIO * packed:
-        raise ValueError(f"{place}: it unpacks to over {RATIO} times its size; store it uncompressed")
+def _explosion(size: int, packed: int) -> str:
+    """What is wrong with `packed` bytes that unpack to `size`, so many that they are meant to; or ""."""
+    many = size > UNPACKED and size > RATIO * packed
+    return f"it unpacks to over {RATIO} times its size; store it uncompressed" if many else ""
 
 
 def _refuse_long(path: str | Path, number: int, data: bytes) -> None:
@@ -187,9 +188,9 @@ def parquet(path: str | Path) -> Iterator[Any]:
     with filesystem(path) as (system, inside), pyarrow.parquet.ParquetFile(inside, filesystem=system) as file:
         for group in map(file.metadata.row_group, range(file.num_row_groups)):
             for column in map(group.column, range(group.num_columns)):
-                if column.physical_type == TEXT:
-                    sizes = column.total_uncompressed_size, column.total_compressed_size
-                    _refuse_unpacked(f"{path}, column {column.path_in_schema!r}", *sizes)
+                wrong = _explosion(column.total_uncompressed_size, column.total_compressed_size)
+                if wrong and column.physical_type == TEXT:
+                    raise ValueError(f"{path}, column {column.path_in_schema!r}: {wrong}")
         yield file
 
 
