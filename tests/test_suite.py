@@ -92,18 +92,14 @@ def test_whitening_equals_the_formula_by_hand_on_what_each_transform_is_fitted_t
 
 
 def test_a_transform_of_a_corpus_is_fitted_once_and_one_of_the_target_for_each_task(tasks, monkeypatch):
-    fits = []
-
-    def make():
-        fits.append(1)
-        return Postprocess(kind="whitening")
-
+    fits, fit = [], Postprocess.fit
+    monkeypatch.setattr(Postprocess, "fit", lambda self, x: fits.append(1) or fit(self, x))
     monkeypatch.setattr("whitenedcse.evaluation.suite.own_texts", lambda on, name, case: own(tasks[name]))
     agenda = plan(tasks, ["target", "c"], lambda _: [f"c{i}" for i in range(20)])
     for on, expected, label in (("c", 1, "inductive"), ("target", 2, "transductive")):
         fits.clear()
         assert setting(on) == label
-        result_of(agenda, make, on)
+        result_of(agenda, WHITENING, on)
         assert len(fits) == expected
 
 
@@ -215,3 +211,32 @@ def test_zero_vectors_are_counted_and_other_shapes_refused(tasks):
     assert got["avg"]["all"] is None and got["avg"]["interval"]["all"] is None
     with pytest.raises(ValueError, match=r"sentences have \(3, 6\) vectors"):
         evaluated(System(x[:3]), agenda, None, 20)
+
+
+@pytest.mark.parametrize(
+    ("make", "on", "defined"),
+    [
+        (WHITENING, "target", False),
+        (partial(Postprocess, kind="cholesky"), "target", False),
+        (partial(Postprocess, kind="zca_cor"), "year", False),
+        (partial(WHITENING, k=4), "target", True),
+        (partial(WHITENING, shrinkage=0.1), "target", True),
+        (partial(Postprocess, kind="zca", power=0.3), "target", True),
+        (partial(Postprocess, kind="pca"), "target", True),
+        (WHITENING, "c", True),  # other sentences than those whose cosines are scored
+        (None, "", True),
+    ],
+)
+def test_whitening_on_no_more_sentences_than_components_has_no_score(make, on, defined, monkeypatch):
+    few = Subset("p", ["s0", "s1", "s2", "s0"], ["s3", "s4", "s5", "s6"], np.array([0.0, 3, 1, 4]))
+    monkeypatch.setattr("whitenedcse.evaluation.suite.own_texts", lambda on, name, case: own([few]))
+    agenda = plan({"A": [few]}, [on] if on else [], lambda _: [f"c{i}" for i in range(6)])
+    result = result_of(agenda, make, on)
+    task = result.scores["sts"]["tasks"]["A"]
+    assert (task["all"] is not None) == defined and (np.ptp(result.items["A"]) > 1e-9) == defined
+    if not defined:  # seven points in six dimensions, as the corners of a simplex
+        x = make().fit(system(agenda).x).transform(system(agenda).x)
+        unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+        assert unit @ unit.T == pytest.approx(np.where(np.eye(7), 1, -1 / 6), abs=1e-6)
+        assert task["why"] == "whitened on its own 7 sentences, too few for 6 components: equal cosines"
+        assert result.scores["sts"]["avg"]["all"] is None and "A" in result.scores["sts"]["avg"]["why"]

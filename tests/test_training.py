@@ -462,6 +462,14 @@ def test_a_dev_set_of_several_subsets_is_evaluated_as_one():
     assert DevSet(halves).n == 8
 
 
+@pytest.mark.parametrize(("width", "defined"), [(6, True), (7, False), (40, False)])
+def test_whitening_on_a_dev_set_of_few_sentences_has_no_score(width, defined):
+    vectors, corpus = (np.random.default_rng(i).normal(size=(n, width)) for i, n in enumerate((8, 50)))
+    values = DevSet([DEV])(vectors, corpus)
+    assert (values[f"dev/whitened_on_dev_k{width}"] is not None) == defined
+    assert values[f"dev/whitened_on_corpus_k{width}"] is not None and values["dev/spearman"] is not None
+
+
 def test_collapsed_vectors_have_no_score():
     values = DevSet([DEV])(np.ones((8, 4), np.float32), np.ones((8, 4), np.float32))
     assert values["dev/spearman"] is None

@@ -148,6 +148,18 @@ class Postprocess:
             )
         return np.subtract(x, mean, dtype=np.float64) @ matrix[:, :k]
 
+    def equal_cosines(self, n: int, d: int) -> bool:
+        """Whether it makes all cosines of the n distinct rows of width d that it is fitted to equal.
+
+        Whitening to n - 1 components or more does: the rows, whatever they were, become the corners of a
+        regular simplex with cosines of -1 / (n - 1).
+
+        >>> [Postprocess("whitening", k=k).equal_cosines(n=300, d=384) for k in (None, 64)]
+        [True, False]
+        """
+        whole = self.kind in transforms.SHRUNK and self.shrinkage == 0 and self.power == 0.5
+        return whole and min(self.k or d, d) >= n - 1
+
     def inverse_transform(self, y: NDArray[Any]) -> Array:
         """The rows that `transform` makes y of: (n, k) -> (n, d).
 

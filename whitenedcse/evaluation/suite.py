@@ -96,6 +96,15 @@ class System(NamedTuple):
         fitted = transform.fit(self.x[plan.fits[self.on][name]] if self.on else self.x)
         return lambda at: fitted.transform(self.x[at])
 
+    def undefined(self, plan: Plan, name: str) -> str:
+        """Why no score of scored pairs is defined after the transform; "" where it is."""
+        if self.make is None or self.on not in OWN:
+            return ""
+        n, d = len(np.unique(plan.fits[self.on][name])), self.x.shape[1]
+        made = self.make()
+        few = f"whitened on its own {n:,} sentences, too few for {made.k or d:,} components: equal cosines"
+        return few if made.equal_cosines(n, d) else ""
+
     def by_task(self, plan: Plan) -> Of:
         """A function from a task to its `vectors`; a transform fitted to other sentences is fitted once."""
         fitted = cache(lambda name: self.vectors(plan, name))
@@ -132,7 +141,7 @@ def evaluated(
     """
     _refuse_unsound(system.x, len(plan.sentences))
     of = system.by_task(plan)
-    scores, items = _sts(of, plan.pairs, draws) if plan.pairs else ({}, {})
+    scores, items = _sts(of, plan, draws, system.undefined) if plan.pairs else ({}, {})
     for name, (task, columns) in plan.labelled.items():
         result, items[name] = _labelled(of(name), task, columns, classify, draws)
         if name == "RTE":
@@ -149,8 +158,11 @@ def evaluated(
     return Result(scores, items)
 
 
-def _sts(of: Of, pairs: Index, draws: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    parts = {name: _pairs(of(name), scored, draws) for name, scored in pairs.items()}
+def _sts(
+    of: Of, plan: Plan, draws: int, undefined: Callable[[Plan, str], str]
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    pairs = plan.pairs
+    parts = {name: _pairs(of(name), scored, draws, undefined(plan, name)) for name, scored in pairs.items()}
     tasks = {name: task for name, (task, _, _) in parts.items()}
     drawn = {m: average_draws({name: by[m] for name, (_, _, by) in parts.items()}) for m in MEANS}
     average = {**averaged(tasks), "interval": {m: interval(d) for m, d in drawn.items()}}
@@ -169,12 +181,14 @@ def seed(gold: NDArray[Any]) -> int:
 
 
 def _pairs(
-    of: Vectors, pairs: Sequence[tuple[Subset, Rows]], draws: int
+    of: Vectors, pairs: Sequence[tuple[Subset, Rows]], draws: int, undefined: str
 ) -> tuple[dict[str, Any], NDArray[np.float64], dict[str, Draws]]:
     at = np.unique(np.concatenate([rows for _, rows in pairs], axis=1))
     x, local = of(at), [np.searchsorted(at, rows) for _, rows in pairs]
     similarities = [cosine(x[left], x[right]) for left, right in local]
-    result = score([s for s, _ in pairs], similarities)
+    if undefined:
+        similarities = [np.zeros_like(s) for s in similarities]  # they differ by rounding alone
+    result = score([s for s, _ in pairs], similarities) | ({"why": undefined} if undefined else {})
     if zero := np.count_nonzero(~x.any(axis=1)):
         result["why"] = result.get("why", "") + f" ({zero} zero vectors)"
     gold, joined = np.concatenate([s.gold for s, _ in pairs]), np.concatenate(similarities)

@@ -33,6 +33,8 @@ def training_grid(dev: Mapping[str, Any]) -> Grid:
         notes = ["alignment is over two embeddings of each sentence with different dropout", NO_PAIRS]
         return Grid("sentences held out of the corpus", columns, rows, notes, right=(1, 2))
     notes = [meaning("all"), *alignment_note(dev)]
+    if any(value is None for name, value in dev["values_best"].items() if "whitened_on_dev" in name):
+        notes.append("-: the dev set has too few sentences for whitening on them to so many components")
     before, best = dev.get("before"), dev.get("best")
     if before is not None and best is not None and best < before:
         notes.append(
@@ -138,6 +140,8 @@ def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | Non
     ]
     intervals = [i for row in rows if (i := row["sts"]["avg"]["interval"][headline])]
     notes = [f"{row['name']}: {why}" for row in rows if (why := row["sts"]["avg"].get("why"))]
+    every = [(row["name"], name, task) for row in rows for name, task in row["sts"]["tasks"].items()]
+    notes += [f"{name}, {of}: {task['why']}" for name, of, task in every if task.get("why")]
     if intervals:
         widest = max(b - a for a, b in intervals)
         notes.insert(0, f"the average's 95 % interval is at most ±{widest / 2:.1f}")
