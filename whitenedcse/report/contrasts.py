@@ -18,7 +18,7 @@ from whitenedcse.app.terminal import Grid
 from whitenedcse.evaluation.differences import half_width, holm, of_difference, of_mean, tested
 from whitenedcse.evaluation.statistics import Comparison, over_seeds
 from whitenedcse.report import plots
-from whitenedcse.report.plots import COLOURS, SIZE, STEP, Drawing, drawn
+from whitenedcse.report.plots import COLOURS, SIZE, Drawing, drawn, over_steps
 from whitenedcse.report.results import meaning
 from whitenedcse.report.sweep import (
     Group,
@@ -244,7 +244,7 @@ def quality(ax: Axes, groups: Sequence[Group]) -> None:
             ax.fill_between(
                 steps, table.min(axis=0), table.max(axis=0), color=colour, alpha=0.15, linewidth=0
             )
-    ax.set(xlabel=STEP, ylabel=f"{plots.LABEL}, all")
+    over_steps(ax, f"{plots.LABEL}, all")
 
 
 def scatter(ax: Axes, groups: Sequence[Group], x: tuple[Measure, str], y: tuple[Measure, str]) -> None:

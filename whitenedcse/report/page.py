@@ -24,7 +24,7 @@ from whitenedcse.app.run import DEV, Run
 from whitenedcse.app.terminal import Grid
 from whitenedcse.report import contrasts, plots
 from whitenedcse.report.contrasts import comparison
-from whitenedcse.report.plots import COLOURS, STEP, Drawing, drawn
+from whitenedcse.report.plots import COLOURS, Drawing, drawn, over_steps
 from whitenedcse.report.results import described, grids, number, training_grid
 from whitenedcse.report.sweep import (
     RATE,
@@ -202,7 +202,7 @@ def loss(ax: Axes, run: Run) -> None:
     terms = [name for name in run.series if name.startswith("train/") and name[6:] not in known]
     for name, colour in zip(terms, cycle((GREEN, *COLOURS[3:])), strict=False):
         line(ax, run, name, colour, name[6:], "--")
-    ax.set(xlabel=STEP, ylabel="loss")
+    over_steps(ax, "loss")
     if "train/lr" in run.series:
         right = ax.twinx()
         line(right, run, "train/lr", "0.55", "rate", ":")
@@ -225,7 +225,7 @@ def quality(ax: Axes, run: Run) -> None:
     summary = run.dev or {}
     if summary.get("best") is not None:
         ax.plot(summary["best_step"], summary["best"], "o", color=BLUE, markersize=8, fillstyle="none")
-    ax.set(xlabel=STEP, ylabel=f"{plots.LABEL}, all")
+    over_steps(ax, f"{plots.LABEL}, all")
     legend(ax, 3)
 
 
@@ -273,14 +273,14 @@ def diversity(ax: Axes, run: Run) -> None:
     """Plots the distance between two views of a sentence, as Figure 1d of WhitenedCSE does."""
     line(ax, run, "train/diversity_before", "0.5", "before whitening", "--")
     line(ax, run, "train/diversity_after", BLUE, "after whitening")
-    ax.set(xlabel=STEP, ylabel="distance of two views", ylim=(0, None))
+    over_steps(ax, "distance of two views", zero=True)
     legend(ax, 2)
 
 
 def amount(ax: Axes, run: Run, name: str, what: str) -> None:
     """Plots a non-negative series on an axis that starts at zero."""
     line(ax, run, name, BLUE, what)
-    ax.set(xlabel=STEP, ylabel=what, ylim=(0, None))
+    over_steps(ax, what, zero=True)
 
 
 # for each chart, the columns of metrics.csv that it needs and the function that draws it

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 STYLE: Any = {
     "svg.hashsalt": "whitenedcse",  # names of elements are random otherwise
@@ -23,12 +24,19 @@ STYLE: Any = {
     "savefig.dpi": 150,
 }
 LABEL = "Spearman x 100"
-STEP = "optimiser steps"
 
 # of a page: Okabe and Ito's colours, which a colour-blind eye tells apart; yellow is too pale on white
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 INLINE: Any = STYLE | {"font.size": 10.5, "text.parse_math": False, "legend.frameon": False}
 SIZE = (4.6, 3.1)  # inches; a phone shows it at about this size
+
+
+def over_steps(ax: Axes, what: str, zero: bool = False) -> None:
+    """Labels a plot of `what` over optimiser steps, which are whole numbers; zero: where its axis starts."""
+    ax.set(xlabel="optimiser steps", ylabel=what)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if zero:
+        ax.set_ylim(0, 1.05 * ax.dataLim.ymax or 1)  # matplotlib's margin is a share of the range of the data
 
 
 class Drawing(NamedTuple):
