@@ -14,6 +14,7 @@ from statistics import fmean
 
 import numpy as np
 
+from results.lab import answers as lab
 from results.markdown import listed, table, text
 from results.pretrain.scores import pretrained
 from results.pretrain.scores import untouched as untouched_encoder
@@ -256,6 +257,13 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
     "results/shipping/README.md": [shipping],
     "results/matryoshka/README.md": [matryoshka],
     "results/pretrain/README.md": [pretrained, untouched_encoder],
+    "results/lab/README.md": [
+        lab.reached,
+        *map(lab.question, lab.QUESTIONS),
+        lab.predicted,
+        lab.carried,
+        lab.all_systems,
+    ],
 }
 
 

@@ -15,6 +15,7 @@ import pytest
 from programs import ROOT
 
 from results import conclusions
+from results.lab import answers as lab
 
 STUDY = ROOT / "results/study"
 TASKS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
@@ -197,14 +198,14 @@ def test_seeds_csv_is_of_the_archive(runs):
 
 @pytest.mark.parametrize("page", conclusions.BLOCKS)
 def test_an_interval_that_holds_zero_is_called_not_shown(page):
-    prose = re.sub(r"^\|.*\n", "", (ROOT / page).read_text(), flags=re.M)
+    prose = (ROOT / page).read_text()
     every = list(
         re.finditer(r"\(([+-][\d.]+)\s+\.\.\s+([+-][\d.]+),\s+p\s+[\d.e-]+(:\s+not\s+shown)?\)", prose)
     )
     assert every or page.split("/")[1] in ("evaluation", "shipping", "pretrain", "planning.md")
     before = 0
     for found in every:
-        words = re.split(r"[;.]\s|\n- ", prose[before : found.start()])[-1].split()
+        words = re.split(r"[;.]\s|\n- |\|", prose[before : found.start()])[-1].split()
         said = found[3] or "not shown" in " ".join(words)
         assert bool(said) == (float(found[1]) <= 0 <= float(found[2])), found[0]
         before = found.end()
@@ -216,3 +217,22 @@ def test_no_figure_of_a_run_stands_outside_the_conclusions(page):
     text = text[text.index("## Results") : text.index("## Five things")] if page == "README.md" else text
     text = re.sub(r"^```\n.*?^```", "", text, flags=re.M | re.S)
     assert set(re.findall(r"[+-]?\d+\.\d\d+|[+-]\d+\.\d", text)) <= NOT_OF_RUNS
+
+
+def test_what_the_laboratory_says_of_the_encoder_from_scratch_holds():
+    of = {
+        name: [d for (_, e), d in lab.asked(name).items() if e == "lab_pretrained"] for name in lab.QUESTIONS
+    }
+    assert all(d.low > 0 for d, _ in of["views"])
+    assert all(d.high < 0 for d, _ in of["during"])
+    assert all(d.high < 0 and p < 0.05 for d, p in of["soft"][1:])  # vicreg, sigreg
+    assert all(p > 0.05 for name in ("shuffle", "statistics", "kinds") for _, p in of[name])
+    assert (
+        sum(d.low > 0 or d.high < 0 for name in ("shuffle", "statistics", "kinds") for d, _ in of[name]) == 1
+    )
+    before = json.loads(lab.UNTOUCHED["lab_pretrained"].read_text())
+    untouched, whitened = (lab.score(before, row) for row in (lab.AS_IS, lab.AFTER))
+    means = [
+        fmean([*lab.averages("lab_pretrained", lab.Arm(s)).values()]) for s in lab.systems("lab_pretrained")
+    ]
+    assert whitened - untouched > 2 * (max(means) - untouched) > 0

@@ -49,6 +49,8 @@ QUESTIONS = {
     "kinds": [(Arm("iterative"), Arm("whitenedcse"))],
     "views": [(Arm("simcse"), Arm("dropout")), (Arm("whitenedcse"), Arm("dropout_whitened"))],
 }
+SEEDS = 5
+PLANNED = SEEDS * len({arm.system for pairs in QUESTIONS.values() for pair in pairs for arm in pair})
 
 
 @cache
@@ -114,7 +116,7 @@ def question(name: str) -> Callable[[], str]:
 def reached() -> str:
     """How many runs of the plan are there."""
     counts = {name: sum(e == encoder for e, _, _ in runs()) for encoder, name in ENCODERS.items()}
-    return ", ".join(f"{count} of 85 on {name}" for name, count in counts.items())
+    return ", ".join(f"{count} of {PLANNED} on {name}" for name, count in counts.items())
 
 
 def all_systems() -> str:
