@@ -337,7 +337,8 @@ def test_a_child_that_is_stopped_ends_too(tmp_path, number):
 
 
 def test_afterwards_signals_do_what_they_did(tmp_path):
-    code = "pass\nopen('waits', 'w')\ntry:\n    while True: time.sleep(0.01)\nexcept KeyboardInterrupt: time.sleep(1)"
+    waits = "try:\n    while True: time.sleep(0.01)\nexcept KeyboardInterrupt: time.sleep(1)"
+    code = f"pass\nopen('waits', 'w')\n{waits}"
     ready = (tmp_path / "waits").exists
     code, said, seconds = asked_to_end(code, [signal.SIGINT], ready, 0.3, tmp_path)
     assert (code, said) == (0, "") and seconds > 1
