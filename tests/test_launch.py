@@ -98,7 +98,7 @@ def test_a_port_that_another_program_uses_is_one_line(capsys):
             launch.job(script)()
     said = capsys.readouterr().err
     assert ended.value.code == 2 and said.count("\n") == 1 and str(port) in said
-    assert said.startswith("error: the ranks cannot meet at MASTER_ADDR and MASTER_PORT: ")
+    assert said.startswith("error: the ranks' connection at MASTER_ADDR and MASTER_PORT failed: ")
 
 
 def test_other_errors_keep_their_traceback():

@@ -32,7 +32,7 @@ def mendable(error: Exception) -> Exception | None:
     if "MisconfigurationException" in kinds or isinstance(error, MENDABLE):
         return error
     if "DistNetworkError" in kinds:
-        return ValueError(f"the ranks cannot meet at MASTER_ADDR and MASTER_PORT: {error}")
+        return ValueError(f"the ranks' connection at MASTER_ADDR and MASTER_PORT failed: {error}")
     if re.search(r"\bMPS\b", str(error)):  # PyTorch lacks something on Apple's GPUs
         return ValueError(f"this does not work on an Apple GPU ({error}); use trainer.accelerator=cpu")
     return None
