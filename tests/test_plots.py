@@ -5,8 +5,10 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from whitenedcse.report import plots
 from whitenedcse.report.figures import Said, component_curves, heat_map, subset_curve, write_csv
 
 
@@ -127,3 +129,13 @@ def test_nothing_to_draw_or_write_is_said(tmp_path):
     with pytest.raises(ValueError, match=r"x\.csv: no records"):
         write_csv(tmp_path / "x.csv", [])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("values", [[72.2, 74.8], [0.0, 0.0], [3.0]])
+def test_an_axis_from_zero_holds_its_highest_point_and_steps_are_whole_numbers(values):
+    ax = Figure(figsize=(4.6, 3.1)).subplots()
+    ax.plot(range(10, 10 + len(values)), values)
+    plots.over_steps(ax, "effective rank", zero=True)
+    low, high = ax.get_ylim()
+    assert low == 0 and high >= 1.04 * max(values) and high > 0
+    assert all(tick == round(tick) for tick in ax.get_xticks())

@@ -34,7 +34,7 @@ SIZE = (4.6, 3.1)  # inches; a phone shows it at about this size
 def over_steps(ax: Axes, what: str, zero: bool = False) -> None:
     """Labels a plot of `what` over optimiser steps, which are whole numbers; zero: where its axis starts."""
     ax.set(xlabel="optimiser steps", ylabel=what)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if zero:
         ax.set_ylim(0, 1.05 * ax.dataLim.ymax or 1)  # matplotlib's margin is a share of the range of the data
 
