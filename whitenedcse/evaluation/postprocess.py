@@ -152,7 +152,8 @@ class Postprocess:
         """Whether it makes all cosines of the n distinct rows of width d that it is fitted to equal.
 
         Whitening to n - 1 components or more does: the rows, whatever they were, become the corners of a
-        regular simplex with cosines of -1 / (n - 1).
+        regular simplex with cosines of -1 / (n - 1). Of rows that were fitted several times, the cosines
+        depend on how often alone.
 
         >>> [Postprocess("whitening", k=k).equal_cosines(n=300, d=384) for k in (None, 64)]
         [True, False]

@@ -102,7 +102,7 @@ class System(NamedTuple):
             return ""
         n, d = len(np.unique(plan.fits[self.on][name])), self.x.shape[1]
         made = self.make()
-        few = f"whitened on its own {n:,} sentences, too few for {made.k or d:,} components: equal cosines"
+        few = f"whitened on its own {n:,} sentences, too few for {made.k or d:,} components"
         return few if made.equal_cosines(n, d) else ""
 
     def by_task(self, plan: Plan) -> Of:
@@ -186,8 +186,8 @@ def _pairs(
     at = np.unique(np.concatenate([rows for _, rows in pairs], axis=1))
     x, local = of(at), [np.searchsorted(at, rows) for _, rows in pairs]
     similarities = [cosine(x[left], x[right]) for left, right in local]
-    if undefined:
-        similarities = [np.zeros_like(s) for s in similarities]  # they differ by rounding alone
+    if undefined:  # they depend on rounding, and on how often a sentence occurs, alone
+        similarities = [np.zeros_like(s) for s in similarities]
     result = score([s for s, _ in pairs], similarities) | ({"why": undefined} if undefined else {})
     if zero := np.count_nonzero(~x.any(axis=1)):
         result["why"] = result.get("why", "") + f" ({zero} zero vectors)"

@@ -76,8 +76,10 @@ class DevSet:
         for name, fitted in maps.items():
             white = fitted.transform(dev)
             for k in ladder(dev.shape[1]):
-                said = name != "dev" or not fitted.equal_cosines(len(dev), k)  # else all cosines are equal
-                values[f"dev/whitened_on_{name}_k{k}"] = spearman(white[:, :k], self.index) if said else None
+                equal = name == "dev" and fitted.equal_cosines(len(dev), k)
+                values[f"dev/whitened_on_{name}_k{k}"] = (
+                    None if equal else spearman(white[:, :k], self.index)
+                )
         return values | shape(torch.from_numpy(maps["dev"].variances))
 
 
