@@ -77,9 +77,7 @@ class DevSet:
             white = fitted.transform(dev)
             for k in ladder(dev.shape[1]):
                 equal = name == "dev" and fitted.equal_cosines(len(dev), k)
-                values[f"dev/whitened_on_{name}_k{k}"] = (
-                    None if equal else spearman(white[:, :k], self.index)
-                )
+                values[f"dev/whitened_on_{name}_k{k}"] = None if equal else spearman(white[:, :k], self.index)
         return values | shape(torch.from_numpy(maps["dev"].variances))
 
 
