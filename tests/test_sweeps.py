@@ -75,6 +75,7 @@ def test_every_rank_of_a_job_has_its_configuration(tmp_path, sweeper):
         seen.setdefault(lr, []).append((rank, world))
     assert len(seen) == 2  # one configuration a job, and both ranks of the job have it
     assert [sorted(ranks) for ranks in seen.values()] == [[("0", "2"), ("1", "2")]] * 2
+    assert not any((job / "checkpoints").exists() for job in jobs(tmp_path))
 
 
 @needs["optuna"]
@@ -183,6 +184,9 @@ def test_a_killed_sweep_resumes_to_the_table_of_an_uninterrupted_one(tmp_path):
     again = started("train.py", *arguments, "run=killed", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "outputs/killed/0 is finished and not changed" in again.stdout
+    finished = jobs(tmp_path, "killed")  # before the kill, after it, and the interrupted one
+    assert len(finished) == 4 and all((job / "best" / "model.safetensors").exists() for job in finished)
+    assert not any((job / "checkpoints").exists() for job in finished)
     assert json.loads((killed / "0" / "scores.json").read_text())["system"] == "simcse"
     assert table(killed).count("\n") == 2  # a header and two systems
     assert table(killed) == table(tmp_path / "outputs" / "whole")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import time
 from functools import partial
 from pathlib import Path
@@ -78,6 +79,8 @@ def train(cfg: DictConfig) -> float | None:
     plain = instantiate(cfg.trainer)(logger=False)
     if launch.mine(run, settings, plain.num_devices, cfg.trainer.timeout):
         trained(cfg, run, settings, plain.strategy.root_device)
+    if run.scores and HydraConfig.get().mode == RunMode.MULTIRUN:
+        shutil.rmtree(run.checkpoints, ignore_errors=True)  # which only resume a run; best/ stays
     return run.best_score
 
 

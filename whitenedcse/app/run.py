@@ -2,7 +2,7 @@
 
 config.yaml      the resolved settings; a directory that holds it is a run
 versions.json    `facts`: command, packages, commit, hardware, data, and each resumption
-checkpoints/     of train.py: step-STEP-CHECKSUM.ckpt
+checkpoints/     of train.py: step-STEP-CHECKSUM.ckpt, to resume an unfinished run
 best/            of train.py: the best checkpoint
 metrics.csv      of train.py: `series`, a column each
 items.npz        `items`: by "row/task", what each pair or text of a test scored
