@@ -345,6 +345,10 @@ def test_bad_input_is_refused_before_anything_is_written(embedder, corpus, tmp_p
         ({"form": Form(dtype="int8")}, "dtype='int8'"),
         ({"out": tmp_path}, "holds something other than vectors, 'bad.txt'"),
         ({"out": tmp_path / "a" / "b"}, "no such directory; make it first"),
+        (
+            {"corpus": Corpus(str(tmp_path)), "form": Form(to="parquet")},
+            "out is inside .*, whose files are all",
+        ),
     ):
         with pytest.raises((ValueError, OSError), match=message):
             encoded(job_of(embedder, **({"corpus": corpus, "out": out} | wrong)))

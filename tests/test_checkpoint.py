@@ -249,3 +249,16 @@ def test_a_head_trained_with_an_absolute_eps_keeps_it(best, bert):
     )
     with pytest.raises(ValueError, match="head.safetensors is not as it was written"):
         Embedder.load(directory)
+
+
+def test_a_folder_that_holds_something_else_is_not_replaced(bert, tmp_path):
+    folder = tmp_path / "models"
+    folder.mkdir()
+    embedder_of(bert).save(folder)  # an empty one is
+    embedder_of(bert).save(folder)  # and a checkpoint
+    notes = tmp_path / "other" / "notes.txt"
+    notes.parent.mkdir()
+    notes.write_text("a year of work")
+    with pytest.raises(ValueError, match="other holds something other than a checkpoint"):
+        embedder_of(bert).save(notes.parent)
+    assert notes.read_text() == "a year of work" and len(list(tmp_path.iterdir())) == 2

@@ -211,6 +211,21 @@ def test_accuracies_are_compared_on_the_same_texts(tmp_path):
         compared([str(tmp_path / "a"), str(tmp_path / "b")], 20, 2)
 
 
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_averages_are_over_the_tasks_that_all_have(tmp_path, order):
+    tasks = {"A": task(150, 0)[:1], "B": task(80, 1)}
+    run(tmp_path / "a", 0.2, 0, tasks)
+    run(tmp_path / "b", 0.2, 0, tasks | {"C": task(60, 2)})
+    (grid,) = compared([str(tmp_path / name) for name in order], 50, 2)
+    values = {name: [float(cells(grid, name)[i].split()[0]) for i in "12"] for name in ("A", "B", "average")}
+    assert [row[0] for row in grid.rows] == ["A", "B", "average"]
+    assert values["average"] == pytest.approx(np.mean([values["A"], values["B"]], axis=0), abs=0.01)
+    assert "left out, as not all have a score: C" in grid.notes
+    run(tmp_path / "c", 0.2, 0, {"C": task(60, 2)})
+    with pytest.raises(ValueError, match="a and .*c share no task with a score"):
+        compared([str(tmp_path / "a"), str(tmp_path / "c")], 20, 2)
+
+
 def test_what_cannot_be_compared_is_refused(tmp_path):
     a = run(tmp_path / "a", 0.2, 0)
     b = run(tmp_path / "b", 0.2, 0, tasks={"A": task(150, 5)[:1], "B": task(80, 1)})

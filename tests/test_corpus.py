@@ -25,6 +25,7 @@ from fsspec.registry import _registry
 
 from whitenedcse.data import files
 from whitenedcse.data.corpus import Corpus, Reading, fingerprint, is_hub_id, read
+from whitenedcse.data.corpus import files as found
 from whitenedcse.data.sources import located
 
 PAIRS = [("one, two", 'said "so"'), ("drei\u2028vier", "five\x0bsix"), (" seven ", "acht ü")]
@@ -119,6 +120,19 @@ def test_a_directory_is_its_text_files_sorted_at_any_depth(tmp_path):
     assert sentences(tmp_path) == [("a/z.txt",), ("b.txt",), ("c.txt",)]
 
 
+def test_links_in_a_directory_are_followed_once_and_hidden_files_are_not_read(tmp_path):
+    for name in ("in/a/x.txt", "far/y.txt", "in/.ipynb_checkpoints/x.txt", "in/.z.txt", ".seen/in.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{name}\n")
+    (tmp_path / "in" / "b").symlink_to(tmp_path / "far")
+    (tmp_path / "in" / "c.txt").symlink_to(tmp_path / "far" / "y.txt")
+    (tmp_path / "in" / "a" / "again").symlink_to(tmp_path / "in")  # a circle
+    assert found(str(tmp_path / "in")) == [
+        str(tmp_path / "in" / name) for name in ("a/x.txt", "b/y.txt", "c.txt")
+    ]
+    assert found(str(tmp_path / ".seen")) == [str(tmp_path / ".seen/in.txt")]  # what is named is read
+
+
 def test_blank_rows_are_dropped_and_counted(tmp_path):
     rows, counts = read(Corpus(str(written(tmp_path / "x.txt", "one\n\n \t\ntwo\n"))), longest=9)
     assert (rows, counts.total, counts.blank, counts.kept) == ([("one",), ("two",)], 4, 2, 2)
@@ -172,7 +186,7 @@ def test_a_sample_is_uniform_without_repeats_in_order_and_always_the_same(tmp_pa
         ("x.jsonl", b'{"a": "x"}\n{"a": "\\u0000"}\n', ("a",), ["x.jsonl:2", "NUL", "'a'"]),
         ("x.txt", b"one\rtwo\rthree\r", (), ["x.txt:1", "carriage return", "mac2unix"]),
         ("x.csv", b"a,b\rx,y\rz,w", ("a",), ["x.csv:1", "carriage return"]),
-        ("x.txt", b"one\n" * 3, (), ["x.txt: all 3 rows from line 1 on are equal: 'one'"]),
+        ("x.txt", b"one\n" * 3, (), ["x.txt: all 3 rows are equal: 'one'"]),
         ("x.docx", b"x", (), ["x.docx", ".jsonl", ".zst"]),
         ("x.parquet.gz", b"x", (), ["x.parquet.gz: no corpus"]),
         ("txt", b"x", (), ["txt: no corpus"]),

@@ -125,6 +125,16 @@ def test_a_folder_is_whole_before_it_takes_the_place_of_the_old(tmp_path):
     assert os.listdir(out.parent) == ["out"]
 
 
+def test_a_link_to_a_folder_stays_one_and_what_it_names_is_replaced(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to("disk")
+    for content in ("one", "two", "three"):
+        with drafted(tmp_path / "out") as draft:
+            (draft / "x").write_text(content)
+        assert (tmp_path / "out").is_symlink() and (tmp_path / "disk" / "x").read_text() == content
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "out"]
+
+
 def test_an_error_leaves_the_old_folder_and_no_draft(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "old").touch()

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from whitenedcse.app.arguments import drawable
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.sts import Subset, evaluate
 from whitenedcse.evaluation.suite import System, plan
@@ -82,7 +83,30 @@ def test_every_point_of_every_figure(tasks, tmp_path, monkeypatch):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000 and (tmp_path / f"{name}.svg").exists()
 
 
-def test_figures_without_scored_pairs_are_refused(tmp_path):
-    labelled = Labelled("mine", (["a", "b"],), np.array([0, 1]), ["no", "yes"], None)
-    with pytest.raises(ValueError, match="figures are of STS tasks"):
-        draw(tmp_path, ["layers"], {}, [], plan({"mine": labelled}, [], list), {})
+def test_figures_without_scored_pairs_are_refused():
+    agenda = plan({"mine": Labelled("mine", (["a", "b"],), np.array([0, 1]), ["no", "yes"], None)}, [], list)
+    assert drawable(agenda, []) is agenda
+    with pytest.raises(ValueError, match="figures=.'layers'.: a figure is of scored pairs"):
+        drawable(agenda, ["layers"])
+
+
+@pytest.mark.parametrize("golds", [([1.0, 2, 3, 4, 5],), ([1.0, 2, 3, 4, 5], [3.0] * 5)])
+def test_no_figure_shows_a_score_that_is_undefined(tmp_path, monkeypatch, golds):
+    monkeypatch.setattr("whitenedcse.evaluation.suite.own_texts", lambda *_: few)
+    few = [f"s{i}" for i in range(6)]  # six sentences, whitened to five or more of eight components
+    sides = few[:5], few[1:]
+    agenda = plan(
+        {f"T{i}": [Subset("p", *sides, np.array(x))] for i, x in enumerate(golds)}, ["target"], list
+    )
+    planes = np.random.default_rng(1).standard_normal((3, 6, 8)).astype(np.float32)
+    system = System(planes[2], partial(Postprocess, kind="whitening"), "target")
+    row = {"name": "white", "pooling": "mean over layers [-1]", "postprocess": {"kind": "whitening"}}
+    scores = {"model": "tiny", "headline": "all", "rows": [row]}
+    said = draw(tmp_path, ["layers", "components", "subsets"], {"mean": planes}, [system], agenda, scores)
+    assert said[0] == "layers: not drawn: no average 'all' of vectors whitened is defined" or len(golds) == 2
+    rows = list(csv.DictReader((tmp_path / "components.csv").read_text().splitlines()))
+    assert {int(row["k"]) for row in rows if row["task"] == "T0" and row["all"]} == {1, 2, 3, 4}
+    assert said[1].startswith("components.png: the best k: ") and ("no average" in said[1]) == (
+        len(golds) == 2
+    )
+    assert said[2].startswith("subsets") and ("not drawn" in said[2]) == (len(golds) == 2)

@@ -18,6 +18,7 @@ from rich.console import Console
 from whitenedcse.app.durable import digest, seal, write_json
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.tasks import corpus_texts
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving import index as index_module
@@ -139,6 +140,9 @@ def test_labels_are_numbers_or_a_column(tmp_path):
     assert list(labelled(Corpus(str(path), ("a", "b")), 7)) == [("7", "one"), ("8", "two"), ("9", "three")]
     found = list(labelled(Corpus(str(path), ("a", "b", "key")), ids=True))
     assert found == [("x", "one"), ("x", "two"), ("y", "three")]
+    (tmp_path / "long.txt").write_text(long := "a b " * 10_000)
+    assert list(labelled(Corpus(str(tmp_path / "long.txt")))) == [("0", long)]  # cut where it is tokenised
+    assert corpus_texts(str(tmp_path / "long.txt")) == [long]
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ def test_a_csv_holds_the_records(tmp_path):
 
 
 def test_nothing_to_draw_or_write_is_said(tmp_path):
-    with pytest.raises(ValueError, match="no average 'mean' with whitening=False to draw among 40 records"):
+    with pytest.raises(ValueError, match="no average 'mean' of vectors as they are is defined"):
         heat_map(pair_records(), SAID._replace(mean="mean"), tmp_path / "x")
     with pytest.raises(ValueError, match="no set of layers"):
         subset_curve([], SAID, tmp_path / "x")

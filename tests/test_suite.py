@@ -176,6 +176,15 @@ def test_labelled_texts_reach_the_classifier_in_order_and_rte_its_threshold(task
     assert "sts" in got.scores and "correct" not in got.scores["rte"]
 
 
+def test_a_file_called_rte_is_classified_as_any_other(tasks):
+    words = [f"w{i}" for i in range(30)]
+    file = Labelled("RTE", (words,), np.arange(30) % 2, ["no", "yes"], None)
+    got = evaluated(
+        system(agenda := plan({"x/RTE.tsv": file}, [], nothing)), agenda, lambda x, y, _: (y, 5.0), 100
+    )
+    assert got.scores["transfer"]["tasks"]["x/RTE.tsv"]["accuracy"] == 100 and "rte" not in got.scores
+
+
 def test_geometry_is_of_sts_b_where_there_is_one_with_pairs_above_four_as_positives(tasks):
     agenda = plan({"A": tasks["A"], "STS-B": tasks["B"]}, [], nothing)
     got = result_of(agenda).scores["geometry"]

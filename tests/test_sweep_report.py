@@ -164,6 +164,17 @@ def test_means_and_spreads_are_those_of_numpy_for_every_row_of_the_tests(tmp_pat
         assert row(space, name)["sentences/s (median)"] == f"{np.median(400 + dev):,.0f}"
 
 
+def test_averages_over_different_tests_are_not_compared(tmp_path):
+    folder = swept(tmp_path / "s")
+    file, *_ = (tmp_path / "s").glob("*/scores.json")
+    content = json.loads(file.read_text())
+    for line in content["rows"]:
+        line["sts"]["tasks"]["SICK-R"] = line["sts"]["tasks"]["STS-B"]
+    file.write_text(json.dumps(content))
+    assert sweep.main_score(sweep.gathered(sweep.runs([folder])).groups)[0] == "dev best (all)"
+    assert "not all runs have scores of the same tests: averages differ by these" in table([folder])[0].notes
+
+
 @pytest.mark.parametrize("tests", [True, False])
 def test_tables_and_pictures_say_which_aggregation_they_show(tmp_path, tests):
     folder = swept(tmp_path / "s", tests)

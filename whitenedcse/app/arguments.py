@@ -16,6 +16,7 @@ from whitenedcse.data import sources
 from whitenedcse.data.remote import fetched, is_url
 
 if TYPE_CHECKING:
+    from whitenedcse.evaluation.suite import Plan
     from whitenedcse.model.embedder import Embedder
     from whitenedcse.model.head import Pooling
     from whitenedcse.model.planes import Source
@@ -191,6 +192,13 @@ def source(model: str, pooling: Pooling | None, prompt: str | None = None) -> So
             return Source(partial(theirs.encode, prompt=before), "its own", prompt=before)
     embedder.prompt = embedder.prompt if prompt is None else prompt
     return Source(embedder.encode, str(embedder.pooling), embedder, embedder.prompt)
+
+
+def drawable(plan: Plan, figures: Sequence[str]) -> Plan:
+    """The plan. Raises ValueError for figures where no task has scored pairs."""
+    if figures and not plan.pairs:
+        raise ValueError(f"figures={list(figures)}: a figure is of scored pairs, and no task here has them")
+    return plan
 
 
 def fit(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[str]]:

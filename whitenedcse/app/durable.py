@@ -50,7 +50,7 @@ def drafted(path: Path, nbytes: int = 0) -> Iterator[Path]:
     nbytes, and what is raised where the disk is full: see `needing_space`. Raises ValueError if another
     process is writing it for too long.
     """
-    restore(path)
+    restore(path := path.resolve() if path.is_symlink() else path)  # a link stays one
     draft, old = beside(path, "new"), beside(path, "old")
     with alone(draft, lambda d: d.mkdir(parents=True, exist_ok=True)), needing_space(path, draft, nbytes):
         for left in draft.iterdir():

@@ -190,7 +190,9 @@ def scored(
         return tasks.corpus_texts(corpus, columns if corpus == fit else (), cfg.sample)
 
     fits = [row.fit for row in rows if row.fit]
-    agenda = suite.plan(dict(zip(cfg.tasks.names, data, strict=True)), fits, texts, protocol.case)
+    agenda = arguments.drawable(
+        suite.plan(dict(zip(cfg.tasks.names, data, strict=True)), fits, texts, protocol.case), cfg.figures
+    )
     classify = classifiers.classifier(cfg.classifier)
     source = arguments.source(cfg.model, requested(cfg.get("pooling"), cfg.layers), cfg.prompt)
     if trained is None:

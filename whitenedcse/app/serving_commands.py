@@ -72,14 +72,25 @@ def whiten_fit(arguments: argparse.Namespace) -> int:
     if remote.is_url(arguments.out):
         refuse(f"a fit that is written to {arguments.out}")
     with remote.published(arguments.out, mark="") as out:
-        if not out.parent.is_dir():
-            raise FileNotFoundError(f"{out.parent}: no such directory; make it first")
+        refuse_place(out)
         folder = beside(out, "ranks")
         if facts := fitted(fit, given.opened(arguments), corpus, bf16=arguments.bf16, folder=folder):
             fit.save(out, {"source": arguments.source, **facts})
     if facts:
         say(f"{fit.kind} of width {len(fit.mean)}, fitted to {facts['texts']:,} texts: {arguments.out}")
     return 0
+
+
+def refuse_place(out: Path) -> None:
+    """Raise OSError for a path where no file can be written, before hours of work for it."""
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"{out.parent}: no such directory; make it first")
+    if out.is_dir():
+        raise IsADirectoryError(
+            f"{out} is a directory; name a file in it, as {out / 'whitening.safetensors'}"
+        )
+    if not os.access(out.parent, os.W_OK):
+        raise PermissionError(f"{out.parent} cannot be written to; name another place")
 
 
 def export(arguments: argparse.Namespace) -> int:

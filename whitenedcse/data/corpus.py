@@ -11,6 +11,7 @@ import hashlib
 import os
 import random
 import re
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +22,6 @@ from typing import Any, NamedTuple
 from whitenedcse.data.files import COMPRESSIONS, Cursor, filesystem, lines, objects, parquet, suffix, table
 
 Row = tuple[str, ...]
-LONGEST = 2048  # characters of a text that evaluation and exports read
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Counts(NamedTuple):
     kept: int
 
 
-def read(corpus: Corpus, *, longest: int) -> tuple[list[Row], Counts]:
+def read(corpus: Corpus, *, longest: int = sys.maxsize) -> tuple[list[Row], Counts]:
     """The usable rows of a corpus in order, each sentence cut to `longest` characters, and their counts.
 
     A row with a blank column is dropped. Text is otherwise unchanged: no stripping, no normalisation.
@@ -65,9 +65,7 @@ def read(corpus: Corpus, *, longest: int) -> tuple[list[Row], Counts]:
     if not kept:
         raise ValueError(f"{corpus.path}: 0 usable sentences in {counts.total} lines, {counts.blank} blank")
     if len(kept) > 1 and all(row == kept[0] for row in kept):  # ends at the first other one
-        raise ValueError(
-            f"{corpus.path}: all {len(kept):,} rows from line 1 on are equal: {kept[0][0]!r:.50}"
-        )
+        raise ValueError(f"{corpus.path}: all {len(kept):,} rows are equal: {kept[0][0]!r:.50}")
     if counts.cut:
         warnings.warn(f"{corpus.path}: {counts.cut} lines cut to {longest} characters", stacklevel=2)
     return kept, counts
@@ -174,12 +172,12 @@ class Reading:
 
 def rows(corpus: Corpus) -> Iterable[Row]:
     """The rows of a corpus in order, read lazily, or those of the sample."""
-    return Reading(corpus) if corpus.sample is None else read(corpus, longest=LONGEST)[0]
+    return Reading(corpus) if corpus.sample is None else read(corpus)[0]
 
 
 def texts(corpus: Corpus) -> Iterator[str]:
-    """The texts of all columns in order, read lazily, without blank ones, each cut to LONGEST characters."""
-    return (text[:LONGEST] for row in rows(corpus) for text in row if text.strip())
+    """The texts of all columns in order, read lazily, without blank ones."""
+    return (text for row in rows(corpus) for text in row if text.strip())
 
 
 def files(path: str) -> list[str]:
@@ -192,15 +190,25 @@ def files(path: str) -> list[str]:
         with filesystem(path) as (system, inside):
             system.invalidate_cache()
             paths = [path] if _kind(path) else list(map(system.unstrip_protocol, system.find(inside)))
-    elif (local := Path(path)).exists():
-        paths = [str(file) for file in (local, *local.rglob("*")) if file.is_file()]
-    else:
+    elif not Path(path).exists():
         return []
+    else:
+        paths = [str(Path(path))] if Path(path).is_file() else list(_below(path))
     if not (paths := [file for file in paths if _kind(file)]):
         raise ValueError(
             f"{path}: no corpus file; supported are {[*READERS]}, text also with {[*COMPRESSIONS]} added"
         )
     return sorted(paths, key=Path)  # a/z before a-b/a
+
+
+def _below(folder: str) -> Iterator[str]:
+    """The files below a folder, behind links too, each folder once; hidden ones are drafts or copies."""
+    seen = set[str]()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        new = os.path.realpath(place) not in seen
+        seen.add(os.path.realpath(place))
+        folders[:] = sorted(name for name in folders if new and not name.startswith("."))
+        yield from (str(Path(place, name)) for name in names if new and not name.startswith("."))
 
 
 def _kind(name: str) -> str:
@@ -246,8 +254,7 @@ def _parquet(path: str, columns: Sequence[str], at: Cursor) -> Iterator[Row]:
 
 def _hub_rows(corpus: Corpus, at: Cursor) -> Iterator[Row]:
     data = _hub(corpus.path)
-    wanted = list(_checked(corpus.columns, data.column_names, corpus.path))
-    data = data.select_columns(wanted)
+    data = data.select_columns(wanted := list(_checked(corpus.columns, data.column_names, corpus.path)))
     for start in range(at.skip, len(data), 1000):
         columns = data[start : start + 1000]
         records = [dict(zip(wanted, row, strict=True)) for row in zip(*map(columns.get, wanted), strict=True)]

@@ -145,6 +145,8 @@ def _whitened_cosines(
     """
     sentences, at = np.unique(rows, return_inverse=True)
     left, right = at.reshape(rows.shape)
+    if Postprocess("whitening").equal_cosines(len(sentences), planes.shape[2]):
+        return np.full((rows.shape[1], len(both)), np.nan)
 
     def column(pair: tuple[int, int]) -> Floats:
         x = np.mean([planes[i, sentences].astype(np.float64) for i in pair], axis=0)
@@ -201,17 +203,23 @@ def components(y: NDArray[Any], rows: NDArray[np.intp]) -> Floats:
     return cosines
 
 
-def all_k(vectors: Callable[[str], Callable[[NDArray[np.intp]], Floats]], index: Index) -> dict[str, Floats]:
+def all_k(
+    vectors: Callable[[str], Callable[[NDArray[np.intp]], Floats]],
+    index: Index,
+    most: Callable[[str], int | None] = lambda _: None,
+) -> dict[str, Floats]:
     """Scores of the first k = 1 ... d components as `aggregate` gives them, in column k - 1: Figure 1 of [2].
 
     vectors: a task -> a function from m rows to (m, d), whitened by the transform of that task, by descending
-    variance.
+    variance. most: a task -> the largest k that is scored, None for d.
     """
 
     def similarities(task: str) -> Floats:
         rows = _rows(index, task)
         at, place = np.unique(rows, return_inverse=True)
-        return components(vectors(task)(at), place.reshape(rows.shape))
+        cosines = components(vectors(task)(at), place.reshape(rows.shape))
+        cosines[:, cosines.shape[1] if (k := most(task)) is None else k :] = np.nan
+        return cosines
 
     return aggregate(index, similarities)
 

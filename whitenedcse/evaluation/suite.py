@@ -105,6 +105,10 @@ class System(NamedTuple):
         few = f"whitened on its own {n:,} sentences, too few for {made.k or d:,} components"
         return few if made.equal_cosines(n, d) else ""
 
+    def most(self, plan: Plan, name: str) -> int | None:
+        """The most components whose cosines of a task's pairs depend on the encoder; None for all."""
+        return len(np.unique(plan.fits[self.on][name])) - 2 if self.undefined(plan, name) else None
+
     def by_task(self, plan: Plan) -> Of:
         """A function from a task to its `vectors`; a transform fitted to other sentences is fitted once."""
         fitted = cache(lambda name: self.vectors(plan, name))
@@ -143,7 +147,7 @@ def evaluated(
     of = system.by_task(plan)
     scores, items = _sts(of, plan, draws, system.undefined) if plan.pairs else ({}, {})
     for name, (task, columns) in plan.labelled.items():
-        result, items[name] = _labelled(of(name), task, columns, classify, draws)
+        result, items[name] = _labelled(of(name), task, columns, None if name == "RTE" else classify, draws)
         if name == "RTE":
             scores["rte"] = result
         else:
@@ -211,12 +215,12 @@ def _labelled(
     of: Vectors,
     task: Labelled,
     columns: Sequence[Rows],
-    classify: Classify,
+    classify: Classify | None,
     draws: int,
 ) -> tuple[dict[str, Any], NDArray[np.bool_]]:
     began = time.perf_counter()
     sides = [of(rows) for rows in columns]
-    if task.name == "RTE":
+    if classify is None:  # by a threshold; a file of the user may be called RTE, too
         result = transfer.threshold(task, cosine(*sides))
     else:
         result = transfer.accuracy(task, transfer.features(sides), classify)

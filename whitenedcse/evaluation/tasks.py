@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from whitenedcse.data.corpus import LONGEST, read
+from whitenedcse.data.corpus import read
 from whitenedcse.data.files import NAMED, records, suffix
 from whitenedcse.data.sources import RTE, located, named, roots, senteval
 from whitenedcse.evaluation import sts, transfer
@@ -134,7 +134,7 @@ def own_texts(on: str, name: str, case: str = "as_is") -> list[str]:
 
 def corpus_texts(corpus: str, columns: Sequence[str] = (), sample: int | None = None) -> list[str]:
     """All sentences in `sample` rows of a corpus by name, path or hub id; None for all rows."""
-    drawn, _ = read(named(corpus, columns, sample), longest=LONGEST)
+    drawn, _ = read(named(corpus, columns, sample))
     return list(chain.from_iterable(drawn))
 
 

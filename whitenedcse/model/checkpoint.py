@@ -32,8 +32,12 @@ FOREIGN = "not what train.py wrote beside these weights; copy the whole checkpoi
 def save(embedder: Embedder, directory: Path) -> None:
     """Write the checkpoint to a draft folder, then rename it: a kill never leaves half of one.
 
-    Raises OSError; the directory is then unchanged.
+    Raises OSError, or ValueError for a directory that holds something else; it is then unchanged.
     """
+    if directory.exists() and not (directory / SETTINGS).is_file() and any(directory.iterdir()):
+        raise ValueError(
+            f"{directory} holds something other than a checkpoint; choose another name, or delete it"
+        )
     with drafted(directory, embedder.nbytes) as draft:
         write(embedder, draft)
         seal(draft)

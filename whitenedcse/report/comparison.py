@@ -120,8 +120,16 @@ def grid(
     """One table: a row for each task, a column for each group and for its difference from the first."""
     key, title, items = kind
     columns = [column(group, row, key, draws) for group in groups]
-    same_pairs([run for group in groups for run in group.runs], list(columns[0].values))
-    tasks = [task for task in columns[0].values if all(task in c.values for c in columns)]
+    every = dict.fromkeys(task for c in columns for task in c.values)
+    tasks = [task for task in every if all(task in c.values for c in columns)]
+    if not tasks:
+        raise ValueError(
+            f"compare: {' and '.join(group.name for group in groups)} share no task with a score"
+        )
+    same_pairs([run for group in groups for run in group.runs], tasks)
+    columns = [averaged(c, tasks) for c in columns]
+    left = [task for task in every if task not in tasks]
+    tasks += ["average"] * (len(tasks) > 1)
     by_seed = [group.seeds is not None and group.seeds == groups[0].seeds for group in groups]
     lines = [[task, *cells(columns, by_seed, task, digits)] for task in tasks]
     legend = [
@@ -131,6 +139,7 @@ def grid(
     tests = [f"{i} less 1: {manner(groups[0], other, items)}" for i, other in enumerate(groups[1:], 2)]
     notes = [
         *legend,
+        *([f"left out, as not all have a score: {', '.join(left)}"] if left else []),
         *tests,
         *widths(groups, draws, items),
         "* p < 0.05, ** p < 0.01, not corrected for the number of tests",
@@ -196,15 +205,19 @@ def of_draws(draws: Draws) -> Source | None:
 
 
 def column(group: Group, row: str | None, kind: str, draws: int) -> Column:
-    """Scores and draws of a group, for each task and for the average over tasks."""
+    """Scores and draws of a group for each task."""
     by_run = [scored(run, row, kind, draws) for run in group.runs]
     tasks = [task for task in by_run[0] if all(task in run for run in by_run)]
     values = {task: [run[task][0] for run in by_run] for task in tasks}
     drawn = {task: average_draws({str(i): run[task][1] for i, run in enumerate(by_run)}) for task in tasks}
-    if len(tasks) > 1:
-        values["average"] = np.mean([values[task] for task in tasks], axis=0).tolist()
-        drawn["average"] = average_draws({task: drawn[task] for task in tasks})
     return Column(values, drawn)
+
+
+def averaged(one: Column, tasks: Sequence[str]) -> Column:
+    """A column with the average over these tasks, which are those that all columns have."""
+    average = np.mean([one.values[task] for task in tasks], axis=0).tolist()
+    drawn = average_draws({task: one.draws[task] for task in tasks})
+    return Column(one.values | {"average": average}, one.draws | {"average": drawn})
 
 
 def scored(run: Run, row: str | None, kind: str, draws: int) -> dict[str, tuple[float, Draws]]:

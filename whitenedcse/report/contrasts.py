@@ -33,6 +33,7 @@ from whitenedcse.report.sweep import (
     main_score,
     rate,
     rows,
+    same_tests,
     scored,
     values,
 )
@@ -92,6 +93,9 @@ def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
         f"dev: Spearman before training and at best, {meaning('all')}",
     ]
     notes += [f"tests: Spearman, {meaning(mean)}" for mean in aggregations(every)]
+    notes += (
+        [] if same_tests(every) else ["not all runs have scores of the same tests: averages differ by these"]
+    )
     notes += sweep.notes
     main = Grid("groups of runs, scores x 100", columns, lines, notes, range(1, len(columns)))
     return [main, shape(sweep.groups), *([by_tasks(sweep.groups, list(tasks))] if tasks else [])]

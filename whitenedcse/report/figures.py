@@ -10,6 +10,7 @@ import csv
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,9 +54,8 @@ def heat_map(records: Sequence[Mapping[str, Any]], said: Said, path: Path) -> tu
     with rc_context(STYLE):
         figure = Figure(figsize=(2 * side + 1, side + 0.3), layout="constrained")
         axes = figure.subplots(1, 2)
-        for ax, values, title in zip(
-            axes, (off, on), ("as they are", "whitened on each task's own pairs"), strict=True
-        ):
+        titles = "as they are", "whitened on each task's own pairs"
+        for ax, values, title in zip(axes, (off, on), titles, strict=True):
             image = _cells(ax, values, low, high)
             ax.set(title=title, xlabel="one layer", ylabel="other layer")
         figure.colorbar(image, ax=list(axes), label=f"average {LABEL}", fraction=0.04)
@@ -66,9 +66,8 @@ def heat_map(records: Sequence[Mapping[str, Any]], said: Said, path: Path) -> tu
 def _square(records: Sequence[Mapping[str, Any]], mean: str, whitening: bool) -> NDArray[np.float64]:
     rows = [row for row in records if row["task"] == "average" and row["whitening"] == whitening]
     if not any(row[mean] is not None for row in rows):
-        raise ValueError(
-            f"no average {mean!r} with whitening={whitening} to draw among {len(records)} records"
-        )
+        how = "whitened" if whitening else "as they are"
+        raise ValueError(f"no average {mean!r} of vectors {how} is defined")
     size = 1 + max(max(row["layers"]) for row in rows)
     values = np.full((size, size), np.nan)
     for row in rows:
@@ -115,9 +114,8 @@ def component_curves(
     curves: Mapping[str, Mapping[str, NDArray[np.float64]]], said: Said, path: Path
 ) -> tuple[Path, Path]:
     """Plot scores over the number of components, a panel for each task; curves: row -> task -> (d,)."""
-    tasks = [
-        t for t in next(iter(curves.values())) if any(np.isfinite(by[t]).any() for by in curves.values())
-    ]
+    every = next(iter(curves.values()))
+    tasks = [task for task in every if any(np.isfinite(by[task]).any() for by in curves.values())]
     if not tasks:
         raise ValueError("no task has a score to draw")
     tasks = tasks[:1] if len(tasks) == 2 else tasks  # the average of one task is that task
@@ -141,9 +139,8 @@ def component_curves(
             ax.remove()
         for ax in axes[max(0, len(tasks) - wide) : len(tasks)]:  # a label of the figure would hide the legend
             ax.set_xlabel("components kept, k")
-        figure.legend(
-            *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
-        )
+        labelled = axes[0].get_legend_handles_labels()
+        figure.legend(*labelled, loc="outside lower center", ncols=4, frameon=False)
         figure.supylabel(LABEL, size=9)
         _title(figure, said)
         return _saved(figure, path)
@@ -182,9 +179,8 @@ def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
         writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
         writer.writeheader()
         for record in records:
-            writer.writerow(
-                {k: "+".join(map(str, v)) if isinstance(v, list) else v for k, v in record.items()}
-            )
+            cells = ("+".join(map(str, v)) if isinstance(v, list) else v for v in record.values())
+            writer.writerow(dict(zip(record, cells, strict=True)))
     return path
 
 
@@ -201,15 +197,13 @@ def draw(
     plan: Plan,
     scores: Mapping[str, Any],
 ) -> list[str]:
-    """Write figures, each as .csv, .png and .svg; returns a line on the best point of each.
+    """Write figures, each as .csv, .png and .svg; returns a line on the best point of each, or why not.
 
     names: of "layers", "subsets", "components" and "projection". planes: (l, n, d) of every layer, by kind of
     pooling, for the first two, which are pooled as the last row is. systems: the one of each row of `scores`,
     the content of scores.json; those that are whitened with all components are cut to each k, and the first
     one is shown in a plane.
     """
-    if names and not plan.pairs:
-        raise ValueError("figures are of STS tasks, and there is none among these")
     rows = scores["rows"]
     kind = rows[-1]["pooling"].partition(" ")[0].replace("pooler", "cls")
     every = np.stack(planes[kind]) if every_layer(names) else np.empty(0)
@@ -223,7 +217,13 @@ def draw(
         "components": lambda: _components(run, curves, plan, last),
         "projection": lambda: _projection(run, systems[0], plan, said),
     }
-    return [make[name]() for name in names]
+    lines = []
+    for name in names:
+        try:
+            lines.append(make[name]())
+        except ValueError as error:  # an average that is undefined: the scores are still to be written
+            lines.append(f"{name}: not drawn: {error}")
+    return lines
 
 
 def _layers(run: Path, planes: NDArray[Any], plan: Plan, said: Said) -> str:
@@ -251,23 +251,27 @@ def _subsets(run: Path, planes: NDArray[Any], plan: Plan, said: Said) -> str:
 
 def _components(run: Path, systems: Mapping[str, System], plan: Plan, said: Said) -> str:
     """Write the figure of every number of components: BERT-whitening, Figure 1."""
-    curves = {name: layers.all_k(system.by_task(plan), plan.pairs) for name, system in systems.items()}
-    columns = {name: range(1, next(iter(scores.values())).shape[1] + 1) for name, scores in curves.items()}
+    curves = {
+        name: layers.all_k(system.by_task(plan), plan.pairs, partial(system.most, plan))
+        for name, system in systems.items()
+    }
+    row = MEANS.index(said.mean)
+    averages = {name: scores["average"][row] for name, scores in curves.items()}
     records = [
         record
         for name, scores in curves.items()
-        for record in layers.records(scores, [{"row": name, "k": k} for k in columns[name]])
+        for record in layers.records(scores, [{"row": name, "k": k + 1} for k in range(len(averages[name]))])
     ]
     write_csv(run / "components.csv", records)
-    row = MEANS.index(said.mean)
-    component_curves(
-        {name: {t: s[row] for t, s in by.items()} for name, by in curves.items()}, said, run / "components"
-    )
-    best = []
-    for name, scores in curves.items():
-        k = int(np.nanargmax(scores["average"][row])) + 1
-        best.append(f"{name}: k = {k} of {len(columns[name])}: {scores['average'][row][k - 1]:.2f}")
-    return f"components.png: the best k: {'; '.join(best)} ({said.line})"
+    by_task = {name: {task: s[row] for task, s in scores.items()} for name, scores in curves.items()}
+    component_curves(by_task, said, run / "components")
+    best = [
+        f"{name}: k = {np.nanargmax(y) + 1} of {len(y)}: {np.nanmax(y):.2f}"
+        for name, y in averages.items()
+        if np.isfinite(y).any()
+    ]
+    found = "; ".join(best) or "no average is defined"
+    return f"components.png: the best k: {found} ({said.line})"
 
 
 def _projection(run: Path, system: System, plan: Plan, said: Said) -> str:

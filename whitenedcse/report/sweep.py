@@ -230,14 +230,19 @@ def in_brackets(words: Sequence[str]) -> str:
     return f" ({', '.join(words)})" if words else ""
 
 
+def same_tests(runs: Sequence[Run]) -> bool:
+    """Whether all runs that were tested have scores of the same tests, so that averages can be compared."""
+    return len({frozenset(scored(run, None)) for run in runs} - {frozenset()}) < 2
+
+
 def main_score(groups: Sequence[Group]) -> tuple[str, Measure]:
     """The name, with the aggregation, and the measure by which groups are compared.
 
-    It is the test average where every run has one, else the dev score.
+    It is the test average where every run has one, of the same tasks, else the dev score.
     """
     average = average_of(None)
     every = [run for group in groups for run in group.runs.values()]
-    if all(average(run) is not None for run in every):
+    if all(average(run) is not None for run in every) and same_tests(every):
         return f"test average{in_brackets(aggregations(every))}", average
     return "dev best (all)", dev_best
 

@@ -159,6 +159,9 @@ def refuse(job: Job, processes: int | None, engine: str | None, world: int) -> N
     """Raise ValueError for a corpus of several columns, and for processes that cannot be."""
     if len(job.corpus.columns) > 1:
         raise ValueError(f"{job.corpus.path}: name one column to encode, of {list(job.corpus.columns)}")
+    here = Path(job.corpus.path)
+    if job.form.to == "parquet" and here.is_dir() and job.out.resolve().is_relative_to(here.resolve()):
+        raise ValueError(f"{job.out} is inside {here}, whose files are all read; name a directory elsewhere")
     if processes is not None and processes < 1:
         raise ValueError(f"processes={processes}: use 1 or more")
     if engine not in (None, "ray"):

@@ -15,7 +15,7 @@ import numpy as np
 
 from whitenedcse.app.ranks import placed
 from whitenedcse.app.terminal import pace
-from whitenedcse.data.corpus import LONGEST, Corpus, Row, rows
+from whitenedcse.data.corpus import Corpus, Row, rows
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.linalg import Moments, refuse_infinite
 from whitenedcse.model.embedder import Embedder
@@ -36,8 +36,8 @@ class Fitting:
         self.due = 0  # the number of the next block to merge
 
     def moments(self, block: Iterable[Row]) -> Moments:
-        """Those of the vectors of a block's texts, each cut to LONGEST characters, without blank ones."""
-        texts = [text[:LONGEST] for row in block for text in row if text.strip()]
+        """Those of the vectors of a block's texts, without blank ones."""
+        texts = [text for row in block for text in row if text.strip()]
         x = self.embedder.encode(texts, bf16=self.bf16)
         refuse_infinite(x, lambda row: f"the vector of {texts[row]!r:.80}")
         return Moments(self.embedder.width).update(x)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from whitenedcse.app.terminal import pace
-from whitenedcse.data.corpus import LONGEST, Corpus, Reading, fingerprint, rows, texts
+from whitenedcse.data.corpus import Corpus, Reading, fingerprint, rows, texts
 from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.planes import digest_of
@@ -195,7 +195,7 @@ def gathered(embedder: Embedder, corpus: Corpus, out: Path, *, ids: bool = False
             kept = [i for i, row in enumerate(block) if row[0].strip()]
             labels = [block[i][-1] for i in kept] if ids else map(str, range(number, number + len(kept)))
             number += len(kept)
-            some = Strings.of([block[i][0][:LONGEST] for i in kept])
+            some = Strings.of([block[i][0] for i in kept])
             yield Part(unit(x[kept].astype(np.float32)), some, Strings.of(list(labels)))
 
 
@@ -206,7 +206,7 @@ def labelled(corpus: Corpus, start: int = 0, *, ids: bool = False) -> Iterator[t
     """
     if not ids:
         return zip(map(str, count(start)), texts(corpus), strict=False)
-    return ((row[-1], text[:LONGEST]) for row in rows(corpus) for text in row[:-1] if text.strip())
+    return ((row[-1], text) for row in rows(corpus) for text in row[:-1] if text.strip())
 
 
 def encoded(embedder: Embedder, pairs: Iterable[tuple[str, str]], *, bf16: bool) -> Iterator[Part]:
