@@ -1,5 +1,6 @@
 """Batches come in an order that seed and epoch decide, shared among ranks, each row once."""
 
+import math
 import warnings
 from collections import Counter
 from types import SimpleNamespace
@@ -49,7 +50,13 @@ def data(text, tokenizer):
 
 def placed(rank, world):
     """A trainer at the start, as the data sees it."""
-    return SimpleNamespace(global_rank=rank, world_size=world, global_step=0, accumulate_grad_batches=1)
+    return SimpleNamespace(
+        global_rank=rank,
+        world_size=world,
+        global_step=0,
+        accumulate_grad_batches=1,
+        num_training_batches=math.inf,
+    )
 
 
 def rows_of(batch):
@@ -85,9 +92,7 @@ def test_ranks_together_see_what_one_rank_sees(data, world):
     module = data()
     alone, shares = epoch(module, 1), []
     for rank in range(world):
-        module.trainer = SimpleNamespace(
-            global_rank=rank, world_size=world, global_step=0, accumulate_grad_batches=1
-        )
+        module.trainer = placed(rank, world)
         shares.append(epoch(module, 1))
     assert [sum(parts, []) for parts in zip(*shares, strict=True)] == alone
 
@@ -525,3 +530,15 @@ def test_changes_that_cannot_work_are_refused(data, changes, words):
 @pytest.mark.parametrize("changes", [{}, {"cutoff": 0.0}, {"crop": None, "cutoff": None}])
 def test_nothing_is_changed_unless_asked(data, changes):
     assert data(passes=2, **changes).train_dataloader().dataset.views is None
+
+
+@pytest.mark.parametrize(("limit", "each"), [(4, 1), (6, 4), (math.inf, 4)])
+def test_an_epoch_of_fewer_batches_is_counted_by_these(data, limit, each):
+    module = data()
+    module.trainer = placed(0, 1)
+    whole = len(epoch(module, 0))
+    steps = math.ceil(min(limit, whole) / each)
+    module.trainer.num_training_batches, module.trainer.accumulate_grad_batches = limit, each
+    for step in range(3 * steps):
+        module.trainer.global_step = step
+        assert module.done() == step % steps * each

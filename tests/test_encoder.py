@@ -10,7 +10,17 @@ import pytest
 import torch
 from conftest import COMMIT, SENTENCES, model_hub, nowhere
 from torch.testing import assert_close
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM, BertModel
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    GPT2Config,
+    GPT2Model,
+    XLNetConfig,
+    XLNetModel,
+)
 
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model.encoder import Encoder, folder, pretrained
@@ -64,6 +74,13 @@ def test_position_limit_comes_from_the_config_where_the_tokenizer_has_none(token
     limit, tokenizer.model_max_length = tokenizer.model_max_length, int(1e30)
     try:
         assert Encoder(BertModel(config), tokenizer).max_length == 40
+        config = GPT2Config(vocab_size=len(tokenizer), n_embd=8, n_layer=1, n_head=1, n_positions=24)
+        assert Encoder(GPT2Model(config), tokenizer).max_length == 24
+        tokenizer.model_max_length = 100
+        assert Encoder(GPT2Model(config), tokenizer).max_length == 24  # a longer text has no positions
+        tokenizer.model_max_length = int(1e30)
+        config = XLNetConfig(vocab_size=len(tokenizer), d_model=8, n_layer=1, n_head=1, d_inner=8)
+        assert Encoder(XLNetModel(config), tokenizer).max_length == 512  # says -1, for any
     finally:
         tokenizer.model_max_length = limit
 

@@ -20,7 +20,7 @@ from whitenedcse.evaluation.geometry import diversity
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.ragged import concatenate, ragged
 from whitenedcse.training import loggers
-from whitenedcse.training.loggers import Metrics, Record, tensorboard_logger
+from whitenedcse.training.loggers import Metrics, PlainProgress, Record, tensorboard_logger
 from whitenedcse.training.module import ContrastiveTraining, reseed
 from whitenedcse.training.monitor import Monitor
 from whitenedcse.training.trainer import Trainer
@@ -287,3 +287,15 @@ def test_a_bar_reads_the_loss_once_a_second(monkeypatch):
         clock[0] = 100.0 + later
         assert bar.get_metrics(trainer, None)["loss"] == 0.5
     assert Loss.reads == 2
+
+
+def test_a_line_of_progress_comes_once_a_step(monkeypatch):
+    said = []
+    trainer = SimpleNamespace(global_step=0, estimated_stepping_batches=3)
+    monkeypatch.setattr("whitenedcse.training.loggers.loss", lambda trainer: 1.0)
+    bar = PlainProgress(say=said.append)
+    bar.on_train_start(trainer, None)
+    for step in (0, 0, 1, 1, 1, 2, 2, 3):  # three batches and more to an optimiser step
+        trainer.global_step = step
+        bar.on_train_batch_end(trainer, None)
+    assert [line.split()[1] for line in said] == ["1/3", "2/3", "3/3"]

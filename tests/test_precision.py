@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from whitenedcse.app import compute
+from whitenedcse.training.loss import MultiPositiveLoss
 
 
 @pytest.mark.parametrize(
@@ -23,3 +24,11 @@ def test_bfloat16_is_chosen_where_the_hardware_multiplies_it(accelerator, flags,
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda is not None)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bool(cuda))
     assert compute.quickest(accelerator) == expected
+
+
+def test_tensors_by_name_are_taken_as_those_by_place():
+    z, negatives = torch.randn(2, 4, 4), torch.randn(4, 4)
+    loss = MultiPositiveLoss()
+    assert torch.equal(loss(z=z, negatives=negatives), loss(z, negatives))
+    half = loss(z.bfloat16(), negatives=negatives.bfloat16())
+    assert half.dtype == torch.float32 and torch.equal(half, loss(z.bfloat16(), negatives.bfloat16()))

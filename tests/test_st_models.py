@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SENTENCES, architecture
+from peft import LoraConfig
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.losses import AdaptiveLayerLoss, MultipleNegativesRankingLoss
@@ -334,3 +335,31 @@ def test_the_evaluator_chooses_the_best_checkpoint_of_their_trainer(made, pairs,
     assert (tmp_path / "run" / "eval" / "sts_evaluation_sts_results.csv").exists()
     state = json.loads((tmp_path / "run" / "checkpoint-8" / "trainer_state.json").read_text())
     assert state["global_step"] == 8
+
+
+ADAPTED = {  # what peft's layer computes beside W + s B A of the adapter named "default"
+    "plain": lambda model: None,
+    "disabled": lambda model: model.disable_adapters(),
+    "another": lambda model: (model.add_adapter(lora(), adapter_name="b"), model.set_adapter("b")),
+}
+
+
+def lora(**settings):
+    return LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False, **settings)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "settings"), [("default", {}), ("mine", {}), ("default", {"use_dora": True})]
+)
+@pytest.mark.parametrize("state", ADAPTED)
+def test_adapters_are_in_force_as_the_library_has_them(made, name, settings, state):
+    model = made()
+    model.add_adapter(lora(**settings), adapter_name=name)
+    ADAPTED[state](model)
+    with torch.no_grad():
+        for part, weight in model.named_parameters():
+            if "magnitude" in part:
+                weight *= 1.5
+    expected = model.eval().encode(TEXTS)
+    assert_close(accelerate(model).encode(TEXTS), expected, rtol=1e-5, atol=1e-5)

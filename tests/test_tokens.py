@@ -1,5 +1,6 @@
 """The cache holds what the tokenizer says, is written once, and survives races and damage."""
 
+import copy
 import json
 import os
 import random
@@ -122,9 +123,19 @@ def test_an_endless_line_is_cut_before_it_is_tokenised(tokenizer):
         return tokenizer(batch, **kwargs)
 
     spy.num_special_tokens_to_add = tokenizer.num_special_tokens_to_add
-    spy.model_max_length = tokenizer.model_max_length
+    spy.model_max_length, spy.truncation_side = tokenizer.model_max_length, tokenizer.truncation_side
     assert token_ids(["cat " * 1_000_000], spy, LENGTH) == [oracle("cat " * 50, tokenizer)]
     assert len(seen[0]) == 64 * LENGTH
+
+
+def test_an_endless_line_keeps_its_end_where_the_tokenizer_does(tokenizer):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.truncation_side = "left"
+    text = "cat " * 1_000 + "the bird sees a dog"
+    assert token_ids([text], tokenizer, 8) == [
+        oracle("cat cat the bird sees a dog", tokenizer)[:1]
+        + tokenizer(text, truncation=True, max_length=8)["input_ids"][1:]
+    ]
 
 
 def test_a_length_without_a_token_of_text_is_refused(tokenizer):

@@ -9,6 +9,7 @@ import torch
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
+from whitenedcse import linalg
 from whitenedcse import whitening as wh
 from whitenedcse.linalg import cholesky_root, correlation_root, inverse_root, iterated_root
 
@@ -476,3 +477,14 @@ def test_equal_channels_under_an_eps_that_rounding_swallows_have_a_bounded_zca_c
     assert (
         m.norm() < 1.1 * (width - 1) ** 0.5 * 1e5
     )  # of width - 1 axes with the ridge alone: 1 / sqrt(1e-10)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_matrix_that_is_not_finite_has_no_eigenvalues_and_the_others_theirs(broken):
+    x = torch.randn(3, 9, 4, dtype=torch.float64)
+    a = x.mT @ x
+    expected = linalg.eigh(a[1:])
+    a[0, 2, 1] = broken
+    values, vectors = linalg.eigh(a)
+    assert values[0].isnan().all() and vectors[0].isnan().all()
+    near(values[1:], expected[0], atol=1e-12), near(vectors[1:], expected[1], atol=1e-12)

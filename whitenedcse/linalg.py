@@ -111,8 +111,7 @@ def iterated_root(a: Tensor, r: Tensor, iterations: int = 5) -> Tensor:
     """
     a, scale = _ridged(a, r)
     trace, unit = a.shape[-1] * mean_variance(a), 3 * _identity(a)
-    y = a / trace
-    step = root = (unit - y) / 2
+    step = root = (unit - (y := a / trace)) / 2
     for _ in range(iterations - 1):
         y = y @ step
         step = (unit - root @ y) / 2
@@ -139,17 +138,18 @@ def _of_pairs(a: Tensor, r: Tensor) -> Tensor:
     # with A = a + r I: det a >= 0, so det A >= r (trace A - r), which rounding must not undercut
     s = ((x * y - b * b).clamp_min(0) + r * (x + y + r)).sqrt()
     t = (x + y + 2 * (r + s)).sqrt()
-    entries = torch.stack((y + r + s, -b, -b, x + r + s), dim=-1) / (s * t).unsqueeze(-1)
-    return entries.reshape(a.shape)
+    return (torch.stack((y + r + s, -b, -b, x + r + s), dim=-1) / (s * t).unsqueeze(-1)).reshape(a.shape)
 
 
 def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (..., w), ascending, and eigenvectors (..., w, w) as columns, of symmetric a: (..., w, w).
 
-    It is computed on CPU for Apple's GPUs, which have no such operation.
+    NaN for a matrix that is not finite. On CPU for Apple's GPUs, which have no such operation.
     """
-    values, vectors = torch.linalg.eigh(a.cpu() if a.device.type == "mps" else a)
-    return values.to(a.device), vectors.to(a.device)
+    finite = a.isfinite().all(dim=(-2, -1), keepdim=True)  # for NaN the solver raises, blaming the matrix
+    given = torch.where(finite, a, _identity(a)).to("cpu" if a.device.type == "mps" else a.device)
+    values, vectors = (x.to(a.device) for x in torch.linalg.eigh(given))
+    return values.where(finite.squeeze(-1), torch.nan), vectors.where(finite, torch.nan)
 
 
 class _InverseSquareRoot(Function):

@@ -64,9 +64,10 @@ def full_precision(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
     @functools.wraps(function)
     def precise(*args: P.args, **kwargs: P.kwargs) -> Tensor:
         given: Any = [at_least_float32(a) if floating(a) else a for a in args]
-        device = next(a.device for a in given if isinstance(a, Tensor))
+        named: Any = {name: at_least_float32(a) if floating(a) else a for name, a in kwargs.items()}
+        device = next(a.device for a in (*given, *named.values()) if isinstance(a, Tensor))
         with without_autocast(device):
-            return function(*given, **kwargs)
+            return function(*given, **named)
 
     return precise
 

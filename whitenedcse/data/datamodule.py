@@ -253,7 +253,8 @@ class SentenceData(LightningDataModule):
         if self.trainer is None:
             return 0
         each = self.trainer.accumulate_grad_batches
-        steps = math.ceil(whole_batches(self.sizes, self.budget) / each)  # the last may take fewer batches
+        batches = min(whole_batches(self.sizes, self.budget), self.trainer.num_training_batches)
+        steps = math.ceil(batches / each)  # the last may take fewer batches
         return self.trainer.global_step % steps * each
 
     def sample_tokens(self, k: int) -> Ragged:

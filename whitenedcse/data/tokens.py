@@ -130,7 +130,9 @@ def batches_of_ids(
     """
 
     def batch(start: int) -> list[str]:
-        return [(prompt + s)[: CHARACTERS_A_TOKEN * max_length] for s in sentences[start : start + BATCH]]
+        most = CHARACTERS_A_TOKEN * max_length
+        kept = slice(-most, None) if tokenizer.truncation_side == "left" else slice(most)
+        return [(prompt + s)[kept] for s in sentences[start : start + BATCH]]
 
     starts = range(0, len(sentences), BATCH)
     known = memory(tokenizer, max_length) if len(sentences) >= FEW else None

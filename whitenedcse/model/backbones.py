@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whitenedcse.app.compute import without_autocast
 from whitenedcse.model.attention import jagged_attention
 from whitenedcse.ragged import Ragged, places, ragged
 
@@ -66,17 +67,32 @@ def causal(encoder: Any) -> bool:
     return torch.equal(one, two)
 
 
-def unread(encoder: Any, layers: Sequence[int]) -> list[nn.Parameter]:
-    """The weights that the last layer depends on and `layers` do not, as of layers above or a final norm.
+@torch.no_grad()
+def mixes_padding(encoder: Any) -> bool:
+    """Whether the states of a sentence change with the padding after it, in spite of the mask."""
+    device = encoder.backbone.device
+    ids = torch.tensor([ordinary(encoder) * 4], device=device)
+    mask = (torch.arange(8, device=device) < 4).long().unsqueeze(0)
+    with still(encoder), undisturbed(encoder.backbone), without_autocast(device):
+        padded = encoder.backbone(input_ids=ids, attention_mask=mask).last_hidden_state[:, :4]
+        alone = encoder.backbone(input_ids=ids[:, :4], attention_mask=mask[:, :4]).last_hidden_state
+    return not torch.allclose(padded, alone, rtol=0, atol=1e-3 * float(alone.abs().max()))
 
-    Found by following the gradient, so that layers which share their weights (ALBERT) are never among them.
+
+def unread(encoder: Any, layers: Sequence[int]) -> list[nn.Parameter]:
+    """The weights that `layers` do not depend on: of layers above, a final norm, or of no use without a task.
+
+    Found by following the gradient, so that layers which share their weights (ALBERT) are never among them. A
+    pooler is none, which reads the first token, nor are experts that no token of the tried sentence reaches.
     """
-    if encoder.depth in map(encoder.layer, layers):
-        return []
     batch = few(encoder, ordinary(encoder) * (FEW // 2))
     with still(encoder), torch.enable_grad():
         read, every = behind(encoder(batch, layers)), behind(encoder(batch, [-1]))
-    return [weight for weight in encoder.parameters() if weight in every - read]
+    return [
+        weight
+        for name, weight in encoder.named_parameters()
+        if weight not in read and (weight in every or not ("pooler" in name or "expert" in name))
+    ]
 
 
 def behind(x: Tensor) -> set[Tensor]:

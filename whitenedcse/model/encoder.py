@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,8 @@ class Encoder(nn.Module):
                 return packed.hidden(self.backbone, batch, wanted, first=first, seed=seed)
             if backbones.possible(self.backbone, batch.longest):
                 return backbones.hidden(self.backbone, batch, wanted, first=first)
+        if self.mixes and batch.n > 1 and len(set(batch.bounds.diff().tolist())) > 1:
+            return self.by_length(batch, layers, first)
         where = ragged.mask(batch)
         padded = ragged.pad(batch, self.tokenizer.pad_token_id or 0)
         every = wanted != [self.depth]
@@ -90,6 +93,21 @@ class Encoder(nn.Module):
             out = self.backbone(input_ids=padded, attention_mask=where.long(), output_hidden_states=every)
         hidden = [out.hidden_states[layer] if every else out.last_hidden_state for layer in wanted]
         return torch.stack([layer[:, 0] if first else ragged.unpad(layer, batch) for layer in hidden])
+
+    @cached_property
+    def mixes(self) -> bool:
+        """Whether states depend on the padding beside a sentence in spite of the mask, as FNet's do."""
+        return backbones.mixes_padding(self)
+
+    def by_length(self, batch: Ragged, layers: Sequence[int], first: bool) -> Tensor:
+        """`forward` of the sentences of each length by themselves, which need no padding."""
+        host, parts, at = batch.to(torch.device("cpu")), [], []
+        for length in host.lengths.unique():
+            rows = (host.lengths == length).nonzero().flatten()
+            part, tokens = ragged.taken(host, rows)
+            parts.append(self(part.to(batch.ids.device), layers, first=first))
+            at.append(rows if first else tokens)
+        return torch.cat(parts, dim=1).index_select(1, torch.cat(at).argsort().to(batch.ids.device))
 
     def attention(self, device: torch.device) -> str:
         """How attention is computed on a device: "tiles", "jagged" or "padded" (see `attention.way`)."""
@@ -196,7 +214,11 @@ def longest(backbone: Any, limit: float) -> int:
 
     RoBERTa's positions start after the number of its padding token.
     """
-    limit = limit if limit < 1e6 else getattr(backbone.config, "max_position_embeddings", 512)
+    positions = getattr(backbone.config, "max_position_embeddings", 512)
+    positions = positions if positions > 0 else 512  # XLNet says -1, for no limit
+    tables = (name for name, part in backbone.named_modules() if isinstance(part, nn.Embedding))
+    if limit >= 1e6 or any("position" in name or name.endswith("wpe") for name in tables):
+        limit = min(limit, positions)
     table = getattr(getattr(backbone, "embeddings", None), "position_embeddings", None)
     if table is None:
         return int(limit)

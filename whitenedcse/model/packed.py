@@ -72,6 +72,8 @@ def linear(layer: Any, x: Tensor, seed: Seed = 0) -> Tensor:
     A layer that `lora` adapted adds the product of its two thin matrices. seed: of their dropout on CPU.
     """
     if hasattr(layer, "lora_A"):
+        if not plain(layer):
+            return layer(x)
         down, up, factor = layer.lora_A[ADAPTER], layer.lora_B[ADAPTER], layer.scaling[ADAPTER]
         drop = layer.lora_dropout[ADAPTER]  # peft has an Identity for p = 0
         read = dropout(x, drop, seed) if isinstance(drop, nn.Dropout) else x
@@ -80,6 +82,12 @@ def linear(layer: Any, x: Tensor, seed: Seed = 0) -> Tensor:
         if not torch.is_autocast_enabled("cpu"):
             return _Linear.apply(x, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
     return layer(x)
+
+
+def plain(layer: Any) -> bool:
+    """Whether an adapted layer is W + s B A of the adapter that `lora` makes, and nothing else, now."""
+    told = layer.active_adapters == [ADAPTER] and not (layer.disable_adapters or layer.merged)
+    return told and not getattr(layer, "lora_variant", None)
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

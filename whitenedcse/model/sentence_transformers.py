@@ -168,6 +168,9 @@ def read(directory: Path) -> dict[str, Any]:
         raise ForeignModules(f"{directory / 'modules.json'} normalises before its last module")
     encoder = pretrained(path=str(paths[0]))
     limit = paths[0] / "sentence_bert_config.json"
+    cased, lowered = (encoder.tokenizer(text)["input_ids"] for text in ("The CAT", "the cat"))
+    if limit.exists() and read_json(limit).get("do_lower_case") and cased != lowered:
+        raise ForeignModules(f"{limit} has do_lower_case=true, which the tokenizer itself does not do")
     tanh, maps = layers_after(encoder.width, paths[2 : 2 + kinds[2:].count("Dense")])
     pooling = Pooling(kind=pooling_kind(paths[1] / "config.json"), layers=layers)
     if not expressible(pooling):

@@ -251,8 +251,11 @@ class ContrastiveTraining(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Optimiser and schedule for the number of steps of this run."""
-        steps = int(self.trainer.estimated_stepping_batches)
-        optimizer, schedule = self.optimizer(self.parameters(), total_steps=steps)
+        if math.isinf(steps := self.trainer.estimated_stepping_batches):
+            raise ValueError(
+                "trainer.max_epochs=-1 has no last step, where the learning rate is 0; set trainer.max_steps"
+            )
+        optimizer, schedule = self.optimizer(self.parameters(), total_steps=int(steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
