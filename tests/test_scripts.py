@@ -13,6 +13,7 @@ from programs import started
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
+from whitenedcse.app import cli
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 
@@ -43,9 +44,13 @@ def test_the_last_line_names_the_run_directory(trained):
     *_, where, following, last = output.splitlines()
     assert last == f"run: {cwd / 'outputs' / 'first'}"
     assert where.startswith("best checkpoint: outputs/first/best ")  # as the next command takes it
-    assert following.startswith(
-        "next: whitenedcse report outputs/first   whitenedcse evaluate model=outputs/first "
-    )
+    assert following.startswith("next: whitenedcse report outputs/first ")
+    commands = [
+        text.split() for text in following.removeprefix("next: whitenedcse ").split("   whitenedcse ")
+    ]
+    assert [words[0] for words in commands] == ["report", "evaluate", "export"]
+    for words in commands:
+        cli._parser().parse_known_args(words)  # no argument is missing
 
 
 def test_a_run_directory_holds_all_that_a_number_depends_on(trained):

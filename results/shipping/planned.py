@@ -64,7 +64,7 @@ def sizes() -> str:
         cells = [duration(hours(plan(), work, n, d)) for work in ("encode", "train") for d in DEVICES]
         cells += [bytes_of(line(work, "disk").at(n)) for work in ("encode", "index")]
         lines.append([f"1e{power}", *cells, seconds_of(line("query", "seconds").at(n))])
-    head = [f"{work}, {d} x" for work in ("encode", "train") for d in DEVICES]
+    head = [f"{work}, {d} device{'s' * (d > 1)}" for work in ("encode", "train") for d in DEVICES]
     return table(["rows", *head, "vectors", "index", "a query, exact"], lines)
 
 
@@ -76,7 +76,7 @@ def checks() -> str:
             pairs = [row[work][cost] for work in WORKS]
             cells = [f"{expected / real:.2f}" if real else "" for real, expected in pairs]
             lines.append([f"{row['rows']:,}", cost, *cells])
-    return table(["rows", "said / measured", *WORKS], lines)
+    return table(["rows", "predicted / measured", *WORKS], lines)
 
 
 def within() -> str:
@@ -109,8 +109,8 @@ def engines() -> str:
 - **Memory** of {MEMORY / 1e3:.0f} GB holds the whole vectors and texts of {about(whole)} rows. They need not
   be in memory: the index is memory-mapped, and what FAISS proposes with product codes
   (`--factory IVF65536,PQ64`, {CODES} bytes a row) fits up to {about(codes)} rows.
-- **Above that**, a vector database that is shared by machines takes the Parquet files of `encode` (LanceDB
-  and Qdrant: [three lines each](shipping.md#search)).
-- **Encoding** takes a day on this machine at {about(day)} rows. `--processes` uses one machine, torchrun,
-  srun or `--engine ray` many.
+- **Above that**, a vector database that is shared by machines takes the Parquet files of `encode` ([LanceDB
+  and Qdrant](shipping.md#lancedb-and-qdrant)).
+- **Encoding** takes a day on this machine at {about(day)} rows. `--processes` uses several
+  processes of one machine; torchrun, srun and `--engine ray` use several machines.
 """)

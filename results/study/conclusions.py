@@ -78,9 +78,10 @@ def like() -> str:
 {beside()}
 
 {against}
-- **Over no whitening** it gains {on(*during(2))} at v = 2 and {on(*during(3))} at v = 3; whitening
-  afterwards, which adds nothing to training, gains {on(*whitened("simcse"))} and
-  {on(*whitened("multi_positive"))}. No paper has that baseline; without it, what it gives would be credited
+- **Over no whitening**, whitening while training gains {on(*during(2))} at v = 2 and
+  {on(*during(3))} at v = 3; whitening afterwards, which adds nothing to training, gains
+  {on(*whitened("simcse"))} and {on(*whitened("multi_positive"))}. No paper has that baseline;
+  without it, what it gives would be credited
   to training.
 - **SICK-R alone** makes {percent(*during(2))} of the gain over no whitening at v = 2, {percent(*during(3))}
   at v = 3, and {percent(*WHOLE)} of WhitenedCSE's over SimCSE. On the other six tests (a choice made after
@@ -106,9 +107,9 @@ def holds() -> str:
   {listed(n for n, d in target.items() if d.high < 0)}, and raises
   {listed(n for n, d in target.items() if d.low > 0)}.
 - **The highest average is that of `{best}`.** `official` is the official code's head (thirds of the batch,
-  64 groups of 6 channels): {on(Arm("official"), SIMCSE)} from SimCSE and {on(Arm("official"), WHITENEDCSE)}
-  from the paper's, the latter not corrected for having looked. It may be groups of 6, or statistics over
-  all views of fewer sentences; the study does not say which.
+  64 groups of 6 channels): {on(Arm("official"), SIMCSE)} over SimCSE and {on(Arm("official"), WHITENEDCSE)}
+  over the paper's head (`whitenedcse`), the latter not corrected for having looked. It may be groups of 6,
+  or statistics over all views of fewer sentences; the study does not say which.
 """)
 
 

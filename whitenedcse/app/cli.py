@@ -19,7 +19,10 @@ from whitenedcse.app import ranks, search_commands, serving_commands
 from whitenedcse.app.terminal import Grid, say, show
 from whitenedcse.data import sources
 
-SCRIPTS = {"train": "train an encoder", "evaluate": "score an encoder on tasks"}
+SCRIPTS = {
+    "train": "train an encoder; [+experiment=NAME] [KEY=VALUE ...]",
+    "evaluate": "score an encoder on tasks; model=MODEL [KEY=VALUE ...]",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('whitenedcse')}")
     commands = given.subcommands(parser)
     for name, about in SCRIPTS.items():
-        commands.add_parser(name, help=f"{about}; [+experiment=NAME] [KEY=VALUE ...]", add_help=False)
+        commands.add_parser(name, help=about, add_help=False)
     for add in (add_data, add_report, serving_commands.add, search_commands.add):
         add(commands)
     return parser

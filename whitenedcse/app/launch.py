@@ -286,7 +286,6 @@ def finish(
     here = run.path.relative_to(Path.cwd()) if run.path.is_relative_to(Path.cwd()) else run.path
     say(f"best checkpoint: {here}/best   metrics: {here}/metrics.csv   scores: {here}/scores.json")
     name = quote(str(here))
-    say(
-        f"next: whitenedcse report {name}   whitenedcse evaluate model={name}   whitenedcse export {name} OUT"
-    )
+    after = f"report {name}", f"evaluate model={name}", f"export {name} OUT --to transformers"
+    say(f"next: {'   '.join(f'whitenedcse {command}' for command in after)}")
     say(f"run: {run.path}")  # the last line, which other programs read

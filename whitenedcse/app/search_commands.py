@@ -62,7 +62,7 @@ def _query(commands: Any) -> None:
 
 
 def _verify(commands: Any) -> None:
-    about = "compare all bytes of an index with their digests; else each block is when it is first read"
+    about = "compare all bytes of an index with their digests; without this, each block when it is first read"
     parser = commands.add_parser("verify", help=about, description=about)
     parser.add_argument("index", metavar="INDEX")
     parser.set_defaults(run=verify)

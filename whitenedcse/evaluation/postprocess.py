@@ -66,8 +66,8 @@ class Postprocess:
         "prefix": I with a mean of 0, so that k keeps the first k channels as they are (Matryoshka [4]).
     k: the number of components that `transform` keeps by default, None for all; for whitening, pca, pca_cor
         and prefix, whose components have an order.
-    shrinkage: the amount s, below 1, of `whitening.shrink`, for few rows, and for the kinds that whiten. Each
-        l becomes (1 - s) l + s m, with the mean variance m. Soft-ZCA [5], which takes l + eps, is zca with
+    shrinkage: the amount s, below 1, for few rows, and for the kinds that whiten. Each l becomes
+        (1 - s) l + s m, with the mean variance m. Soft-ZCA [5], which takes l + eps, is zca with
         s = eps / (eps + m): only the length of vectors differs, by a factor (1 - s) ** 1/2 for all.
     top: None is d // 100, at least 1, the rule of thumb of [3].
     update: of the moments by further rows, "exact", or "paper" for the recursion of [1], section 3.4.
@@ -78,7 +78,7 @@ class Postprocess:
     n - 1, is set to zero, never scaled to infinity.
 
     >>> x = np.array([[0.0, 0.0], [2.0, 0.0], [0.0, 4.0], [2.0, 4.0]])  # variances 1 and 4
-    >>> Postprocess("whitening", k=1).fit(x).transform(x).round(6).tolist()  # of variance 4 comes 1
+    >>> Postprocess("whitening", k=1).fit(x).transform(x).round(6).tolist()  # the axis of variance 4, scaled
     [[-1.0], [-1.0], [1.0], [1.0]]
     >>> y = Postprocess("zca").fit(x).transform(x)
     >>> bool(np.allclose(y.T @ y / len(y), np.eye(2)))  # the covariance is the identity
@@ -238,7 +238,10 @@ class Postprocess:
 
     @property
     def variances(self) -> Array:
-        """(d,), before shrinkage: of the principal axes, largest first, or of the channels; see `Fitted`."""
+        """(d,), before shrinkage: of the principal axes, largest first, or of the channels in their order.
+
+        The latter for standardise, pca_cor and zca_cor.
+        """
         return self.fitted.variances
 
     def _open(self, d: int) -> Moments:

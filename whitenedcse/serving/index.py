@@ -41,7 +41,7 @@ class Index:
     Search is exact, but for a directory that `write` made with a factory: there an index of FAISS proposes
     rows, which are compared by their whole vectors. Texts that were added later are all compared.
 
-    embedder: with any last step, e.g. of `exports.whitened`; unit length is added here. Texts are encoded
+    embedder: with any last step, e.g. of `whitened`; unit length is added here. Texts are encoded
         after its prompt "document" ("passage", "corpus") and queries after its prompt "query", or else both
         after its prompt for any text.
 
