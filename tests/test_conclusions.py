@@ -230,7 +230,7 @@ def test_what_the_laboratory_says_of_the_encoder_from_scratch_holds():
     assert (
         sum(d.low > 0 or d.high < 0 for name in ("shuffle", "statistics", "kinds") for d, _ in of[name]) == 1
     )
-    before = json.loads(lab.UNTOUCHED["lab_pretrained"].read_text())
+    before = lab.untouched("lab_pretrained")
     untouched, whitened = (lab.score(before, row) for row in (lab.AS_IS, lab.AFTER))
     means = [
         fmean([*lab.averages("lab_pretrained", lab.Arm(s)).values()]) for s in lab.systems("lab_pretrained")
