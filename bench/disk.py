@@ -63,7 +63,8 @@ CASES = [
          f"=whitenedcse search build {MODEL} WORK/few.txt DISK/index"),
     Case("transform", "map.safetensors", f"whitenedcse whiten fit {MODEL} {TEXTS} DISK/map.safetensors",
          "--kind pca"),
-    *(Case(f"export, {to}", "export", f"whitenedcse export {MODEL} DISK/export --to {to}", "--unit")
+    *(Case(f"export, {to}", "export", f"whitenedcse export {MODEL} DISK/export --to {to}",
+           "--unit" if to != "onnx" else "")  # of which a trace takes seconds
       for to in ("transformers", "sentence-transformers", "onnx")),
     Case("report", "", "whitenedcse report WORK/outputs/a WORK/outputs/b --out DISK/report.html",
          grows=("seeds.csv",)),

@@ -36,6 +36,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
+import programs
 import pytest
 import torch
 from lightning import seed_everything
@@ -79,6 +80,9 @@ SENTENCES = [
 def pytest_configure(config):
     if all("::" in words for words in config.args):
         config.option.markexpr = config.option.markexpr.replace("not slow", "")
+    many = config.option.markexpr == "slow" or not config.option.file_or_dir
+    if many and config.option.numprocesses:  # in no worker
+        os.environ["PROGRAMS_SERVER"] = programs.begun()  # one for all of them
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -200,6 +204,7 @@ def refusal(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("WHITENEDCSE_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *_, **__: None)  # as in programs.py
 
     def start(name, *arguments):
         monkeypatch.setattr(sys, "argv", [str(ROOT / f"{name}.py"), *arguments])

@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from copy import deepcopy
 from functools import cache
@@ -104,13 +105,21 @@ class Forked:
 
 @cache
 def server():
-    """The address of a server that ends with this process."""
+    """The address of the server that all workers of pytest share, or of one that ends with this process."""
+    address = os.environ.get("PROGRAMS_SERVER") or begun()
+    end = time.monotonic() + 120
+    while not Path(address).exists():
+        assert time.monotonic() < end, "the server did not start"
+        time.sleep(0.05)
+    return address
+
+
+def begun():
+    """The address at which a server that ends with this process will listen in seconds."""
     address = str(Path(tempfile.mkdtemp(prefix="programs-")) / "socket")
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    process = subprocess.Popen(
-        [sys.executable, __file__, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-    )
-    process.stdout.readline()
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+    process = subprocess.Popen([sys.executable, __file__, address], **streams, env=environment)
     atexit.register(process.communicate)  # it ends when its standard input is closed
     return address
 
@@ -121,10 +130,9 @@ def serve(address):
         importlib.import_module(name)
     prepare()
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(address)
+        listening.bind(f"{address}.new")
         listening.listen()
-        sys.stdout.write("ready\n")
-        sys.stdout.flush()
+        os.rename(f"{address}.new", address)
         signal.signal(signal.SIGCHLD, reap)
         while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
             connection, _ = listening.accept()
@@ -138,6 +146,7 @@ def prepare():
     """Have what packages read and compute once in a process: it is the half of a program that does little."""
     import yaml
     from hydra import compose, initialize_config_dir
+    from hydra._internal.hydra import Hydra
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     from whitenedcse.model import scratch
@@ -151,6 +160,7 @@ def prepare():
         return deepcopy(parsed[text])
 
     yaml.load = lambda stream, Loader: loaded(stream, Loader)  # noqa: N803  its name in PyYAML
+    Hydra.get_mode = lambda *_, **__: None  # composes all once more to read hydra.mode, which nothing sets
     made = cache(scratch.wordpiece)
     scratch.wordpiece = lambda sentences, vocabulary: deepcopy(made(tuple(sentences), vocabulary))
     scratch.small_bert()  # the quick start's tokenizer takes a second
@@ -223,12 +233,19 @@ def ran(address, command, cwd, environment, files, prepared=""):
         sys.exit(main(command[1:]))
     from whitenedcse.app import ranks
 
-    def rank(words, *, env, stdout, stderr, start_new_session):
-        own = [stream.name if stream else file for stream, file in zip((stdout, stderr), files, strict=True)]
-        return Forked(address, words[1:], cwd, dict(env), own)
-
-    ranks.subprocess = SimpleNamespace(Popen=rank, TimeoutExpired=subprocess.TimeoutExpired)
+    ranks.subprocess = forking(address, cwd, files)
     runpy.run_path(command[0], run_name="__main__")
+
+
+def forking(address, cwd, files):
+    """Stands for `subprocess` in app/ranks.py: each rank is a fork of the server's."""
+
+    def rank(words, *, env, stdout, stderr, start_new_session):
+        command = ["whitenedcse", *words[3:]] if words[1:3] == ["-m", "whitenedcse.app.cli"] else words[1:]
+        own = [stream.name if stream else file for stream, file in zip((stdout, stderr), files, strict=True)]
+        return Forked(address, command, cwd, NEW | dict(env), own)
+
+    return SimpleNamespace(Popen=rank, TimeoutExpired=subprocess.TimeoutExpired)
 
 
 def few_rows():

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -218,9 +219,14 @@ def test_the_scripts_are_short(name):
     assert len((ROOT / name).read_text().splitlines()) <= 85
 
 
-def composed(*overrides, name="train"):
+@cache
+def settings(*overrides, name):
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return OmegaConf.to_container(compose(name, ["run=x", *overrides]))
+        return compose(name, ["run=x", *overrides])
+
+
+def composed(*overrides, name="train"):
+    return OmegaConf.to_container(settings(*overrides, name=name))
 
 
 MODULE = "whitenedcse.training.module.ContrastiveTraining"
@@ -347,11 +353,13 @@ def jobs(sweep, *overrides):
     """The configurations of a sweep's jobs, composed as Hydra does."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         chosen = ["run=x", *overrides, f"+sweep={sweep}"]
-        params = compose("train", chosen, return_hydra_config=True).hydra.sweeper.params
+        params = dict(compose("train", chosen, return_hydra_config=True).hydra.sweeper.params)
+        seeds = [{"seed": int(n)} for n in str(params.pop("seed", "")).split(",") if n]  # of one composition
         lists = [[f"{key}={value}" for value in str(values).split(",")] for key, values in params.items()]
-        return [
+        made = [
             OmegaConf.to_container(compose("train", [*job, *chosen]), resolve=True) for job in product(*lists)
         ]
+    return [job | seed for job in made for seed in seeds or [{}]]
 
 
 COUNTS = dict(table3=5, table4=16, table5=4, table6=5, seeds=5, views=8, official=7, study=40, lab=170)

@@ -125,11 +125,11 @@ def test_an_export_gives_the_vectors_of_its_source(kind, to, tmp_path):
     assert export(embedder, tmp_path / "out", Wanted(to, "x"))["difference"] < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
 @pytest.mark.slow
-def test_a_graph_gives_the_vectors_of_its_source(kind, tmp_path):
+def test_a_graph_gives_the_vectors_of_its_source(tmp_path):
+    """Of two layers; graphs of other decoders: those of trained ones, below."""
     pytest.importorskip("onnxruntime")
-    embedder = embedder_with(kind, ends=False, layers=[1, -1])
+    embedder = embedder_with("gpt2", ends=False, layers=[1, -1])
     assert export(embedder, tmp_path / "out", Wanted("onnx", "x"))["difference"] < 1e-5
     assert_allclose(by_onnxruntime(tmp_path / "out", SENTENCES), embedder.encode(SENTENCES), atol=1e-5)
 

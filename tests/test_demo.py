@@ -19,7 +19,6 @@ from conftest import SENTENCES, embedder_of
 
 from whitenedcse.app import cli
 from whitenedcse.model import checkpoint
-from whitenedcse.serving.demo import Trial
 from whitenedcse.serving.exports import scaled
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
@@ -30,6 +29,12 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 @pytest.fixture
 def embedder(bert):
     return embedder_of(bert, kind="mean").eval()
+
+
+def trial_of(embedder, texts):
+    from whitenedcse.serving.demo import Trial  # and Gradio, which each worker of pytest would import
+
+    return Trial(embedder, texts)
 
 
 def cosines(a, b):
@@ -47,7 +52,7 @@ def whitened(x, y, k):
 @pytest.mark.parametrize("unit", [False, True])
 @pytest.mark.parametrize("k", [None, 4, 10])
 def test_neighbours_and_cosines_are_those_of_the_definition(embedder, k, unit):
-    trial = Trial(scaled(embedder, unit=unit), TEXTS)
+    trial = trial_of(scaled(embedder, unit=unit), TEXTS)
     x, query = embedder.encode(TEXTS), embedder.encode([QUERY])
     if k is not None:
         x, query = whitened(x, x, k), whitened(x, query, k)
@@ -60,12 +65,12 @@ def test_neighbours_and_cosines_are_those_of_the_definition(embedder, k, unit):
 
 
 def test_more_than_there_are_gives_all_of_them(embedder):
-    assert len(Trial(embedder, TEXTS[:3]).nearest(QUERY, 2, 10)) == 3
+    assert len(trial_of(embedder, TEXTS[:3]).nearest(QUERY, 2, 10)) == 3
 
 
 def test_the_page_computes_what_it_is_asked_and_nothing_for_an_empty_box(embedder):
     page = pytest.importorskip("whitenedcse.serving.demo")
-    trial = Trial(embedder, TEXTS)
+    trial = trial_of(embedder, TEXTS)
     assert page.table(trial, "  ", 4) == [] and page.cosines(trial, "a", " ", 4) == ""
     assert [row[1] for row in page.table(trial, QUERY, 4)] == [t for _, t in trial.nearest(QUERY, 4, 10)]
     numbers = re.findall(r"-?\d\.\d{4}", page.cosines(trial, QUERY, TEXTS[0], 4))
@@ -227,7 +232,7 @@ def test_a_browser_searches_moves_the_slider_and_compares(embedder, tmp_path):
     page = pytest.importorskip("whitenedcse.serving.demo")
     checkpoint.save(embedder, tmp_path / "best")
     (tmp_path / "corpus.txt").write_text("\n".join([*TEXTS, TEXTS[0], ""]))
-    trial = Trial(embedder, TEXTS)
+    trial = trial_of(embedder, TEXTS)
 
     async def visit(browser):
         async def finds(query, k):

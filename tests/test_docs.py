@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from conftest import SENTENCES, WORDS, backbone, decoder_of
 from omegaconf import OmegaConf
-from programs import ROOT, started, started_anew
+from programs import ROOT, Forked, server, started, started_anew, surroundings
 from test_architecture import composed
 from test_doctor import COUNTS, MRPC, SICK, write
 
@@ -31,13 +31,6 @@ ENDS = {  # exit code and part of what is printed, where they are not what the p
     "whitenedcse dashboard PROJECT": (2, "no Weights & Biases account"),  # with one: tests/test_dashboard.py
     "whitenedcse data check": (1, "24 scored pairs, 189 published"),
 }
-SRUN = """#!/bin/bash
-shift; n=$1; shift
-export SLURM_NTASKS_PER_NODE=$n SLURM_JOB_ID=7
-export SLURM_STEP_ID=0 SLURM_NTASKS=$n SLURM_NNODES=1 SLURM_NODELIST=localhost SLURM_NODEID=0
-for i in $(seq 0 $((n - 1))); do SLURM_PROCID=$i SLURM_LOCALID=$i "$@" & all="$all $!"; done
-for one in $all; do wait $one || exit; done
-"""
 
 
 def some(n):
@@ -92,8 +85,6 @@ def files(home):
     for name in ("my_pairs.tsv", "my_folder/a.tsv", "my_folder/b.tsv"):
         write(home / name, pairs)
     write(home / "my_texts.csv", "text,label\n" + "".join(f"{t},{'ab'[i % 2]}\n" for i, t in enumerate(x)))
-    write(home / "bin/srun", SRUN)
-    (home / "bin/srun").chmod(0o755)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +126,7 @@ def commands(text):
 
 def run(words, home):
     """Exit code and what was printed."""
-    environment = {"PATH": f"{home / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "150"}
     while re.match(r"[A-Z_]+=", words[0]):
         name, _, value = words.pop(0).partition("=")
@@ -153,9 +144,27 @@ def run(words, home):
         words = words[1:] if words[0] == "python" else words
         done = started(*words, cwd=home, prepared="programs:few_rows", **environment)
         return done.returncode, done.stdout + done.stderr
+    if words[:2] == ["python", "-c"]:  # a block of Python
+        (home / "block.py").write_text(words[2])
+        done = started(home / "block.py", cwd=home, **environment)
+        return done.returncode, done.stdout + done.stderr
+    if words[0] == "srun":
+        return by_slurm(int(words[2]), words[4:], home, environment)
     words = [str(ROOT / word) if i in scripts else word for i, word in enumerate(words)]
     done = started_anew(*words, cwd=home, **environment)
     return done.returncode, done.stdout + done.stderr
+
+
+def by_slurm(n, words, home, environment):
+    """What `srun --ntasks-per-node n python` does on one machine: exit code and what was printed."""
+    names = {"NTASKS_PER_NODE": n, "JOB_ID": 7, "STEP_ID": 0, "NTASKS": n, "NNODES": 1, "NODEID": 0}
+    ranks, said = [], [home / f"rank{i}" for i in range(n)]
+    for i in range(n):
+        job = names | {"NODELIST": "localhost", "PROCID": i, "LOCALID": i}
+        env = surroundings(home, environment | {f"SLURM_{name}": str(value) for name, value in job.items()})
+        ranks.append(Forked(server(), [str(ROOT / words[0]), *words[1:]], str(home), env, [str(said[i])] * 2))
+    codes = [rank.wait(300) for rank in ranks]
+    return max(codes, key=abs), "".join(file.read_text() for file in said)
 
 
 def page_of(words, home):

@@ -127,10 +127,9 @@ def test_an_encoder_from_scratch_takes_either_tokenizer(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("maker", ["wordpiece", "byte_pairs"])
-def test_every_process_numbers_a_vocabulary_alike(maker):
-    module = "whitenedcse.model.scratch"
-    code = f"from {module} import {maker} as made; print(made(['one two two, three'] * 9, 299).get_vocab())"
+def test_every_process_numbers_a_vocabulary_alike():
+    made = "[made(['one two two, three'] * 9, 299).get_vocab() for made in (wordpiece, byte_pairs)]"
+    code = f"from whitenedcse.model.scratch import byte_pairs, wordpiece; print({made})"
     outputs = [
         subprocess.run(
             [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True
@@ -139,7 +138,7 @@ def test_every_process_numbers_a_vocabulary_alike(maker):
     ]
     first, second = (ast.literal_eval(output.stdout.decode()) for output in outputs)
     assert first == second
-    assert {"one", "two", "three", ",", "##w"} < set(first) or "Ġtwo" in first
+    assert {"one", "two", "three", ",", "##w"} < set(first[0]) and "Ġtwo" in first[1]
 
 
 def test_a_path_that_is_not_there_is_named():

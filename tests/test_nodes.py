@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 
 import pytest
-from programs import started_anew, surroundings
+from programs import started, surroundings
 from test_ranks import until
 from test_resume import last_step, outcome
 from test_scripts import ROOT, TINY
@@ -96,9 +96,7 @@ def amid(pair, run, before):
 
 
 def test_two_machines_make_one_run_which_survives_a_lost_machine_and_a_lost_rank(agents, tmp_path):
-    whole = started_anew(
-        sys.executable, ROOT / "train.py", *RUN, "trainer.devices=2", "run=whole", cwd=tmp_path
-    )
+    whole = started("train.py", *RUN, "trainer.devices=2", "run=whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     run = tmp_path / "outputs" / "two"
 
@@ -110,28 +108,19 @@ def test_two_machines_make_one_run_which_survives_a_lost_machine_and_a_lost_rank
     assert pair[0].wait(60) != 0  # the other one does not wait for ever
     assert not (run / "scores.json").exists()
 
-    alone = started_anew(sys.executable, ROOT / "train.py", *RUN, "run=two", cwd=tmp_path)
+    alone = started("train.py", *RUN, "run=two", cwd=tmp_path)
     assert alone.returncode == 2
     assert f"{run} holds another run: processes=1 (it began with 2)" in alone.stderr
 
     reached = last_step(run / "checkpoints")
+    (tmp_path / "elsewhere").mkdir()  # machines without a common disk are refused
+    assert ended(agents("run=two", folders=(tmp_path, tmp_path / "elsewhere"))) == [1, 1]
+    line = f"error: rank 1 has 'resumes from: the start' where rank 0 has 'resumes from: step-{reached:08}-"
+    assert line in (tmp_path / "said0").read_text()
+
     pair = agents("run=two", restarts=3)
     os.kill(amid(pair, run, reached)[1], signal.SIGKILL)  # which torchrun replaces, on both machines
     assert ended(pair) == [0, 0], (tmp_path / "said0").read_text()
     assert (tmp_path / "said0").read_text().count("resumes after step") >= 2
     assert outcome(run) == outcome(tmp_path / "outputs" / "whole")
     assert [path.name for path in (tmp_path / "outputs").iterdir() if path != run] == ["whole"]
-
-
-def test_machines_without_a_common_disk_are_refused_when_they_resume(agents, tmp_path):
-    run = tmp_path / "outputs" / "two"
-    pair = agents("run=two")
-    amid(pair, run, 0)
-    for agent in pair:
-        agent.terminate()
-    ended(pair)
-    step = last_step(run / "checkpoints")
-    (tmp_path / "elsewhere").mkdir()
-    assert ended(agents("run=two", folders=(tmp_path, tmp_path / "elsewhere"))) == [1, 1]
-    line = f"error: rank 1 has 'resumes from: the start' where rank 0 has 'resumes from: step-{step:08}-"
-    assert line in (tmp_path / "said0").read_text()

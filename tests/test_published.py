@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from programs import started
 from scipy.stats import spearmanr
 
 import whitenedcse
@@ -52,8 +53,9 @@ def test_whitening_of_real_embeddings_is_the_papers_formula_in_numpy(tmp_path, m
     names = ("STS16", "STS13")  # the one has pairs without a score
     settings = ["pooling=mean", "postprocess=whitening", "fit=target", "draws=2", "run=x"]
     settings += [f"tasks.names=[{','.join(names)}]"]
-    command = [sys.executable, str(ROOT / "evaluate.py"), f"model={MINILM_MLM}", *settings]
-    subprocess.run(command, cwd=tmp_path, check=True)
+    here = {"cwd": tmp_path, "WHITENEDCSE_DATA": str(DATA)}
+    done = started("evaluate.py", f"model={MINILM_MLM}", *settings, **here)
+    assert done.returncode == 0, done.stderr
     raw, whitened = json.loads((tmp_path / "outputs/x/scores.json").read_text())["rows"]
     encoder = pretrained(path=str(MINILM_MLM))
     for name in names:

@@ -16,7 +16,7 @@ import torch
 from conftest import SENTENCES, embedder_of
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from programs import ROOT, started, surroundings
+from programs import ROOT, Forked, forking, server, started, surroundings
 
 import whitenedcse
 from whitenedcse.app import launch
@@ -146,21 +146,23 @@ def test_ctrl_c_is_an_exception_and_the_same_call_resumes_to_the_same_bits(home)
         "    print('interrupted')\n"
         "    sys.exit(7)\n"
     )
-    env = surroundings(home, {"PYTHONPATH": str(ROOT)})
-    process = subprocess.Popen([sys.executable, script], env=env, stdout=subprocess.PIPE, text=True)
+    said = home / "said"
+    process = Forked(server(), [str(script)], str(home), surroundings(home, {}), [str(said)] * 2)
     until = time.monotonic() + 120
     while not list(home.glob("outputs/a/checkpoints/step-*")) and time.monotonic() < until:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 7 and "interrupted" in out and not (home / "outputs/a/scores.json").exists()
+    assert process.wait(60) == 7 and "interrupted" in said.read_text()
+    assert not (home / "outputs/a/scores.json").exists()
     whitenedcse.train("bert", "my.txt", output="outputs/a", settings=settings, **SMALL)
     whitenedcse.train("bert", "my.txt", output="outputs/b", settings=settings, **SMALL)
     assert bits("outputs/a")[0] == bits("outputs/b")[0]
 
 
 @pytest.mark.slow
-def test_two_devices_are_two_processes_as_of_the_command(home):
+def test_two_devices_are_two_processes_as_of_the_command(home, monkeypatch):
+    ranks = forking(server(), str(home), [str(home / "said")] * 2)
+    monkeypatch.setattr("whitenedcse.app.ranks.subprocess", ranks)
     more = {"trainer.accelerator": "cpu", "trainer.max_steps": 3}
     run = whitenedcse.train("bert", "my.txt", output="outputs/two", devices=2, settings=more, **SMALL)
     assert run.facts["processes"] == 2 and run.results["dev"]["last_step"] == 3

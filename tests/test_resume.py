@@ -283,13 +283,13 @@ def home(tmp_path_factory):
 
 
 @contextmanager
-def started(home, *command, **environment):
+def started(home, *command, anew=False, **environment):
     """A process of a script, ended in any case; its words go to `home`/said."""
     own = {"ASKED": home / "asked", "PATH": f"{home / 'bin'}:{os.environ['PATH']}"} | environment
     env = programs.surroundings(home, {name: str(value) for name, value in own.items()})
     said = home / "said"
     said.unlink(missing_ok=True)
-    if {"-m", "trainer.devices=2"} & {*command}:  # whose ranks are looked for among the processes
+    if anew or "-m" in command:
         with said.open("w") as out:
             process = subprocess.Popen([sys.executable, *command], cwd=home, env=env, stdout=out, stderr=out)
     else:
@@ -313,7 +313,9 @@ def amid(home, name, *arguments, **environment):
     """A run as soon as this life of it has written a checkpoint."""
     folder = home / "outputs" / name / "checkpoints"
     before = last_step(folder)
-    with started(home, str(ROOT / "train.py"), *RUN, *arguments, f"run={name}", **environment) as process:
+    words = [str(ROOT / "train.py"), *RUN, *arguments, f"run={name}"]
+    anew = "trainer.devices=2" in arguments  # whose ranks are looked for among the processes
+    with started(home, *words, anew=anew, **environment) as process:
         until(lambda: last_step(folder) > before or process.poll() is not None)
         assert process.poll() is None, (home / "said").read_text()
         yield process

@@ -144,7 +144,7 @@ def test_and_the_scripts_import_nothing_that_would_read_it_before(script):
         "import os, sys; from importlib.abc import MetaPathFinder\n"
         "class Watch(MetaPathFinder):\n"
         "    def find_spec(self, name, *_):\n"
-        "        if name == 'torch': print(os.environ.get('OMP_WAIT_POLICY'))\n"
+        "        if name == 'torch': print(os.environ.get('OMP_WAIT_POLICY'), flush=True); os._exit(0)\n"
         f"sys.meta_path.insert(0, Watch()); import {script}, torch"
     )
     root = Path(__file__).parents[1]
