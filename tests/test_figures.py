@@ -92,8 +92,8 @@ def test_figures_without_scored_pairs_are_refused():
 
 @pytest.mark.parametrize("golds", [([1.0, 2, 3, 4, 5],), ([1.0, 2, 3, 4, 5], [3.0] * 5)])
 def test_no_figure_shows_a_score_that_is_undefined(tmp_path, monkeypatch, golds):
-    monkeypatch.setattr("whitenedcse.evaluation.suite.own_texts", lambda *_: few)
-    few = [f"s{i}" for i in range(6)]  # six sentences, whitened to five or more of eight components
+    monkeypatch.setattr("whitenedcse.evaluation.suite.own_texts", lambda *_: [*few, *few[:1] * 3])
+    few = [f"s{i}" for i in range(6)]  # whitened to five or more of eight components; one stands four times
     sides = few[:5], few[1:]
     agenda = plan(
         {f"T{i}": [Subset("p", *sides, np.array(x))] for i, x in enumerate(golds)}, ["target"], list
