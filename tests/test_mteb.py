@@ -19,16 +19,9 @@ from whitenedcse.report.comparison import compared
 from whitenedcse.serving.benchmarks import Mteb
 from whitenedcse.serving.exports import whitened
 
+mteb = pytest.importorskip("mteb", reason="mteb is not installed: pip install 'whitenedcse[mteb]'")
+
 MAIN = {"STS": "cosine_spearman", "PairClassification": "max_ap", "Classification": "accuracy"}
-
-
-mteb = None  # imported by the first test: else by each worker of pytest
-
-
-@pytest.fixture(scope="module", autouse=True)
-def imported():
-    global mteb
-    mteb = pytest.importorskip("mteb", reason="mteb is not installed: pip install 'whitenedcse[mteb]'")
 
 
 def sentences(n, seed, longest=12):

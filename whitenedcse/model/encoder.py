@@ -97,7 +97,7 @@ class Encoder(nn.Module):
     @cached_property
     def mixes(self) -> bool:
         """Whether states depend on the padding beside a sentence in spite of the mask, as FNet's do."""
-        return backbones.mixes_padding(self)
+        return not packed.fits(self.backbone) and backbones.mixes_padding(self)
 
     def by_length(self, batch: Ragged, layers: Sequence[int], first: bool) -> Tensor:
         """`forward` of the sentences of each length by themselves, which need no padding."""
