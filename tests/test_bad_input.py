@@ -188,7 +188,6 @@ TRAINING = [
     ({}, "views=1", ["views=1: a contrastive loss needs an anchor and a positive, so 2 or more"]),
     ({}, "trainer.max_steps=0", ["trainer.max_steps=0 or max_epochs=0 trains nothing"]),
     ({}, "trainer.max_epochs=0", ["trainer.max_steps=0 or max_epochs=0 trains nothing"]),
-    ({}, "trainer.max_epochs=-1", ["trainer.max_epochs=-1 has no last step", "set trainer.max_steps"]),
     ({}, "trainer.strategy=fsdp", ["trainer.strategy=fsdp divides the encoder", "use auto or ddp"]),
     ({}, "trainer.strategy=deepspeed_stage_3", ["trainer.strategy=deepspeed_stage_3 divides"]),
     ({}, "trainer.devices=0", ["devices", "0"]),
