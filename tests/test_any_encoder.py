@@ -160,3 +160,21 @@ def test_its_graph_says_the_same(encoder, tmp_path):
     embedder = module_of(encoder, kind="mean").embedder.eval()
     assert export(embedder, tmp_path / "out", Wanted("onnx", "x"))["difference"] < 1e-5
     assert_allclose(by_onnxruntime(tmp_path / "out", SENTENCES), embedder.encode(SENTENCES), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_an_encoder_with_a_decoder_is_refused(kind, tmp_path):
+    settings = {
+        "t5": {"d_kv": 4, "d_ff": 16, "num_heads": 2},
+        "bart": {"encoder_layers": 1, "decoder_layers": 1},
+    }
+    config = transformers.AutoConfig.for_model(
+        kind, vocab_size=90, d_model=16, num_layers=1, **settings[kind]
+    )
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    wrapped = transformers.BertTokenizerFast(
+        tokenizer_object=wordpiece(BERT), **dict(zip(NAMES, BERT, strict=True))
+    )
+    wrapped.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"{tmp_path}: {kind} is an encoder with a decoder beside it"):
+        Embedder.load(tmp_path)

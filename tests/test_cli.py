@@ -3,6 +3,7 @@
 import csv
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from test_doctor import copy, edited
 from test_sources import TEXT, hub, root  # noqa: F401 (fixtures)
 
 import whitenedcse
-from whitenedcse.app import cli, serving_commands
+from whitenedcse.app import cli, launch, serving_commands
 from whitenedcse.app.serving_commands import refuse_place
 
 PACKAGE = Path(cli.__file__).parent
@@ -41,6 +42,27 @@ print(sorted(heavy & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]" and "usage: whitenedcse" in done.stdout
+
+
+@pytest.mark.parametrize("command", [["train", "--help"], ["data", "check"]])
+def test_a_reader_that_leaves_is_no_error(command, tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "import sys; from whitenedcse.app import cli; sys.exit(cli.main(sys.argv[1:]))"
+    words = [sys.executable, "-c", code, *command, *[str(tmp_path)] * (command[0] == "data")]
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_another_broken_pipe_is_an_error(monkeypatch):
+    def broken(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(launch, "give_back", lambda: None)
+    with pytest.raises(SystemExit) as end:
+        launch.job(broken)()
+    assert end.value.code == 2
 
 
 def test_it_says_its_version(capsys):

@@ -64,6 +64,7 @@ def start(script: Callable[[DictConfig], Any]) -> None:
     with ranks.ending_when_asked(), explained():
         refuse_options(sys.argv)
         main(job(script))()
+        sys.stdout.flush()
 
 
 def job(script: Callable[..., Result]) -> Callable[..., Result]:
@@ -96,6 +97,8 @@ def explained() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and terminal.unread():
+            sys.exit(1)  # as rich ends a program whose table nobody reads
         if isinstance(error, RuntimeError):
             ranks.let_others_speak()
         if (known := mendable(error)) is not None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
+import select
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from types import MappingProxyType
@@ -43,6 +45,17 @@ class Grid(NamedTuple):
     notes: Sequence[str] = ()
     right: Collection[int] = ()
     commands: Mapping[str, Sequence[str]] = MappingProxyType({})
+
+
+def unread() -> bool:
+    """Whether the reader of the standard output has closed it, as `head` does; the rest is then discarded."""
+    with suppress(AttributeError, OSError):  # Windows has no poll; the output of a test is no file
+        poll = select.poll()
+        poll.register(out := sys.stdout.fileno(), 0)
+        if any(state & select.POLLERR for _, state in poll.poll(0)):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), out)
+            return True
+    return False
 
 
 def console() -> Console:

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Sequence
 from functools import cached_property
+from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -226,7 +227,12 @@ def longest(backbone: Any, limit: float) -> int:
 
 
 def refuse_foreign(tokenizer: Any, backbone: Any, source: Path | None) -> None:
-    """Raise ValueError for a tokenizer without words, or with ids that the backbone has no embedding for."""
+    """Raise ValueError for a backbone that has a decoder beside its encoder, as T5 and BART have, and for a
+    tokenizer without words, or with ids that the backbone has no embedding for.
+    """
+    if "decoder_input_ids" in signature(backbone.forward).parameters:
+        kind = backbone.config.model_type
+        raise ValueError(f"{source}: {kind} is an encoder with a decoder beside it; take an encoder, as BERT")
     words, rows = tokenizer.get_vocab(), len(backbone.get_input_embeddings().weight)
     if set(words) <= set(tokenizer.all_special_tokens):
         raise ValueError(

@@ -252,9 +252,7 @@ class ContrastiveTraining(LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Optimiser and schedule for the number of steps of this run."""
         if math.isinf(steps := self.trainer.estimated_stepping_batches):
-            raise ValueError(
-                "trainer.max_epochs=-1 has no last step, where the learning rate is 0; set trainer.max_steps"
-            )
+            raise ValueError("the learning rate is 0 at the last step, and there is none: set max_steps")
         optimizer, schedule = self.optimizer(self.parameters(), total_steps=int(steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

@@ -24,7 +24,6 @@ import lightning
 import torch
 from lightning import Callback, LightningModule
 from lightning.fabric.plugins import CheckpointIO
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -261,7 +260,7 @@ class Trainer(lightning.Trainer):
         plugins: list[Any] = [Checkpoints()]
         if here is not None and devices == "auto":
             devices, num_nodes = here.on_machine, here.world // here.on_machine
-        plugins += slurm()
+        plugins += parallel.slurm()
         super().__init__(
             devices=devices,
             num_nodes=num_nodes,
@@ -271,6 +270,10 @@ class Trainer(lightning.Trainer):
             enable_model_summary=False,
             **settings,
         )
+        if self.max_epochs == self.max_steps == -1:
+            raise ValueError(
+                "trainer.max_epochs=-1 has no last step, where the learning rate is 0; set trainer.max_steps"
+            )
         if parallel.timeout and hasattr(self.strategy, "_timeout"):  # which "auto" leaves at 30 minutes
             self.strategy._timeout = parallel.timeout
         # Lightning would ask the device at every step whether a rank has a signal; Safekeeping asks the hosts
@@ -279,9 +282,11 @@ class Trainer(lightning.Trainer):
 
 
 def refuse(settings: dict[str, Any], timeout: float | None) -> None:
-    """Raise ValueError for no steps, a timeout not above 0, and a strategy that divides the encoder."""
+    """Raise ValueError for settings with which Lightning's trainer would fail, or train something else."""
     if 0 in (settings.get("max_steps"), settings.get("max_epochs")):
         raise ValueError("trainer.max_steps=0 or max_epochs=0 trains nothing: use evaluate.py")
+    if settings.get("overfit_batches"):
+        raise ValueError("trainer.overfit_batches replaces Lightning's samplers only: use data.sample=N")
     if timeout is not None and not 0 < timeout < float("inf"):
         raise ValueError(f"trainer.timeout={timeout} must be a number of seconds above 0")
     if isinstance(strategy := settings.get("strategy"), str) and strategy not in WHOLE:
@@ -289,11 +294,3 @@ def refuse(settings: dict[str, Any], timeout: float | None) -> None:
             f"trainer.strategy={strategy} divides the encoder; each device needs all of it: use auto or ddp"
             " (encoder.lora.r=8 and trainer.chunk=16 need less memory)"
         )
-
-
-def slurm() -> list[SLURMEnvironment]:
-    """Lightning's plugin where srun started this process, else none; ValueError for wrong srun options."""
-    try:  # Safekeeping requeues the job
-        return [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
-    except RuntimeError as error:
-        raise ValueError("Lightning refuses srun --ntasks=N; use srun --ntasks-per-node=N") from error
