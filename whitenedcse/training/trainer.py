@@ -270,10 +270,6 @@ class Trainer(lightning.Trainer):
             enable_model_summary=False,
             **settings,
         )
-        if self.max_epochs == self.max_steps == -1:
-            raise ValueError(
-                "trainer.max_epochs=-1 has no last step, where the learning rate is 0; set trainer.max_steps"
-            )
         if parallel.timeout and hasattr(self.strategy, "_timeout"):  # which "auto" leaves at 30 minutes
             self.strategy._timeout = parallel.timeout
         # Lightning would ask the device at every step whether a rank has a signal; Safekeeping asks the hosts
@@ -285,6 +281,11 @@ def refuse(settings: dict[str, Any], timeout: float | None) -> None:
     """Raise ValueError for settings with which Lightning's trainer would fail, or train something else."""
     if 0 in (settings.get("max_steps"), settings.get("max_epochs")):
         raise ValueError("trainer.max_steps=0 or max_epochs=0 trains nothing: use evaluate.py")
+    epochs = settings.get("max_epochs") or (-1 if settings.get("max_time") else None)
+    if epochs == settings.get("max_steps", -1) == -1:
+        raise ValueError(
+            "without trainer.max_epochs there is no last step, where the learning rate is 0; set max_steps"
+        )
     if settings.get("overfit_batches"):
         raise ValueError("trainer.overfit_batches replaces Lightning's samplers only: use data.sample=N")
     if timeout is not None and not 0 < timeout < float("inf"):
