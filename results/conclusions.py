@@ -247,7 +247,7 @@ through `SentenceTransformer`, is ours within {test:.4f} points.
 
 
 BLOCKS: dict[str, list[Callable[[], str]]] = {
-    "README.md": [study.readme],
+    "README.md": [lab.lab, study.readme],
     "docs/distributed.md": [gather],
     "docs/planning.md": [planned.sizes, planned.checks, planned.within, planned.engines],
     "results/study/README.md": [study.like, by_share, systems, by_task, study.holds, study.fails],
@@ -260,8 +260,11 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
     "results/lab/README.md": [
         lab.reached,
         *map(lab.question, lab.QUESTIONS),
+        lab.question("classification"),
+        lab.where,
         lab.predicted,
         lab.carried,
+        lab.parts,
         lab.all_systems,
     ],
 }

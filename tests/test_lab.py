@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from results.lab import answers
-from results.lab.answers import AFTER, AS_IS, Arm
+from results.lab.answers import AFTER, AS_IS, TRANSFER, Arm
 from results.study.contrasts import TASKS
 from whitenedcse.evaluation.statistics import Comparison
 
@@ -20,7 +20,11 @@ def made_up(experiment, system, seed):
     level = 60 + 2 * len(experiment) / 12 + len(system) / 5
     tests = {row: level + more + random.normal(size=7) for row, more in ((AS_IS, 0), (AFTER, 1))}
     rows = [
-        {"name": row, "sts": {"tasks": {task: {"all": x} for task, x in zip(TASKS, values, strict=True)}}}
+        {
+            "name": row,
+            "sts": {"tasks": {task: {"all": x} for task, x in zip(TASKS, values, strict=True)}},
+            "transfer": {"tasks": {t: {"accuracy": 100 - x} for t, x in zip(TRANSFER, values, strict=True)}},
+        }
         for row, values in tests.items()
     ]
     best = {f"dev/{name}": random.random() for name in ("alignment", "uniformity", "effective_rank")}
@@ -37,10 +41,11 @@ def runs(request, tmp_path, monkeypatch):
             for system in ("simcse", "sgw", "whitenedcse", "group", "multi_positive", "dropout"):
                 for seed in range(3 if system == "dropout" else 5):
                     every[experiment, system, seed] = scores = made_up(experiment, system, seed)
-                    info = tarfile.TarInfo(f"lab/{len(every)}/scores.json")
                     content = json.dumps(scores).encode()
-                    info.size = len(content)
-                    tar.addfile(info, io.BytesIO(content))
+                    for folder in ["lab"] + ["transfer"] * (system not in ("whitenedcse", "dropout")):
+                        info = tarfile.TarInfo(f"{folder}/{len(every)}/scores.json")
+                        info.size = len(content)
+                        tar.addfile(info, io.BytesIO(content))
     monkeypatch.setattr(answers, "HERE", tmp_path)
     answers.runs.cache_clear()
     yield every
@@ -85,6 +90,50 @@ def test_a_comparison_takes_the_seeds_of_both_and_one_without_runs_says_so(runs)
     assert len(lines) == 4
 
 
+def test_classification_is_of_the_transfer_tasks_of_the_runs_that_have_them(runs):
+    found = answers.asked("classification")
+    d, _ = found[0, "lab_pretrained"]
+    apart = [
+        average(runs, "lab_pretrained", "simcse", AS_IS, seed)
+        - average(runs, "lab_pretrained", "sgw", AS_IS, seed)
+        for seed in range(5)
+    ]
+    assert d.difference == pytest.approx(np.mean(apart))  # an accuracy here is 100 less the score of a test
+    assert {i for i, _ in found} == {0, 2, 3, 4}  # whitenedcse and official have no transfer tasks
+    head, _, *lines = answers.where().splitlines()
+    assert len(lines) == len(found) and head.count("|") == 3 + len(TRANSFER)
+    mr = np.mean(
+        [
+            runs["lab_pretrained", "simcse", s]["rows"][0]["sts"]["tasks"][TASKS[0]]["all"]
+            - runs["lab_pretrained", "sgw", s]["rows"][0]["sts"]["tasks"][TASKS[0]]["all"]
+            for s in range(5)
+        ]
+    )
+    assert lines[0].startswith(f"| pretrained | `sgw` less `simcse` | {mr:+.2f} |")
+    assert lines[1].startswith("| pretrained | `simcse` whitened less `simcse` |")
+
+
+def test_what_helped_is_above_zero_on_one_encoder_and_below_on_none(monkeypatch):
+    above, below, unsure = (Comparison(d, d - 1, d + 1, 0.1) for d in (2.0, -2.0, 0.5))
+    one, other = answers.ENCODERS
+    every = {
+        "shuffle": {
+            (0, one): above,
+            (0, other): below,
+            (1, one): unsure,
+            (1, other): above,
+            (2, one): unsure,
+        },
+        "views": {(1, one): above},
+        "halves": {(0, one): above},  # not of the plan
+    }
+    monkeypatch.setattr(answers, "asked", lambda n: {k: (d, 1.0) for k, d in every.get(n, {}).items()})
+    assert answers.helped() == ["`sgw_6` less `group_6`", "`whitenedcse` less `dropout_whitened`"]
+    assert answers.parts().endswith(
+        "other: `sgw_6` less `group_6` and `whitenedcse` less `dropout_whitened`."
+    )
+
+
 def test_a_difference_whose_interval_holds_zero_is_not_shown():
     made = [Comparison(1.0, low, 1.5, p) for low, p in ((0.5, 0.01), (-0.5, 0.2))]
     assert answers.cell((made[0], 0.02)) == "+1.00 (+0.50 .. +1.50, p 0.02)"
@@ -100,14 +149,24 @@ def test_how_far_the_study_is(runs):
 
 def test_correlations_are_over_systems(runs):
     both = len({key[0] for key in runs}) == 2
-    assert answers.predicted().startswith(f"Over {12 if both else 6} systems and encoders: ")
     top, gain = {}, {}
     for (e, s, seed), scores in runs.items():
         top.setdefault((e, s), []).append(scores["dev"]["values_best"]["dev/variance_top1"])
         after, before = (average(runs, e, s, row, seed) for row in (AFTER, AS_IS))
         gain.setdefault((e, s), []).append(after - before)
-    r = stats.spearmanr([np.mean(x) for x in top.values()], [np.mean(x) for x in gain.values()]).statistic
-    assert f"Spearman's correlation {r:+.2f} (" in answers.predicted()
+
+    def correlation(*encoders):
+        x, y = ([np.mean(values) for (e, _), values in of.items() if e in encoders] for of in (top, gain))
+        return f"{stats.spearmanr(x, y).statistic:+.2f} ("
+
+    first, *others = (
+        answers.predicted().removeprefix("Spearman's correlation: ").replace(" and ", ", ").split(", ")
+    )
+    if both:
+        assert first.startswith(correlation(*answers.ENCODERS)) and "12 systems of both encoders" in first
+        first, second = others
+        assert second.startswith(correlation("lab_minilm")) and "6 systems of minilm-mlm" in second
+    assert first.startswith(correlation("lab_pretrained")) and "6 systems of pretrained" in first
     means = {
         (e, s): np.mean([average(runs, e, s, AS_IS, seed) for seed in range(3 if s == "dropout" else 5)])
         for e, s, _ in runs

@@ -1,13 +1,14 @@
 """The answers of the laboratory, from runs.tar.xz beside this file; results/conclusions.py writes them.
 
-An answer is a paired difference over the seeds that both systems have, on the average of seven STS tests, for
-each encoder; within a question p is corrected by Holm over its comparisons on both encoders. A comparison
-with fewer than two common seeds has no answer yet.
+An answer is a paired difference over the seeds that both systems have, for each encoder: of the average of
+seven STS tests, or for "classification" of seven transfer tasks. Within a question p is corrected by Holm for
+its comparisons on both encoders. A comparison with fewer than two common seeds has no answer yet.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import tarfile
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import rankdata, spearmanr
 
-from results.markdown import table
+from results.markdown import listed, table
 from results.study.contrasts import AFTER, AS_IS, score, shown
 from whitenedcse.evaluation.differences import holm
 from whitenedcse.evaluation.statistics import Comparison
@@ -48,16 +49,22 @@ QUESTIONS = {
     "soft": [(Arm(name), Arm("sgw")) for name in ("covariance", "vicreg", "sigreg")],
     "kinds": [(Arm("iterative"), Arm("whitenedcse"))],
     "views": [(Arm("simcse"), Arm("dropout")), (Arm("whitenedcse"), Arm("dropout_whitened"))],
+    "halves": [(Arm("sgw"), Arm("simcse")), (Arm("whitenedcse"), Arm("multi_positive"))],
 }
+TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
+CLASSIFIED = ("simcse", "multi_positive", "sgw", "whitenedcse", "official")
+CLASSIFICATION = QUESTIONS["halves"] + [(Arm(name, AFTER), Arm(name)) for name in CLASSIFIED]
 SEEDS = 5
 PLANNED = SEEDS * len({arm.system for pairs in QUESTIONS.values() for pair in pairs for arm in pair})
 
 
 @cache
-def runs() -> dict[tuple[str, str, int], dict[str, Any]]:
-    """scores.json of each run by experiment, system and seed."""
+def runs(folder: str = "lab") -> dict[tuple[str, str, int], dict[str, Any]]:
+    """scores.json by experiment, system and seed: of runs, or ("transfer") of their transfer tasks."""
     with tarfile.open(HERE / "runs.tar.xz") as tar:
-        files = [tar.extractfile(member) for member in tar if member.name.endswith("/scores.json")]
+        members = [member for member in tar if re.fullmatch(rf"{folder}/\d+/scores\.json", member.name)]
+        members.sort(key=lambda member: int(member.name.split("/")[1]))  # as they were begun
+        files = [tar.extractfile(member) for member in members]
         found = [json.load(file) for file in files if file]
     return {(scores["experiment"], scores["system"], scores["seed"]): scores for scores in found}
 
@@ -68,14 +75,27 @@ def untouched(encoder: str) -> dict[str, Any]:
     return dict(json.loads((Path(__file__).parent / UNTOUCHED[encoder]).read_text()))
 
 
-def by_seed(encoder: str, system: str, value: Callable[[dict[str, Any]], float]) -> dict[int, float]:
+def by_seed(
+    encoder: str, system: str, value: Callable[[dict[str, Any]], float], folder: str = "lab"
+) -> dict[int, float]:
     """A value of the runs of a system on an encoder, by seed."""
-    return {s: value(scores) for (e, name, s), scores in runs().items() if (e, name) == (encoder, system)}
+    every = runs(folder).items()
+    return {s: value(scores) for (e, name, s), scores in every if (e, name) == (encoder, system)}
 
 
 def averages(encoder: str, arm: Arm) -> dict[int, float]:
     """The average of the seven tests by seed."""
     return by_seed(encoder, arm.system, lambda scores: score(scores, arm.row))
+
+
+def accuracies(encoder: str, arm: Arm, tasks: Sequence[str] = TRANSFER) -> dict[int, float]:
+    """The average accuracy over transfer tasks by seed."""
+
+    def average(scores: dict[str, Any]) -> float:
+        (row,) = (each["transfer"]["tasks"] for each in scores["rows"] if each["name"] == arm.row)
+        return fmean(row[task]["accuracy"] for task in tasks)
+
+    return by_seed(encoder, arm.system, average, "transfer")
 
 
 def systems(encoder: str) -> list[str]:
@@ -85,11 +105,12 @@ def systems(encoder: str) -> list[str]:
 
 def asked(name: str) -> dict[tuple[int, str], tuple[Comparison, float]]:
     """Differences and corrected p of a question by number of comparison and encoder, of those with runs."""
+    pairs, measure = QUESTIONS.get(name, CLASSIFICATION), averages if name in QUESTIONS else accuracies
     found = {
         (i, encoder): d
-        for i, pair in enumerate(QUESTIONS[name])
+        for i, pair in enumerate(pairs)
         for encoder in ENCODERS
-        if (d := paired_by_seed(*(averages(encoder, arm) for arm in pair)))
+        if (d := paired_by_seed(*(measure(encoder, arm) for arm in pair)))
     }
     corrected = holm([d.p if d.p is not None else 1.0 for d in found.values()])
     return {key: (d, p) for (key, d), p in zip(found.items(), corrected, strict=True)}
@@ -111,7 +132,7 @@ def question(name: str) -> Callable[[], str]:
         answers = asked(name)
         lines = [
             [f"{one} less {other}", *(cell(answers.get((i, encoder))) for encoder in ENCODERS)]
-            for i, (one, other) in enumerate(QUESTIONS[name])
+            for i, (one, other) in enumerate(QUESTIONS.get(name, CLASSIFICATION))
         ]
         return table(["", *ENCODERS.values()], lines)
 
@@ -119,10 +140,56 @@ def question(name: str) -> Callable[[], str]:
     return answered
 
 
+def where() -> str:
+    """The differences of "classification" by task, of the comparisons with runs."""
+    lines = []
+    for encoder, name in ENCODERS.items():
+        for one, other in CLASSIFICATION:
+            apart = [
+                paired_by_seed(*(accuracies(encoder, arm, [task]) for arm in (one, other)))
+                for task in TRANSFER
+            ]
+            cells = [f"{d.difference:+z.2f}" for d in apart if d]
+            lines += [[name, f"{one} less {other}", *cells]] if cells else []
+    return table(["encoder", "", *TRANSFER], lines)
+
+
 def reached() -> str:
     """How many runs of the plan are there."""
     counts = {name: sum(e == encoder for e, _, _ in runs()) for encoder, name in ENCODERS.items()}
     return ", ".join(f"{count} of {PLANNED} on {name}" for name, count in counts.items())
+
+
+def lab() -> str:
+    """The comparisons of WhitenedCSE, for README.md."""
+    chosen = {
+        "no whitening (`multi_positive`)": ("halves", 1),
+        "whitening afterwards (the same, whitened)": ("during", 1),
+        "groups without the shuffle (`group`)": ("shuffle", 0),
+        "dropout in place of crops (`dropout_whitened`)": ("views", 1),
+    }
+    lines = [
+        [name, *(cell(asked(question).get((i, encoder))) for encoder in ENCODERS)]
+        for name, (question, i) in chosen.items()
+    ]
+    return table(["`whitenedcse` less", *ENCODERS.values()], lines)
+
+
+def helped() -> list[str]:
+    """The comparisons with an interval above zero on one encoder and not below zero on the other."""
+    found = []
+    for name in list(QUESTIONS)[:-1]:  # those of the plan
+        answers = asked(name)
+        for i, (one, other) in enumerate(QUESTIONS[name]):
+            d = [answers[i, encoder][0] for encoder in ENCODERS if (i, encoder) in answers]
+            if any(each.low > 0 for each in d) and not any(each.high < 0 for each in d):
+                found.append(f"{one} less {other}")
+    return found
+
+
+def parts() -> str:
+    """What the plan's rule takes as parts of the best system."""
+    return f"Above zero on one encoder and not below zero on the other: {listed(helped())}."
 
 
 def all_systems() -> str:
@@ -162,11 +229,17 @@ def of_systems(encoder: str, value: Callable[[dict[str, Any]], float]) -> dict[s
 
 def predicted() -> str:
     """Whether the share of the first axis predicts what whitening afterwards gives, over systems."""
-    top = [of_systems(e, lambda s: s["dev"]["values_best"]["dev/variance_top1"]) for e in ENCODERS]
-    gain = [of_systems(e, lambda s: score(s, AFTER) - score(s, AS_IS)) for e in ENCODERS]
-    x, y = ([value for each in sides for value in each.values()] for sides in (top, gain))
-    r, low, high = interval(x, y)
-    return f"Over {len(x)} systems and encoders: Spearman's correlation {r:+.2f} ({low:+.2f} .. {high:+.2f})."
+    top = {e: of_systems(e, lambda s: s["dev"]["values_best"]["dev/variance_top1"]) for e in ENCODERS}
+    gain = {e: of_systems(e, lambda s: score(s, AFTER) - score(s, AS_IS)) for e in ENCODERS}
+    groups = [(name, [e]) for e, name in ENCODERS.items() if top[e]]
+    if len(groups) > 1:
+        groups.insert(0, ("both encoders", list(ENCODERS)))
+    said = []
+    for name, encoders in groups:
+        x, y = ([value for e in encoders for value in of[e].values()] for of in (top, gain))
+        r, low, high = interval(x, y)
+        said.append(f"{r:+.2f} ({low:+.2f} .. {high:+.2f}) over the {len(x)} systems of {name}")
+    return f"Spearman's correlation: {listed(said)}."
 
 
 def carried() -> str:
