@@ -399,8 +399,9 @@ def test_two_processes_do_what_one_does(tokenizer, tmp_path):
     (first, refused), (second, also) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     for name, case in CASES.items():
         alone = ten_steps(folder, slice(0, 8), **case)
-        assert_close(first[name], alone, rtol=1e-12, atol=1e-12)
-        assert_close(second[name], alone, rtol=1e-12, atol=1e-12)
+        # rounding of ten steps: 1.7e-12 on one kind of CPU, below 1e-12 on another; not gathering changes 0.6
+        assert_close(first[name], alone, rtol=1e-10, atol=1e-10)
+        assert_close(second[name], alone, rtol=1e-10, atol=1e-10)
     assert_close(first["none"], second["none"], rtol=0, atol=0)
     assert refused == also
     assert "gather_across_devices=False: the heads of 2 processes would drift apart" in refused[0]
