@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
@@ -38,14 +37,6 @@ def place() -> tuple[int, int]:
     if not (dist.is_available() and dist.is_initialized()):
         return 0, 1
     return dist.get_rank(), dist.get_world_size()
-
-
-def slurm() -> list[SLURMEnvironment]:
-    """Lightning's plugin where srun started this process, else none; ValueError for wrong srun options."""
-    try:  # Safekeeping requeues the job
-        return [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
-    except RuntimeError as error:
-        raise ValueError("Lightning refuses srun --ntasks=N; use srun --ntasks-per-node=N") from error
 
 
 def reached() -> None:

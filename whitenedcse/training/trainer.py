@@ -24,6 +24,7 @@ import lightning
 import torch
 from lightning import Callback, LightningModule
 from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -260,7 +261,7 @@ class Trainer(lightning.Trainer):
         plugins: list[Any] = [Checkpoints()]
         if here is not None and devices == "auto":
             devices, num_nodes = here.on_machine, here.world // here.on_machine
-        plugins += parallel.slurm()
+        plugins += slurm()
         super().__init__(
             devices=devices,
             num_nodes=num_nodes,
@@ -295,3 +296,11 @@ def refuse(settings: dict[str, Any], timeout: float | None) -> None:
             f"trainer.strategy={strategy} divides the encoder; each device needs all of it: use auto or ddp"
             " (encoder.lora.r=8 and trainer.chunk=16 need less memory)"
         )
+
+
+def slurm() -> list[SLURMEnvironment]:
+    """Lightning's plugin where srun started this process, else none; ValueError for wrong srun options."""
+    try:  # Safekeeping requeues the job
+        return [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
+    except RuntimeError as error:
+        raise ValueError("Lightning refuses srun --ntasks=N; use srun --ntasks-per-node=N") from error
