@@ -188,7 +188,7 @@ TRAINING = [
     ({}, "views=1", ["views=1: a contrastive loss needs an anchor and a positive, so 2 or more"]),
     ({}, "trainer.max_steps=0", ["trainer.max_steps=0 or max_epochs=0 trains nothing"]),
     ({}, "trainer.max_epochs=0", ["trainer.max_steps=0 or max_epochs=0 trains nothing"]),
-    ({}, "trainer.max_epochs=-1 trainer.max_steps=-1", ["there is no last step", "set max_steps"]),
+    ({}, "trainer.max_epochs=-1 trainer.max_steps=-1", ["there is no last step", "set trainer.max_steps"]),
     ({}, "trainer.max_epochs=null trainer.max_steps=-1 +trainer.max_time=00:00:01:00", ["no last step"]),
     ({}, "+trainer.overfit_batches=3", ["trainer.overfit_batches", "use data.sample=N"]),
     ({}, "trainer.strategy=fsdp", ["trainer.strategy=fsdp divides the encoder", "use auto or ddp"]),

@@ -61,9 +61,7 @@ class Checkpoints(CheckpointIO):
         for other in set(written(folder)) - set(past[:KEEP]):  # a later one was damaged
             other.unlink()
 
-    def load_checkpoint(
-        self, path: Any, map_location: Any = "cpu", weights_only: Any = True
-    ) -> dict[str, Any]:
+    def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: Any = True) -> Any:
         """The content of one checkpoint file."""
         return reading.checkpoint(Path(path))
 
@@ -215,9 +213,8 @@ class Safekeeping(Callback):
         batches = int(trainer.num_training_batches)
         epoch, batch = divmod(at, batches)
         rows: list[int] = trainer.train_dataloader.sampler.rows_of(epoch, batch).tolist()  # type: ignore[union-attr]
-        step = (
-            epoch * -(-batches // trainer.accumulate_grad_batches) + batch // trainer.accumulate_grad_batches
-        )
+        each = trainer.accumulate_grad_batches
+        step = epoch * -(-batches // each) + batch // each
         raise ValueError(
             f"the loss of step {step + 1} is not finite (epoch {epoch}, batch {batch}, first rows"
             f" {', '.join(map(str, rows[:5]))} of the corpus); the checkpoint of step {self.saved} stays."
@@ -258,10 +255,9 @@ class Trainer(lightning.Trainer):
         refuse(settings, timeout)
         self.chunk, parallel.timeout = chunk, None if timeout is None else timedelta(seconds=timeout)
         here = placed()
-        plugins: list[Any] = [Checkpoints()]
+        plugins: list[Any] = [Checkpoints(), *slurm()]
         if here is not None and devices == "auto":
             devices, num_nodes = here.on_machine, here.world // here.on_machine
-        plugins += slurm()
         super().__init__(
             devices=devices,
             num_nodes=num_nodes,
@@ -284,9 +280,7 @@ def refuse(settings: dict[str, Any], timeout: float | None) -> None:
         raise ValueError("trainer.max_steps=0 or max_epochs=0 trains nothing: use evaluate.py")
     epochs = settings.get("max_epochs") or (-1 if settings.get("max_time") else None)
     if epochs == settings.get("max_steps", -1) == -1:
-        raise ValueError(
-            "without trainer.max_epochs there is no last step, where the learning rate is 0; set max_steps"
-        )
+        raise ValueError("there is no last step, where the learning rate is 0; set trainer.max_steps")
     if settings.get("overfit_batches"):
         raise ValueError("trainer.overfit_batches replaces Lightning's samplers only: use data.sample=N")
     if timeout is not None and not 0 < timeout < float("inf"):
