@@ -243,6 +243,8 @@ def test_what_the_laboratory_says_of_one_encoder_holds():
     assert sum(lab.shown(d) for name in SHAPES for d, _ in comparisons(name, old)) == 1
     assert not any(lab.shown(d) for name in SHAPES for d, _ in comparisons(name, new))
     assert lab.helped() == ["`whitenedcse` less `group`"]
+    classified = comparisons("classification", new)
+    assert len(classified) == 3 and not any(lab.shown(d) or d.low < -1 for d, _ in classified)
     for encoder, best in ((old, None), (new, "dropout_whitened")):
         before = lab.untouched(encoder)
         untouched, whitened = (lab.score(before, row) for row in (lab.AS_IS, lab.AFTER))
