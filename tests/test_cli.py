@@ -44,7 +44,7 @@ print(sorted(heavy & set(sys.modules)))
     assert done.stdout.splitlines()[-1] == "[]" and "usage: whitenedcse" in done.stdout
 
 
-@pytest.mark.parametrize("command", [["train", "--help"], ["data", "check"]])
+@pytest.mark.parametrize("command", [["train", "--help"], ["train", "--cfg", "job"], ["data", "check"]])
 def test_a_reader_that_leaves_is_no_error(command, tmp_path):
     reader, writer = os.pipe()
     os.close(reader)

@@ -35,7 +35,7 @@ def made_up(experiment, system, seed):
 @pytest.fixture(params=[2, 1])
 def runs(request, tmp_path, monkeypatch):
     """An archive with runs of some systems on both encoders, or on one."""
-    every = {}
+    every, added = {}, []
     with tarfile.open(tmp_path / "runs.tar.xz", "w:xz") as tar:
         for experiment in list(answers.ENCODERS)[: request.param]:
             for system in ("simcse", "sgw", "whitenedcse", "group", "multi_positive", "dropout"):
@@ -45,7 +45,9 @@ def runs(request, tmp_path, monkeypatch):
                     for folder in ["lab"] + ["transfer"] * (system not in ("whitenedcse", "dropout")):
                         info = tarfile.TarInfo(f"{folder}/{len(every)}/scores.json")
                         info.size = len(content)
-                        tar.addfile(info, io.BytesIO(content))
+                        added.append((info, content))
+        for info, content in reversed(added):
+            tar.addfile(info, io.BytesIO(content))
     monkeypatch.setattr(answers, "HERE", tmp_path)
     answers.runs.cache_clear()
     yield every

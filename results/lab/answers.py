@@ -54,6 +54,7 @@ QUESTIONS = {
 TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
 CLASSIFIED = ("simcse", "multi_positive", "sgw", "whitenedcse", "official")
 CLASSIFICATION = QUESTIONS["halves"] + [(Arm(name, AFTER), Arm(name)) for name in CLASSIFIED]
+EVERY = QUESTIONS | {"classification": CLASSIFICATION}
 SEEDS = 5
 PLANNED = SEEDS * len({arm.system for pairs in QUESTIONS.values() for pair in pairs for arm in pair})
 
@@ -105,10 +106,10 @@ def systems(encoder: str) -> list[str]:
 
 def asked(name: str) -> dict[tuple[int, str], tuple[Comparison, float]]:
     """Differences and corrected p of a question by number of comparison and encoder, of those with runs."""
-    pairs, measure = QUESTIONS.get(name, CLASSIFICATION), averages if name in QUESTIONS else accuracies
+    measure = averages if name in QUESTIONS else accuracies
     found = {
         (i, encoder): d
-        for i, pair in enumerate(pairs)
+        for i, pair in enumerate(EVERY[name])
         for encoder in ENCODERS
         if (d := paired_by_seed(*(measure(encoder, arm) for arm in pair)))
     }
@@ -132,7 +133,7 @@ def question(name: str) -> Callable[[], str]:
         answers = asked(name)
         lines = [
             [f"{one} less {other}", *(cell(answers.get((i, encoder))) for encoder in ENCODERS)]
-            for i, (one, other) in enumerate(QUESTIONS.get(name, CLASSIFICATION))
+            for i, (one, other) in enumerate(EVERY[name])
         ]
         return table(["", *ENCODERS.values()], lines)
 
@@ -178,7 +179,7 @@ def lab() -> str:
 def helped() -> list[str]:
     """The comparisons with an interval above zero on one encoder and not below zero on the other."""
     found = []
-    for name in list(QUESTIONS)[:-1]:  # those of the plan
+    for name in [name for name in QUESTIONS if name != "halves"]:  # which is not of the plan
         answers = asked(name)
         for i, (one, other) in enumerate(QUESTIONS[name]):
             d = [answers[i, encoder][0] for encoder in ENCODERS if (i, encoder) in answers]
