@@ -64,7 +64,6 @@ def start(script: Callable[[DictConfig], Any]) -> None:
     with ranks.ending_when_asked(), explained():
         refuse_options(sys.argv)
         main(job(script))()
-        sys.stdout.flush()
 
 
 def job(script: Callable[..., Result]) -> Callable[..., Result]:
