@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import SENTENCES, architecture
-from peft import LoraConfig
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers.sentence_transformer.losses import AdaptiveLayerLoss, MultipleNegativesRankingLoss
@@ -339,13 +340,19 @@ def test_the_evaluator_chooses_the_best_checkpoint_of_their_trainer(made, pairs,
 
 ADAPTED = {  # what peft's layer computes beside W + s B A of the adapter named "default"
     "plain": lambda model: None,
-    "disabled": lambda model: model.disable_adapters(),
-    "another": lambda model: (model.add_adapter(lora(), adapter_name="b"), model.set_adapter("b")),
+    "disabled": lambda model: [layer.enable_adapters(False) for layer in adapted(model)],
+    "another": lambda model: (adapt(model, "b"), [layer.set_adapter("b") for layer in adapted(model)]),
 }
 
 
-def lora(**settings):
-    return LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False, **settings)
+def adapt(model, name, **settings):
+    """Adapters from peft itself: `add_adapter` of Transformers refuses a peft that is older than itself."""
+    settings = {"r": 2, "target_modules": ["query", "value"], "init_lora_weights": False, **settings}
+    inject_adapter_in_model(LoraConfig(**settings), model[0].auto_model, name)
+
+
+def adapted(model):
+    return [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -355,7 +362,8 @@ def lora(**settings):
 @pytest.mark.parametrize("state", ADAPTED)
 def test_adapters_are_in_force_as_the_library_has_them(made, name, settings, state):
     model = made()
-    model.add_adapter(lora(**settings), adapter_name=name)
+    adapt(model, name, **settings)
+    assert adapted(model)
     ADAPTED[state](model)
     with torch.no_grad():
         for part, weight in model.named_parameters():
