@@ -151,8 +151,8 @@ def exact() -> str:
 
 Before training all {len(rows("exact/seeds.csv"))} runs have the score of their seed to the last digit:
 evaluation is shared by the ranks, and exact. One and two devices differ by their dropout alone. Without the
-gather each device has half the negatives, and statistics of half the sentences; with it less without it is
-{gathered()}.
+gather each device has half the negatives, and statistics of half the sentences; the score with it minus
+the score without it is {gathered()}.
 """)
 
 
@@ -196,7 +196,7 @@ def matryoshka() -> str:
         named = [row for row in every if f"{row['training']}, {row['vectors']}, {row['k']}" == f"{way}, {k}"]
         return [float(row["spearman"]) for row in sorted(named, key=lambda row: int(row["seed"]))]
 
-    def less(first: str, second: str, at: Sequence[int] = sizes) -> dict[int, Comparison]:
+    def minus(first: str, second: str, at: Sequence[int] = sizes) -> dict[int, Comparison]:
         pairs = {k: zip(scores(first, k), scores(second, k), strict=True) for k in at}
         return {k: change([a - b for a, b in pair]) for k, pair in pairs.items()}
 
@@ -208,15 +208,15 @@ def matryoshka() -> str:
 
 Paired by seed, the mean of three with its 95 % t interval and p:
 
-- a prefix less one of plain training: {each(less(cut, plain))};
-- a prefix less whitening-k of plain training: {each(less(cut, white))};
-- a prefix less whitening-k of the same encoder: {each(less(cut, both))};
-- whitening-k after Matryoshka training less after plain training: {each(less(both, white))};
+- a prefix minus one of plain training: {each(minus(cut, plain))};
+- a prefix minus whitening-k of plain training: {each(minus(cut, white))};
+- a prefix minus whitening-k of the same encoder: {each(minus(cut, both))};
+- whitening-k after Matryoshka training minus whitening-k after plain training: {each(minus(both, white))};
 - all 128 channels as they are, {mean_sd(scores(cut, 128))} with the loss and {mean_sd(scores(plain, 128))}
-  without it: {each(less(cut, plain, [128]))}.
+  without it: {each(minus(cut, plain, [128]))}.
 
 Conclusion: beside whitening-k of an encoder that was trained without it, a Matryoshka prefix is
-{verdicts(less(cut, white))}; beside whitening-k of the same encoder it is {verdicts(less(cut, both))}.
+{verdicts(minus(cut, white))}; beside whitening-k of the same encoder it is {verdicts(minus(cut, both))}.
 """)
 
 
@@ -226,10 +226,10 @@ def each(apart: dict[int, Comparison]) -> str:
 
 
 def verdicts(apart: dict[int, Comparison]) -> str:
-    """At which k the first of two is higher, lower, and not shown to differ, as a sentence."""
+    """At which k the first of two is higher, lower, and not significantly different, as a phrase."""
     ways = {"higher": lambda d: d.low > 0, "lower": lambda d: d.high < 0}
     found = {name: [str(k) for k, d in apart.items() if way(d)] for name, way in ways.items()}
-    found["not shown to differ"] = [str(k) for k, d in apart.items() if d.low <= 0 <= d.high]
+    found["not significantly different"] = [str(k) for k, d in apart.items() if d.low <= 0 <= d.high]
     return listed(f"{name} at k = {listed(ks)}" for name, ks in found.items() if ks)
 
 

@@ -74,20 +74,20 @@ def test_a_real_difference_is_marked_and_noise_is_not(tmp_path):
     line = cells(grid, "A")
     for i, value in enumerate(mine, 1):
         assert line[str(i)].startswith(f"{value:.2f} ±")
-    assert line["2 less 1"].startswith(f"{mine[1] - mine[0]:.2f} ±") and "*" not in line["2 less 1"]
-    assert line["3 less 1"].startswith(f"{mine[2] - mine[0]:.2f} ±") and line["3 less 1"].endswith("**")
-    assert float(line["p of 3 less 1"]) < 0.01 < float(line["p of 2 less 1"])
+    assert line["2 - 1"].startswith(f"{mine[1] - mine[0]:.2f} ±") and "*" not in line["2 - 1"]
+    assert line["3 - 1"].startswith(f"{mine[2] - mine[0]:.2f} ±") and line["3 - 1"].endswith("**")
+    assert float(line["p of 3 - 1"]) < 0.01 < float(line["p of 2 - 1"])
     averages = [
         np.mean([t["all"] for t in Run(p).scores["rows"][0]["sts"]["tasks"].values()]) for p in (a, c)
     ]
-    assert cells(grid, "average")["3 less 1"].startswith(f"{averages[1] - averages[0]:.2f}")
+    assert cells(grid, "average")["3 - 1"].startswith(f"{averages[1] - averages[0]:.2f}")
 
 
 def test_a_run_compared_with_itself_has_no_difference(tmp_path):
     a = run(tmp_path / "a", 0.2, 0)
     (grid,) = compared([str(a), str(a)], 100, 2)
-    assert cells(grid, "A")["2 less 1"] == "0.00 ±0.00"
-    assert cells(grid, "A")["p of 2 less 1"] == "1.000"
+    assert cells(grid, "A")["2 - 1"] == "0.00 ±0.00"
+    assert cells(grid, "A")["p of 2 - 1"] == "1.000"
 
 
 def test_a_pattern_is_one_system_with_its_mean_and_spread_over_seeds(tmp_path):
@@ -98,7 +98,7 @@ def test_a_pattern_is_one_system_with_its_mean_and_spread_over_seeds(tmp_path):
     shown = cells(grid, "A")["2"]
     assert shown.startswith(f"{np.mean(values):.2f} ±")
     assert shown.endswith(f"(sd {np.std(values, ddof=1):.2f})")
-    assert "(3 runs)" in grid.notes[1] and float(cells(grid, "A")["p of 2 less 1"]) < 0.01
+    assert "(3 runs)" in grid.notes[1] and float(cells(grid, "A")["p of 2 - 1"]) < 0.01
 
 
 def group_values(tmp_path, pattern, task="A"):
@@ -118,15 +118,15 @@ def shown(cell):
 @pytest.mark.parametrize(
     ("seeds", "others", "note"),
     [
-        ((3, 1, 2), (1, 2, 3), "2 less 1: paired by seed, 3 seeds; the 95 % interval over seeds is 4.3 "),
-        ((1, 2, 3), (4, 5), "2 less 1: not paired, 3 and 2 runs whose seeds are not the same; the 95 % "),
-        ((1, 2, 3), (4,), "2 less 1: one run and 3 seeds, as if the one varied as these do; "),
+        ((3, 1, 2), (1, 2, 3), "2 - 1: paired by seed, 3 seeds; the 95 % interval over seeds is 4.3 "),
+        ((1, 2, 3), (4, 5), "2 - 1: not paired, 3 and 2 runs whose seeds are not the same; the 95 % "),
+        ((1, 2, 3), (4,), "2 - 1: one run and 3 seeds, as if the one varied as these do; "),
         (
             (1, 2),
             (1, 2),
             "interval over seeds is 12.7 standard errors either side (with 5 seeds 2.8): only a",
         ),
-        ((None, None), (None, None), "2 less 1: not paired, 2 and 2 runs whose seeds are not the same; "),
+        ((None, None), (None, None), "2 - 1: not paired, 2 and 2 runs whose seeds are not the same; "),
     ],
 )
 def test_groups_are_tested_by_t_over_seeds_with_the_variance_of_the_pairs(tmp_path, seeds, others, note):
@@ -148,7 +148,7 @@ def test_groups_are_tested_by_t_over_seeds_with_the_variance_of_the_pairs(tmp_pa
         over = math.hypot(t[len(a)] * stats.sem(a), t[len(b)] * stats.sem(b))
     half = math.hypot(over, 1.959964 * np.std(second - first))
     line = cells(grid, "A")
-    assert shown(line["2 less 1"]) == pytest.approx([np.mean(b) - np.mean(a), half], abs=2e-4)
+    assert shown(line["2 - 1"]) == pytest.approx([np.mean(b) - np.mean(a), half], abs=2e-4)
     alone = math.hypot(t[len(a)] * stats.sem(a), 1.959964 * np.std(first))
     assert shown(line["1"]) == pytest.approx([np.mean(a), alone], abs=2e-4)
     assert any(note in said for said in grid.notes)
@@ -158,9 +158,8 @@ def test_groups_are_tested_by_t_over_seeds_with_the_variance_of_the_pairs(tmp_pa
 def test_single_runs_say_nothing_of_other_seeds(tmp_path):
     a, b = run(tmp_path / "a", 0.2, 0), run(tmp_path / "b", 0.3, 1)
     (grid,) = compared([str(a), str(b)], 50, 2)
-    assert (
-        "2 less 1: one run each: the interval is for other test pairs and says nothing about other seeds"
-        in (grid.notes)
+    assert "2 - 1: one run each: the interval is for other test pairs and says nothing about other seeds" in (
+        grid.notes
     )
     assert "95 % intervals and p: for other test pairs, by 50 bootstrap draws of them" in grid.notes
 
@@ -195,7 +194,7 @@ def test_accuracies_are_compared_on_the_same_texts(tmp_path):
     (grid,) = compared([str(tmp_path / "a"), str(tmp_path / "b")], 300, 2)
     line = cells(grid, "MR")
     assert line["1"].startswith("70.00 ±") and line["2"].startswith("90.00 ±")
-    assert line["2 less 1"].startswith("20.00 ±") and line["2 less 1"].endswith("**")
+    assert line["2 - 1"].startswith("20.00 ±") and line["2 - 1"].endswith("**")
     assert grid.title == "x: accuracy x 100"
     items = dict(Run(tmp_path / "b").items)
     labels = items.pop("gold/MR")

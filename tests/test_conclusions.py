@@ -17,16 +17,17 @@ from programs import ROOT
 
 from results import conclusions
 from results.lab import answers as lab
+from results.study.contrasts import shown
 
 STUDY = ROOT / "results/study"
 TASKS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 AS_IS, AFTER = "as it is", "whitened (training)"
 LIKE = {  # the columns of the table by test
-    "v = 2: while training less no whitening": (("sgw", AS_IS), ("simcse", AS_IS)),
-    "v = 3: while training less no whitening": (("whitenedcse", AS_IS), ("multi_positive", AS_IS)),
-    "v = 2: while training less whitening afterwards": (("sgw", AS_IS), ("simcse", AFTER)),
-    "v = 3: while training less whitening afterwards": (("whitenedcse", AS_IS), ("multi_positive", AFTER)),
-    "WhitenedCSE (v = 3) less SimCSE (v = 2)": (("whitenedcse", AS_IS), ("simcse", AS_IS)),
+    "v = 2: while training minus no whitening": (("sgw", AS_IS), ("simcse", AS_IS)),
+    "v = 3: while training minus no whitening": (("whitenedcse", AS_IS), ("multi_positive", AS_IS)),
+    "v = 2: while training minus whitening afterwards": (("sgw", AS_IS), ("simcse", AFTER)),
+    "v = 3: while training minus whitening afterwards": (("whitenedcse", AS_IS), ("multi_positive", AFTER)),
+    "WhitenedCSE (v = 3) minus SimCSE (v = 2)": (("whitenedcse", AS_IS), ("simcse", AS_IS)),
 }
 # figures outside the conclusions that no committed run holds: cosines of gradients, a comparison with
 # published scores (tests/test_published.py), releases
@@ -100,8 +101,8 @@ def test_like_stands_beside_like(runs, v):
     expected["whitening while training"] = mean_sd(during)
     for name, other in (("no whitening", none), ("whitening afterwards", after)):
         mean, low, high, p = difference(during, other)
-        sure = "" if low > 0 or high < 0 else ": not shown"
-        expected[f"while training less {name}"] = f"{mean:+.2f} ({low:+.2f} .. {high:+.2f}, p {p:.2g}{sure})"
+        sure = "" if low > 0 or high < 0 else ", n.s."
+        expected[f"while training minus {name}"] = f"{mean:+.2f} ({low:+.2f} .. {high:+.2f}, p {p:.2g}{sure})"
     table = cells("results/study/README.md", f"v = {v}")
     assert {name: table[name][f"v = {v}"] for name in expected} == expected
 
@@ -179,7 +180,7 @@ def test_three_seeds_are_compared_by_the_same_rules():
     for name, pair in pairs.items():
         mean, low, high, p = difference(*pair)
         page = " ".join((ROOT / f"results/{name.strip()}/README.md").read_text().split())
-        assert f"{mean:+.2f} ({low:+.2f} .. {high:+.2f}, p {p:.2g}: not shown)" in page, name
+        assert f"{mean:+.2f} ({low:+.2f} .. {high:+.2f}, p {p:.2g}, n.s.)" in page, name
 
 
 def test_seeds_csv_is_of_the_archive(runs):
@@ -195,17 +196,15 @@ def test_seeds_csv_is_of_the_archive(runs):
 
 
 @pytest.mark.parametrize("page", conclusions.BLOCKS)
-def test_an_interval_that_holds_zero_is_called_not_shown(page):
+def test_what_is_not_significant_is_said_to_be_so(page):
     prose = (ROOT / page).read_text()
-    every = list(
-        re.finditer(r"\(([+-][\d.]+)\s+\.\.\s+([+-][\d.]+),\s+p\s+[\d.e-]+(:\s+not\s+shown)?\)", prose)
-    )
+    every = list(re.finditer(r"\([+-][\d.]+\s+\.\.\s+[+-][\d.]+,\s+p\s+([\d.e-]+)(,\s+n\.s\.)?\)", prose))
     assert every or page.split("/")[1] in ("evaluation", "shipping", "pretrain", "planning.md")
     before = 0
     for found in every:
         words = re.split(r"[;.]\s|\n- |\|", prose[before : found.start()])[-1].split()
-        said = found[3] or "not shown" in " ".join(words)
-        assert bool(said) == (float(found[1]) <= 0 <= float(found[2])), found[0]
+        said = found[2] or "does not differ significantly" in " ".join(words)
+        assert bool(said) == (float(found[1]) >= 0.05), found[0]
         before = found.end()
 
 
@@ -227,7 +226,7 @@ def comparisons(name, encoder):
 
 @pytest.mark.parametrize("encoder", lab.ENCODERS)
 def test_what_the_laboratory_says_of_both_encoders_holds(encoder):
-    assert not any(lab.shown(d) for d, _ in comparisons("halves", encoder))
+    assert not any(shown(d) for d, _ in comparisons("halves", encoder))
     assert all(p > 0.05 for name in SHAPES for _, p in comparisons(name, encoder))
     assert all(d.high < 0 and p < 0.05 for d, p in comparisons("soft", encoder)[1:])  # vicreg, sigreg
     assert len(lab.systems(encoder)) == 17 and len(lab.runs()) == 170
@@ -238,13 +237,13 @@ def test_what_the_laboratory_says_of_one_encoder_holds():
     assert all(d.low > 0 for d, _ in comparisons("views", old))
     assert all(d.high < 0 for d, _ in comparisons("views", new))
     assert all(d.high < 0 for d, _ in comparisons("during", old))
-    assert not any(lab.shown(d) for d, _ in comparisons("during", new))
-    assert [lab.shown(d) for d, _ in comparisons("soft", new)] == [True] * 3
-    assert sum(lab.shown(d) for name in SHAPES for d, _ in comparisons(name, old)) == 1
-    assert not any(lab.shown(d) for name in SHAPES for d, _ in comparisons(name, new))
-    assert lab.helped() == ["`whitenedcse` less `group`"]
+    assert not any(shown(d) for d, _ in comparisons("during", new))
+    assert [shown(d) for d, _ in comparisons("soft", new)] == [True] * 3
+    assert sum(shown(d) for name in SHAPES for d, _ in comparisons(name, old)) == 1
+    assert not any(shown(d) for name in SHAPES for d, _ in comparisons(name, new))
+    assert lab.helped() == ["`whitenedcse` minus `group`"]
     classified = comparisons("classification", new)
-    assert len(classified) == 3 and not any(lab.shown(d) or d.low < -1 for d, _ in classified)
+    assert len(classified) == 3 and not any(shown(d) or d.low < -1 for d, _ in classified)
 
 
 def test_what_the_laboratory_says_of_means_and_of_whitening_afterwards_holds():

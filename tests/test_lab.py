@@ -88,7 +88,7 @@ def test_a_comparison_takes_the_seeds_of_both_and_one_without_runs_says_so(runs)
     ]
     assert d.difference == pytest.approx(np.mean(apart))
     lines = answers.question("views")().splitlines()
-    assert lines[3].startswith("| `whitenedcse` less `dropout_whitened` | no runs yet | no runs yet |")
+    assert lines[3].startswith("| `whitenedcse` minus `dropout_whitened` | no runs yet | no runs yet |")
     assert len(lines) == 4
 
 
@@ -111,8 +111,8 @@ def test_classification_is_of_the_transfer_tasks_of_the_runs_that_have_them(runs
             for s in range(5)
         ]
     )
-    assert lines[0].startswith(f"| pretrained | `sgw` less `simcse` | {mr:+.2f} |")
-    assert lines[1].startswith("| pretrained | `simcse` whitened less `simcse` |")
+    assert lines[0].startswith(f"| pretrained | `sgw` minus `simcse` | {mr:+.2f} |")
+    assert lines[1].startswith("| pretrained | `simcse` whitened minus `simcse` |")
 
 
 def test_what_helped_is_above_zero_on_one_encoder_and_below_on_none(monkeypatch):
@@ -130,16 +130,16 @@ def test_what_helped_is_above_zero_on_one_encoder_and_below_on_none(monkeypatch)
         "halves": {(0, one): above},  # not of the plan
     }
     monkeypatch.setattr(answers, "asked", lambda n: {k: (d, 1.0) for k, d in every.get(n, {}).items()})
-    assert answers.helped() == ["`sgw_6` less `group_6`", "`whitenedcse` less `dropout_whitened`"]
+    assert answers.helped() == ["`sgw_6` minus `group_6`", "`whitenedcse` minus `dropout_whitened`"]
     assert answers.parts().endswith(
-        "other: `sgw_6` less `group_6` and `whitenedcse` less `dropout_whitened`."
+        "other: `sgw_6` minus `group_6` and `whitenedcse` minus `dropout_whitened`."
     )
 
 
 def test_a_difference_whose_interval_holds_zero_is_not_shown():
     made = [Comparison(1.0, low, 1.5, p) for low, p in ((0.5, 0.01), (-0.5, 0.2))]
     assert answers.cell((made[0], 0.02)) == "+1.00 (+0.50 .. +1.50, p 0.02)"
-    assert answers.cell((made[1], 0.4)) == "+1.00 (-0.50 .. +1.50, p 0.4: not shown)"
+    assert answers.cell((made[1], 0.4)) == "+1.00 (-0.50 .. +1.50, p 0.4, n.s.)"
     assert answers.cell(None) == "no runs yet"
 
 

@@ -73,8 +73,8 @@ def test_sts_is_paired_by_saved_predictions(tmp_path):
     between = stats.spearmanr(*SIMILARITIES.values()).statistic
     sd = 100 * of_two_spearmans(r_of("b"), r_of("a"), between, 300).variance ** 0.5
     apart = 100 * (r_of("b") - r_of("a"))
-    assert value(rows["Made"]["2 less 1"]) == pytest.approx([apart, 1.959964 * sd], abs=1e-4)
-    assert float(rows["Made"]["p of 2 less 1"]) == pytest.approx(2 * stats.norm.sf(apart / sd), abs=1e-3)
+    assert value(rows["Made"]["2 - 1"]) == pytest.approx([apart, 1.959964 * sd], abs=1e-4)
+    assert float(rows["Made"]["p of 2 - 1"]) == pytest.approx(2 * stats.norm.sf(apart / sd), abs=1e-3)
     assert rows["Made"]["the interval covers other"] == "pairs"
     assert value(rows["Made"]["1"])[0] == pytest.approx(100 * r_of("a"), abs=1e-4)
 
@@ -87,7 +87,7 @@ def test_without_predictions_models_are_apart_on_as_many_pairs_as_mteb_counts(tm
     assert mteb_results.read(tmp_path / "c").tasks["STS12"].parts["test", "default"].n == 3108
     _, rows = table(tmp_path, "ac")
     errors = [(1 - r * r) ** 2 * (1 + r * r / 2) / 3105 for r in (0.7, 0.72)]
-    assert value(rows["STS12"]["2 less 1"]) == pytest.approx([2, 195.9964 * sum(errors) ** 0.5], abs=1e-4)
+    assert value(rows["STS12"]["2 - 1"]) == pytest.approx([2, 195.9964 * sum(errors) ** 0.5], abs=1e-4)
     assert value(rows["STS12"]["1"]) == pytest.approx([70, 195.9964 * errors[0] ** 0.5], abs=1e-4)
     assert rows["STS12"]["the interval covers other"] == "pairs apart"
 
@@ -109,10 +109,10 @@ def test_classification_is_paired_over_experiments(tmp_path, metric):
     for i, name in ((2, "b"), (3, "c")):
         test = stats.ttest_rel(ACCURACIES[name], ACCURACIES["a"])
         low, high = test.confidence_interval()
-        cell = value(rows["Made"][f"{i} less 1"])
+        cell = value(rows["Made"][f"{i} - 1"])
         assert cell == pytest.approx([50 * (low + high), 50 * (high - low)], abs=1e-4)
         p.append(test.pvalue)
-    shown = [float(rows["Made"][f"p of {i} less 1"]) for i in (2, 3)]
+    shown = [float(rows["Made"][f"p of {i} - 1"]) for i in (2, 3)]
     assert shown == pytest.approx([2 * p[0], max(2 * p[0], p[1])], abs=6e-4) and p[0] < p[1]  # Holm of two
     assert rows["Made"]["the interval covers other"] == "training alone"
 
@@ -124,7 +124,7 @@ def test_classification_covers_other_texts_where_predictions_are_saved(tmp_path)
     apart = np.subtract(ACCURACIES["b"], ACCURACIES["a"])
     texts = of_predictions(LABELS["b"], LABELS["a"], apart.mean()).variance
     half = 100 * math.hypot(stats.t.isf(0.025, 4) * stats.sem(apart), 1.959964 * texts**0.5)
-    assert value(rows["Made"]["2 less 1"]) == pytest.approx([100 * apart.mean(), half], abs=1e-4)
+    assert value(rows["Made"]["2 - 1"]) == pytest.approx([100 * apart.mean(), half], abs=1e-4)
     assert rows["Made"]["the interval covers other"] == "training, texts"
 
 
@@ -137,7 +137,7 @@ def test_without_predictions_texts_are_apart_on_as_many_as_mteb_counts(tmp_path)
     texts = sum(p * (1 - p) / 3080 for p in means)
     half = 100 * math.hypot(stats.t.isf(0.025, 4) * stats.sem(apart), 1.959964 * texts**0.5)
     row = rows["Banking77Classification"]
-    assert value(row["2 less 1"])[1] == pytest.approx(half, abs=1e-4)
+    assert value(row["2 - 1"])[1] == pytest.approx(half, abs=1e-4)
     assert row["the interval covers other"] == "training, texts apart"
 
 
@@ -152,7 +152,7 @@ def test_subsets_are_averaged_as_independent(tmp_path):
     _, rows = table(tmp_path)
     between = stats.spearmanr(*SIMILARITIES.values()).statistic
     both = [of_two_spearmans(b, a, between, 300).variance for a, b in ((0.6, 0.65), (0.7, 0.8))]
-    assert value(rows["Made"]["2 less 1"]) == pytest.approx([7.5, 195.9964 * sum(both) ** 0.5 / 2], abs=1e-4)
+    assert value(rows["Made"]["2 - 1"]) == pytest.approx([7.5, 195.9964 * sum(both) ** 0.5 / 2], abs=1e-4)
 
 
 def test_the_average_speaks_of_these_tasks_and_of_tasks_like_these(tmp_path):
@@ -162,14 +162,14 @@ def test_the_average_speaks_of_these_tasks_and_of_tasks_like_these(tmp_path):
             sts(tmp_path / name, task, 0.6 + 0.1 * i + better * by, SIMILARITIES[name])
     grid, rows = table(tmp_path)
     these, like = rows["average, these tasks"], rows["average, tasks like these"]
-    halves = [value(rows[task]["2 less 1"])[1] for task in apart]
-    assert value(these["2 less 1"]) == pytest.approx([10 / 3, math.hypot(*halves) / 3], abs=1e-3)
+    halves = [value(rows[task]["2 - 1"])[1] for task in apart]
+    assert value(these["2 - 1"]) == pytest.approx([10 / 3, math.hypot(*halves) / 3], abs=1e-3)
     scipys = stats.ttest_1samp(list(apart.values()), 0)
-    assert float(like["p of 2 less 1"]) == pytest.approx(scipys.pvalue, abs=1e-3)
+    assert float(like["p of 2 - 1"]) == pytest.approx(scipys.pvalue, abs=1e-3)
     assert like["1"] == "" and value(these["1"])[0] == pytest.approx(70)
     single = [value(rows[task]["1"])[1] for task in apart]
     assert value(these["1"])[1] == pytest.approx(math.hypot(*single) / 3, abs=1e-3)
-    sure = sum(float(rows[task]["p of 2 less 1"]) < 0.05 for task in apart)
+    sure = sum(float(rows[task]["p of 2 - 1"]) < 0.05 for task in apart)
     assert any(note.startswith(f"2 is better than 1 on {sure} tasks, worse on 0") for note in grid.notes)
 
 
@@ -180,9 +180,9 @@ def test_what_cannot_be_said_is_said(tmp_path):
         sts(tmp_path / name, "Made", 0.5 + by, SIMILARITIES[name])
     grid, rows = table(tmp_path, digits=2)
     for task in ("Search", "Unknown"):
-        assert (rows[task]["2 less 1"], rows[task]["p of 2 less 1"]) == ("1.00", "-")
+        assert (rows[task]["2 - 1"], rows[task]["p of 2 - 1"]) == ("1.00", "-")
         assert rows[task]["the interval covers other"].startswith("cannot be said")
-    assert rows["average, these tasks"]["p of 2 less 1"] == "-"
+    assert rows["average, these tasks"]["p of 2 - 1"] == "-"
     assert any("not separable on 1, of 2 nothing can be said" in note for note in grid.notes)
 
 

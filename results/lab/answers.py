@@ -20,8 +20,8 @@ import numpy as np
 from scipy.stats import rankdata, spearmanr
 
 from results.markdown import listed, table
-from results.study.contrasts import AFTER, AS_IS, score, shown
-from whitenedcse.evaluation.differences import holm
+from results.study.contrasts import AFTER, AS_IS, score
+from whitenedcse.evaluation.differences import ALPHA, holm
 from whitenedcse.evaluation.statistics import Comparison
 from whitenedcse.report.contrasts import paired_by_seed, spread
 
@@ -118,11 +118,11 @@ def asked(name: str) -> dict[tuple[int, str], tuple[Comparison, float]]:
 
 
 def cell(answer: tuple[Comparison, float] | None) -> str:
-    """A difference, its interval and its corrected p as text."""
+    """A difference, its interval and its corrected p as text; n.s. is not significant, p >= ALPHA."""
     if answer is None:
         return "no runs yet"
     d, p = answer
-    unsure = "" if shown(d) else ": not shown"
+    unsure = "" if p < ALPHA else ", n.s."
     return f"{d.difference:+z.2f} ({d.low:+z.2f} .. {d.high:+z.2f}, p {p:.2g}{unsure})"
 
 
@@ -132,7 +132,7 @@ def question(name: str) -> Callable[[], str]:
     def answered() -> str:
         answers = asked(name)
         lines = [
-            [f"{one} less {other}", *(cell(answers.get((i, encoder))) for encoder in ENCODERS)]
+            [f"{one} minus {other}", *(cell(answers.get((i, encoder))) for encoder in ENCODERS)]
             for i, (one, other) in enumerate(EVERY[name])
         ]
         return table(["", *ENCODERS.values()], lines)
@@ -151,7 +151,7 @@ def where() -> str:
                 for task in TRANSFER
             ]
             cells = [f"{d.difference:+z.2f}" for d in apart if d]
-            lines += [[name, f"{one} less {other}", *cells]] if cells else []
+            lines += [[name, f"{one} minus {other}", *cells]] if cells else []
     return table(["encoder", "", *TRANSFER], lines)
 
 
@@ -173,7 +173,7 @@ def lab() -> str:
         [name, *(cell(asked(question).get((i, encoder))) for encoder in ENCODERS)]
         for name, (question, i) in chosen.items()
     ]
-    return table(["`whitenedcse` less", *ENCODERS.values()], lines)
+    return table(["`whitenedcse` minus", *ENCODERS.values()], lines)
 
 
 def helped() -> list[str]:
@@ -184,7 +184,7 @@ def helped() -> list[str]:
         for i, (one, other) in enumerate(QUESTIONS[name]):
             d = [answers[i, encoder][0] for encoder in ENCODERS if (i, encoder) in answers]
             if any(each.low > 0 for each in d) and not any(each.high < 0 for each in d):
-                found.append(f"{one} less {other}")
+                found.append(f"{one} minus {other}")
     return found
 
 

@@ -117,12 +117,12 @@ def fails() -> str:
     halves = [(d.high - d.low) / 2 for d in against]
     assert on_dev
     return text(f"""
-- **That the shuffle changes anything:** `whitenedcse` less `group` is {on(WHITENEDCSE, Arm("group"))}. The
+- **That the shuffle changes anything:** `whitenedcse` minus `group` is {on(WHITENEDCSE, Arm("group"))}. The
   paper's Table 3 has {paper("T3", 4, 3)}. With dropout in each pass the views differ anyway; and these
   groups are pairs, as published.
-- **That a third view adds to whitening:** `whitenedcse` less `sgw` is {on(WHITENEDCSE, Arm("sgw"))}; the
+- **That a third view adds to whitening:** `whitenedcse` minus `sgw` is {on(WHITENEDCSE, Arm("sgw"))}; the
   paper has {paper("T6", 4, 1)}.
-- **That one encoding is enough:** `one_pass` less `simcse` is {on(Arm("one_pass"), SIMCSE)}. Section 3.2.2
+- **That one encoding is enough:** `one_pass` minus `simcse` is {on(Arm("one_pass"), SIMCSE)}. Section 3.2.2
   describes whitening one encoding several times, with a step in {steps()["one_pass"]:.2f} of SimCSE's time;
   the views are then so easy that the loss, logged from step {min(losses[0])} on, is at most
   {max(largest):.1e} (below 1e-6 for {sum(x < 1e-6 for x in largest)} of {len(largest)} seeds), of which
@@ -130,9 +130,9 @@ def fails() -> str:
   {max(last):.2f} over seeds) at the end. The scores published can only be those of one pass a view.
 - **That uniformity improves:** of the exported vector, whitening while training changes {geometry(2)} at v
   = 2; {geometry(3)} at v = 3. Lower is better. The paper claims both better; what it measured is not said.
-- **That the gradient through W matters:** `gradient_full` less `whitenedcse` is
+- **That the gradient through W matters:** `gradient_full` minus `whitenedcse` is
   {on(Arm("gradient_full"), WHITENEDCSE)} for pairs. Cutting it, the default here, is the cheaper choice.
-- **That dev orders systems as the tests do:** WhitenedCSE less SimCSE is {said(on_dev)} on STS-B dev,
+- **That dev orders systems as the tests do:** WhitenedCSE minus SimCSE is {said(on_dev)} on STS-B dev,
   {on(*WHOLE)} on the tests.
 - **Small differences.** The intervals of differences from SimCSE reach {min(halves):.2f} to
   {max(halves):.2f} to either side (`one_pass` left out). Only the p-values of the table of systems are

@@ -127,8 +127,8 @@ def figures(d: Comparison) -> str:
 
 
 def said(d: Comparison) -> str:
-    """A difference as `figures` has it, and that it is not shown where the interval holds zero."""
-    return figures(d) if shown(d) else f"{figures(d)[:-1]}: not shown)"
+    """A difference as `figures` has it; n.s., not significant, where the interval includes zero."""
+    return figures(d) if shown(d) else f"{figures(d)[:-1]}, n.s.)"
 
 
 def shown(d: Comparison) -> bool:
@@ -139,7 +139,7 @@ def shown(d: Comparison) -> bool:
 def verdict(d: Comparison) -> str:
     """What a difference says of the first of two, as the verb of a sentence."""
     if not shown(d):
-        return "is not shown to differ from"
+        return "does not differ significantly from"
     return "scores higher than" if d.low > 0 else "scores lower than"
 
 
@@ -175,8 +175,8 @@ def beside() -> str:
         "no whitening": [spread(tests(Arm(PLAIN[v]))) for v in PLAIN],
         "whitening afterwards": [spread(tests(Arm(PLAIN[v], AFTER))) for v in PLAIN],
         "whitening while training": [spread(tests(Arm(WHITE[v]))) for v in PLAIN],
-        "while training less no whitening": [said(contrast(*during(v))) for v in PLAIN],
-        "while training less whitening afterwards": [said(contrast(*after(v))) for v in PLAIN],
+        "while training minus no whitening": [said(contrast(*during(v))) for v in PLAIN],
+        "while training minus whitening afterwards": [said(contrast(*after(v))) for v in PLAIN],
         "time of a step over SimCSE's, no whitening, while training": [
             f"{steps()[PLAIN[v]]:.2f}, {steps()[WHITE[v]]:.2f}" for v in PLAIN
         ],
@@ -230,11 +230,11 @@ def by_task() -> str:
 def by_share() -> str:
     """The table of differences by test, with the share of each in that of the average."""
     columns = {
-        "v = 2: while training less no whitening": during(2),
-        "v = 3: while training less no whitening": during(3),
-        "v = 2: while training less whitening afterwards": after(2),
-        "v = 3: while training less whitening afterwards": after(3),
-        "WhitenedCSE (v = 3) less SimCSE (v = 2)": WHOLE,
+        "v = 2: while training minus no whitening": during(2),
+        "v = 3: while training minus no whitening": during(3),
+        "v = 2: while training minus whitening afterwards": after(2),
+        "v = 3: while training minus whitening afterwards": after(3),
+        "WhitenedCSE (v = 3) minus SimCSE (v = 2)": WHOLE,
     }
     lines = []
     for name, tasks in {**{task: [task] for task in TASKS}, "average": TASKS}.items():

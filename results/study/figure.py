@@ -1,6 +1,6 @@
 """Draw study.png, like beside like: python -m results.study.figure
 
-A panel for each v: by test, whitening while training less none, and less whitening afterwards.
+A panel for each v: by test, whitening while training minus none, and minus whitening afterwards.
 """
 
 from matplotlib import rc_context
@@ -26,7 +26,7 @@ def panel(ax: Axes, v: int) -> None:
             color=COLOURS[i],
             capsize=2,
             markersize=4,
-            label=f"less {name}",
+            label=f"minus {name}",
         )
     ax.axvline(0, color="0.6", linewidth=0.8)
     ax.axhline(0.5 - len(TASKS), color="0.85", linewidth=0.8)

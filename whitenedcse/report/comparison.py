@@ -136,7 +136,7 @@ def grid(
         f"{i}: {group.name}{f' ({len(group.runs)} runs)' if len(group.runs) > 1 else ''}"
         for i, group in enumerate(groups, 1)
     ]
-    tests = [f"{i} less 1: {manner(groups[0], other, items)}" for i, other in enumerate(groups[1:], 2)]
+    tests = [f"{i} - 1: {manner(groups[0], other, items)}" for i, other in enumerate(groups[1:], 2)]
     notes = [
         *legend,
         *([f"left out, as not all have a score: {', '.join(left)}"] if left else []),

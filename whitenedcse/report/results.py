@@ -196,7 +196,7 @@ def geometry_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
 
 def headed(many: int) -> list[str]:
     """The columns of a comparison: the task, each system, and each system's difference from the first."""
-    tests = [f"{what} {i} less 1".strip() for i in range(2, many + 1) for what in ("", "p of")]
+    tests = [f"{what} {i} - 1".strip() for i in range(2, many + 1) for what in ("", "p of")]
     return ["task", *map(str, range(1, many + 1)), *tests]
 
 
