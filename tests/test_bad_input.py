@@ -190,6 +190,7 @@ TRAINING = [
     ({}, "trainer.max_epochs=0", ["trainer.max_steps=0 or max_epochs=0 trains nothing"]),
     ({}, "trainer.max_epochs=-1 trainer.max_steps=-1", ["there is no last step", "set trainer.max_steps"]),
     ({}, "trainer.max_epochs=null trainer.max_steps=-1 +trainer.max_time=00:00:01:00", ["no last step"]),
+    ({}, "+trainer.max_time.minute=1", ["trainer: 'minute' is an invalid keyword"]),
     ({}, "+trainer.overfit_batches=3", ["trainer.overfit_batches", "use data.sample=N"]),
     ({}, "trainer.strategy=fsdp", ["trainer.strategy=fsdp divides the encoder", "use auto or ddp"]),
     ({}, "trainer.strategy=deepspeed_stage_3", ["trainer.strategy=deepspeed_stage_3 divides"]),

@@ -76,7 +76,7 @@ def train(cfg: DictConfig) -> float | None:
     launch.refuse_search(cfg.monitor.dev)
     if said := None if run.scores else progress(run):
         launch.say(said)
-    plain = instantiate(cfg.trainer)(logger=False)
+    plain = instantiate(cfg.trainer, _convert_="all")(logger=False)
     if launch.mine(run, settings, plain.num_devices, cfg.trainer.timeout):
         trained(cfg, run, settings, plain.strategy.root_device)
     if run.scores and HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -113,7 +113,7 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     ]
     extra = [instantiate(cfg.logger)(run=run.path)] if cfg.logger else []
     loggers = [Metrics(run.metrics, checkpoint), *extra]
-    trainer: Any = instantiate(cfg.trainer)(logger=loggers, callbacks=callbacks)
+    trainer: Any = instantiate(cfg.trainer, _convert_="all")(logger=loggers, callbacks=callbacks)
     trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
     if trainer.is_global_zero:
         asked = configuration.tests(cfg, run)

@@ -258,15 +258,13 @@ class Trainer(lightning.Trainer):
         plugins: list[Any] = [Checkpoints(), *slurm()]
         if here is not None and devices == "auto":
             devices, num_nodes = here.on_machine, here.world // here.on_machine
-        super().__init__(
-            devices=devices,
-            num_nodes=num_nodes,
-            plugins=plugins,
-            use_distributed_sampler=False,
-            enable_checkpointing=False,
-            enable_model_summary=False,
-            **settings,
+        off: Any = dict.fromkeys(
+            ("use_distributed_sampler", "enable_checkpointing", "enable_model_summary"), False
         )
+        try:
+            super().__init__(devices=devices, num_nodes=num_nodes, plugins=plugins, **off, **settings)
+        except TypeError as error:  # such as a key of max_time that timedelta does not have
+            raise ValueError(f"trainer: {error}") from error
         if parallel.timeout and hasattr(self.strategy, "_timeout"):  # which "auto" leaves at 30 minutes
             self.strategy._timeout = parallel.timeout
         # Lightning would ask the device at every step whether a rank has a signal; Safekeeping asks the hosts
