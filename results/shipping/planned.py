@@ -93,7 +93,8 @@ def within() -> str:
     largest = max(row["rows"] for row in plan()["checks"])
     return text(f"""
 {len(every) - len(far)} of {len(every)} are within 20 %.{others} Nothing above {largest:,} rows was run, and
-nothing on several machines: all else is computed.
+nothing on several machines: all other figures are
+computed.
 """)
 
 
