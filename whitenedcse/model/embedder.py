@@ -209,10 +209,8 @@ class Embedder(nn.Module):
             return Embedder(**parts).eval()
 
     def save(self, directory: str | Path) -> None:
-        """Write a checkpoint to a directory, completely or, with an OSError or ValueError, not at all.
-
-        ValueError: the directory holds something other than a checkpoint.
-        """
+        """Write a checkpoint to a directory, completely or not at all; raises OSError, or ValueError for a
+        directory that holds something else."""
         checkpoint.save(self, Path(directory))
 
 
