@@ -47,9 +47,9 @@ run = whitenedcse.train("bert-base-uncased", "my.txt", dev="my_pairs.tsv", outpu
 x = run.embedder.encode(["a sentence", "another one"])
 ```
 
-Written from the docstrings by `python docs/python.py`; `help(whitenedcse.train)` prints the same.
-
-n: sentences, v: views of each, d: width of a vector, k: components kept.
+This page is written from the docstrings by `python docs/python.py`; `help(whitenedcse.train)` prints the
+same text. In shapes, n is the number of sentences, v of views of each, and k of components kept; d is the
+width of a vector.
 """
 
 

@@ -35,56 +35,57 @@ def subcommands(parser: argparse.ArgumentParser) -> Any:
 
 
 def encoder(parser: argparse.ArgumentParser) -> None:
-    """Add SOURCE, and the pooling of a plain encoder, which is an error for a SOURCE that has its own."""
-    about = "a run directory, a checkpoint, an encoder in a directory (also a URL, as s3://...), or a hub id"
+    """Add SOURCE, --prompt, and the pooling of a plain encoder, an error for a SOURCE that has its own."""
+    about = "a run, a checkpoint or another encoder: a directory, a URL (e.g. s3://...) or a hub id"
     parser.add_argument("source", metavar="SOURCE", help=about)
     kinds = ("cls", "mean", "max", "last", "pooler")
-    about = "of a plain encoder, which says nothing of its pooling (default: cls, of a decoder last)"
+    about = "the pooling of an encoder that does not define its own (default: cls, or last for a decoder)"
     parser.add_argument("--pooling", choices=kinds, help=about)
-    about = "the layers that are pooled, 0 being the embeddings (default: -1)"
+    about = "the layers to pool in such an encoder, 0 being the embedding layer (default: -1, the last)"
     parser.add_argument("--layers", nargs="+", type=int, metavar="LAYER", help=about)
-    about = "a text put before each text that is encoded, e.g. 'passage: ' (default: SOURCE's own)"
+    about = "a text put before each text that is encoded, e.g. 'passage: ' (default: SOURCE's own prompt)"
     parser.add_argument("--prompt", metavar="TEXT", help=about)
 
 
 def corpus(parser: argparse.ArgumentParser, name: str = "corpus") -> None:
     """Add CORPUS or INPUT."""
-    about = "a text, csv, tsv, jsonl or parquet file, a directory of them, a URL, a hub data set, or one of "
+    about = "a text, csv, tsv, jsonl or parquet file, a folder of them, a URL, a hub data set, or one of "
     parser.add_argument(name, metavar=name.upper(), help=about + ", ".join(sources.CORPORA))
 
 
 def sample(parser: argparse.ArgumentParser, rows: int | None = None) -> None:
     """Add --sample."""
-    about = f"number of rows of CORPUS, drawn uniformly (default: {rows or 'all'})"
+    about = f"the number of rows to draw at random from CORPUS (default: {rows or 'all'})"
     parser.add_argument("--sample", type=int, default=rows, metavar="N", help=about)
 
 
-def columns(parser: argparse.ArgumentParser, about: str = "those with text") -> None:
-    """Add --columns."""
-    parser.add_argument("--columns", nargs="+", default=(), metavar="NAME", help=f"of a table: {about}")
+def columns(parser: argparse.ArgumentParser, about: str = "texts") -> None:
+    """Add --columns, which hold what `about` says."""
+    about = f"the columns of a table that hold {about}"
+    parser.add_argument("--columns", nargs="+", default=(), metavar="NAME", help=about)
 
 
 def bf16(parser: argparse.ArgumentParser) -> None:
     """Add --bf16."""
-    parser.add_argument("--bf16", action="store_true", help="the encoder computes in bfloat16: faster")
+    parser.add_argument("--bf16", action="store_true", help="let the encoder compute in bfloat16: faster")
 
 
 def whiten(parser: argparse.ArgumentParser) -> Any:
     """Add --whiten and --dim; returns the group of arguments that exclude --whiten."""
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--whiten", metavar="FIT", help="a file of whitenedcse whiten fit")
-    about = "components kept of the whitening (default: all)"
+    group.add_argument("--whiten", metavar="FIT", help="a file written by `whitenedcse whiten fit`")
+    about = "the number of components of the whitening to keep (default: all)"
     parser.add_argument("--dim", type=int, metavar="K", help=about)
     return group
 
 
 def form(parser: argparse.ArgumentParser) -> None:
     """Add --to, the format of a printed table."""
-    parser.add_argument("--to", choices=FORMS, default="table", help="(default: table)")
+    parser.add_argument("--to", choices=FORMS, default="table", help="output format (default: table)")
 
 
 def opened(arguments: argparse.Namespace) -> Any:
-    """The embedder of SOURCE with the prompts that are asked for, on a GPU if there is one."""
+    """The embedder of SOURCE with the prompts that the arguments ask for, on a GPU if there is one."""
     from whitenedcse.model.embedder import Embedder
     from whitenedcse.model.head import Pooling
 
@@ -110,7 +111,7 @@ def refuse_dim(arguments: argparse.Namespace, on: str | None = None) -> None:
     """Raise ValueError for --dim without a whitening."""
     if arguments.dim is not None and on is None and arguments.whiten is None:
         raise ValueError(
-            f"--dim {arguments.dim} keeps components of a whitening, but none is asked for: --whiten FIT"
+            f"--dim {arguments.dim} keeps components of a whitening, but there is none: add --whiten FIT"
         )
 
 
@@ -134,7 +135,7 @@ def ended(arguments: argparse.Namespace, on: str | None = None) -> Any:
 
 
 def require_model(model: str | None) -> None:
-    """Raise FileNotFoundError if there is no such model; a hub's is fetched."""
+    """Raise FileNotFoundError if there is no such model; a model of the hub is fetched."""
     if model is None:
         raise ValueError("no model: give model=DIR_OR_HUB_ID, or compare=[RUN,RUN]")
     if runs := sorted(path.parent.name for path in Path(model).glob("*/scores.json")):
@@ -146,13 +147,13 @@ def require_model(model: str | None) -> None:
 
 
 def described(model: str, origin: Mapping[str, Any], embedder: Embedder | None) -> dict[str, Any]:
-    """What scores.json says of a model: the origin of its run, or where a plain encoder comes from."""
+    """What scores.json tells about a model: the origin of its run, or where a plain encoder comes from."""
     own = {"encoder": embedder.encoder.provenance(model)} if embedder else {}
     return {"model": model, **origin, **own}
 
 
 def is_function(model: str) -> bool:
-    """Whether it reads module:function."""
+    """Whether a model is named as module:function."""
     return ":" in model and not is_url(model) and not Path(model).exists()
 
 
@@ -184,7 +185,7 @@ def source(model: str, pooling: Pooling | None, prompt: str | None = None) -> So
         try:
             from sentence_transformers import SentenceTransformer
         except ImportError:
-            raise ValueError(f"{error}; pip install sentence-transformers, which loads it") from error
+            raise ValueError(f"{error}; to load it, pip install sentence-transformers") from error
         with parsing(Path(model), DAMAGED):
             theirs = SentenceTransformer(model, device=device())
             own = theirs.prompts.get(theirs.default_prompt_name or "") or ""
@@ -202,7 +203,7 @@ def drawable(plan: Plan, figures: Sequence[str]) -> Plan:
 
 
 def fit(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[str]]:
-    """The corpus to fit transforms to, and its columns; "training" stands for that of the model's own run."""
+    """The corpus to fit transforms to, and its columns; "training" is the corpus of the model's own run."""
     if name != "training":
         return name, list(columns)
     from whitenedcse.app.run import Run
@@ -211,14 +212,14 @@ def fit(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[str]]:
         data = run.settings["data"]
         return data["corpus"], list(data["columns"])
     raise ValueError(
-        f"fit=training: {model} is no run of train.py; name a corpus, e.g. fit=wiki1m, or a file"
+        f"fit=training: {model} is not a run of train.py; name a corpus, e.g. fit=wiki1m, or a file"
     )
 
 
 def inputs(config: Any) -> tuple[list[Any], Any]:
-    """The test tasks and the dev pairs, or None, of a run; its encoders and corpus are looked for, too.
+    """The test tasks of a run and its dev pairs, or None; its encoders and corpus are looked for, too.
 
-    Raises FileNotFoundError, which says all that is missing.
+    Raises FileNotFoundError, which names all that is missing.
     """
     from whitenedcse.evaluation.tasks import subsets, task
     from whitenedcse.model.encoder import folder
@@ -235,7 +236,7 @@ def inputs(config: Any) -> tuple[list[Any], Any]:
 
 
 def require(inputs: Iterable[Callable[[], Any]]) -> list[Any]:
-    """What each call finds; if any finds nothing, one FileNotFoundError that says all that is missing."""
+    """What each call returns; if any finds nothing, one FileNotFoundError that names all that is missing."""
     found, missing = [], []
     for find in inputs:
         try:

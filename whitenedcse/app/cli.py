@@ -21,7 +21,7 @@ from whitenedcse.data import sources
 
 SCRIPTS = {
     "train": "train an encoder; [+experiment=NAME] [KEY=VALUE ...]",
-    "evaluate": "score an encoder on tasks; model=MODEL [KEY=VALUE ...]",
+    "evaluate": "evaluate an encoder on tasks; model=MODEL [KEY=VALUE ...]",
 }
 
 
@@ -79,19 +79,19 @@ def add_data(commands: Any) -> None:
 
 def _check(commands: Any) -> None:
     about = "verify every task and corpus on this machine: counts, scores, encoding, checksums"
-    more = "Exit status 1 if a file is wrong; missing files are listed and leave it 0."
+    more = "The exit status is 1 if a file is wrong; missing files are listed, but do not change it."
     check = commands.add_parser("check", help=about, description=f"{about}. {more}")
-    place = "look in this folder, not in $WHITENEDCSE_DATA (default: data)"
+    place = "look only in this folder (default: $WHITENEDCSE_DATA or ./data, then the data of the package)"
     check.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help=place)
     check.set_defaults(run=data_check)
 
 
 def _fetch(commands: Any) -> None:
     about = (
-        "download a data set from the Hugging Face hub, or from $HF_ENDPOINT, as a first run does by itself"
+        "download a data set from the Hugging Face hub (or $HF_ENDPOINT), as the first run that needs it does"
     )
     fetch = commands.add_parser(
-        "fetch", help=about, description=f"{about}; into $WHITENEDCSE_DATA (default: data)."
+        "fetch", help=about, description=f"{about}. It is written to $WHITENEDCSE_DATA (default: data)."
     )
     on_hub = [name for name, source in sources.CORPORA.items() if source.hub]
     fetch.add_argument(
@@ -116,7 +116,7 @@ def data_check(arguments: argparse.Namespace) -> int:
 
 
 def data_fetch(arguments: argparse.Namespace) -> int:
-    """Download a data set unless it is there; print where it is."""
+    """Download a data set unless this machine has it; print where it is."""
     here = sources.present(arguments.name, sources.roots())
     say(
         f"{arguments.name}: already available, {here}"
@@ -135,27 +135,28 @@ def add_report(commands: Any) -> None:
 
 
 def _report(commands: Any) -> None:
-    about = "print results: of a run, of a sweep, or a published table beside your own runs"
+    about = "print the results of a run or a sweep, or a published table beside your own runs"
     parser = commands.add_parser("report", help=about, description=about)
-    what = (
-        "a published table or figure, e.g. WhitenedCSE/T1; or a run of train.py, a sweep, several, a pattern"
-    )
+    what = "a published table or figure, e.g. WhitenedCSE/T1; or runs or sweeps of train.py, or a pattern"
     parser.add_argument("what", nargs="*", metavar="WHAT", help=what)
-    parser.add_argument("--list", action="store_true", help="name the published tables and figures")
-    runs = "beside a published table: runs of evaluate.py, or folders that hold some (default: outputs)"
+    parser.add_argument("--list", action="store_true", help="list the published tables and figures")
+    runs = "runs of evaluate.py, or folders of them, to show beside a published table (default: outputs)"
     parser.add_argument("--runs", nargs="+", type=Path, metavar="DIR", help=runs)
-    alias = "where an encoder of the tables is, of which the architecture must agree: bert-base-uncased=DIR"
+    alias = "take DIR for an encoder of the table with the same architecture, e.g. bert-base-uncased=DIR"
     parser.add_argument("--as", dest="aliases", action="append", default=[], metavar="NAME=DIR", help=alias)
-    against = "of a sweep: the group that the others are compared with (default: the first)"
+    against = "the group of a sweep with which the others are compared (default: the first)"
     parser.add_argument("--against", metavar="LABEL", help=against)
-    out = "of runs: file or folder of the page (default: report.html in the directory, or here for several)"
+    out = (
+        "file or folder of the page about runs (default: report.html in their directory, or in the current "
+        "one if there are several)"
+    )
     parser.add_argument("--out", type=Path, metavar="PATH", help=out)
     given.form(parser)
     parser.set_defaults(run=report)
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """Print a published table beside our numbers, or the list of all; or report on runs of train.py."""
+    """Print a published table beside our numbers, a list of these tables, or a report on runs of train.py."""
     from whitenedcse.report import published
 
     what, known = arguments.what, published.names()
@@ -191,7 +192,7 @@ def report_published(arguments: argparse.Namespace) -> int:
 
 
 def report_runs(arguments: argparse.Namespace) -> int:
-    """Print the tables of a run or a sweep, write its page, and print where that is."""
+    """Print the tables of a run or a sweep, write its page, and print where the page is."""
     from whitenedcse.report import page
 
     if arguments.runs or arguments.aliases:
@@ -208,11 +209,11 @@ def report_runs(arguments: argparse.Namespace) -> int:
 
 def _dashboard(commands: Any) -> None:
     about = "add a view with all charts to a Weights & Biases project"
-    more = "Each call adds one. It needs an account (`wandb login`) and runs there (`wandb sync`)."
+    more = "Each call adds one. It needs an account (`wandb login`) and runs in the project (`wandb sync`)."
     parser = commands.add_parser("dashboard", help=about, description=f"{about}. {more}")
     parser.add_argument("project", metavar="PROJECT", help="logger.project of the runs, e.g. whitenedcse")
     parser.add_argument(
-        "--entity", metavar="NAME", help="its team (default: $WANDB_ENTITY, or your own account)"
+        "--entity", metavar="NAME", help="the project's team (default: $WANDB_ENTITY, or your own account)"
     )
     parser.set_defaults(run=dashboard)
 

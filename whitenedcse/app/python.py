@@ -53,27 +53,28 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
     """Train an encoder contrastively on a corpus; returns the finished run.
 
     The defaults are those of WhitenedCSE (arXiv:2305.17746, section 4.1). Called again with the same output,
-    it resumes an unfinished run, and returns a finished one unchanged. Ctrl-C writes a checkpoint and raises
-    KeyboardInterrupt. The generators of Python, NumPy and PyTorch are seeded.
+    it resumes an unfinished run and returns a finished one unchanged. Ctrl-C writes a checkpoint and raises
+    KeyboardInterrupt. The random number generators of Python, NumPy and PyTorch are seeded.
 
-    encoder: a directory or a hub id of Transformers.
-    corpus: a text, csv, tsv, jsonl or parquet file, a directory of them, a URL, a hub data set, or a name
-        such as "wiki1m".
-    dev: scored pairs that pick the best checkpoint, a file or a name such as "STS-B/dev". None: alignment and
-        uniformity of sentences held out of the corpus are logged, and the last checkpoint is the best.
-    tests: tasks to score the best checkpoint on at the end, such as ["STS-B"].
+    encoder: a Transformers model, by directory or hub id.
+    corpus: a text, csv, tsv, jsonl or parquet file, a directory of such files, a URL, a hub data set, or a
+        name such as "wiki1m".
+    dev: scored pairs that choose the best checkpoint: a file, or a name such as "STS-B/dev". None: alignment
+        and uniformity of held-out sentences of the corpus are logged, and the last checkpoint is the best.
+    tests: tasks on which the best checkpoint is evaluated at the end, such as ["STS-B"].
     output: the directory of the run, by default outputs/ENCODER-TIME.
-    views: of each sentence, the anchor counted.
+    views: the number of views of each sentence, including the anchor.
     pooling: cls, mean, max, last (for decoders), first_last or pooler.
     head: shuffled_group, group, zca, pca, dense or identity.
-    temperature: of the loss. lr: of AdamW, decaying linearly to 0.
-    batch_size: sentences of a step, over all devices. max_length: of a sentence, in tokens.
-    devices: "auto" for every GPU or one CPU process; several are one process each.
-    settings: any other by its dotted name, such as {"head.whitening.group_width": 4, "mlm.weight": 0.1};
-        `whitenedcse train --help` lists them.
-    force: resume a run although its settings or data have changed.
+    temperature: the temperature of the loss. lr: the learning rate of AdamW, which decays linearly to 0.
+    batch_size: sentences per step, over all devices. max_length: the most tokens kept of a sentence.
+    devices: "auto" (every GPU, or one CPU process) or a number of devices; each has a process of its own.
+    settings: any other settings by their dotted names, such as {"head.whitening.group_width": 4,
+        "mlm.weight": 0.1}; `whitenedcse train --help` lists them.
+    force: resume a run even if its settings or data have changed.
 
-    Raises ValueError or OSError for what cannot be trained, and RuntimeError if another process failed.
+    Raises ValueError or OSError for settings or files that cannot be used, and RuntimeError if another
+    process of the run failed.
 
     >>> train("no/such/encoder", "my.txt")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -99,19 +100,19 @@ def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by na
     output: str | Path | None = None,
     settings: Settings | None = None,
 ) -> Run:
-    """Score an encoder on tasks and print the table; returns the run, whose `results` has all numbers.
+    """Evaluate an encoder on tasks and print the table; returns the run, which has all numbers in `results`.
 
-    model: a run, a checkpoint, a directory or a hub id of Transformers or Sentence-Transformers.
-    tasks: "sts" (the seven sets), "transfer", "rte", or a list of names and files of scored pairs or labelled
-        texts.
-    postprocess: none or a transform, such as whitening, zca or soft_zca (see `Postprocess`), fitted to the
-        sentences of each task unless settings={"fit": ...} names a corpus. k: components that whitening, pca,
-        pca_cor and prefix keep.
-    pooling: of an encoder that does not define one; None for the first token, or a decoder's last.
+    model: a run or a checkpoint; or a Transformers or Sentence-Transformers model, by directory or hub id.
+    tasks: "sts" (the seven STS sets), "transfer", "rte", or a list of names of tasks and of files with scored
+        pairs or labelled texts.
+    postprocess: none or a transform, such as whitening, zca or soft_zca (see `Postprocess`); it is fitted to
+        the sentences of each task unless settings={"fit": ...} names a corpus. k: the number of components
+        that whitening, pca, pca_cor and prefix keep, None for all.
+    pooling: for an encoder that does not define its own; None for the first token, or a decoder's last.
     output: the directory of the run, by default outputs/evaluate-TIME.
-    settings: any other by its dotted name; `whitenedcse evaluate --help` lists them.
+    settings: any other settings by their dotted names; `whitenedcse evaluate --help` lists them.
 
-    Raises ValueError or OSError for what cannot be evaluated.
+    Raises ValueError or OSError for settings, models or files that cannot be used.
 
     >>> evaluate("no/such/encoder")  # doctest: +ELLIPSIS
     Traceback (most recent call last):

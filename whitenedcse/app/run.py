@@ -58,11 +58,11 @@ class Series(NamedTuple):
 
 
 class Run:
-    """The run in a directory, of `train` or `evaluate`: finished, unfinished or not yet started.
+    """A run of `train` or `evaluate` in a directory: finished, unfinished or not yet started.
 
-    path: its directory, as a Path. `embedder` is its best checkpoint, `settings` what it was started with,
-    `facts` with which packages and hardware, `series` the logged values by name, and `results` the scores;
-    `scores` are the same, None until the run has ended. Reading raises ValueError for a damaged file.
+    path: the directory. `embedder` is the best checkpoint, `settings` what the run was started with, `facts`
+    the packages and hardware it ran on, `series` the logged values by name, and `results` the scores.
+    `scores` is the same, but None until the run has ended. Reading raises ValueError for a damaged file.
 
     >>> Run("outputs/none").began
     False
@@ -85,7 +85,7 @@ class Run:
 
     @property
     def began(self) -> bool:
-        """Whether train.py or evaluate.py started a run here."""
+        """Whether train.py or evaluate.py has started a run in this directory."""
         return self.config.is_file()
 
     @property
@@ -95,7 +95,7 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """config.yaml as dictionaries, in the names of this version. Raises ValueError if it is not YAML."""
+        """config.yaml as dictionaries, old names replaced by today's. Raises ValueError if it is not YAML."""
         self._check(self.config.name)
         content = reading.settings(self.config)
         refuse_misfit(self.config, content)
@@ -103,12 +103,12 @@ class Run:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """The content of versions.json; empty if there is none. Raises ValueError if it is not an object."""
+        """The content of versions.json, or {} without that file. Raises ValueError if not a JSON object."""
         return self._json("versions.json") or {}
 
     @property
     def scores(self) -> dict[str, Any] | None:
-        """The content of scores.json, None until the run has ended. Raises ValueError if it is no object."""
+        """The content of scores.json; None until the run ends. Raises ValueError if not a JSON object."""
         if self._scores is None:
             self._scores = self._json("scores.json")
         return self._scores
@@ -136,7 +136,7 @@ class Run:
 
     @cached_property
     def items(self) -> dict[str, NDArray[Any]]:
-        """The arrays of evaluate.py's items.npz by name. Raises FileNotFoundError if there is none."""
+        """The arrays of evaluate.py's items.npz by name. Raises FileNotFoundError without that file."""
         self._check("items.npz")
         if not (self.path / "items.npz").is_file():
             self._lacks("items.npz")
@@ -144,7 +144,7 @@ class Run:
 
     @cached_property
     def series(self) -> dict[str, Series]:
-        """The columns of metrics.csv by name, as the function `series` reads them."""
+        """The columns of metrics.csv by name: for each, the steps (n,) and the finite values (n,)."""
         self._check(self.metrics.name)
         return series(self.metrics)
 
@@ -177,7 +177,7 @@ class Run:
 
     @property
     def best_score(self) -> float | None:
-        """The dev score of the best checkpoint; None until the run has ended."""
+        """The dev score of the best checkpoint; None without dev pairs, or before training has ended."""
         return self.scores["dev"]["best"] if self.scores else None
 
     @property
@@ -209,7 +209,7 @@ class Run:
 
     @property
     def embedder(self) -> Embedder:
-        """The best checkpoint of this run, in eval mode: texts to vectors by `encode`."""
+        """The best checkpoint of this run, an `Embedder` in eval mode."""
         from whitenedcse.model.embedder import Embedder
 
         return Embedder.load(self.path)

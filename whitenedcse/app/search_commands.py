@@ -14,7 +14,7 @@ from whitenedcse.data import remote, sources
 
 def add(commands: Any) -> None:
     """Add the parser of `whitenedcse search`."""
-    search = given.group(commands, "search", "find the texts of a corpus nearest to a query")
+    search = given.group(commands, "search", "find the texts of a corpus that are nearest to a query")
     for add_one in (_build, _extend, _query, _verify, _bench):
         add_one(search)
 
@@ -25,13 +25,13 @@ def _build(commands: Any) -> None:
     given.encoder(parser)
     given.corpus(parser)
     parser.add_argument("index", metavar="INDEX", help="the directory to write")
-    about = "a text put before each query (default: SOURCE's own, or --prompt)"
+    about = "a text put before each query (default: SOURCE's prompt for queries, or --prompt)"
     parser.add_argument("--query-prompt", metavar="TEXT", help=about)
-    about = "whitening-k fitted to the corpus itself, which is encoded twice"
+    about = "keep K components of a whitening fitted to the corpus itself, which is then encoded twice"
     given.whiten(parser).add_argument("--whiten-k", type=int, metavar="K", help=about)
-    about = "an index of FAISS proposes the texts, e.g. IVF1024,PQ48 or HNSW32 (default: exact search)"
+    about = "a FAISS index to propose the texts, e.g. IVF1024,PQ48 or HNSW32 (default: exact search)"
     parser.add_argument("--factory", metavar="F", help=about)
-    about = "take the vectors that whitenedcse encode SOURCE CORPUS DIR wrote, with the same options"
+    about = "use the vectors that `whitenedcse encode SOURCE CORPUS DIR` wrote, with the same options"
     parser.add_argument("--vectors", metavar="DIR", help=about)
     given.sample(parser)
     _reading(parser)
@@ -41,7 +41,7 @@ def _build(commands: Any) -> None:
 def _extend(commands: Any) -> None:
     about = "add a corpus to an index"
     parser = commands.add_parser("add", help=about, description=about)
-    parser.add_argument("index", metavar="INDEX")
+    parser.add_argument("index", metavar="INDEX", help="the directory of the index")
     given.corpus(parser)
     parser.set_defaults(run=extend, sample=None)
     _reading(parser)
@@ -50,36 +50,36 @@ def _extend(commands: Any) -> None:
 def _query(commands: Any) -> None:
     about = "print the texts nearest to a query"
     parser = commands.add_parser("query", help=about, description=about)
-    parser.add_argument("index", metavar="INDEX")
+    parser.add_argument("index", metavar="INDEX", help="the directory of the index")
     parser.add_argument("text", nargs="?", metavar="TEXT", help="the query")
     parser.add_argument("--file", metavar="QUERIES", help="a file of queries, or any other corpus")
-    given.columns(parser, "its queries")
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="texts for a query (default: 10)")
-    about = "compare every text with the query, also in an index with --factory"
+    given.columns(parser, "queries")
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="texts per query (default: 10)")
+    about = "compare every text with the query, even if the index was built with --factory"
     parser.add_argument("--exact", action="store_true", help=about)
     given.form(parser)
     parser.set_defaults(run=query)
 
 
 def _verify(commands: Any) -> None:
-    about = "compare all bytes of an index with their digests; without this, each block when it is first read"
+    about = "compare all bytes of an index with their digests, not only each block when it is first read"
     parser = commands.add_parser("verify", help=about, description=about)
-    parser.add_argument("index", metavar="INDEX")
+    parser.add_argument("index", metavar="INDEX", help="the directory of the index")
     parser.set_defaults(run=verify)
 
 
 def _bench(commands: Any) -> None:
-    about = "measure what whitening-k and the indices of FAISS save and lose: size, time and recall@10"
+    about = "measure what whitening-k and FAISS indices save (size, time) and lose (recall@10)"
     parser = commands.add_parser("bench", help=about, description=about)
-    parser.add_argument("index", metavar="INDEX")
-    about = "(default: 256 128 64 32, those below the width)"
+    parser.add_argument("index", metavar="INDEX", help="the directory of the index")
+    about = "numbers of components (default: those of 256 128 64 32 below the width)"
     parser.add_argument("--dims", type=int, nargs="+", default=(), metavar="K", help=about)
-    about = "beside exact search, e.g. SQ8 IVF1024,PQ48; all: the usual ones for so many texts"
+    about = "FAISS indices beside exact search, e.g. SQ8 IVF1024,PQ48; all: those usual for so many texts"
     parser.add_argument("--factory", nargs="+", default=(), metavar="F", help=about)
-    parser.add_argument("--rows", type=int, metavar="N", help="measure with N of its texts (default: all)")
-    about = "also the first K channels as they are, for an encoder trained with loss=matryoshka"
+    parser.add_argument("--rows", type=int, metavar="N", help="measure with N of the texts (default: all)")
+    about = "also measure the first K channels as they are, for an encoder trained with loss=matryoshka"
     parser.add_argument("--prefix", action="store_true", help=about)
-    about = "draw recall against bytes a vector, as .png or .svg"
+    about = "draw recall against bytes per vector, to a .png or .svg file"
     parser.add_argument("--picture", type=Path, metavar="FILE", help=about)
     given.form(parser)
     parser.set_defaults(run=measure)
@@ -88,7 +88,7 @@ def _bench(commands: Any) -> None:
 def _reading(parser: argparse.ArgumentParser) -> None:
     given.columns(parser)
     given.bf16(parser)
-    about = "of a table: the column with ids (default: the number of the text, from 0)"
+    about = "the column of a table that holds ids (default: the number of each text, from 0)"
     parser.add_argument("--ids", metavar="NAME", help=about)
 
 
@@ -113,24 +113,22 @@ def build(arguments: argparse.Namespace) -> int:
 
 
 def _encoded(arguments: argparse.Namespace, embedder: Any) -> Any:
-    """The vectors of --vectors with their texts, if encoding the corpus now would give them."""
+    """The vectors of --vectors with their texts, if encoding the corpus now would give the same vectors."""
     from whitenedcse.serving.index import gathered
 
     for name in ("whiten_k", "sample"):
         if (value := getattr(arguments, name)) is not None:
             option = name.replace("_", "-")
-            raise ValueError(
-                f"--{option} {value} does not go with --vectors, which are of all rows as they are"
-            )
+            raise ValueError(f"--{option} {value} does not go with --vectors, which hold all rows unchanged")
     if len(arguments.columns) > 1:
-        raise ValueError(f"--vectors are of one column, not of {arguments.columns}")
+        raise ValueError(f"--vectors hold one column, not {arguments.columns}")
     plain = given.ended(
         argparse.Namespace(**{k: v for k, v in vars(arguments).items() if k != "query_prompt"})
     )
     if plain.prompt != embedder.prompt:
         raise ValueError(
-            f"{arguments.vectors} was encoded after the prompt {plain.prompt!r}, and the texts of an index "
-            f"come after {embedder.prompt!r}; encode with --prompt {embedder.prompt!r}"
+            f"{arguments.vectors} was encoded with the prompt {plain.prompt!r}, but the texts of this index "
+            f"need {embedder.prompt!r}; encode with --prompt {embedder.prompt!r}"
         )
     columns = [*arguments.columns, *([arguments.ids] if arguments.ids else [])]
     corpus = sources.named(arguments.corpus, columns)
@@ -170,7 +168,7 @@ def query(arguments: argparse.Namespace) -> int:
     if (arguments.text is None) == (arguments.file is None):
         raise ValueError("one query is a TEXT, several are a --file: give one of the two")
     if arguments.top < 1:
-        raise ValueError(f"--top {arguments.top}: 1 or more")
+        raise ValueError(f"--top {arguments.top} must be 1 or more")
     asked = [arguments.text]
     if arguments.file is not None:
         asked = list(texts(sources.named(arguments.file, arguments.columns)))

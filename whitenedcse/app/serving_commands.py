@@ -25,16 +25,18 @@ def add(commands: Any) -> None:
 
 def add_whiten(commands: Any) -> None:
     """Add the parser of `whitenedcse whiten fit`."""
-    about = "fit a whitening to an encoder's vectors of a corpus of any size"
+    about = "fit a whitening to the vectors that an encoder gives for a corpus of any size"
     whiten = given.group(commands, "whiten", about)
-    fit = whiten.add_parser("fit", help=about, description=f"{about}; for --whiten of the other commands")
+    fit = whiten.add_parser("fit", help=about, description=f"{about}; other commands read it with --whiten")
     given.encoder(fit)
     given.corpus(fit)
     fit.add_argument("out", metavar="OUT", help="the file to write, e.g. whitening.safetensors")
     about = "whitening (the default), pca, zca, pca_cor, zca_cor, cholesky, standardise, centre or abtt"
     fit.add_argument("--kind", default="whitening", help=about)
-    fit.add_argument("--shrinkage", type=float, default=0.0, help="towards a sphere, 0 to 1; for few rows")
-    fit.add_argument("--power", type=float, default=0.5, help="0 to 1; 0.5 whitens (the default)")
+    about = "pull variances towards their mean, from 0 (the default) to below 1, where there are few rows"
+    fit.add_argument("--shrinkage", type=float, default=0.0, help=about)
+    about = "0.5 (the default) whitens, less whitens in part, and 0 not at all; 0 to 1"
+    fit.add_argument("--power", type=float, default=0.5, help=about)
     for add_more in (given.sample, given.columns, given.bf16):
         add_more(fit)
     fit.set_defaults(run=whiten_fit)
@@ -42,23 +44,23 @@ def add_whiten(commands: Any) -> None:
 
 def add_export(commands: Any) -> None:
     """Add the parser of `whitenedcse export`."""
-    about = "write an encoder, whitening folded in, for another library; its vectors are compared"
+    about = "write an encoder and its whitening for another library, and check that its vectors agree"
     parser = commands.add_parser("export", help=about, description=about)
     given.encoder(parser)
-    parser.add_argument("out", metavar="OUT", help="the directory to write; replaced if an export")
+    parser.add_argument("out", metavar="OUT", help="the directory to write; it may hold an earlier export")
     forms = ("transformers", "sentence-transformers", "onnx")
-    parser.add_argument("--to", choices=forms, required=True, help="for which library")
-    about = "fit a whitening to this corpus first"
+    parser.add_argument("--to", choices=forms, required=True, help="the library to write for")
+    about = "fit a whitening to this corpus and include it"
     given.whiten(parser).add_argument("--whiten-on", metavar="CORPUS", help=about)
     for add_more in (given.sample, given.columns, given.bf16):
         add_more(parser)
-    unit = "end with unit length (default: as SOURCE does)"
+    unit = "scale vectors to unit length at the end (default: as SOURCE does)"
     parser.add_argument("--unit", action=argparse.BooleanOptionalAction, help=unit)
-    int8 = "int8 weights, for onnx: smaller, not faster; says what it costs on scored pairs"
+    int8 = "for onnx: int8 weights, smaller but not faster; prints the scores of both on scored pairs"
     parser.add_argument("--int8", action="store_true", help=int8)
     parser.add_argument("--no-verify", action="store_true", help="do not compare the vectors with SOURCE's")
-    parser.add_argument("--license", metavar="ID", help="of the weights, for the card (default: unknown)")
-    parser.add_argument("--push", metavar="REPO", help="upload it to this repository of the hub")
+    parser.add_argument("--license", metavar="ID", help="licence of the weights (default: unknown)")
+    parser.add_argument("--push", metavar="REPO", help="upload the export to this hub repository")
     parser.set_defaults(run=export)
 
 
@@ -94,7 +96,7 @@ def refuse_place(out: Path) -> None:
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Write an export, print the result of its verification, and upload it if asked."""
+    """Write an export, print the result of its verification, and upload it if that is asked for."""
     from whitenedcse.serving import exports
 
     asked = {"to": arguments.to, "int8": arguments.int8, "verify": not arguments.no_verify}
@@ -120,19 +122,22 @@ def export(arguments: argparse.Namespace) -> int:
 def add_encode(commands: Any) -> None:
     """Add the parser of `whitenedcse encode`."""
     about = "encode a corpus of any size into files of vectors"
-    more = "Row i of the files is row i of the input. The same command again resumes after a kill."
+    more = "Row i of the files is for row i of INPUT. After an interruption, the same command resumes."
     parser = commands.add_parser("encode", help=about, description=f"{about}. {more}")
     given.encoder(parser)
     given.corpus(parser, "input")
     parser.add_argument("out", metavar="OUT", help="the directory to write")
     given.whiten(parser)
     types = ("float32", "float16")
-    parser.add_argument("--dtype", choices=types, default=types[0], help="(default: float32)")
-    parser.add_argument("--to", choices=("npy", "parquet"), default="npy", help="(default: npy)")
-    parser.add_argument("--shard", type=int, default=20_000, metavar="N", help="rows a file (20,000)")
-    about = "processes that share the work (default: one a GPU, or one)"
+    about = "the type of the numbers (default: float32)"
+    parser.add_argument("--dtype", choices=types, default=types[0], help=about)
+    about = "the format of the files (default: npy)"
+    parser.add_argument("--to", choices=("npy", "parquet"), default="npy", help=about)
+    about = "rows per file (default: 20,000)"
+    parser.add_argument("--shard", type=int, default=20_000, metavar="N", help=about)
+    about = "the number of processes that share the work (default: one per GPU, or one)"
     parser.add_argument("--processes", type=int, metavar="P", help=about)
-    parser.add_argument("--engine", choices=("ray",), help="processes of a Ray cluster that all see OUT")
+    parser.add_argument("--engine", choices=("ray",), help="use a Ray cluster; all of it must see OUT")
     given.columns(parser)
     given.bf16(parser)
     parser.set_defaults(run=encode)
@@ -162,14 +167,14 @@ def encode(arguments: argparse.Namespace) -> int:
 
 def add_demo(commands: Any) -> None:
     """Add the parser of `whitenedcse demo`."""
-    about = "a page on this machine to try an encoder: search, similarity, and a slider for whitening-k"
-    more = "Needs pip install 'whitenedcse[demo]'."
+    about = "serve a web page to try an encoder: search, similarity, and a slider for whitening-k"
+    more = "It needs `pip install 'whitenedcse[demo]'`."
     demo = commands.add_parser("demo", help=about, description=f"{about}. {more}")
     given.encoder(demo)
     given.corpus(demo)
     given.columns(demo)
     given.sample(demo, 10_000)
-    demo.add_argument("--port", type=int, metavar="PORT", help="(default: a free one from 7860 on)")
+    demo.add_argument("--port", type=int, metavar="PORT", help="(default: the first free one from 7860)")
     demo.set_defaults(run=demonstrate)
 
 

@@ -113,15 +113,16 @@ class Batches(Dataset[Batch]):
 
 
 class SentenceData(LightningDataModule):
-    """A corpus as training batches. It needs `tokenizer`, the encoder's, before `setup`.
+    """A corpus as training batches; `tokenizer`, that of the encoder, must be set before `setup`.
 
-    corpus: a path, a URL, a name of `sources.CORPORA`, or the `owner/name` of a hub data set. batch_size:
-    rows per step, over all ranks. batch_tokens: instead, the approximate number of tokens of first columns
-    per step, before any change of them. passes: how often a sentence goes through the encoder; an (anchor,
-    positive) row has 2 * passes. crop, cutoff, repetition: how the passes of a sentence differ in their
-    tokens, see `data.views.Views`; hard negatives have one pass and are never changed. prompt: a text put
-    before each sentence of every column; its tokens count in max_length and are repeated as others are, but
-    neither cropped nor removed. Raises ValueError for settings with which nothing could be learned.
+    corpus: a path, a URL, a name such as "wiki1m", or the `owner/name` of a hub data set. batch_size: rows
+    per batch, over all ranks. batch_tokens: instead of batch_size, the approximate number of tokens per
+    batch, counted in the first column before any change. passes: how often a sentence goes through the
+    encoder; an (anchor, positive) row has 2 * passes. crop, cutoff, repetition: how the tokens of a sentence
+    differ between its passes, see `data.views.Views`; hard negatives have one pass and are never changed.
+    prompt: a text put before each sentence of every column; its tokens count in max_length and may be
+    repeated, but are never cropped or removed. Raises ValueError for settings with which nothing could be
+    learned.
 
     >>> from whitenedcse.model.scratch import small_bert
     >>> words = small_bert(vocabulary=200, layers=1, width=8, heads=1).tokenizer
@@ -263,7 +264,7 @@ class SentenceData(LightningDataModule):
 
     @property
     def counts(self) -> str:
-        """A line for people: how many lines were read, dropped and kept, and how many truncated."""
+        """One line of text: how many lines were read, dropped and kept, and how many sentences truncated."""
         c, n = self.tokens.counts, self.tokens.counts.kept * self.tokens.columns
         longest = CHARACTERS_A_TOKEN * self.max_length
         cut = f" ({c.cut:,} cut to {longest:,} characters)" if c.cut else ""

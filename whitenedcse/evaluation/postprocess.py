@@ -51,31 +51,32 @@ class Fitted(NamedTuple):
 
 @dataclass(eq=False)
 class Postprocess:
-    """x -> (x - mean) @ matrix, fitted to rows (n, d) at once or in pieces; always float64.
+    """The transform x -> (x - mean) @ matrix, fitted to rows (n, d) at once or in pieces, in float64.
 
-    kind: the matrix. U diag(l) U' is the covariance of the rows, divided by n, and p is `power`.
-        "whitening": U diag(l ** -p), columns by variance, largest first; [1], Algorithm 1 (whitening-k).
-        "zca": U diag(l ** -p) U'; with p = 1/2 it changes the rows least of all that whiten [2].
-        "pca": U, the rotation alone.
-        "pca_cor", "zca_cor": V ** -1/2, with V the channels' variances, times the matrix of "whitening" or
-        "zca" for the correlations, that is the covariance of the standardised rows. The scale of a channel
-        has no effect [2].
-        "cholesky": lower triangular L with L L' the inverse covariance [2].
+    kind: which matrix. U diag(l) U' is the covariance of the rows, divided by n, and p is `power`.
+        "whitening": U diag(l ** -p), with columns by decreasing variance; [1], Algorithm 1 (whitening-k).
+        "zca": U diag(l ** -p) U'; with p = 1/2 it moves the rows less than any other whitening does [2].
+        "pca": U, only the rotation.
+        "pca_cor", "zca_cor": V ** -1/2, with V the variances of the channels, times the matrix of "whitening"
+        or "zca" of the correlations, which are the covariance of the standardised rows. The scale of a
+        channel has no effect [2].
+        "cholesky": the lower triangular L for which L L' is the inverse covariance [2].
         "standardise": V ** -1/2, so that each channel has variance 1.
         "centre": I.    "abtt": I without the first `top` axes [3], here projected out of x - mean.
-        "prefix": I with a mean of 0, so that k keeps the first k channels as they are (Matryoshka [4]).
-    k: the number of components that `transform` keeps by default, None for all; for whitening, pca, pca_cor
-        and prefix, whose components have an order.
-    shrinkage: the amount s, below 1, for few rows, and for the kinds that whiten. Each l becomes
-        (1 - s) l + s m, with the mean variance m. Soft-ZCA [5], which takes l + eps, is zca with
-        s = eps / (eps + m): only the length of vectors differs, by a factor (1 - s) ** 1/2 for all.
-    top: None is d // 100, at least 1, the rule of thumb of [3].
-    update: of the moments by further rows, "exact", or "paper" for the recursion of [1], section 3.4.
-    power: p, from 0 to 1, for whitening, zca, pca_cor and zca_cor. Variances l become l ** (1 - 2 p), along
-        the same axes for zca and zca_cor: 1/2 whitens, a smaller p in part. 0 is the rotation alone for
-        whitening and no change for zca; for pca_cor and zca_cor the same after standardising.
-    An axis or a channel without variance (at most 1e-12 of the largest), such as any axis beyond the first
-    n - 1, is set to zero, never scaled to infinity.
+        "prefix": I with a mean of 0, so that k keeps the first k channels unchanged (Matryoshka [4]).
+    k: the number of components that `transform` keeps by default, None for all; only for whitening, pca,
+        pca_cor and prefix, whose components have an order.
+    shrinkage: s, from 0 to below 1, for few rows and only for the kinds that whiten. Each l becomes
+        (1 - s) l + s m, where m is the mean variance. Soft-ZCA [5], which takes l + eps, is zca with
+        s = eps / (eps + m), except that its vectors are all (1 - s) ** 1/2 times as long.
+    top: the number of axes that abtt removes; None for d // 100, at least 1, the rule of thumb of [3].
+    update: how further rows change the moments, "exact", or "paper" for the recursion of [1], section 3.4.
+    power: p, from 0 to 1, for whitening, zca, pca_cor and zca_cor. Variances l become l ** (1 - 2 p), and zca
+        and zca_cor keep the axes. 1/2 whitens, and a smaller p whitens in part. With 0, whitening centres and
+        rotates, zca only centres, and pca_cor and zca_cor do the same after standardising.
+
+    Kinds that divide by variances set an axis or a channel without variance (at most 1e-12 of the largest),
+    such as every axis beyond the first n - 1, to zero instead of scaling it to infinity.
 
     >>> x = np.array([[0.0, 0.0], [2.0, 0.0], [0.0, 4.0], [2.0, 4.0]])  # variances 1 and 4
     >>> Postprocess("whitening", k=1).fit(x).transform(x).round(6).tolist()  # the axis of variance 4, scaled
@@ -108,21 +109,21 @@ class Postprocess:
                 raise ValueError(f"{name}={getattr(self, name)} is for {', '.join(kinds)}, not {self.kind}")
 
     def fit(self, x: NDArray[Any]) -> Self:
-        """Fit the transform to rows x: (n, d), n >= 2, and to no row before them."""
+        """Fit the transform to rows x: (n, d), n >= 2; rows fitted before are forgotten."""
         new = type(self)(**self.settings).partial_fit(x)
         self._fitted, self.moments, self.provenance = new.fitted, new.moments, {}
         return self
 
     def partial_fit(self, x: NDArray[Any]) -> Self:
-        """Add rows x: (n, d) to those fitted; the transform is computed when it is next needed."""
+        """Add rows x: (n, d) to those fitted before; the transform is recomputed when next needed."""
         self.moments = self._open(np.atleast_2d(x).shape[-1]).update(x)
         self._fitted = None
         return self
 
     def merge(self, other: Postprocess) -> Self:
-        """Add the rows that `other` was fitted to.
+        """Add the rows that another `Postprocess` was fitted to.
 
-        Raises ValueError if its settings differ, or it was loaded.
+        Raises ValueError if the settings differ, if one of the two was loaded, or for update="paper".
         """
         if other.settings != self.settings:
             raise ValueError(f"{other} cannot merge into {self}: their settings differ")
@@ -133,7 +134,7 @@ class Postprocess:
         return self
 
     def transform(self, x: NDArray[Any], k: int | None = None) -> Array:
-        """Transformed rows: (n, d) -> (n, k), the k components of largest variance; [1], section 3.3.
+        """The transformed rows: (n, d) -> (n, k), by the first k columns of the matrix; [1], section 3.3.
 
         Raises ValueError for rows of another width, or k outside 1 to d.
         """
@@ -162,10 +163,10 @@ class Postprocess:
         return whole and min(self.k or d, d) >= n - 1
 
     def inverse_transform(self, y: NDArray[Any]) -> Array:
-        """The rows that `transform` makes y of: (n, k) -> (n, d).
+        """The rows that `transform` turns into y: (n, k) -> (n, d).
 
-        They are exact for the fitted rows if k is their rank. Raises ValueError for abtt and a shorter
-        prefix, which have no inverse.
+        They are exact for the fitted rows if k is their rank. Raises ValueError for abtt and for a prefix of
+        k < d channels, which have no inverse.
         """
         mean, matrix, variances = self.fitted
         d, k = len(mean), y.shape[-1]
@@ -178,9 +179,9 @@ class Postprocess:
         return y @ transforms.inverse(self.kind, matrix[:, :k], variances, self.power) + mean
 
     def save(self, path: str | Path, provenance: Mapping[str, Any] = EMPTY) -> None:
-        """Write the transform, its settings and `provenance`, plain JSON, to one safetensors file.
+        """Write the transform, its settings and `provenance` (plain JSON values) to a safetensors file.
 
-        Its metadata holds a digest of all that, which `load` compares.
+        The metadata of the file holds a digest of all this, which `load` compares.
         """
         try:
             metadata = {"settings": json.dumps(self.settings), "provenance": json.dumps(dict(provenance))}
@@ -195,9 +196,9 @@ class Postprocess:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The transform that `save` wrote, with its `provenance`; no rows can be added to it.
+        """The transform that `save` wrote, with its `provenance`; no further rows can be added to it.
 
-        Raises ValueError, naming the file, if it is another or damaged.
+        Raises ValueError, naming the file, if `save` did not write it or it is damaged.
         """
         path = Path(path)
         with parsing(path, "copy it again, or fit it again with whitenedcse whiten fit"):
@@ -228,19 +229,19 @@ class Postprocess:
 
     @property
     def mean(self) -> Array:
-        """(d,), which is subtracted first."""
+        """The mean (d,), which is subtracted from each row first."""
         return self.fitted.mean
 
     @property
     def matrix(self) -> Array:
-        """(d, d), of which `transform` uses the first k columns."""
+        """The matrix (d, d), of which `transform` uses the first k columns."""
         return self.fitted.matrix
 
     @property
     def variances(self) -> Array:
-        """(d,), before shrinkage: of the principal axes, largest first, or of the channels in their order.
+        """Variances (d,) before shrinkage: of principal axes, largest first, or of channels in their order.
 
-        The latter for standardise, pca_cor and zca_cor.
+        They are those of channels for standardise, pca_cor and zca_cor.
         """
         return self.fitted.variances
 

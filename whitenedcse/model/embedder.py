@@ -27,19 +27,19 @@ EMBEDDINGS = ("encoder", "dense", "head")
 
 
 class Embedder(nn.Module):
-    """A function from sentences to vectors, as its checkpoint defines it.
+    """An encoder with its pooling and head: a function from sentences to vectors.
 
-    encoder: a Transformers encoder, or the directory or hub id of one.
-    pooling: of its hidden states; None for the paper's, the first token, or the last one of a decoder.
-    head: what the loss compares; None for the paper's, SGW and a dense layer.
-    embedding: what `embed` and `encode` return: the pooled "encoder" output (the official code's choice), the
-        "dense" layer above it, or the whole "head" with its running whitening statistics.
-    max_length: the number of tokens that `encode` cuts a sentence to; None for the encoder's own limit.
-    final: a last step after the embedding, e.g. a whitening fitted to the trained encoder; None for nothing.
-    prompt: a text that `encode` puts before each of its texts, e.g. "query: ", and tokenises with it.
-    prompts: other such texts by the names that Sentence-Transformers gives them: "query" and "document" for a
-        search, a task or a kind of task for mteb.
-    Raises ValueError for an unknown embedding, or a part that this encoder or head does not have.
+    encoder: an `Encoder`, or a Transformers model by directory or hub id.
+    pooling: of the hidden states; None for the first token, as in the paper, or the last one in a decoder.
+    head: what projects vectors for the loss; None for the paper's shuffled group whitening and dense layer.
+    embedding: what `embed` and `encode` return: "encoder" is the pooled output (as in the official code),
+        "dense" the dense layer above it, and "head" the whole head with its running whitening statistics.
+    max_length: the number of tokens to which `encode` cuts a sentence; None for the encoder's own limit.
+    final: a last step after the embedding, e.g. a whitening fitted to the trained encoder; None for no step.
+    prompt: a text that `encode` puts before each sentence and tokenises with it, e.g. "query: ".
+    prompts: further prompts by the names that Sentence-Transformers gives them: "query" and "document" for
+        search, and for mteb a task or a kind of task.
+    Raises ValueError for an unknown embedding, and for an embedding or pooling that encoder or head lack.
 
     >>> from whitenedcse.model.scratch import small_bert
     >>> embedder = Embedder(encoder=small_bert(vocabulary=200, layers=1, width=8, heads=1))
@@ -102,7 +102,7 @@ class Embedder(nn.Module):
         return self.encoder.parallel
 
     def embed(self, batch: Ragged) -> Tensor:
-        """The embeddings of n sentences, as evaluation sees them: (n, k) in float32 or float64.
+        """The embeddings of a batch of n sentences, as evaluation sees them: (n, k) in float32 or float64.
 
         Call it in eval mode.
         """
@@ -128,14 +128,14 @@ class Embedder(nn.Module):
         share: tuple[int, int] = (0, 1),
         bf16: bool = False,
     ) -> NDArray[np.float32]:
-        """n sentences -> embeddings (n, k) in the same order, in eval mode and without gradient.
+        """The embeddings (n, k) of n sentences in their order, computed in eval mode and without gradient.
 
-        k is `width`. prompt: a text put before each sentence; None for the embedder's own, "" for none. Equal
-        sentences are encoded once, in batches of similar length and a limited number of tokens. share: (r, m)
-        encodes every m-th of these batches from the r-th on and leaves the rest zero, so that the results of
-        m processes add up to that of one process, bit for bit. bf16: the backbone computes in bfloat16;
-        pooling and head stay in float32. Raises ValueError for anything that is not a text, and for a prompt
-        that leaves no token for a sentence.
+        k is `width`. prompt: a text put before each sentence; None for `self.prompt`, "" for no prompt. Equal
+        sentences are encoded once. Each batch holds sentences of similar length and a limited number of
+        tokens. share: (r, m) encodes every m-th of these batches from the r-th on and leaves the other rows
+        zero, so that the results of m processes add up to that of one process, bit for bit. bf16: the
+        backbone computes in bfloat16; pooling and head stay in float32. Raises ValueError for a sentence that
+        is not a string, and for a prompt that leaves no token for a sentence.
         """
         if isinstance(sentences, str):
             raise ValueError(
@@ -165,9 +165,9 @@ class Embedder(nn.Module):
 
     @staticmethod
     def similarity(x: ArrayLike, y: ArrayLike) -> NDArray[np.float32]:
-        """The cosine of each embedding in x with each in y: (n, d), (m, d) -> (n, m); 0 for one of zeros.
+        """The cosines of all embeddings in x with all in y: (n, d), (m, d) -> (n, m); 0 for a zero vector.
 
-        Raises ValueError for two widths.
+        Raises ValueError unless both are two-dimensional and have the same width.
 
         >>> Embedder.similarity([[3.0, 4.0]], [[4.0, 3.0], [0.0, 2.0]]).round(2)
         array([[0.96, 0.8 ]], dtype=float32)
@@ -195,12 +195,12 @@ class Embedder(nn.Module):
 
     @staticmethod
     def load(path: str | Path, pooling: Pooling | None = None) -> Embedder:
-        """An embedder in eval mode, from a directory or the hub.
+        """The embedder in a directory or with a hub id, in eval mode.
 
-        path: a run directory, an export, a Sentence-Transformers or plain encoder, or a hub id.
-        pooling: for a plain encoder, which does not define one. None is the paper's, the first token of the
-            last layer, or the last token for a decoder. Raises ValueError where the checkpoint defines its
-            own, as it was trained with that.
+        path: a run directory, a checkpoint, an export, a Sentence-Transformers model, or a plain encoder.
+        pooling: for a plain encoder, which does not define one. None for the first token of the last layer,
+            as in the paper, or for the last token in a decoder. Raises ValueError if the checkpoint defines
+            its own pooling, because it was trained with that one.
         """
         parts = checkpoint.parts(str(path), pooling)
         if pooling is not None:
@@ -209,7 +209,8 @@ class Embedder(nn.Module):
             return Embedder(**parts).eval()
 
     def save(self, directory: str | Path) -> None:
-        """Write a checkpoint to a directory, completely or, with an OSError, not at all."""
+        """Write a checkpoint to a directory, completely or not at all; raises OSError, or ValueError for a
+        directory that holds something else."""
         checkpoint.save(self, Path(directory))
 
 

@@ -174,11 +174,11 @@ def chosen(batches: str, backbone: nn.Module) -> str:
 
 
 def pretrained(path: str, *, batches: str = "auto", lora: LoRA | None = None) -> Encoder:
-    """The encoder in a local directory, or with this id on the hub, in float32.
+    """The encoder in a local directory or with a hub id, in float32; a pooler without weights is removed.
 
-    batches: "packed" without padding, "padded" by Transformers, or "auto". lora: adapters to train in place
-    of the weights. Raises FileNotFoundError if there is no such encoder, and ValueError if a file of a sealed
-    directory has changed or weights are missing. A pooler without weights is removed.
+    batches: "packed" without padding, "padded" as Transformers does, or "auto" for packed where possible.
+    lora: adapters to train instead of the weights. Raises FileNotFoundError if there is no such encoder, and
+    ValueError if weights are missing or a file differs from its digest in digests.json.
 
     >>> from tempfile import mkdtemp
     >>> from whitenedcse.model.scratch import small_bert

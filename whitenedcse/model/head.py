@@ -28,13 +28,14 @@ KINDS = ("cls", "mean", "max", "last", "pooler")
 
 
 class Pooling:
-    """One vector per sentence: a kind of pooling in each of some layers, averaged over the layers.
+    """One vector per sentence: pooled tokens of each of some layers, averaged over the layers.
 
-    hidden: (k, t, d), offsets: (n + 1,) -> (n, d) in float32 (float64 stays).
-    Layer 0 is the embedding layer, -1 the last. "pooler" gives the first token as "cls" does; the dense
-    layer and tanh of the checkpoint's own pooler follow in the encoder. "mean" counts special tokens, as
-    SimCSE and WhiteningBERT do. "last" is the last token, whatever the tokenizer ends with: in a decoder it
-    alone attends to the whole sentence. Raises ValueError for an unknown kind or no layers.
+    Hidden states (k, t, d) of k layers and t tokens, offsets (n + 1,) of n sentences -> (n, d), in float32
+    (float64 stays). Layer 0 is the embedding layer, -1 the last. "cls" takes the first token, and so does
+    "pooler"; the embedder then applies the checkpoint's own pooler, a dense layer and tanh. "mean" includes
+    special tokens, as in SimCSE and WhiteningBERT. "last" takes the last token, special or not: in a decoder
+    only that one attends to the whole sentence. Raises ValueError for an unknown kind, for no layers, and for
+    "pooler" with layers other than the last.
 
     >>> hidden, offsets = torch.arange(5.0).view(1, 5, 1), torch.tensor([0, 2, 5])  # of 2 and 3 tokens
     >>> Pooling("mean")(hidden, offsets).flatten(), Pooling("last")(hidden, offsets).flatten()
@@ -104,14 +105,14 @@ def scattered(kind: str, hidden: Tensor, offsets: Tensor) -> Tensor:
 
 
 class ProjectionHead(nn.Module):
-    """Whitening before, after or on both sides of an optional dense layer; in float32 whatever surrounds it.
+    """Whitening before, after or on both sides of an optional dense layer; in float32 even under autocast.
 
-    x: (v, n, d) or (n, d) -> z of the same shape. The default is the paper's SGW, linear layer and tanh
-    (section 4.1; its code has the same order). Without whitening and dense layer it is the identity.
+    x: (v, n, d) or (n, d) -> z of the same shape. The default is that of the paper: SGW, then a linear layer
+    and tanh (section 4.1; the official code has the same order). Without whitening and dense layer z is x.
 
-    whitening: what whitens, as a module such as `ShuffledGroupWhitening(width)` or as its settings; None for
-    nothing. dense: whether there is a linear layer with tanh. position: of the whitening, "before" or "after"
-    that layer, or "both". Raises ValueError for another position, or a whitening of another width.
+    whitening: settings, or a module such as `ShuffledGroupWhitening(width)`, of which only the settings are
+    used; None for no whitening. dense: whether there is a linear layer with tanh. position: where to whiten,
+    "before" or "after" that layer, or "both". Raises ValueError for any other position or width.
 
     >>> x = torch.randn(2, 64, 768)
     >>> bool((ProjectionHead(768)(x).abs() < 1).all())  # tanh comes last
@@ -146,7 +147,7 @@ class ProjectionHead(nn.Module):
 
     @full_precision
     def forward(self, x: Tensor) -> Tensor:
-        """The projected z of pooled x: (v, n, d) or (n, d) -> the same shape, in float32 or float64."""
+        """Pooled x -> projected z: (v, n, d) or (n, d) -> the same shape, in float32 or float64."""
         z = self.before(x) if self.before is not None else x
         z = self.dense(z) if self.linear is not None else z
         return self.after(z) if self.after is not None else z

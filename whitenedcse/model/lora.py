@@ -31,11 +31,11 @@ NAME = "default"  # of the one adapter of a layer, as peft calls it
 
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
-    """Settings of low-rank adapters; only these train, and what stands above the encoder.
+    """Settings of low-rank adapters: in the encoder only the adapters train; the head trains as usual.
 
-    r: rank; 0 for no adapters. alpha: the product of both thin matrices counts alpha / r times [1].
-    dropout: of what the adapters read. modules: the ends of the names of the linear layers to adapt, as
-        ["query", "value"]; None for every linear layer but those of the pooler.
+    r: the rank; 0 for no adapters. alpha: the product of the thin matrices is multiplied by alpha / r [1].
+    dropout: the dropout rate on the input of adapters. modules: the ends of the names of the linear layers to
+        adapt, e.g. ["query", "value"]; None for every linear layer except those of the pooler.
     Raises ValueError for a setting out of its range.
 
     >>> from transformers import BertConfig, BertModel

@@ -14,14 +14,15 @@ from whitenedcse.whitening import Gradient
 
 
 class Whitening(Whitener):
-    """Whitening of all d channels by momentum statistics, ZCA or PCA ([1] Eq. 3, 13, Table 3).
+    """Whitening of all d channels by running (momentum) statistics, ZCA or PCA ([1] Eq. 3, 13, Table 3).
 
-    x: (v, n, d) or (n, d) -> the same shape. Train mode updates the running mean and covariance by the batch;
-    eval mode uses them. The first batch should have more sentences than channels.
+    x: (v, n, d) or (n, d) -> the same shape. Train mode first updates the running mean and covariance with
+    the batch; eval mode leaves them. The first batch should have more sentences than channels.
 
-    kind: "zca" keeps the axes, "pca" turns to the principal ones. eps: share of the mean variance that is
-    added to each variance. gradient: through the batch statistics ("full", ZCA alone), through the mean
-    alone ("centre") or neither ("none"). momentum: beta of Eq. 13. Raises ValueError for other values.
+    kind: "zca" keeps the axes, "pca" rotates to the principal axes. eps: the share of the mean variance that
+    is added to each variance. gradient: "full" goes through mean and covariance of the batch (ZCA only),
+    "centre" through the mean only, "none" through neither. momentum: beta of Eq. 13. Raises ValueError for
+    other values.
 
     >>> import torch
     >>> from whitenedcse.whitening import covariance
@@ -46,11 +47,11 @@ class GroupWhitening(Whitener):
     """Whitening of consecutive groups of channels by the statistics of the batch ([1] section 3.2.1, Eq. 5).
 
     x: (v, n, d) or (n, d) -> the same shape; each view is whitened on its own. Eval mode uses running
-    statistics. A batch needs more sentences than a group has channels; ValueError otherwise.
+    statistics. A batch needs more sentences than a group has channels, and raises ValueError otherwise.
 
-    group_width: channels in a group; or groups: the number of groups. eps: share of a group's mean variance
-    that is added to each of its variances. gradient: see `Whitening`. Raises ValueError if the groups do not
-    divide `width`.
+    group_width: channels in a group. groups: the number of groups, instead of group_width. eps: the share of
+    a group's mean variance that is added to each of its variances. gradient: see `Whitening`. Raises
+    ValueError if the groups do not divide `width`.
 
     >>> import torch
     >>> from whitenedcse.whitening import covariance
@@ -79,8 +80,8 @@ class GroupWhitening(Whitener):
 class ShuffledGroupWhitening(GroupWhitening):
     """SGW: each view's channels are shuffled, whitened in groups and put back ([1] section 3.2.2, Eq. 6).
 
-    Settings and shapes are those of `GroupWhitening`. Two views of one tensor, shuffled differently, are two
-    different whitened views. The shuffle draws from PyTorch's generator; eval mode does not shuffle.
+    Settings and shapes are those of `GroupWhitening`. The same tensor given as two views is shuffled, and so
+    whitened, differently in each. The shuffle draws from PyTorch's generator; eval mode does not shuffle.
 
     >>> import torch
     >>> x = torch.randn(64, 768)

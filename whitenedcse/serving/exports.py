@@ -32,10 +32,10 @@ ALIKE = 0.99  # cosine of two such vectors: bfloat16 and other machines stay abo
 
 
 def whitened(embedder: Embedder, fit: Postprocess, k: int | None = None) -> Embedder:
-    """The embedder with the transform `fit` as its last step, and unit length after it if it had that before.
+    """The embedder with the transform `fit` as its last step, then unit length if it had unit length before.
 
-    k: components kept, of a whitening or PCA; None for what `fit` keeps. [1], section 3.3.
-    Raises ValueError for a transform that was fitted to another embedder.
+    k: the number of components of a whitening or PCA to keep ([1], section 3.3); None for `fit.k`.
+    Raises ValueError for a transform that was fitted to another embedder, or with another prompt.
 
     >>> from whitenedcse.model.scratch import small_bert
     >>> embedder = Embedder(encoder=small_bert(vocabulary=200, layers=1, width=8, heads=1))

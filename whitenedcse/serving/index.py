@@ -36,14 +36,14 @@ class Hit(NamedTuple):
 
 
 class Index:
-    """Texts and search by cosine, in memory or memory-mapped from a directory.
+    """Texts with their vectors, searched by cosine; in memory, or memory-mapped from a directory.
 
-    Search is exact, but for a directory that `write` made with a factory: there an index of FAISS proposes
-    rows, which are compared by their whole vectors. Texts that were added later are all compared.
+    Search is exact, except in a directory that `whitenedcse search build --factory` wrote: there FAISS
+    proposes rows, and only their whole vectors are compared; of texts added later, all are compared.
 
-    embedder: with any last step, e.g. of `whitened`; unit length is added here. Texts are encoded
-        after its prompt "document" ("passage", "corpus") and queries after its prompt "query", or else both
-        after its prompt for any text.
+    embedder: it may have any last step, e.g. that of `whitened`; unit length is added here. Texts are encoded
+        with its prompt "document" (else "passage" or "corpus") and queries with its prompt "query"; where it
+        has no such prompt, with its `prompt`.
 
     >>> from whitenedcse.model.scratch import small_bert
     >>> embedder = Embedder(encoder=small_bert(vocabulary=200, layers=1, width=8, heads=1))
@@ -66,13 +66,13 @@ class Index:
 
     @classmethod
     def build(cls, embedder: Embedder, texts: Iterable[str], ids: Iterable[object] | None = None) -> Index:
-        """An index of these texts in memory; `write` makes one on disk."""
+        """An index of these texts in memory; `whitenedcse search build` writes one of any size to disk."""
         return cls(embedder).add(texts, ids)
 
     def add(self, texts: Iterable[str], ids: Iterable[object] | None = None) -> Index:
-        """Add texts; the id of a text is its number, from 0, unless `ids` are given.
+        """Add texts and return the index; without `ids`, the id of a text is its number, from 0.
 
-        Raises ValueError for another number of ids than texts.
+        Raises ValueError unless there are as many ids as texts.
         """
         if isinstance(texts, str):
             raise ValueError(f"texts={texts!r:.50} is one text; give a list of them")
@@ -86,11 +86,11 @@ class Index:
     def query(
         self, texts: Sequence[str], top: int = 10, *, prompt: str | None = None, exact: bool = False
     ) -> list[list[Hit]]:
-        """For each query the `top` nearest texts, nearest first; all of them if there are fewer.
+        """For each query the `top` nearest texts (or all, if fewer), nearest first, as (cosine, id, text).
 
         prompt: a text put before each query; None for the index's own. exact: compare all texts with each
-        query, also where an index of FAISS would propose some. Raises ValueError, naming the file, if bytes
-        that are read are damaged.
+        query even if the directory has an index of FAISS. Raises ValueError, naming the file, if bytes that
+        are read are damaged.
         """
         queries = self.embedder.encode(
             texts, prompt=self.embedder.prompt_of("query") if prompt is None else prompt
@@ -111,10 +111,10 @@ class Index:
         return Hit(float(cosine), part.ids[row], part.texts[row])
 
     def save(self, directory: str | Path) -> None:
-        """Write the index; to the directory it was loaded from or saved to, only new texts are appended.
+        """Write the index to a directory; if it was loaded from or saved there, only new texts are appended.
 
-        A copy in another directory has exact search. Raises FileExistsError for any other directory that
-        exists.
+        Written to a new directory, it is searched exactly. Raises FileExistsError for any other directory
+        that exists.
         """
         directory = Path(directory).absolute()
         place, held = self._place or (None, 0)
@@ -127,7 +127,7 @@ class Index:
 
     @classmethod
     def load(cls, directory: str | Path) -> Index:
-        """The index that `save` or `write` wrote; its arrays are memory-mapped."""
+        """The index that `save` or `whitenedcse search build` wrote; its arrays are memory-mapped."""
         index = cls(*index_files.load(Path(directory)))
         index._place = (Path(directory).absolute(), len(index.parts))
         return index

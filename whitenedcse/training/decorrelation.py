@@ -31,13 +31,13 @@ KNOTS, REACH = 17, 3.0  # of the integral over t in [-3, 3], which is even in t:
 
 @dataclass(frozen=True, kw_only=True)
 class VICReg:
-    """Equal views, a deviation of 1 or more in each channel, and no covariance between channels [1].
+    """VICReg's loss [1], for equal views, deviations of 1 or more, and no covariance between channels.
 
-    z: (v, n, d) -> scalar, the average over the pairs of an anchor view and a positive one:
+    z: (v, n, d) -> scalar, the average over the pairs of the anchor view with each positive view:
     invariance * mean (z_1 - z_p)^2 + variance * mean_j max(0, 1 - sqrt(C_jj + 1e-4)) + covariance *
-    sum_{i != j} C_ij^2 / d ([1] Eq. 1 to 6), with C divided by n - 1. As in the authors' code, the first term
-    is a mean over channels too, where Eq. 5 has their sum, and the second is averaged over the two views,
-    where Eq. 6 has their sum; the third is that sum. Raises ValueError for weights below 0.
+    sum_{i != j} C_ij^2 / d ([1] Eq. 1 to 6), with covariances C divided by n - 1. As in the authors' code,
+    the first term averages over channels, where Eq. 5 sums over them, and the second over the two views,
+    where Eq. 6 sums; the third sums over the two views. Raises ValueError for weights below 0.
 
     >>> z = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]]).expand(2, 4, 2)
     >>> VICReg()(z)  # equal views, deviations above 1, uncorrelated
@@ -71,12 +71,12 @@ class VICReg:
 
 @dataclass(frozen=True, kw_only=True)
 class BarlowTwins:
-    """A cross-correlation of two views that is the identity [2].
+    """Barlow Twins' loss [2]: the correlation matrix between two views should be the identity.
 
-    z: (v, n, d) -> scalar, the average over the pairs of an anchor view and a positive one:
-    sum_i (1 - R_ii)^2 + redundancy * sum_{i != j} R_ij^2, with R_ij the correlation over sentences of
-    channel i of the anchor and channel j of the positive ([2] Eq. 1, 2). 1e-5 is added to each variance, as
-    batch normalisation in the authors' code does. Raises ValueError for a weight below 0.
+    z: (v, n, d) -> scalar, the average over the pairs of the anchor view with each positive view:
+    sum_i (1 - R_ii)^2 + redundancy * sum_{i != j} R_ij^2, where R_ij is the correlation over sentences of
+    channel i of the anchor with channel j of the positive ([2] Eq. 1, 2). 1e-5 is added to each variance, as
+    by batch normalisation in the authors' code. Raises ValueError for a weight below 0.
 
     >>> z = 100 * torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
     >>> loss = BarlowTwins(redundancy=0.5)
@@ -103,10 +103,10 @@ class BarlowTwins:
 
 @dataclass(frozen=True)
 class WMSE:
-    """The squared distance of unit vectors, |z_1 - z_p|^2 = 2 - 2 cos: W-MSE's loss of whitened views [3].
+    """W-MSE's loss of whitened views [3]: the squared distance of unit vectors, |z_1 - z_p|^2 = 2 - 2 cos.
 
-    z: (v, n, d) -> scalar, averaged over sentences and over the pairs of an anchor view and a positive one.
-    It has no term against a collapse: z must come from a head that whitens last (head.position=after).
+    z: (v, n, d) -> scalar, averaged over sentences and over the pairs of the anchor view with each positive
+    view. Nothing in it prevents a collapse: z must come from a head that whitens last (head.position=after).
 
     >>> WMSE()(torch.stack([torch.eye(2), 3 * torch.eye(2).flip(0)]))  # orthogonal views
     tensor(2.)
@@ -122,12 +122,12 @@ class WMSE:
 
 @dataclass(frozen=True, kw_only=True)
 class SIGReg:
-    """LeJEPA's loss [4]: views near their centre, and a batch that is distributed as N(0, I).
+    """LeJEPA's loss [4]: views should be near their centre, and the batch distributed as N(0, I).
 
-    z: (v, n, d) -> scalar, (1 - share) * mean (z_p - centre)^2 + share * mean of `epps_pulley` over views and
-    over `directions` random unit vectors, on which z is projected. The centre is the mean of a sentence's
-    views. Directions are drawn in each call from PyTorch's generator, so that ranks which seed it equally
-    draw the same. Raises ValueError for a share outside [0, 1] or fewer than one direction.
+    z: (v, n, d) -> scalar, (1 - share) * mean (z_p - centre)^2 + share * the mean of `epps_pulley`, a test of
+    normality, over views and over `directions` random unit vectors on which z is projected. The centre is the
+    mean of a sentence's views. Each call draws directions from PyTorch's generator, so that ranks with equal
+    seeds draw the same. Raises ValueError for a share outside [0, 1] or fewer than one direction.
 
     >>> z = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
     >>> loss = SIGReg(share=1.0)
@@ -156,13 +156,13 @@ class SIGReg:
 
 @dataclass(frozen=True, kw_only=True)
 class CovariancePenalty:
-    """A term beside a loss: the covariances between channels, sum_{i != j} C_ij^2 / d ([1] Eq. 3, 4).
+    """A term to add to a loss: squared covariances between channels, sum_{i != j} C_ij^2 / d ([1] Eq. 3, 4).
 
-    Step -> scalar, averaged over the views of z, or over the encoder passes of x with those of hard
-    negatives. C is divided by n - 1. The penalty of x grows with its scale, to the fourth power.
+    Step -> scalar, averaged over the views of z, or over the encoder passes of x, those of hard negatives
+    included. Covariances C are divided by n - 1. The penalty of x grows with the fourth power of its scale.
 
-    weight: of the term in the loss. of: "x", pooled vectors, or "z", projected ones. Raises ValueError for a
-    weight that is not above 0, or other vectors.
+    weight: the weight of the term in the loss. of: "x" for pooled vectors, or "z" for projected ones. Raises
+    ValueError for a weight that is not above 0, or other vectors.
 
     >>> x = torch.tensor([[[1.0, 1.0], [-1.0, -1.0]]])  # C_12 = C_21 = 2
     >>> CovariancePenalty(weight=1.0)(Step(None, x=x, z=x[..., :1]))
@@ -184,13 +184,13 @@ class CovariancePenalty:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceLoss:
-    """A term beside a loss: sum_i (1 - C_ii)^2 of iteratively normalised z, INTL's trace loss [6].
+    """A term to add to a loss: INTL's trace loss [6], sum_i (1 - C_ii)^2 of iteratively whitened z.
 
-    Step -> scalar, averaged over views, with C divided by n. Newton-Schulz iterations leave variances below
-    1 where the spectrum is uneven; this term makes it even. z must come from a head that ends with them
-    (head.position=after, head.whitening.transform=iterative).
+    Step -> scalar, averaged over views, with covariances C divided by n. Newton-Schulz iterations leave
+    variances below 1 where the spectrum is uneven; this term makes it even. z must come from a head that ends
+    with such iterations (head.position=after, head.whitening.transform=iterative).
 
-    weight: of the term in the loss; the authors' code has (log2 n - 3) / 100 for batches of n. Raises
+    weight: the term's weight in the loss; the authors' code has (log2 n - 3) / 100 for batches of n. Raises
     ValueError for a weight that is not above 0.
 
     >>> z = torch.tensor([[[1.0, 0.5], [-1.0, -0.5]]])  # variances 1 and 0.25

@@ -72,22 +72,22 @@ class Term(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiPositiveLoss:
-    """Every view is a positive of the anchor view; the other sentences of the batch are negatives.
+    """A contrastive loss: all other views are positives of the anchor view, other sentences are negatives.
 
-    z: (v, n, d), negatives: (h, d) or None -> scalar, averaged over sentences. v = 2 is SimCSE's loss.
-    float32 vectors give float64's gradient to 1e-4 for losses down to 1e-34, where float32 itself ends.
+    z: (v, n, d), negatives: (h, d) or None -> scalar, averaged over sentences. v = 2 is SimCSE's loss. In
+    float32 the gradient is float64's to 1e-4 for losses down to 1e-34, near the smallest float32 number.
 
     form: "l1" is the weighted sum of one cross-entropy for each positive ([1] Eq. 7).
         "l2" is log sum_p lambda_p e^(cross-entropy_p); with one denominator for all positives that is
-        log(sum_p lambda_p e^(-s_p)) + log(sum_j e^(s_j)). It punishes the least similar positive most, as the
-        text below [1] Eq. 8 asks; Eq. 8 as printed has a minus in front of that logarithm and would push
-        positives apart.
-    denominator: candidates are the sentences of the positive's own view ("view"), the same with every view
-        also serving as anchor ("symmetric"), or the sentences of all views ("joint"; another positive of the
-        same sentence is never a negative).
-    weights: lambda of each positive, v - 1 numbers; a single one serves all.
-    hard_negative_log_weight: added to the logit of an anchor's own hard negative, so 0 is weight 1, as in
-        the code of [2].
+        log(sum_p lambda_p e^(-s_p)) + log(sum_j e^(s_j)), s being cosines over temperature. It punishes the
+        least similar positive most, as the text below [1] Eq. 8 asks; Eq. 8 as printed has the opposite sign
+        and would push positives apart.
+    denominator: which sentences are candidates: those of the positive's own view ("view"), the same with each
+        positive also serving as anchor ("symmetric"), or those of all positive views ("joint"; another
+        positive of the same sentence is never a negative).
+    weights: lambda of each positive, v - 1 numbers, or one number for all.
+    hard_negative_log_weight: added to the logit of an anchor's own hard negative, so that 0 is weight 1; as
+        in the code of [2].
 
     >>> loss = MultiPositiveLoss()  # of the paper: temperature 0.05, all weights 1
     >>> f"{loss(torch.eye(4).expand(2, 4, 4)):.1e}"  # both views agree, sentences are orthogonal: 3 e^-20
@@ -183,14 +183,14 @@ class MultiPositiveLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class Matryoshka(MultiPositiveLoss):
-    """The loss of z, of the embedding x that evaluation sees, and of prefixes of x.
+    """The loss of z plus that of x, the embedding that evaluation sees, and of prefixes of x.
 
-    loss(z) + loss(x) + sum_m c_m loss(x[..., :m]), the last two being Eq. 1 of [3] with cosines for its
-    classifiers. x is the pooled output before the head where evaluation sees that (embedding=encoder): the
-    head mixes the channels of x, so that a prefix of z says nothing of one of x (results/matryoshka). The
-    views of x are the encoder passes, not whitened. The other settings are those of `MultiPositiveLoss`.
+    loss(z) + loss(x) + sum_m c_m loss(x[..., :m]); the last two terms are Eq. 1 of [3], with cosines in place
+    of its classifiers. With embedding=encoder, x is the pooled output before the head: the head mixes the
+    channels of x, so that prefixes of z tell nothing about those of x (results/matryoshka). The views of x
+    are the encoder passes, not whitened. The other settings are those of `MultiPositiveLoss`.
 
-    dims: how many channels each prefix has. dim_weights: c_m, one for each, or one that serves all.
+    dims: how many channels each prefix has. dim_weights: c_m, a number for each prefix, or one for all.
     Raises ValueError for sizes or weights that are not above 0, and for a wrong number of weights.
 
     >>> z = torch.eye(4).expand(2, 4, 4)
@@ -227,7 +227,7 @@ class Matryoshka(MultiPositiveLoss):
     ) -> Tensor:
         """The loss of views z: (v, n, d), with prefixes of x: (p, n, d) -> scalar in float32 or float64.
 
-        negatives, x_negatives: (h, d) hard negatives of both, if any. Without x, prefixes are those of z.
+        negatives, x_negatives: hard negatives (h, d) of z and of x, if any. Without x, prefixes are of z.
         """
         weights = list(self.dim_weights) * (len(self.dims) if len(self.dim_weights) == 1 else 1)
         sizes = dict(zip(self.dims, weights, strict=True))

@@ -107,17 +107,17 @@ EXACT = ("32-true", "bf16-mixed", "16-mixed", "64-true")  # of Lightning's, thos
 
 
 class ContrastiveTraining(LightningModule):
-    """Sentences -> views -> head -> loss, and optional terms beside it.
+    """A Lightning module: sentences -> views -> head -> loss, with optional terms added to the loss.
 
-    loss: of the views, None for none: then masked language modelling alone trains the encoder.
-    views: v, the anchor included (the paper's "number of positives"; SimCSE has 2).
-    mlm: masked language modelling of the same sentences, added to the loss `mlm.weight` times.
-    terms: other terms by name, each added to the loss `term.weight` times.
-    optimizer: called with the parameters and `total_steps`; returns an optimiser and a schedule.
+    loss: the loss of the views; with None, masked language modelling alone trains the encoder.
+    views: v, including the anchor (the paper's "number of positives"; SimCSE has 2).
+    mlm: masked language modelling of the same sentences, added to the loss with weight `mlm.weight`.
+    terms: further terms by name, each added to the loss with weight `term.weight`.
+    optimizer: a function of the parameters and `total_steps` that returns an optimiser and a schedule.
     seed: dropout is a function of (seed, epoch, batch, rank), permutations of (seed, epoch, batch).
-    gather: whether statistics and negatives are those of all ranks, or each rank's own.
-    chunk: encode that many sentences at a time and keep none of their activations: each chunk is encoded
-        again, with the same dropout, for its gradient. None: all at once.
+    gather: whether whitening statistics and negatives are those of all ranks or each rank's own.
+    chunk: encode this many sentences at a time without keeping their activations; each chunk is encoded
+        again, with the same dropout, for its gradient. None for all at once.
     Raises ValueError for fewer than two views, for chunk together with mlm, if there is nothing to train, or
     for a term with the name of another logged value.
 
