@@ -206,6 +206,8 @@ def test_a_finished_run_has_scores(run):
     assert run.scores is None and run.best_score is None
     (run.path / "scores.json").write_text('{"dev": {"best": 51.5}}')
     assert run.best_score == 51.5
+    (run.path / "scores.json").write_text('{"model": "m"}')  # of evaluate.py
+    assert Run(run.path).best_score is None
 
 
 READERS = {  # a file of an ended run, and what reads it

@@ -177,8 +177,8 @@ class Run:
 
     @property
     def best_score(self) -> float | None:
-        """The dev score of the best checkpoint; None without dev pairs, or before training has ended."""
-        return self.scores["dev"]["best"] if self.scores else None
+        """The dev score of the best checkpoint; None without dev pairs or training, or before its end."""
+        return (self.scores or {}).get("dev", {}).get("best")
 
     @property
     def origin(self) -> dict[str, Any]:

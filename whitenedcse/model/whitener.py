@@ -230,9 +230,9 @@ class Whitener(nn.Module):
         return matrix.T, -self.mean @ matrix
 
     def blended(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The running statistics moved towards those of x (Eq.
+        """The running statistics moved towards those of x (Eq. 13).
 
-        13): (v, n, d) -> mean (d,), covariances (g, w, w).
+        x: (v, n, d) -> mean (d,), covariances (g, w, w).
         """
         groups = x.unflatten(-1, (-1, self.group_width)).movedim(-2, 1)  # (v, g, n, w)
         mean, covariance = x.mean(dim=(0, 1)), whitening.covariance(groups).mean(dim=0)
