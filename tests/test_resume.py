@@ -316,7 +316,7 @@ def amid(home, name, *arguments, **environment):
     words = [str(ROOT / "train.py"), *RUN, *arguments, f"run={name}"]
     anew = "trainer.devices=2" in arguments  # whose ranks are looked for among the processes
     with started(home, *words, anew=anew, **environment) as process:
-        until(lambda: last_step(folder) > before or process.poll() is not None)
+        until(lambda: last_step(folder) > before or process.poll() is not None, 180)
         assert process.poll() is None, (home / "said").read_text()
         yield process
 
