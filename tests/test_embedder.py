@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import SENTENCES, embedder_of, paced, projected, whitening
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy.spatial.distance import cdist
 from sentence_transformers import SentenceTransformer
 from torch.testing import assert_close
@@ -264,6 +264,10 @@ def test_pooling_belongs_to_the_checkpoint_and_is_free_for_a_plain_encoder(bert,
         plain.encode(SENTENCES), embedder_of(bert, kind="mean", layers=[1, -1]).encode(SENTENCES), atol=1e-6
     )
     assert Embedder.load(tmp_path / "best").pooling.kind == "cls"
+    by_name = Embedder.load(tmp_path / "best", "mean").pooling
+    assert (by_name.kind, list(by_name.layers)) == ("mean", [-1])
+    with pytest.raises(ValueError, match="pooling.kind='avg' is not one of"):
+        Embedder.load(tmp_path / "best", "avg")
 
 
 def test_a_new_best_replaces_the_old_one_whole(bert, tmp_path):
@@ -281,6 +285,11 @@ def test_what_is_not_a_text_is_named_by_its_row(bert):
     with pytest.raises(ValueError, match=r"sentences='the cat' is one text; give a list of them"):
         embedder_of(bert).encode("the cat")
     assert embedder_of(bert).encode([]).shape == (0, 16)
+
+
+def test_texts_may_come_from_any_iterable(bert):
+    embedder = embedder_of(bert)
+    assert_array_equal(embedder.encode(text for text in SENTENCES), embedder.encode(SENTENCES))
 
 
 def test_embeddings_that_do_not_exist_are_refused(bert):

@@ -202,6 +202,16 @@ def test_each_resumption_is_noted_with_what_changed(run, monkeypatch):
     run.refuse_other(CONFIG, EXACT)
 
 
+@pytest.mark.parametrize(
+    "name", ["export.json", "index.json", "manifest.json", "config.json", "modules.json"]
+)
+def test_a_run_is_not_begun_in_a_directory_of_another_kind(name, tmp_path):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ValueError, match="holds something other than a run; choose another name"):
+        Run(tmp_path).claim()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 def test_a_finished_run_has_scores(run):
     assert run.scores is None and run.best_score is None
     (run.path / "scores.json").write_text('{"dev": {"best": 51.5}}')

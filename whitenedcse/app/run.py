@@ -33,6 +33,13 @@ ORIGIN = ("experiment", "system", "seed", "encoder")
 DEV = "dev/spearman"
 SEALED = ("config.yaml", "versions.json", "metrics.csv", "items.npz", f"best/{DIGESTS}")
 CURE = f"copy the whole run again or, if the change is yours, delete the {DIGESTS} beside it"
+FOREIGN = (
+    "export.json",
+    "index.json",
+    "manifest.json",
+    "config.json",
+    "modules.json",
+)  # of other directories
 if TYPE_CHECKING:
     from whitenedcse.model.embedder import Embedder
 
@@ -196,7 +203,9 @@ class Run:
 
     @on_first_rank
     def claim(self) -> None:
-        """Keep other processes from writing here until this one ends. Raises ValueError if one does."""
+        """Keep others from writing here until this process ends. ValueError if one does, or it is no run's."""
+        if any((self.path / name).exists() for name in FOREIGN):
+            raise ValueError(f"{self.path} holds something other than a run; choose another name")
         self.path.mkdir(parents=True, exist_ok=True)
         if self.path not in held:
             held[self.path] = claimed(self.path, "wait, or use run=NAME").lock

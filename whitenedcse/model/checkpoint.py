@@ -91,7 +91,7 @@ def settings(embedder: Embedder) -> dict[str, Any]:
     }
 
 
-def parts(path: str, pooling: Pooling | None = None) -> dict[str, Any]:
+def parts(path: str, pooling: Pooling | str | None = None) -> dict[str, Any]:
     """The keyword arguments of `Embedder`, from any source that `Embedder.load` takes."""
     restore(Path(path) if Path(path).name == "best" else Path(path) / "best")
     directory = folder(path)
@@ -107,7 +107,7 @@ def parts(path: str, pooling: Pooling | None = None) -> dict[str, Any]:
     return ours(directory) if own.exists() else sentence_transformers.read(directory)
 
 
-def plain(directory: Path, pooling: Pooling | None) -> dict[str, Any]:
+def plain(directory: Path, pooling: Pooling | str | None) -> dict[str, Any]:
     """The keyword arguments of `Embedder` for an encoder that does not define a pooling."""
     encoder = pretrained(path=str(directory))
     pooling = pooling or Pooling(kind="last" if causal(encoder) else "cls", layers=[-1])

@@ -5,7 +5,7 @@ v: views    n: sentences    d: width
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class Embedder(nn.Module):
         self,
         *,
         encoder: Encoder | str,
-        pooling: Pooling | None = None,
+        pooling: Pooling | str | None = None,
         head: ProjectionHead | None = None,
         embedding: str = "encoder",
         max_length: int | None = None,
@@ -61,7 +61,8 @@ class Embedder(nn.Module):
     ) -> None:
         super().__init__()
         encoder = pretrained(path=encoder) if isinstance(encoder, str) else encoder
-        pooling = pooling or Pooling("last" if causal(encoder) else "cls")
+        pooling = pooling or ("last" if causal(encoder) else "cls")
+        pooling = Pooling(pooling) if isinstance(pooling, str) else pooling
         head = head or ProjectionHead(encoder.width)
         if embedding not in EMBEDDINGS:
             raise ValueError(f"embedding={embedding!r} is not one of {', '.join(EMBEDDINGS)}")
@@ -121,7 +122,7 @@ class Embedder(nn.Module):
 
     def encode(
         self,
-        sentences: Sequence[str],
+        sentences: Iterable[str],
         *,
         prompt: str | None = None,
         progress: Progress = False,
@@ -141,6 +142,7 @@ class Embedder(nn.Module):
             raise ValueError(
                 f"sentences={sentences!r:.50} is one text; give a list of them: [{sentences!r:.50}]"
             )
+        sentences = list(sentences)
         for row, sentence in enumerate(sentences):
             if not isinstance(sentence, str):
                 raise ValueError(f"sentence {row} is {type(sentence).__name__} {sentence!r:.50}, not a text")
@@ -194,13 +196,14 @@ class Embedder(nn.Module):
         return Embedder(**own | parts).eval().to(next(self.parameters()).device)
 
     @staticmethod
-    def load(path: str | Path, pooling: Pooling | None = None) -> Embedder:
+    def load(path: str | Path, pooling: Pooling | str | None = None) -> Embedder:
         """The embedder in a directory or with a hub id, in eval mode.
 
         path: a run directory, a checkpoint, an export, a Sentence-Transformers model, or a plain encoder.
-        pooling: for a plain encoder, which does not define one. None for the first token of the last layer,
-            as in the paper, or for the last token in a decoder. Raises ValueError if the checkpoint defines
-            its own pooling, because it was trained with that one.
+        pooling: for a plain encoder, which does not define one: a `Pooling`, or its kind, such as "mean", for
+            the last layer. None for the first token of the last layer, as in the paper, or for the last token
+            in a decoder. Raises ValueError if the checkpoint defines its own pooling, because it was trained
+            with that one.
         """
         parts = checkpoint.parts(str(path), pooling)
         if pooling is not None:

@@ -148,7 +148,8 @@ def refuse(out: Path, wanted: Wanted) -> None:
     That is where `out` holds anything but an earlier export, for int8 in another format than ONNX, and for a
     package that is not installed.
     """
-    if out.exists() and not (out / MARK).is_file() and (not out.is_dir() or any(out.iterdir())):
+    earlier = (out / MARK).is_file() and not (out / "config.yaml").exists()  # that is of a run
+    if out.exists() and not earlier and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} holds something other than an export; choose another name, or delete it")
     if wanted.int8 and wanted.to != "onnx":
         raise ValueError(f"--int8 is for --to onnx, not for --to {wanted.to}")

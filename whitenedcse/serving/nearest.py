@@ -30,11 +30,13 @@ def nearest(queries: Array, parts: Sequence[Vectors], top: int) -> tuple[Array, 
     queries: (q, d), parts: of (n, d), rows of unit length -> products (q, k) and row numbers (q, k). k is
     `top`, or n if that is less: there is no threshold. The products are computed in float64 and then rounded,
     and equal ones come in the order of the rows, so every engine gives the same. Memory does not grow with q
-    or n. Raises ValueError for top < 1 and for another width.
+    or n. Raises ValueError for top < 1, no rows, and for another width.
     """
     n, widths = sum(map(len, parts)), {array.shape[-1] for array in (queries, *parts)}
-    if top < 1 or n < 1 or len(widths) > 1:
-        raise ValueError(f"top={top} of {n} rows; widths {sorted(widths)}: one or more, and one width")
+    if top < 1 or n < 1:
+        raise ValueError(f"top={top} of {n} rows: ask for one or more, of one or more rows")
+    if len(widths) > 1:
+        raise ValueError(f"queries and rows have the widths {sorted(widths)}; they must have one width")
     top, engine = min(top, n), available_engine()
     out = np.empty((len(queries), top), np.float32), np.empty((len(queries), top), np.int64)
     for start in range(0, len(queries), QUERIES):
