@@ -305,6 +305,15 @@ def test_what_is_no_export_is_not_replaced(embedder, tmp_path, there, message):
     assert path.read_text() == "mine"
 
 
+def test_a_run_that_was_begun_in_an_export_is_not_replaced(embedder, tmp_path):
+    wanted = Wanted("transformers", "x", verify=False)
+    export(embedder, tmp_path / "out", wanted)
+    (tmp_path / "out" / "config.yaml").write_text("seed: 0")
+    with pytest.raises(ValueError, match="holds something other than an export"):
+        export(embedder, tmp_path / "out", wanted)
+    assert (tmp_path / "out" / "config.yaml").read_text() == "seed: 0"
+
+
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [

@@ -203,7 +203,7 @@ class Run:
 
     @on_first_rank
     def claim(self) -> None:
-        """Keep others from writing here until this process ends. ValueError if one does, or it is no run's."""
+        """Keep others from writing here until this process ends. ValueError if one does or it is no run's."""
         if any((self.path / name).exists() for name in FOREIGN):
             raise ValueError(f"{self.path} holds something other than a run; choose another name")
         self.path.mkdir(parents=True, exist_ok=True)
