@@ -33,13 +33,7 @@ ORIGIN = ("experiment", "system", "seed", "encoder")
 DEV = "dev/spearman"
 SEALED = ("config.yaml", "versions.json", "metrics.csv", "items.npz", f"best/{DIGESTS}")
 CURE = f"copy the whole run again or, if the change is yours, delete the {DIGESTS} beside it"
-FOREIGN = (
-    "export.json",
-    "index.json",
-    "manifest.json",
-    "config.json",
-    "modules.json",
-)  # of other directories
+FOREIGN = tuple(f"{name}.json" for name in ("export", "index", "manifest", "config", "modules"))
 if TYPE_CHECKING:
     from whitenedcse.model.embedder import Embedder
 
