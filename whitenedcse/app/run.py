@@ -33,11 +33,9 @@ ORIGIN = ("experiment", "system", "seed", "encoder")
 DEV = "dev/spearman"
 SEALED = ("config.yaml", "versions.json", "metrics.csv", "items.npz", f"best/{DIGESTS}")
 CURE = f"copy the whole run again or, if the change is yours, delete the {DIGESTS} beside it"
-FOREIGN = tuple(f"{name}.json" for name in ("export", "index", "manifest", "config", "modules"))
+P = ParamSpec("P")
 if TYPE_CHECKING:
     from whitenedcse.model.embedder import Embedder
-
-P = ParamSpec("P")
 held: dict[Path, BaseFileLock] = {}  # the directories that this process has claimed, until it ends
 
 
@@ -198,7 +196,9 @@ class Run:
     @on_first_rank
     def claim(self) -> None:
         """Keep others from writing here until this process ends. ValueError if one does or it is no run's."""
-        if any((self.path / name).exists() for name in FOREIGN):
+        from whitenedcse.data.remote import MARKS
+
+        if any((self.path / name).exists() for name in MARKS):  # of models, exports, indices, encoded files
             raise ValueError(f"{self.path} holds something other than a run; choose another name")
         self.path.mkdir(parents=True, exist_ok=True)
         if self.path not in held:
