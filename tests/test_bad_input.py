@@ -251,7 +251,7 @@ TRAINING = [
     ({"e.csv": 'a,b\n"x,y\nz,w\n'}, "data.corpus=e.csv data.columns=[a]",
      ["e.csv:3: unexpected end of data"]),
     ({"e.csv": "one,b\nx,y\n"}, "data.corpus=e.csv data.columns=[on]",
-     ["no column 'on' among ['one', 'b']", "mean 'one'"]),
+     ["no column 'on' among one, b (line 1)", "mean 'one'"]),
     ({"e.jsonl": '{"a": null}'}, "data.corpus=e.jsonl data.columns=[a]",
      ["e.jsonl:1: text expected in 'a', None found"]),
     ({"e.jsonl": '{"a": 1.5}'}, "data.corpus=e.jsonl data.columns=[a]",

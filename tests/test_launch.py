@@ -116,7 +116,7 @@ def test_an_encoder_is_known_by_its_commit_or_its_files_and_one_of_random_weight
 
     def known(**settings):
         config = OmegaConf.create({"encoder": settings, "tasks": {"names": ["a", "b"]}})
-        return launch.content(config, encoder, {}, [[], [1]], [2])["content"]
+        return identity.content(config, encoder, {}, [[], [1]], [2])["content"]
 
     texts = {"monitor.dev": [2], "tasks.a": [], "tasks.b": [1]}
     texts = {name: identity.of_texts(task) for name, task in texts.items()}

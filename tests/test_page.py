@@ -18,7 +18,8 @@ from scipy import stats
 from test_sweep_report import SCORES, swept, trained
 
 from whitenedcse.app import terminal
-from whitenedcse.app.run import Run, Series
+from whitenedcse.app.reading import Series
+from whitenedcse.app.run import Run
 from whitenedcse.report import contrasts, page, sweep
 
 HEALTH = {

@@ -27,7 +27,7 @@ def test_it_ends_with_128_and_the_signal_even_where_nothing_requeues(keep, monke
     with pytest.raises(SystemExit) as exit:
         keep.stop(SimpleNamespace(is_global_zero=True), number)
     assert exit.value.code == 128 + number
-    assert "run stopped after step 0; the same command with run=NAME resumes it" in keep.said[0]
+    assert "run stopped after step 0; the same command resumes it" in keep.said[0]
 
 
 @pytest.mark.parametrize(

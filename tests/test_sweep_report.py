@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from whitenedcse.app import cli
-from whitenedcse.app.run import Run, series
+from whitenedcse.app.reading import series
+from whitenedcse.app.run import Run
 from whitenedcse.evaluation.differences import holm
 from whitenedcse.report import contrasts, sweep
 

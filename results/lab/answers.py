@@ -26,7 +26,7 @@ from whitenedcse.evaluation.statistics import Comparison
 from whitenedcse.report.contrasts import paired_by_seed, spread
 
 HERE = Path(__file__).parent
-ENCODERS = {"lab_pretrained": "pretrained", "lab_minilm": "minilm-mlm"}
+ENCODERS = {"lab_pretrained": "from scratch", "lab_minilm": "minilm-mlm"}
 UNTOUCHED = {"lab_pretrained": "untouched-pretrained.json", "lab_minilm": "untouched-minilm.json"}
 DRAWS = 10_000
 
@@ -158,7 +158,7 @@ def where() -> str:
 def reached() -> str:
     """How many runs of the plan are there."""
     counts = {name: sum(e == encoder for e, _, _ in runs()) for encoder, name in ENCODERS.items()}
-    return ", ".join(f"{count} of {PLANNED} on {name}" for name, count in counts.items())
+    return ", ".join(f"{count} of {PLANNED} on the encoder {name}" for name, count in counts.items())
 
 
 def lab() -> str:
@@ -232,7 +232,7 @@ def predicted() -> str:
     """Whether the share of the first axis predicts what whitening afterwards gives, over systems."""
     top = {e: of_systems(e, lambda s: s["dev"]["values_best"]["dev/variance_top1"]) for e in ENCODERS}
     gain = {e: of_systems(e, lambda s: score(s, AFTER) - score(s, AS_IS)) for e in ENCODERS}
-    groups = [(name, [e]) for e, name in ENCODERS.items() if top[e]]
+    groups = [(f"the encoder {name}", [e]) for e, name in ENCODERS.items() if top[e]]
     if len(groups) > 1:
         groups.insert(0, ("both encoders", list(ENCODERS)))
     said = []

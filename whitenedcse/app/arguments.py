@@ -195,6 +195,30 @@ def source(model: str, pooling: Pooling | None, prompt: str | None = None) -> So
     return Source(embedder.encode, str(embedder.pooling), embedder, embedder.prompt)
 
 
+def refuse_unread(config: Any, rows: Iterable[Any]) -> None:
+    """Raise ValueError for k, fit or columns where no row of an evaluation reads them."""
+    kept, fits = {(row.map or {}).get("k") for row in rows}, {row.fit for row in rows} - {""}
+    fitted = "a postprocess that is fitted, such as postprocess=whitening"
+    unread = {
+        "k": (config.k not in {None, *kept}, "postprocess=whitening, pca, pca_cor or prefix"),
+        "fit": (config.fit not in {"target", *fits}, fitted),
+        "columns": (config.columns and fits <= {"target", "year"}, f"a corpus, fit=CORPUS, of {fitted}"),
+    }
+    for name, (idle, use) in unread.items():
+        if idle:
+            raise ValueError(f"{name}={config[name]} has no effect here: it is for {use}")
+
+
+def refuse_width(embedder: Embedder | None, rows: Iterable[Any]) -> None:
+    """Raise ValueError for a row that keeps more components than the vectors of the encoder have."""
+    for row in rows if embedder is not None else ():
+        width = embedder.encoder.width if row.pooling else embedder.width  # type: ignore[union-attr]
+        if (k := (row.map or {}).get("k")) is not None and not 1 <= k <= width:
+            raise ValueError(
+                f"k={k} components of vectors of width {width}: give k from 1 to {width}, or k=null for all"
+            )
+
+
 def drawable(plan: Plan, figures: Sequence[str]) -> Plan:
     """The plan. Raises ValueError for figures where no task has scored pairs."""
     if figures and not plan.pairs:

@@ -21,7 +21,7 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from whitenedcse.app.identity import label, when
+from whitenedcse.app.identity import label, refuse_name, when
 from whitenedcse.app.run import Run
 
 CONF = Path(__file__).parents[1] / "conf"  # in a clone a link to the conf/ beside train.py
@@ -77,6 +77,8 @@ def check(path: str, node: Mapping[str, Any], known: Mapping[str, Any], *, impor
         name = f"{path}{key}"
         if known and key not in known:
             raise ValueError(unknown(name, [f"{path}{other}" for other in set(known) - HYDRA_KEYS]))
+        if value == "" and key != "prompt":
+            raise ValueError(f"{name} is empty: give it a value, as {name}=VALUE, or leave it out")
         annotation = SCRIPT_TYPES.get(name, known.get(key, Any))
         if not matches(value, annotation):
             raise ValueError(mistyped(name, value, annotation))
@@ -257,10 +259,10 @@ def plain(config: DictConfig) -> Any:
 
 def checked(config: DictConfig) -> Run:
     """Check all settings; returns the configured run, named after its directory. Raises ValueError."""
-    refuse_order(list(HydraConfig.get().overrides.task))
-    name = HydraConfig.get().job.config_name
-    refuse_unknown(plain(config), [*map(str, OmegaConf.load(CONF / f"{name}.yaml")), *groups(str(name))])
-    run = Run(HydraConfig.get().runtime.output_dir)
+    run = Run(HydraConfig.get().runtime.output_dir).asked()
+    script = str(HydraConfig.get().job.config_name)
+    refuse_unknown(plain(config), [*map(str, OmegaConf.load(CONF / f"{script}.yaml")), *groups(script)])
+    refuse_name(config.run)
     config.run = run.path.name
     return run
 
@@ -289,11 +291,3 @@ def note(file: Path) -> str:
     lines = [line for line in every if line.startswith("# ") and "@package" not in line]
     sentence = " ".join(line[2:] for line in lines).partition(". ")[0].removesuffix(".")
     return sentence.replace("$", "$$")  # Hydra fills in what a $ announces
-
-
-def refuse_order(overrides: list[str]) -> None:
-    """Raise ValueError if an experiment would undo what a system or a sweep before it changes."""
-    added = [text.partition("=")[0] for text in overrides if text.startswith("+")]
-    changes = [name for name in added if name in ("+experiment", "+system", "+sweep")]
-    if "+experiment" in changes[1:]:
-        raise ValueError(f"{changes[0]} changes what +experiment sets: put it after +experiment")

@@ -52,6 +52,23 @@ def differences(
     ]
 
 
+def content(
+    config: Any, encoder: Any, terms: Mapping[str, Any], tasks: Iterable[Any], dev: Any
+) -> dict[str, dict[str, str]]:
+    """The digests of what the settings name beside the corpus: encoder, teachers, tasks, dev; by setting.
+
+    An encoder of the hub has its commit. One with random weights has none: settings and corpus decide it.
+    """
+    digests = {} if dev is None else {"monitor.dev": of_texts(dev)}
+    digests |= {f"tasks.{name}": of_texts(task) for name, task in zip(config.tasks.names, tasks, strict=True)}
+    if "path" in config.encoder:
+        commit = encoder.provenance(config.encoder.path)["commit"]
+        digests["encoder.path"] = commit or of_weights(encoder.source)
+    teachers = {name: term.embedder for name, term in terms.items() if hasattr(term, "embedder")}
+    digests |= {f"terms.{name}.path": of_embedder(model) for name, model in teachers.items()}
+    return {"content": digests}
+
+
 def of_texts(task: Any) -> str:
     """The digest of a task as `tasks.task` gives it: texts in their order, with their scores or labels."""
     return checksum(json.dumps(task, default=lambda array: array.tolist()).encode())
@@ -108,6 +125,14 @@ def label(hydra: Any, encoder: str | None, corpus: str | None) -> str:
     if experiment and not own_encoder(hydra.overrides.task):
         return str(experiment)
     return Path(encoder).name if encoder else Path(str(corpus)).stem
+
+
+def refuse_name(name: Any) -> None:
+    """Raise ValueError for a run= that is no name of a directory in outputs/."""
+    parts = Path(str(name)).parts
+    if not str(name or "").strip() or Path(str(name)).is_absolute() or ".." in parts or not parts:
+        where = f"hydra.run.dir={name}" if parts and name else "hydra.run.dir=DIR"
+        raise ValueError(f"run={name or ''} is no name for a directory in outputs/; elsewhere is {where}")
 
 
 def when(value: Any, known: Any, then: Any, other: Any) -> Any:

@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from whitenedcse.app import arguments, configuration, launch, mistakes, ranks
+from whitenedcse.app import arguments, configuration, identity, launch, mistakes, ranks
 from whitenedcse.app.run import Run
 
 SWEEP = "WHITENEDCSE_SWEEP"  # the number of jobs of a sweep and when it was started, for its processes
@@ -98,11 +98,11 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     attention = module.embedder.encoder.attention(device)
     launch.say(f"{data.counts}; attention: {attention}")
     facts = {**launch.origin(cfg, module.embedder.encoder), "device": device.type, "attention": attention}
-    exact = data.tokens.digests | launch.content(cfg, module.embedder.encoder, module.terms, tests, dev)
-    checkpoint = launch.begin(run, settings, facts, exact)
+    exact = data.tokens.digests | identity.content(cfg, module.embedder.encoder, module.terms, tests, dev)
     monitor = instantiate(cfg.monitor)(dev=dev, directory=run.best, say=launch.say)
+    checkpoint = launch.begin(run, settings, facts, exact)
     shared = f"{settings}resumes from: {checkpoint.name if checkpoint else 'the start'}"  # by all ranks
-    keep = Safekeeping(run.checkpoints, cfg.checkpoint_every, monitor, shared, launch.say)
+    keep = Safekeeping(run.checkpoints, cfg.checkpoint_every, monitor, shared, launch.say, launch.again(run))
     callbacks = [
         Heartbeat(cfg.trainer.timeout),
         keep,
@@ -156,6 +156,7 @@ def evaluate(cfg: DictConfig) -> float | None:
 
     if cfg.compare:
         launch.show(comparison.compared(list(cfg.compare), cfg.draws, cfg.digits))
+        launch.leave_nothing()
         return None
     scores, items, notes = scored(cfg, run, None)
     run.end(scores, items)
@@ -166,6 +167,29 @@ def evaluate(cfg: DictConfig) -> float | None:
     return headline(scores)
 
 
+def agenda(cfg: DictConfig) -> tuple[list[Any], Any, list[str]]:
+    """The rows of the table, the plan of sentences and tasks, and what there is to say of rows left out.
+
+    Raises ValueError for settings that no row reads, before anything is encoded.
+    """
+    from whitenedcse.evaluation import suite, tasks
+
+    cfg.fit, cfg.columns = fit, columns = arguments.fit(cfg.model, cfg.fit, cfg.columns)
+    protocol = instantiate(cfg.protocol)
+    settings = instantiate(cfg.postprocess).settings if cfg.postprocess else None
+    rows, notes = tasks.chosen(protocol, settings, fit, curve="components" in cfg.figures)
+    arguments.refuse_unread(cfg, [*protocol.lines, *rows])
+    find = [partial(tasks.task, name, protocol.case) for name in cfg.tasks.names]
+    _, *data = arguments.require([partial(arguments.require_model, cfg.model), *find])
+
+    def texts(corpus: str) -> list[str]:
+        return tasks.corpus_texts(corpus, columns if corpus == fit else (), cfg.sample)
+
+    fits = [row.fit for row in rows if row.fit]
+    plan = suite.plan(dict(zip(cfg.tasks.names, data, strict=True)), fits, texts, protocol.case)
+    return rows, arguments.drawable(plan, cfg.figures), notes
+
+
 def scored(
     cfg: DictConfig, run: Run, trained: dict[str, Any] | None
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
@@ -174,39 +198,28 @@ def scored(
     trained: what a run of train.py has for scores.json already.
     """
     # PyTorch takes seconds to import: the settings are checked before
-    from whitenedcse.evaluation import classifiers, suite, tasks
+    from whitenedcse.evaluation import classifiers, suite
     from whitenedcse.model import planes
     from whitenedcse.model.head import Pooling, requested
     from whitenedcse.report import figures
 
-    cfg.fit, cfg.columns = fit, columns = arguments.fit(cfg.model, cfg.fit, cfg.columns)
-    protocol: tasks.Protocol = instantiate(cfg.protocol)
-    settings = instantiate(cfg.postprocess).settings if cfg.postprocess else None
-    rows, notes = tasks.chosen(protocol, settings, fit, curve="components" in cfg.figures)
-    find = [partial(tasks.task, name, protocol.case) for name in cfg.tasks.names]
-    _, *data = arguments.require([partial(arguments.require_model, cfg.model), *find])
-
-    def texts(corpus: str) -> list[str]:
-        return tasks.corpus_texts(corpus, columns if corpus == fit else (), cfg.sample)
-
-    fits = [row.fit for row in rows if row.fit]
-    agenda = arguments.drawable(
-        suite.plan(dict(zip(cfg.tasks.names, data, strict=True)), fits, texts, protocol.case), cfg.figures
-    )
-    classify = classifiers.classifier(cfg.classifier)
+    rows, plan, notes = agenda(cfg)
+    protocol, classify = instantiate(cfg.protocol), classifiers.classifier(cfg.classifier)
     source = arguments.source(cfg.model, requested(cfg.get("pooling"), cfg.layers), cfg.prompt)
+    arguments.refuse_width(source.embedder, rows)
     if trained is None:
         run.start(OmegaConf.to_yaml(cfg, resolve=True))
-    launch.say(f"model: {cfg.model}   pooling: {source.pooling}   sentences: {len(agenda.sentences):,}")
+    launch.say(f"model: {cfg.model}   pooling: {source.pooling}   sentences: {len(plan.sentences):,}")
     poolings = [Pooling(kind=row.pooling, layers=row.layers) if row.pooling else None for row in rows]
     own, every = Run.of(cfg.model), figures.every_layer(cfg.figures)
     wanted = planes.Wanted(poolings, protocol.max_length, protocol.extra, every, own is None, cfg.bf16)
-    x, kept = planes.vectors(source, agenda.sentences, wanted)
-    launch.say(f"encoded: {kept.encoded:,}" if kept else "encoded")
+    x, kept = planes.vectors(source, plan.sentences, wanted)
+    if kept:
+        launch.say(f"encoded: {kept.encoded:,}; from disk: {len(plan.sentences) - kept.encoded:,}")
     systems = [suite.System(part, row.maker, row.fit) for part, row in zip(x, rows, strict=True)]
-    results = [suite.evaluated(system, agenda, classify, cfg.draws, launch.say) for system in systems]
+    results = [suite.evaluated(system, plan, classify, cfg.draws, launch.say) for system in systems]
     model = arguments.described(cfg.model, (own or run).origin, None if own else source.embedder)
     used = {name: cfg[name] for name in ("bf16", "sample", "classifier")} | source.facts
-    scores, items = suite.recorded((trained or {}) | model | protocol.facts | used, rows, results, agenda)
-    drawn = figures.draw(run.path, list(cfg.figures), kept.kinds if kept else {}, systems, agenda, scores)
+    scores, items = suite.recorded((trained or {}) | model | protocol.facts | used, rows, results, plan)
+    drawn = figures.draw(run.path, list(cfg.figures), kept.kinds if kept else {}, systems, plan, scores)
     return scores, items, notes + drawn

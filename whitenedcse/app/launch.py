@@ -21,17 +21,18 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from whitenedcse.app import identity, ranks, terminal
+from whitenedcse.app import ranks, terminal
 from whitenedcse.app.configuration import CONF
 from whitenedcse.app.identity import own_encoder
 from whitenedcse.app.mistakes import mendable, one_line, refuse_options
-from whitenedcse.app.run import Run
+from whitenedcse.app.run import OTHER, Run
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
 
 Result = TypeVar("Result")
 BAD_INPUT = 2  # the exit code of what a user can mend
+SWEPT = "multirun.yaml"  # what Hydra writes in the folder of a sweep
 QUIET = (
     ".*does not have many workers.*",
     ".*Experiment logs directory.*exists and is not empty.*",
@@ -123,22 +124,33 @@ def refuse(error: Exception) -> NoReturn:
 
 
 def leave_nothing() -> None:
-    """Remove the run directory of this job if there is nothing in it but its log, and that is empty."""
+    """Remove what this job wrote before it was refused, and the folders above it in which nothing is left."""
     if not HydraConfig.initialized():
         return
     hydras = HydraConfig.get()
-    folder = Path(hydras.runtime.output_dir)
-    log = folder / f"{hydras.job.name}.log"
-    with suppress(OSError):
-        if list(folder.iterdir()) == [log] and log.stat().st_size == 0:
-            log.unlink()
-        folder.rmdir()  # refused by the system if it holds anything
+    run = Run(hydras.runtime.output_dir)
+    run.discard()
+    if hydras.mode == RunMode.MULTIRUN and [path.name for path in run.path.parent.glob("*")] == [SWEPT]:
+        (run.path.parent / SWEPT).unlink()
+    with suppress(OSError, ValueError):
+        os.removedirs(run.path.parent.relative_to(Path.cwd()))
 
 
 def show(grids: Iterable[terminal.Grid]) -> None:
     """Print tables."""
     for grid in grids:
         say(grid)
+
+
+def again(run: Run) -> str:
+    """What resumes a run that is stopped: the same command, or the same call in Python, in its directory."""
+    hydras = HydraConfig.get()
+    if hydras.mode is None:  # `whitenedcse.train`
+        return f"the same call with output={str(run.path)!r}"
+    folder, outputs = run.path if hydras.mode == RunMode.RUN else run.path.parent, Path.cwd() / "outputs"
+    if folder.is_relative_to(outputs):
+        return f"the same command with run={folder.relative_to(outputs)}"
+    return f"the same command with hydra.{hydras.mode.name.lower()}.dir={folder}"
 
 
 def forced() -> bool:
@@ -164,6 +176,8 @@ def several(run: Run, devices: int, timeout: float) -> bool:
     job = sys.argv[1:] if hydras.mode == RunMode.RUN else [*hydras.overrides.task, *inherited(hydras)]
     job += ["--force"] if forced() else []
     if status := ranks.run([*program(), *job, f"hydra.run.dir={run.path}"], devices, timeout):
+        if status == BAD_INPUT:
+            leave_nothing()
         sys.exit(status)
     return True
 
@@ -204,7 +218,7 @@ def finished(run: Run, settings: str) -> bool:
     run.refuse_other(settings, {}, force=forced())
     if run.scores is None:
         return False
-    say(f"{run.path} is finished and not changed; use another run=NAME for a new run")
+    say(f"{run.path} is finished and not changed; for a new run, {OTHER}")
     say(f"run: {run.path}")
     return True
 
@@ -217,25 +231,6 @@ def origin(config: Any, encoder: Any) -> dict[str, Any]:
         names["experiment"] += f" with {Path(config.encoder.path).name}"
     source = encoder.provenance(config.encoder.path) if "path" in config.encoder else None
     return {**names, "seed": config.seed, "encoder": source}
-
-
-def content(
-    config: Any, encoder: Any, terms: Mapping[str, Any], tasks: Iterable[Any], dev: Any
-) -> dict[str, dict[str, str]]:
-    """The digests of what the settings name beside the corpus: encoder, teachers, tasks, dev; by setting.
-
-    An encoder of the hub has its commit. One with random weights has none: settings and corpus decide it.
-    """
-    digests = {} if dev is None else {"monitor.dev": identity.of_texts(dev)}
-    digests |= {
-        f"tasks.{name}": identity.of_texts(task) for name, task in zip(config.tasks.names, tasks, strict=True)
-    }
-    if "path" in config.encoder:
-        commit = encoder.provenance(config.encoder.path)["commit"]
-        digests["encoder.path"] = commit or identity.of_weights(encoder.source)
-    teachers = {name: term.embedder for name, term in terms.items() if hasattr(term, "embedder")}
-    digests |= {f"terms.{name}.path": identity.of_embedder(model) for name, model in teachers.items()}
-    return {"content": digests}
 
 
 def begin(run: Run, settings: str, facts: Mapping[str, Any], digests: Mapping[str, Any]) -> Path | None:
@@ -287,7 +282,8 @@ def finish(
     show([training_grid(dev), *(grids(scores, None) if evaluated else [])])
     here = run.path.relative_to(Path.cwd()) if run.path.is_relative_to(Path.cwd()) else run.path
     say(f"best checkpoint: {here}/best   metrics: {here}/metrics.csv   scores: {here}/scores.json")
-    name = quote(str(here))
-    after = f"report {name}", f"evaluate model={name}", f"export {name} OUT --to transformers"
-    say(f"next: {'   '.join(f'whitenedcse {command}' for command in after)}")
+    if not (HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN):
+        name = quote(str(here))
+        after = f"report {name}", f"evaluate model={name}", f"export {name} OUT --to transformers"
+        say(f"next: {'   '.join(f'whitenedcse {command}' for command in after)}")
     say(f"run: {run.path}")  # the last line, which other programs read

@@ -11,6 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
@@ -23,6 +24,11 @@ from whitenedcse.app.ranks import placed
 # groups that are added by +, and what else they need
 ADDED = {"experiment": "", "system": "", "sweep": "-m "}
 SCRIPTS = ("train", "evaluate")
+OWN = {  # how a user's own is given in place of an option of a group
+    "data": "data=file data.corpus={}",
+    "encoder": "encoder=pretrained encoder.path={}",
+    "tasks": "tasks.names=[{}]",
+}
 MENDABLE = (HydraException, OmegaConfBaseException, ValueError, OSError)
 
 
@@ -73,6 +79,22 @@ def no_setting(key: str, argv: list[str]) -> str:
     return unknown(key, known_keys(argv))
 
 
+def no_word(argv: list[str]) -> str:
+    """What to write in place of the first word of a command line that Hydra's grammar does not take."""
+    for word in argv[1:]:
+        try:
+            OverridesParser.create().parse_override(word)
+        except HydraException:
+            key, equals, value = word.partition("=")
+            if not equals and not word.startswith("-"):
+                known = "model" if script_of(argv) == "evaluate" else "data.corpus"
+                return f"{word}: settings are written KEY=VALUE, as {known}={word}"
+            if equals:
+                text = value.replace("'", "\\'")
+                return f"{word}: a value with such characters has quotes of its own, \"{key}='{text}'\""
+    return "a setting is not written as KEY=VALUE; --help lists them"
+
+
 def settings_of(group: str, stem: str) -> dict[str, object]:
     """The settings that one option of a group writes, by their dotted names."""
     return flat(plain(OmegaConf.load(CONF / group / f"{stem}.yaml")))  # type: ignore[arg-type]
@@ -82,7 +104,8 @@ def no_option(group: str, option: str, options: list[str]) -> str:
     """What to write in place of an option that a group does not have."""
     near = get_close_matches(option, options, n=1)
     nearest = f"; the nearest is {group}={near[0]}" if near else ""
-    return f"no {group}={option}{nearest}; there are {', '.join(options)}"
+    own = f"; your own is {OWN[group].format(option.strip('[]'))}" if group in OWN and not near else ""
+    return f"no {group}={option}{nearest}; there are {', '.join(options)}{own}"
 
 
 def refuse_options(argv: list[str]) -> None:
@@ -98,12 +121,21 @@ def refuse_options(argv: list[str]) -> None:
 
 
 def refuse_one_job() -> None:
-    """Raise ValueError for a sweep without -m, which would train one run of it."""
+    """Raise ValueError for a sweep without -m, which would train one run of it, or for a wrong order."""
     hydras = HydraConfig.get()
+    refuse_order(list(hydras.overrides.task))
     name = hydras.runtime.choices.get("sweep")
     # a rank of a job is started with the words of the job, without -m
     if name and hydras.mode == RunMode.RUN and placed() is None:
         raise ValueError(f"+sweep={name} is several runs: add -m, as in python train.py -m +sweep={name}")
+
+
+def refuse_order(overrides: list[str]) -> None:
+    """Raise ValueError if an experiment would undo what a system or a sweep before it changes."""
+    added = [text.partition("=")[0] for text in overrides if text.startswith("+")]
+    changes = [name for name in added if name in ("+experiment", "+system", "+sweep")]
+    if "+experiment" in changes[1:]:
+        raise ValueError(f"{changes[0]} changes what +experiment sets: put it after +experiment")
 
 
 def known_keys(argv: list[str]) -> list[str]:
@@ -136,15 +168,27 @@ def command(argv: list[str]) -> str:
     return f"python {Path(argv[0]).name}" if argv[0].endswith(".py") else argv[0]
 
 
+NEEDED = {"encoder.path": "DIR_OR_HUB_ID"}
+
 # what Hydra, or Lightning, says of a mistake, and what is said instead
 CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     r"^Could not override '([^'@]+)": lambda found, argv: no_setting(found[1], argv),
+    r"See https://hydra\.cc\S*override_grammar": lambda _, argv: no_word(argv),
+    r"Could not load '([^/']+)/([^']+)'": lambda found, _: no_option(found[1], found[2], stems(found[1])),
+    r"Missing mandatory value: (\S+)": (
+        lambda found, _: f"{found[1]} has no value yet: add {found[1]}={NEEDED.get(found[1], 'VALUE')}"
+    ),
     r"Could not find '([^/']+)/([^']+)' Available options in '[^']+': (.*) Config search": (
         lambda found, _: no_option(found[1], found[2], found[3].split())
     ),
     r"^Ambiguous value for argument '(.+?)' 1\.": lambda found, argv: several(found[1], argv),
     r"^data\.corpus=null must": lambda *_: "data=file has no corpus yet: add data.corpus=FILE",
-    r"^No supported gpu backend": (
-        lambda *_: "trainer.accelerator=gpu, but PyTorch finds no GPU here; leave it out, or use cpu"
+    r"^No supported gpu backend|^`(CUDA|MPS|XLA)Accelerator` can not run": (
+        lambda found, _: (
+            f"trainer.accelerator={(found[1] or 'gpu').lower()}, but PyTorch finds no such device"
+            " here; leave it out, or use cpu"
+        )
     ),
+    r"`devices` selected with": lambda *_: "trainer.devices is how many devices to use, 1 or more, or auto",
+    r"^`(max_\w+)` (must be .*)": lambda found, _: f"trainer.{found[1]} {found[2]}",
 }

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app import jobs, launch
-from whitenedcse.app.configuration import CONF
+from whitenedcse.app.configuration import CONF, stems
 from whitenedcse.app.mistakes import one_line
 from whitenedcse.app.ranks import stamp
 from whitenedcse.app.run import Run
@@ -31,11 +32,11 @@ Settings = Mapping[str, Any]
 
 
 def train(  # noqa: PLR0913  the settings that most runs change, by name
-    encoder: str,
+    encoder: str | os.PathLike[str],
     corpus: str | Path,
     *,
     dev: str | Path | None = None,
-    tests: Sequence[str] = (),
+    tests: str | Sequence[str] = (),
     output: str | Path | None = None,
     views: int = 3,
     pooling: str = "cls",
@@ -61,7 +62,7 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
         name such as "wiki1m".
     dev: scored pairs that choose the best checkpoint: a file, or a name such as "STS-B/dev". None: alignment
         and uniformity of held-out sentences of the corpus are logged, and the last checkpoint is the best.
-    tests: tasks on which the best checkpoint is evaluated at the end, such as ["STS-B"].
+    tests: tasks on which the best checkpoint is evaluated at the end, such as ["STS-B"] or a file.
     output: the directory of the run, by default outputs/ENCODER-TIME.
     views: the number of views of each sentence, including the anchor.
     pooling: cls, mean, max, last (for decoders), first_last or pooler.
@@ -70,7 +71,7 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
     batch_size: sentences per step, over all devices. max_length: the most tokens kept of a sentence.
     devices: "auto" (every GPU, or one CPU process) or a number of devices; each has a process of its own.
     settings: any other settings by their dotted names, such as {"head.whitening.group_width": 4,
-        "mlm.weight": 0.1}; `whitenedcse train --help` lists them.
+        "mlm.weight": 0.1}, which take precedence; `whitenedcse train --help` lists them.
     force: resume a run even if its settings or data have changed.
 
     Raises ValueError or OSError for settings or files that cannot be used, and RuntimeError if another
@@ -80,9 +81,14 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
     Traceback (most recent call last):
     FileNotFoundError: ...
     """
-    given: dict[str, Any] = {"encoder": "pretrained", "encoder.path": encoder, "data": "file"}
+    given: dict[str, Any] = {"encoder": "pretrained", "encoder.path": os.fspath(encoder), "data": "file"}
     given |= {"data.corpus": str(corpus), "monitor.dev": None if dev is None else str(dev)}
-    given |= {"tasks.names": list(tests), "views": views, "pooling": pooling, "head": head}
+    given |= {
+        "tasks.names": [tests] if isinstance(tests, str) else list(tests),
+        "views": views,
+        "pooling": pooling,
+        "head": head,
+    }
     given |= {"loss.temperature": temperature, "optim.lr": lr, "data.batch_size": batch_size}
     given |= {"data.max_length": max_length, "trainer.max_epochs": epochs, "seed": seed}
     given |= {"trainer.devices": devices, **(settings or {})}
@@ -91,7 +97,7 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
 
 
 def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by name
-    model: str | Path,
+    model: str | os.PathLike[str],
     *,
     tasks: str | Sequence[str] = "sts",
     postprocess: str = "none",
@@ -103,8 +109,8 @@ def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by na
     """Evaluate an encoder on tasks and print the table; returns the run, which has all numbers in `results`.
 
     model: a run or a checkpoint; or a Transformers or Sentence-Transformers model, by directory or hub id.
-    tasks: "sts" (the seven STS sets), "transfer", "rte", or a list of names of tasks and of files with scored
-        pairs or labelled texts.
+    tasks: "sts" (the seven STS sets), "transfer", "rte", "quickstart" (bundled); or names of tasks and files
+        with scored pairs or labelled texts.
     postprocess: none or a transform, such as whitening, zca or soft_zca (see `Postprocess`); it is fitted to
         the sentences of each task unless settings={"fit": ...} names a corpus. k: the number of components
         that whitening, pca, pca_cor and prefix keep, None for all.
@@ -118,8 +124,14 @@ def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by na
     Traceback (most recent call last):
     FileNotFoundError: ...
     """
-    given: dict[str, Any] = {"model": str(model), "postprocess": postprocess, "k": k}
-    given |= {"tasks": tasks} if isinstance(tasks, str) else {"tasks.names": list(tasks)}
+    if not isinstance(model, str | os.PathLike):
+        kind = type(model).__name__
+        raise TypeError(f"model is of type {kind}, not a path or hub id: model.save(DIR), and evaluate(DIR)")
+    given: dict[str, Any] = {"model": os.fspath(model), "postprocess": postprocess, "k": k}
+    if isinstance(tasks, str) and get_close_matches(tasks, stems("tasks")):  # a group, or one misspelt
+        given["tasks"] = tasks
+    else:
+        given["tasks.names"] = [tasks] if isinstance(tasks, str) else list(tasks)
     given |= {"pooling": pooling} if pooling else {}
     path = Path(output or Path("outputs", f"evaluate-{stamp()}"))
     return called("evaluate", given | dict(settings or {}), path)
@@ -135,6 +147,9 @@ def called(script: str, given: Settings, path: Path, *, force: bool = False) -> 
         if end.code in (130, 143):  # 128 + SIGINT or SIGTERM, after a checkpoint was written
             raise KeyboardInterrupt from end
         raise RuntimeError(f"{script} ended with status {end.code}; its last lines say why") from end
+    except (ValueError, OSError):
+        Run(path.resolve()).discard()
+        raise
     finally:
         Run(path.resolve()).release()
     return Run(path)

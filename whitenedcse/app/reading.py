@@ -11,11 +11,12 @@ import csv
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from whitenedcse.app.durable import DEPTH, Named, inside, parsing, read_json, whole_lines
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -76,6 +77,33 @@ def table(file: Path) -> list[dict[str, str]]:
             if len(cells) != len(header):
                 raise ValueError(f"{file}:{number}: {len(cells)} fields, {len(header)} expected")
         return [dict(zip(header, cells, strict=True)) for cells in lines]
+
+
+class Series(NamedTuple):
+    """The values logged under one name: steps (n,) of the optimiser and finite values (n,)."""
+
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+
+def series(file: Path) -> dict[str, Series]:
+    """The columns of metrics.csv, finite values only. Raises ValueError, naming file and line, if damaged."""
+    import numpy as np
+
+    columns: dict[str, list[tuple[int, float]]] = {}
+    for number, line in enumerate(table(file), 2):
+        try:
+            step = int(line.pop("step"))
+            for name, cell in line.items():
+                columns.setdefault(name, []).extend([(step, float(cell))] if cell else [])
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"{file}:{number}: not a step and numbers by column: {error}") from None
+    finite = {name: [(s, v) for s, v in pairs if np.isfinite(v)] for name, pairs in columns.items()}
+    return {
+        name: Series(np.array([s for s, _ in pairs]), np.array([v for _, v in pairs]))
+        for name, pairs in finite.items()
+        if pairs
+    }
 
 
 def refuse_vast(file: Path) -> None:

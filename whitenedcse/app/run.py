@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-from filelock import BaseFileLock
+from filelock import BaseFileLock, FileLock
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from whitenedcse.app import reading
-from whitenedcse.app.durable import DIGESTS, as_json, claimed, intact, read_json, seal, write_json, writing
+from whitenedcse.app import durable, reading
+from whitenedcse.app.durable import DIGESTS, LOCK, as_json, claimed, intact, read_json, seal, writing
 from whitenedcse.app.identity import differences, flat, present
 from whitenedcse.app.ranks import first
 from whitenedcse.app.reading import refuse_misfit
@@ -32,28 +33,23 @@ from whitenedcse.app.reading import refuse_misfit
 ORIGIN = ("experiment", "system", "seed", "encoder")
 DEV = "dev/spearman"
 SEALED = ("config.yaml", "versions.json", "metrics.csv", "items.npz", f"best/{DIGESTS}")
+BEGUN = ("config.yaml", "versions.json", "metrics.csv", "train.log", "evaluate.log")  # before the first step
+OTHER = "choose another name with run=NAME (in Python, output=DIR)"
 CURE = f"copy the whole run again or, if the change is yours, delete the {DIGESTS} beside it"
-P = ParamSpec("P")
 if TYPE_CHECKING:
     from whitenedcse.model.embedder import Embedder
 held: dict[Path, BaseFileLock] = {}  # the directories that this process has claimed, until it ends
+fresh: set[Path] = set()  # those without a run when this process was asked for one
 
 
-def on_first_rank(method: Callable[P, Any]) -> Callable[P, Any]:
+def on_first_rank(method: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator: the method does nothing and returns None on ranks other than the first."""
 
     @wraps(method)
-    def called(*arguments: P.args, **settings: P.kwargs) -> Any:
+    def called(*arguments: Any, **settings: Any) -> Any:
         return method(*arguments, **settings) if first() else None
 
     return called
-
-
-class Series(NamedTuple):
-    """The values logged under one name: steps (n,) of the optimiser and finite values (n,)."""
-
-    steps: NDArray[np.int64]
-    values: NDArray[np.float64]
 
 
 class Run:
@@ -75,6 +71,9 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
+
+    def __fspath__(self) -> str:
+        return str(self.path)
 
     @classmethod
     def of(cls, model: str | Path) -> Run | None:
@@ -142,10 +141,10 @@ class Run:
         return reading.arrays(self.path / "items.npz")
 
     @cached_property
-    def series(self) -> dict[str, Series]:
+    def series(self) -> dict[str, reading.Series]:
         """The columns of metrics.csv by name: for each, the steps (n,) and the finite values (n,)."""
         self._check(self.metrics.name)
-        return series(self.metrics)
+        return reading.series(self.metrics)
 
     def at(self, name: str, step: int) -> float | None:
         """The value of a series at a step; None if there is none."""
@@ -162,8 +161,7 @@ class Run:
     def dev(self) -> dict[str, Any] | None:
         """`dev` of scores.json, or its equivalent from the evaluations so far; None before the first."""
         if self.scores is not None:
-            summary: dict[str, Any] = self.scores["dev"]
-            return summary
+            return dict(self.scores["dev"])
         if DEV not in self.series:
             return None
         steps, values = self.series[DEV]
@@ -202,13 +200,35 @@ class Run:
             raise ValueError(f"{self.path} holds something other than a run; choose another name")
         self.path.mkdir(parents=True, exist_ok=True)
         if self.path not in held:
-            held[self.path] = claimed(self.path, "wait, or use run=NAME").lock
+            held[self.path] = claimed(self.path, f"wait, or {OTHER}").lock
         self._forget()  # what was read before another process wrote it
 
     def release(self) -> None:
         """Let other processes write here again, before this one ends."""
         if lock := held.pop(self.path, None):
             lock.release()
+
+    def asked(self) -> Run:
+        """This run, noted as one that `discard` may remove if nothing has been started here yet."""
+        (fresh.discard if self.began else fresh.add)(self.path)
+        return self
+
+    @on_first_rank
+    def discard(self) -> None:
+        """Remove what a refused job wrote here: its log, its lock, and a run that has not made a step.
+
+        A run stays that was here before this process, or that another process is writing.
+        """
+        with suppress(OSError, ValueError):
+            if self.path in fresh and self.path.is_dir():
+                if self.path not in held:
+                    held[self.path] = FileLock(self.path / LOCK).acquire(timeout=0).lock
+                made = self.path.glob("scores.json"), self.checkpoints.glob("*"), self.best.glob("*")
+                for name in () if self.series or any(map(any, made)) else (*BEGUN, LOCK):
+                    (self.path / name).unlink(missing_ok=True)
+                self.release()
+        with suppress(OSError):
+            self.path.rmdir()  # refused by the system if it holds anything
 
     @property
     def embedder(self) -> Embedder:
@@ -225,14 +245,14 @@ class Run:
         """
         self.claim()
         if self.began and (self.scores is not None or self.refuse_other(config, {}, force=True)):
-            raise ValueError(f"{self.path} already holds a run; choose another name with run=NAME")
+            raise ValueError(f"{self.path} already holds a run; {OTHER}")
         from whitenedcse.app.compute import environment
 
         self._write(config, {"command": " ".join(sys.argv), **facts, **environment()})
 
     def _write(self, config: str, facts: Mapping[str, Any]) -> None:
         """Write both files, last the one that makes the directory a run."""
-        write_json(self.path / "versions.json", facts)
+        durable.write_json(self.path / "versions.json", facts)
         with writing(self.config, "w") as stream:
             stream.write(config)
         self._forget()
@@ -252,10 +272,8 @@ class Run:
         asked: Any = OmegaConf.to_container(OmegaConf.create(config))
         others = differences(self.settings, self.facts, asked, exact)
         if others and not force:
-            raise ValueError(
-                f"{self.path} holds another run: {', '.join(others)}; choose another name with run=NAME,"
-                " or add --force to resume it anyway"
-            )
+            anyway = "" if self.scores else "; or, to resume it anyway, add --force (in Python, force=True)"
+            raise ValueError(f"{self.path} holds another run: {', '.join(others)}; {OTHER}{anyway}")
         return others
 
     @on_first_rank
@@ -278,23 +296,5 @@ class Run:
             with writing(self.path / "items.npz") as stream:
                 np.savez_compressed(stream, **items)  # type: ignore[arg-type]
         seal(self.path, SEALED, {"scores.json": as_json(scores)})
-        write_json(self.path / "scores.json", scores)
+        durable.write_json(self.path / "scores.json", scores)
         self._scores = scores
-
-
-def series(file: Path) -> dict[str, Series]:
-    """The columns of metrics.csv, finite values only. Raises ValueError, naming file and line, if damaged."""
-    columns: dict[str, list[tuple[int, float]]] = {}
-    for number, line in enumerate(reading.table(file), 2):
-        try:
-            step = int(line.pop("step"))
-            for name, cell in line.items():
-                columns.setdefault(name, []).extend([(step, float(cell))] if cell else [])
-        except (ValueError, KeyError) as error:
-            raise ValueError(f"{file}:{number}: not a step and numbers by column: {error}") from None
-    finite = {name: [(s, v) for s, v in pairs if np.isfinite(v)] for name, pairs in columns.items()}
-    return {
-        name: Series(np.array([s for s, _ in pairs]), np.array([v for _, v in pairs]))
-        for name, pairs in finite.items()
-        if pairs
-    }

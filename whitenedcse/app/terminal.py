@@ -184,10 +184,20 @@ def plain_lines(
         if now - said < SECONDS or done == before:
             return
         said, speed = now, (done - before) / (now - began)
-        left = "" if total is None else time.strftime("  left %H:%M:%S", time.gmtime((total - done) / speed))
+        left = "" if total is None else f"  left {duration((total - done) / speed)}"
         say(f"{what} {done:,}{'' if total is None else f' of {total:,}'}  {speed:,.0f} sentences/s{left}")
 
     return more
+
+
+def duration(seconds: float) -> str:
+    """A time as hours, minutes and seconds; hours are not limited to 24.
+
+    >>> duration(100 * 3600 + 62.4)
+    '100:01:02'
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest:02}"
 
 
 class Speed(ProgressColumn):

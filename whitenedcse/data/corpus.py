@@ -6,7 +6,6 @@ is one sentence, or as many as there are columns: (anchor, positive), (anchor, p
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import random
@@ -19,7 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whitenedcse.data.files import COMPRESSIONS, Cursor, filesystem, lines, objects, parquet, suffix, table
+from whitenedcse.data.files import (
+    COMPRESSIONS,
+    Cursor,
+    filesystem,
+    having,
+    lines,
+    objects,
+    parquet,
+    suffix,
+    table,
+)
 
 Row = tuple[str, ...]
 
@@ -229,7 +238,7 @@ def _table(path: str, columns: Sequence[str], at: Cursor) -> Iterator[Row]:
         if indices:
             yield tuple(fields[place] for place in indices) if fields else ("",)
         else:
-            indices = [fields.index(name) for name in _checked(columns, fields, path)]
+            indices = [fields.index(name) for name in having(columns, fields, path)]
 
 
 def _json(path: str, columns: Sequence[str], at: Cursor) -> Iterator[Row]:
@@ -240,7 +249,7 @@ def _json(path: str, columns: Sequence[str], at: Cursor) -> Iterator[Row]:
 
 def _parquet(path: str, columns: Sequence[str], at: Cursor) -> Iterator[Row]:
     with parquet(path) as file:
-        wanted = list(_checked(columns, file.schema_arrow.names, path))
+        wanted = list(having(columns, file.schema_arrow.names, path))
         number, skip = at.number, at.skip
         for group in range(at.offset, file.num_row_groups):
             done = 0
@@ -254,7 +263,7 @@ def _parquet(path: str, columns: Sequence[str], at: Cursor) -> Iterator[Row]:
 
 def _hub_rows(corpus: Corpus, at: Cursor) -> Iterator[Row]:
     data = _hub(corpus.path)
-    data = data.select_columns(wanted := list(_checked(corpus.columns, data.column_names, corpus.path)))
+    data = data.select_columns(wanted := list(having(corpus.columns, data.column_names, corpus.path)))
     for start in range(at.skip, len(data), 1000):
         columns = data[start : start + 1000]
         records = [dict(zip(wanted, row, strict=True)) for row in zip(*map(columns.get, wanted), strict=True)]
@@ -277,19 +286,9 @@ def _numbered(records: Iterable[Any], columns: Sequence[str], place: object, fir
     return (_fields(record, columns, f"{place}, row {i}") for i, record in enumerate(records, first))
 
 
-def _checked(wanted: Sequence[str], present: Sequence[str], place: object) -> Sequence[str]:
-    """The wanted columns. Raises ValueError if one is missing."""
-    if not wanted:
-        raise ValueError(f"{place}: columns=[] does not say which of {list(present)} to read; name it")
-    for name in set(wanted).difference(present):
-        near = "".join(f"; did you mean {n!r}?" for n in difflib.get_close_matches(name, present, 1))
-        raise ValueError(f"{place}: no column {name!r} among {list(present)}{near}")
-    return wanted
-
-
 def _fields(record: Any, columns: Sequence[str], place: str) -> Row:
     """The wanted fields of a record. Raises ValueError unless all of them are text."""
-    for name in _checked(columns, list(record), place):
+    for name in having(columns, list(record), place):
         if not isinstance(record[name], str):
             raise ValueError(f"{place}: text expected in {name!r}, {record[name]!r} found")
         if "\0" in record[name]:

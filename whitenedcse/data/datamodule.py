@@ -184,10 +184,14 @@ class SentenceData(LightningDataModule):
 
     def refuse_budget(self, path: str, world: int) -> None:
         """Raise ValueError if rows do not fill a batch, or `world` processes cannot share it equally."""
-        tokens, longest = self.batch_tokens is not None, int(self.sizes.max())
+        tokens, longest = self.batch_tokens is not None, int(self.sizes.max(initial=0))
         if not whole_batches(self.sizes, self.budget):
             have = f" of {self.sizes.sum()} tokens" if tokens else ""
-            raise ValueError(f"{path}: {len(self.tokens)} rows{have} do not fill one {self.said}")
+            held = f" beside {self.holds_out} held out" if self.holds_out else ""
+            raise ValueError(
+                f"{path}: {len(self.tokens) - self.holds_out} rows{have}{held} do not fill one {self.said};"
+                f" set data.{self.said.partition('=')[0]} lower, or add rows"
+            )
         if self.budget < (need := max(2, world) * longest):
             raise ValueError(
                 f"{self.said} may leave fewer than {max(2, world)} sentences in a batch; "
@@ -218,8 +222,8 @@ class SentenceData(LightningDataModule):
 
     @property
     def holds_out(self) -> int:
-        """The number of rows that are not trained on: a tenth where `hold_out` is set, HELD_OUT at most."""
-        return min(HELD_OUT, len(self.tokens) // 10) if self.hold_out else 0
+        """The number of rows not trained on: where `hold_out` is set a tenth, 2 to HELD_OUT."""
+        return min(HELD_OUT, max(2, len(self.tokens) // 10)) if self.hold_out else 0
 
     def held_out(self) -> Ragged:
         """The first column of the rows that are not trained on, as a batch."""

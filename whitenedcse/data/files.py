@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import bz2
 import csv
+import difflib
 import gzip
 import io
 import json
 import lzma
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -258,10 +259,28 @@ def fields(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[str, dict[s
     """
     for where, row in records(path):
         if missing := [column for column in columns.values() if column not in row]:
-            there = f"no {', '.join(missing)} among {', '.join(row) or 'no columns'}"
+            there = f"no {', '.join(missing)} among {listed(list(row), path)}"
             ways = f"{path}:SENTENCE1:SENTENCE2:SCORE, or of labelled texts {path}:TEXT:LABEL"
             raise ValueError(f"{where}: {there}; name its columns with the file, of scored pairs {ways}")
         yield where, row | {field: row[column] for field, column in columns.items()}
+
+
+def having(wanted: Sequence[str], present: Sequence[str], place: object) -> Sequence[str]:
+    """The wanted columns. Raises ValueError if none is, or one is not among those that are present."""
+    known = listed(present, place)
+    if not wanted:
+        raise ValueError(f"{place}: name one by data.columns=[NAME] or --columns NAME; it has {known}")
+    for name in set(wanted).difference(present):
+        near = "".join(f"; did you mean {n!r}?" for n in difflib.get_close_matches(name, present, 1))
+        raise ValueError(f"{place}: no column {name!r} among {known}{near}")
+    return wanted
+
+
+def listed(columns: Sequence[str], place: object) -> str:
+    """The columns of a file for a message; of a table, that they are in line 1, or what separates them."""
+    by = {".csv": "commas", ".tsv": "tabs"}.get(suffix(str(place)))
+    where = f" (line 1{f'; {by} separate columns' if len(columns) == 1 else ''})" if by else ""
+    return f"{', '.join(columns) or 'no columns'}{where}"
 
 
 def _distinct(header: list[str], where: str) -> list[str]:

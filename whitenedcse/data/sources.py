@@ -82,6 +82,8 @@ def located(name: str) -> str | Path:
     Raises FileNotFoundError for a path that does not exist, and ValueError for a URL whose file system needs
     a package that is missing. Whether there is a file at a URL is not checked.
     """
+    if not name.strip():
+        raise FileNotFoundError("no corpus is named: the name or path is empty")
     if "://" in name:
         with filesystem(name):
             return name
@@ -151,9 +153,11 @@ def _is_senteval(folder: Path) -> bool:
 
 
 def _absent(name: str, candidates: Sequence[str], reason: str) -> str:
+    known = name in CORPORA
+    other = "give a path" if known else "score other tasks, by tasks=quickstart or tasks.names=[FILE]"
     return (
-        f"{name}: no {' or '.join(candidates)} in {' or '.join(map(str, roots()))}, and {reason}. "
-        "Put it there, set WHITENEDCSE_DATA to a folder that has it, or give a path."
+        f"{name}: no {candidates[0]} in {' or '.join(map(str, roots()))}, and {reason}. "
+        f"Put it there, set WHITENEDCSE_DATA to a folder that has it, or {other}."
     )
 
 

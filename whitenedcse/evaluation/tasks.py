@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -85,10 +86,12 @@ def _file(name: str) -> Path:
     for path in candidates:
         if path.is_file():
             return path
-    known, looked = ", ".join((*TASKS, *TRANSFER)), ", ".join(map(str, candidates))
+    known = (*TASKS, *TRANSFER)
+    near = "".join(f", such as {task}" for task in get_close_matches(name, known, 1))
+    what = "" if "/" in name or suffix(name) in NAMED else f"none of {', '.join(known)}{near}, and "
     raise FileNotFoundError(
-        f"no task {name!r}: neither a known one ({known}) nor a file ({looked}), alone or with the names of"
-        " its columns, as FILE:SENTENCE1:SENTENCE2:SCORE"
+        f"no task {name!r}: {what}no file in {' or '.join(map(str, (Path.cwd(), *roots())))}; after a file the"
+        " names of its columns may follow, as FILE:SENTENCE1:SENTENCE2:SCORE"
     )
 
 

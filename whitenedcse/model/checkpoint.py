@@ -95,7 +95,6 @@ def parts(path: str, pooling: Pooling | str | None = None) -> dict[str, Any]:
     """The keyword arguments of `Embedder`, from any source that `Embedder.load` takes."""
     restore(Path(path) if Path(path).name == "best" else Path(path) / "best")
     directory = folder(path)
-    directory = directory / "best" if (directory / "best").is_dir() else directory
     if directory.name == "best" and (directory.parent / "scores.json").is_file():  # of a run that has ended
         intact(directory.parent, CHANGED, [f"best/{DIGESTS}"])
     own, modules = directory / SETTINGS, directory / "modules.json"

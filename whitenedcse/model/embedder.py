@@ -5,6 +5,7 @@ v: views    n: sentences    d: width
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -196,16 +197,16 @@ class Embedder(nn.Module):
         return Embedder(**own | parts).eval().to(next(self.parameters()).device)
 
     @staticmethod
-    def load(path: str | Path, pooling: Pooling | str | None = None) -> Embedder:
+    def load(path: str | os.PathLike[str], pooling: Pooling | str | None = None) -> Embedder:
         """The embedder in a directory or with a hub id, in eval mode.
 
-        path: a run directory, a checkpoint, an export, a Sentence-Transformers model, or a plain encoder.
+        path: a run or its directory, a checkpoint, an export, a Sentence-Transformers model or plain encoder.
         pooling: for a plain encoder, which does not define one: a `Pooling`, or its kind, such as "mean", for
             the last layer. None for the first token of the last layer, as in the paper, or for the last token
             in a decoder. Raises ValueError if the checkpoint defines its own pooling, because it was trained
             with that one.
         """
-        parts = checkpoint.parts(str(path), pooling)
+        parts = checkpoint.parts(os.fspath(path), pooling)
         if pooling is not None:
             return Embedder(**parts).eval()
         with parsing(Path(path), "copy the whole directory again"):

@@ -254,10 +254,13 @@ def quiet() -> None:
 def folder(path: str) -> Path:
     """The local directory of a checkpoint: the path itself, or a copy of what a URL or the hub has.
 
+    Of a run it is that of its best checkpoint.
+
     Only safetensors weights are downloaded where the repository has them. Raises FileNotFoundError.
     """
     if Path(path).is_dir() or is_url(path):
-        return fetched(path)
+        place = fetched(path)
+        return place / "best" if (place / "best").is_dir() else place  # of a run
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) or path.startswith("."):
         raise FileNotFoundError(
             f"no encoder in {path}: there is no such directory (looked in {Path(path).absolute()})"

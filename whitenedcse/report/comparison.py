@@ -73,6 +73,8 @@ def compared(names: Sequence[str], draws: int, digits: int | None) -> list[Grid]
     if any(map(mteb_results.files, every)):
         return [mteb_comparison.grid([mteb_results.read(path) for path in every], digits)]
     groups = [group(name, paths) for name, paths in folders]
+    if len(groups) < 2:
+        raise ValueError(f"compare={list(names)} is one; name two runs or more, or two patterns of runs")
     runs = [run for group in groups for run in group.runs]
     named = [[row["name"] for row in run.results["rows"]] for run in runs]
     shared: list[str | None] = [name for name in named[0] if all(name in other for other in named)]

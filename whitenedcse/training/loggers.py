@@ -203,7 +203,8 @@ class PlainProgress(ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock, after the evaluation of the untrained encoder."""
-        self.began, self.last = time.monotonic(), trainer.global_step
+        self.began, self.first = time.monotonic(), trainer.global_step
+        self.last = self.first
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Print a line, if one is due."""
@@ -211,6 +212,6 @@ class PlainProgress(ProgressBar):
         if step == self.last or (step % max(1, total // LINES) and step != total):
             return
         self.last = step
-        pace = (time.monotonic() - self.began) / max(1, step)
-        left = time.strftime("%H:%M:%S", time.gmtime(pace * (total - step)))
+        pace = (time.monotonic() - self.began) / (step - self.first)  # of a run that resumes, since it did
+        left = terminal.duration(pace * (total - step))
         self.say(f"step {step}/{total}  loss {loss(trainer):.4f}  {1 / pace:.2f} steps/s  left {left}")

@@ -212,9 +212,10 @@ class Matryoshka(MultiPositiveLoss):
     def refuse_width(self, d: int) -> None:
         """Raise ValueError for a prefix of more than d channels."""
         if max(self.dims) > d:
+            fit = [k for k in self.dims if k <= d] or [d // 4, d // 2]
             raise ValueError(
                 f"loss.dims={list(self.dims)}: {max(self.dims)} is more than the embedding's width {d};"
-                f" leave out what is above it, as loss.dims=[{d // 4},{d // 2}]"
+                f" leave out what is above it, as loss.dims=[{','.join(map(str, fit))}]"
             )
 
     def __call__(

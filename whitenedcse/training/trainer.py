@@ -101,6 +101,8 @@ def step_of(path: Path | None) -> int:
     return int(path.name.split("-")[1]) if path else 0
 
 
+Say = Callable[[str], None]
+SAME = "the same command"
 SHARE = 50  # of the time between two checkpoints, what writing one may take: a 50th part
 
 
@@ -110,14 +112,14 @@ class Safekeeping(Callback):
     seconds: between two checkpoints, or 50 times what one takes to write, whichever is longer. It is written
         between two optimiser steps, so that no gradient is lost.
     monitor: evaluates after each `every` optimiser steps, before which the loss must be known to be finite.
-    settings: the resolved configuration and the checkpoint to resume from, which all ranks must share.
+    settings: the configuration and checkpoint to resume from, which all ranks share. again: what resumes it.
     """
 
     def __init__(
-        self, directory: Path, seconds: float, monitor: Any, settings: str, say: Callable[[str], None]
+        self, directory: Path, seconds: float, monitor: Any, settings: str, say: Say, again: str = SAME
     ) -> None:
         self.directory, self.seconds, self.monitor = directory, seconds, monitor
-        self.settings, self.say = settings, say
+        self.settings, self.say, self.again = settings, say, again
         self.asked = 0
         self.last, self.pause = time.monotonic(), seconds
         self.saved = 0  # optimiser steps in the newest checkpoint
@@ -224,7 +226,7 @@ class Safekeeping(Callback):
     def stop(self, trainer: lightning.Trainer, number: int) -> None:
         """End the process with status 128 + signal; requeue a SLURM job if its time limit was reached."""
         run = self.directory.parent
-        self.say(f"{run} stopped after step {self.saved}; the same command with run=NAME resumes it")
+        self.say(f"{run} stopped after step {self.saved}; {self.again} resumes it")
         job = os.environ.get("SLURM_JOB_ID")
         if number not in (signal.SIGTERM, signal.SIGINT) and job and trainer.is_global_zero:
             with suppress(OSError):  # no scontrol here, e.g. in a container
