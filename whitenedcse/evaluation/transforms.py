@@ -11,11 +11,11 @@ matrix' cov matrix. An axis or a channel without variance becomes zero, never in
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from whitenedcse.whitening import principal_axes, shrink
 
@@ -53,6 +53,20 @@ class Spectrum(NamedTuple):
         return self._replace(
             variances=shrink(torch.diag(torch.from_numpy(self.variances)), amount).diagonal().numpy()
         )
+
+
+def numbers(x: ArrayLike) -> NDArray[Any]:
+    """Rows as an array, unchanged if they are one. Raises TypeError for texts and all else that is no number.
+
+    >>> numbers([[1, 2]]).shape
+    (1, 2)
+    """
+    x = np.asarray(x)
+    if x.dtype.kind not in "fiub":
+        raise TypeError(
+            f"rows of numbers are expected, not {x.dtype}: encode texts first, e.g. by Embedder.encode"
+        )
+    return x
 
 
 def divisors(variances: Array, power: float) -> Array:
@@ -148,6 +162,30 @@ def solved(
     }
     matrix = matrices[kind]() if kind in matrices else np.eye(len(cov))
     return matrix / scale[:, None], own if kind in SCALED else spectrum.variances
+
+
+def rank(kind: Kind, matrix: Array, variances: Array, shrinkage: float) -> int:
+    """The number of dimensions that a kind's rows fill: those with variance; fitted to n rows, at most n - 1.
+
+    All d with shrinkage, and for kinds that do not turn to the principal axes.
+
+    >>> rank("whitening", np.diag([0.5, 0.0]), np.array([4.0, 0.0]), 0.0)
+    1
+    """
+    if shrinkage or kind not in ("pca", *SHRUNK):
+        return len(matrix)
+    if kind in SCALED:  # whose variances are of channels
+        return int(np.linalg.matrix_rank(matrix))
+    return int(np.isfinite(divisors(variances, 1)).sum())
+
+
+def refuse_beyond(k: int, most: int) -> None:
+    """Raise ValueError for k components of a transform whose rows fill fewer dimensions: `rank`."""
+    if k > most:
+        raise ValueError(
+            f"{k} components, but only {most} have variance in the texts that this transform is fitted to; "
+            f"keep {most} or fewer, or fit it to more texts, or with shrinkage"
+        )
 
 
 def inverse(kind: Kind, matrix: Array, variances: Array, power: float = 0.5) -> Array:
