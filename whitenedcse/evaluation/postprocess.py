@@ -239,7 +239,7 @@ class Postprocess:
 
     @property
     def mean(self) -> Array:
-        """The mean (d,), subtracted from each row first."""
+        """The mean (d,), which is subtracted from each row first."""
         return self.fitted.mean
 
     @property
@@ -248,9 +248,10 @@ class Postprocess:
         return self.fitted.matrix
 
     @property
-    def rank(self) -> int:
-        """See `transforms.rank`."""
-        return transforms.rank(self.kind, self.matrix, self.variances, self.shrinkage)
+    def most(self) -> int:
+        """How many components can vary, by `transforms.most`; all of a loaded one that does not know."""
+        n = self.moments.n if self.moments else self.provenance.get("texts", len(self.mean) + 1)
+        return transforms.most(self.kind, n, len(self.mean), self.shrinkage)
 
     @property
     def variances(self) -> Array:
@@ -267,11 +268,9 @@ class Postprocess:
         return self.moments or Moments(d, self.update)
 
     def _solved(self) -> Fitted:
-        moments = self.moments
-        if moments is None or moments.n < 2:
-            raise ValueError(
-                f"{self.kind} is fitted to two rows or more, not to {moments.n if moments else 0}"
-            )
+        moments, n = self.moments, self.moments.n if self.moments else 0
+        if moments is None or n < 2:
+            raise ValueError(f"{self.kind} is fitted to two rows or more, not to {n}")
         if not (self.k is None or 1 <= self.k <= moments.d):
             raise ValueError(f"k={self.k} components, of rows of width {moments.d}; keep from 1 to as many")
         refuse_infinite(moments.covariance, lambda row: f"the covariances of channel {row}")

@@ -164,27 +164,26 @@ def solved(
     return matrix / scale[:, None], own if kind in SCALED else spectrum.variances
 
 
-def rank(kind: Kind, matrix: Array, variances: Array, shrinkage: float) -> int:
-    """The number of dimensions that a kind's rows fill: those with variance; fitted to n rows, at most n - 1.
+def most(kind: Kind, n: int, d: int, shrinkage: float) -> int:
+    """How many components of a transform fitted to n rows can vary: n - 1; all d where no axes are fitted.
 
-    All d with shrinkage, and for kinds that do not turn to the principal axes.
+    With shrinkage they are all d, too: it gives each a variance.
 
-    >>> rank("whitening", np.diag([0.5, 0.0]), np.array([4.0, 0.0]), 0.0)
-    1
+    >>> most("whitening", 300, 384, 0.0), most("whitening", 300, 384, 0.1), most("standardise", 300, 384, 0.0)
+    (299, 384, 384)
     """
-    if shrinkage or kind not in ("pca", *SHRUNK):
-        return len(matrix)
-    if kind in SCALED:  # whose variances are of channels
-        return int(np.linalg.matrix_rank(matrix))
-    return int(np.isfinite(divisors(variances, 1)).sum())
+    return min(n - 1, d) if kind in ("pca", *SHRUNK) and not shrinkage else d
 
 
 def refuse_beyond(k: int, most: int) -> None:
-    """Raise ValueError for k components of a transform whose rows fill fewer dimensions: `rank`."""
+    """Raise ValueError for k components where at most so many can vary.
+
+    >>> refuse_beyond(k=299, most=299)
+    """
     if k > most:
         raise ValueError(
-            f"{k} components, but only {most} have variance in the texts that this transform is fitted to; "
-            f"keep {most} or fewer, or fit it to more texts, or with shrinkage"
+            f"{k} components, but only {most} can vary: the transform is fitted to {most + 1} texts; keep "
+            f"{most} or fewer, or fit it to more texts, or with shrinkage"
         )
 
 

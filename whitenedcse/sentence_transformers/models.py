@@ -243,9 +243,9 @@ def whitened(model: Any, corpus: Sequence[str] | str | Path, k: int | None = 256
         if x.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"a whitening fitted to vectors in {x.dtype} is rounded; use model.float()")
         fit.partial_fit(x.numpy(force=True))
-    if k is not None:
-        refuse_beyond(k, fit.rank)
     bias = fit.transform(np.zeros((1, len(fit.mean))))[0]
+    if k is not None:
+        refuse_beyond(k, fit.most)
     dense = Dense(*fit.matrix[:, : len(bias)].shape, activation_function=nn.Identity())
     with torch.no_grad():
         dense.linear.weight.copy_(torch.from_numpy(fit.matrix[:, : len(bias)].T))

@@ -23,7 +23,7 @@ from whitenedcse.app.compute import lacking
 from whitenedcse.app.durable import drafted, seal, write_json
 from whitenedcse.app.space import refuse_place
 from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.evaluation.transforms import ORDERED, refuse_beyond
+from whitenedcse.evaluation.transforms import refuse_beyond
 from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Final
@@ -42,7 +42,7 @@ def whitened(
     embedder, fit: or their paths.
     k: the number of components of a whitening or PCA to keep ([1], section 3.3); None for `fit.k`.
     Raises ValueError for a transform that was fitted to another embedder, or with another prompt, and for
-    more components than have variance.
+    more components than its texts can give.
 
     >>> from whitenedcse.model.scratch import small_bert
     >>> embedder = Embedder(encoder=small_bert(vocabulary=200, layers=1, width=8, heads=1))
@@ -54,10 +54,9 @@ def whitened(
     embedder, fit = Embedder.of(embedder), Postprocess.of(fit)
     plain = scaled(embedder, unit=False)
     refuse_other(plain, fit)
-    kept = fit.k if k is None else k
-    if kept is not None and fit.kind in ORDERED:
-        refuse_beyond(kept, fit.rank)
     bias = fit.transform(np.zeros((1, plain.width)), k)[0]
+    if k is not None or fit.k is not None:
+        refuse_beyond(len(bias), fit.most)
     weight = fit.matrix[:, : len(bias)].T
     before, provenance = plain.final, {name: v for name, v in fit.provenance.items() if name != "probe"}
     if before is not None and before.weight is not None and before.bias is not None:

@@ -87,12 +87,11 @@ def fitted(
 
 
 def say_few(fit: Postprocess, n: int) -> None:
-    """Print one line where all components are kept, and n texts are too few for each to have variance."""
-    d = len(fit.mean)
-    if fit.k is None and n <= d and fit.rank < d:
+    """Print one line where all components are kept, and n texts are too few for each of them to vary."""
+    if fit.k is None and fit.most < (d := len(fit.mean)):
         say(
-            f"note: {n:,} texts are few for width {d}: {fit.rank} components of this {fit.kind} vary; fit it "
-            "to more texts, or by whiten fit with --shrinkage, or keep fewer components with --dim"
+            f"note: {n:,} texts are few for width {d}: {fit.most} components of this {fit.kind} can vary; "
+            "fit it to more texts, or by whiten fit with --shrinkage, or keep fewer components with --dim"
         )
 
 
