@@ -352,10 +352,17 @@ def test_bad_input_is_refused_before_anything_is_written(embedder, corpus, tmp_p
     ):
         with pytest.raises((ValueError, OSError), match=message):
             encoded(job_of(embedder, **({"corpus": corpus, "out": out} | wrong)))
-        assert not out.exists() or set(contents(out)) == {".lock"}
+        assert not out.exists()
     assert not (tmp_path / ".lock").exists()
     with pytest.raises(ValueError, match="processes=0"):
         encoded(job_of(embedder, corpus, out), 0)
+    out.mkdir()
+    with pytest.raises(ValueError, match="no rows"):
+        encoded(job_of(embedder, corpus_of([], tmp_path, "none.txt"), out))
+    assert not list(out.iterdir())
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(NotADirectoryError, match="mine is a file, and a directory is written here; choose"):
+        encoded(job_of(embedder, corpus, tmp_path / "mine"))
     monkey(durable, "SECONDS", 0.01)
     with FileLock(out / ".lock"), pytest.raises(ValueError, match="written by another process"):
         encoded(job_of(embedder, corpus, out))
@@ -575,3 +582,38 @@ def test_what_waits_is_written_when_a_job_is_stopped(embedder, corpus, tmp_path,
     assert {"shard-00000.npy", "shard-00001.npy"} <= digests.keys()
     monkeypatch.undo()
     assert encoded(job) == len(TEXTS) - 14
+
+
+def test_an_interruption_says_what_is_kept(source, corpus, tmp_path, monkeypatch, capsys):
+    fill, last = Filling.__call__, 0
+
+    def stopped(self, number):
+        if number == last:
+            raise KeyboardInterrupt
+        return fill(self, number)
+
+    monkeypatch.setattr(Filling, "__call__", stopped)
+    words = ["encode", source, corpus.path, str(tmp_path / "out"), "--shard", "7"]
+    assert cli.main(words) == 130
+    assert capsys.readouterr().err == (
+        f"interrupted: 0 of 29 rows are kept in {tmp_path}/out, and the same command resumes\n"
+    )
+    last = 2
+    assert cli.main(words) == 130
+    assert "14 of 29 rows are kept" in capsys.readouterr().err
+    assert shards.kept(tmp_path / "none", "NONE") == "nothing was encoded to NONE yet"
+
+
+def test_a_run_that_has_not_finished_says_so(embedder, corpus, tmp_path, capsys):
+    embedder.save(tmp_path / "run" / "best")
+    (tmp_path / "run" / "config.yaml").write_text("monitor: {dev: null}\ndata: {corpus: x}\n")
+    words = ["encode", str(tmp_path / "run"), corpus.path]
+    said = f"note: {tmp_path}/run has not finished; its best checkpoint so far{{}} is used\n"
+    assert cli.main([*words, str(tmp_path / "a")]) == 0
+    assert capsys.readouterr().out.startswith(said.format(""))
+    (tmp_path / "run" / "metrics.csv").write_text("step,dev/spearman\n0,50\n1000,60\n2000,55\n")
+    assert cli.main(["encode", f"{tmp_path}/run/best", corpus.path, str(tmp_path / "b")]) == 0
+    assert capsys.readouterr().out.startswith(said.format(" (step 1,000)"))
+    (tmp_path / "run" / "scores.json").write_text("{}")
+    assert cli.main([*words, str(tmp_path / "c")]) == 0
+    assert "note" not in capsys.readouterr().out

@@ -84,7 +84,7 @@ def test_the_module_runs_as_a_program():
     commands = [sys.executable, "-m", "whitenedcse.app.cli", "data", "check", "/nowhere"]
     done = subprocess.run(commands, capture_output=True, text=True, cwd=PACKAGE.parent)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: /nowhere: no such folder (HYDRA_FULL_ERROR=1 shows where)\n"
+    assert done.stderr == "error: /nowhere: no such folder (WHITENEDCSE_TRACEBACK=1 shows where)\n"
 
 
 @pytest.mark.parametrize("argv", [[], ["data"], ["data", "fetch"], ["data", "fetch", "wiki1n"], ["dato"]])
@@ -94,10 +94,35 @@ def test_a_wrong_command_is_a_usage_error(argv, capsys):
     assert end.value.code == 2 and "usage: whitenedcse" in capsys.readouterr().err
 
 
-def test_a_traceback_only_if_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+@pytest.mark.parametrize("name", ["WHITENEDCSE_TRACEBACK", "HYDRA_FULL_ERROR"])
+def test_a_traceback_only_if_asked_for(tmp_path, monkeypatch, name):
+    monkeypatch.setenv(name, "1")
     with pytest.raises(FileNotFoundError, match="no such folder"):
         cli.main(["data", "check", str(tmp_path / "nowhere")])
+
+
+def test_one_variable_asks_for_the_traceback_of_train_too(monkeypatch):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setenv("WHITENEDCSE_TRACEBACK", "1")
+    monkeypatch.setattr(cli, "script", lambda *words: os.environ["HYDRA_FULL_ERROR"])
+    assert cli.main(["train", "seed=1"]) == "1"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["encode", "m", "c", "o", "--shard", "0"], "--shard 0 must be 1 or more"),
+        (["encode", "m", "c", "o", "--processes", "0"], "--processes 0 must be 1 or more"),
+        (["demo", "m", "c", "--sample", "-1"], "--sample -1 must be 1 or more"),
+        (["search", "query", "i", "t", "--top", "0"], "--top 0 must be 1 or more"),
+        (["search", "bench", "i", "--rows", "0"], "--rows 0 must be 1 or more"),
+        (["demo", "m", "c", "--port", "99999"], "--port 99999 must be from 1 to 65535"),
+        (["demo", "m", "c", "--port", "0"], "--port 0 must be from 1 to 65535"),
+    ],
+)
+def test_a_number_that_cannot_be_is_one_line_before_anything_is_read(words, message, capsys):
+    assert cli.main(words) == 2
+    assert capsys.readouterr().err == f"error: {message} (WHITENEDCSE_TRACEBACK=1 shows where)\n"
 
 
 def test_check_is_1_for_what_is_wrong_and_0_for_what_is_missing(tmp_path, capsys):

@@ -432,7 +432,7 @@ def test_a_package_that_a_url_needs_is_asked_for_by_name(monkeypatch, protocol, 
     monkeypatch.setitem(sys.modules, package, None)
     url = f"{chain}{protocol}://datasets/owner/x.txt.gz"
     for asked in (sentences, located):
-        with pytest.raises(ValueError, match=f"^{url}: .*; pip install {package}$"):
+        with pytest.raises(ValueError, match=f"^{url} needs {package} .*: pip install {package}$"):
             asked(url)
 
 

@@ -222,6 +222,15 @@ def test_a_checkpoint_is_a_plain_transformers_directory(encoder, tmp_path):
     assert_allclose(theirs, embedder.encode(SENTENCES), atol=1e-5)
 
 
+def test_sentence_transformers_misses_no_weights(bert, tmp_path, capfd, caplog):
+    """It reports those of a pooler that the encoder came without, unless told that there is none."""
+    bert.backbone.pooler = None
+    checkpoint.save(embedder_of(bert, kind="mean"), tmp_path / "best")
+    model = SentenceTransformer(str(tmp_path / "best"), device="cpu")
+    assert model[0].model.pooler is None
+    assert "MISSING" not in capfd.readouterr().err + caplog.text
+
+
 def test_a_checkpoint_that_sentence_transformers_cannot_express_claims_nothing_to_it(bert, tmp_path):
     embedder = embedder_of(bert, kind="max", layers=[1, -1])
     checkpoint.save(embedder, tmp_path / "best")
@@ -268,6 +277,12 @@ def test_pooling_belongs_to_the_checkpoint_and_is_free_for_a_plain_encoder(bert,
     assert (by_name.kind, list(by_name.layers)) == ("mean", [-1])
     with pytest.raises(ValueError, match="pooling.kind='avg' is not one of"):
         Embedder.load(tmp_path / "best", "avg")
+
+
+def test_a_checkpoint_is_not_written_over_a_file(bert, tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(NotADirectoryError, match="mine is a file, and a directory is written here"):
+        embedder_of(bert).save(tmp_path / "mine")
 
 
 def test_a_new_best_replaces_the_old_one_whole(bert, tmp_path):

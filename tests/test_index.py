@@ -254,7 +254,7 @@ def test_an_index_that_another_process_wrote_meanwhile_is_not_replaced(
         return drafted(directory)
 
     monkeypatch.setattr(index_files, "drafted", late)
-    with pytest.raises(FileExistsError, match="index exists; delete it"):
+    with pytest.raises(FileExistsError, match="index holds an index; choose another name, or delete it"):
         write(tmp_path / "index", embedder, [("0", "bread")])
     assert len(Index.load(tmp_path / "index")) == 9
     assert [path.name for path in tmp_path.iterdir()] == ["index"]

@@ -219,7 +219,7 @@ def test_a_foreign_or_broken_file_is_refused_by_name(tmp_path, x, damage):
     damage(path)
     with pytest.raises(
         ValueError,
-        match=f"{path} is damaged .*; (copy it again, or fit it again|copy or download it again)",
+        match=f"{path} (is damaged .*; (copy it again, or fit it|copy or download it)|was not written by) ",
     ):
         Postprocess.load(path)
 

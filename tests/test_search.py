@@ -84,12 +84,15 @@ def test_what_a_text_would_do_to_a_terminal_it_does_not(source, place, tmp_path,
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["build", "SOURCE", "CORPUS", "CORPUS"], "corpus.txt exists; delete it"),
+        (
+            ["build", "SOURCE", "CORPUS", "CORPUS"],
+            "corpus.txt is a file, and a directory is written here; choose another name",
+        ),
         (["build", "SOURCE", "gone.txt", "INDEX"], "gone.txt: no such file"),
         (["build", "SOURCE", "CORPUS", "INDEX", "--dim", "4"], "--dim 4 keeps components"),
         (["build", "SOURCE", "CORPUS", "INDEX", "--whiten-k", "17"], "17 components of width 16"),
         (["build", "SOURCE", "CORPUS", "INDEX", "--whiten-k", "8", "--dim", "4"], "with --whiten-k K, K is"),
-        (["build", "SOURCE", "CORPUS", "INDEX", "--whiten-k", "0"], "0 components of width 16"),
+        (["build", "SOURCE", "CORPUS", "INDEX", "--whiten-k", "0"], "--whiten-k 0 must be 1 or more"),
         (["build", "SOURCE", "CORPUS", "INDEX", "--whiten", "gone"], "gone"),
         (["build", "SOURCE", "CORPUS", "INDEX", "--ids", "key"], "--ids key goes with --columns"),
         (["query", "SOURCE", "text"], "best is not an index: no index.json"),
@@ -180,13 +183,21 @@ def test_the_bench_says_what_was_timed_and_what_texts_take(embedder, monkeypatch
 def test_a_small_index_is_measured_and_the_bench_says_that_it_is_small(embedder, n, few):
     grid = bench(Index.build(embedder, (TEXTS * 3)[:n]), dims=[1])
     assert [row["k"] for row in cells(grid)] == ["16", "16", "1"]
-    assert any("few texts for so many components" in note for note in grid.notes) == few
+    said = f"whitening is fitted to n = {n}, below 10 d = 160;"
+    assert any(said in note for note in grid.notes) == few
 
 
-@pytest.mark.parametrize(("n", "more"), [(1, {}), (5, {"dims": [0]}), (5, {"dims": [17]})])
-def test_a_bench_that_cannot_be_is_refused(embedder, n, more):
-    with pytest.raises(ValueError, match=f"of an index of {n} texts of width 16"):
-        bench(Index.build(embedder, TEXTS[:n]), **more)
+@pytest.mark.parametrize(
+    ("n", "more", "message"),
+    [
+        (1, {}, "1 of the 1 texts of this index are measured; take 2 or more"),
+        (5, {"dims": [0]}, "--dims 0: this index has width 16; name numbers from 1 to 16"),
+        (5, {"dims": [4, 17]}, "--dims 17: this index has width 16; name numbers from 1 to 16"),
+    ],
+)
+def test_a_bench_that_cannot_be_is_refused(source, n, more, message):
+    with pytest.raises(ValueError, match=message):
+        bench(Index.build(source, TEXTS[:n]), **more)
 
 
 def test_a_query_leaves_its_own_row_out_or_else_the_last():

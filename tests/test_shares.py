@@ -305,6 +305,7 @@ def test_a_fit_by_ranks_has_the_bits_of_one_process(source, tmp_path, sample):
         assert ended(started) == [0] * world, said(tmp_path, world - 1, "err")
         assert "fitted to" in said(tmp_path, 0) and not any(said(tmp_path, r) for r in range(1, world))
         fits.append((tmp_path / "fit.safetensors").read_bytes())
+        (tmp_path / "fit.safetensors").unlink()
         assert not list(tmp_path.glob(".fit*"))
     assert fits[0] == fits[1] == fits[2]
 

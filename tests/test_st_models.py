@@ -263,6 +263,10 @@ def test_a_whitening_reads_a_file_and_refuses_what_it_cannot_fit(made, tmp_path)
         whitened(model, TEXTS)
     with pytest.raises(ValueError, match="two rows or more, not to 1"):
         whitened(model, ["cat"], k=4)
+    with pytest.raises(
+        ValueError, match="4 components, but only 3 can vary: the transform is fitted to 4 texts"
+    ):
+        whitened(model, [t for t in TEXTS if t][:4], k=4)
     with pytest.raises(ValueError, match=r"torch.bfloat16 is rounded; use model.float"):
         whitened(made().bfloat16(), TEXTS, k=4)
 

@@ -155,6 +155,71 @@ def test_the_command_fits_and_writes_a_transform_that_says_where_it_came_from(
     assert "kind='ica' must be one of whitening, pca" in capsys.readouterr().err
 
 
+def test_a_fit_to_few_texts_says_so_or_is_refused_where_it_cannot_be(source, embedder, tmp_path, capsys):
+    few, out = tmp_path / "few.txt", str(tmp_path / "fit")
+    few.write_text("\n".join(TEXTS[:6]))
+    note = "note: 6 texts are few for width 16: 5 components of this {} can vary; fit it to more texts, or by"
+    for kind in ("whitening", "zca_cor", "cholesky", "pca"):
+        assert cli.main(["whiten", "fit", source, str(few), out, "--kind", kind]) == 0
+        assert capsys.readouterr().out.startswith(note.format(kind))
+    assert cli.main(["whiten", "fit", source, str(few), out, "--shrinkage", "0.1"]) == 0
+    assert cli.main(["whiten", "fit", source, str(few), out, "--kind", "standardise"]) == 0
+    assert "note" not in capsys.readouterr().out
+    made = [
+        "export",
+        source,
+        str(tmp_path / "made"),
+        "--to",
+        "sentence-transformers",
+        "--whiten-on",
+        str(few),
+    ]
+    assert cli.main(made) == 0 and note.format("whitening") in capsys.readouterr().out
+    assert cli.main([*made, "--dim", "5"]) == 0 and "note" not in capsys.readouterr().out
+    refused = "6 components, but only 5 can vary: the transform is fitted to 6 texts; keep 5 or fewer"
+    assert cli.main([*made, "--dim", "6"]) == 2 and refused in capsys.readouterr().err
+    build = ["search", "build", source, str(few), str(tmp_path / "index"), "--whiten-k", "6"]
+    assert cli.main(build) == 2 and refused in capsys.readouterr().err
+    assert cli.main(["whiten", "fit", source, str(few), out]) == 0
+    made[-2:] = ["--whiten", out, "--dim", "6"]
+    assert cli.main(made) == 2 and refused in capsys.readouterr().err
+    fit = Postprocess("whitening", k=6).fit(embedder.encode(TEXTS[:6]))
+    for k in (6, None):
+        with pytest.raises(ValueError, match=refused):
+            whitened(embedder, fit, k)
+
+
+def test_an_embedder_and_a_fit_may_be_named_by_their_paths(source, embedder, tmp_path):
+    fit = Postprocess("whitening").fit(embedder.encode(TEXTS).tolist())
+    fit.save(tmp_path / "fit")
+    wanted = whitened(embedder, fit, 4).encode(TEXTS)
+    assert_allclose(whitened(source, tmp_path / "fit", 4).encode(TEXTS), wanted, atol=1e-6)
+    for wrong, message in (
+        (lambda: whitened(embedder, {}), "a Postprocess or the path of its file is expected, not dict"),
+        (lambda: whitened(3, fit), "an Embedder or the path of one is expected, not int"),
+        (lambda: fit.fit(TEXTS), "rows of numbers are expected, not .*: encode texts first"),
+        (lambda: fit.transform(TEXTS), "rows of numbers are expected"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            wrong()
+
+
+def test_a_fit_replaces_a_fit_alone(source, corpus, tmp_path, capsys):
+    out = tmp_path / "mine"
+    out.write_text("mine")
+    words = ["whiten", "fit", source, corpus.path]
+    assert cli.main([*words, str(out)]) == 2
+    assert f"{out} is a file, but no earlier fit; choose another name" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    other = tmp_path / "best" / "model.safetensors"
+    assert cli.main([*words, str(other)]) == 2 and "no earlier fit" in capsys.readouterr().err
+    assert cli.main(["encode", source, corpus.path, str(tmp_path / "x"), "--whiten", str(other)]) == 2
+    assert f"{other} was not written by whitenedcse whiten fit; name a file" in capsys.readouterr().err
+    assert cli.main([*words, str(tmp_path / "fit")]) == 0 and "earlier" not in capsys.readouterr().out
+    assert cli.main([*words, str(tmp_path / "fit")]) == 0
+    assert capsys.readouterr().out.endswith("fit; it replaces an earlier one\n")
+
+
 def test_a_plain_encoder_is_pooled_as_asked_and_bad_input_is_one_line(bert, corpus, tmp_path, capsys):
     plain = tmp_path / "plain"
     bert.backbone.save_pretrained(plain)

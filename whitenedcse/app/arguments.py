@@ -7,11 +7,13 @@ import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whitenedcse.app.durable import parsing
 from whitenedcse.app.reading import DAMAGED
+from whitenedcse.app.terminal import say
 from whitenedcse.data import sources
 from whitenedcse.data.remote import fetched, is_url
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from whitenedcse.model.head import Pooling
     from whitenedcse.model.planes import Source
 
+LAST_PORT = 65_535
 FORMS = ("table", "markdown", "csv", "latex")
 
 
@@ -84,6 +87,28 @@ def form(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", choices=FORMS, default="table", help="output format (default: table)")
 
 
+def refuse_numbers(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for an option with a number that none of the commands can take."""
+    for name in ("sample", "dim", "whiten_k", "shard", "processes", "top", "rows"):
+        if (value := getattr(arguments, name, None)) is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {value} must be 1 or more")
+    if (port := getattr(arguments, "port", None)) is not None and not 1 <= port <= LAST_PORT:
+        raise ValueError(f"--port {port} must be from 1 to {LAST_PORT}")
+
+
+def say_unfinished(source: str) -> None:
+    """Print one line where the model is of a run of train.py that has not ended."""
+    from whitenedcse.app.ranks import first
+    from whitenedcse.app.run import Run
+
+    if not first() or parent_process():  # one of several processes, the first of which says it
+        return
+    run = Run.of(source)
+    if run and run.best.is_dir() and run.trains and run.scores is None:
+        step = f" (step {run.dev['best_step']:,})" if run.dev else ""
+        say(f"note: {run.path} has not finished; its best checkpoint so far{step} is used")
+
+
 def opened(arguments: argparse.Namespace) -> Any:
     """The embedder of SOURCE with the prompts that the arguments ask for, on a GPU if there is one."""
     from whitenedcse.model.embedder import Embedder
@@ -93,6 +118,7 @@ def opened(arguments: argparse.Namespace) -> Any:
     if arguments.pooling or arguments.layers:
         asked = Pooling(kind=arguments.pooling or "cls", layers=arguments.layers or [-1])
     embedder = Embedder.load(arguments.source, asked).to(device())
+    say_unfinished(arguments.source)
     if "query_prompt" in arguments:  # an index is built, whose texts and queries have prompts of their own
         from whitenedcse.serving.index import searching
 
@@ -128,7 +154,7 @@ def ended(arguments: argparse.Namespace, on: str | None = None) -> Any:
     if k is not None and not 1 <= k <= embedder.width:
         raise ValueError(f"{k} components of width {embedder.width}: 1 to {embedder.width} can be kept")
     if on is not None:
-        fit, corpus = Postprocess("whitening"), sources.named(on, arguments.columns, arguments.sample)
+        fit, corpus = Postprocess("whitening", k=k), sources.named(on, arguments.columns, arguments.sample)
         facts = fitted(fit, embedder, corpus, bf16=arguments.bf16)
         fit.provenance = {"source": arguments.source, **facts}
     return embedder if fit is None else whitened(embedder, fit, k)
@@ -185,7 +211,9 @@ def source(model: str, pooling: Pooling | None, prompt: str | None = None) -> So
         try:
             from sentence_transformers import SentenceTransformer
         except ImportError:
-            raise ValueError(f"{error}; to load it, pip install sentence-transformers") from error
+            from whitenedcse.app.compute import lacking
+
+            raise lacking(f"{error}; it", "sentence-transformers", "sentence-transformers") from error
         with parsing(Path(model), DAMAGED):
             theirs = SentenceTransformer(model, device=device())
             own = theirs.prompts.get(theirs.default_prompt_name or "") or ""

@@ -19,6 +19,7 @@ from whitenedcse.app import ranks, search_commands, serving_commands
 from whitenedcse.app.terminal import Grid, say, show
 from whitenedcse.data import sources
 
+TRACEBACK = ("WHITENEDCSE_TRACEBACK", "HYDRA_FULL_ERROR")  # each asks for the traceback of an error
 SCRIPTS = {
     "train": "train an encoder; [+experiment=NAME] [KEY=VALUE ...]",
     "evaluate": "evaluate an encoder on tasks; model=MODEL [KEY=VALUE ...]",
@@ -28,23 +29,27 @@ SCRIPTS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status.
 
-    0: success. 1: it ran and found something wrong. 2: an error (HYDRA_FULL_ERROR=1 shows its traceback).
-    130: Ctrl-C.
+    0: success. 1: it ran and found something wrong. 2: an error. 130: Ctrl-C. With WHITENEDCSE_TRACEBACK=1 an
+    error has its traceback; for `train` and `evaluate`, which name Hydra's HYDRA_FULL_ERROR=1, both do.
     """
     words = sys.argv[1:] if argv is None else list(argv)
+    traced = "1" in map(os.environ.get, TRACEBACK)
     if words[:1] in (["train"], ["evaluate"]):
+        if traced:
+            os.environ["HYDRA_FULL_ERROR"] = "1"
         return script(*words)
     arguments = _parser().parse_args(words)
     try:
+        given.refuse_numbers(arguments)
         with ranks.ending_when_asked():
             return int(arguments.run(arguments))
     except KeyboardInterrupt:
         return 130
     except (ValueError, OSError) as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        if traced:
             raise
         what = " ".join(str(error).split()) or type(error).__name__
-        sys.stderr.write(f"error: {what} (HYDRA_FULL_ERROR=1 shows where)\n")
+        sys.stderr.write(f"error: {what} ({TRACEBACK[0]}=1 shows where)\n")
         return 2
 
 

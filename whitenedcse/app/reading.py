@@ -32,11 +32,11 @@ def tensors(file: Path) -> dict[str, Tensor]:
         return load_file(file)
 
 
-def metadata(file: Path) -> dict[str, str]:
-    """The metadata of a safetensors file, after all its header was checked."""
+def metadata(file: Path, cure: str = DAMAGED) -> dict[str, str]:
+    """The metadata of a safetensors file, after all its header was checked; cure: of a damaged file."""
     from safetensors import safe_open
 
-    with parsing(file, DAMAGED), safe_open(file, "numpy") as opened:
+    with parsing(file, cure), safe_open(file, "numpy") as opened:
         return opened.metadata() or {}
 
 

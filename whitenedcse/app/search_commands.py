@@ -96,7 +96,7 @@ def build(arguments: argparse.Namespace) -> int:
     """Write an index, and print what it holds."""
     from whitenedcse.serving import index, index_files
 
-    with remote.published(arguments.index) as out:
+    with remote.published(arguments.index, mark=None) as out:
         index_files.refuse_occupied(out)
         pairs = _pairs(arguments, 0)
         if arguments.whiten_k is not None and arguments.dim is not None:
@@ -167,8 +167,6 @@ def query(arguments: argparse.Namespace) -> int:
 
     if (arguments.text is None) == (arguments.file is None):
         raise ValueError("one query is a TEXT, several are a --file: give one of the two")
-    if arguments.top < 1:
-        raise ValueError(f"--top {arguments.top} must be 1 or more")
     asked = [arguments.text]
     if arguments.file is not None:
         asked = list(texts(sources.named(arguments.file, arguments.columns)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ from typing import Any
 from whitenedcse.app import arguments as given
 from whitenedcse.app.durable import beside
 from whitenedcse.app.ranks import first, refuse
+from whitenedcse.app.space import refuse_orphan
 from whitenedcse.app.terminal import say
 from whitenedcse.data import remote, sources
+
+REPLACED = "; it replaces an earlier one"
 
 
 def add(commands: Any) -> None:
@@ -73,20 +77,30 @@ def whiten_fit(arguments: argparse.Namespace) -> int:
     corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample)
     if remote.is_url(arguments.out):
         refuse(f"a fit that is written to {arguments.out}")
+    before = remote.present(arguments.out)
+    if before is not None:
+        refuse_place(before)
     with remote.published(arguments.out, mark="") as out:
         refuse_place(out)
         folder = beside(out, "ranks")
         if facts := fitted(fit, given.opened(arguments), corpus, bf16=arguments.bf16, folder=folder):
             fit.save(out, {"source": arguments.source, **facts})
     if facts:
-        say(f"{fit.kind} of width {len(fit.mean)}, fitted to {facts['texts']:,} texts: {arguments.out}")
+        here = f"{arguments.out}{REPLACED * (before is not None)}"
+        say(f"{fit.kind} of width {len(fit.mean)}, fitted to {facts['texts']:,} texts: {here}")
     return 0
 
 
 def refuse_place(out: Path) -> None:
-    """Raise OSError for a path where no file can be written, before hours of work for it."""
-    if not out.parent.is_dir():
-        raise FileNotFoundError(f"{out.parent}: no such directory; make it first")
+    """Raise OSError for a path where no fit can be written, or with another file, before hours of work."""
+    from whitenedcse.evaluation.postprocess import Postprocess
+
+    refuse_orphan(out)
+    if out.is_file():
+        try:
+            Postprocess.load(out)
+        except ValueError as error:
+            raise FileExistsError(f"{out} is a file, but no earlier fit; choose another name") from error
     if out.is_dir():
         raise IsADirectoryError(
             f"{out} is a directory; name a file in it, as {out / 'whitening.safetensors'}"
@@ -102,6 +116,7 @@ def export(arguments: argparse.Namespace) -> int:
     asked = {"to": arguments.to, "int8": arguments.int8, "verify": not arguments.no_verify}
     about = {"source": arguments.source, "name": arguments.push, "license": arguments.license}
     wanted = exports.Wanted(**asked, **about)
+    before = remote.present(f"{arguments.out.rstrip('/')}/{exports.MARK}")
     with remote.published(arguments.out, mark=exports.MARK) as out:
         exports.refuse(out, wanted)
         embedder = given.ended(arguments, arguments.whiten_on)
@@ -113,7 +128,7 @@ def export(arguments: argparse.Namespace) -> int:
         scores = "{pairs}: {spearman:.2f} in float32, {spearman_int8:.2f} in int8"
         say("Spearman x 100 (all) on " + scores.format(**facts))
     compared = f"vectors differ by at most {facts['difference']:.1e}" if wanted.verify else "not verified"
-    say(f"{arguments.out}: for {arguments.to}, {compared}")
+    say(f"{arguments.out}: for {arguments.to}, {compared}{REPLACED * (before is not None)}")
     if pushed:
         say(f"pushed: {pushed}")
     return 0
@@ -133,7 +148,7 @@ def add_encode(commands: Any) -> None:
     parser.add_argument("--dtype", choices=types, default=types[0], help=about)
     about = "the format of the files (default: npy)"
     parser.add_argument("--to", choices=("npy", "parquet"), default="npy", help=about)
-    about = "rows per file (default: 20,000)"
+    about = "rows per file (default: 20,000); an interruption loses what is encoded of one file per process"
     parser.add_argument("--shard", type=int, default=20_000, metavar="N", help=about)
     about = "the number of processes that share the work (default: one per GPU, or one)"
     parser.add_argument("--processes", type=int, metavar="P", help=about)
@@ -147,7 +162,7 @@ def encode(arguments: argparse.Namespace) -> int:
     """Write the vectors, and print where they are."""
     from whitenedcse.serving.bulk import Job, encoded
     from whitenedcse.serving.layouts import Form
-    from whitenedcse.serving.shards import begun
+    from whitenedcse.serving.shards import begun, kept
 
     given.refuse_dim(arguments)
     form = Form(arguments.to, arguments.dtype, arguments.shard)
@@ -156,7 +171,12 @@ def encode(arguments: argparse.Namespace) -> int:
         out = store.local if store else Path(arguments.out)
         opened = partial(given.ended, arguments)
         job = Job(opened, arguments.source, corpus, out, form, arguments.bf16, store)
-        new = encoded(job, arguments.processes, arguments.engine)
+        try:
+            new = encoded(job, arguments.processes, arguments.engine)
+        except (KeyboardInterrupt, SystemExit):  # Ctrl-C or SIGTERM
+            if first():
+                sys.stderr.write(f"interrupted: {kept(out, arguments.out)}\n")
+            raise
         if first() and (manifest := begun(out)):
             here = f"; {manifest.rows - new:,} were encoded before" if new < manifest.rows else ""
             say(f"{manifest.rows:,} rows of width {manifest.width}: {arguments.out}{here}")
@@ -184,7 +204,9 @@ def demonstrate(arguments: argparse.Namespace) -> int:
     try:
         from whitenedcse.serving.demo import Trial, page, serve
     except ImportError as error:
-        raise ValueError(f"the page needs Gradio ({error}); pip install 'whitenedcse[demo]'") from error
+        from whitenedcse.app.compute import lacking
+
+        raise lacking("the page", "gradio", "demo", error) from error
     from whitenedcse.data.corpus import texts
 
     corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample)

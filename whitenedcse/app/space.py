@@ -1,4 +1,7 @@
-"""Space on a disk: it is reserved before it is mapped, and a full disk is one line with the free bytes."""
+"""A place to write: one where nothing can be written is refused, and a full disk, with the free bytes.
+
+Space is reserved before it is mapped.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,24 @@ from contextlib import contextmanager
 from pathlib import Path
 
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a disk says that takes no more
+
+
+def refuse_place(out: Path) -> None:
+    """Raise OSError for a path where no directory can be written: a file is there, or it has no parent."""
+    refuse_file(out)
+    refuse_orphan(out)
+
+
+def refuse_file(out: Path) -> None:
+    """Raise NotADirectoryError for the path of a file where a directory is to be written."""
+    if out.is_file():
+        raise NotADirectoryError(f"{out} is a file, and a directory is written here; choose another name")
+
+
+def refuse_orphan(out: Path) -> None:
+    """Raise FileNotFoundError for a path in a directory that does not exist."""
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"{out.parent}: no such directory; make it first")
 
 
 class Unwritten(OSError):

@@ -51,8 +51,10 @@ def filesystem(path: str | Path) -> Iterator[tuple[Any, str]]:
         )
         raise FileNotFoundError(f"{path}: no such file{more}") from error
     except ImportError as error:
+        from whitenedcse.app.compute import lacking  # with torch
+
         package = getattr(error.__cause__, "name", None) or "that package"
-        raise ValueError(f"{path}: {error}; pip install {package.partition('.')[0]}") from error
+        raise lacking(f"{path}", package.partition(".")[0], error=error) from error
     except Exception as error:  # the kinds that file systems and compressions raise share no class
         if isinstance(error, ValueError) and str(path) in str(error):
             raise

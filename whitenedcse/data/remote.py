@@ -82,6 +82,13 @@ def stamp(path: str) -> tuple[tuple[Any, ...], float]:
     return (path, tag), 0 if tag else math.inf
 
 
+def present(path: str | Path) -> Path | None:
+    """A local path, or the `fetched` copy of a file of a store; None where there is no such path or file."""
+    if is_url(path) and "" not in held(str(path)):
+        return None
+    return here if (here := fetched(path)).exists() else None
+
+
 def fetched(path: str | Path) -> Path:
     """The copy on this machine of a file or directory of a store; a local path is returned as it is.
 
@@ -202,7 +209,7 @@ def named(out: str | Path) -> Iterator[Store | None]:
 
 
 @contextmanager
-def published(out: str | Path, mark: str | None = None) -> Iterator[Path]:
+def published(out: str | Path, mark: str | None) -> Iterator[Path]:
     """A context with the path to write; for a URL it is a new one, and copied to the store at the end.
 
     mark: a file of that which may be replaced; "" where the URL is a file itself, None for nothing. Raises
@@ -213,7 +220,7 @@ def published(out: str | Path, mark: str | None = None) -> Iterator[Path]:
             yield Path(out)
             return
         if (before := held(store.url)) and mark not in before:
-            raise FileExistsError(f"{store.url} exists; delete it, or choose another name")
+            raise FileExistsError(f"{store.url} exists; choose another name")
         with alone(beside(store.local, "writer"), Path.touch):
             clear(store.local)
             try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from safetensors.numpy import save
 
 from whitenedcse.app.durable import checksum, parsing, writing
@@ -26,6 +26,7 @@ from whitenedcse.evaluation import transforms
 from whitenedcse.evaluation.transforms import ORDERED, Array, Kind
 from whitenedcse.linalg import Moments, Update, refuse_infinite
 
+CURE = "copy it again, or fit it again with whitenedcse whiten fit"
 EMPTY: Mapping[str, Any] = {}
 LIMITED = (  # settings that are for some kinds alone: what they are where they are not given, and these kinds
     ("k", None, ORDERED),
@@ -108,15 +109,24 @@ class Postprocess:
             if getattr(self, name) != unset and self.kind not in kinds:
                 raise ValueError(f"{name}={getattr(self, name)} is for {', '.join(kinds)}, not {self.kind}")
 
-    def fit(self, x: NDArray[Any]) -> Self:
+    @classmethod
+    def of(cls, fit: Postprocess | str | Path) -> Postprocess:
+        """A transform as it is, or the one of a file. Raises TypeError for anything else."""
+        if isinstance(fit, (str, Path)):
+            return cls.load(fit)
+        if not isinstance(fit, cls):
+            raise TypeError(f"a Postprocess or the path of its file is expected, not {type(fit).__name__}")
+        return fit
+
+    def fit(self, x: ArrayLike) -> Self:
         """Fit the transform to rows x: (n, d), n >= 2; rows fitted before are forgotten."""
         new = type(self)(**self.settings).partial_fit(x)
         self._fitted, self.moments, self.provenance = new.fitted, new.moments, {}
         return self
 
-    def partial_fit(self, x: NDArray[Any]) -> Self:
+    def partial_fit(self, x: ArrayLike) -> Self:
         """Add rows x: (n, d) to those fitted before; the transform is recomputed when next needed."""
-        self.moments = self._open(np.atleast_2d(x).shape[-1]).update(x)
+        self.moments = self._open(np.atleast_2d(x := transforms.numbers(x)).shape[-1]).update(x)
         self._fitted = None
         return self
 
@@ -133,13 +143,13 @@ class Postprocess:
         self._fitted = None
         return self
 
-    def transform(self, x: NDArray[Any], k: int | None = None) -> Array:
+    def transform(self, x: ArrayLike, k: int | None = None) -> Array:
         """The transformed rows: (n, d) -> (n, k), by the first k columns of the matrix; [1], section 3.3.
 
         Raises ValueError for rows of another width, or k outside 1 to d.
         """
         mean, matrix, _ = self.fitted
-        d, k = len(mean), self.k if k is None else k
+        x, d, k = transforms.numbers(x), len(mean), self.k if k is None else k
         if k is not None and self.kind not in ORDERED:
             names = ", ".join(ORDERED)
             raise ValueError(f"k={k} is for {names}; the components of {self.kind} have no order")
@@ -200,9 +210,9 @@ class Postprocess:
 
         Raises ValueError, naming the file, if `save` did not write it or it is damaged.
         """
-        path = Path(path)
-        with parsing(path, "copy it again, or fit it again with whitenedcse whiten fit"):
-            texts = metadata(path)
+        with parsing(path := Path(path), CURE):
+            if "settings" not in (texts := metadata(path, CURE)):
+                raise ValueError(f"{path} was not written by whitenedcse whiten fit; name a file that was")
             arrays = {name: tensor.numpy() for name, tensor in tensors(path).items()}
             if texts.pop("xxh3", None) not in (None, digest(arrays, texts)):  # None in older files
                 raise ValueError("its digest differs")
@@ -238,6 +248,12 @@ class Postprocess:
         return self.fitted.matrix
 
     @property
+    def most(self) -> int:
+        """How many components can vary, by `transforms.most`; all of a loaded one that does not know."""
+        n = self.moments.n if self.moments else self.provenance.get("texts", len(self.mean) + 1)
+        return transforms.most(self.kind, n, len(self.mean), self.shrinkage)
+
+    @property
     def variances(self) -> Array:
         """Variances (d,) before shrinkage: of principal axes, largest first, or of channels in their order.
 
@@ -252,11 +268,9 @@ class Postprocess:
         return self.moments or Moments(d, self.update)
 
     def _solved(self) -> Fitted:
-        moments = self.moments
-        if moments is None or moments.n < 2:
-            raise ValueError(
-                f"{self.kind} is fitted to two rows or more, not to {moments.n if moments else 0}"
-            )
+        moments, n = self.moments, self.moments.n if self.moments else 0
+        if moments is None or n < 2:
+            raise ValueError(f"{self.kind} is fitted to two rows or more, not to {n}")
         if not (self.k is None or 1 <= self.k <= moments.d):
             raise ValueError(f"k={self.k} components, of rows of width {moments.d}; keep from 1 to as many")
         refuse_infinite(moments.covariance, lambda row: f"the covariances of channel {row}")

@@ -11,11 +11,11 @@ matrix' cov matrix. An axis or a channel without variance becomes zero, never in
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from whitenedcse.whitening import principal_axes, shrink
 
@@ -53,6 +53,20 @@ class Spectrum(NamedTuple):
         return self._replace(
             variances=shrink(torch.diag(torch.from_numpy(self.variances)), amount).diagonal().numpy()
         )
+
+
+def numbers(x: ArrayLike) -> NDArray[Any]:
+    """Rows as an array, unchanged if they are one. Raises TypeError for texts and all else that is no number.
+
+    >>> numbers([[1, 2]]).shape
+    (1, 2)
+    """
+    x = np.asarray(x)
+    if x.dtype.kind not in "fiub":
+        raise TypeError(
+            f"rows of numbers are expected, not {x.dtype}: encode texts first, e.g. by Embedder.encode"
+        )
+    return x
 
 
 def divisors(variances: Array, power: float) -> Array:
@@ -148,6 +162,29 @@ def solved(
     }
     matrix = matrices[kind]() if kind in matrices else np.eye(len(cov))
     return matrix / scale[:, None], own if kind in SCALED else spectrum.variances
+
+
+def most(kind: Kind, n: int, d: int, shrinkage: float) -> int:
+    """How many components of a transform fitted to n rows can vary: n - 1; all d where no axes are fitted.
+
+    With shrinkage they are all d, too: it gives each a variance.
+
+    >>> most("whitening", 300, 384, 0.0), most("whitening", 300, 384, 0.1), most("standardise", 300, 384, 0.0)
+    (299, 384, 384)
+    """
+    return min(n - 1, d) if kind in ("pca", *SHRUNK) and not shrinkage else d
+
+
+def refuse_beyond(k: int, most: int) -> None:
+    """Raise ValueError for k components where at most so many can vary.
+
+    >>> refuse_beyond(k=299, most=299)
+    """
+    if k > most:
+        raise ValueError(
+            f"{k} components, but only {most} can vary: the transform is fitted to {most + 1} texts; keep "
+            f"{most} or fewer, or fit it to more texts, or with shrinkage"
+        )
 
 
 def inverse(kind: Kind, matrix: Array, variances: Array, power: float = 0.5) -> Array:

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from whitenedcse.app.durable import DIGESTS, digest, drafted, intact, parsing, read_json, restore, seal
 from whitenedcse.app.reading import tensors
+from whitenedcse.app.space import refuse_file
 from whitenedcse.model import sentence_transformers
 from whitenedcse.model.backbones import causal, frozen
 from whitenedcse.model.encoder import CHANGED, folder, pretrained
@@ -34,10 +35,9 @@ def save(embedder: Embedder, directory: Path) -> None:
 
     Raises OSError, or ValueError for a directory that holds something else; it is then unchanged.
     """
+    refuse_file(directory)
     if directory.exists() and not (directory / SETTINGS).is_file() and any(directory.iterdir()):
-        raise ValueError(
-            f"{directory} holds something other than a checkpoint; choose another name, or delete it"
-        )
+        raise ValueError(f"{directory} holds something other than a checkpoint; choose another name")
     with drafted(directory, embedder.nbytes) as draft:
         write(embedder, draft)
         seal(draft)

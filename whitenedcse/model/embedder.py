@@ -79,6 +79,15 @@ class Embedder(nn.Module):
         self.max_length = min(max_length or encoder.max_length, encoder.max_length)
         self.final, self.width = final, final.width(encoder.width) if final else encoder.width
 
+    @classmethod
+    def of(cls, model: Embedder | str | Path) -> Embedder:
+        """An embedder as it is, or the one that is loaded from a path. Raises TypeError for anything else."""
+        if isinstance(model, (str, Path)):
+            return cls.load(model)
+        if not isinstance(model, Embedder):
+            raise TypeError(f"an Embedder or the path of one is expected, not {type(model).__name__}")
+        return model
+
     @property
     def nbytes(self) -> int:
         """The bytes of all its tensors, which are nearly all of a checkpoint."""

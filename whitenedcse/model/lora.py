@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from whitenedcse.app.compute import without_autocast
+from whitenedcse.app.compute import lacking, without_autocast
 
 if TYPE_CHECKING:
     from whitenedcse.model.embedder import Embedder
@@ -72,9 +72,7 @@ class LoRA:
         try:
             from peft import LoraConfig, inject_adapter_in_model
         except ImportError as error:
-            raise ValueError(
-                f"encoder.lora.r={self.r} needs peft ({error}): pip install 'whitenedcse[lora]'"
-            ) from error
+            raise lacking(f"encoder.lora.r={self.r}", "peft", "lora", error) from error
         settings: Any = {"r": self.r, "lora_alpha": self.alpha, "lora_dropout": self.dropout}
         with warnings.catch_warnings():  # GPT-2 keeps its matrices transposed, and peft says that it noticed
             warnings.filterwarnings("ignore", message="fan_in_fan_out")

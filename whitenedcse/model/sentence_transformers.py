@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -58,8 +59,10 @@ def write(embedder: Embedder, directory: Path) -> None:
         for i, (path, name) in enumerate(zip(paths, names, strict=True))
     ]
     dump(directory / "modules.json", modules)
-    limit = {"max_seq_length": embedder.max_length, "do_lower_case": False}
-    dump(directory / "sentence_bert_config.json", limit)
+    settings: dict[str, Any] = {"max_seq_length": embedder.max_length, "do_lower_case": False}
+    if lacks_pooler(encoder.backbone):  # else the library makes one, and says that its weights are missing
+        settings["model_args"] = {"add_pooling_layer": False}
+    dump(directory / "sentence_bert_config.json", settings)
     if embedder.prompt or embedder.prompts:
         dump(directory / PROMPTS, named_prompts(embedder))
     if mixed:
@@ -72,6 +75,12 @@ def write(embedder: Embedder, directory: Path) -> None:
         dump(directory / path / "config.json", {**shape, "activation_function": ACTIVATIONS[activation]})
         tensors = {"linear.weight": weight.detach().contiguous(), "linear.bias": bias.detach().contiguous()}
         save_file(tensors, directory / path / "model.safetensors")
+
+
+def lacks_pooler(backbone: Any) -> bool:
+    """Whether a backbone of a kind with an optional pooler has none."""
+    optional = "add_pooling_layer" in inspect.signature(type(backbone).__init__).parameters
+    return optional and getattr(backbone, "pooler", None) is None
 
 
 def named_prompts(embedder: Embedder) -> dict[str, Any]:

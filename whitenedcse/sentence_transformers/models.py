@@ -32,6 +32,7 @@ from whitenedcse.evaluation.postprocess import Postprocess, ladder
 from whitenedcse.evaluation.sts import TASKS, Index, scores_of
 from whitenedcse.evaluation.suite import Plan, System, evaluated, plan
 from whitenedcse.evaluation.tasks import subsets
+from whitenedcse.evaluation.transforms import refuse_beyond
 from whitenedcse.model import packed
 from whitenedcse.model.attention import way
 from whitenedcse.ragged import Ragged, offsets, places
@@ -243,6 +244,8 @@ def whitened(model: Any, corpus: Sequence[str] | str | Path, k: int | None = 256
             raise ValueError(f"a whitening fitted to vectors in {x.dtype} is rounded; use model.float()")
         fit.partial_fit(x.numpy(force=True))
     bias = fit.transform(np.zeros((1, len(fit.mean))))[0]
+    if k is not None:
+        refuse_beyond(k, fit.most)
     dense = Dense(*fit.matrix[:, : len(bias)].shape, activation_function=nn.Identity())
     with torch.no_grad():
         dense.linear.weight.copy_(torch.from_numpy(fit.matrix[:, : len(bias)].T))

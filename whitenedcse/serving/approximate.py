@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from whitenedcse.app.compute import lacking
 from whitenedcse.app.durable import parsing
 from whitenedcse.app.terminal import pace
 from whitenedcse.model.head import Final
@@ -37,8 +38,8 @@ def engine() -> Any:
     """FAISS. Raises ValueError where it is not installed."""
     try:
         import faiss
-    except ImportError:
-        raise ValueError("an index of FAISS needs it: pip install 'whitenedcse[search]'") from None
+    except ImportError as error:
+        raise lacking("an index of FAISS", "faiss-cpu", "search", error) from error
     return faiss
 
 

@@ -140,7 +140,7 @@ def encoded(job: Job, processes: int | None = None, engine: str | None = None) -
         return joined(job, here.rank, here.world)
     if here.world > 1 or engine or processes not in (None, 1):
         say_packed(job.corpus)
-    with locked(job.out):
+    with locked(job.out, alone=here.world == 1):
         if job.store:
             resume(job.out, job.store)
         recover(job.out)

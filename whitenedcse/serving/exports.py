@@ -19,8 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from whitenedcse.app.compute import lacking
 from whitenedcse.app.durable import drafted, seal, write_json
+from whitenedcse.app.space import refuse_place
 from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.transforms import refuse_beyond
 from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Final
@@ -31,11 +34,15 @@ PROBE = "one text, by whose vector an embedder is known again"
 ALIKE = 0.99  # cosine of two such vectors: bfloat16 and other machines stay above, other encoders below
 
 
-def whitened(embedder: Embedder, fit: Postprocess, k: int | None = None) -> Embedder:
+def whitened(
+    embedder: Embedder | str | Path, fit: Postprocess | str | Path, k: int | None = None
+) -> Embedder:
     """The embedder with the transform `fit` as its last step, then unit length if it had unit length before.
 
+    embedder, fit: or their paths.
     k: the number of components of a whitening or PCA to keep ([1], section 3.3); None for `fit.k`.
-    Raises ValueError for a transform that was fitted to another embedder, or with another prompt.
+    Raises ValueError for a transform that was fitted to another embedder, or with another prompt, and for
+    more components than its texts can give.
 
     >>> from whitenedcse.model.scratch import small_bert
     >>> embedder = Embedder(encoder=small_bert(vocabulary=200, layers=1, width=8, heads=1))
@@ -44,9 +51,12 @@ def whitened(embedder: Embedder, fit: Postprocess, k: int | None = None) -> Embe
     >>> np.allclose(np.cov(white.encode(texts).T, bias=True), np.eye(4), atol=1e-3)
     True
     """
+    embedder, fit = Embedder.of(embedder), Postprocess.of(fit)
     plain = scaled(embedder, unit=False)
     refuse_other(plain, fit)
     bias = fit.transform(np.zeros((1, plain.width)), k)[0]
+    if k is not None or fit.k is not None:
+        refuse_beyond(len(bias), fit.most)
     weight = fit.matrix[:, : len(bias)].T
     before, provenance = plain.final, {name: v for name, v in fit.provenance.items() if name != "probe"}
     if before is not None and before.weight is not None and before.bias is not None:
@@ -142,15 +152,20 @@ def export(embedder: Embedder, out: Path, wanted: Wanted) -> dict[str, Any]:
     return facts
 
 
-def refuse(out: Path, wanted: Wanted) -> None:
-    """Raise ValueError for an export that is impossible.
+def is_export(out: Path) -> bool:
+    """Whether a directory holds an export, and no run that was begun there."""
+    return (out / MARK).is_file() and not (out / "config.yaml").exists()
 
-    That is where `out` holds anything but an earlier export, for int8 in another format than ONNX, and for a
-    package that is not installed.
+
+def refuse(out: Path, wanted: Wanted) -> None:
+    """Raise ValueError or OSError for an export that is impossible.
+
+    That is where `out` is a file or holds anything but an earlier export, for int8 in another format than
+    ONNX, and for a package that is not installed.
     """
-    earlier = (out / MARK).is_file() and not (out / "config.yaml").exists()  # that is of a run
-    if out.exists() and not earlier and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} holds something other than an export; choose another name, or delete it")
+    refuse_place(out)
+    if out.exists() and not is_export(out) and any(out.iterdir()):
+        raise ValueError(f"{out} holds something other than an export; choose another name")
     if wanted.int8 and wanted.to != "onnx":
         raise ValueError(f"--int8 is for --to onnx, not for --to {wanted.to}")
     needed = ["onnx", "onnxscript"] if wanted.to == "onnx" else []
@@ -159,11 +174,11 @@ def refuse(out: Path, wanted: Wanted) -> None:
             wanted.to, []
         )
     if missing := [name for name in needed if find_spec(name) is None]:
-        names = " ".join(missing).replace("_", "-")
+        names = " and ".join(missing).replace("_", "-")
         without = (
             "" if {"onnx", "onnxscript"} & set(missing) or wanted.int8 else ", or do without: --no-verify"
         )
-        raise ValueError(f"--to {wanted.to} needs {names}: pip install {names}{without}")
+        raise ValueError(f"{lacking(f'--to {wanted.to}', names, wanted.to)}{without}")
 
 
 def quantised(embedder: Embedder, draft: Path) -> dict[str, Any]:

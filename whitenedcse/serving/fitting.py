@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from whitenedcse.app.ranks import placed
-from whitenedcse.app.terminal import pace
+from whitenedcse.app.terminal import pace, say
 from whitenedcse.data.corpus import Corpus, Row, rows
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.linalg import Moments, refuse_infinite
@@ -81,8 +81,18 @@ def fitted(
         )
     if not fit.variances.any():
         raise ValueError(f"{corpus.path}: all {n:,} texts have the same vector; {fit.kind} needs others")
+    say_few(fit, n)
     about = {"corpus": corpus.path, "texts": n, "sample": corpus.sample, "bf16": bf16, "probe": probe(plain)}
     return about | ({"prompt": plain.prompt} if plain.prompt else {})
+
+
+def say_few(fit: Postprocess, n: int) -> None:
+    """Print one line where all components are kept, and n texts are too few for each of them to vary."""
+    if fit.k is None and fit.most < (d := len(fit.mean)):
+        say(
+            f"note: {n:,} texts are few for width {d}: {fit.most} components of this {fit.kind} can vary; "
+            "fit it to more texts, or by whiten fit with --shrinkage, or keep fewer components with --dim"
+        )
 
 
 def led(fitting: Fitting, corpus: Corpus, lead: Lead) -> None:

@@ -65,9 +65,14 @@ class Index:
         return [part.vectors[:] for part in self.parts]
 
     @classmethod
-    def build(cls, embedder: Embedder, texts: Iterable[str], ids: Iterable[object] | None = None) -> Index:
-        """An index of these texts in memory; `whitenedcse search build` writes one of any size to disk."""
-        return cls(embedder).add(texts, ids)
+    def build(
+        cls, embedder: Embedder | str | Path, texts: Iterable[str], ids: Iterable[object] | None = None
+    ) -> Index:
+        """An index of these texts in memory; `whitenedcse search build` writes one of any size to disk.
+
+        embedder: or the path of one.
+        """
+        return cls(Embedder.of(embedder)).add(texts, ids)
 
     def add(self, texts: Iterable[str], ids: Iterable[object] | None = None) -> Index:
         """Add texts and return the index; without `ids`, the id of a text is its number, from 0.

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from whitenedcse.app.durable import digest, drafted, parsing, read_json, settle, settle_all, write_json
 from whitenedcse.app.reading import array
-from whitenedcse.app.space import Unwritten, needing_space
+from whitenedcse.app.space import Unwritten, needing_space, refuse_place
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving import approximate
@@ -113,11 +113,12 @@ def write(directory: Path, embedder: Embedder, parts: Iterable[Part], factory: s
 
 
 def refuse_occupied(directory: Path) -> None:
-    """Raise OSError if the directory exists, or its parent does not."""
+    """Raise OSError if the directory exists or there is a file, or its parent does not exist."""
+    refuse_place(directory)
+    if (directory / INDEX).is_file():
+        raise FileExistsError(f"{directory} holds an index; choose another name, or delete it")
     if directory.exists():
-        raise FileExistsError(f"{directory} exists; delete it, or choose another name")
-    if not directory.parent.is_dir():
-        raise FileNotFoundError(f"{directory.parent}: no such directory; make it first")
+        raise FileExistsError(f"{directory} exists; choose another name")
 
 
 def append(directory: Path, n: int, parts: Iterable[Part]) -> None:

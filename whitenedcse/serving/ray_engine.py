@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import torch
 
+from whitenedcse.app.compute import lacking
 from whitenedcse.serving.shares import Fold, Work
 
 
@@ -29,7 +30,7 @@ class Actors:
         try:
             import ray
         except ImportError as error:
-            raise ValueError(f"--engine ray needs Ray ({error}); pip install 'whitenedcse[ray]'") from error
+            raise lacking("--engine ray", "ray", "ray", error) from error
         self.ray, self.opened, self.count = ray, opened, count
 
     def __enter__(self) -> Self:

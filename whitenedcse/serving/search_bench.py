@@ -79,9 +79,11 @@ def bench(
     """
     parts, d = drawn(index.vectors, rows), index.embedder.width
     n = sum(map(len, parts))
+    if n < 2:
+        raise ValueError(f"{n} of the {len(index)} texts of this index are measured; take 2 or more")
+    if wrong := [k for k in dims if not 1 <= k <= d]:
+        raise ValueError(f"--dims {wrong[0]}: this index has width {d}; name numbers from 1 to {d}")
     dims = sorted({d, *dims}, reverse=True) if dims else ladder(d)
-    if n < 2 or not 1 <= dims[-1] <= dims[0] == d:
-        raise ValueError(f"dims={dims} of an index of {n} texts of width {d}")
     asked = np.sort(np.random.default_rng(0).choice(n, min(QUERIES, n), replace=False))
     final = index.embedder.final
     white = final is not None and final.provenance.get("kind") in ORDERED
@@ -219,13 +221,13 @@ def notes(index: Index, n: int, queries: int, white: bool) -> list[str]:
         if white
         else "whitened: fitted to the vectors of this index, and of unit length again"
     )
-    few = n < 10 * index.embedder.width and not white
+    d = index.embedder.width
+    few = (
+        f"few texts for so many components: whitening is fitted to n = {n:,}, below 10 d = {10 * d:,}; "
+        "with n <= d it puts all of them equally far apart"
+    )
     return [
-        *(
-            ["few texts for so many components: whitening puts n < d texts all equally far apart"]
-            if few
-            else []
-        ),
+        *([few] if n < 10 * d and not white else []),
         f"{n:,} texts, of which {queries:,} are queries that do not find themselves; exact, by "
         + ("FAISS" if available_engine() is by_faiss else "NumPy")
         + ", or by an index of FAISS, named by what --factory takes",

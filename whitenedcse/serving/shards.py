@@ -6,8 +6,8 @@ n: rows of a file    k: width
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from whitenedcse.app.durable import (
     seal_too,
     writing,
 )
+from whitenedcse.app.space import refuse_place
 from whitenedcse.app.terminal import say
-from whitenedcse.data.remote import Store, held
+from whitenedcse.data.remote import Store, clear, held
 from whitenedcse.linalg import refuse_infinite
 from whitenedcse.serving.layouts import Manifest
 from whitenedcse.serving.shares import results
@@ -58,18 +59,41 @@ def unwritten(out: Path, manifest: Manifest) -> list[int]:
     return [number for number in range(manifest.shards) if manifest.name(number) not in here]
 
 
+def kept(out: Path, name: str) -> str:
+    """What is kept of a job that was interrupted, in words; name: of the directory."""
+    if (manifest := begun(out)) is None or not (out / DIGESTS).is_file():
+        return f"nothing was encoded to {name} yet"
+    known = read_json(out / DIGESTS)  # also of files that were moved to a store
+    rows = sum(manifest.count(i) for i in range(manifest.shards) if manifest.name(i) in known)
+    return f"{rows:,} of {manifest.rows:,} rows are kept in {name}, and the same command resumes"
+
+
 def finished(out: Path) -> bool:
     """Whether all files are there."""
     return (manifest := begun(out)) is not None and not unwritten(out, manifest)
 
 
-def locked(out: Path) -> AbstractContextManager[Any]:
-    """A context in which this process alone writes to the directory, which is created if it is missing."""
+@contextmanager
+def locked(out: Path, *, alone: bool = True) -> Iterator[None]:
+    """A context in which this process alone writes to the directory, which is created if it is missing.
+
+    A job that ends before it has begun, as one that is refused, leaves nothing new there. alone: not so where
+    ranks that others started still read there why.
+    """
+    refuse_place(out)
     begun(out)  # refuses before it touches
-    if not out.parent.is_dir():
-        raise FileNotFoundError(f"{out.parent}: no such directory; make it first")
+    before = {path.name for path in out.iterdir()} if (there := out.exists()) else set()
     out.mkdir(exist_ok=True)
-    return claimed(out)
+    with claimed(out):
+        try:
+            yield
+        finally:
+            if alone and not (out / MANIFEST).exists():
+                for name in OURS - before:
+                    clear(out / name)
+                with suppress(OSError):  # another process has come meanwhile
+                    if not there:
+                        out.rmdir()
 
 
 def remove_damaged(out: Path, manifest: Manifest) -> None:
