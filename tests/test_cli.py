@@ -101,11 +101,13 @@ def test_a_traceback_only_if_asked_for(tmp_path, monkeypatch, name):
         cli.main(["data", "check", str(tmp_path / "nowhere")])
 
 
-def test_one_variable_asks_for_the_traceback_of_train_too(monkeypatch):
+@pytest.mark.parametrize("name", ["WHITENEDCSE_TRACEBACK", "HYDRA_FULL_ERROR"])
+def test_one_variable_asks_for_the_traceback_of_train_too(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    monkeypatch.setenv("WHITENEDCSE_TRACEBACK", "1")
-    monkeypatch.setattr(cli, "script", lambda *words: os.environ["HYDRA_FULL_ERROR"])
-    assert cli.main(["train", "seed=1"]) == "1"
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(ValueError, match="views=1"):
+        cli.main(["train", "views=1"])
 
 
 @pytest.mark.parametrize(

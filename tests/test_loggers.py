@@ -299,3 +299,15 @@ def test_a_line_of_progress_comes_once_a_step(monkeypatch):
         trainer.global_step = step
         bar.on_train_batch_end(trainer, None)
     assert [line.split()[1] for line in said] == ["1/3", "2/3", "3/3"]
+
+
+def test_the_speed_after_a_resume_is_that_of_the_steps_since(monkeypatch):
+    said, clock = [], [0.0]
+    trainer = SimpleNamespace(global_step=1000, estimated_stepping_batches=101_000)
+    monkeypatch.setattr("whitenedcse.training.loggers.loss", lambda trainer: 1.0)
+    monkeypatch.setattr(loggers.time, "monotonic", lambda: clock[0])
+    bar = PlainProgress(say=said.append)
+    bar.on_train_start(trainer, None)
+    trainer.global_step, clock[0] = 5 * 5050, (5 * 5050 - 1000) * 2.0  # a line is due at each 5,050th step
+    bar.on_train_batch_end(trainer, None)
+    assert said == ["step 25250/101000  loss 1.0000  0.50 steps/s  left 42:05:00"]  # 75,750 steps of 2 s

@@ -1,8 +1,12 @@
 """A mistake on a command line is one line with its cure, and leaves nothing in outputs/."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from programs import NEW
 from test_bad_input import place, start  # noqa: F401  fixtures
 
 from whitenedcse.app.mistakes import known_keys, one_line
@@ -30,14 +34,41 @@ MISTAKES = {
     "train +experiment=bert_bse": "no experiment=bert_bse; the nearest is experiment=bert_base; there",
     "train +system=zzz": "no system=zzz; there are barlow,",
     "train data=file": "data=file has no corpus yet: add data.corpus=FILE",
-    "train trainer.accelerator=gpu": "trainer.accelerator=gpu, but PyTorch finds no GPU here; leave it out",
+    "train trainer.accelerator=gpu": "trainer.accelerator=gpu, but PyTorch finds no such device here",
+    "train run=": "run is empty: give it a value, as run=VALUE, or leave it out",
+    "train run=/x/y": "run=/x/y is no name for a directory in outputs/; elsewhere is hydra.run.dir=/x/y",
+    "train run=../y": "run=../y is no name for a directory in outputs/; elsewhere is hydra.run.dir=../y",
+    "train data.corpus=": "data.corpus is empty: give it a value",
+    "train optim.lr=-1": "optim.lr=-1 must be finite and above 0",
+    "train optim.warmup_steps=-1": "optim.warmup_steps=-1 is not in 0 .. ",
+    "train monitor.every=0": "monitor.every=0 must be 1 or more",
+    "train monitor.dev=nothing.tsv": "no task 'nothing.tsv': no file in ",
+    "train trainer.max_steps=-5": "trainer.max_steps must be ",
+    "train trainer.accelerator=cuda": "trainer.accelerator=cuda, but PyTorch finds no such device here",
+    "train trainer.devices=cuda": "trainer.devices is how many devices to use, 1 or more, or auto",
+    "train loss=matryoshka loss.dims=[64,300]": "loss.dims=[64, 300]: 300 is more than the embedding's width",
+    "train encoder=pretrained": "encoder.path has no value yet: add encoder.path=DIR_OR_HUB_ID",
+    "train encoder=my/bert": "no encoder=my/bert; there are ",
+    "train data=file data.corpus=a~(1).txt": "data.corpus=a~(1).txt: a value with such characters has "
+    "quotes of its own, \"data.corpus='a~(1).txt'\"",
+    "train my.txt": "my.txt: settings are written KEY=VALUE, as data.corpus=my.txt",
+    "evaluate outputs/x": "outputs/x: settings are written KEY=VALUE, as model=outputs/x",
+    "evaluate model=x tasks=my.tsv": "no tasks=my.tsv; there are all, default, none, quickstart, rte, sts, "
+    "transfer; your own is tasks.names=[my.tsv]",
+    "evaluate model=x tasks=[my.tsv]": "no tasks=my.tsv; there are all,",
+    "evaluate model=x k=64": "k=64 has no effect here: it is for postprocess=whitening, pca, pca_cor",
+    "evaluate model=x k=64 postprocess=zca": "k=64 has no effect here",
+    "evaluate model=x fit=year": "fit=year has no effect here: it is for a postprocess that is fitted",
+    "evaluate model=x fit=year postprocess=prefix k=2": "fit=year has no effect here",
+    "evaluate model=x columns=[a]": "columns=['a'] has no effect here: it is for a corpus, fit=CORPUS, of a",
+    "evaluate compare=[a]": "a is not a run of evaluate.py",
     "evaluate model=typo": "encoder typo: no directory ",
     "evaluate model=runs": "runs is a folder of runs; name one, model=runs/NAME: a, b",
 }
 
 
 @pytest.mark.parametrize("said", MISTAKES)
-@pytest.mark.slow(but=6)
+@pytest.mark.slow(but=12)
 def test_a_mistake_is_one_line_with_its_cure_and_leaves_nothing(said, start, monkeypatch):  # noqa: F811
     if "gpu" in said:
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -55,6 +86,28 @@ def test_a_run_directory_that_holds_something_stays(start):  # noqa: F811
     Path("outputs/r/notes.txt").write_text("mine")
     assert start("train", "run=r", "views=1")[0] == 2
     assert Path("outputs/r/notes.txt").read_text() == "mine"
+
+
+def test_a_refused_command_leaves_a_corrected_one_its_name(start, monkeypatch):  # noqa: F811
+    def code(lr):
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # a start sets it
+        small = "trainer.max_steps=1 tasks=none data.sample=200 encoder.width=16 encoder.heads=2"
+        return start("train", "run=again", f"optim.lr={lr}", *small.split())[0]
+
+    assert code(-1) == 2 and not Path("outputs/again").exists()
+    assert code(1e-4) is None
+    assert code(-1) == 2  # another run is there now
+    assert Path("outputs/again/scores.json").exists()
+
+
+@pytest.mark.slow
+def test_a_refused_sweep_leaves_nothing(tmp_path):
+    words = [sys.executable, "-m", "whitenedcse.app.cli", "train", "-m", "optim.lr=-1,1", "tasks=none"]
+    done = subprocess.run(
+        words, cwd=tmp_path, env=os.environ | NEW, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 2 and "error: optim.lr=-1 must be finite" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_installed_command_is_named_as_it_was_typed():

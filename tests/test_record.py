@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -186,6 +187,42 @@ def test_a_kill_while_it_begins_leaves_no_run(tmp_path, monkeypatch):
     Run(tmp_path).refuse_other(CONFIG.replace("1", "2"), {})
     Run(tmp_path).start(CONFIG, seed=1)
     assert json.loads((tmp_path / "versions.json").read_text())["seed"] == 1
+
+
+def test_what_a_refused_job_wrote_is_discarded(tmp_path):
+    run = Run(tmp_path / "run").asked()
+    run.start(CONFIG)
+    (run.path / "train.log").touch()
+    run.discard()
+    assert not run.path.exists()
+    run.asked().start(CONFIG)  # the corrected command
+    run.release()
+
+
+@pytest.mark.parametrize("made", ["scores.json", "checkpoints/step-1.ckpt", "best/config", "metrics.csv"])
+def test_a_run_that_made_a_step_is_not_discarded(tmp_path, made):
+    run = Run(tmp_path / "run").asked()
+    run.start(CONFIG)
+    (run.path / made).parent.mkdir(exist_ok=True)
+    (run.path / made).write_text("step,train/loss\n1,0.5\n" if made == "metrics.csv" else "{}")
+    run.discard()
+    assert (run.path / made).exists() and run.config.exists()
+
+
+def test_a_run_of_another_process_is_not_discarded(tmp_path, run):
+    run.release()
+    Run(run.path).asked().discard()  # it was here before
+    assert run.began
+    other = Run(tmp_path / "other").asked()
+    other.start(CONFIG)
+    other.release()
+    with FileLock(other.path / ".lock"):
+        other.discard()  # which another process writes by now
+    assert other.began
+
+
+def test_a_run_is_a_path(tmp_path):
+    assert Path(Run(tmp_path / "run")) == tmp_path / "run"
 
 
 def test_each_resumption_is_noted_with_what_changed(run, monkeypatch):

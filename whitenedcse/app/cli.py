@@ -7,7 +7,6 @@ A command is a parser, and a function from its arguments to an exit status that 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -15,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from whitenedcse.app import arguments as given
-from whitenedcse.app import ranks, search_commands, serving_commands
+from whitenedcse.app import ranks, search_commands, serving_commands, terminal
 from whitenedcse.app.terminal import Grid, say, show
 from whitenedcse.data import sources
 
-TRACEBACK = ("WHITENEDCSE_TRACEBACK", "HYDRA_FULL_ERROR")  # each asks for the traceback of an error
 SCRIPTS = {
     "train": "train an encoder; [+experiment=NAME] [KEY=VALUE ...]",
     "evaluate": "evaluate an encoder on tasks; model=MODEL [KEY=VALUE ...]",
@@ -29,14 +27,11 @@ SCRIPTS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status.
 
-    0: success. 1: it ran and found something wrong. 2: an error. 130: Ctrl-C. With WHITENEDCSE_TRACEBACK=1 an
-    error has its traceback; for `train` and `evaluate`, which name Hydra's HYDRA_FULL_ERROR=1, both do.
+    0: success. 1: it ran and found something wrong. 2: an error, with its traceback if the environment has
+    WHITENEDCSE_TRACEBACK=1 or HYDRA_FULL_ERROR=1. 130: Ctrl-C.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    traced = "1" in map(os.environ.get, TRACEBACK)
     if words[:1] in (["train"], ["evaluate"]):
-        if traced:
-            os.environ["HYDRA_FULL_ERROR"] = "1"
         return script(*words)
     arguments = _parser().parse_args(words)
     try:
@@ -46,10 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (ValueError, OSError) as error:
-        if traced:
+        if terminal.traced():
             raise
         what = " ".join(str(error).split()) or type(error).__name__
-        sys.stderr.write(f"error: {what} ({TRACEBACK[0]}=1 shows where)\n")
+        sys.stderr.write(f"error: {what} ({terminal.TRACEBACK}=1 shows where)\n")
         return 2
 
 

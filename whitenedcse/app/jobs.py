@@ -208,6 +208,7 @@ def scored(
     source = arguments.source(cfg.model, requested(cfg.get("pooling"), cfg.layers), cfg.prompt)
     arguments.refuse_width(source.embedder, rows)
     if trained is None:
+        arguments.say_unfinished(cfg.model)
         run.start(OmegaConf.to_yaml(cfg, resolve=True))
     launch.say(f"model: {cfg.model}   pooling: {source.pooling}   sentences: {len(plan.sentences):,}")
     poolings = [Pooling(kind=row.pooling, layers=row.layers) if row.pooling else None for row in rows]

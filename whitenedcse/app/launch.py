@@ -50,15 +50,15 @@ def say(content: str | terminal.Grid) -> None:
 
 
 def start(script: Callable[[DictConfig], Any]) -> None:
-    """Run a function on the configuration of its name; HYDRA_FULL_ERROR=1 shows an error's traceback."""
+    """Run a function on the configuration of its name; WHITENEDCSE_TRACEBACK=1 shows tracebacks."""
     os.environ["WHITENEDCSE_FORCE"] = "1" if "--force" in sys.argv else ""
     sys.argv = [text for text in sys.argv if text != "--force"]
     if "WHITENEDCSE_FRONT" in os.environ:  # which started this rank, and ends the others
         ranks.end_with_parent()
     if (here := ranks.placed()) is not None:
         sys.argv += ["hydra.job_logging.root.handlers=[]"] if here.rank else []
-    if here is None or "WHITENEDCSE_TRACEBACK" not in os.environ:  # the process that starts ranks asks once
-        os.environ["WHITENEDCSE_TRACEBACK"] = os.environ.get("HYDRA_FULL_ERROR", "")
+    if here is None or terminal.TRACEBACK not in os.environ:  # the process that starts ranks asks once
+        os.environ[terminal.TRACEBACK] = "1" if terminal.traced() else ""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that errors reach this place
     Hydra.format_config_groups = lambda *_: ""  # type: ignore[method-assign]  # half of the time of --help
     main = hydra.main(version_base="1.3", config_path=str(CONF), config_name=script.__name__)
@@ -116,9 +116,9 @@ def give_back() -> None:
 
 def refuse(error: Exception) -> NoReturn:
     """End the process with exit code 2 and the error in one line on the standard error."""
-    if os.environ.get("WHITENEDCSE_TRACEBACK") == "1":
+    if os.environ.get(terminal.TRACEBACK) == "1":
         raise error
-    sys.stderr.write(f"error: {one_line(error, sys.argv)} (HYDRA_FULL_ERROR=1 shows where)\n")
+    sys.stderr.write(f"error: {one_line(error, sys.argv)} ({terminal.TRACEBACK}=1 shows where)\n")
     leave_nothing()
     sys.exit(BAD_INPUT)
 

@@ -33,6 +33,14 @@ LATEX = str.maketrans(
 )
 
 
+TRACEBACK = "WHITENEDCSE_TRACEBACK"  # set to 1, it shows the traceback of an error that else is one line
+
+
+def traced() -> bool:
+    """Whether the user asks for the traceback of an error, by this variable or by Hydra's own."""
+    return "1" in (os.environ.get(TRACEBACK), os.environ.get("HYDRA_FULL_ERROR"))
+
+
 class Grid(NamedTuple):
     """A table as text, with a cell for each row and column.
 

@@ -90,8 +90,8 @@ def _file(name: str) -> Path:
     near = "".join(f", such as {task}" for task in get_close_matches(name, known, 1))
     what = "" if "/" in name or suffix(name) in NAMED else f"none of {', '.join(known)}{near}, and "
     raise FileNotFoundError(
-        f"no task {name!r}: {what}no file in {' or '.join(map(str, (Path.cwd(), *roots())))}; after a file the"
-        " names of its columns may follow, as FILE:SENTENCE1:SENTENCE2:SCORE"
+        f"no task {name!r}: {what}no file in {' or '.join(map(str, (Path.cwd(), *roots())))}; after a file"
+        " the names of its columns may follow, as FILE:SENTENCE1:SENTENCE2:SCORE"
     )
 
 

@@ -18,6 +18,7 @@ from urllib.parse import ParseResult, urlparse
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
+from whitenedcse.app.compute import lacking
 from whitenedcse.app.durable import writing
 from whitenedcse.app.run import Run
 from whitenedcse.evaluation.suite import by_task
@@ -162,7 +163,7 @@ def save(project: str, entity: str | None) -> str:
         import wandb  # noqa: TID251 (the account's name)
         import wandb_workspaces.workspaces  # noqa: F401
     except ImportError as error:
-        raise ValueError(f"{error}; a saved view needs: pip install wandb-workspaces") from error
+        raise lacking("a saved view", "wandb-workspaces", error=error) from error
     if not has_key():
         raise ValueError(
             "no Weights & Biases account on this machine: run `wandb login`, upload what was logged offline"

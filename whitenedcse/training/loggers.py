@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from whitenedcse.app import terminal
+from whitenedcse.app.compute import lacking
 from whitenedcse.app.durable import settle, writing
 from whitenedcse.app.reading import table
 from whitenedcse.app.space import needing_space
@@ -158,7 +159,7 @@ def clock(trainer: Any) -> float:
 def tensorboard_logger(*, run: Path) -> TensorBoardLogger:
     """TensorBoard event files in the run directory. Raises ValueError where TensorBoard is not installed."""
     if find_spec("tensorboard") is None:
-        raise ValueError("logger=tensorboard needs that package: pip install 'whitenedcse[tensorboard]'")
+        raise lacking("logger=tensorboard", "tensorboard", "tensorboard")
     return TensorBoardLogger(save_dir=run.parent, name=run.name, version="", sub_dir="tensorboard")
 
 
