@@ -1,12 +1,9 @@
 """A mistake on a command line is one line with its cure, and leaves nothing in outputs/."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from programs import NEW
+from programs import started
 from test_bad_input import place, start  # noqa: F401  fixtures
 
 from whitenedcse.app.mistakes import known_keys, one_line
@@ -102,12 +99,9 @@ def test_a_refused_command_leaves_a_corrected_one_its_name(start, monkeypatch): 
 
 @pytest.mark.slow
 def test_a_refused_sweep_leaves_nothing(tmp_path):
-    words = [sys.executable, "-m", "whitenedcse.app.cli", "train", "-m", "optim.lr=-1,1", "tasks=none"]
-    done = subprocess.run(
-        words, cwd=tmp_path, env=os.environ | NEW, capture_output=True, text=True, timeout=200
-    )
+    done = started("whitenedcse", "train", "-m", "optim.lr=-1,1", "tasks=none", cwd=tmp_path)
     assert done.returncode == 2 and "error: optim.lr=-1 must be finite" in done.stderr
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "outputs").exists()
 
 
 def test_an_installed_command_is_named_as_it_was_typed():
