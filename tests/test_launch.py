@@ -56,6 +56,22 @@ def test_what_a_job_frees_is_free_for_the_next_one(fails):
     assert at_end > 200e6 and afterwards < 100e6
 
 
+@pytest.mark.parametrize(
+    ("mode", "path", "said"),
+    [
+        (RunMode.RUN, "outputs/a/b", "the same command with run=a/b"),
+        (RunMode.MULTIRUN, "outputs/a/0", "the same command with run=a"),
+        (RunMode.RUN, "/x/y", "the same command with hydra.run.dir=/x/y"),
+        (RunMode.MULTIRUN, "/x/y/0", "the same command with hydra.sweep.dir=/x/y"),
+        (None, "/x/y", "the same call with output='/x/y'"),
+    ],
+)
+def test_what_resumes_a_run_is_said_with_its_name(mode, path, said, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", OmegaConf.create({"hydra": {"mode": mode}}))
+    assert launch.again(Run(tmp_path / path)) == said
+
+
 @pytest.mark.parametrize(("mode", "given"), [(RunMode.RUN, 0), (RunMode.MULTIRUN, 1)])
 def test_memory_is_given_back_only_where_another_job_may_follow(mode, given, monkeypatch):
     seen = []

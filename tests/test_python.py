@@ -102,6 +102,17 @@ def test_an_encoder_is_evaluated_by_a_call(home, capsys):
     assert "Spearman x 100" in capsys.readouterr().out
 
 
+def test_runs_are_models_and_one_task_needs_no_list(home):
+    more = {"settings": {"trainer.max_steps": 1}, **SMALL}
+    run = whitenedcse.train(Path("bert"), "my.txt", tests="pairs.tsv", output="outputs/t", **more)
+    assert list(run.results["rows"][0]["sts"]["tasks"]) == ["pairs.tsv"]
+    scored = whitenedcse.evaluate(run, tasks="pairs.tsv", output="outputs/e")
+    assert scored.results["rows"][0]["sts"] == run.results["rows"][0]["sts"]
+    assert np.array_equal(whitenedcse.Embedder.load(run).encode(["a"]), run.embedder.encode(["a"]))
+    again = whitenedcse.train("outputs/t", "my.txt", output="outputs/u", **more)  # from its best checkpoint
+    assert again.facts["encoder"]["path"] == "outputs/t"
+
+
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
@@ -121,6 +132,16 @@ def test_an_encoder_is_evaluated_by_a_call(home, capsys):
             "monitor.patience=2 needs scored pairs",
         ),
         (
+            lambda: whitenedcse.evaluate(SimpleNamespace(), tasks="pairs.tsv"),
+            TypeError,
+            "model is of type SimpleNamespace, not a path or hub id: model.save(DIR), and evaluate(DIR)",
+        ),
+        (
+            lambda: whitenedcse.evaluate("bert", tasks="pairs.tsv", postprocess="whitening", k=1000),
+            ValueError,
+            "k=1000 components of vectors of width 16: give k from 1 to 16, or k=null for all",
+        ),
+        (
             lambda: whitenedcse.evaluate("bert", tasks="stss"),
             ValueError,
             "the nearest is tasks=sts;",
@@ -131,6 +152,7 @@ def test_what_cannot_work_is_an_exception_of_one_line(home, call, error, said):
     with pytest.raises(error) as raised:
         call()
     assert said in str(raised.value) and "\n" not in str(raised.value)
+    assert not list(Path("outputs").glob("*"))
     assert not GlobalHydra.instance().is_initialized()
 
 
@@ -233,6 +255,19 @@ def test_held_out_sentences_are_never_trained_on(home, tokenizer):
     whole = SentenceData(corpus=str(home / "my.txt"), tokenizer=tokenizer, batch_size=4)
     whole.setup("fit")
     assert whole.trained is None and "held out" not in whole.counts
+
+
+@pytest.mark.parametrize(("rows", "held"), [(4, 2), (19, 2), (40, 4), (9000, 512)])
+def test_two_rows_are_held_out_at_least_and_512_at_most(rows, held):
+    data = SentenceData(corpus="x", batch_size=2)
+    data.hold_out, data.tokens = True, range(rows)
+    assert data.holds_out == held and len(data.trained) == rows - held
+
+
+def test_a_corpus_that_is_smaller_than_a_batch_names_the_setting(home):
+    (home / "few.txt").write_text("a b\nb a\na a\n")
+    with pytest.raises(ValueError, match=r"1 rows beside 2 held out do not fill one batch_size=8; set data"):
+        whitenedcse.train("bert", "few.txt", **SMALL)
 
 
 def test_batches_of_tokens_hold_rows_out_too(home, tokenizer):

@@ -150,7 +150,8 @@ def again(run: Run) -> str:
     folder, outputs = run.path if hydras.mode == RunMode.RUN else run.path.parent, Path.cwd() / "outputs"
     if folder.is_relative_to(outputs):
         return f"the same command with run={folder.relative_to(outputs)}"
-    return f"the same command with hydra.{hydras.mode.name.lower()}.dir={folder}"
+    kind = "run" if hydras.mode == RunMode.RUN else "sweep"
+    return f"the same command with hydra.{kind}.dir={folder}"
 
 
 def forced() -> bool:
