@@ -367,7 +367,7 @@ def test_a_run_that_is_killed_stopped_and_forced_on_ends_with_the_bits_of_one_th
         said = (home / "said").read_text()
         step = last_step(run / "checkpoints")
         assert f"{run} resumes after step {before}\n" in said
-        assert f"{run} stopped after step {step}; the same command with run=NAME resumes it" in said
+        assert f"{run} stopped after step {step}; the same command with run=cut resumes it" in said
         assert (run / "metrics.csv").read_text().splitlines()[-1].startswith(f"{step},")
         assert not (run / "scores.json").exists()
     assert (home / "asked").read_text() == "requeue 7\n"  # for SIGUSR1 alone
