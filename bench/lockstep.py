@@ -72,7 +72,7 @@ def one_encoder(folder: Path, embedder: Embedder, rank: int, turn: int) -> Any:
 
 
 def other_encoders(folder: Path, embedder: Embedder, rank: int, turn: int) -> Any:
-    """Vectors of an encoder of each process, in a cache that has room for one of them."""
+    """Vectors of an encoder of each process, in a cache that holds one of them."""
     plane_files.LIMIT = 20_000
     return vectors(folder, embedder, rank + turn % 2 / 2)
 

@@ -1,4 +1,4 @@
-"""Indices of FAISS beside the vectors, judged by exact search and by plain FAISS."""
+"""Indices of FAISS beside the vectors, compared with exact search and by plain FAISS."""
 
 import builtins
 import csv

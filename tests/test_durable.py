@@ -379,7 +379,7 @@ def test_a_full_disk_is_one_error_whoever_tells_of_it(path, full, said):
         full()
     assert "more are needed" not in str(one.value)
     with pytest.raises(
-        Unwritten, match=f"{2 * free:,} bytes or more are needed, [0-9,]+ are free; make room"
+        Unwritten, match=f"{2 * free:,} bytes or more are needed, [0-9,]+ are free; free some space"
     ):
         with drafted(path.with_name("out"), 2 * free) as draft:
             (draft / "half").write_bytes(NEW)

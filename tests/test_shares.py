@@ -219,10 +219,10 @@ def test_each_block_is_done_once_by_the_rank_whose_turn_it_is(tmp_path, quick, w
 
 def test_an_error_of_one_rank_ends_the_first_and_names_it(tmp_path, quick):
     def fails(number):
-        raise ValueError(f"no room for {number}")
+        raise ValueError(f"no memory for {number}")
 
     come, errors = run_in_threads(tmp_path / "ranks", 3, range(9), [lambda _: b"", fails, lambda _: b""])
-    assert "rank 1 failed: no room for 1; start the same command again" in str(errors[0])
+    assert "rank 1 failed: no memory for 1; start the same command again" in str(errors[0])
     assert isinstance(errors[1], ValueError) and errors[2] is None
 
 

@@ -216,7 +216,8 @@ def scored(
     wanted = planes.Wanted(poolings, protocol.max_length, protocol.extra, every, own is None, cfg.bf16)
     x, kept = planes.vectors(source, plan.sentences, wanted)
     if kept:
-        launch.say(f"encoded: {kept.encoded:,}; from disk: {len(plan.sentences) - kept.encoded:,}")
+        others = len(plan.sentences) - kept.encoded
+        launch.say(f"encoded: {kept.encoded:,}{f'; {others:,} others were encoded before' * bool(others)}")
     systems = [suite.System(part, row.maker, row.fit) for part, row in zip(x, rows, strict=True)]
     results = [suite.evaluated(system, plan, classify, cfg.draws, launch.say) for system in systems]
     model = arguments.described(cfg.model, (own or run).origin, None if own else source.embedder)

@@ -78,12 +78,12 @@ def unwritten(path: Path, number: int | None, needed: int) -> Unwritten:
     """
     assert number is not None
     free = shutil.disk_usage(next(folder for folder in path.absolute().parents if folder.exists())).free
-    room = (
+    space = (
         f"{needed:,} bytes or more are needed, {free:,} are free"
         if needed > free
         else f"{free:,} bytes are free"
     )
-    error = Unwritten(f"{path}: not written: {os.strerror(number)}: {room}; make room and start again")
+    error = Unwritten(f"{path}: not written: {os.strerror(number)}: {space}; free some space and start again")
     error.errno, error.path, error.needed = number, path, needed
     return error
 

@@ -11,6 +11,7 @@ n: sentences    d: width    k: components kept
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -112,7 +113,7 @@ class Postprocess:
     @classmethod
     def of(cls, fit: Postprocess | str | Path) -> Postprocess:
         """A transform as it is, or the one of a file. Raises TypeError for anything else."""
-        if isinstance(fit, (str, Path)):
+        if isinstance(fit, str | os.PathLike):
             return cls.load(fit)
         if not isinstance(fit, cls):
             raise TypeError(f"a Postprocess or the path of its file is expected, not {type(fit).__name__}")

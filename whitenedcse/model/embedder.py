@@ -51,7 +51,7 @@ class Embedder(nn.Module):
     def __init__(  # noqa: PLR0913  the parts of one directory, by name
         self,
         *,
-        encoder: Encoder | str,
+        encoder: Encoder | str | os.PathLike[str],
         pooling: Pooling | str | None = None,
         head: ProjectionHead | None = None,
         embedding: str = "encoder",
@@ -61,7 +61,7 @@ class Embedder(nn.Module):
         prompts: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
-        encoder = pretrained(path=encoder) if isinstance(encoder, str) else encoder
+        encoder = pretrained(path=os.fspath(encoder)) if isinstance(encoder, str | os.PathLike) else encoder
         pooling = pooling or ("last" if causal(encoder) else "cls")
         pooling = Pooling(pooling) if isinstance(pooling, str) else pooling
         head = head or ProjectionHead(encoder.width)
@@ -80,9 +80,9 @@ class Embedder(nn.Module):
         self.final, self.width = final, final.width(encoder.width) if final else encoder.width
 
     @classmethod
-    def of(cls, model: Embedder | str | Path) -> Embedder:
+    def of(cls, model: Embedder | str | os.PathLike[str]) -> Embedder:
         """An embedder as it is, or the one that is loaded from a path. Raises TypeError for anything else."""
-        if isinstance(model, (str, Path)):
+        if isinstance(model, str | os.PathLike):
             return cls.load(model)
         if not isinstance(model, Embedder):
             raise TypeError(f"an Embedder or the path of one is expected, not {type(model).__name__}")

@@ -75,7 +75,7 @@ def here(folder: Path, wanted: Sequence[Plane], names: NDArray[np.str_]) -> list
 
     The folder is made if it is missing, and is now the one that was last used.
     """
-    with suppress(FileNotFoundError):  # another process made room just now
+    with suppress(FileNotFoundError):  # another process has just deleted it
         folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)
         paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
