@@ -288,12 +288,17 @@ def test_vectors_of_encode_give_the_index_that_encoding_would(to, embedder, tmp_
     ("change", "message"),
     [
         (["--prompt", "passage: "], "vectors of another embedder"),
-        (["--whiten-k", "4"], "--whiten-k 4 does not go with --vectors"),
-        (["--sample", "9"], "--sample 9 does not go with --vectors"),
+        (
+            ["--whiten-k", "4"],
+            "--whiten-k 4 fits a whitening, and --vectors were encoded without it: use whitenedcse whiten fit, then",
+        ),
+        (["--sample", "9"], "--sample 9: --vectors hold all rows; leave one of the two out"),
         (["CORPUS"], "not of"),
     ],
 )
-def test_vectors_of_something_else_are_refused(change, message, embedder, corpus, tmp_path, capsys):
+def test_vectors_of_something_else_are_refused(
+    change, message, embedder, corpus, tmp_path, capsys, monkeypatch
+):
     checkpoint.save(embedder, tmp_path / "best")
     assert cli.main(["encode", str(tmp_path / "best"), corpus, str(tmp_path / "vectors")]) == 0
     if change == ["CORPUS"]:
@@ -301,6 +306,11 @@ def test_vectors_of_something_else_are_refused(change, message, embedder, corpus
         with open(corpus, "a") as stream:
             stream.write("one more\n")
     argv = ["search", "build", str(tmp_path / "best"), corpus, str(tmp_path / "index")]
+    if change[0] in (
+        "--whiten-k",
+        "--sample",
+    ):  # known from the start: nothing is loaded, and nothing encoded
+        monkeypatch.setattr("whitenedcse.app.arguments.ended", None)
     assert cli.main([*argv, "--vectors", str(tmp_path / "vectors"), *change]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "index").exists()

@@ -97,10 +97,18 @@ def test_a_refused_command_leaves_a_corrected_one_its_name(start, monkeypatch): 
     assert Path("outputs/again/scores.json").exists()
 
 
-@pytest.mark.slow
-def test_a_refused_sweep_leaves_nothing(tmp_path):
-    done = started("whitenedcse", "train", "-m", "optim.lr=-1,1", "tasks=none", cwd=tmp_path)
-    assert done.returncode == 2 and "error: optim.lr=-1 must be finite" in done.stderr
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("train -m optim.lr=-1,1 tasks=none", "optim.lr=-1 must be finite"),
+        ("train -m system=simcse,sgw run=a/b", "system is added with a plus"),
+        ("evaluate -m model=x draws=1,2 views=3", "views is a setting of train.py"),
+    ],
+)
+@pytest.mark.slow(but=1)
+def test_a_refused_sweep_leaves_nothing(tmp_path, command, said):
+    done = started("whitenedcse", *command.split(), cwd=tmp_path)
+    assert done.returncode == 2 and f"error: {said}" in done.stderr
     assert not (tmp_path / "outputs").exists()
 
 

@@ -26,11 +26,20 @@ from whitenedcse.app.run import Run
 SWEEP = "WHITENEDCSE_SWEEP"  # the number of jobs of a sweep and when it was started, for its processes
 
 
-class Sweep(Callback):
-    """Tells the jobs of a sweep how many there are, and reports on them at the end; Hydra calls it."""
+class Noted(Callback):
+    """Notes the directory of a sweep, which is removed if it is refused; Hydra calls it."""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Note the directory before the first job."""
+        launch.sweeps.add(Path(config.hydra.sweep.dir).resolve())
+
+
+class Sweep(Noted):
+    """Tells the jobs of a sweep of train.py how many there are, and reports on them at the end."""
+
+    def on_multirun_start(self, config: DictConfig, **more: Any) -> None:
         """Count the jobs before the first."""
+        super().on_multirun_start(config, **more)
         sweeper = config.hydra.sweeper
         texts = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
         parsed = OverridesParser.create().parse_overrides([*texts, *config.hydra.overrides.task])
@@ -217,7 +226,7 @@ def scored(
     x, kept = planes.vectors(source, plan.sentences, wanted)
     if kept:
         others = len(plan.sentences) - kept.encoded
-        launch.say(f"encoded: {kept.encoded:,}{f'; {others:,} others were encoded before' * bool(others)}")
+        launch.say(f"encoded: {kept.encoded:,}{f'; {others:,} were encoded before' * bool(others)}")
     systems = [suite.System(part, row.maker, row.fit) for part, row in zip(x, rows, strict=True)]
     results = [suite.evaluated(system, plan, classify, cfg.draws, launch.say) for system in systems]
     model = arguments.described(cfg.model, (own or run).origin, None if own else source.embedder)

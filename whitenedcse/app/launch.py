@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 BAD_INPUT = 2  # the exit code of what a user can mend
 SWEPT = "multirun.yaml"  # what Hydra writes in the folder of a sweep
+sweeps: set[Path] = set()  # the folders of those that this process has started
 QUIET = (
     ".*does not have many workers.*",
     ".*Experiment logs directory.*exists and is not empty.*",
@@ -125,15 +126,16 @@ def refuse(error: Exception) -> NoReturn:
 
 def leave_nothing() -> None:
     """Remove what this job wrote before it was refused, and the folders above it in which nothing is left."""
-    if not HydraConfig.initialized():
-        return
-    hydras = HydraConfig.get()
-    run = Run(hydras.runtime.output_dir)
-    run.discard()
-    if hydras.mode == RunMode.MULTIRUN and [path.name for path in run.path.parent.glob("*")] == [SWEPT]:
-        (run.path.parent / SWEPT).unlink()
-    with suppress(OSError, ValueError):
-        os.removedirs(run.path.parent.relative_to(Path.cwd()))
+    above = [*sweeps]
+    if HydraConfig.initialized():
+        run = Run(HydraConfig.get().runtime.output_dir)
+        run.discard()
+        above.append(run.path.parent)
+    for folder in above:
+        with suppress(OSError, ValueError):
+            if folder in sweeps and [path.name for path in folder.iterdir()] == [SWEPT]:
+                (folder / SWEPT).unlink()
+            os.removedirs(folder.relative_to(Path.cwd()))
 
 
 def show(grids: Iterable[terminal.Grid]) -> None:
@@ -280,10 +282,11 @@ def finish(
         if hasattr(logger, "finish"):  # the dashboard's
             logger.finish(run.best, scores)
     run.end(scores, items)
-    show([training_grid(dev), *(grids(scores, None) if evaluated else [])])
+    single = not (HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN)
+    show([training_grid(dev), *(grids(scores, None) if evaluated else [])] if single else [])
     here = run.path.relative_to(Path.cwd()) if run.path.is_relative_to(Path.cwd()) else run.path
     say(f"best checkpoint: {here}/best   metrics: {here}/metrics.csv   scores: {here}/scores.json")
-    if not (HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN):
+    if single:
         name = quote(str(here))
         after = f"report {name}", f"evaluate model={name}", f"export {name} OUT --to transformers"
         say(f"next: {'   '.join(f'whitenedcse {command}' for command in after)}")

@@ -98,9 +98,8 @@ def build(arguments: argparse.Namespace) -> int:
 
     with remote.published(arguments.index, mark=None) as out:
         index_files.refuse_occupied(out)
+        _refuse_build(arguments)
         pairs = _pairs(arguments, 0)
-        if arguments.whiten_k is not None and arguments.dim is not None:
-            raise ValueError(f"--dim {arguments.dim} goes with --whiten FIT; with --whiten-k K, K is enough")
         arguments.dim = arguments.dim or arguments.whiten_k
         embedder = given.ended(arguments, None if arguments.whiten_k is None else arguments.corpus)
         if arguments.vectors is None:
@@ -112,16 +111,28 @@ def build(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _refuse_build(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for options of `build` that do not go together, before anything is encoded."""
+    k = arguments.whiten_k
+    if k is not None and arguments.dim is not None:
+        raise ValueError(f"--dim {arguments.dim} goes with --whiten FIT; with --whiten-k K, K is enough")
+    if arguments.vectors is None:
+        return
+    if k is not None:
+        raise ValueError(
+            f"--whiten-k {k} fits a whitening, and --vectors were encoded without it: use whitenedcse whiten"
+            f" fit, then encode and build with --whiten FIT --dim {k}; or leave --vectors out"
+        )
+    if arguments.sample is not None:
+        raise ValueError(f"--sample {arguments.sample}: --vectors hold all rows; leave one of the two out")
+    if len(arguments.columns) > 1:
+        raise ValueError(f"--vectors hold one column, not {arguments.columns}")
+
+
 def _encoded(arguments: argparse.Namespace, embedder: Any) -> Any:
     """The vectors of --vectors with their texts, if encoding the corpus now would give the same vectors."""
     from whitenedcse.serving.index import gathered
 
-    for name in ("whiten_k", "sample"):
-        if (value := getattr(arguments, name)) is not None:
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} {value} does not go with --vectors, which hold all rows unchanged")
-    if len(arguments.columns) > 1:
-        raise ValueError(f"--vectors hold one column, not {arguments.columns}")
     plain = given.ended(
         argparse.Namespace(**{k: v for k, v in vars(arguments).items() if k != "query_prompt"})
     )
