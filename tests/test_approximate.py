@@ -290,7 +290,7 @@ def test_vectors_of_encode_give_the_index_that_encoding_would(to, embedder, tmp_
         (["--prompt", "passage: "], "vectors of another embedder"),
         (
             ["--whiten-k", "4"],
-            "--whiten-k 4 fits a whitening, and --vectors were encoded without it: use whitenedcse whiten fit, then",
+            "--whiten-k 4 fits a whitening, and --vectors were encoded without it: use whitenedcse",
         ),
         (["--sample", "9"], "--sample 9: --vectors hold all rows; leave one of the two out"),
         (["CORPUS"], "not of"),
