@@ -306,10 +306,7 @@ def test_vectors_of_something_else_are_refused(
         with open(corpus, "a") as stream:
             stream.write("one more\n")
     argv = ["search", "build", str(tmp_path / "best"), corpus, str(tmp_path / "index")]
-    if change[0] in (
-        "--whiten-k",
-        "--sample",
-    ):  # known from the start: nothing is loaded, and nothing encoded
+    if {"--whiten-k", "--sample"} & {*change}:  # known from the start: nothing is loaded, and nothing encoded
         monkeypatch.setattr("whitenedcse.app.arguments.ended", None)
     assert cli.main([*argv, "--vectors", str(tmp_path / "vectors"), *change]) == 2
     assert message in capsys.readouterr().err

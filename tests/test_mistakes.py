@@ -43,7 +43,8 @@ MISTAKES = {
     "train trainer.max_steps=-5": "trainer.max_steps must be ",
     "train trainer.accelerator=cuda": "trainer.accelerator=cuda, but PyTorch finds no such device here",
     "train trainer.devices=cuda": "trainer.devices is how many devices to use, 1 or more, or auto",
-    "train loss=matryoshka loss.dims=[64,300]": "loss.dims=[64, 300]: 300 is more than the embedding's width",
+    "train loss=matryoshka loss.dims=[64,300]": "loss.dims=[64, 300]: 300 is more than the embedding's width "
+    "128; leave out what is above it, as loss.dims=[64] ",
     "train encoder=pretrained": "encoder.path has no value yet: add encoder.path=DIR_OR_HUB_ID",
     "train encoder=my/bert": "no encoder=my/bert; there are ",
     "train data=file data.corpus=a~(1).txt": "data.corpus=a~(1).txt: a value with such characters has "
