@@ -262,7 +262,7 @@ TRAINING = [
     ({"e.txt.gz": b"plain"}, "data.corpus=e.txt.gz", ["e.txt.gz: cannot be read", "gzip"]),
     ({"e.txt.zst": b"plain"}, "data.corpus=e.txt.zst", ["e.txt.zst: cannot be read"]),
     # the dev pairs
-    ({}, "monitor.dev=no.tsv", ["no task 'no.tsv'", "STS-B/dev"]),
+    ({}, "monitor.dev=no.tsv", ["no task 'no.tsv'", "no file in "]),
     ({"e.tsv": HEADER + "1\ta\tb\nnan\ta\tb\n"}, "monitor.dev=e.tsv",
      ["e.tsv:3: the score is 'nan', not a finite"]),
     ({"e.tsv": HEADER + "1\ta\tb\n"}, "monitor.dev=e.tsv",
@@ -305,7 +305,7 @@ EVALUATION = [
     ({}, "tasks.names=[no]", ["no task 'no'", "STS12"]),
     ({}, "classifier=foo", ["no classifier 'foo'; there are lbfgs and senteval"]),
     ({}, "figures=[foo]", ['figures=["foo"] must be a list ([...], each one of layers, ']),
-    ({}, "postprocess=whitening k=17", ["k=17 components, of rows of width 16"]),
+    ({}, "postprocess=whitening k=17", ["k=17 components of vectors of width 16: give k from 1 to 16"]),
     ({}, "postprocess=whitening k=1.5", ["k=1.5 must be a whole number or null"]),
     ({}, "postprocess=whitening postprocess.shrinkage=nan", ["shrinkage=nan must lie in [0, 1)"]),
     ({}, "postprocess=whitening fit=no.txt", ["no.txt: no such file or directory"]),
@@ -386,7 +386,7 @@ def test_an_unfinished_run_is_not_resumed_with_other_content_of_what_it_names(st
         code, line = start(*command)
         assert code == 2 and line.count("\n") == 0, line
         assert line.startswith(f"error: {place}/outputs/r holds another run: {words}")
-        assert "(it began with" in line and "--force to resume it anyway" in line
+        assert "(it began with" in line and "to resume it anyway, add --force" in line
         Path(name).write_bytes(content)
     change, words = OTHERS["p.tsv"]
     Path("p.tsv").write_bytes(change(Path("p.tsv").read_bytes()))

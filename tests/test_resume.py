@@ -351,7 +351,9 @@ def test_a_run_that_is_killed_stopped_and_forced_on_ends_with_the_bits_of_one_th
     with amid(home, "cut") as process:
         process.send_signal(signal.SIGSTOP)  # it lives, and the directory is its own
         line = refused()
-        assert line.startswith(f"error: {run} is being written by another process; wait, or use run=NAME")
+        assert line.startswith(
+            f"error: {run} is being written by another process; wait, or choose another name"
+        )
         process.kill()
         assert process.wait(60) == -signal.SIGKILL
     line = refused("monitor.patience=99")

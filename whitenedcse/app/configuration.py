@@ -262,7 +262,7 @@ def checked(config: DictConfig) -> Run:
     run = Run(HydraConfig.get().runtime.output_dir).asked()
     script = str(HydraConfig.get().job.config_name)
     refuse_unknown(plain(config), [*map(str, OmegaConf.load(CONF / f"{script}.yaml")), *groups(script)])
-    refuse_name(config.run)
+    refuse_name(plain(config)["run"])
     config.run = run.path.name
     return run
 
