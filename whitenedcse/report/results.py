@@ -144,7 +144,9 @@ def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | Non
     every = [(row["name"], name, task) for row in rows for name, task in row["sts"]["tasks"].items()]
     notes += [f"{name}, {of}: {task['why']}" for name, of, task in every if task.get("why")]
     if every_one := [
-        row["name"] for row in rows if row["name"].startswith("whitened") and whole(row["postprocess"])
+        row["name"]
+        for row in rows
+        if row["name"].startswith("whitened") and whole(row.get("postprocess") or {})
     ]:
         notes.append(
             f"{', '.join(every_one)}: all components; evaluate.py postprocess=whitening k=K keeps fewer"
