@@ -240,6 +240,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
         ValueError, match="two runs of seed 7, .*twice-a and .*twice-b; a pattern is one system"
     ):
         compared([str(tmp_path / "twice-*")], 20, None)
+    with pytest.raises(FileNotFoundError, match="compare: no run is in .*/typo"):
+        compared([str(a), str(tmp_path / "typo")], 20, None)
     with pytest.raises(ValueError, match="is one; name two runs or more"):
         compared([str(a)], 20, None)
     (tmp_path / "empty").mkdir()

@@ -59,7 +59,7 @@ MISTAKES = {
     "evaluate model=x fit=year": "fit=year has no effect here: it is for a postprocess that is fitted",
     "evaluate model=x fit=year postprocess=prefix k=2": "fit=year has no effect here",
     "evaluate model=x columns=[a]": "columns=['a'] has no effect here: it is for a corpus, fit=CORPUS, of a",
-    "evaluate compare=[a]": "a is not a run of evaluate.py",
+    "evaluate compare=[a]": "compare: no run is in a",
     "evaluate model=typo": "encoder typo: no directory ",
     "evaluate model=runs": "runs is a folder of runs; name one, model=runs/NAME: a, b",
 }

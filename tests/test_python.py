@@ -327,7 +327,8 @@ def test_a_pause_longer_than_the_run_is_said(every, said, tmp_path, monkeypatch)
     monitor = Monitor(dev=None, every=every, patience=None, directory=tmp_path, say=lines.append)
     monkeypatch.setattr(monitor, "measure", lambda *_: None)
     monitor.on_train_start(Trainer(), None)
-    assert lines == ["monitor.every=9 is more than the 8 steps: evaluated before and after only"] * said
+    text = "monitor.every=9 is more than the 8 steps: evaluated before and after only; null follows"
+    assert lines == [f"{text} the length of the run"] * said
 
 
 def test_dev_pairs_of_one_score_are_refused():

@@ -154,7 +154,11 @@ def _is_senteval(folder: Path) -> bool:
 
 def _absent(name: str, candidates: Sequence[str], reason: str) -> str:
     known = name in CORPORA
-    other = "give a path" if known else "score other tasks, by tasks=quickstart or tasks.names=[FILE]"
+    other = (
+        "give the path of another file in its place"
+        if known
+        else "score other tasks, by tasks=quickstart or tasks.names=[FILE]"
+    )
     return (
         f"{name}: no {candidates[0]} in {' or '.join(map(str, roots()))}, and {reason}. "
         f"Put it there, set WHITENEDCSE_DATA to a folder that has it, or {other}."

@@ -89,8 +89,8 @@ def compared(names: Sequence[str], draws: int, digits: int | None) -> list[Grid]
 def expanded(name: str) -> list[Path]:
     """The directories that a name or pattern matches. Raises FileNotFoundError if none does."""
     paths = sorted(Path(path) for path in glob.glob(name)) if glob.has_magic(name) else [Path(name)]
-    if not paths:
-        raise FileNotFoundError(f"compare: no run matches {name}")
+    if not paths or not paths[0].exists():
+        raise FileNotFoundError(f"compare: no run {'matches' if glob.has_magic(name) else 'is in'} {name}")
     return paths
 
 

@@ -210,7 +210,8 @@ class Monitor(Callback):
             self.every = int(min(max(steps / EVALUATIONS, STEPS[0]), STEPS[1]))
         elif self.asked > steps and not self.rows:
             self.say(
-                f"monitor.every={self.asked} is more than the {steps} steps: evaluated before and after only"
+                f"monitor.every={self.asked} is more than the {steps} steps: evaluated before and after only;"
+                " null follows the length of the run"
             )
         if not self.rows:
             self.measure(trainer, pl_module)
