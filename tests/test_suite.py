@@ -243,6 +243,7 @@ def test_whitening_on_no_more_sentences_than_components_has_no_score(make, on, d
     result = result_of(agenda, make, on)
     task = result.scores["sts"]["tasks"]["A"]
     assert (task["all"] is not None) == defined and (np.ptp(result.items["A"]) > 1e-9) == defined
+    assert (result.scores["geometry"]["alignment"] is not None) == defined
     if not defined:  # seven points in six dimensions, as the corners of a simplex
         x = make().fit(system(agenda).x).transform(system(agenda).x)
         unit = x / np.linalg.norm(x, axis=1, keepdims=True)

@@ -25,6 +25,7 @@ from whitenedcse.evaluation.sts import MEANS, Index, Subset, averaged, cosine, p
 from whitenedcse.evaluation.tasks import OWN, Row, Task, own_texts, setting, texts
 from whitenedcse.evaluation.transfer import Labelled
 
+FIGURES = ("alignment", "uniformity", "mean_cosine", "isotropy", "effective_rank")
 Rows = NDArray[np.intp]
 Vectors = Callable[[Rows], NDArray[Any]]
 Of = Callable[[str], Vectors]
@@ -172,6 +173,8 @@ def _sts(
     average = {**averaged(tasks), "interval": {m: interval(d) for m, d in drawn.items()}}
     first = "STS-B" if "STS-B" in pairs else next(iter(pairs))
     geometry = {"task": first, **_geometry(of(first), pairs[first])}
+    if undefined(plan, first):  # these too depend on the number of sentences alone
+        geometry |= dict.fromkeys(FIGURES)
     scores = {"sts": {"tasks": tasks, "avg": average}, "geometry": geometry}
     return scores, {name: similarity for name, (_, similarity, _) in parts.items()}
 
