@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from whitenedcse.app.durable import parsing
 from whitenedcse.app.reading import DAMAGED
-from whitenedcse.app.terminal import say
+from whitenedcse.app.terminal import lacking, say
 from whitenedcse.data import sources
 from whitenedcse.data.remote import fetched, is_url
 
@@ -211,8 +211,6 @@ def source(model: str, pooling: Pooling | None, prompt: str | None = None) -> So
         try:
             from sentence_transformers import SentenceTransformer
         except ImportError:
-            from whitenedcse.app.compute import lacking
-
             raise lacking(f"{error}; it", "sentence-transformers", "sentence-transformers") from error
         with parsing(Path(model), DAMAGED):
             theirs = SentenceTransformer(model, device=device())

@@ -200,19 +200,6 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def lacking(what: str, package: str, extra: str | None = None, error: object = "") -> ValueError:
-    """The error for what needs a package that is not installed, with the command that installs it.
-
-    extra: the extra of this package that brings it; None for one that is installed by its own name.
-
-    >>> lacking("the page", "gradio", "demo")
-    ValueError("the page needs gradio: pip install 'whitenedcse[demo]'")
-    """
-    why = f" ({error})" if error else ""
-    target = f"'whitenedcse[{extra}]'" if extra else package
-    return ValueError(f"{what} needs {package}{why}: pip install {target}")
-
-
 def environment() -> dict[str, Any]:
     """Packages, commit and hardware, on which a number depends."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

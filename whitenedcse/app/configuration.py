@@ -261,8 +261,9 @@ def checked(config: DictConfig) -> Run:
     """Check all settings; returns the configured run, named after its directory. Raises ValueError."""
     run = Run(HydraConfig.get().runtime.output_dir).asked()
     script = str(HydraConfig.get().job.config_name)
-    refuse_unknown(plain(config), [*map(str, OmegaConf.load(CONF / f"{script}.yaml")), *groups(script)])
-    refuse_name(plain(config)["run"])
+    settings = plain(config)
+    refuse_unknown(settings, [*map(str, OmegaConf.load(CONF / f"{script}.yaml")), *groups(script)])
+    refuse_name(settings["run"])
     config.run = run.path.name
     return run
 

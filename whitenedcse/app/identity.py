@@ -129,9 +129,9 @@ def label(hydra: Any, encoder: str | None, corpus: str | None) -> str:
 
 def refuse_name(name: Any) -> None:
     """Raise ValueError for a run= that is no name of a directory in outputs/; an interpolation makes one."""
-    parts = Path(str(name)).parts
-    if not str(name or "").strip() or Path(str(name)).is_absolute() or ".." in parts or not parts:
-        where = f"hydra.run.dir={name}" if parts and name else "hydra.run.dir=DIR"
+    path = Path(str(name or ""))
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        where = f"hydra.run.dir={path if path.parts else 'DIR'}"
         raise ValueError(f"run={name or ''} is no name for a directory in outputs/; elsewhere is {where}")
 
 

@@ -176,8 +176,8 @@ def evaluate(cfg: DictConfig) -> float | None:
     return headline(scores)
 
 
-def agenda(cfg: DictConfig) -> tuple[list[Any], Any, list[str]]:
-    """The rows of the table, the plan of sentences and tasks, and what there is to say of rows left out.
+def agenda(cfg: DictConfig) -> tuple[Any, list[Any], Any, list[str]]:
+    """The protocol, the rows of its table, the plan of sentences and tasks, and what to say of rows left out.
 
     Raises ValueError for settings that no row reads, before anything is encoded.
     """
@@ -196,7 +196,7 @@ def agenda(cfg: DictConfig) -> tuple[list[Any], Any, list[str]]:
 
     fits = [row.fit for row in rows if row.fit]
     plan = suite.plan(dict(zip(cfg.tasks.names, data, strict=True)), fits, texts, protocol.case)
-    return rows, arguments.drawable(plan, cfg.figures), notes
+    return protocol, rows, arguments.drawable(plan, cfg.figures), notes
 
 
 def scored(
@@ -212,8 +212,8 @@ def scored(
     from whitenedcse.model.head import Pooling, requested
     from whitenedcse.report import figures
 
-    rows, plan, notes = agenda(cfg)
-    protocol, classify = instantiate(cfg.protocol), classifiers.classifier(cfg.classifier)
+    protocol, rows, plan, notes = agenda(cfg)
+    classify = classifiers.classifier(cfg.classifier)
     source = arguments.source(cfg.model, requested(cfg.get("pooling"), cfg.layers), cfg.prompt)
     arguments.refuse_width(source.embedder, rows)
     if trained is None:

@@ -13,7 +13,7 @@ from whitenedcse.app import arguments as given
 from whitenedcse.app.durable import beside
 from whitenedcse.app.ranks import first, refuse
 from whitenedcse.app.space import refuse_orphan
-from whitenedcse.app.terminal import say
+from whitenedcse.app.terminal import lacking, say
 from whitenedcse.data import remote, sources
 
 REPLACED = "; it replaces an earlier one"
@@ -204,8 +204,6 @@ def demonstrate(arguments: argparse.Namespace) -> int:
     try:
         from whitenedcse.serving.demo import Trial, page, serve
     except ImportError as error:
-        from whitenedcse.app.compute import lacking
-
         raise lacking("the page", "gradio", "demo", error) from error
     from whitenedcse.data.corpus import texts
 

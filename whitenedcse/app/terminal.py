@@ -41,6 +41,19 @@ def traced() -> bool:
     return "1" in (os.environ.get(TRACEBACK), os.environ.get("HYDRA_FULL_ERROR"))
 
 
+def lacking(what: str, package: str, extra: str | None = None, error: object = "") -> ValueError:
+    """The error for what needs a package that is not installed, with the command that installs it.
+
+    extra: the extra of this package that brings it; None for one that is installed by its own name.
+
+    >>> lacking("the page", "gradio", "demo")
+    ValueError("the page needs gradio: pip install 'whitenedcse[demo]'")
+    """
+    why = f" ({error})" if error else ""
+    target = f"'whitenedcse[{extra}]'" if extra else package
+    return ValueError(f"{what} needs {package}{why}: pip install {target}")
+
+
 class Grid(NamedTuple):
     """A table as text, with a cell for each row and column.
 

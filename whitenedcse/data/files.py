@@ -21,6 +21,8 @@ from operator import length_hint
 from pathlib import Path
 from typing import Any
 
+from whitenedcse.app.terminal import lacking
+
 NAMED = (".tsv", ".csv", ".jsonl")  # rows with named fields
 BLOCK = 1 << 16  # bytes read at a time
 LONGEST_LINE = 1 << 24  # bytes
@@ -51,8 +53,6 @@ def filesystem(path: str | Path) -> Iterator[tuple[Any, str]]:
         )
         raise FileNotFoundError(f"{path}: no such file{more}") from error
     except ImportError as error:
-        from whitenedcse.app.compute import lacking  # with torch
-
         package = getattr(error.__cause__, "name", None) or "that package"
         raise lacking(f"{path}", package.partition(".")[0], error=error) from error
     except Exception as error:  # the kinds that file systems and compressions raise share no class
@@ -269,12 +269,12 @@ def fields(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[str, dict[s
 
 def having(wanted: Sequence[str], present: Sequence[str], place: object) -> Sequence[str]:
     """The wanted columns. Raises ValueError if none is, or one is not among those that are present."""
-    known = listed(present, place)
     if not wanted:
+        known = listed(present, place)
         raise ValueError(f"{place}: give data.columns=[NAME] or --columns NAME, one or more of {known}")
     for name in set(wanted).difference(present):
         near = "".join(f"; did you mean {n!r}?" for n in difflib.get_close_matches(name, present, 1))
-        raise ValueError(f"{place}: no column {name!r} among {known}{near}")
+        raise ValueError(f"{place}: no column {name!r} among {listed(present, place)}{near}")
     return wanted
 
 

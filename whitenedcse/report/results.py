@@ -9,7 +9,6 @@ from typing import Any
 from whitenedcse.app.terminal import Grid
 from whitenedcse.evaluation.statistics import Comparison, shown, with_interval
 from whitenedcse.evaluation.sts import MEANING, MEANS
-from whitenedcse.evaluation.tasks import whole
 
 MARKS = ((0.01, "**"), (0.05, "*"))
 NO_PAIRS = "no dev pairs: neither number says which checkpoint is best (monitor.dev=FILE would)"
@@ -143,14 +142,9 @@ def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | Non
     notes = [f"{row['name']}: {why}" for row in rows if (why := row["sts"]["avg"].get("why"))]
     every = [(row["name"], name, task) for row in rows for name, task in row["sts"]["tasks"].items()]
     notes += [f"{name}, {of}: {task['why']}" for name, of, task in every if task.get("why")]
-    if every_one := [
-        row["name"]
-        for row in rows
-        if row["name"].startswith("whitened") and whole(row.get("postprocess") or {})
-    ]:
-        notes.append(
-            f"{', '.join(every_one)}: all components; evaluate.py postprocess=whitening k=K keeps fewer"
-        )
+    white = [row for row in rows if row["name"].startswith("whitened")]
+    if whole := ", ".join(row["name"] for row in white if (row.get("postprocess") or {}).get("k") is None):
+        notes.append(f"{whole}: all components; evaluate.py postprocess=whitening k=K keeps fewer")
     if intervals:
         widest = max(b - a for a, b in intervals)
         notes.insert(0, f"the average's 95 % interval is at most ±{widest / 2:.1f}")

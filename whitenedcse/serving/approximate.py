@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from whitenedcse.app.compute import lacking
 from whitenedcse.app.durable import parsing
-from whitenedcse.app.terminal import pace
+from whitenedcse.app.terminal import lacking, pace
 from whitenedcse.model.head import Final
 from whitenedcse.serving.checked import CURE, Blocks, Stream
 from whitenedcse.serving.nearest import Array, Rows, Vectors, nearest, pieces, products, taken

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from whitenedcse.app.compute import lacking
 from whitenedcse.app.durable import drafted, seal, write_json
 from whitenedcse.app.space import refuse_place
+from whitenedcse.app.terminal import lacking
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.transforms import refuse_beyond
 from whitenedcse.linalg import refuse_infinite

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import torch
 
-from whitenedcse.app.compute import lacking
+from whitenedcse.app.terminal import lacking
 from whitenedcse.serving.shares import Fold, Work
 
 

@@ -18,9 +18,9 @@ from urllib.parse import ParseResult, urlparse
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from whitenedcse.app.compute import lacking
 from whitenedcse.app.durable import writing
 from whitenedcse.app.run import Run
+from whitenedcse.app.terminal import lacking
 from whitenedcse.evaluation.suite import by_task
 
 STEP = "trainer/global_step"  # optimiser steps done, as Lightning logs them: the x axis of every series

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from whitenedcse.app import terminal
-from whitenedcse.app.compute import lacking
 from whitenedcse.app.durable import settle, writing
 from whitenedcse.app.reading import table
 from whitenedcse.app.space import needing_space
@@ -159,7 +158,7 @@ def clock(trainer: Any) -> float:
 def tensorboard_logger(*, run: Path) -> TensorBoardLogger:
     """TensorBoard event files in the run directory. Raises ValueError where TensorBoard is not installed."""
     if find_spec("tensorboard") is None:
-        raise lacking("logger=tensorboard", "tensorboard", "tensorboard")
+        raise terminal.lacking("logger=tensorboard", "tensorboard", "tensorboard")
     return TensorBoardLogger(save_dir=run.parent, name=run.name, version="", sub_dir="tensorboard")
 
 
