@@ -10,7 +10,7 @@ GROUPS: dict[str, dict[str, str]] = {  # public names, and those of their member
     "Train and evaluate": {
         "train": "",
         "evaluate": "",
-        "Run": "embedder results scores best_score settings facts series items began",
+        "Run": "embedder tests results scores best_score settings facts series items began",
     },
     "Encode, whiten, search": {
         "Embedder": "load encode similarity save embed",

@@ -105,6 +105,7 @@ def user(tmp_path_factory, tokenizer):
     import pandas
 
     pandas.read_csv(home / "docs.csv", dtype=str).to_parquet(home / "docs.parquet")
+    shutil.copy(home / "docs.csv", home / "my.csv")
     assert run(shlex.split("python train.py +experiment=bert_base run=NAME"), home)[0] == 0
     return home
 

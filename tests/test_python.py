@@ -94,7 +94,11 @@ def test_called_again_a_finished_run_is_returned_as_it_is_and_another_is_refused
 
 def test_an_encoder_is_evaluated_by_a_call(home, capsys):
     run = whitenedcse.evaluate("bert", tasks=["pairs.tsv"], pooling="mean", output="outputs/e")
-    assert [row["name"] for row in run.results["rows"]] == ["as it is"]
+    (row,) = run.results["rows"]
+    score = row["sts"]["tasks"]["pairs.tsv"]["all"]
+    assert run.tests() == run.tests("as it is") == {"pairs.tsv": score, "avg": score}
+    with pytest.raises(ValueError, match="outputs/e has no row 'no' of test scores: as it is"):
+        run.tests("no")
     white = whitenedcse.evaluate(
         "bert", tasks=["pairs.tsv"], postprocess="whitening", k=4, settings={"draws": 10}, output="outputs/w"
     )

@@ -72,7 +72,7 @@ def test_a_run_directory_holds_all_that_a_number_depends_on(trained):
     assert versions["command"].endswith("run=first logger=wandb")
     assert "group_width: 2" in (run / "config.yaml").read_text()
     assert "${" not in (run / "config.yaml").read_text()  # resolved
-    assert max(path.name for path in (run / "checkpoints").iterdir()).startswith("step-00000004-")
+    assert not (run / "checkpoints").exists()
     scores = json.loads((run / "scores.json").read_text())["dev"]
     with (run / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -208,7 +208,7 @@ def test_runs_are_compared_and_own_texts_evaluated_by_a_python_function(tmp_path
         result = started("evaluate.py", "model=m:f", *tasks, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
     assert "pca-2 (target) transductive" in result.stdout and "texts.csv" in result.stdout
-    assert "Pearson x 100, all" in result.stdout
+    assert "Pearson x 100" in result.stdout
     above = sum(i % 7 > 4.8 for i in range(40))
     said = f"alignment is over the {above} of 40 pairs with a score above 4.8, the top fifth of 0 to 6"
     assert said in " ".join(result.stdout.split())

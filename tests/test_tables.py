@@ -14,7 +14,8 @@ def row(name, setting="", **kinds):
 
 
 def evaluated(name, setting, value, half):
-    tasks = {"STS12": {**sts(value, half), "n": 3108}, "STS-B": {**sts(value + 10, half), "n": 1379}}
+    several = {"n": 3108, "subsets": {"MSRpar": {}, "MSRvid": {}}}
+    tasks = {"STS12": {**sts(value, half), **several}, "STS-B": {**sts(value + 10, half), "n": 1379}}
     return row(name, setting, sts={"tasks": tasks, "avg": sts(value + 5, half)})
 
 
@@ -40,12 +41,27 @@ def test_what_is_undefined_is_a_dash_with_its_reason():
     average = {**task, "why": "undefined in A"}
     scores = {"headline": "all", "rows": [row("x", sts={"tasks": {"A": {**task, "n": 3}}, "avg": average})]}
     (grid,) = grids(scores, None)
-    assert shown(grid) == [
-        ["A", "3", "-", "-", "-", "similarity is constant"],
-        ["average", "", "-", "-", "-", "undefined in A"],
-    ]
-    two = {"headline": "all", "rows": scores["rows"] * 2}
-    assert {"x: undefined in A", "x, A: similarity is constant"} <= set(grids(two, None)[0].notes)
+    assert shown(grid) == [["A", "3", "-", "similarity is constant"]]
+    every = [*scores["rows"], row("y", sts=scores["rows"][0]["sts"])]
+    (two,) = grids({"headline": "all", "rows": every}, None)
+    assert two.notes == ["x, A: similarity is constant", "y, A: similarity is constant"]
+    scores["rows"][0]["sts"]["tasks"]["B"] = {**sts(50, 1), "n": 9}
+    (grid,) = grids(scores, None)
+    assert shown(grid)[-1] == ["average", "", "-", "undefined in A"]
+
+
+def test_one_task_has_no_average_and_tasks_without_subsets_one_aggregation():
+    mine = {**sts(60, 2), "n": 300, "subsets": {"": {}}}
+    one = row("a", sts={"tasks": {"mine.tsv": mine}, "avg": sts(60, 2)})
+    (grid,) = grids({"headline": "all", "rows": [one]}, None)
+    assert (list(grid.columns), shown(grid)) == (["task", "n", "score"], [["mine.tsv", "300", "60 ±2"]])
+    assert [note for note in grid.notes if note.startswith(("all", "mean", "wmean"))] == []
+    (grid,) = grids({"headline": "all", "rows": [one, {**one, "name": "b"}]}, None)
+    assert (grid.title, grid.columns) == ("Spearman x 100", ["", "fitted", "mine.tsv"])
+    assert grid.notes[0] == "the score's 95 % interval is at most ±2.0"
+    one["sts"]["tasks"]["other.tsv"] = {**sts(70, 2), "n": 300}
+    (alone,), (two,) = (grids({"headline": "all", "rows": rows}, None) for rows in ([one], [one, one]))
+    assert [shown(grid)[-1][-1] for grid in (alone, two)] == ["60 ±2", "60"]
 
 
 def test_several_systems_are_rows_in_the_headline_aggregation_with_their_setting():
@@ -131,11 +147,11 @@ def test_training_is_shown_before_and_at_its_best():
     dev |= {"values_best": {**dict.fromkeys(names, 53.391), "dev/alignment": None}}
     grid = training_grid(dev)
     assert grid.columns[1:] == ("before", "best (step 300)")
-    assert grid.title == "dev set, 750 pairs, Spearman x 100, all"
-    assert grid.notes == ["all: all pairs of a task together"]
+    assert grid.title == "dev set, 750 pairs, Spearman x 100"
+    assert grid.notes == []
     dev["positives"] = {"above": 4.0, "scale": [0.0, 5.0], "n": 150, "of": 750}
     said = "alignment is over the 150 of 750 pairs with a score above 4, the top fifth of 0 to 5"
-    assert training_grid(dev).notes[1:] == [said]
+    assert training_grid(dev).notes == [said]
     for best, lowered in ((24.1, True), (24.186, False), (None, False)):
         notes = training_grid(dev | {"before": 24.186, "best": best}).notes
         assert any(note.startswith("training lowered the dev score") for note in notes) == lowered

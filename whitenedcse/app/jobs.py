@@ -88,7 +88,7 @@ def train(cfg: DictConfig) -> float | None:
     plain = instantiate(cfg.trainer, _convert_="all")(logger=False)
     if launch.mine(run, settings, plain.num_devices, cfg.trainer.timeout):
         trained(cfg, run, settings, plain.strategy.root_device)
-    if run.scores and HydraConfig.get().mode == RunMode.MULTIRUN:
+    if run.scores:
         shutil.rmtree(run.checkpoints, ignore_errors=True)  # which only resume a run; best/ stays
     return run.best_score
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+SPEARMAN = "dev/spearman"  # the name of the dev score in metrics.csv
 DAMAGED = "copy or download it again"
 MOST_LAYERS, MOST = 1000, 2**24  # in a config.json: layers, and other numbers; more take minutes to build
 
@@ -85,6 +86,11 @@ class Series(NamedTuple):
     steps: NDArray[np.int64]
     values: NDArray[np.float64]
 
+    def at(self, step: int) -> float | None:
+        """The last value that was logged at a step; None if none was."""
+        values = self.values[self.steps == step]
+        return float(values[-1]) if len(values) else None
+
 
 def series(file: Path) -> dict[str, Series]:
     """The columns of metrics.csv, finite values only. Raises ValueError, naming file and line, if damaged."""
@@ -104,6 +110,19 @@ def series(file: Path) -> dict[str, Series]:
         for name, pairs in finite.items()
         if pairs
     }
+
+
+def dev(columns: Mapping[str, Series]) -> dict[str, Any] | None:
+    """The equivalent of `dev` in scores.json of the evaluations so far; None before the first."""
+    if SPEARMAN not in columns:
+        return None
+    steps, values = columns[SPEARMAN]
+    best = int(values[1:].argmax()) + 1 if len(values) > 1 else 0
+    summary = {"before": values[0], "best": values[best], "best_step": int(steps[best]), "n": None}
+    scores = {name: column for name, column in columns.items() if name.startswith("dev/")}
+    for key, step in (("values_before", steps[0]), ("values_best", steps[best])):
+        summary[key] = {name: column.at(int(step)) for name, column in scores.items()}
+    return summary
 
 
 def refuse_vast(file: Path) -> None:

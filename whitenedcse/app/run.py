@@ -2,11 +2,11 @@
 
 config.yaml      the resolved settings; a directory that holds it is a run
 versions.json    `facts`: command, packages, commit, hardware, data, and each resumption
-checkpoints/     of train.py: step-STEP-CHECKSUM.ckpt, to resume an unfinished run
+checkpoints/     of train.py, until it ends: step-STEP-CHECKSUM.ckpt, to resume it
 best/            of train.py: the best checkpoint
 metrics.csv      of train.py: `series`, a column each
 items.npz        `items`: by "row/task", what each pair or text of a test scored
-digests.json     the digests of all of these but checkpoints, which are checked when an ended run is read
+digests.json     the digests of all these, checked when an ended run is read
 scores.json      `scores`: dev scores of train.py, tests of evaluate.py. Written last, it marks a run as ended
 """
 
@@ -31,7 +31,6 @@ from whitenedcse.app.ranks import first
 from whitenedcse.app.reading import refuse_misfit
 
 ORIGIN = ("experiment", "system", "seed", "encoder")
-DEV = "dev/spearman"
 SEALED = ("config.yaml", "versions.json", "metrics.csv", "items.npz", f"best/{DIGESTS}")
 BEGUN = ("config.yaml", "versions.json", "metrics.csv", "train.log", "evaluate.log")  # before the first step
 OTHER = "choose another name with run=NAME (in Python, output=DIR)"
@@ -148,10 +147,7 @@ class Run:
 
     def at(self, name: str, step: int) -> float | None:
         """The value of a series at a step; None if there is none."""
-        if name not in self.series:
-            return None
-        values = self.series[name].values[self.series[name].steps == step]
-        return float(values[-1]) if len(values) else None
+        return self.series[name].at(step) if name in self.series else None
 
     def median(self, name: str) -> float | None:
         """The median of a series; None if there is no such series."""
@@ -162,15 +158,19 @@ class Run:
         """`dev` of scores.json, or its equivalent from the evaluations so far; None before the first."""
         if self.scores is not None:
             return dict(self.scores["dev"])
-        if DEV not in self.series:
-            return None
-        steps, values = self.series[DEV]
-        best = int(np.argmax(values[1:])) + 1 if len(values) > 1 else 0
-        summary = {"before": values[0], "best": values[best], "best_step": int(steps[best]), "n": None}
-        names = [name for name in self.series if name.startswith("dev/")]
-        for key, step in (("values_before", steps[0]), ("values_best", steps[best])):
-            summary[key] = {name: self.at(name, int(step)) for name in names}
-        return summary
+        return reading.dev(self.series)
+
+    def tests(self, row: str | None = None) -> dict[str, float | None]:
+        """The test scores x 100 in a row of the table, by task and "avg"; {} without tests. None: the first.
+
+        Correlations are aggregated as the protocol does. Raises FileNotFoundError if the run has not ended.
+        """
+        from whitenedcse.evaluation.suite import by_task
+
+        rows = {line["name"]: line for line in reversed(self.results.get("rows", []))}
+        if row not in (None, *rows):
+            raise ValueError(f"{self.path} has no row {row!r} of test scores: {', '.join(rows) or 'none'}")
+        return by_task(rows[row or [*rows][-1]], self.results["headline"]) if rows else {}
 
     @property
     def best_score(self) -> float | None:

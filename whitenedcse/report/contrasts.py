@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from whitenedcse.app.run import DEV
+from whitenedcse.app.reading import SPEARMAN
 from whitenedcse.app.terminal import Grid
 from whitenedcse.evaluation.differences import half_width, holm, of_difference, of_mean, tested
 from whitenedcse.evaluation.statistics import Comparison, over_seeds
@@ -185,7 +185,7 @@ def of_groups(groups: Sequence[Group]) -> list[tuple[str, Drawing, str]]:
             "One dot per seed; the mean and its 95 % t interval.",
         )
     ]
-    if any(DEV in run.series for group in groups for run in group.runs.values()):
+    if any(SPEARMAN in run.series for group in groups for run in group.runs.values()):
         picture = drawn("dev", partial(quality, groups=groups))
         charts.append(("Dev score", picture, "Mean over seeds, from the lowest to the highest seed."))
     pairs = {
@@ -240,9 +240,10 @@ def quality(ax: Axes, groups: Sequence[Group]) -> None:
     """Plot mean and range of the dev score, at the steps at which all seeds of a group were evaluated."""
     for i, group in enumerate(groups):
         colour, mark = look(i)
-        runs = [run for run in group.runs.values() if DEV in run.series]
-        steps = sorted(set.intersection(*(set(r.series[DEV].steps.tolist()) for r in runs))) if runs else []
-        table = np.array([[run.at(DEV, step) for step in steps] for run in runs], dtype=float)
+        runs = [run for run in group.runs.values() if SPEARMAN in run.series]
+        logged = [set(run.series[SPEARMAN].steps.tolist()) for run in runs]
+        steps = sorted(set.intersection(*logged)) if runs else []
+        table = np.array([[run.at(SPEARMAN, step) for step in steps] for run in runs], dtype=float)
         if steps:
             ax.plot(steps, table.mean(axis=0), marker=mark, color=colour, linewidth=1.3, markersize=4)
             ax.fill_between(

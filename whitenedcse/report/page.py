@@ -20,7 +20,8 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from whitenedcse.app.durable import writing
-from whitenedcse.app.run import DEV, Run
+from whitenedcse.app.reading import SPEARMAN
+from whitenedcse.app.run import Run
 from whitenedcse.app.terminal import Grid
 from whitenedcse.report import contrasts, plots
 from whitenedcse.report.contrasts import comparison
@@ -215,7 +216,7 @@ def loss(ax: Axes, run: Run) -> None:
 
 def quality(ax: Axes, run: Run) -> None:
     """Plots the dev score and the whitening-only baselines, each with its best k at every evaluation."""
-    line(ax, run, DEV, BLUE, "as it is")
+    line(ax, run, SPEARMAN, BLUE, "as it is")
     for fitted, colour, label in (("corpus", RED, "training"), ("dev", GREEN, "dev")):
         series = [s for name, s in run.series.items() if name.startswith(f"dev/whitened_on_{fitted}_k")]
         steps = sorted({step for s in series for step in s.steps.tolist()})
@@ -285,7 +286,7 @@ def amount(ax: Axes, run: Run, name: str, what: str) -> None:
 
 # for each chart, the columns of metrics.csv that it needs and the function that draws it
 CHARTS: dict[str, tuple[set[str], Callable[..., None]]] = {
-    "dev": ({DEV}, quality),
+    "dev": ({SPEARMAN}, quality),
     "loss": ({"train/loss"}, loss),
     "shape": ({"dev/alignment", "dev/uniformity"}, shape),
     "spectrum": ({"dev/variance_top1"}, spectrum),

@@ -32,7 +32,7 @@ def training_grid(dev: Mapping[str, Any]) -> Grid:
         columns = ("", "before", f"last (step {dev['best_step']})")
         notes = ["alignment is over two embeddings of each sentence with different dropout", NO_PAIRS]
         return Grid("sentences held out of the corpus", columns, rows, notes, right=(1, 2))
-    notes = [meaning("all"), *alignment_note(dev)]
+    notes = alignment_note(dev)
     if any(value is None for name, value in dev["values_best"].items() if "whitened_on_dev" in name):
         notes.append("-: the dev set has too few sentences for whitening on them to so many components")
     before, best = dev.get("before"), dev.get("best")
@@ -41,7 +41,7 @@ def training_grid(dev: Mapping[str, Any]) -> Grid:
             "training lowered the dev score: a lower optim.lr, or more or other sentences, may raise it"
         )
     pairs = f"dev set, {dev['n']} pairs" if dev["n"] else "dev set so far"
-    return Grid(f"{pairs}, Spearman x 100, all", columns, rows, notes, right=(1, 2))
+    return Grid(f"{pairs}, Spearman x 100", columns, rows, notes, right=(1, 2))
 
 
 def meaning(mean: str) -> str:
@@ -106,50 +106,58 @@ def of_pearson(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sts_grid(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | None, what: str) -> Grid:
-    """The STS table of one system or of several. what: the correlation that it is of."""
-    grid = sts_tasks(rows[0], digits, what) if len(rows) == 1 else sts_rows(rows, headline, digits, what)
+    """The STS table of one system or of several. what: the correlation that it is of.
+
+    Where no task has several subsets, the aggregations are equal and one stands for all; a single task has no
+    average.
+    """
+    same = not any(len(task.get("subsets", ())) > 1 for task in rows[0]["sts"]["tasks"].values())
+    means = [] if same else list(MEANS) if len(rows) == 1 else [headline]
+    made = sts_tasks if len(rows) == 1 else sts_rows
+    grid = made(rows, means or [headline], digits, what + f", {headline}" * (made is sts_rows and not same))
     sure = [DIGITS] if any(row["sts"]["avg"]["interval"][headline] for row in rows) else []
-    return grid._replace(notes=[*grid.notes, *sure, *map(meaning, MEANS if len(rows) == 1 else [headline])])
+    return grid._replace(notes=[*grid.notes, *sure, *map(meaning, means)])
 
 
-def sts_tasks(row: Mapping[str, Any], digits: int | None, what: str) -> Grid:
+def sts_tasks(rows: Sequence[Mapping[str, Any]], means: Sequence[str], digits: int | None, what: str) -> Grid:
     """The STS table of one system: a row for each task, a column for each aggregation and for remarks."""
+    row, sts = rows[0], rows[0]["sts"]
 
     def line(name: str, task: Mapping[str, Any]) -> list[str]:
-        values = [with_interval(task[mean], *bounds(task["interval"][mean]), digits) for mean in MEANS]
+        values = [with_interval(task[mean], *bounds(task["interval"][mean]), digits) for mean in means]
         return [name, str(task.get("n", "")), *values, task.get("why", "")]
 
-    sts = row["sts"]
-    lines = [line(name, task) for name, task in sts["tasks"].items()] + [line("average", sts["avg"])]
-    columns = ["task", "n", *MEANS, *([""] if any(cells[-1] for cells in lines) else [])]
+    lines = [line(name, task) for name, task in sts["tasks"].items()]
+    lines += [line("average", sts["avg"])] if len(lines) > 1 else []
+    headings = means if len(means) > 1 else ["score"]
+    columns = ["task", "n", *headings, *([""] if any(cells[-1] for cells in lines) else [])]
     kept = [cells[: len(columns)] for cells in lines]
     title = f"{row['name']}{', ' + row['setting'] if row['setting'] else ''}: {what}"
-    return Grid(title, columns, kept, right=range(1, 5))
+    return Grid(title, columns, kept, right=range(1, 2 + len(means)))
 
 
-def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | None, what: str) -> Grid:
+def sts_rows(rows: Sequence[Mapping[str, Any]], means: Sequence[str], digits: int | None, what: str) -> Grid:
     """The STS table of several systems: a row for each, a column for each task, in one aggregation."""
-    tasks = list(rows[0]["sts"]["tasks"])
+    tasks, (headline,) = list(rows[0]["sts"]["tasks"]), means
 
     def cell(values: Mapping[str, Any]) -> str:
         return shown(values[headline], *bounds(values["interval"][headline]), digits)
 
-    lines = [
-        [row["name"], row["setting"], *(cell(row["sts"]["tasks"][t]) for t in tasks), cell(row["sts"]["avg"])]
-        for row in rows
-    ]
-    intervals = [i for row in rows if (i := row["sts"]["avg"]["interval"][headline])]
-    notes = [f"{row['name']}: {why}" for row in rows if (why := row["sts"]["avg"].get("why"))]
+    def scores(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        return [*row["sts"]["tasks"].values(), *([row["sts"]["avg"]] if len(tasks) > 1 else [])]
+
+    lines = [[row["name"], row["setting"], *map(cell, scores(row))] for row in rows]
     every = [(row["name"], name, task) for row in rows for name, task in row["sts"]["tasks"].items()]
-    notes += [f"{name}, {of}: {task['why']}" for name, of, task in every if task.get("why")]
+    notes = [f"{name}, {of}: {task['why']}" for name, of, task in every if task.get("why")]
     white = [row for row in rows if row["name"].startswith("whitened")]
     if whole := ", ".join(row["name"] for row in white if (row.get("postprocess") or {}).get("k") is None):
         notes.append(f"{whole}: all components; evaluate.py postprocess=whitening k=K keeps fewer")
-    if intervals:
+    if intervals := [i for row in rows if (i := scores(row)[-1]["interval"][headline])]:
         widest = max(b - a for a, b in intervals)
-        notes.insert(0, f"the average's 95 % interval is at most ±{widest / 2:.1f}")
-    columns = ["", "fitted", *tasks, "average"]
-    return Grid(f"{what}, {headline}", columns, lines, notes, right=range(2, len(columns)))
+        of = "average" if len(tasks) > 1 else "score"
+        notes.insert(0, f"the {of}'s 95 % interval is at most ±{widest / 2:.1f}")
+    columns = ["", "fitted", *tasks, *["average"] * (len(tasks) > 1)]
+    return Grid(what, columns, lines, notes, right=range(2, len(columns)))
 
 
 def accuracy_grid(rows: Sequence[Mapping[str, Any]], digits: int | None) -> Grid:

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from whitenedcse.app.durable import writing
 from whitenedcse.app.identity import flat
 from whitenedcse.app.run import Run
-from whitenedcse.evaluation.suite import by_task
 
 FREE = ("seed", "run", "checkpoint_every")
 
@@ -211,12 +210,8 @@ def rows(run: Run) -> list[str]:
 
 def scored(run: Run, name: str | None) -> dict[str, float]:
     """The test scores of a run in a row, by task and as "average"; None for the first row. Empty if none."""
-    scores = run.scores or {}
-    for row in scores.get("rows", []):
-        if name in (None, row["name"]):
-            tasks = by_task(row, scores["headline"]).items()
-            return {"average" if k == "avg" else k: value for k, value in tasks if value is not None}
-    return {}
+    tests = run.tests(name) if run.scores and name in (None, *rows(run)) else {}
+    return {"average" if k == "avg" else k: value for k, value in tests.items() if value is not None}
 
 
 def aggregations(runs: Iterable[Run]) -> list[str]:
