@@ -17,7 +17,7 @@ from programs import started
 from test_scripts import ROOT, TINY
 
 from whitenedcse.app import cli
-from whitenedcse.evaluation.suite import by_task
+from whitenedcse.app.reading import by_task
 from whitenedcse.training import dashboard
 from whitenedcse.training.dashboard import sweep, tags, wandb_logger
 

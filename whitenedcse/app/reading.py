@@ -125,6 +125,20 @@ def dev(columns: Mapping[str, Series]) -> dict[str, Any] | None:
     return summary
 
 
+def by_task(row: Mapping[str, Any], headline: str) -> dict[str, float | None]:
+    """The scores of each task in a row of scores.json and, last, "avg", the average a sweep maximises."""
+    scores: dict[str, float | None] = {}
+    if "rte" in row:
+        scores |= {"RTE": row["rte"]["accuracy"], "avg": row["rte"]["accuracy"]}
+    if "transfer" in row:
+        scores |= {name: task["accuracy"] for name, task in row["transfer"]["tasks"].items()}
+        scores["avg"] = row["transfer"]["avg"]
+    if "sts" in row:
+        scores |= {name: task[headline] for name, task in row["sts"]["tasks"].items()}
+        scores["avg"] = row["sts"]["avg"][headline]
+    return scores | {"avg": scores.pop("avg")}  # last
+
+
 def refuse_vast(file: Path) -> None:
     """Raise ValueError for an encoder's config.json with numbers so large that building it does not end."""
     level = [("", read_json(file))] if file.is_file() else []

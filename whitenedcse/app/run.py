@@ -165,12 +165,12 @@ class Run:
 
         Correlations are aggregated as the protocol does. Raises FileNotFoundError if the run has not ended.
         """
-        from whitenedcse.evaluation.suite import by_task
-
-        rows = {line["name"]: line for line in reversed(self.results.get("rows", []))}
-        if row not in (None, *rows):
-            raise ValueError(f"{self.path} has no row {row!r} of test scores: {', '.join(rows) or 'none'}")
-        return by_task(rows[row or [*rows][-1]], self.results["headline"]) if rows else {}
+        rows = self.results.get("rows", [])
+        names = [line["name"] for line in rows]
+        if row not in (None, *names):
+            raise ValueError(f"{self.path} has no row {row!r} of test scores: {', '.join(names) or 'none'}")
+        at = names.index(row) if row else 0
+        return reading.by_task(rows[at], self.results["headline"]) if rows else {}
 
     @property
     def best_score(self) -> float | None:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from whitenedcse.app.reading import by_task
 from whitenedcse.evaluation import transfer
 from whitenedcse.evaluation.classifiers import Classify
 from whitenedcse.evaluation.geometry import described, positives
@@ -230,20 +231,6 @@ def _labelled(
     correct = result.pop("correct")
     drawn = accuracy_draws(correct, draws, seed(task.gold))
     return {**result, "interval": interval(drawn), "seconds": round(time.perf_counter() - began, 1)}, correct
-
-
-def by_task(row: Mapping[str, Any], headline: str) -> dict[str, float | None]:
-    """The scores of each task in a row of scores.json and, last, "avg", the average a sweep maximises."""
-    scores: dict[str, float | None] = {}
-    if "rte" in row:
-        scores |= {"RTE": row["rte"]["accuracy"], "avg": row["rte"]["accuracy"]}
-    if "transfer" in row:
-        scores |= {name: task["accuracy"] for name, task in row["transfer"]["tasks"].items()}
-        scores["avg"] = row["transfer"]["avg"]
-    if "sts" in row:
-        scores |= {name: task[headline] for name, task in row["sts"]["tasks"].items()}
-        scores["avg"] = row["sts"]["avg"][headline]
-    return scores | {"avg": scores.pop("avg")}  # last
 
 
 def recorded(

@@ -111,17 +111,20 @@ def sts_grid(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | Non
     Where no task has several subsets, the aggregations are equal and one stands for all; a single task has no
     average.
     """
+    alone = len(rows) == 1
     same = not any(len(task.get("subsets", ())) > 1 for task in rows[0]["sts"]["tasks"].values())
-    means = [] if same else list(MEANS) if len(rows) == 1 else [headline]
-    made = sts_tasks if len(rows) == 1 else sts_rows
-    grid = made(rows, means or [headline], digits, what + f", {headline}" * (made is sts_rows and not same))
+    means = [] if same else list(MEANS) if alone else [headline]
+    if alone:
+        grid = sts_tasks(rows[0], means or [headline], digits, what)
+    else:
+        grid = sts_rows(rows, headline, digits, what if same else f"{what}, {headline}")
     sure = [DIGITS] if any(row["sts"]["avg"]["interval"][headline] for row in rows) else []
     return grid._replace(notes=[*grid.notes, *sure, *map(meaning, means)])
 
 
-def sts_tasks(rows: Sequence[Mapping[str, Any]], means: Sequence[str], digits: int | None, what: str) -> Grid:
+def sts_tasks(row: Mapping[str, Any], means: Sequence[str], digits: int | None, what: str) -> Grid:
     """The STS table of one system: a row for each task, a column for each aggregation and for remarks."""
-    row, sts = rows[0], rows[0]["sts"]
+    sts = row["sts"]
 
     def line(name: str, task: Mapping[str, Any]) -> list[str]:
         values = [with_interval(task[mean], *bounds(task["interval"][mean]), digits) for mean in means]
@@ -136,9 +139,9 @@ def sts_tasks(rows: Sequence[Mapping[str, Any]], means: Sequence[str], digits: i
     return Grid(title, columns, kept, right=range(1, 2 + len(means)))
 
 
-def sts_rows(rows: Sequence[Mapping[str, Any]], means: Sequence[str], digits: int | None, what: str) -> Grid:
+def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | None, what: str) -> Grid:
     """The STS table of several systems: a row for each, a column for each task, in one aggregation."""
-    tasks, (headline,) = list(rows[0]["sts"]["tasks"]), means
+    tasks = list(rows[0]["sts"]["tasks"])
 
     def cell(values: Mapping[str, Any]) -> str:
         return shown(values[headline], *bounds(values["interval"][headline]), digits)
