@@ -173,6 +173,7 @@ def test_rows_of_the_same_name_are_compared_with_each_other(tmp_path):
     for grid, numbers in zip(grids, ((0, 1), (1, 0)), strict=True):
         for column, path, number in zip("12", (a, b), numbers, strict=True):
             value = Run(path).scores["rows"][number]["sts"]["tasks"]["A"]["all"]
+            assert Run(path).tests(grid.title.partition(":")[0])["A"] == value
             low, high = Run(path).scores["rows"][number]["sts"]["tasks"]["A"]["interval"]["all"]
             shown = cells(grid, "A")[column]
             assert shown.startswith(f"{value:.2f} ±")

@@ -58,6 +58,7 @@ def test_one_task_has_no_average_and_tasks_without_subsets_one_aggregation():
     assert [note for note in grid.notes if note.startswith(("all", "mean", "wmean"))] == []
     (grid,) = grids({"headline": "all", "rows": [one, {**one, "name": "b"}]}, None)
     assert (grid.title, grid.columns) == ("Spearman x 100", ["", "fitted", "mine.tsv"])
+    assert shown(grid) == [["a", "", "60"], ["b", "", "60"]]
     assert grid.notes[0] == "the score's 95 % interval is at most ±2.0"
     one["sts"]["tasks"]["other.tsv"] = {**sts(70, 2), "n": 300}
     (alone,), (two,) = (grids({"headline": "all", "rows": rows}, None) for rows in ([one], [one, one]))
