@@ -226,6 +226,22 @@ def test_averages_are_over_the_tasks_that_all_have(tmp_path, order):
         compared([str(tmp_path / "a"), str(tmp_path / "c")], 20, 2)
 
 
+@pytest.mark.parametrize("where", [["b"], ["a", "b"]])
+def test_a_row_without_a_score_leaves_the_others_their_tables(tmp_path, where):
+    names = [str(run(tmp_path / name, 0.2, 0, rows=("as it is", "whitened", "last"))) for name in "ab"]
+    for name in where:
+        file = tmp_path / name / "scores.json"
+        scores = json.loads(file.read_text())
+        for task in scores["rows"][1]["sts"]["tasks"].values():
+            task["all"] = None
+        (tmp_path / name / "digests.json").unlink()
+        file.write_text(json.dumps(scores))
+    grids = compared(names, 20, 2)
+    assert [grid.title.split(":")[0] for grid in grids] == ["as it is", "last"]
+    assert grids[1].notes[-1] == "no table of whitened: no task has a score in all"
+    assert not any("no table" in note for note in grids[0].notes)
+
+
 def test_what_cannot_be_compared_is_refused(tmp_path):
     a = run(tmp_path / "a", 0.2, 0)
     b = run(tmp_path / "b", 0.2, 0, tasks={"A": task(150, 5)[:1], "B": task(80, 1)})

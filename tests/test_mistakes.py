@@ -1,12 +1,15 @@
 """A mistake on a command line is one line with its cure, and leaves nothing in outputs/."""
 
+import shlex
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 from programs import started
 from test_bad_input import place, start  # noqa: F401  fixtures
 
-from whitenedcse.app.mistakes import known_keys, one_line
+from whitenedcse.app.mistakes import known_keys, no_word, one_line
 
 MISTAKES = {
     "train experiment=bert_base": "experiment is added with a plus: python train.py +experiment=bert_base",
@@ -59,7 +62,12 @@ MISTAKES = {
     "evaluate model=x fit=year": "fit=year has no effect here: it is for a postprocess that is fitted",
     "evaluate model=x fit=year postprocess=prefix k=2": "fit=year has no effect here",
     "evaluate model=x columns=[a]": "columns=['a'] has no effect here: it is for a corpus, fit=CORPUS, of a",
+    "evaluate model=x pooling=mean protocol=whiteningbert": "pooling has no effect here: it is for rows without",
+    "evaluate model=x layers=[1] protocol=bert_whitening": "layers=[1] has no effect here: it is for rows wit",
     "evaluate compare=[a]": "compare: no run is in a",
+    "evaluate compare=[s/[01],b]": "compare=[s/[01],b]: values with such characters have quotes of their own, "
+    "'compare=[\"s/[01]\",\"b\"]'",
+    "train +system=SimCSE": "no system=SimCSE; the nearest is system=simcse; there are",
     "evaluate model=typo": "encoder typo: no directory ",
     "evaluate model=runs": "runs is a folder of runs; name one, model=runs/NAME: a, b",
 }
@@ -116,6 +124,22 @@ def test_a_refused_sweep_leaves_nothing(tmp_path, command, said):
 def test_an_installed_command_is_named_as_it_was_typed():
     error = ValueError("Ambiguous value for argument 'seed=1,2' 1. To use it as a list ...")
     assert "whitenedcse train -m seed=1,2" in one_line(error, ["whitenedcse train", "seed=1,2"])
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("data.corpus=a~(1).txt", "a~(1).txt"),
+        ("data.corpus=it's (1).txt", "it's (1).txt"),
+        ("compare=[s/[01],s/[2-4]]", ["s/[01]", "s/[2-4]"]),
+        ("compare=[s/[0,1],s/*]", ["s/[0,1]", "s/*"]),
+        ("tasks.names=['a (1).tsv', b (2).tsv]", ["a (1).tsv", "b (2).tsv"]),
+    ],
+)
+def test_the_quotes_that_a_message_proposes_are_taken(word, value):
+    (proposed,) = shlex.split(no_word(["train.py", word]).split("of its own, ")[-1].split("of their own, ")[-1])
+    parsed = OverridesParser.create().parse_override(proposed)
+    assert OmegaConf.to_container(OmegaConf.create({"value": parsed.value()}))["value"] == value
 
 
 def test_settings_are_known_whatever_else_is_wrong():

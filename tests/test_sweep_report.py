@@ -193,6 +193,18 @@ def test_tables_and_pictures_say_which_aggregation_they_show(tmp_path, tests):
     assert "Spearman x 100, all" in pictures["Dev score"]
 
 
+def test_an_undefined_score_has_its_reason_once(tmp_path):
+    for seed in (1, 2):
+        file = trained(tmp_path / str(seed), seed, average=50.0) / "scores.json"
+        scores = json.loads(file.read_text())
+        scores["rows"][1]["sts"]["tasks"]["STS-B"] |= {"all": None, "why": "too few sentences"}
+        scores["rows"][1]["sts"]["avg"]["all"] = None
+        file.write_text(json.dumps(scores))
+    grid = table([tmp_path])[0]
+    assert grid.notes.count("whitened (target), STS-B: too few sentences") == 1
+    assert not any("as it is, STS-B" in note for note in grid.notes)
+
+
 def test_the_aggregations_of_runs_by_another_protocol_are_named_too(tmp_path):
     one, other = (trained(tmp_path / name, average=70.0) for name in "ab")
     content = json.loads((other / "scores.json").read_text())

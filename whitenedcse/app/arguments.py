@@ -148,8 +148,7 @@ def ended(arguments: argparse.Namespace, on: str | None = None) -> Any:
     from whitenedcse.serving.fitting import fitted
 
     refuse_dim(arguments, on)
-    k = arguments.dim
-    fit = Postprocess.load(fetched(arguments.whiten)) if arguments.whiten else None
+    k, fit = arguments.dim, Postprocess.load(fetched(arguments.whiten)) if arguments.whiten else None
     embedder = opened(arguments)
     if k is not None and not 1 <= k <= embedder.width:
         raise ValueError(f"{k} components of width {embedder.width}: 1 to {embedder.width} can be kept")
@@ -221,8 +220,8 @@ def source(model: str, pooling: Pooling | None, prompt: str | None = None) -> So
     return Source(embedder.encode, str(embedder.pooling), embedder, embedder.prompt)
 
 
-def refuse_unread(config: Any, rows: Iterable[Any]) -> None:
-    """Raise ValueError for k, fit or columns where no row of an evaluation reads them."""
+def refuse_unread(config: Any, rows: Sequence[Any]) -> None:
+    """Raise ValueError for k, fit, columns, pooling or layers where no row of an evaluation reads them."""
     kept, fits = {(row.map or {}).get("k") for row in rows}, {row.fit for row in rows} - {""}
     fitted = "a postprocess that is fitted, such as postprocess=whitening"
     unread = {
@@ -230,9 +229,12 @@ def refuse_unread(config: Any, rows: Iterable[Any]) -> None:
         "fit": (config.fit not in {"target", *fits}, fitted),
         "columns": (config.columns and fits <= {"target", "year"}, f"a corpus, fit=CORPUS, of {fitted}"),
     }
+    own, pooled = all(row.pooling for row in rows), "rows without their own, as of protocol=simcse"
+    unread |= {name: (config.get(name) and own, pooled) for name in ("pooling", "layers")}
     for name, (idle, use) in unread.items():
         if idle:
-            raise ValueError(f"{name}={config[name]} has no effect here: it is for {use}")
+            said = name if name == "pooling" else f"{name}={config[name]}"
+            raise ValueError(f"{said} has no effect here: it is for {use}")
 
 
 def refuse_width(embedder: Embedder | None, rows: Iterable[Any]) -> None:

@@ -219,8 +219,9 @@ def scored(
     if trained is None:
         arguments.say_unfinished(cfg.model)
         run.start(OmegaConf.to_yaml(cfg, resolve=True))
-    launch.say(f"model: {cfg.model}   pooling: {source.pooling}   sentences: {len(plan.sentences):,}")
     poolings = [Pooling(kind=row.pooling, layers=row.layers) if row.pooling else None for row in rows]
+    read = ", ".join(dict.fromkeys(str(own or source.pooling) for own in poolings))
+    launch.say(f"model: {cfg.model}   pooling: {read}   sentences: {len(plan.sentences):,}")
     own, every = Run.of(cfg.model), figures.every_layer(cfg.figures)
     wanted = planes.Wanted(poolings, protocol.max_length, protocol.extra, every, own is None, cfg.bf16)
     x, kept = planes.vectors(source, plan.sentences, wanted)

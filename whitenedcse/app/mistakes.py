@@ -89,6 +89,11 @@ def no_word(argv: list[str]) -> str:
             if not equals and not word.startswith("-"):
                 known = "model" if script_of(argv) == "evaluate" else "data.corpus"
                 return f"{word}: settings are written KEY=VALUE, as {known}={word}"
+            if equals and value[:1] == "[" and value[-1:] == "]":
+                quotes = " '\""
+                items = re.split(r",(?![^\[]*\])", value[1:-1])  # at commas outside inner brackets
+                quoted = ",".join(f'"{item.strip(quotes)}"' for item in items)
+                return f"{word}: values with such characters have quotes of their own, '{key}=[{quoted}]'"
             if equals:
                 text = value.replace("'", "\\'")
                 return f"{word}: a value with such characters has quotes of its own, \"{key}='{text}'\""
@@ -102,7 +107,7 @@ def settings_of(group: str, stem: str) -> dict[str, object]:
 
 def no_option(group: str, option: str, options: list[str]) -> str:
     """What to write in place of an option that a group does not have."""
-    near = get_close_matches(option, options, n=1)
+    near = get_close_matches(option.lower(), options, n=1)
     nearest = f"; the nearest is {group}={near[0]}" if near else ""
     own = f"; your own is {OWN[group].format(option.strip('[]'))}" if group in OWN and not near else ""
     return f"no {group}={option}{nearest}; there are {', '.join(options)}{own}"

@@ -157,7 +157,8 @@ def _absent(name: str, candidates: Sequence[str], reason: str) -> str:
     other = (
         "give the path of another file in its place"
         if known
-        else "score other tasks, by tasks=quickstart or tasks.names=[FILE]"
+        else "use others, as tests by tasks=quickstart or tasks.names=[FILE], as dev set by monitor=held_out or "
+        "monitor.dev=FILE"
     )
     return (
         f"{name}: no {candidates[0]} in {' or '.join(map(str, roots()))}, and {reason}. "

@@ -78,12 +78,19 @@ def compared(names: Sequence[str], draws: int, digits: int | None) -> list[Grid]
     runs = [run for group in groups for run in group.runs]
     named = [[row["name"] for row in run.results["rows"]] for run in runs]
     shared: list[str | None] = [name for name in named[0] if all(name in other for other in named)]
-    return [
-        grid(groups, row, kind, draws, digits)
+    known = [
+        (row, kind)
         for row in shared or [None]
         for kind in KINDS
         if all(kind[0] in row_of(run, row)[1] for run in runs)
     ]
+    made = [(row, grid(groups, row, kind, draws, digits)) for row, kind in known]
+    if not (grids := [one for _, one in made if one]):
+        raise ValueError(
+            f"compare: {' and '.join(group.name for group in groups)} share no task with a score"
+        )
+    empty = [f"no table of {row or 'first rows'}: no task has a score in all" for row, one in made if not one]
+    return [*grids[:-1], grids[-1]._replace(notes=[*grids[-1].notes, *empty])]
 
 
 def expanded(name: str) -> list[Path]:
@@ -118,16 +125,17 @@ def row_of(run: Run, name: str | None) -> tuple[int, dict[str, Any]]:
 
 def grid(
     groups: Sequence[Group], row: str | None, kind: tuple[str, str, str], draws: int, digits: int | None
-) -> Grid:
-    """One table: a row for each task, a column for each group and for its difference from the first."""
+) -> Grid | None:
+    """One table: a row for each task, a column for each group and for its difference from the first.
+
+    None where no task has a score in all groups.
+    """
     key, title, items = kind
     columns = [column(group, row, key, draws) for group in groups]
     every = dict.fromkeys(task for c in columns for task in c.values)
     tasks = [task for task in every if all(task in c.values for c in columns)]
     if not tasks:
-        raise ValueError(
-            f"compare: {' and '.join(group.name for group in groups)} share no task with a score"
-        )
+        return None
     same_pairs([run for group in groups for run in group.runs], tasks)
     columns = [averaged(c, tasks) for c in columns]
     left = [task for task in every if task not in tasks]

@@ -19,7 +19,7 @@ from whitenedcse.evaluation.differences import half_width, holm, of_difference, 
 from whitenedcse.evaluation.statistics import Comparison, over_seeds
 from whitenedcse.report import plots
 from whitenedcse.report.plots import COLOURS, SIZE, Drawing, drawn, over_steps
-from whitenedcse.report.results import meaning
+from whitenedcse.report.results import meaning, undefined
 from whitenedcse.report.sweep import (
     Group,
     Measure,
@@ -93,6 +93,7 @@ def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
         f"dev: Spearman before training and at best, {meaning('all')}",
     ]
     notes += [f"tests: Spearman, {meaning(mean)}" for mean in aggregations(every)]
+    notes += undefined(row for run in every for row in (run.scores or {}).get("rows", []))
     notes += (
         [] if same_tests(every) else ["not all runs have scores of the same tests: averages differ by these"]
     )

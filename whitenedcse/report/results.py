@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from whitenedcse.app.terminal import Grid
@@ -150,8 +150,7 @@ def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | Non
         return [*row["sts"]["tasks"].values(), *([row["sts"]["avg"]] if len(tasks) > 1 else [])]
 
     lines = [[row["name"], row["setting"], *map(cell, scores(row))] for row in rows]
-    every = [(row["name"], name, task) for row in rows for name, task in row["sts"]["tasks"].items()]
-    notes = [f"{name}, {of}: {task['why']}" for name, of, task in every if task.get("why")]
+    notes = undefined(rows)
     white = [row for row in rows if row["name"].startswith("whitened")]
     if whole := ", ".join(row["name"] for row in white if (row.get("postprocess") or {}).get("k") is None):
         notes.append(f"{whole}: all components; evaluate.py postprocess=whitening k=K keeps fewer")
@@ -161,6 +160,18 @@ def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | Non
         notes.insert(0, f"the {of}'s 95 % interval is at most ±{widest / 2:.1f}")
     columns = ["", "fitted", *tasks, *["average"] * (len(tasks) > 1)]
     return Grid(what, columns, lines, notes, right=range(2, len(columns)))
+
+
+def undefined(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Why the STS scores of these rows that are undefined are so, each reason once."""
+    return list(
+        dict.fromkeys(
+            f"{row['name']}, {name}: {task['why']}"
+            for row in rows
+            for name, task in row.get("sts", {"tasks": {}})["tasks"].items()
+            if task.get("why")
+        )
+    )
 
 
 def accuracy_grid(rows: Sequence[Mapping[str, Any]], digits: int | None) -> Grid:
