@@ -1,5 +1,6 @@
 """A mistake on a command line is one line with its cure, and leaves nothing in outputs/."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -62,11 +63,11 @@ MISTAKES = {
     "evaluate model=x fit=year": "fit=year has no effect here: it is for a postprocess that is fitted",
     "evaluate model=x fit=year postprocess=prefix k=2": "fit=year has no effect here",
     "evaluate model=x columns=[a]": "columns=['a'] has no effect here: it is for a corpus, fit=CORPUS, of a",
-    "evaluate model=x pooling=mean protocol=whiteningbert": "pooling has no effect here: it is for rows without",
-    "evaluate model=x layers=[1] protocol=bert_whitening": "layers=[1] has no effect here: it is for rows wit",
+    "evaluate model=x pooling=mean protocol=whiteningbert": "pooling has no effect here: it is for rows with",
+    "evaluate model=x layers=[1] protocol=bert_whitening": "layers=[1] has no effect here: it is for rows w",
     "evaluate compare=[a]": "compare: no run is in a",
-    "evaluate compare=[s/[01],b]": "compare=[s/[01],b]: values with such characters have quotes of their own, "
-    "'compare=[\"s/[01]\",\"b\"]'",
+    "evaluate compare=[s/[01],b]": "compare=[s/[01],b]: values with such characters have quotes of their "
+    'own, \'compare=["s/[01]","b"]\'',
     "train +system=SimCSE": "no system=SimCSE; the nearest is system=simcse; there are",
     "evaluate model=typo": "encoder typo: no directory ",
     "evaluate model=runs": "runs is a folder of runs; name one, model=runs/NAME: a, b",
@@ -137,7 +138,7 @@ def test_an_installed_command_is_named_as_it_was_typed():
     ],
 )
 def test_the_quotes_that_a_message_proposes_are_taken(word, value):
-    (proposed,) = shlex.split(no_word(["train.py", word]).split("of its own, ")[-1].split("of their own, ")[-1])
+    (proposed,) = shlex.split(re.split("of its own, |of their own, ", no_word(["train.py", word]))[1])
     parsed = OverridesParser.create().parse_override(proposed)
     assert OmegaConf.to_container(OmegaConf.create({"value": parsed.value()}))["value"] == value
 

@@ -195,7 +195,7 @@ def test_whiteningbert_lowers_all_but_sick_and_divides_by_n_and_a_hundredth(
     world, monkeypatch, tmp_path, capsys
 ):
     scores = evaluated(world, monkeypatch, tmp_path, "protocol=whiteningbert")
-    poolings = [f"{kind} over layers {layers}" for kind, layers in (("cls", [-1]), ("mean", [-1]), ("mean", [1]))]
+    poolings = ["cls over layers [-1]", *(f"mean over layers {layers}" for layers in ([-1], [1]))]
     assert f"pooling: {', '.join([*poolings, 'mean over layers [1, -1]'])}   " in capsys.readouterr().out
     script = Script(world, 128)
 

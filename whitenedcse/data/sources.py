@@ -157,7 +157,7 @@ def _absent(name: str, candidates: Sequence[str], reason: str) -> str:
     other = (
         "give the path of another file in its place"
         if known
-        else "use others, as tests by tasks=quickstart or tasks.names=[FILE], as dev set by monitor=held_out or "
+        else "use others: as tests tasks=quickstart or tasks.names=[FILE], as dev set monitor=held_out or "
         "monitor.dev=FILE"
     )
     return (
