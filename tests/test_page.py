@@ -69,6 +69,17 @@ class Elements(HTMLParser):
         return [v.removeprefix("chart-") for v in self.values("id") if v.startswith("chart-")]
 
 
+@pytest.mark.parametrize(
+    ("commit", "shown"),
+    [("c0ffee5" * 5, "c0ffee5c0f"), ("beef+changes", "beef with changes"), (None, "unknown")],
+)
+def test_a_run_names_its_commit_and_whether_the_code_was_changed(tmp_path, commit, shown):
+    folder = trained(tmp_path / "run")
+    facts = json.loads((folder / "versions.json").read_text()) | {"commit": commit}
+    (folder / "versions.json").write_text(json.dumps(facts))
+    assert f"commit {shown}" in page.about(Run(folder))
+
+
 def test_a_run_has_a_chart_for_each_thing_that_was_logged(tmp_path):
     full = Elements(written(trained(tmp_path / "full", series=HEALTH)).read_text())
     assert full.charts == CHARTS

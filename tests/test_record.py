@@ -225,6 +225,24 @@ def test_a_run_is_a_path(tmp_path):
     assert Path(Run(tmp_path / "run")) == tmp_path / "run"
 
 
+def test_a_commit_is_marked_where_the_code_or_the_settings_differ(tmp_path, monkeypatch):
+    monkeypatch.setattr(compute, "__file__", str(tmp_path / "package/app/compute.py"))
+    for folder in ("package/app", "conf"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "file").touch()
+    assert compute.commit() is None
+    name = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], ["add", "."], [*name, "commit", "-qm", "first"]):
+        subprocess.run(["git", "-C", tmp_path, *words], check=True)
+    clean = compute.commit()
+    (tmp_path / "my.txt").write_text("a user's own")
+    assert len(clean) == 40 and compute.commit() == clean
+    for changed in ("package/own.py", "conf/file"):
+        (tmp_path / changed).write_text("changed")
+        assert compute.commit() == f"{clean}+changes"
+        (tmp_path / "package/own.py").unlink(missing_ok=True)
+
+
 def test_each_resumption_is_noted_with_what_changed(run, monkeypatch):
     began = json.loads((run.path / "versions.json").read_text())
     assert run.resume(CONFIG, EXACT, 7) == []

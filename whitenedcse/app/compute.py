@@ -213,12 +213,12 @@ def environment() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The git commit of this source tree, "+changes" if it is not clean; None outside a checkout."""
+    """The git commit of this source tree, "+changes" if package or conf differ; None outside a checkout."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         said = [
             subprocess.run([*git, *asked], capture_output=True, text=True, check=True).stdout.strip()
-            for asked in (["rev-parse", "HEAD"], ["status", "--porcelain"])
+            for asked in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", "..", "../../conf"])
         ]
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -111,6 +111,7 @@ def of_sweep(title: str, sweep: Sweep, tables: Sequence[Grid]) -> str:
 def about(run: Run) -> list[str]:
     """Returns short descriptions of a run: its name, seed, data, commit, hardware and state."""
     facts, data = run.facts, run.settings.get("data") or {}
+    commit, mark, _ = (facts.get("commit") or "unknown").partition("+")
     machine = facts.get("machine") or {}
     hardware = ", ".join(machine.get("gpus") or [f"{machine.get('cores', '?')} CPU cores"])
     sample = f" (sample of {data['sample']:,})" if isinstance(data.get("sample"), int) else ""
@@ -119,7 +120,7 @@ def about(run: Run) -> list[str]:
         "system": facts.get("system"),
         "seed": run.settings.get("seed"),
         "data": f"{data['corpus']}{sample}" if "corpus" in data else None,
-        "commit": (facts.get("commit") or "unknown")[:10],
+        "commit": commit[:10] + (" with changes" if mark else ""),
     }
     known = [f"{name} {value}" for name, value in names.items() if value is not None]
     return [*known, hardware, "finished" if run.scores else "NOT FINISHED"]
