@@ -53,7 +53,7 @@ def fill(
     """
     first, device = firsts(rows), next(module.parameters()).device
     budget = BATCH_TOKENS * (1 if device.type == "cpu" else 8)  # elsewhere it is launches that cost
-    every = by_length(rows, np.unique(first), budget)[manner.share[0] :: manner.share[1]]
+    every = mixed(by_length(rows, np.unique(first), budget)[manner.share[0] :: manner.share[1]])
 
     def work(at: NDArray[np.intp]) -> int:
         for array, x in zip(out, run(taken(rows, torch.from_numpy(at))[0].to(device)), strict=True):
@@ -120,3 +120,12 @@ def by_length(rows: Ragged, at: NDArray[np.intp], budget: int) -> list[NDArray[n
         batches.append(at[order[start : start + most]])
         start += most
     return batches
+
+
+def mixed(batches: Sequence[NDArray[np.intp]]) -> list[NDArray[np.intp]]:
+    """Batches, longest sentences first, so ordered that the lengths alternate: progress is then even.
+
+    The longest stay first, so that memory which does not suffice is noticed at once.
+    """
+    golden = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly however many there are
+    return [batches[i] for i in np.argsort(np.arange(len(batches)) * golden % 1)]
