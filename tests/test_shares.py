@@ -28,6 +28,7 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving import shares
 from whitenedcse.serving.bulk import Filling, arrays, encoded
 from whitenedcse.serving.layouts import Form
+from whitenedcse.serving.shards import SHARED
 from whitenedcse.serving.shares import Lead, Member
 
 SHARD = 100
@@ -105,11 +106,11 @@ def test_torchrun_starts_the_same_command(source, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_rank_that_dies_leaves_its_blocks_to_the_next_start(source, tmp_path, killed):
-    """The other one does its own share; what both have finished is not encoded again."""
+    """The other one does all that is left; what both have finished is not encoded again."""
     corpus, out = corpus_of(many(6_000), tmp_path), tmp_path / "out"
     words = ["encode", source, corpus.path, str(out), "--shard", str(SHARD)]
     started = ranks(words, 2, tmp_path)
-    while len(list(out.glob("shard-*.npy"))) < 6:
+    while len(list(out.glob("shard-*.npy"))) < 6 or not (out / SHARED / shares.PLAN).exists():
         time.sleep(0.001)
     started[killed].kill()
     assert started[killed].wait(60) == -signal.SIGKILL
@@ -119,7 +120,7 @@ def test_a_rank_that_dies_leaves_its_blocks_to_the_next_start(source, tmp_path, 
         started[0].send_signal(signal.SIGTERM)  # as torchrun or srun -K do; else it waits for 120 s
         assert started[0].wait(60) == 143
     kept = {path.name: path.stat().st_mtime_ns for path in out.glob("shard-*.npy")}
-    assert 6 <= len(kept) < 60
+    assert len(kept) >= 59 if killed == 0 else 6 <= len(kept) < 60
     assert ended(ranks(words, 3, tmp_path)) == [0, 0, 0]
     same = [name for name, at in kept.items() if (out / name).stat().st_mtime_ns == at]
     assert len(same) >= len(kept) - 2  # a file whose digest had not been written is encoded again
@@ -147,7 +148,7 @@ def test_a_rank_that_comes_after_the_first_has_failed_is_told_why(tmp_path, monk
     thread.start()
     thread.join(0.3)
     with pytest.raises(OSError, match="rank 0 failed: a bad byte"), Member(tmp_path / "ranks", 1) as late:
-        late.share(2)
+        late.blocks(2)
     thread.join()
 
 
@@ -174,6 +175,14 @@ def test_ranks_start_no_processes_of_their_own(source, tmp_path, monkeypatch):
             encoded(job, **more)
 
 
+def until(condition):
+    for _ in range(10_000):
+        if condition():
+            return
+        time.sleep(0.001)
+    raise TimeoutError
+
+
 def lead(folder, world, numbers, work, come):
     with Lead(folder, world) as first:
         first.do(numbers, work, come.update)
@@ -181,7 +190,7 @@ def lead(folder, world, numbers, work, come):
 
 def member(folder, world, rank, work):
     with Member(folder, rank) as other:
-        other.do(other.share(world), work)
+        other.do(other.blocks(world), work)
 
 
 def run_in_threads(folder, world, numbers, works):
@@ -196,7 +205,7 @@ def run_in_threads(folder, world, numbers, works):
 
 @pytest.mark.parametrize("left", ["nothing", "an earlier start"])
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_each_block_is_done_once_by_the_rank_whose_turn_it_is(tmp_path, quick, world, left):
+def test_each_block_is_done_once(tmp_path, quick, world, left):
     folder, done = tmp_path / "ranks", []
     if left != "nothing":  # of a start that was killed, with other ranks
         folder.mkdir()
@@ -206,22 +215,83 @@ def test_each_block_is_done_once_by_the_rank_whose_turn_it_is(tmp_path, quick, w
         (folder / "rank-0.json").write_text('{"id": "0", "state": "it failed"}')
         (folder / "block-7").write_bytes(b"old")
 
+    first = set()
+
     def work(rank, number):
         done.append((rank, number))
+        first.add(rank)
+        until(lambda: len(first) == world)  # each has a block before any has its second
         return f"{number} by {rank}".encode()
 
     numbers = [2, 3, 5, 8, 13, 21, 34]
     come, errors = run_in_threads(folder, world, numbers, [partial(work, rank) for rank in range(world)])
     assert errors == [None] * world
-    assert come == {number: f"{number} by {i % world}".encode() for i, number in enumerate(numbers)}
-    assert len(done) == len(numbers) and not folder.exists()
+    assert sorted(number for _, number in done) == numbers and not folder.exists()
+    assert come == {number: f"{number} by {rank}".encode() for rank, number in done}
+    begun = {rank: number for rank, number in reversed(done)}
+    assert begun == {rank: numbers[rank] for rank in range(world)}
+
+
+@pytest.mark.parametrize("slow", [0, 2])
+def test_a_slow_rank_leaves_to_others_what_it_has_not_begun(tmp_path, quick, slow):
+    done = []
+
+    def work(rank, number):
+        done.append((rank, number))
+        until((lambda: len(done) == 9) if rank == slow else lambda: slow in dict(done))
+        return b""
+
+    come, errors = run_in_threads(tmp_path / "ranks", 3, range(9), [partial(work, rank) for rank in range(3)])
+    assert errors == [None] * 3 and sorted(come) == list(range(9))
+    assert [number for rank, number in done if rank == slow] == [slow]
+
+
+def test_the_first_rank_begins_before_others_come(tmp_path, quick):
+    """What it has done by then is not done again."""
+    begun, done = threading.Event(), []
+
+    def early(number):
+        done.append((0, number))
+        begun.set()
+        until(lambda: len(done) > 1)
+        return b""
+
+    def late(number):
+        done.append((1, number))
+        return b""
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(lead, tmp_path / "ranks", 2, range(6), early, {})
+        assert begun.wait(10)
+        second = pool.submit(member, tmp_path / "ranks", 2, 1, late)
+    assert (first.exception(), second.exception()) == (None, None)
+    assert sorted(number for _, number in done) == list(range(6)) and done[:2] == [(0, 0), (1, 1)]
+
+
+def test_a_rank_of_an_earlier_start_takes_no_block(tmp_path, quick, monkeypatch):
+    monkeypatch.setattr(shares, "PATIENCE", 2)
+    old = Member(tmp_path / "ranks", 1)
+
+    def work(number):
+        assert number or all(old._claim(other, "earlier") for other in range(1, 5))
+        return b""
+
+    come, errors = run_in_threads(tmp_path / "ranks", 2, range(5), [work, lambda _: b""])
+    assert errors == [None, None] and sorted(come) == list(range(5))
 
 
 def test_an_error_of_one_rank_ends_the_first_and_names_it(tmp_path, quick):
+    failed = threading.Event()
+
     def fails(number):
+        failed.set()
         raise ValueError(f"no memory for {number}")
 
-    come, errors = run_in_threads(tmp_path / "ranks", 3, range(9), [lambda _: b"", fails, lambda _: b""])
+    def waits(number):
+        failed.wait()
+        return b""
+
+    come, errors = run_in_threads(tmp_path / "ranks", 3, range(9), [waits, fails, waits])
     assert "rank 1 failed: no memory for 1; start the same command again" in str(errors[0])
     assert isinstance(errors[1], ValueError) and errors[2] is None
 
@@ -239,7 +309,7 @@ def test_a_rank_without_a_sign_of_life_is_named(tmp_path, quick, clock):
             lead.do([0, 1], lambda _: b"", lambda _: None)
     with pytest.raises(OSError, match="rank 0 gave no sign of life for 120 s"):
         with Member(tmp_path / "other", 1) as member:
-            member.share(2)
+            member.blocks(2)
 
 
 def test_a_rank_lives_as_long_as_its_file_is_touched(tmp_path, clock):

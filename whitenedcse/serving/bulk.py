@@ -221,11 +221,11 @@ def joined(job: Job, rank: int, world: int) -> int:
         torch.cuda.set_device(rank % torch.cuda.device_count())
     with Member(job.out / SHARED, rank) as member:
         embedder = job.opened()  # while the first counts
-        numbers = member.share(world)
+        blocks = member.blocks(world)
         fill = Filling(job, embedder)
         with threads(fill.manifest.threads):
-            member.do(numbers, fill)
-    return sum(map(fill.manifest.count, numbers))
+            done = member.do(blocks, fill)
+    return sum(map(fill.manifest.count, done))
 
 
 @contextmanager

@@ -113,7 +113,7 @@ def led(fitting: Fitting, corpus: Corpus, lead: Lead) -> None:
 def joined(fitting: Fitting, corpus: Corpus, member: Member, world: int) -> None:
     """Send the moments of another rank's share of the blocks to the first one."""
     with member:
-        numbers = member.share(world)
+        numbers = member.blocks(world)
         blocks = divided(corpus, member.folder)
         member.do(numbers, lambda number: sent(fitting, blocks[number]))
 

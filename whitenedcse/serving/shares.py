@@ -1,9 +1,10 @@
 """The blocks of a job, shared by ranks that see one folder: which of them does which, and what comes of each.
 
 Files alone connect the ranks, so they may be processes of one machine or of several that share a disk. Rank
-0 empties the folder. Every other one writes a file with an id that it has just drawn. When all are there, the
-plan names the ids and the blocks, so that no rank takes the files of an earlier start for those of this one.
-Rank r of w does each w-th block from the r-th on, and writes what comes of it; rank 0 reads and removes that.
+0 empties the folder and begins. Every other one writes a file with an id that it has just drawn. When all are
+there, the plan names the ids and the blocks, so that no rank takes the files of an earlier start for those of
+this one. Rank r of w does each w-th block from the r-th on, then those that no other has begun, so that all
+end together; a file claims each block. It writes what comes of a block, and rank 0 reads and removes that.
 While a rank lives it touches its file each second.
 """
 
@@ -15,7 +16,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -76,15 +77,41 @@ class Rank:
         elif now - since > PATIENCE:
             raise OSError(f"rank {rank} gave no sign of life for {PATIENCE:g} s; {AGAIN}")
 
+    def _claimed(self, numbers: Sequence[int], world: int, lead: str) -> Iterator[int]:
+        """The blocks that this rank is the first to claim, its own before others', each as it is asked for.
+
+        lead: the id of rank 0, by which claims of an earlier start are told from those of this one.
+        """
+        own = numbers[self.rank :: world]
+        yield from (number for number in own if self._claim(number, lead))
+        there = {path.name for path in self.folder.glob(f"claim-{lead}-*")}
+        left = [number for number in reversed(numbers) if f"claim-{lead}-{number}" not in there]
+        yield from (number for number in left if self._claim(number, lead))
+
+    def _claim(self, number: int, lead: str) -> bool:
+        try:
+            (self.folder / f"claim-{lead}-{number}").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
     def _live(self) -> None:
         while True:
             with suppress(OSError):  # there is no folder before rank 0 makes it, and it empties the folder
-                if self.file(self.rank).exists():
-                    os.utime(self.file(self.rank))
-                else:
-                    self.say(READY)
-            if self._over.wait(BEAT):
+                self._show()
+            if self._over.wait(self.beat):
                 return
+
+    def _show(self) -> None:
+        if self.file(self.rank).exists():
+            os.utime(self.file(self.rank))
+        else:
+            self.say(READY)
+
+    @property
+    def beat(self) -> float:
+        """Seconds until the next sign of life."""
+        return BEAT
 
 
 class Lead(Rank):
@@ -97,6 +124,7 @@ class Lead(Rank):
     def __init__(self, folder: Path, world: int) -> None:
         super().__init__(folder, 0)
         self.others, self.left = range(1, world), set[int]()
+        self.coming: list[int] | None = None  # the blocks, until the plan has them
         self.watch: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Self:
@@ -123,16 +151,25 @@ class Lead(Rank):
 
         Raises OSError if a rank fails, dies or does not come.
         """
-        self.left = set(numbers)
-        while not all(self._read(rank) for rank in self.others):
-            self._wait()
-        self._plan(numbers=list(numbers))
-        for number in numbers[:: 1 + len(self.others)]:
+        self.left, self.coming = set(numbers), list(numbers)
+        claimed = self._claimed(numbers, 1 + len(self.others), self.id) if self.others else numbers
+        for number in claimed:
             self._fold({number: work(number)}, fold)
             self._gather(fold)
         while self.left or any(self._read(rank).get("state") != ENDED for rank in self.others):
             self._gather(fold)
             self._wait()
+
+    def _show(self) -> None:
+        super()._show()
+        if self.coming is not None and all(self._read(rank) for rank in self.others):
+            self._plan(numbers=self.coming)
+            self.coming = None
+
+    @property
+    def beat(self) -> float:
+        """Seconds until the next sign of life, few while other ranks are awaited."""
+        return BEAT if self.coming is None else POLL
 
     def _fold(self, come: Mapping[int, bytes], fold: Fold) -> None:
         fold(come)
@@ -153,7 +190,7 @@ class Lead(Rank):
     def _plan(self, **content: Any) -> None:
         if self.others:
             ids = [self._read(rank).get("id") for rank in self.others]
-            write_json(self.folder / PLAN, {"ids": ids, **content})
+            write_json(self.folder / PLAN, {"lead": self.id, "ids": ids, **content})
 
     def _gather(self, fold: Fold) -> None:
         """Fold what has come of blocks, and see to the other ranks."""
@@ -182,21 +219,27 @@ class Member(Rank):
         with suppress(OSError):  # where rank 0 has removed the folder
             self.say(ENDED if error is None else str(error) or type(error).__name__)
 
-    def share(self, world: int) -> list[int]:
-        """The numbers of this rank's blocks, as soon as there is a plan. Raises OSError if rank 0 fails."""
+    def blocks(self, world: int) -> Iterator[int]:
+        """The blocks for this rank, each claimed as it is asked for, from the time on that there is a plan.
+
+        Waits for the plan when it is called. Raises OSError if rank 0 fails.
+        """
         while (plan := self._plan()) is None:
             self.refuse_silent(0)
             time.sleep(POLL)
         if "failed" in plan:
             raise OSError(f"rank 0 failed: {plan['failed']}")
-        return list(plan["numbers"][self.rank :: world])
+        return self._claimed(plan["numbers"], world, plan["lead"])
 
-    def do(self, numbers: Sequence[int], work: Work) -> None:
-        """Do these blocks, and write what comes of each for rank 0."""
+    def do(self, numbers: Iterable[int], work: Work) -> list[int]:
+        """Do these blocks, and write what comes of each for rank 0; returns their numbers."""
+        done = []
         for number in numbers:
             result = work(number)
             with writing(self.folder / f"block-{number}", nbytes=len(result)) as stream:
                 stream.write(result)
+            done.append(number)
+        return done
 
     def _plan(self) -> Any:
         """The plan, if it names this rank."""
