@@ -242,6 +242,36 @@ def test_a_row_without_a_score_leaves_the_others_their_tables(tmp_path, where):
     assert not any("no table" in note for note in grids[0].notes)
 
 
+def test_rows_that_are_named_are_compared_and_others_noted(tmp_path):
+    a = run(tmp_path / "a", 0.2, 0, rows=("as it is", "whitened (s3://x)"))
+    b = run(tmp_path / "b:c", 0.2, 0)
+    (grid,) = compared([str(a), str(b)], 20, 2)
+    assert grid.title.startswith("as it is: ")
+    assert (
+        grid.notes[-1]
+        == "rows that not all runs have: whitened (s3://x); compare=[RUN:ROW,RUN:ROW] compares any"
+    )
+    named = [
+        f"{a}:as it is",
+        f"{a}:whitened (s3://x)",
+        f"{b}:as it is",
+        str(tmp_path / "a*:as it is"),
+        str(b),
+    ]
+    (grid,) = compared(named, 20, 2)
+    assert grid.title.startswith("rows as named: ")
+    assert [note.partition(": ")[2] for note in grid.notes[:5]] == named
+    scores = {row["name"]: row["sts"]["tasks"]["A"]["all"] for row in Run(a).results["rows"]}
+    shown = [float(cells(grid, "A")[i].split()[0]) for i in "12345"]
+    wanted = [scores["as it is"], scores["whitened (s3://x)"], *[scores["as it is"]] * 3]
+    assert shown == pytest.approx(wanted, abs=0.01) and abs(shown[1] - shown[0]) > 1
+    assert cells(grid, "A")["3 - 1"].startswith("0.00 ±0.00")
+    with pytest.raises(ValueError, match="no row 'x' in .*/a; it has 'as it is', 'whitened .s3://x.'"):
+        compared([f"{a}:x", str(b)], 20, 2)
+    with pytest.raises(FileNotFoundError, match="no run is in .*/none:as it is"):
+        compared([str(tmp_path / "none:as it is"), str(b)], 20, 2)
+
+
 def test_what_cannot_be_compared_is_refused(tmp_path):
     a = run(tmp_path / "a", 0.2, 0)
     b = run(tmp_path / "b", 0.2, 0, tasks={"A": task(150, 5)[:1], "B": task(80, 1)})

@@ -111,6 +111,17 @@ def assert_alike(found, wanted):
     assert (np.abs(found - wanted) <= 1e-5 * np.linalg.norm(wanted, axis=1, keepdims=True).clip(1)).all()
 
 
+def test_a_transform_fitted_after_unit_length_is_not_put_before_it(embedder):
+    short, texts = scaled(embedder, unit=True), [*TEXTS, *ASKED]
+    raw = Postprocess("whitening").fit(short.replaced(final=None).encode(texts))
+    assert_allclose(np.linalg.norm(whitened(short, raw, 4).encode(texts), axis=1), 1, atol=1e-5)
+    for kind in ("whitening", "pca", "zca_cor", "centre"):
+        wrong = Postprocess(kind).fit(short.encode(texts))
+        with pytest.raises(ValueError, match="fitted to vectors of unit length, and would come before"):
+            whitened(short, wrong)
+        whitened(embedder, wrong)
+
+
 @pytest.mark.parametrize("k", [None, 5])
 @pytest.mark.parametrize(("kind", "layers"), POOLINGS)
 @pytest.mark.slow(but=5)

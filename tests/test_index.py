@@ -131,6 +131,10 @@ def test_ids_and_any_text_travel_along(embedder, tmp_path):
         index.add(["one", "two"], ["1"])
     with pytest.raises(ValueError, match="'one' is one text"):
         index.add("one")
+    with pytest.raises(
+        ValueError, match="have ids of their own, such as 'a/1': give those of the new, by --ids"
+    ):
+        index.add(["one"])
     assert len(index) == 4
 
 

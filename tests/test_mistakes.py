@@ -49,6 +49,9 @@ MISTAKES = {
     "train trainer.devices=cuda": "trainer.devices is how many devices to use, 1 or more, or auto",
     "train loss=matryoshka loss.dims=[64,300]": "loss.dims=[64, 300]: 300 is more than the embedding's width "
     "128; leave out what is above it, as loss.dims=[64] ",
+    "train data=file data.corpus=x.csv data.columns=[a,b] data.passes=2": "data.passes=2 of each of 2 "
+    "columns: 4 encoder passes are more than views=3; lower data.passes, or give views=4",
+    "train data.passes=4": "data.passes=4: 4 encoder passes are more than views=3; lower data.pass",
     "train encoder=pretrained": "encoder.path has no value yet: add encoder.path=DIR_OR_HUB_ID",
     "train encoder=my/bert": "no encoder=my/bert; there are ",
     "train data=file data.corpus=a~(1).txt": "data.corpus=a~(1).txt: a value with such characters has "
@@ -70,6 +73,7 @@ MISTAKES = {
     'own, \'compare=["s/[01]","b"]\'',
     "train +system=SimCSE": "no system=SimCSE; the nearest is system=simcse; there are",
     "evaluate model=typo": "encoder typo: no directory ",
+    "evaluate model=stopped": "stopped is a run without a checkpoint: one of evaluate.py, or one of train.py that",
     "evaluate model=runs": "runs is a folder of runs; name one, model=runs/NAME: a, b",
 }
 
@@ -82,6 +86,8 @@ def test_a_mistake_is_one_line_with_its_cure_and_leaves_nothing(said, start, mon
     for name in ("a", "b"):
         Path("runs", name).mkdir(parents=True, exist_ok=True)
         Path("runs", name, "scores.json").touch()
+    Path("stopped").mkdir(exist_ok=True)
+    Path("stopped/config.yaml").touch()
     script, *words = said.split()
     code, line = start(script, *words)
     assert code == 2 and "\n" not in line and line.startswith(f"error: {MISTAKES[said]}"), line

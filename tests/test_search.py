@@ -51,6 +51,11 @@ def test_build_query_add_and_a_file_of_queries(source, corpus, place, embedder, 
     argv = ["search", "add", place, str(tmp_path / "more.tsv"), "--columns", "text", "--ids", "key"]
     assert cli.main(argv) == 0
     assert capsys.readouterr().out == f"64 texts and 1 more: {place}\n"
+    keyed = str(tmp_path / "keyed")
+    assert cli.main(["search", "build", source, *argv[3:4], keyed, *argv[4:]]) == 0
+    assert cli.main(["search", "add", keyed, str(corpus)]) == 2
+    assert "ids of their own, such as 'mine': give those of the new, by --ids" in capsys.readouterr().err
+    assert len(asked(capsys, keyed, "a cat")) == 1
     (tmp_path / "queries.txt").write_text(f"the cat\n\n{TEXTS[9]}\n")
     rows = asked(capsys, place, "--file", str(tmp_path / "queries.txt"), "--top", "1")
     assert [(r["query"], r["id"], r["cosine"]) for r in rows] == [

@@ -189,6 +189,15 @@ def test_every_setting_of_a_script_s_own_has_a_type(script):
     assert own - set(SCRIPT_TYPES) == set()
 
 
+@pytest.mark.parametrize(
+    ("columns", "views", "passes"),
+    [("", 3, 3), ("a", 3, 3), ("a,b", 2, 1), ("a,b", 3, 1), ("a,b,c", 3, 1), ("a,b", 4, 2), ("a,b,c", 5, 2)],
+)
+def test_the_encodings_of_all_columns_together_are_as_many_as_the_views(columns, views, passes):
+    config = composed("data=file", f"data.columns=[{columns}]", f"views={views}", name="train")
+    assert OmegaConf.create(config).data.passes == passes
+
+
 @pytest.mark.parametrize(("passes", "repetition"), [(1, 0.0), (2, 0.3), (3, 0.3)])
 def test_the_quick_start_repeats_words_where_there_are_several_passes(passes, repetition):
     config = OmegaConf.create(composed(f"data.passes={passes}", name="train"))

@@ -21,7 +21,7 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from whitenedcse.app.identity import label, refuse_name, when
+from whitenedcse.app.identity import encoder_passes, label, refuse_name, when
 from whitenedcse.app.run import Run
 
 CONF = Path(__file__).parents[1] / "conf"  # in a clone a link to the conf/ beside train.py
@@ -51,6 +51,7 @@ SCRIPT_TYPES: dict[str, Any] = {  # of the settings that train.py and evaluate.p
     **dict.fromkeys(("model", "prompt", "monitor.dev"), str | None),
 }
 RESOLVERS: dict[str, Any] = {"when": when, "label": label, "options": lambda name: options(name)}
+RESOLVERS["passes"] = encoder_passes
 RESOLVERS["precision"] = lambda *on: importlib.import_module("whitenedcse.app.compute").quickest(*on)
 for resolver, function in RESOLVERS.items():
     OmegaConf.register_new_resolver(resolver, function, replace=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +138,17 @@ def refuse_name(name: Any) -> None:
 def when(value: Any, known: Any, then: Any, other: Any) -> Any:
     """A setting's value where another setting is `known`, or else `other`: ${when:${views},2,0.1,0.2}."""
     return then if value == known else other
+
+
+def encoder_passes(columns: Sequence[str], views: int) -> int:
+    """How often each column goes through the encoder, so that all its vectors together are `views` at most.
+
+    columns: of a corpus, of which a third holds hard negatives; [] for one.
+
+    >>> [encoder_passes(columns, 3) for columns in ([], ["text"], ["anchor", "positive"])]
+    [3, 3, 1]
+    """
+    return max(1, views // min(2, max(1, len(columns))))
 
 
 def own_encoder(overrides: Iterable[str]) -> bool:

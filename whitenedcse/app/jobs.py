@@ -82,6 +82,7 @@ def train(cfg: DictConfig) -> float | None:
     """One run, begun or resumed; returns the best dev score, for a sweeper to maximise."""
     run, settings = configuration.checked(cfg), OmegaConf.to_yaml(cfg, resolve=True)
     mistakes.refuse_one_job()
+    refuse_passes(cfg)
     launch.refuse_search(cfg.monitor.dev)
     if said := None if run.scores else progress(run):
         launch.say(said)
@@ -91,6 +92,17 @@ def train(cfg: DictConfig) -> float | None:
     if run.scores:
         shutil.rmtree(run.checkpoints, ignore_errors=True)  # which only resume a run; best/ stays
     return run.best_score
+
+
+def refuse_passes(cfg: DictConfig) -> None:
+    """Raise ValueError for more encoder passes than views, before anything is begun."""
+    columns = min(2, max(1, len(cfg.data.columns)))  # a third holds hard negatives
+    if (passes := columns * cfg.data.passes) > cfg.views:
+        of = f" of each of {columns} columns" if columns > 1 else ""
+        raise ValueError(
+            f"data.passes={cfg.data.passes}{of}: {passes} encoder passes are more than views={cfg.views}; "
+            f"lower data.passes, or give views={passes}"
+        )
 
 
 def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:

@@ -153,6 +153,7 @@ def extend(arguments: argparse.Namespace) -> int:
     if remote.is_url(arguments.index):
         raise ValueError(f"{arguments.index}: an index in a store is not added to; build it anew")
     held = index.Index.load(remote.fetched(arguments.index))
+    held.refuse_numbers(bool(arguments.ids))
     more = index.encoded(held.embedder, _pairs(arguments, len(held)), bf16=arguments.bf16)
     index_files.append(Path(arguments.index), len(held), more)
     n = index_files.listed(Path(arguments.index))["parts"][-1]["n"]

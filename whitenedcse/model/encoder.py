@@ -251,6 +251,18 @@ def quiet() -> None:
     transformers_logging.disable_progress_bar()
 
 
+def of_run(path: str, place: Path) -> Path:
+    """The best checkpoint of a run, or another directory itself. FileNotFoundError for a run without one."""
+    if (place / "best").is_dir():
+        return place / "best"
+    if (place / "config.yaml").is_file() and not (place / "config.json").exists():
+        raise FileNotFoundError(
+            f"{path} is a run without a checkpoint: one of evaluate.py, or one of train.py that ended before "
+            "its first evaluation; the command of train.py, repeated, resumes it"
+        )
+    return place
+
+
 def folder(path: str) -> Path:
     """The local directory of a checkpoint: the path itself, or a copy of what a URL or the hub has.
 
@@ -259,8 +271,7 @@ def folder(path: str) -> Path:
     Only safetensors weights are downloaded where the repository has them. Raises FileNotFoundError.
     """
     if Path(path).is_dir() or is_url(path):
-        place = fetched(path)
-        return place / "best" if (place / "best").is_dir() else place  # of a run
+        return of_run(path, fetched(path))
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) or path.startswith("."):
         raise FileNotFoundError(
             f"no encoder in {path}: there is no such directory (looked in {Path(path).absolute()})"

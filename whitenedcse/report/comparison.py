@@ -42,10 +42,14 @@ KINDS = (
 
 
 class Group(NamedTuple):
-    """Runs that differ in their seed alone, in the order of their seeds, and the name or pattern given."""
+    """Runs that differ in their seed alone, in the order of their seeds, and the name or pattern given.
+
+    row: the name of the row that is compared; None for the first.
+    """
 
     name: str
     runs: list[Run]
+    row: str | None = None
 
     @property
     def seeds(self) -> list[int] | None:
@@ -65,32 +69,57 @@ def compared(names: Sequence[str], draws: int, digits: int | None) -> list[Grid]
     """A table for each row that the runs share, by name; of the first rows where they share none.
 
     names: run directories, or patterns (outputs/sgw-*) for one system with several seeds; or directories of
-    mteb's results, one for each model. Each is tested against the first. Raises ValueError where the runs
-    were not scored on the same pairs.
+    mteb's results, one for each model. Each is tested against the first. RUN:ROW names the row of a run: one
+    table then compares these rows. Raises ValueError where the runs were not scored on the same pairs.
     """
-    folders = [(name, expanded(name)) for name in names]
-    every = [path for _, paths in folders for path in paths]
+    folders = [(name, *with_row(name)) for name in names]
+    every = [path for _, paths, _ in folders for path in paths]
     if any(map(mteb_results.files, every)):
         return [mteb_comparison.grid([mteb_results.read(path) for path in every], digits)]
-    groups = [group(name, paths) for name, paths in folders]
+    groups = [group(name, paths)._replace(row=row) for name, paths, row in folders]
     if len(groups) < 2:
         raise ValueError(f"compare={list(names)} is one; name two runs or more, or two patterns of runs")
-    runs = [run for group in groups for run in group.runs]
-    named = [[row["name"] for row in run.results["rows"]] for run in runs]
-    shared: list[str | None] = [name for name in named[0] if all(name in other for other in named)]
+    together, notes = by_row(groups)
     known = [
-        (row, kind)
-        for row in shared or [None]
+        (groups, kind)
+        for groups in together
         for kind in KINDS
-        if all(kind[0] in row_of(run, row)[1] for run in runs)
+        if all(kind[0] in row_of(run, one.row)[1] for one in groups for run in one.runs)
     ]
-    made = [(row, grid(groups, row, kind, draws, digits)) for row, kind in known]
+    made = [(groups, grid(groups, kind, draws, digits)) for groups, kind in known]
     if not (grids := [one for _, one in made if one]):
         raise ValueError(
             f"compare: {' and '.join(group.name for group in groups)} share no task with a score"
         )
-    empty = [f"no table of {row or 'first rows'}: no task has a score in all" for row, one in made if not one]
-    return [*grids[:-1], grids[-1]._replace(notes=[*grids[-1].notes, *empty])]
+    notes += [f"no table of {heading(groups)}: no task has a score in all" for groups, one in made if not one]
+    return [*grids[:-1], grids[-1]._replace(notes=[*grids[-1].notes, *notes])]
+
+
+def by_row(groups: Sequence[Group]) -> tuple[list[list[Group]], list[str]]:
+    """The groups for each row to compare, and a note on rows that are not compared; see `compared`."""
+    named = {run.path: [row["name"] for row in run.results["rows"]] for one in groups for run in one.runs}
+    if any(one.row for one in groups):
+        return [list(groups)], []
+    every = dict.fromkeys(name for rows in named.values() for name in rows)
+    shared = [name for name in every if all(name in rows for rows in named.values())]
+    left = [name for name in every if name not in shared] if shared else []
+    notes = [f"rows that not all runs have: {', '.join(left)}; compare=[RUN:ROW,RUN:ROW] compares any"]
+    return [[one._replace(row=row) for one in groups] for row in shared or [None]], notes if left else []
+
+
+def heading(groups: Sequence[Group]) -> str:
+    """The name of the row of all groups, if it is one."""
+    rows = {one.row for one in groups}
+    return groups[0].row or "first rows" if len(rows) == 1 else "rows as named"
+
+
+def with_row(name: str) -> tuple[list[Path], str | None]:
+    """The directories that RUN or RUN:ROW names, and the row. Raises FileNotFoundError if there is none."""
+    colons = [i for i, letter in enumerate(name) if letter == ":"]
+    for place, row in [(name, ""), *((name[:i], name[i + 1 :]) for i in colons)]:
+        if Path(place).exists() or (glob.has_magic(place) and glob.glob(place)):
+            return expanded(place), row or None
+    return expanded(name), None
 
 
 def expanded(name: str) -> list[Path]:
@@ -119,19 +148,20 @@ def group(name: str, paths: Sequence[Path]) -> Group:
 def row_of(run: Run, name: str | None) -> tuple[int, dict[str, Any]]:
     """The number and the content of a run's row by name; of the first row for None."""
     rows = run.results["rows"]
-    number = 0 if name is None else [row["name"] for row in rows].index(name)
+    known = [row["name"] for row in rows]
+    if name not in (None, *known):
+        raise ValueError(f"compare: no row {name!r} in {run.path}; it has {', '.join(map(repr, known))}")
+    number = 0 if name is None else known.index(name)
     return number, rows[number]
 
 
-def grid(
-    groups: Sequence[Group], row: str | None, kind: tuple[str, str, str], draws: int, digits: int | None
-) -> Grid | None:
+def grid(groups: Sequence[Group], kind: tuple[str, str, str], draws: int, digits: int | None) -> Grid | None:
     """One table: a row for each task, a column for each group and for its difference from the first.
 
     None where no task has a score in all groups.
     """
     key, title, items = kind
-    columns = [column(group, row, key, draws) for group in groups]
+    columns = [column(group, key, draws) for group in groups]
     every = dict.fromkeys(task for c in columns for task in c.values)
     tasks = [task for task in every if all(task in c.values for c in columns)]
     if not tasks:
@@ -158,7 +188,7 @@ def grid(
         mean = groups[0].runs[0].results["headline"]
         title, notes = f"{title}, {mean}", [*notes, meaning(mean)]
     headers = headed(len(groups))
-    return Grid(f"{row or 'first rows'}: {title}", headers, lines, notes, range(1, len(headers)))
+    return Grid(f"{heading(groups)}: {title}", headers, lines, notes, range(1, len(headers)))
 
 
 def manner(first: Group, other: Group, items: str) -> str:
@@ -214,9 +244,9 @@ def of_draws(draws: Draws) -> Source | None:
     return None if interval(draws) is None else Source(float(np.nanvar(draws)), math.inf)
 
 
-def column(group: Group, row: str | None, kind: str, draws: int) -> Column:
+def column(group: Group, kind: str, draws: int) -> Column:
     """Scores and draws of a group for each task."""
-    by_run = [scored(run, row, kind, draws) for run in group.runs]
+    by_run = [scored(run, group.row, kind, draws) for run in group.runs]
     tasks = [task for task in by_run[0] if all(task in run for run in by_run)]
     values = {task: [run[task][0] for run in by_run] for task in tasks}
     drawn = {task: average_draws({str(i): run[task][1] for i, run in enumerate(by_run)}) for task in tasks}

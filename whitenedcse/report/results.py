@@ -12,7 +12,7 @@ from whitenedcse.evaluation.sts import MEANING, MEANS
 
 MARKS = ((0.01, "**"), (0.05, "*"))
 NO_PAIRS = "no dev pairs: neither number says which checkpoint is best (monitor.dev=FILE would)"
-DIGITS = "95 % bootstrap intervals; no more digits than they support (digits=2 prints two)"
+DIGITS = "95 % bootstrap intervals; no more digits than they support (evaluate.py digits=2 prints two)"
 
 
 def number(value: float | None) -> str:

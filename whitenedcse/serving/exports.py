@@ -31,7 +31,7 @@ from whitenedcse.model.lora import merged
 from whitenedcse.serving import card, layouts
 
 PROBE = "one text, by whose vector an embedder is known again"
-ALIKE = 0.99  # cosine of two such vectors: bfloat16 and other machines stay above, other encoders below
+ALIKE = 0.9995  # cosine of two such vectors: bfloat16 and other machines stay above, other encoders below
 
 
 def whitened(
@@ -41,8 +41,8 @@ def whitened(
 
     embedder, fit: or their paths.
     k: the number of components of a whitening or PCA to keep ([1], section 3.3); None for `fit.k`.
-    Raises ValueError for a transform that was fitted to another embedder, or with another prompt, and for
-    more components than its texts can give.
+    Raises ValueError for a transform that was fitted to another embedder, with another prompt, or to vectors
+    of unit length where it comes before that step, and for more components than its texts can give.
 
     >>> from whitenedcse.model.scratch import small_bert
     >>> embedder = Embedder(encoder=small_bert(vocabulary=200, layers=1, width=8, heads=1))
@@ -64,9 +64,23 @@ def whitened(
         weight = weight @ before.weight.double().numpy(force=True)
         provenance["before"] = before.provenance
     unit = embedder.final is not None and embedder.final.unit
+    if unit:
+        refuse_unit(fit)
     provenance |= {"kind": fit.kind, "k": len(bias)}
     tensors = {"weight": torch.tensor(weight), "bias": torch.tensor(bias)}
     return embedder.replaced(final=Final(**tensors, unit=unit, provenance=provenance))
+
+
+def refuse_unit(fit: Postprocess) -> None:
+    """Raise ValueError for a transform that was fitted after unit length, where it comes before that step."""
+    squared = (
+        fit.variances.sum() + fit.mean @ fit.mean
+    )  # the mean squared length of the rows it was fitted to
+    if fit.kind != "prefix" and abs(squared - 1) < 1e-5:
+        raise ValueError(
+            "this transform was fitted to vectors of unit length, and would come before that step: fit it by "
+            "whitenedcse whiten fit, or to the vectors of embedder.replaced(final=None)"
+        )
 
 
 def scaled(embedder: Embedder, *, unit: bool) -> Embedder:

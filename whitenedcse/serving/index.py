@@ -77,16 +77,26 @@ class Index:
     def add(self, texts: Iterable[str], ids: Iterable[object] | None = None) -> Index:
         """Add texts and return the index; without `ids`, the id of a text is its number, from 0.
 
-        Raises ValueError unless there are as many ids as texts.
+        Raises ValueError unless there are as many ids as texts, and for none where the index has its own.
         """
         if isinstance(texts, str):
             raise ValueError(f"texts={texts!r:.50} is one text; give a list of them")
+        self.refuse_numbers(ids is not None)
         texts = list(texts)
         labels = [str(i) for i in (range(len(self), len(self) + len(texts)) if ids is None else ids)]
         if len(labels) != len(texts):
             raise ValueError(f"{len(labels)} ids for {len(texts)} texts; one for each")
         self.parts += list(encoded(self.embedder, zip(labels, texts, strict=True), bf16=False))
         return self
+
+    def refuse_numbers(self, ids: bool) -> None:
+        """Raise ValueError for further texts without ids if those of the index are not their numbers."""
+        known = self.parts[0].ids if self.parts else None
+        if not ids and known and known[len(known) - 1] != str(len(known) - 1):
+            raise ValueError(
+                f"the texts of this index have ids of their own, such as {known[0]!r}: give those of the "
+                "new, by --ids NAME (in Python: ids=)"
+            )
 
     def query(
         self, texts: Sequence[str], top: int = 10, *, prompt: str | None = None, exact: bool = False
