@@ -270,9 +270,8 @@ def fields(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[str, dict[s
 def having(wanted: Sequence[str], present: Sequence[str], place: object) -> Sequence[str]:
     """The wanted columns. Raises ValueError if none is, or one is not among those that are present."""
     if not wanted:
-        known = listed(present, place)
         how = "--columns NAME, data.columns=[NAME] for train.py or columns=[NAME] for evaluate.py"
-        raise ValueError(f"{place}: give {how}, one or more of {known}")
+        raise ValueError(f"{place}: give {how}, one or more of {listed(present, place)}")
     for name in set(wanted).difference(present):
         near = "".join(f"; did you mean {n!r}?" for n in difflib.get_close_matches(name, present, 1))
         raise ValueError(f"{place}: no column {name!r} among {listed(present, place)}{near}")
