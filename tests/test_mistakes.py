@@ -73,7 +73,7 @@ MISTAKES = {
     'own, \'compare=["s/[01]","b"]\'',
     "train +system=SimCSE": "no system=SimCSE; the nearest is system=simcse; there are",
     "evaluate model=typo": "encoder typo: no directory ",
-    "evaluate model=stopped": "stopped is a run without a checkpoint: one of evaluate.py, or one of train.py that",
+    "evaluate model=stopped": "stopped is a run without a checkpoint: one of evaluate.py, or one of tr",
     "evaluate model=runs": "runs is a folder of runs; name one, model=runs/NAME: a, b",
 }
 
