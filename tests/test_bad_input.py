@@ -202,7 +202,7 @@ TRAINING = [
     ({}, "checkpoint_every=soon", ['checkpoint_every="soon" must be a number']),
     ({}, "data.corpus=null", ["data=file has no corpus yet: add data.corpus=FILE"]),
     ({}, "seed=-1", ["-1", "from 0 to 4294967295"]),
-    ({}, "data.passes=9", ["9 encoder passes for 3 views; there are from 1 to as many as views"]),
+    ({}, "data.passes=9", ["data.passes=9: 9 encoder passes are more than views=3; lower data.passes"]),
     ({}, "data.batch_size=1", ["batch_size=1: a contrastive loss needs 2 sentences or more"]),
     ({}, "data.batch_size=100", ["c.txt: 8 rows do not fill one batch_size=100"]),
     ({}, "data.max_length=2", ["max_length=2 leaves no token for text", "use 3 or more"]),
