@@ -169,6 +169,7 @@ def test_a_fetch_that_fails_is_one_line_and_2(root, hub, monkeypatch, capsys, na
     assert (
         error.startswith(f"error: {name}: ") and error.count("\n") == 1 and "could not be downloaded" in error
     )
+    assert ("monitor=held_out or monitor.dev=FILE" in error) == (name == "senteval")
 
 
 def evaluated(folder):

@@ -111,6 +111,21 @@ def assert_alike(found, wanted):
     assert (np.abs(found - wanted) <= 1e-5 * np.linalg.norm(wanted, axis=1, keepdims=True).clip(1)).all()
 
 
+@pytest.mark.parametrize(("cosine", "refused"), [(0.998, True), (0.9999, False)])
+def test_a_transform_knows_its_embedder_from_one_that_was_trained_further(embedder, corpus, cosine, refused):
+    fit = fit_of(embedder, corpus)
+    then = np.array(fit.provenance["probe"])
+    other = np.random.default_rng(0).normal(size=len(then))
+    other -= other @ then / (then @ then) * then
+    other *= np.linalg.norm(then) / np.linalg.norm(other)
+    fit.provenance["probe"] = (cosine * then + (1 - cosine**2) ** 0.5 * other).tolist()
+    if not refused:
+        whitened(embedder, fit)
+        return
+    with pytest.raises(ValueError, match="was fitted to another embedder"):
+        whitened(embedder, fit)
+
+
 def test_a_transform_fitted_after_unit_length_is_not_put_before_it(embedder):
     short, texts = scaled(embedder, unit=True), [*TEXTS, *ASKED]
     raw = Postprocess("whitening").fit(short.replaced(final=None).encode(texts))

@@ -141,14 +141,19 @@ def when(value: Any, known: Any, then: Any, other: Any) -> Any:
 
 
 def encoder_passes(columns: Sequence[str], views: int) -> int:
-    """How often each column goes through the encoder, so that all its vectors together are `views` at most.
+    """How often each column of positives goes through the encoder, so that all together make `views` at most.
 
-    columns: of a corpus, of which a third holds hard negatives; [] for one.
+    columns: those of a corpus; [] for one.
 
     >>> [encoder_passes(columns, 3) for columns in ([], ["text"], ["anchor", "positive"])]
     [3, 3, 1]
     """
-    return max(1, views // min(2, max(1, len(columns))))
+    return max(1, views // positives(columns))
+
+
+def positives(columns: Sequence[str]) -> int:
+    """The number of columns that hold positives: a third has hard negatives, and [] stands for one."""
+    return min(2, max(1, len(columns)))
 
 
 def own_encoder(overrides: Iterable[str]) -> bool:

@@ -96,7 +96,7 @@ def train(cfg: DictConfig) -> float | None:
 
 def refuse_passes(cfg: DictConfig) -> None:
     """Raise ValueError for more encoder passes than views, before anything is begun."""
-    columns = min(2, max(1, len(cfg.data.columns)))  # a third holds hard negatives
+    columns = identity.positives(cfg.data.columns)
     if (passes := columns * cfg.data.passes) > cfg.views:
         of = f" of each of {columns} columns" if columns > 1 else ""
         raise ValueError(
@@ -232,7 +232,7 @@ def scored(
         arguments.say_unfinished(cfg.model)
         run.start(OmegaConf.to_yaml(cfg, resolve=True))
     poolings = [Pooling(kind=row.pooling, layers=row.layers) if row.pooling else None for row in rows]
-    read = ", ".join(dict.fromkeys(str(own or source.pooling) for own in poolings))
+    read = ", ".join(dict.fromkeys(str(pooling or source.pooling) for pooling in poolings))
     launch.say(f"model: {cfg.model}   pooling: {read}   sentences: {len(plan.sentences):,}")
     own, every = Run.of(cfg.model), figures.every_layer(cfg.figures)
     wanted = planes.Wanted(poolings, protocol.max_length, protocol.extra, every, own is None, cfg.bf16)

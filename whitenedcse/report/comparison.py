@@ -80,31 +80,32 @@ def compared(names: Sequence[str], draws: int, digits: int | None) -> list[Grid]
     if len(groups) < 2:
         raise ValueError(f"compare={list(names)} is one; name two runs or more, or two patterns of runs")
     together, notes = by_row(groups)
-    known = [
-        (groups, kind)
-        for groups in together
+    made = [
+        (same, grid(same, kind, draws, digits))
+        for same in together
         for kind in KINDS
-        if all(kind[0] in row_of(run, one.row)[1] for one in groups for run in one.runs)
+        if all(kind[0] in row_of(run, one.row)[1] for one in same for run in one.runs)
     ]
-    made = [(groups, grid(groups, kind, draws, digits)) for groups, kind in known]
     if not (grids := [one for _, one in made if one]):
         raise ValueError(
             f"compare: {' and '.join(group.name for group in groups)} share no task with a score"
         )
-    notes += [f"no table of {heading(groups)}: no task has a score in all" for groups, one in made if not one]
+    notes += [f"no table of {heading(same)}: no task has a score in all" for same, one in made if not one]
     return [*grids[:-1], grids[-1]._replace(notes=[*grids[-1].notes, *notes])]
 
 
 def by_row(groups: Sequence[Group]) -> tuple[list[list[Group]], list[str]]:
     """The groups for each row to compare, and a note on rows that are not compared; see `compared`."""
-    named = {run.path: [row["name"] for row in run.results["rows"]] for one in groups for run in one.runs}
     if any(one.row for one in groups):
         return [list(groups)], []
-    every = dict.fromkeys(name for rows in named.values() for name in rows)
-    shared = [name for name in every if all(name in rows for rows in named.values())]
-    left = [name for name in every if name not in shared] if shared else []
-    notes = [f"rows that not all runs have: {', '.join(left)}; compare=[RUN:ROW,RUN:ROW] compares any"]
-    return [[one._replace(row=row) for one in groups] for row in shared or [None]], notes if left else []
+    named = [[row["name"] for row in run.results["rows"]] for one in groups for run in one.runs]
+    every = dict.fromkeys(name for rows in named for name in rows)
+    shared = [name for name in every if all(name in rows for rows in named)]
+    together = [[one._replace(row=row) for one in groups] for row in shared or [None]]
+    if not shared or len(shared) == len(every):
+        return together, []
+    left = ", ".join(name for name in every if name not in shared)
+    return together, [f"rows that not all runs have: {left}; compare=[RUN:ROW,RUN:ROW] compares any"]
 
 
 def heading(groups: Sequence[Group]) -> str:
@@ -117,7 +118,7 @@ def with_row(name: str) -> tuple[list[Path], str | None]:
     """The directories that RUN or RUN:ROW names, and the row. Raises FileNotFoundError if there is none."""
     colons = [i for i, letter in enumerate(name) if letter == ":"]
     for place, row in [(name, ""), *((name[:i], name[i + 1 :]) for i in colons)]:
-        if Path(place).exists() or (glob.has_magic(place) and glob.glob(place)):
+        if Path(place).exists() or glob.glob(place):
             return expanded(place), row or None
     return expanded(name), None
 

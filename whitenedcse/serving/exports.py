@@ -73,9 +73,7 @@ def whitened(
 
 def refuse_unit(fit: Postprocess) -> None:
     """Raise ValueError for a transform that was fitted after unit length, where it comes before that step."""
-    squared = (
-        fit.variances.sum() + fit.mean @ fit.mean
-    )  # the mean squared length of the rows it was fitted to
+    squared = fit.variances.sum() + fit.mean @ fit.mean  # the mean squared length of the rows fitted to
     if fit.kind != "prefix" and abs(squared - 1) < 1e-5:
         raise ValueError(
             "this transform was fitted to vectors of unit length, and would come before that step: fit it by "
