@@ -362,6 +362,20 @@ def test_a_factory_that_fits_nothing_is_refused(embedder):
         bench(Index.build(embedder, TEXTS), factories=["SQ8", "IVF99,Flat"])
 
 
+def test_it_is_refused_before_anything_is_measured_and_one_of_any_width_is_not(embedder, monkeypatch):
+    index = Index.build(embedder, TEXTS)
+    table = bench(index, dims=[6], factories=["PQ3x3"])  # which 16 is no multiple of
+    assert [row[1:3] for row in table.rows if row[2] != "exact"] == [["6", "PQ3x3"]]
+    monkeypatch.setattr("whitenedcse.serving.search_bench.measured", None)
+    with pytest.raises(ValueError, match=r"'PQ5x2': FAISS says The dimension .* \(width 16\)"):
+        bench(index, dims=[6], factories=["SQ8", "PQ5x2"])
+
+
+def test_what_faiss_can_train_and_not_search_is_refused():
+    with pytest.raises(ValueError, match="^--factory 'PQ3x2': FAISS says 'ksub % 8 == 0' failed"):
+        trained([np.eye(156, 6, dtype=np.float32)], "PQ3x2")
+
+
 @pytest.mark.parametrize(("n", "k"), [(2, 1), (100, 8), (5000, 100), (20_000, 384), (1_000_000, 256)])
 def test_the_usual_ones_can_be_made_and_trained(n, k):
     assert usual(n, k)

@@ -17,7 +17,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from whitenedcse.app import configuration
-from whitenedcse.app.identity import flat
+from whitenedcse.app.reading import flat
 from whitenedcse.report import published
 from whitenedcse.report.conditions import conditions, is_of_training, without_idle
 
@@ -43,7 +43,7 @@ FOLDERS = {
     "model": ["linalg", "whitening", "ragged", "data"],
     "evaluation": ["linalg", "whitening", "data"],
     "training": ["whitening", "ragged", "data", "model", "evaluation", "app.ranks", "app.run"],
-    "report": ["evaluation", "app.identity", "app.run"],
+    "report": ["evaluation", "app.run"],
     "sentence_transformers": ["ragged", "data", "model", "evaluation", "training"],
     "serving": ["linalg", "data", "model", "evaluation", "report", "app.ranks", "app.run"],
     "app": ["data", "model", "evaluation", "training", "report", "serving"],

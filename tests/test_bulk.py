@@ -299,7 +299,7 @@ def test_going_on_otherwise_is_refused(embedder, corpus, bert, tmp_path):
         (job_of(embedder, corpus, out, form=Form(dtype="float16", shard=7)), "dtype was 'float32'"),
         (job_of(embedder, corpus, out, form=Form(to="parquet", shard=7)), "to was 'npy'"),
         (job_of(embedder, corpus, out, form=FORM, bf16=True), "bf16 was False"),
-        (job_of(other, corpus, out, form=FORM), "the encoder, its pooling"),
+        (job_of(other, corpus, out, form=FORM), "job: pooling.kind was 'mean' and is now 'cls'; repeat"),
     ):
         with pytest.raises(ValueError, match=message):
             encoded(wrong)
@@ -312,6 +312,21 @@ def test_going_on_otherwise_is_refused(embedder, corpus, bert, tmp_path):
     corpus_of([*TEXTS[:-1], "the cat"], tmp_path)
     with pytest.raises(ValueError, match="the input is another"):
         encoded(job_of(embedder, corpus, out, form=FORM))
+
+
+def test_the_setting_of_an_encoder_that_is_another_is_named(embedder, corpus, tmp_path):
+    """Here the number of components and a prompt; the transform of a job is in its manifest."""
+
+    def cut(k):
+        provenance = {"kind": "whitening", "k": k}
+        last = Final(weight=torch.eye(16)[:k], bias=torch.zeros(k), unit=False, provenance=provenance)
+        return job_of(embedder.replaced(final=last), corpus, tmp_path / "out", form=FORM)
+
+    encoded(cut(8))
+    with pytest.raises(ValueError, match="job: final.provenance.k was 8 and is now 4; repeat"):
+        encoded(cut(4))
+    with pytest.raises(ValueError, match="job: final.provenance.k was 8 and is now None"):
+        encoded(job_of(embedder, corpus, tmp_path / "out", form=FORM))
 
 
 def test_all_that_decides_a_vector_has_a_part_in_the_digest(embedder):

@@ -72,6 +72,25 @@ def test_it_says_its_version(capsys):
     assert capsys.readouterr().out == f"whitenedcse {importlib.metadata.version('whitenedcse')}\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "encode M a.txt out --ids key",
+            "encode has no --ids; whitenedcse search build and whitenedcse sea",
+        ),
+        ("search query i text --dims 3", "search query has no --dims; whitenedcse search bench has it"),
+        ("whiten fit M a.txt f --shrinking 1", "whiten fit has no --shrinking; the nearest is --shrinkage"),
+        ("encode M a.txt out --zzzz=1", "encode has no --zzzz; --help lists its options"),
+        ("encode M a.txt out b.txt", "b.txt is one word too many: whitenedcse encode takes SOURCE"),
+    ],
+)
+def test_words_that_a_command_does_not_take_are_one_line_with_the_cure(words, message, capsys):
+    assert cli.main(words.split()) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("error: ") and error.count("\n") == 1
+
+
 def test_public_names_are_there_and_others_are_not():
     for name in whitenedcse.__all__:
         assert getattr(whitenedcse, name).__name__ == name

@@ -65,6 +65,16 @@ def test_one_task_has_no_average_and_tasks_without_subsets_one_aggregation():
     assert [shown(grid)[-1][-1] for grid in (alone, two)] == ["60 ±2", "60"]
 
 
+def test_a_file_of_a_task_is_named_without_its_folders_where_that_is_unambiguous():
+    tasks = {"tests/of/a.tsv": sts(60, 2), "STS-B": sts(70, 2), "/other/b.tsv": sts(80, 2)}
+    one = row("x", sts={"tasks": tasks, "avg": sts(70, 2)})
+    (grid,) = grids({"headline": "all", "rows": [one, one]}, None)
+    assert grid.columns == ["", "fitted", "a.tsv", "STS-B", "b.tsv", "average"]
+    tasks["more/a.tsv"] = sts(60, 2)
+    (grid,) = grids({"headline": "all", "rows": [one, one]}, None)
+    assert grid.columns[2:-1] == list(tasks)
+
+
 def test_several_systems_are_rows_in_the_headline_aggregation_with_their_setting():
     rows = [evaluated("raw", "", 50, 2.4), evaluated("whitening (target)", "transductive", 60, 3.1)]
     (grid,) = grids({"headline": "wmean", "rows": rows}, None)

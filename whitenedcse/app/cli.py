@@ -33,8 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     if words[:1] in (["train"], ["evaluate"]):
         return script(*words)
-    arguments = _parser().parse_args(words)
+    parser = _parser()
+    arguments, unknown = parser.parse_known_args(words)
     try:
+        if unknown:
+            from whitenedcse.app.mistakes import no_argument
+
+            raise ValueError(no_argument(unknown, words, parser))
         given.refuse_numbers(arguments)
         with ranks.ending_when_asked():
             return int(arguments.run(arguments))

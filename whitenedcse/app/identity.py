@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whitenedcse.app.durable import checksum
+from whitenedcse.app.reading import flat
 
 if TYPE_CHECKING:
     from whitenedcse.model.embedder import Embedder
@@ -86,15 +87,6 @@ def of_embedder(embedder: Embedder) -> str:
 
     assert embedder.encoder.source is not None
     return checksum(json.dumps([of_weights(embedder.encoder.source), settings(embedder)]).encode())
-
-
-def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """All values of nested mappings by their dotted names."""
-    values: dict[str, Any] = {}
-    for key, value in config.items():
-        name = f"{path}{key}"
-        values |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
-    return values
 
 
 def present(settings: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -246,4 +247,13 @@ def scored(
     used = {name: cfg[name] for name in ("bf16", "sample", "classifier")} | source.facts
     scores, items = suite.recorded((trained or {}) | model | protocol.facts | used, rows, results, plan)
     drawn = figures.draw(run.path, list(cfg.figures), kept.kinds if kept else {}, systems, plan, scores)
-    return scores, items, notes + drawn
+    return scores, items, [*notes, *fitted_to_unit(source.embedder, rows), *drawn]
+
+
+def fitted_to_unit(embedder: Any, rows: Sequence[Any]) -> list[str]:
+    """A note on rows fitted to vectors of unit length, where the encoder ends with that step; else none."""
+    if embedder is None or embedder.final is None or not embedder.final.unit:
+        return []
+    names = ", ".join(row.name for row in rows if row.fit and row.pooling is None)
+    before = "whiten fit and exports whiten before that step, so that scores of theirs differ a little"
+    return [f"{names}: fitted to vectors of unit length, with which this model ends; {before}"] * bool(names)

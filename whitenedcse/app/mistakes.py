@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app.configuration import CONF, groups, plain, stems, unknown
-from whitenedcse.app.identity import flat
 from whitenedcse.app.ranks import placed
+from whitenedcse.app.reading import flat
 
 # groups that are added by +, and what else they need
 ADDED = {"experiment": "", "system": "", "sweep": "-m "}
@@ -123,6 +124,37 @@ def refuse_options(argv: list[str]) -> None:
     near = get_close_matches(name, last, n=1)
     nearest = f"; the nearest is {last[near[0]]}=VALUE" if near else "; --help lists them"
     raise ValueError(f"no option {strange[0]}: settings are written KEY=VALUE{nearest}")
+
+
+def no_argument(unknown: list[str], words: list[str], parser: argparse.ArgumentParser) -> str:
+    """What to write in place of words that a command of `whitenedcse` does not take.
+
+    words: the command line after `whitenedcse`.
+    """
+    every = dict(commands(parser))
+    command = max((c for c in every if words[: len(c.split())] == c.split()), key=len)
+    options = {name: [text for a in one._actions for text in a.option_strings] for name, one in every.items()}
+    strange = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
+    if strange is None:
+        takes = " ".join(str(a.metavar) for a in every[command]._actions if not a.option_strings)
+        return f"{unknown[0]} is one word too many: whitenedcse {command} takes {takes}"
+    near = get_close_matches(strange, options[command], n=1)
+    having = [f"whitenedcse {name}" for name, texts in options.items() if strange in texts]
+    cure = f"the nearest is {near[0]}" if near else "--help lists its options"
+    if having:
+        cure = f"{' and '.join(having[:3])} {'has' if len(having) == 1 else 'have'} it"
+    return f"whitenedcse {command} has no {strange}; {cure}"
+
+
+def commands(
+    parser: argparse.ArgumentParser, before: str = ""
+) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """The commands below a parser, such as "search build", and their parsers."""
+    inner = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    if not inner:
+        yield before, parser
+    for name, one in (pair for action in inner for pair in action.choices.items()):
+        yield from commands(one, f"{before} {name}".strip())
 
 
 def refuse_one_job() -> None:

@@ -25,6 +25,15 @@ DAMAGED = "copy or download it again"
 MOST_LAYERS, MOST = 1000, 2**24  # in a config.json: layers, and other numbers; more take minutes to build
 
 
+def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """All values of nested mappings by their dotted names."""
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{path}{key}"
+        values |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return values
+
+
 def tensors(file: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file by name."""
     from safetensors.torch import load_file

@@ -26,9 +26,9 @@ from omegaconf import OmegaConf
 
 from whitenedcse.app import durable, reading
 from whitenedcse.app.durable import DIGESTS, LOCK, as_json, claimed, intact, read_json, seal, writing
-from whitenedcse.app.identity import differences, flat, present
+from whitenedcse.app.identity import differences, present
 from whitenedcse.app.ranks import first
-from whitenedcse.app.reading import refuse_misfit
+from whitenedcse.app.reading import flat, refuse_misfit
 
 ORIGIN = ("experiment", "system", "seed", "encoder")
 SEALED = ("config.yaml", "versions.json", "metrics.csv", "items.npz", f"best/{DIGESTS}")

@@ -179,6 +179,8 @@ def query(arguments: argparse.Namespace) -> int:
 
     if (arguments.text is None) == (arguments.file is None):
         raise ValueError("one query is a TEXT, several are a --file: give one of the two")
+    if arguments.text is not None and not arguments.text.strip():
+        raise ValueError(f"TEXT {arguments.text!r} is blank: give the words to look for")
     asked = [arguments.text]
     if arguments.file is not None:
         asked = list(texts(sources.named(arguments.file, arguments.columns)))

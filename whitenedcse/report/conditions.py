@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whitenedcse.app.identity import flat
+from whitenedcse.app.reading import flat
 from whitenedcse.app.run import Run
 from whitenedcse.evaluation.tasks import OWN, particular
 

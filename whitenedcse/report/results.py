@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from whitenedcse.app.terminal import Grid
@@ -158,8 +159,19 @@ def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | Non
         widest = max(b - a for a, b in intervals)
         of = "average" if len(tasks) > 1 else "score"
         notes.insert(0, f"the {of}'s 95 % interval is at most ±{widest / 2:.1f}")
-    columns = ["", "fitted", *tasks, *["average"] * (len(tasks) > 1)]
+    columns = ["", "fitted", *short(tasks), *["average"] * (len(tasks) > 1)]
     return Grid(what, columns, lines, notes, right=range(2, len(columns)))
+
+
+def short(tasks: Iterable[str]) -> list[str]:
+    """The names of tasks as headings: of files, the last part of their paths, where these differ.
+
+    >>> short(["STS-B", "tests/of/medicine.tsv"])
+    ['STS-B', 'medicine.tsv']
+    """
+    names = list(tasks)
+    last = [Path(name).name if Path(name).suffix else name for name in names]
+    return last if len(set(last)) == len(last) else names
 
 
 def undefined(rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -183,7 +195,7 @@ def accuracy_grid(rows: Sequence[Mapping[str, Any]], digits: int | None) -> Grid
         cells = [with_interval(done[t]["accuracy"], *bounds(done[t]["interval"]), digits) for t in tasks]
         average = with_interval(row["transfer"]["avg"], *bounds(row["transfer"]["interval"]), digits)
         lines.append([row["name"], row["setting"], *cells, average])
-    columns = ["", "fitted", *tasks, "average"]
+    columns = ["", "fitted", *short(tasks), "average"]
     seconds = sum(task["seconds"] for row in rows for task in row["transfer"]["tasks"].values())
     return Grid(
         "accuracy x 100", columns, lines, [f"{seconds:.0f} s of classifiers", DIGITS], range(2, len(columns))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from whitenedcse.app.durable import writing
-from whitenedcse.app.identity import flat
+from whitenedcse.app.reading import flat
 from whitenedcse.app.run import Run
 
 FREE = ("seed", "run", "checkpoint_every")

@@ -48,7 +48,8 @@ def one_line(factory: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        why = re.sub(r"^Error in .*? at \S+:\d+: (Error: )?", "", " ".join(str(error).split()))
+        source = r"^Error in .*? at \S+:\d+: (Error: )?('.*?' failed: )?"
+        why = re.sub(source, "", " ".join(str(error).split()))
         raise ValueError(f"--factory {factory!r}: FAISS says {why:.200}") from error
 
 
@@ -120,6 +121,7 @@ def trained(parts: Sequence[Vectors], factory: str) -> Any:
         for _, block in pieces(parts):
             index.add(np.ascontiguousarray(block))
             more(len(block))
+        index.search(np.ascontiguousarray(block[:1]), 1)  # which some kinds refuse only now
     return index
 
 

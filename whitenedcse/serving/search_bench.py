@@ -84,26 +84,36 @@ def bench(
     if wrong := [k for k in dims if not 1 <= k <= d]:
         raise ValueError(f"--dims {wrong[0]}: this index has width {d}; name numbers from 1 to {d}")
     dims = sorted({d, *dims}, reverse=True) if dims else ladder(d)
+    for factory in factories:
+        refuse_unfit(factory, dims, n)
     asked = np.sort(np.random.default_rng(0).choice(n, min(QUERIES, n), replace=False))
     final = index.embedder.final
     white = final is not None and final.provenance.get("kind") in ORDERED
     table: list[list[str]] = []
     whole: dict[str, Rows] = {}  # what exact search finds by all components of each kind
     ways = cut(parts, dims, "cut") if white else whitened(parts, dims, prefix)
-    left = [*factories]
     for way in ways:
-        for one in searches(way, asked, factories, left):
+        for one in searches(way, asked, factories):
             wanted = whole.setdefault("as it is" if way.name in ("cut", "prefix") else way.name, one.found)
             shares = (recall(rows, wanted) for rows in (one.found, one.ranked))
             table.append(
                 [*one.cells, *(f"{share:.3f}" for share in (*shares, recall(one.found, whole["as it is"])))]
             )
-    if left and left != [EVERY]:
-        approximate.refuse_few(left[0], d, n)
-        raise ValueError(f"--factory {left[0]!r} fits none of these vectors")
     return Grid(
         "Search", COLUMNS, table, notes(index, n, len(asked), white), right=[1, *range(3, len(COLUMNS))]
     )
+
+
+def refuse_unfit(factory: str, dims: Sequence[int], n: int) -> None:
+    """Raise ValueError for a factory that n rows of none of these widths can have, the widest first."""
+    errors = []
+    for k in dims if factory != EVERY else ():
+        try:
+            return approximate.refuse_few(factory, k, n)
+        except ValueError as error:
+            errors.append(error)
+    if errors:
+        raise ValueError(f"{errors[0]} (width {dims[0]})")
 
 
 def drawn(parts: Sequence[Array], rows: int | None) -> Sequence[Array]:
@@ -157,8 +167,8 @@ def made(name: str, parts: Sequence[Array], mapped: Callable[[Array], Any], befo
     return Way(name, every, before + time.perf_counter() - began)
 
 
-def searches(way: Way, asked: Rows, factories: Sequence[str], left: list[str]) -> Iterator[Measured]:
-    """Exact search, and that by each factory that fits these vectors, which is then removed from `left`."""
+def searches(way: Way, asked: Rows, factories: Sequence[str]) -> Iterator[Measured]:
+    """Exact search, and that by each factory that fits these vectors."""
     n = sum(map(len, way.vectors))
     yield measured(way, asked, EXACT, lambda q, top: nearest(q, way.vectors, top)[1], (4 * way.width, 0))
     for factory in usual(n, way.width) if EVERY in factories else factories:
@@ -166,7 +176,6 @@ def searches(way: Way, asked: Rows, factories: Sequence[str], left: list[str]) -
             approximate.refuse_few(factory, way.width, n)
         except ValueError:
             continue  # such as PQ48 for a width that 48 does not divide
-        left[:] = [one for one in left if one not in (factory, EVERY)]
         began = time.perf_counter()
         index = approximate.trained(way.vectors, factory)
         cost = approximate.size(index) / n, time.perf_counter() - began
