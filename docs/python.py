@@ -17,6 +17,7 @@ GROUPS: dict[str, dict[str, str]] = {  # public names, and those of their member
         "Pooling": "",
         "Postprocess": "fit partial_fit merge transform inverse_transform save load mean matrix variances",
         "whitened": "",
+        "export": "",
         "Index": "build add query save load",
     },
     "Parts of a training": {
@@ -33,7 +34,7 @@ GROUPS: dict[str, dict[str, str]] = {  # public names, and those of their member
 }
 BEGINNING = """# The library in Python
 
-You want to train, evaluate, encode, whiten or search from your own Python code. Every name with a heading
+You want to train, evaluate, encode, whiten, search or export from your own Python code. Every name with a heading
 here is imported from `whitenedcse`; some examples also need `import numpy as np`, `import torch` and
 `from whitenedcse.training.loss import Step`. There are scripts for
 [training on your own text](../examples/own_text.py), [search](../examples/whiten_and_search.py),

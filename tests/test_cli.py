@@ -65,6 +65,15 @@ def test_another_broken_pipe_is_an_error(monkeypatch):
     assert end.value.code == 2
 
 
+def test_a_folder_of_the_clones_name_does_not_hide_the_package(tmp_path):
+    """Python is started in the folder that holds the clone."""
+    (tmp_path / "whitenedcse" / "data").mkdir(parents=True)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    code = "import whitenedcse, whitenedcse.data.remote; print(whitenedcse.__all__[0])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert (done.stdout, done.stderr) == ("BarlowTwins\n", "")
+
+
 def test_it_says_its_version(capsys):
     with pytest.raises(SystemExit) as end:
         cli.main(["--version"])

@@ -130,6 +130,21 @@ def test_without_gradio_the_command_says_what_to_install(embedder, tmp_path, cap
     assert "pip install 'whitenedcse[demo]'" in capsys.readouterr().err
 
 
+def test_a_port_that_is_taken_is_named_with_the_way_out():
+    page = pytest.importorskip("whitenedcse.serving.demo")
+
+    class Blocks:
+        def launch(self, server_port, **_):
+            raise OSError(f"Cannot find empty port in range: {server_port}-{server_port}")  # Gradio's words
+
+    with pytest.raises(
+        OSError, match=r"^--port 81 is taken: give another, or leave it out for the first free"
+    ):
+        page.opened(Blocks(), 81)
+    with pytest.raises(OSError, match="^Cannot find empty port"):
+        page.opened(Blocks(), None)
+
+
 # the browser, driven by its own protocol
 
 

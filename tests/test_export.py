@@ -270,6 +270,25 @@ def spoiled(write):
     return spoiling
 
 
+def test_python_exports_an_embedder_or_the_path_of_one(embedder, tmp_path):
+    checkpoint.save(embedder, tmp_path / "best")
+    wanted = embedder.encode(ASKED)
+    for i, source in enumerate((embedder.train(), str(tmp_path / "best"))):
+        out = tmp_path / str(i)
+        assert export(source, str(out), "sentence-transformers")["difference"] < 1e-5
+        assert_alike(by_sentence_transformers(out, ASKED), wanted)
+    assert embedder.training and "from best, exported" in (tmp_path / "1" / "README.md").read_text()
+    with pytest.raises(ValueError, match="to='onxx' is not one of transformers, sentence-transformers, onnx"):
+        export(embedder, tmp_path / "x", "onxx")
+
+
+def test_a_graph_is_no_encoder_and_says_so(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.onnx").touch()
+    with pytest.raises(FileNotFoundError, match="is an ONNX graph, for onnxruntime; name the encoder"):
+        Embedder.load(tmp_path)
+
+
 @pytest.mark.parametrize("to", ["transformers", "sentence-transformers"])
 def test_a_spoiled_export_is_refused_and_what_was_there_stays(embedder, tmp_path, to, monkeypatch):
     out = tmp_path / "out"
@@ -446,6 +465,7 @@ def test_the_card_of_a_run_says_what_it_was_trained_on_and_what_it_scored(embedd
 
 
 def test_a_card_names_no_folder_or_bucket_of_a_corpus(tmp_path):
+    assert shown(str(tmp_path / "sweep" / "3")) == "sweep/3"  # a job of a sweep
     given = ("wiki1m", "owner/pairs", str(tmp_path), "/gone/x.txt", "s3://secret/bucket/x.txt.gz")
     assert [shown(place) for place in given] == ["wiki1m", "owner/pairs", tmp_path.name, "x.txt", "x.txt.gz"]
 

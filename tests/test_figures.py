@@ -106,7 +106,7 @@ def test_no_figure_shows_a_score_that_is_undefined(tmp_path, monkeypatch, golds)
     assert said[0] == "layers: not drawn: no average 'all' of vectors whitened is defined" or len(golds) == 2
     rows = list(csv.DictReader((tmp_path / "components.csv").read_text().splitlines()))
     assert {int(row["k"]) for row in rows if row["task"] == "T0" and row["all"]} == {1, 2, 3, 4}
-    assert said[1].startswith("components.png: the best k: ") and ("no average" in said[1]) == (
-        len(golds) == 2
-    )
+    assert said[1].startswith("components.png: the best k on these pairs themselves: ") and (
+        "no average" in said[1]
+    ) == (len(golds) == 2)
     assert said[2].startswith("subsets") and ("not drawn" in said[2]) == (len(golds) == 2)

@@ -74,7 +74,9 @@ MISTAKES = {
     "train +system=SimCSE": "no system=SimCSE; the nearest is system=simcse; there are",
     "evaluate model=typo": "encoder typo: no directory ",
     "evaluate model=stopped": "stopped is a run without a checkpoint: one of evaluate.py, or one of tr",
-    "evaluate model=runs": "runs is a folder of runs; name one, model=runs/NAME: a, b",
+    "evaluate model=runs": "runs is a folder of runs; name one, runs/NAME: a, b",
+    "train corpus=my.txt": "no setting 'corpus'; there is data.corpus",
+    "train +system=vicreg loss.temperature=0.1": "no setting 'loss.temperature' in this loss; add one",
 }
 
 
@@ -92,6 +94,14 @@ def test_a_mistake_is_one_line_with_its_cure_and_leaves_nothing(said, start, mon
     code, line = start(script, *words)
     assert code == 2 and "\n" not in line and line.startswith(f"error: {MISTAKES[said]}"), line
     assert not list(Path("outputs").glob("*"))
+
+
+@pytest.mark.parametrize("system", ["vicreg", "barlow", "sigreg", "wmse"])
+@pytest.mark.slow(but=1)
+def test_a_system_whose_loss_has_no_temperature_trains_the_encoder_of_the_quick_start(system, start):  # noqa: F811
+    small = "trainer.max_steps=1 tasks=none data.sample=200 encoder.width=16 encoder.heads=2"
+    assert start("train", f"+system={system}", "run=r", *small.split())[0] is None
+    assert "temperature" not in OmegaConf.load("outputs/r/config.yaml").loss
 
 
 def test_a_run_directory_that_holds_something_stays(start):  # noqa: F811

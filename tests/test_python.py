@@ -31,6 +31,7 @@ from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.data.tokens import tokenised
 from whitenedcse.evaluation.geometry import alignment, uniformity
 from whitenedcse.evaluation.sts import Subset
+from whitenedcse.model import checkpoint
 from whitenedcse.training.loggers import progress_bar
 from whitenedcse.training.module import first_seed, seed_of
 from whitenedcse.training.monitor import DevSet, HeldOut, Monitor, dropped
@@ -64,7 +65,9 @@ def bits(run):
 
 
 def test_a_call_and_the_command_give_the_same_bits(home):
+    argv = list(sys.argv)
     run = whitenedcse.train("bert", "my.txt", dev="pairs.tsv", output="outputs/call", **SMALL)
+    assert sys.argv == argv
     done = started("train.py", *WORDS, "monitor=held_out", "monitor.dev=pairs.tsv", "run=command", cwd=home)
     assert done.returncode == 0, done.stderr
     assert bits(run.path) == bits("outputs/command")
@@ -73,7 +76,7 @@ def test_a_call_and_the_command_give_the_same_bits(home):
     assert run.embedder.encode(SENTENCES).shape == (8, 16) and repr(run) == "Run('outputs/call')"
     # and leaves no trace: neither Hydra's state, nor the lock, nor the arguments of the process
     assert not GlobalHydra.instance().is_initialized() and not HydraConfig.initialized()
-    assert sys.argv[0].split()[0] != "whitenedcse" and "WHITENEDCSE_FORCE" not in os.environ
+    assert "WHITENEDCSE_FORCE" not in os.environ
     claimed = subprocess.run(
         [sys.executable, "-c", "from whitenedcse.app.run import Run; Run('outputs/call').claim()"],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -104,6 +107,44 @@ def test_an_encoder_is_evaluated_by_a_call(home, capsys):
     )
     assert white.results["rows"][-1]["postprocess"]["k"] == 4 and white.settings["draws"] == 10
     assert "Spearman x 100" in capsys.readouterr().out
+
+
+def test_a_transform_is_fitted_to_the_training_corpus_and_to_no_other_of_its_name(home, monkeypatch):
+    run = whitenedcse.train("bert", "my.txt", output="outputs/f", settings={"trainer.max_steps": 1}, **SMALL)
+
+    def white(output):
+        named = {"tasks": str(home / "pairs.tsv"), "output": home / output, "settings": {"fit": "training"}}
+        return whitenedcse.evaluate(home / run.path, postprocess="whitening", k=2, **named)
+
+    assert white("w").results["rows"][-1]["setting"] == "inductive"
+    (home / "deep").mkdir()
+    monkeypatch.chdir(home / "deep")
+    for text in (None, "another text\n"):
+        if text:
+            Path("my.txt").write_text(text)
+        with pytest.raises(
+            ValueError, match="fit=training: my.txt of this folder is not what .* was trained"
+        ):
+            white("x")
+    assert not (home / "x").exists()
+
+
+def test_the_own_pooling_and_prompt_of_an_encoder_that_are_not_trained_are_said(home, bert, capsys):
+    checkpoint.save(embedder_of(bert, kind="mean").replaced(prompt="query: "), home / "own")
+    settings = {"trainer.max_steps": 1}
+    for name, removed in (("ours", []), ("theirs", ["whitenedcse.json", "digests.json"])):
+        for file in removed:
+            (home / "own" / file).unlink()
+        whitenedcse.train(
+            "own", "my.txt", output=f"outputs/{name}", settings=settings, **SMALL | {"pooling": "cls"}
+        )
+        out = capsys.readouterr().out
+        pools = "note: own pools by mean over layers [-1], this run by cls over layers [-1]"
+        assert f"{pools}; keep it by pooling=mean\n" in out
+        assert "note: own embeds after the prompt 'query: ', this run after none; see prompt=\n" in out
+    whitenedcse.train("own", "my.txt", output="outputs/b", settings=settings | {"prompt": "query: "}, **SMALL)
+    whitenedcse.train("bert", "my.txt", output="outputs/c", settings=settings, **SMALL)
+    assert "note: " not in capsys.readouterr().out
 
 
 def test_runs_are_models_and_one_task_needs_no_list(home):

@@ -150,6 +150,11 @@ def test_where_data_lie_and_where_it_runs_may_change(run):
     run.refuse_other(free + more, EXACT)
 
 
+def test_of_many_differences_some_are_said(run):
+    with pytest.raises(ValueError, match=r"a=0 .*, and 2 more; choose another name"):
+        run.refuse_other(CONFIG + "".join(f"{name}: 0\n" for name in "abcdefgh"), {})
+
+
 def test_all_differences_are_said_at_once(run):
     changed = CONFIG.replace("seed: 1", "seed: 2").replace("max_steps: 9", "max_steps: 10")
     with pytest.raises(ValueError, match=r"seed=2 .*, trainer.max_steps=10 "):
@@ -193,6 +198,7 @@ def test_what_a_refused_job_wrote_is_discarded(tmp_path):
     run = Run(tmp_path / "run").asked()
     run.start(CONFIG)
     (run.path / "train.log").touch()
+    run.metrics.write_text("step,dev/spearman\n0,55.0\n")  # of the untouched encoder
     run.discard()
     assert not run.path.exists()
     run.asked().start(CONFIG)  # the corrected command

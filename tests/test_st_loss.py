@@ -30,6 +30,7 @@ from whitenedcse import whitening as mathematics
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import ProjectionHead
+from whitenedcse.model.whitener import WhiteningSettings
 from whitenedcse.ragged import ragged
 from whitenedcse.sentence_transformers import HeadInCheckpoints, WhitenedContrastiveLoss, accelerate
 from whitenedcse.training.loss import MultiPositiveLoss
@@ -256,6 +257,15 @@ def test_the_defaults_are_those_of_our_training():
 def test_settings_that_do_not_fit_together_are_refused(made, settings, words):
     with pytest.raises(ValueError, match=words):
         WhitenedContrastiveLoss(made(), **settings)
+
+
+@pytest.mark.parametrize("name", ["zca", "shuffled_group"])
+def test_a_whitening_by_name_is_refused_with_what_to_give(made, name):
+    with pytest.raises(
+        TypeError, match=f"whitening='{name}' must be None or a WhiteningSettings of whitenedcse"
+    ):
+        WhitenedContrastiveLoss(made(), whitening=name)
+    WhitenedContrastiveLoss(made(), whitening=WhiteningSettings(kind="zca", group_width=None))  # as it says
 
 
 def test_weights_in_float16_are_refused_unless_they_are_frozen(made):

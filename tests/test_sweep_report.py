@@ -16,7 +16,7 @@ from whitenedcse.app import cli
 from whitenedcse.app.reading import series
 from whitenedcse.app.run import Run
 from whitenedcse.evaluation.differences import holm
-from whitenedcse.report import contrasts, sweep
+from whitenedcse.report import contrasts, page, sweep
 
 SCORES = {  # by system and seed: dev best, test average; no pattern
     "simcse": {1: (70.1, 66.0), 2: (69.2, 65.1), 3: (71.7, 67.9), 4: (70.9, 66.4)},
@@ -163,6 +163,17 @@ def test_means_and_spreads_are_those_of_numpy_for_every_row_of_the_tests(tmp_pat
         assert row(space, name)["alignment"] == f"{align.mean():.3f} ± {align.std(ddof=1):.3f}"
         assert row(space, name)["uniformity"] == f"{uniform.mean():.3f} ± {uniform.std(ddof=1):.3f}"
         assert row(space, name)["sentences/s (median)"] == f"{np.median(400 + dev):,.0f}"
+
+
+def test_the_score_of_a_single_test_has_no_average_beside_it(tmp_path):
+    for seed in (1, 2):
+        folder = trained(tmp_path / "s" / str(seed), seed, 70.0, 60.0)
+        scores = json.loads((folder / "scores.json").read_text())
+        for row in scores["rows"]:
+            row["sts"]["tasks"] = {"/my/pairs.tsv": next(iter(row["sts"]["tasks"].values()))}
+        (folder / "scores.json").write_text(json.dumps(scores))
+    *_, by_task = page.write([str(tmp_path / "s")], None, None)[0]
+    assert by_task.title.startswith("tests by task") and by_task.columns == ["", "pairs.tsv"]
 
 
 def test_averages_over_different_tests_are_not_compared(tmp_path):

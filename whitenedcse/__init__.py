@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from whitenedcse.model.head import Pooling, ProjectionHead
     from whitenedcse.model.lora import LoRA
     from whitenedcse.model.whitenings import GroupWhitening, ShuffledGroupWhitening, Whitening
-    from whitenedcse.serving.exports import whitened
+    from whitenedcse.serving.exports import export, whitened
     from whitenedcse.serving.index import Index
     from whitenedcse.training.decorrelation import (
         WMSE,
@@ -63,6 +63,7 @@ __all__ = [
     "WMSE",
     "Whitening",
     "evaluate",
+    "export",
     "pretrained",
     "train",
     "whitened",
@@ -77,7 +78,7 @@ HOMES = {
     "model.head": ["Pooling", "ProjectionHead"],
     "model.lora": ["LoRA"],
     "model.whitenings": ["GroupWhitening", "ShuffledGroupWhitening", "Whitening"],
-    "serving.exports": ["whitened"],
+    "serving.exports": ["export", "whitened"],
     "serving.index": ["Index"],
     "training.decorrelation": ["BarlowTwins", "CovariancePenalty", "SIGReg", "TraceLoss", "VICReg", "WMSE"],
     "training.loss": ["Matryoshka", "MultiPositiveLoss"],

@@ -163,8 +163,6 @@ def require_model(model: str | None) -> None:
     """Raise FileNotFoundError if there is no such model; a model of the hub is fetched."""
     if model is None:
         raise ValueError("no model: give model=DIR_OR_HUB_ID, or compare=[RUN,RUN]")
-    if runs := sorted(path.parent.name for path in Path(model).glob("*/scores.json")):
-        raise ValueError(f"{model} is a folder of runs; name one, model={model}/NAME: {', '.join(runs[:9])}")
     if not is_function(model):
         from whitenedcse.model.encoder import folder
 
@@ -252,20 +250,6 @@ def drawable(plan: Plan, figures: Sequence[str]) -> Plan:
     if figures and not plan.pairs:
         raise ValueError(f"figures={list(figures)}: a figure is of scored pairs, and no task here has them")
     return plan
-
-
-def fit(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[str]]:
-    """The corpus to fit transforms to, and its columns; "training" is the corpus of the model's own run."""
-    if name != "training":
-        return name, list(columns)
-    from whitenedcse.app.run import Run
-
-    if run := Run.of(model):
-        data = run.settings["data"]
-        return data["corpus"], list(data["columns"])
-    raise ValueError(
-        f"fit=training: {model} is not a run of train.py; name a corpus, e.g. fit=wiki1m, or a file"
-    )
 
 
 def inputs(config: Any) -> tuple[list[Any], Any]:

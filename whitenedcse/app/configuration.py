@@ -235,6 +235,8 @@ def unknown(key: str, known: Iterable[str]) -> str:
     names = sorted(name for name in known if not name.rpartition(".")[2].startswith("_"))
     if near := difflib.get_close_matches(key, names, n=1, cutoff=0.8):
         return f"no setting {key!r}; the nearest is {near[0]!r}"
+    if "." not in key and (same := [name for name in names if name.endswith(f".{key}")]):
+        return f"no setting {key!r}; there is {' and '.join(same[:3])}"
     group = key.rpartition(".")[0]
     inside = [name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == group]
     there = f"; {group or 'the top level'} has {', '.join(inside)}" if inside else ""

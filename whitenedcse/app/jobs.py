@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,9 +81,10 @@ def progress(run: Run) -> str | None:
 
 def train(cfg: DictConfig) -> float | None:
     """One run, begun or resumed; returns the best dev score, for a sweeper to maximise."""
+    mistakes.leave_out_idle(cfg)
     run, settings = configuration.checked(cfg), OmegaConf.to_yaml(cfg, resolve=True)
     mistakes.refuse_one_job()
-    refuse_passes(cfg)
+    mistakes.refuse_passes(cfg)
     launch.refuse_search(cfg.monitor.dev)
     if said := None if run.scores else progress(run):
         launch.say(said)
@@ -95,20 +96,10 @@ def train(cfg: DictConfig) -> float | None:
     return run.best_score
 
 
-def refuse_passes(cfg: DictConfig) -> None:
-    """Raise ValueError for more encoder passes than views, before anything is begun."""
-    columns = identity.positives(cfg.data.columns)
-    if (passes := columns * cfg.data.passes) > cfg.views:
-        of = f" of each of {columns} columns" if columns > 1 else ""
-        raise ValueError(
-            f"data.passes={cfg.data.passes}{of}: {passes} encoder passes are more than views={cfg.views}; "
-            f"lower data.passes, or give views={passes}"
-        )
-
-
 def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     """Train in this process, alone or as one of several ranks."""
     # PyTorch and Lightning take seconds to import: the settings are checked before
+    from whitenedcse.model.checkpoint import others
     from whitenedcse.training.health import Health, Heartbeat
     from whitenedcse.training.loggers import Metrics, Record, progress_bar
     from whitenedcse.training.module import seed_everything
@@ -119,6 +110,8 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     module, data = built(cfg)
     attention = module.embedder.encoder.attention(device)
     launch.say(f"{data.counts}; attention: {attention}")
+    for note in others(module.embedder, cfg.encoder.get("path")):
+        launch.say(note)
     facts = {**launch.origin(cfg, module.embedder.encoder), "device": device.type, "attention": attention}
     exact = data.tokens.digests | identity.content(cfg, module.embedder.encoder, module.terms, tests, dev)
     monitor = instantiate(cfg.monitor)(dev=dev, directory=run.best, say=launch.say)
@@ -196,7 +189,7 @@ def agenda(cfg: DictConfig) -> tuple[Any, list[Any], Any, list[str]]:
     """
     from whitenedcse.evaluation import suite, tasks
 
-    cfg.fit, cfg.columns = fit, columns = arguments.fit(cfg.model, cfg.fit, cfg.columns)
+    cfg.fit, cfg.columns = fit, columns = fitted_on(cfg.model, cfg.fit, cfg.columns)
     protocol = instantiate(cfg.protocol)
     settings = instantiate(cfg.postprocess).settings if cfg.postprocess else None
     rows, notes = tasks.chosen(protocol, settings, fit, curve="components" in cfg.figures)
@@ -210,6 +203,34 @@ def agenda(cfg: DictConfig) -> tuple[Any, list[Any], Any, list[str]]:
     fits = [row.fit for row in rows if row.fit]
     plan = suite.plan(dict(zip(cfg.tasks.names, data, strict=True)), fits, texts, protocol.case)
     return protocol, rows, arguments.drawable(plan, cfg.figures), notes
+
+
+def fitted_on(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[str]]:
+    """The corpus to fit transforms to, and its columns; "training" is the corpus of the model's own run."""
+    if name != "training":
+        return name, list(columns)
+    if run := Run.of(model):
+        data, noted = run.settings["data"], run.facts.get("corpus")
+        if run.scores is not None and noted not in (None, seen(data)):
+            raise ValueError(
+                f"fit=training: {data['corpus']} of this folder is not what {model} was trained on, or has "
+                "changed since; name the corpus, fit=FILE, or start where train.py was started"
+            )
+        return data["corpus"], list(data["columns"])
+    raise ValueError(
+        f"fit=training: {model} is not a run of train.py; name a corpus, e.g. fit=wiki1m, or a file"
+    )
+
+
+def seen(data: Mapping[str, Any]) -> str:
+    """The digest of a run's corpus, found from this folder; "" where there is none."""
+    from whitenedcse.data import corpus, sources
+
+    try:
+        path = str(sources.located(data["corpus"]))
+        return corpus.fingerprint(corpus.Corpus(path, tuple(data["columns"]), data.get("sample")))
+    except FileNotFoundError:
+        return ""
 
 
 def scored(

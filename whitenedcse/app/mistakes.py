@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
@@ -15,10 +16,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from whitenedcse.app.configuration import CONF, groups, plain, stems, unknown
+from whitenedcse.app.configuration import CONF, groups, parameters, plain, stems, unknown
+from whitenedcse.app.identity import positives
 from whitenedcse.app.ranks import placed
 from whitenedcse.app.reading import flat
 
@@ -173,6 +175,34 @@ def refuse_order(overrides: list[str]) -> None:
     changes = [name for name in added if name in ("+experiment", "+system", "+sweep")]
     if "+experiment" in changes[1:]:
         raise ValueError(f"{changes[0]} changes what +experiment sets: put it after +experiment")
+
+
+def refuse_passes(cfg: DictConfig) -> None:
+    """Raise ValueError for more encoder passes than views, before anything is begun."""
+    columns = positives(cfg.data.columns)
+    if (passes := columns * cfg.data.passes) > cfg.views:
+        of = f" of each of {columns} columns" if columns > 1 else ""
+        raise ValueError(
+            f"data.passes={cfg.data.passes}{of}: {passes} encoder passes are more than views={cfg.views}; "
+            f"lower data.passes, or give views={passes}"
+        )
+
+
+def leave_out_idle(config: DictConfig) -> None:
+    """Remove what the option of `encoder` sets in other groups where their option has no such setting.
+
+    encoder=small sets loss.temperature, which a loss without negatives does not have. What the command line
+    sets is left for `configuration.checked` to refuse.
+    """
+    hydras = HydraConfig.get()
+    given = {text.partition("=")[0].lstrip("+") for text in hydras.overrides.task}
+    for name in settings_of("encoder", hydras.runtime.choices.get("encoder", "")):
+        group, _, key = name.partition(".")
+        node: Any = config.get(group) if group != "encoder" and name not in given else None
+        known = parameters(group, node.get("_target_"), imported=False) if node is not None else {}
+        if known and key in node and key not in known:
+            with open_dict(config):
+                del node[key]
 
 
 def known_keys(argv: list[str]) -> list[str]:

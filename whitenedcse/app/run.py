@@ -116,7 +116,7 @@ class Run:
         return self.scores or self._lacks("scores.json")
 
     def _lacks(self, name: str) -> NoReturn:
-        raise FileNotFoundError(f"{self.path} is not a run of evaluate.py: it has no {name}")
+        raise FileNotFoundError(f"{self.path} is not a run that has ended: it has no {name}")
 
     def _check(self, name: str) -> None:
         """Raise ValueError if this run has ended and the file is not as it was then."""
@@ -215,16 +215,16 @@ class Run:
 
     @on_first_rank
     def discard(self) -> None:
-        """Remove what a refused job wrote here: its log, its lock, and a run that has not made a step.
-
-        A run stays that was here before this process, or that another process is writing.
+        """Remove what a refused job wrote here, its log among it, unless the run has made a step, was here
+        before this process, or is being written by another.
         """
         with suppress(OSError, ValueError):
             if self.path in fresh and self.path.is_dir():
                 if self.path not in held:
                     held[self.path] = FileLock(self.path / LOCK).acquire(timeout=0).lock
-                made = self.path.glob("scores.json"), self.checkpoints.glob("*"), self.best.glob("*")
-                for name in () if self.series or any(map(any, made)) else (*BEGUN, LOCK):
+                steps = (series.steps for series in self.series.values())  # 0 is the untouched encoder's
+                made = self.path.glob("scores.json"), self.checkpoints.glob("*"), self.best.glob("*"), *steps
+                for name in () if any(map(any, made)) else (*BEGUN, LOCK):
                     (self.path / name).unlink(missing_ok=True)
                 self.release()
         with suppress(OSError):
@@ -264,8 +264,7 @@ class Run:
     def refuse_other(self, config: str, exact: Mapping[str, Any], *, force: bool = False) -> list[str]:
         """Raise ValueError if the run here was started with other settings or facts; `force` returns them.
 
-        config: the resolved settings as YAML. exact: what else decides each bit: data, tokenizer, weights,
-        dev pairs, tasks, processes.
+        config: the resolved settings as YAML. exact: what else decides each bit, e.g. digests of the data.
         """
         if not self.began:
             return []
@@ -273,7 +272,8 @@ class Run:
         others = differences(self.settings, self.facts, asked, exact)
         if others and not force:
             anyway = "" if self.scores else "; or, to resume it anyway, add --force (in Python, force=True)"
-            raise ValueError(f"{self.path} holds another run: {', '.join(others)}; {OTHER}{anyway}")
+            some = ", ".join([*others[:6], *[f"and {len(others) - 6} more"] * (len(others) > 6)])
+            raise ValueError(f"{self.path} holds another run: {some}; {OTHER}{anyway}")
         return others
 
     @on_first_rank

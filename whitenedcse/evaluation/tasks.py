@@ -8,7 +8,7 @@ A protocol is how a paper evaluates, as data: text handling, aggregation, and th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import partial
@@ -133,6 +133,17 @@ def own_texts(on: str, name: str, case: str = "as_is") -> list[str]:
     whole = name.split("/")[0]
     parts = [part for part in TASKS if part.split("/")[0] == whole] if on == "target" else []
     return [text for part in dict.fromkeys((name, *parts)) for text in texts(task(part, case))]
+
+
+def short(names: Iterable[str]) -> list[str]:
+    """The names of tasks as headings: of a file without folders and columns, where all then differ.
+
+    >>> short(["STS-B", "tests/of/medicine.tsv:left:right:score"])
+    ['STS-B', 'medicine.tsv']
+    """
+    whole = list(names)
+    last = [Path(name).name.partition(":")[0] if Path(name).suffix else name for name in whole]
+    return last if len(set(last)) == len(last) else whole
 
 
 def corpus_texts(corpus: str, columns: Sequence[str] = (), sample: int | None = None) -> list[str]:

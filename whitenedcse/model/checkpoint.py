@@ -7,6 +7,7 @@ where that library can express the embedding, and ours (`whitenedcse.json`, `hea
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,6 +105,35 @@ def parts(path: str, pooling: Pooling | str | None = None) -> dict[str, Any]:
         name = own.name if own.exists() else modules.name
         raise ValueError(f"{path} carries its own pooling ({name}); leave pooling= and layers= out")
     return ours(directory) if own.exists() else sentence_transformers.read(directory)
+
+
+def own(directory: Path) -> dict[str, Any]:
+    """The "pooling" and the "prompt" that a directory defines for its encoder, without reading its weights.
+
+    Empty for a plain encoder, for modules of Sentence-Transformers that are not read here, and for files of
+    either kind that are damaged, as only the encoder is needed.
+    """
+    with suppress(ValueError, OSError, KeyError, TypeError):
+        if (directory / SETTINGS).exists():
+            content = read_json(directory / SETTINGS)
+            return {"pooling": Pooling(**content["pooling"]), "prompt": content.get("prompt", "")}
+        if (directory / "modules.json").exists():
+            return sentence_transformers.pooled(directory)
+    return {}
+
+
+def others(embedder: Embedder, path: str | None) -> list[str]:
+    """Notes on the pooling and the prompt of the encoder at `path` that are not those it is trained with."""
+    has = own(embedder.encoder.source) if path and embedder.encoder.source else {}
+    pooling, prompt = has.get("pooling", embedder.pooling), has.get("prompt", embedder.prompt)
+    notes = []
+    if str(pooling) != str(embedder.pooling):
+        keep = f"pooling={pooling.kind}" + f" pooling.layers={[*pooling.layers]}" * (pooling.layers != (-1,))
+        notes.append(f"note: {path} pools by {pooling}, this run by {embedder.pooling}; keep it by {keep}")
+    if prompt != embedder.prompt:
+        now = repr(embedder.prompt) if embedder.prompt else "none"
+        notes.append(f"note: {path} embeds after the prompt {prompt!r}, this run after {now}; see prompt=")
+    return notes
 
 
 def plain(directory: Path, pooling: Pooling | str | None) -> dict[str, Any]:

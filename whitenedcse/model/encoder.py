@@ -227,9 +227,7 @@ def longest(backbone: Any, limit: float) -> int:
 
 
 def refuse_foreign(tokenizer: Any, backbone: Any, source: Path | None) -> None:
-    """Raise ValueError for a backbone that has a decoder beside its encoder, as T5 and BART have, and for a
-    tokenizer without words, or with ids that the backbone has no embedding for.
-    """
+    """Raise ValueError for T5 and its like, and a tokenizer without words, or of ids without an embedding."""
     if "decoder_input_ids" in signature(backbone.forward).parameters:
         kind = backbone.config.model_type
         raise ValueError(f"{source}: {kind} is an encoder with a decoder beside it; take an encoder, as BERT")
@@ -252,21 +250,26 @@ def quiet() -> None:
 
 
 def of_run(path: str, place: Path) -> Path:
-    """The best checkpoint of a run, or another directory itself. FileNotFoundError for a run without one."""
+    """The best checkpoint of a run, or another directory; FileNotFoundError for what can be no encoder."""
     if (place / "best").is_dir():
         return place / "best"
-    if (place / "config.yaml").is_file() and not (place / "config.json").exists():
+    kinds = {file.suffix for file in place.glob("*.*")}
+    if ".onnx" in kinds and not kinds & {".safetensors", ".bin"}:
+        raise FileNotFoundError(f"{path} is an ONNX graph, for onnxruntime; name the encoder that it is of")
+    if (place / "config.json").exists():
+        return place
+    if (place / "config.yaml").is_file():
         raise FileNotFoundError(
             f"{path} is a run without a checkpoint: one of evaluate.py, or one of train.py that ended before "
             "its first evaluation; the command of train.py, repeated, resumes it"
         )
+    if runs := sorted(file.parent.name for file in place.glob("*/scores.json")):
+        raise FileNotFoundError(f"{path} is a folder of runs; name one, {path}/NAME: {', '.join(runs[:9])}")
     return place
 
 
 def folder(path: str) -> Path:
-    """The local directory of a checkpoint: the path itself, or a copy of what a URL or the hub has.
-
-    Of a run it is that of its best checkpoint.
+    """The local directory of a checkpoint, of a run its best: the path, or a copy of a URL's or the hub's.
 
     Only safetensors weights are downloaded where the repository has them. Raises FileNotFoundError.
     """

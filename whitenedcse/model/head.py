@@ -136,6 +136,11 @@ class ProjectionHead(nn.Module):
             if len(whitening.mean) != width:
                 raise ValueError(f"a whitening of width {len(whitening.mean)} in a head of width {width}")
             whitening = whitening.settings
+        if not isinstance(whitening, WhiteningSettings | None):
+            raise TypeError(
+                f"whitening={whitening!r:.50} must be None or a WhiteningSettings of "
+                'whitenedcse.model.whitener, such as WhiteningSettings(kind="zca", group_width=None)'
+            )
         self.whitening, self.position = whitening, position
         first, last = position in ("before", "both") or not dense, position in ("after", "both") and dense
         self.before = Whitener(width, whitening) if whitening and first else None

@@ -195,6 +195,18 @@ def read(directory: Path) -> dict[str, Any]:
     }
 
 
+def pooled(directory: Path) -> dict[str, Any]:
+    """The "pooling" and "prompt" of a directory; raises ForeignModules where other layers are pooled, too."""
+    listed = read_json(directory / "modules.json", list)
+    with parsing(directory / "modules.json", DAMAGED):
+        modules = {module["type"].rsplit(".", 1)[-1]: directory / module["path"] for module in listed}
+    if "Pooling" not in modules or "WeightedLayerPooling" in modules:
+        raise ForeignModules(f"{directory / 'modules.json'} has no Pooling of the last layer")
+    config = modules["Pooling"] / "config.json"
+    prompt = prompts(directory, read_json(config)).get("prompt", "")
+    return {"pooling": Pooling(pooling_kind(config)), "prompt": prompt}
+
+
 def most_tokens(file: Path) -> int | None:
     """The length that sentence_bert_config.json limits sentences to; None for no limit."""
     limit = read_json(file).get("max_seq_length")

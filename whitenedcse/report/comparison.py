@@ -30,6 +30,7 @@ from whitenedcse.evaluation.statistics import (
     with_interval,
 )
 from whitenedcse.evaluation.suite import seed
+from whitenedcse.evaluation.tasks import short
 from whitenedcse.report import mteb_comparison
 from whitenedcse.report.results import bounds, difference_cells, headed, meaning
 
@@ -172,7 +173,7 @@ def grid(groups: Sequence[Group], kind: tuple[str, str, str], draws: int, digits
     left = [task for task in every if task not in tasks]
     tasks += ["average"] * (len(tasks) > 1)
     by_seed = [group.seeds is not None and group.seeds == groups[0].seeds for group in groups]
-    lines = [[task, *cells(columns, by_seed, task, digits)] for task in tasks]
+    lines = [[name, *cells(columns, by_seed, t, digits)] for name, t in zip(short(tasks), tasks, strict=True)]
     legend = [
         f"{i}: {group.name}{f' ({len(group.runs)} runs)' if len(group.runs) > 1 else ''}"
         for i, group in enumerate(groups, 1)

@@ -17,6 +17,7 @@ from whitenedcse.app.reading import SPEARMAN
 from whitenedcse.app.terminal import Grid
 from whitenedcse.evaluation.differences import half_width, holm, of_difference, of_mean, tested
 from whitenedcse.evaluation.statistics import Comparison, over_seeds
+from whitenedcse.evaluation.tasks import short
 from whitenedcse.report import plots
 from whitenedcse.report.plots import COLOURS, SIZE, Drawing, drawn, over_steps
 from whitenedcse.report.results import meaning, undefined
@@ -99,7 +100,8 @@ def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
     )
     notes += sweep.notes
     main = Grid("groups of runs, scores x 100", columns, lines, notes, range(1, len(columns)))
-    return [main, shape(sweep.groups), *([by_tasks(sweep.groups, list(tasks))] if tasks else [])]
+    alone = [task for task in tasks if len(tasks) > 2 or task != "average"]  # of one task it is the score
+    return [main, shape(sweep.groups), *([by_tasks(sweep.groups, alone)] if alone else [])]
 
 
 def means(groups: Sequence[Group], measures: Mapping[str, Measure], digits: int = 2) -> list[list[str]]:
@@ -160,7 +162,7 @@ def by_tasks(groups: Sequence[Group], tasks: Sequence[str]) -> Grid:
     lines = [[name, *cells] for name, _, *cells in means(groups, {task: score(task) for task in tasks})]
     over = aggregations(run for group in groups for run in group.runs.values())
     title = f"tests by task{in_brackets(over)}, x 100"
-    return Grid(title, ["", *tasks], lines, right=range(1, len(tasks) + 1))
+    return Grid(title, ["", *short(tasks)], lines, right=range(1, len(tasks) + 1))
 
 
 MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖"}

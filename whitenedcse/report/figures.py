@@ -271,7 +271,7 @@ def _components(run: Path, systems: Mapping[str, System], plan: Plan, said: Said
         if np.isfinite(y).any()
     ]
     found = "; ".join(best) or "no average is defined"
-    return f"components.png: the best k: {found} ({said.line})"
+    return f"components.png: the best k on these pairs themselves: {found} ({said.line})"
 
 
 def _projection(run: Path, system: System, plan: Plan, said: Said) -> str:

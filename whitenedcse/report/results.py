@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from whitenedcse.app.terminal import Grid
 from whitenedcse.evaluation.statistics import Comparison, shown, with_interval
 from whitenedcse.evaluation.sts import MEANING, MEANS
+from whitenedcse.evaluation.tasks import short
 
 MARKS = ((0.01, "**"), (0.05, "*"))
 NO_PAIRS = "no dev pairs: neither number says which checkpoint is best (monitor.dev=FILE would)"
@@ -131,7 +131,7 @@ def sts_tasks(row: Mapping[str, Any], means: Sequence[str], digits: int | None, 
         values = [with_interval(task[mean], *bounds(task["interval"][mean]), digits) for mean in means]
         return [name, str(task.get("n", "")), *values, task.get("why", "")]
 
-    lines = [line(name, task) for name, task in sts["tasks"].items()]
+    lines = [line(name, task) for name, task in zip(short(sts["tasks"]), sts["tasks"].values(), strict=True)]
     lines += [line("average", sts["avg"])] if len(lines) > 1 else []
     headings = means if len(means) > 1 else ["score"]
     columns = ["task", "n", *headings, *([""] if any(cells[-1] for cells in lines) else [])]
@@ -161,17 +161,6 @@ def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | Non
         notes.insert(0, f"the {of}'s 95 % interval is at most ±{widest / 2:.1f}")
     columns = ["", "fitted", *short(tasks), *["average"] * (len(tasks) > 1)]
     return Grid(what, columns, lines, notes, right=range(2, len(columns)))
-
-
-def short(tasks: Iterable[str]) -> list[str]:
-    """The names of tasks as headings: of files, the last part of their paths, where these differ.
-
-    >>> short(["STS-B", "tests/of/medicine.tsv"])
-    ['STS-B', 'medicine.tsv']
-    """
-    names = list(tasks)
-    last = [Path(name).name if Path(name).suffix else name for name in names]
-    return last if len(set(last)) == len(last) else names
 
 
 def undefined(rows: Iterable[Mapping[str, Any]]) -> list[str]:

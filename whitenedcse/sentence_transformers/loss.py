@@ -85,7 +85,7 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         super().__init__()
         passes, width = views if passes is None else passes, model.get_embedding_dimension()
         if not 1 <= passes <= views or views < 2:
-            raise ValueError(f"views={views}, passes={passes}: 2 views or more, and from 1 to {views} passes")
+            raise ValueError(f"views={views}, passes={passes}: 2 views or more, and as many passes or fewer")
         if not 1 <= positives < views:
             raise ValueError(f"positives={positives} are views beside the anchor: from 1 to {views - 1}")
         if mini_batch_size is not None and mini_batch_size < 1:

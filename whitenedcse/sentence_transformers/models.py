@@ -31,7 +31,7 @@ from whitenedcse.evaluation.classifiers import classifier
 from whitenedcse.evaluation.postprocess import Postprocess, ladder
 from whitenedcse.evaluation.sts import TASKS, Index, scores_of
 from whitenedcse.evaluation.suite import Plan, System, evaluated, plan
-from whitenedcse.evaluation.tasks import subsets
+from whitenedcse.evaluation.tasks import short, subsets
 from whitenedcse.evaluation.transforms import refuse_beyond
 from whitenedcse.model import packed
 from whitenedcse.model.attention import way
@@ -68,7 +68,7 @@ class STSEvaluator(BaseEvaluator):  # type: ignore[misc]  # their class has no t
     ) -> None:
         super().__init__()
         self.name, self.draws, self.batch_size = name, draws, batch_size
-        pairs = {task: subsets(task) for task in tasks}
+        pairs = dict(zip(short(tasks), map(subsets, tasks), strict=True))
         self.plan = plan(pairs, ["corpus"] if len(corpus) else [], lambda _: list(corpus))
         self.primary_metric, self.greater_is_better = "avg_spearman", True
         self.csv_file = f"sts_evaluation{'_' * bool(name)}{name}_results.csv"

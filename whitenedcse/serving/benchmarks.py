@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from whitenedcse.app.terminal import lacking
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.planes import digest_of
 
@@ -73,7 +74,10 @@ class Mteb:
         return self.embedder.prompt_of(*([name] if name else []))
 
     def _meta(self, name: str) -> Any:
-        from mteb.models.model_meta import ModelMeta, ScoringFunction
+        try:
+            from mteb.models.model_meta import ModelMeta, ScoringFunction
+        except ImportError as error:
+            raise lacking("Mteb", "mteb", "mteb") from error
 
         embedder = self.embedder
         known = {"name": name, "revision": digest_of(embedder), "embed_dim": embedder.width}

@@ -175,9 +175,10 @@ def scores(run: Run | None) -> str:
 
 
 def shown(place: str) -> str:
-    """A hub id or a name unchanged; the last part of a local path or a URL."""
+    """A hub id or a name unchanged; the last part of a local path or a URL, the last two of a sweep's job."""
     private = Path(place).exists() or place.startswith(("/", ".", "~")) or "://" in place
-    return Path(place).name if private else place
+    *_, folder, name = ("", "", *Path(place).parts)
+    return (f"{folder}/{name}" if name.isdigit() and folder else name) if private else place
 
 
 def mapped(provenance: Mapping[str, Any]) -> list[str]:

@@ -173,7 +173,13 @@ def opened(blocks: gr.Blocks, port: int | None) -> str:
     Raises OSError where the port is taken.
     """
     own: Any = {"server_name": "127.0.0.1", "server_port": port, "app_kwargs": {"lifespan": guarding}}
-    return str(blocks.launch(**own, quiet=True, prevent_thread_lock=True, theme=theme())[1])
+    try:
+        return str(blocks.launch(**own, quiet=True, prevent_thread_lock=True, theme=theme())[1])
+    except OSError as error:
+        if port is None:
+            raise
+        cure = "give another, or leave it out for the first free one"
+        raise OSError(f"--port {port} is taken: {cure}") from error
 
 
 def serve(blocks: gr.Blocks, port: int | None) -> None:

@@ -136,14 +136,34 @@ class Wanted(NamedTuple):
     license: str | None = None
 
 
-def export(embedder: Embedder, out: Path, wanted: Wanted) -> dict[str, Any]:
-    """Write the embedder to `out` in one of `layouts.LAYOUTS`; returns the content of export.json.
+def export(embedder: Embedder | str | Path, out: str | Path, to: str | Wanted) -> dict[str, Any]:
+    """Write an embedder for another library, whose vectors are compared; returns the content of export.json.
 
+    embedder: or the path of one, e.g. of a run. out: a new directory, or that of an earlier export.
+    to: "transformers", "sentence-transformers" or "onnx".
     Raises ValueError, nothing written, for an embedder that the format cannot express, for an export whose
     vectors are not the embedder's, and where `out` holds anything but an earlier export.
+
+    >>> export("outputs/none", "exported", "onxx")
+    Traceback (most recent call last):
+    ValueError: to='onxx' is not one of transformers, sentence-transformers, onnx
     """
-    layout, embedder = layouts.LAYOUTS[wanted.to], merged(embedder.cpu().eval())
+    source = embedder.encoder.source if isinstance(embedder, Embedder) else embedder
+    wanted, out = Wanted(to, str(source or "random weights")) if isinstance(to, str) else to, Path(out)
+    if wanted.to not in layouts.LAYOUTS:
+        raise ValueError(f"to={wanted.to!r} is not one of {', '.join(layouts.LAYOUTS)}")
     refuse(out, wanted)
+    embedder = Embedder.of(embedder)
+    device, training = embedder.encoder.backbone.device, embedder.training
+    try:
+        return written(merged(embedder.cpu().eval()), out, wanted)
+    finally:
+        embedder.to(device).train(training)
+
+
+def written(embedder: Embedder, out: Path, wanted: Wanted) -> dict[str, Any]:
+    """Write an export of an embedder in eval mode, on the CPU, without adapters; see `export`."""
+    layout = layouts.LAYOUTS[wanted.to]
     refuse_infinite(embedder.encode([PROBE]), lambda _: f"the vector of {PROBE!r}")
     layout.refuse(embedder)
     with drafted(out, embedder.nbytes) as draft:

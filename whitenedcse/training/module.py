@@ -83,7 +83,8 @@ def adamw(
         raise ValueError(f"optim.weight_decay={weight_decay} must be finite and 0 or more")
     if not 0 <= warmup_steps <= total_steps:
         raise ValueError(
-            f"optim.warmup_steps={warmup_steps} is not in 0 .. {total_steps}, the steps of this run"
+            f"optim.warmup_steps={warmup_steps} is not in 0 .. {total_steps}, the steps of this run: give "
+            f"fewer, such as optim.warmup_steps={total_steps // 10}, or train for more, by trainer.max_epochs"
         )
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     matrices = [parameter for parameter in trained if parameter.ndim > 1]
