@@ -199,8 +199,11 @@ def leave_out_idle(config: DictConfig) -> None:
     for name in settings_of("encoder", hydras.runtime.choices.get("encoder", "")):
         group, _, key = name.partition(".")
         node: Any = config.get(group) if group != "encoder" and name not in given else None
-        known = parameters(group, node.get("_target_"), imported=False) if node is not None else {}
-        if known and key in node and key not in known:
+        if node is None or key not in node:
+            continue
+        target = node.get("_target_")
+        known = parameters(group, target, imported=False) or parameters(group, target, imported=True)
+        if known and key not in known:
             with open_dict(config):
                 del node[key]
 
