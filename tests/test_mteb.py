@@ -1,5 +1,6 @@
 """Embedders inside mteb, with tasks made here: no hub is asked."""
 
+import sys
 import warnings
 from copy import deepcopy
 
@@ -197,3 +198,9 @@ def test_similarities_are_cosines_to_the_last_digit_of_equal_ones(bert):
 def test_what_it_cannot_do_is_refused(bert):
     with pytest.raises(ValueError, match="precision='int8'"):
         Mteb(embedder_of(bert)).encode([{"text": ["the cat"]}], precision="int8")
+
+
+def test_without_mteb_the_way_out_is_named(bert, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mteb.models.model_meta", None)
+    with pytest.raises(ValueError, match=r"Mteb needs mteb: pip install 'whitenedcse\[mteb\]'"):
+        Mteb(embedder_of(bert))
