@@ -34,8 +34,8 @@ GROUPS: dict[str, dict[str, str]] = {  # public names, and those of their member
 }
 BEGINNING = """# The library in Python
 
-You want to train, evaluate, encode, whiten, search or export from your own Python code. Every name with a heading
-here is imported from `whitenedcse`; some examples also need `import numpy as np`, `import torch` and
+You want to train, evaluate, encode, whiten, search or export from your own Python code. Every name with a
+heading here is imported from `whitenedcse`; some examples also need `import numpy as np`, `import torch` and
 `from whitenedcse.training.loss import Step`. There are scripts for
 [training on your own text](../examples/own_text.py), [search](../examples/whiten_and_search.py),
 [Lightning](../examples/lightning_script.py), [a PyTorch loop](../examples/plain_pytorch.py) and
