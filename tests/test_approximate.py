@@ -160,8 +160,8 @@ def test_the_rows_that_training_takes_are_counted(factory, count):
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        ("nonsense", "FAISS says could not parse index string nonsense"),
-        ("PQ3", "should be a multiple of the number of subquantizers"),
+        ("nonsense", "FAISS says could not parse index string nonsense; it knows Flat, SQ8, "),
+        ("PQ3", "(M); the vectors have 16 numbers, a multiple of 1, 2, 4, 8, 16 ("),
         ("IVF16,Flat", "learns 16 centroids from 39 rows each: 624 rows are needed, and there are 512"),
         ("IVF0,Flat", "one or more lists"),
         ("IDMap,Flat", "no IDMap"),
@@ -287,20 +287,28 @@ def test_vectors_of_encode_give_the_index_that_encoding_would(to, embedder, tmp_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--prompt", "passage: "], "vectors of another embedder"),
+        (
+            ["--prompt", "passage: "],
+            "vectors of another embedder: prompt was None and is now 'passage: '; give",
+        ),
         (
             ["--whiten-k", "4"],
             "--whiten-k 4 fits a whitening, and --vectors were encoded without it: use whitenedcse",
         ),
         (["--sample", "9"], "--sample 9: --vectors hold all rows; leave one of the two out"),
         (["CORPUS"], "not of"),
+        (["FIT"], "vectors of another embedder: final.provenance."),
     ],
 )
 def test_vectors_of_something_else_are_refused(
     change, message, embedder, corpus, tmp_path, capsys, monkeypatch
 ):
     checkpoint.save(embedder, tmp_path / "best")
-    assert cli.main(["encode", str(tmp_path / "best"), corpus, str(tmp_path / "vectors")]) == 0
+    ending = []
+    if change == ["FIT"]:
+        change, ending = [], ["--whiten", str(tmp_path / "fit.safetensors")]
+        assert cli.main(["whiten", "fit", str(tmp_path / "best"), corpus, ending[1]]) == 0
+    assert cli.main(["encode", str(tmp_path / "best"), corpus, str(tmp_path / "vectors"), *ending]) == 0
     if change == ["CORPUS"]:
         change = []
         with open(corpus, "a") as stream:
@@ -367,7 +375,7 @@ def test_it_is_refused_before_anything_is_measured_and_one_of_any_width_is_not(e
     table = bench(index, dims=[6], factories=["PQ3x3"])  # which 16 is no multiple of
     assert [row[1:3] for row in table.rows if row[2] != "exact"] == [["6", "PQ3x3"]]
     monkeypatch.setattr("whitenedcse.serving.search_bench.measured", None)
-    with pytest.raises(ValueError, match=r"'PQ5x2': FAISS says The dimension .* \(width 16\)"):
+    with pytest.raises(ValueError, match=r"'PQ5x2': FAISS says The dimension .*\(width 16\)"):
         bench(index, dims=[6], factories=["SQ8", "PQ5x2"])
 
 

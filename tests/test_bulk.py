@@ -354,7 +354,7 @@ def test_bad_input_is_refused_before_anything_is_written(embedder, corpus, tmp_p
     for wrong, message in (
         ({"corpus": Corpus(str(tmp_path / "bad.txt"))}, "bad.txt:31: byte 0xff"),
         ({"corpus": corpus_of([], tmp_path, "none.txt")}, "no rows"),
-        ({"corpus": Corpus("nli.csv", ("a", "b"))}, "name one column"),
+        ({"corpus": Corpus("nli.csv", ("a", "b"))}, "one column is encoded, not a, b; texts that"),
         ({"form": Form(shard=0)}, "shard=0"),
         ({"form": Form(to="csv")}, "to='csv'"),
         ({"form": Form(dtype="int8")}, "dtype='int8'"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import SENTENCES, embedder_of, whitening
+from numpy.testing import assert_array_equal
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
@@ -262,3 +263,25 @@ def test_a_folder_that_holds_something_else_is_not_replaced(bert, tmp_path):
     with pytest.raises(ValueError, match="other holds something other than a checkpoint"):
         embedder_of(bert).save(notes.parent)
     assert notes.read_text() == "a year of work" and len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_head_of_a_users_own_class_is_left_out_of_the_checkpoint(bert, tmp_path):
+    class Own(ProjectionHead):
+        def __init__(self):
+            super().__init__(bert.width, whitening=None)
+            self.scale = torch.nn.Parameter(torch.tensor(2.0))
+
+    embedder = embedder_of(bert, head=Own()).eval()
+    embedder.save(tmp_path / "best")
+    again = Embedder.load(tmp_path / "best")
+    assert type(again.head) is ProjectionHead and not list(again.head.parameters())
+    assert_array_equal(again.encode(SENTENCES), embedder.encode(SENTENCES))
+    for embedding in ("head", "dense"):
+        with pytest.raises(
+            ValueError, match=f"embedding={embedding} with a head of the class Own, which a ch"
+        ):
+            embedder_of(bert, head=Own(), embedding=embedding)
+    with pytest.raises(
+        ValueError, match="the head is a Identity, which must be a subclass of ProjectionHead"
+    ):
+        embedder_of(bert, head=torch.nn.Identity())

@@ -115,11 +115,24 @@ def test_the_module_runs_as_a_program():
     assert done.stderr == "error: /nowhere: no such folder (WHITENEDCSE_TRACEBACK=1 shows where)\n"
 
 
-@pytest.mark.parametrize("argv", [[], ["data"], ["data", "fetch"], ["data", "fetch", "wiki1n"], ["dato"]])
-def test_a_wrong_command_is_a_usage_error(argv, capsys):
-    with pytest.raises(SystemExit) as end:
-        cli.main(argv)
-    assert end.value.code == 2 and "usage: whitenedcse" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    {
+        "": "whitenedcse: the following arguments are required: COMMAND",
+        "data": "whitenedcse data: the following arguments are required: COMMAND",
+        "data fetch": "whitenedcse data fetch: the following arguments are required: NAME",
+        "data fetch wiki1n": "whitenedcse data fetch: argument NAME: invalid choice: 'wiki1n' (choose from",
+        "dato": "whitenedcse: argument COMMAND: invalid choice: 'dato' (choose from ",
+        "encode a b c --to parquett": "whitenedcse encode: argument --to: invalid choice: 'parquett' (choose",
+        "encode a b c --shard x": "whitenedcse encode: argument --shard: invalid int value: 'x'",
+        "export a": "whitenedcse export: the following arguments are required: ",
+    }.items(),
+)
+def test_a_wrong_command_is_one_line_that_names_its_help(argv, said, capsys):
+    assert cli.main(argv.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {said}") and error.count("\n") == 1
+    assert f"; {said.partition(':')[0]} --help lists what it takes (" in error
 
 
 @pytest.mark.parametrize("name", ["WHITENEDCSE_TRACEBACK", "HYDRA_FULL_ERROR"])

@@ -2,9 +2,12 @@
 
 import json
 import math
+import shlex
 
 import numpy as np
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 from scipy import stats
 from scipy.stats import spearmanr
 
@@ -247,10 +250,11 @@ def test_rows_that_are_named_are_compared_and_others_noted(tmp_path):
     b = run(tmp_path / "b:c", 0.2, 0)
     (grid,) = compared([str(a), str(b)], 20, 2)
     assert grid.title.startswith("as it is: ")
-    assert (
-        grid.notes[-1]
-        == "rows that not all runs have: whitened (s3://x); compare=[RUN:ROW,RUN:ROW] compares any"
-    )
+    pair = f"""'compare=["{a}:as it is","{a}:whitened (s3://x)"]'"""
+    assert grid.notes[-1] == f"rows that not all runs have: whitened (s3://x); {pair} compares such rows"
+    names = OverridesParser.create().parse_override(*shlex.split(pair)).value()
+    (grid,) = compared(list(OmegaConf.create(names)), 20, 2)
+    assert grid.title.startswith("rows as named: ")
     named = [
         f"{a}:as it is",
         f"{a}:whitened (s3://x)",

@@ -145,9 +145,10 @@ def run(words, home):
         words = words[1:] if words[0] == "python" else words
         done = started(*words, cwd=home, prepared="programs:few_rows", **environment)
         return done.returncode, done.stdout + done.stderr
-    if words[:2] == ["python", "-c"]:  # a block of Python
-        (home / "block.py").write_text(words[2])
-        done = started(home / "block.py", cwd=home, **environment)
+    if words[:2] == ["python", "-c"]:  # a block of Python, which may begin with the name of its file
+        file = home / (re.match(r"(?:# (\w+\.py)\n)?", words[2])[1] or "block.py")
+        file.write_text(words[2])
+        done = started(file, cwd=home, **environment)
         return done.returncode, done.stdout + done.stderr
     if words[0] == "srun":
         return by_slurm(int(words[2]), words[4:], home, environment)

@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -423,3 +424,16 @@ def test_strings_are_the_texts_they_were_made_of():
     assert [strings[i] for i in range(len(strings))] == texts == list(strings)
     assert_array_equal(strings.ends, [0, 0, 1, 6, 6, 11])
     assert index_files.path(Path("a"), "b") == Path("a/b.npy")
+
+
+def test_threads_that_ask_and_encode_at_once_get_what_one_gets(embedder, tmp_path):
+    Index.build(embedder, TEXTS).save(tmp_path / "index")
+    asked = [TEXTS[i::16] for i in range(16)]
+    alone = Index.load(tmp_path / "index")
+    wanted = [(alone.query(texts, top=3), embedder.encode(texts)) for texts in asked]
+    shared = Index.load(tmp_path / "index")  # any of the threads compares a block with its digest
+    with ThreadPoolExecutor(8) as threads:
+        given = list(threads.map(lambda texts: (shared.query(texts, top=3), embedder.encode(texts)), asked))
+    for (hits, x), (others, y) in zip(given, wanted, strict=True):
+        assert hits == others
+        assert_array_equal(x, y)

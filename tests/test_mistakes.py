@@ -8,6 +8,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from programs import started
+from test_architecture import composed
 from test_bad_input import place, start  # noqa: F401  fixtures
 
 from whitenedcse.app.mistakes import known_keys, no_word, one_line
@@ -21,6 +22,19 @@ MISTAKES = {
     "train --epochs 3": "no option --epochs: settings are written KEY=VALUE; the nearest is trainer.max_epo",
     "train --batch-size=3": "no option --batch-size=3: settings are written KEY=VALUE; the nearest is dat",
     "evaluate --tsaks x": "no option --tsaks: settings are written KEY=VALUE; the nearest is tasks",
+    "train --seed 3": "no option --seed: settings are written KEY=VALUE; the nearest is seed=VALUE",
+    "train Seed=3": "no setting 'Seed'; the nearest is 'seed'",
+    "train loss=null": "loss=null: choose loss=none",
+    "train head=null": "head=null: choose head=dense or head=group or ",
+    "train ~loss": "~loss: train.py needs it; choose loss=barlow_twins or ",
+    "train loss=none": "loss=none trains by mlm.weight above 0",
+    "train terms.a._target_=b.C": "terms has no 'a' yet; a term of your own is added with a plus: python "
+    "train.py +terms.a._target_=b.C",
+    "train +system=covariance terms.covariance.wieght=2": "no setting 'terms.covariance.wieght'; the nearest "
+    "is 'terms.covariance.weight'",
+    "train head=dense head.whitening={kind:zca}": "head.whitening is left out here, and has no settings; "
+    "choose head=shuffled_group",
+    "evaluate compare=[untested,other]": "compare: untested has no tests; score some: evaluate.py model=unte",
     "train --zzz": "no option --zzz: settings are written KEY=VALUE; --help lists them",
     "train encoder.path=bert": "no setting 'encoder.path' in this encoder; add one that has it: encoder=pre",
     "train loss.share=0.1": "no setting 'loss.share' in this loss; add one that has it: loss=sigreg",
@@ -88,6 +102,9 @@ def test_a_mistake_is_one_line_with_its_cure_and_leaves_nothing(said, start, mon
     for name in ("a", "b"):
         Path("runs", name).mkdir(parents=True, exist_ok=True)
         Path("runs", name, "scores.json").touch()
+    for name in ("other", "untested"):
+        Path(name).mkdir(exist_ok=True)
+        Path(name, "scores.json").write_text('{"dev": {}, "seed": 1}')
     Path("stopped").mkdir(exist_ok=True)
     Path("stopped/config.yaml").touch()
     script, *words = said.split()
@@ -102,6 +119,26 @@ def test_a_system_whose_loss_has_no_temperature_trains_the_encoder_of_the_quick_
     small = "trainer.max_steps=1 tasks=none data.sample=200 encoder.width=16 encoder.heads=2"
     assert start("train", f"+system={system}", "run=r", *small.split())[0] is None
     assert "temperature" not in OmegaConf.load("outputs/r/config.yaml").loss
+
+
+def test_another_class_has_none_of_the_settings_of_the_one_that_it_replaces(start):  # noqa: F811
+    words = (
+        "loss._target_=whitenedcse.training.decorrelation.BarlowTwins +loss.redundancy=0.1 run=r tasks=none "
+    )
+    words += "trainer.max_steps=1 data.sample=200 encoder.width=16 encoder.heads=2"
+    assert start("train", *words.split())[0] is None
+    assert set(OmegaConf.load("outputs/r/config.yaml").loss) == {"_target_", "redundancy"}
+
+
+@pytest.mark.parametrize("system", ["whitenedcse", "sgw", "official", "zca", "iterative"])
+def test_a_system_that_whitens_brings_its_head_to_an_experiment_without(system):
+    for experiment in ("simcse_bert_base", "pretrain"):
+        config = composed(f"+experiment={experiment}", f"+system={system}")
+        assert config["head"]["whitening"]["_target_"].endswith(".WhiteningSettings")
+        assert config["views"] == (2 if system == "sgw" else 3)
+    assert composed(f"+system={system}", "head=pca")["head"]["whitening"]["kind"] == (
+        "zca" if system == "zca" else "pca"
+    )
 
 
 def test_a_run_directory_that_holds_something_stays(start):  # noqa: F811

@@ -367,7 +367,7 @@ def test_masked_language_modelling_alone_trains_the_encoder(bert, tmp_path):
     assert all(moved)
     assert all(torch.equal(p, old) for p, old in zip(module.embedder.head.parameters(), head, strict=True))
     for other, terms in ((None, {}), (None, {"name": mlm}), (mlm, {"name": mlm})):
-        with pytest.raises(ValueError, match="loss=null trains by mlm.weight above 0"):
+        with pytest.raises(ValueError, match="loss=none trains by mlm.weight above 0"):
             module_of(bert, mlm=other, loss=None, terms=terms)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from multiprocessing import parent_process
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from whitenedcse.app.durable import parsing
 from whitenedcse.app.reading import DAMAGED
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 
 LAST_PORT = 65_535
 FORMS = ("table", "markdown", "csv", "latex")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises ValueError where argparse would print its usage and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ValueError for arguments that are missing or have no such value."""
+        raise ValueError(f"{self.prog}: {message}; {self.prog} --help lists what it takes")
 
 
 def group(commands: Any, name: str, about: str) -> Any:
@@ -62,9 +70,8 @@ def sample(parser: argparse.ArgumentParser, rows: int | None = None) -> None:
     parser.add_argument("--sample", type=int, default=rows, metavar="N", help=about)
 
 
-def columns(parser: argparse.ArgumentParser, about: str = "texts") -> None:
-    """Add --columns, which hold what `about` says."""
-    about = f"the columns of a table that hold {about}"
+def columns(parser: argparse.ArgumentParser, about: str = "the columns of a table that hold texts") -> None:
+    """Add --columns."""
     parser.add_argument("--columns", nargs="+", default=(), metavar="NAME", help=about)
 
 

@@ -34,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] in (["train"], ["evaluate"]):
         return script(*words)
     parser = _parser()
-    arguments, unknown = parser.parse_known_args(words)
     try:
+        arguments, unknown = parser.parse_known_args(words)
         if unknown:
             from whitenedcse.app.mistakes import no_argument
 
@@ -63,9 +63,7 @@ def script(name: str, *words: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="whitenedcse", description="Train, evaluate and serve sentence encoders."
-    )
+    parser = given.Parser(prog="whitenedcse", description="Train, evaluate and serve sentence encoders.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('whitenedcse')}")
     commands = given.subcommands(parser)
     for name, about in SCRIPTS.items():

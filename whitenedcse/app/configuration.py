@@ -233,7 +233,7 @@ def description(annotation: Any) -> str:
 def unknown(key: str, known: Iterable[str]) -> str:
     """The message for a key that does not exist: the nearest key that does, or all keys of its group."""
     names = sorted(name for name in known if not name.rpartition(".")[2].startswith("_"))
-    if near := difflib.get_close_matches(key, names, n=1, cutoff=0.8):
+    if near := difflib.get_close_matches(key.lower(), names, n=1, cutoff=0.8):
         return f"no setting {key!r}; the nearest is {near[0]!r}"
     if "." not in key and (same := [name for name in names if name.endswith(f".{key}")]):
         return f"no setting {key!r}; there is {' and '.join(same[:3])}"

@@ -83,6 +83,7 @@ def train(cfg: DictConfig) -> float | None:
     """One run, begun or resumed; returns the best dev score, for a sweeper to maximise."""
     mistakes.leave_out_idle(cfg)
     run, settings = configuration.checked(cfg), OmegaConf.to_yaml(cfg, resolve=True)
+    refuse_left_out(cfg)
     mistakes.refuse_one_job()
     mistakes.refuse_passes(cfg)
     launch.refuse_search(cfg.monitor.dev)
@@ -94,6 +95,14 @@ def train(cfg: DictConfig) -> float | None:
     if run.scores:
         shutil.rmtree(run.checkpoints, ignore_errors=True)  # which only resume a run; best/ stays
     return run.best_score
+
+
+def refuse_left_out(cfg: DictConfig) -> None:
+    """Raise ValueError for a group that ~GROUP removes, unless a `_target_` was given in its place."""
+    for group in configuration.groups("train"):
+        if group not in HydraConfig.get().runtime.choices and "_target_" not in (cfg.get(group) or {}):
+            options = f" or {group}=".join(configuration.stems(group))
+            raise ValueError(f"~{group}: train.py needs it; choose {group}={options}")
 
 
 def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:

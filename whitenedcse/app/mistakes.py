@@ -66,6 +66,11 @@ def no_setting(key: str, argv: list[str]) -> str:
     word = next((text for text in argv[1:] if text.partition("=")[0] == key), key)
     if key in ADDED:
         return f"{key} is added with a plus: {command(argv)} {ADDED[key]}+{word}"
+    term = key.split(".")[1:2] if key.startswith("terms.") else []
+    if term and not any(known.startswith(f"terms.{term[0]}.") for known in known_keys(argv)):
+        return (
+            f"terms has no {term[0]!r} yet; a term of your own is added with a plus: {command(argv)} +{word}"
+        )
     (other,) = (name for name in SCRIPTS if name != script)
     theirs, ours = (
         set(OmegaConf.load(CONF / f"{name}.yaml")) | set(groups(name)) for name in (other, script)
@@ -73,13 +78,30 @@ def no_setting(key: str, argv: list[str]) -> str:
     if key.partition(".")[0] in theirs - ours:
         return f"{key} is a setting of {other}.py, not of {script}.py"
     group, _, inside = key.partition(".")
-    having = {stem: here[inside] for stem in stems(group) if inside in (here := settings_of(group, stem))}
-    having = dict(sorted(having.items(), key=lambda item: item[1] != "???"))  # first what it must be given to
-    if having:
-        return (
-            f"no setting {key!r} in this {group}; add one that has it: {group}={f' or {group}='.join(having)}"
-        )
+    if having := options_with(group, inside):
+        return f"no setting {key!r} in this {group}; add one that has it: {having}"
     return unknown(key, known_keys(argv))
+
+
+def options_with(group: str, inside: str) -> str:
+    """The options of a group that have a setting, as GROUP=ONE or GROUP=OTHER; "" for none."""
+    having = {stem: here[inside] for stem in stems(group) if inside in (here := settings_of(group, stem))}
+    first = sorted(having, key=lambda stem: having[stem] != "???")  # what the setting must be given to
+    return " or ".join(f"{group}={stem}" for stem in first)
+
+
+def left_out(group: str, inside: str, message: str) -> str:
+    """What to write where settings were added to a part of a group that its option leaves out."""
+    having = options_with(group, f"{inside}._target_")
+    return f"{group}.{inside} is left out here, and has no settings; choose {having}" if having else message
+
+
+def no_null(argv: list[str]) -> str:
+    """What to write in place of GROUP=null."""
+    keys = [text.lstrip("+").removesuffix("=null") for text in argv[1:] if text.endswith("=null")]
+    group = next((key for key in keys if key in groups(script_of(argv))), "GROUP")
+    options = stems(group)
+    return f"{group}=null: choose {group}={f' or {group}='.join(['none'] if 'none' in options else options)}"
 
 
 def no_word(argv: list[str]) -> str:
@@ -122,7 +144,8 @@ def refuse_options(argv: list[str]) -> None:
     if not strange:
         return
     name = strange[0].partition("=")[0].lstrip("-")
-    last = {key.rpartition(".")[2]: key for key in sorted(known_keys(argv), reverse=True)}
+    keys = sorted(sorted(known_keys(argv), reverse=True), key=lambda key: -key.count("."))
+    last = {key.rpartition(".")[2]: key for key in keys}  # of equal names the one least deep, as seed
     near = get_close_matches(name, last, n=1)
     nearest = f"; the nearest is {last[near[0]]}=VALUE" if near else "; --help lists them"
     raise ValueError(f"no option {strange[0]}: settings are written KEY=VALUE{nearest}")
@@ -189,23 +212,29 @@ def refuse_passes(cfg: DictConfig) -> None:
 
 
 def leave_out_idle(config: DictConfig) -> None:
-    """Remove what the option of `encoder` sets in other groups where their option has no such setting.
+    """Remove settings that were proposed for another class than that which a group has now.
 
-    encoder=small sets loss.temperature, which a loss without negatives does not have. What the command line
-    sets is left for `configuration.checked` to refuse.
+    encoder=small sets loss.temperature, which a loss without negatives does not have; and loss._target_=CLASS
+    replaces the class of an option whose settings stay. What the command line sets is left for
+    `configuration.checked` to refuse.
     """
     hydras = HydraConfig.get()
     given = {text.partition("=")[0].lstrip("+") for text in hydras.overrides.task}
-    for name in settings_of("encoder", hydras.runtime.choices.get("encoder", "")):
+    proposed = list(settings_of("encoder", hydras.runtime.choices.get("encoder", "")))
+    for group in {name.removesuffix("._target_") for name in given if re.fullmatch(r"\w+\._target_", name)}:
+        proposed += [f"{group}.{key}" for key in config.get(group) or {}]
+    given |= {".".join(name.split(".")[:2]) for name in given}
+    for name in proposed:
         group, _, key = name.partition(".")
         node: Any = config.get(group) if group != "encoder" and name not in given else None
         if node is None or key not in node:
             continue
         target = node.get("_target_")
         known = parameters(group, target, imported=False) or parameters(group, target, imported=True)
-        if known and key not in known:
+        if target is None or (known and key not in known):
             with open_dict(config):
                 del node[key]
+                config[group] = node or None  # of a group that is left out nothing stays
 
 
 def known_keys(argv: list[str]) -> list[str]:
@@ -252,6 +281,10 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
         lambda found, _: no_option(found[1], found[2], found[3].split())
     ),
     r"^Ambiguous value for argument '(.+?)' 1\.": lambda found, argv: several(found[1], argv),
+    r"^Config group override must be a string": lambda _, argv: no_null(argv),
+    r"^(\w+)\.(\w+)=\{.* must be a mapping with a _target_ or null.*": (
+        lambda found, _: left_out(found[1], found[2], found[0])
+    ),
     r"^data\.corpus=null must": lambda *_: "data=file has no corpus yet: add data.corpus=FILE",
     r"^No supported gpu backend|^`(CUDA|MPS|XLA)Accelerator` can not run": (
         lambda found, _: (

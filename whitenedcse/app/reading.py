@@ -34,6 +34,13 @@ def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     return values
 
 
+def changed(then: Mapping[str, Any], now: Mapping[str, Any], most: int = 2) -> str:
+    """What nested mappings differ in: for at most so many values, "NAME was VALUE and is now VALUE"."""
+    was, is_ = flat(then), flat(now)
+    names = [name for name in sorted(was.keys() | is_.keys()) if was.get(name) != is_.get(name)]
+    return "; ".join(f"{n} was {was.get(n)!r} and is now {is_.get(n)!r}" for n in names[:most])
+
+
 def tensors(file: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file by name."""
     from safetensors.torch import load_file

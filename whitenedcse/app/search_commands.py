@@ -53,7 +53,7 @@ def _query(commands: Any) -> None:
     parser.add_argument("index", metavar="INDEX", help="the directory of the index")
     parser.add_argument("text", nargs="?", metavar="TEXT", help="the query")
     parser.add_argument("--file", metavar="QUERIES", help="a file of queries, or any other corpus")
-    given.columns(parser, "queries")
+    given.columns(parser, "the columns of a table that hold queries")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="texts per query (default: 10)")
     about = "compare every text with the query, even if the index was built with --factory"
     parser.add_argument("--exact", action="store_true", help=about)

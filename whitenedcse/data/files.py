@@ -271,10 +271,10 @@ def having(wanted: Sequence[str], present: Sequence[str], place: object) -> Sequ
     """The wanted columns. Raises ValueError if none is, or one is not among those that are present."""
     if not wanted:
         how = "--columns NAME, data.columns=[NAME] for train.py or columns=[NAME] for evaluate.py"
-        raise ValueError(f"{place}: give {how}, one or more of {listed(present, place)}")
-    for name in set(wanted).difference(present):
-        near = "".join(f"; did you mean {n!r}?" for n in difflib.get_close_matches(name, present, 1))
-        raise ValueError(f"{place}: no column {name!r} among {listed(present, place)}{near}")
+        raise ValueError(f"{place}: give {how}; its columns are {listed(present, place)}")
+    if lost := [repr(name) for name in wanted if name not in present]:
+        near = "".join(f"; did you mean {n!r}?" for n in difflib.get_close_matches(lost[0][1:-1], present, 1))
+        raise ValueError(f"{place}: no column {' or '.join(lost)} among {listed(present, place)}{near}")
     return wanted
 
 

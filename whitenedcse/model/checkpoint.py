@@ -49,7 +49,7 @@ def write(embedder: Embedder, directory: Path) -> None:
     plain = merged(embedder)
     plain.encoder.backbone.save_pretrained(directory)
     embedder.encoder.tokenizer.save_pretrained(directory)
-    head = {name: value.contiguous() for name, value in embedder.head.state_dict().items()}
+    head = {name: value.contiguous() for name, value in kept(embedder.head).state_dict().items()}
     save_file(head, directory / "head.safetensors")
     if embedder.final is not None:
         save_file(dict(embedder.final.state_dict()), directory / FINAL)
@@ -64,13 +64,19 @@ def dated(whitening: dict[str, Any]) -> dict[str, Any]:
     return whitening if "floor" in whitening else {**whitening, "eps": 0.0, "floor": whitening["eps"]}
 
 
+def kept(head: ProjectionHead) -> ProjectionHead:
+    """The head that a checkpoint holds: none in place of one of a user's class, whose code may be missing."""
+    own = type(head) is ProjectionHead
+    return head if own else ProjectionHead(1, whitening=None, dense=False)
+
+
 def settings(embedder: Embedder) -> dict[str, Any]:
     """What makes the embedding beside the weights, as plain values for `whitenedcse.json`.
 
     Prompts, another transform than ZCA and slices are named only where there are any, so that digests of all
     others stay what they were.
     """
-    head, final = embedder.head, embedder.final
+    head, final = kept(embedder.head), embedder.final
     whitening = None if head.whitening is None else asdict(head.whitening)
     if whitening and whitening["transform"] == "zca":
         del whitening["transform"], whitening["iterations"]

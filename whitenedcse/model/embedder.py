@@ -65,6 +65,15 @@ class Embedder(nn.Module):
         pooling = pooling or ("last" if causal(encoder) else "cls")
         pooling = Pooling(pooling) if isinstance(pooling, str) else pooling
         head = head or ProjectionHead(encoder.width)
+        if not isinstance(head, ProjectionHead):
+            raise ValueError(
+                f"the head is a {type(head).__name__}, which must be a subclass of ProjectionHead"
+            )
+        if embedding != "encoder" and type(head) is not ProjectionHead:
+            raise ValueError(
+                f"embedding={embedding} with a head of the class {type(head).__name__}, which a checkpoint "
+                "cannot hold; such a head takes part in training alone, with embedding=encoder"
+            )
         if embedding not in EMBEDDINGS:
             raise ValueError(f"embedding={embedding!r} is not one of {', '.join(EMBEDDINGS)}")
         if embedding == "dense" and head.linear is None:

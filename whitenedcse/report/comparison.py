@@ -99,14 +99,16 @@ def by_row(groups: Sequence[Group]) -> tuple[list[list[Group]], list[str]]:
     """The groups for each row to compare, and a note on rows that are not compared; see `compared`."""
     if any(one.row for one in groups):
         return [list(groups)], []
-    named = [[row["name"] for row in run.results["rows"]] for one in groups for run in one.runs]
-    every = dict.fromkeys(name for rows in named for name in rows)
-    shared = [name for name in every if all(name in rows for rows in named)]
+    named = [(one.name, [row["name"] for row in run.results["rows"]]) for one in groups for run in one.runs]
+    every = dict.fromkeys(row for _, rows in named for row in rows)
+    shared = [row for row in every if all(row in rows for _, rows in named)]
     together = [[one._replace(row=row) for one in groups] for row in shared or [None]]
     if not shared or len(shared) == len(every):
         return together, []
-    left = ", ".join(name for name in every if name not in shared)
-    return together, [f"rows that not all runs have: {left}; compare=[RUN:ROW,RUN:ROW] compares any"]
+    left = [name for name in every if name not in shared]
+    having = next(name for name, rows in named if left[0] in rows)
+    pair = f"""'compare=["{groups[0].name}:{shared[0]}","{having}:{left[0]}"]'"""
+    return together, [f"rows that not all runs have: {', '.join(left)}; {pair} compares such rows"]
 
 
 def heading(groups: Sequence[Group]) -> str:
@@ -135,6 +137,8 @@ def expanded(name: str) -> list[Path]:
 def group(name: str, paths: Sequence[Path]) -> Group:
     """The runs in these directories as a group. Raises ValueError for two runs of one seed."""
     runs = Group(name, [Run(path) for path in paths])
+    if bare := next((run for run in runs.runs if "rows" not in run.results), None):
+        raise ValueError(f"compare: {bare.path} has no tests; score some: evaluate.py model={bare.path}")
     if runs.seeds is None:
         return runs
     ordered = sorted(runs.runs, key=lambda run: run.results["seed"])

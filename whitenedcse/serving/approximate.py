@@ -43,14 +43,23 @@ def engine() -> Any:
 
 
 @contextmanager
-def one_line(factory: str) -> Iterator[None]:
-    """A context in which an error of FAISS is a ValueError of one line, without names of its source files."""
+def one_line(factory: str, width: int) -> Iterator[None]:
+    """A context in which an error of FAISS is a ValueError of one line, without names of its source files.
+
+    width: of the vectors, whose divisors are named where FAISS asks for one.
+    """
     try:
         yield
     except RuntimeError as error:
         source = r"^Error in .*? at \S+:\d+: (Error: )?('.*?' failed: )?"
         why = re.sub(source, "", " ".join(str(error).split()))
-        raise ValueError(f"--factory {factory!r}: FAISS says {why:.200}") from error
+        cure = ""
+        if "could not parse" in why:
+            cure = "; it knows Flat, SQ8, PQ16, LSHt, HNSW32, IVF64,Flat and others"
+        elif "multiple" in why:
+            fitting = ", ".join(str(m) for m in range(1, width + 1) if width % m == 0)
+            cure = f"; the vectors have {width} numbers, a multiple of {fitting}"
+        raise ValueError(f"--factory {factory!r}: FAISS says {why:.200}{cure}") from error
 
 
 def made(factory: str, width: int) -> Any:
@@ -59,7 +68,7 @@ def made(factory: str, width: int) -> Any:
     Raises ValueError for what FAISS does not know.
     """
     faiss = engine()
-    with one_line(factory):
+    with one_line(factory, width):
         index = faiss.index_factory(width, factory, faiss.METRIC_L2)
     if "IDMap" in factory or not all(getattr(one, "nlist", 1) for one in inside(index)):
         raise ValueError(f"--factory {factory!r}: one or more lists, and rows numbered from 0 (no IDMap)")
@@ -116,7 +125,7 @@ def trained(parts: Sequence[Vectors], factory: str) -> Any:
     index = made(factory, width)
     size = min(n, MOST * centroids(index) or SAMPLE)
     rows = np.sort(np.random.default_rng(0).choice(n, size, replace=False))
-    with one_line(factory), pace("indexed", n) as more:
+    with one_line(factory, width), pace("indexed", n) as more:
         index.train(taken(parts, rows))
         for _, block in pieces(parts):
             index.add(np.ascontiguousarray(block))

@@ -158,7 +158,10 @@ def encoded(job: Job, processes: int | None = None, engine: str | None = None) -
 def refuse(job: Job, processes: int | None, engine: str | None, world: int) -> None:
     """Raise ValueError for a corpus of several columns, and for processes that cannot be."""
     if len(job.corpus.columns) > 1:
-        raise ValueError(f"{job.corpus.path}: name one column to encode, of {list(job.corpus.columns)}")
+        raise ValueError(
+            f"{job.corpus.path}: one column is encoded, not {', '.join(job.corpus.columns)}; texts that "
+            "belong together are joined in the file first"
+        )
     here = Path(job.corpus.path)
     if job.form.to == "parquet" and here.is_dir() and job.out.resolve().is_relative_to(here.resolve()):
         raise ValueError(f"{job.out} is inside {here}, whose files are all read; name a directory elsewhere")

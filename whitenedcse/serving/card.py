@@ -150,6 +150,8 @@ def training(run: Run | None) -> str:
     said |= {"encoder": shown(encoder_of(run) or "random weights"), "commit": run.facts.get("commit")}
     with suppress(KeyError, TypeError):
         said |= {"corpus": shown(config["data"]["corpus"]), "sentences": config["data"]["sample"] or "all"}
+    if run.scores is None and run.dev:
+        said["not finished"] = f"this is its best checkpoint so far, of step {run.dev['best_step']:,}"
     if frozen := untrained(run):
         said["not trained, no part of the vector"] = ", ".join(frozen)
     lines = [f"- {name}: {value}" for name, value in said.items()]

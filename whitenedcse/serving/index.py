@@ -5,6 +5,7 @@ n: texts    d: width    k: texts wanted for each query
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, count, islice
@@ -13,9 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from whitenedcse.app.reading import changed
 from whitenedcse.app.terminal import pace
 from whitenedcse.data.corpus import Corpus, Reading, fingerprint, rows, texts
 from whitenedcse.linalg import refuse_infinite
+from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.planes import digest_of
 from whitenedcse.model.sentence_transformers import DOCUMENT
@@ -199,7 +202,14 @@ def gathered(embedder: Embedder, corpus: Corpus, out: Path, *, ids: bool = False
     """
     manifest, texts = shards.begun(out), replace(corpus, columns=corpus.columns[:1])
     if manifest and manifest.embedder != digest_of(embedder):
-        raise ValueError(f"{out} holds vectors of another embedder, or of other settings or prompts of it")
+        why = (
+            changed(manifest.embedding, json.loads(json.dumps(settings(embedder))))
+            or "its weights are others"
+        )
+        raise ValueError(
+            f"{out} holds vectors of another embedder: {why}; give the model and the --whiten, --dim, "
+            "--prompt, --pooling and --layers with which they were encoded"
+        )
     if manifest and manifest.fingerprint != fingerprint(texts):
         raise ValueError(f"{out} holds vectors of {manifest.input}, not of {corpus.path} as it is now")
     every, number = Reading(corpus), 0

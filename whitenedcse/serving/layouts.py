@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
-from whitenedcse.app.reading import flat
+from whitenedcse.app.reading import changed
 from whitenedcse.model import sentence_transformers
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.sentence_transformers import dense_modules
@@ -294,7 +294,5 @@ def refuse_other(out: Path, then: Manifest, now: dict[str, Any]) -> None:
         if name in now and name not in FREE and value != now[name]:
             why = OTHER.get(name, f"{name} was {value!r} and is now {now[name]!r}")
             if name == "embedder":
-                was, is_ = flat(then.embedding), flat(now.get("embedding", then.embedding))
-                named = [n for n in sorted(was.keys() | is_.keys()) if was.get(n) != is_.get(n)]
-                why = "; ".join(f"{n} was {was.get(n)!r} and is now {is_.get(n)!r}" for n in named[:2]) or why
+                why = changed(then.embedding, now.get("embedding", then.embedding)) or why
             raise ValueError(f"{out} holds another job: {why}; repeat its command, or name a new directory")

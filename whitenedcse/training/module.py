@@ -268,7 +268,7 @@ def refuse(views: int, chunk: int | None, *, masked: bool, nothing: bool) -> Non
     if chunk is not None and (chunk < 1 or masked):
         raise ValueError(f"trainer.chunk={chunk} must be 1 or more, and has no use beside mlm.weight > 0")
     if nothing:
-        raise ValueError("loss=null trains by mlm.weight above 0 alone, without terms: set it, or a loss")
+        raise ValueError("loss=none trains by mlm.weight above 0 alone, without terms: set it, or a loss")
 
 
 def refuse_rounding(precision: str) -> None:
