@@ -1,6 +1,6 @@
 """What a corpus of any size will take, from two small runs of each command: python -m bench.plan [MODEL]
 
-`whitenedcse encode`, `train.py` (one epoch of an encoder's own text), `whitenedcse search build --vectors`
+`whitenedcse encode`, `train.py` (one epoch, evaluated every 125 steps), `whitenedcse search build --vectors`
 and `search query` run as a user starts them, on two small samples of the Wikipedia corpus under
 WHITENEDCSE_DATA. Time (wall clock), peak memory of the first process without pages of files, and disk (of
 training with the cache of tokens) are lines through these two points, from which larger corpora are read;
@@ -38,9 +38,9 @@ from whitenedcse.serving.blocks import counted
 ROOT = Path(__file__).parents[1]
 SMALL = {
     "encode": (20_000, 60_000),
-    "train": (5_000, 20_000),
-    "index": (20_000, 200_000),  # whose slope is lost in the start of fewer
-    "query": (20_000, 200_000),
+    "train": (16_000, 48_000),  # 2 and 6 evaluations
+    "index": (50_000, 400_000),  # whose slope is lost in the start of fewer
+    "query": (50_000, 400_000),
 }
 QUERIES = (1, 4001)  # of the two searches, whose difference is the time of 4,000
 WORKS = tuple(SMALL)
@@ -157,11 +157,11 @@ class Bench:
         return many._replace(seconds=(many.seconds - few.seconds) / (QUERIES[1] - QUERIES[0]), disk=0.0)
 
     def train(self, n: int) -> Cost:
-        """One epoch, with the held-out evaluations of own text."""
+        """One epoch, evaluated on held-out sentences every 125 steps, so that all of it grows with rows."""
         best = Path(self.model) / "best"
         encoder = best if best.is_dir() else self.model
         words = [f"data.corpus={self.corpus(n)}", "encoder=pretrained", f"encoder.path={encoder}"]
-        words += ["pooling=mean", "trainer.max_epochs=1", f"run=run-{n}"]
+        words += ["pooling=mean", "trainer.max_epochs=1", "monitor.every=125", f"run=run-{n}"]
         cost = self.started(f"outputs/run-{n}", [sys.executable, str(ROOT / "train.py"), *words])
         return cost._replace(disk=cost.disk + size(self.folder / "cache"))
 

@@ -12,6 +12,7 @@ from scipy import stats
 from scipy.stats import spearmanr
 
 from whitenedcse.app.run import Run
+from whitenedcse.app.terminal import say
 from whitenedcse.evaluation.statistics import task_draws
 from whitenedcse.evaluation.sts import Subset
 from whitenedcse.evaluation.suite import System, evaluated, headline, plan, recorded, seed
@@ -245,13 +246,15 @@ def test_a_row_without_a_score_leaves_the_others_their_tables(tmp_path, where):
     assert not any("no table" in note for note in grids[0].notes)
 
 
-def test_rows_that_are_named_are_compared_and_others_noted(tmp_path):
+def test_rows_that_are_named_are_compared_and_others_noted(tmp_path, capsys):
     a = run(tmp_path / "a", 0.2, 0, rows=("as it is", "whitened (s3://x)"))
     b = run(tmp_path / "b:c", 0.2, 0)
     (grid,) = compared([str(a), str(b)], 20, 2)
     assert grid.title.startswith("as it is: ")
     pair = f"""'compare=["{a}:as it is","{a}:whitened (s3://x)"]'"""
     assert grid.notes[-1] == f"rows that not all runs have: whitened (s3://x); {pair} compares such rows"
+    say(grid)
+    assert pair in capsys.readouterr().out  # in one line, however long
     names = OverridesParser.create().parse_override(*shlex.split(pair)).value()
     (grid,) = compared(list(OmegaConf.create(names)), 20, 2)
     assert grid.title.startswith("rows as named: ")

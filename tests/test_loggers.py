@@ -310,4 +310,4 @@ def test_the_speed_after_a_resume_is_that_of_the_steps_since(monkeypatch):
     bar.on_train_start(trainer, None)
     trainer.global_step, clock[0] = 5 * 5050, (5 * 5050 - 1000) * 2.0  # a line is due at each 5,050th step
     bar.on_train_batch_end(trainer, None)
-    assert said == ["step 25250/101000  loss 1.0000  0.50 steps/s  left 42:05:00"]  # 75,750 steps of 2 s
+    assert said == ["step 25250/101000  loss 1.000  0.50 steps/s  left 42:05:00"]  # 75,750 steps of 2 s

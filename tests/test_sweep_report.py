@@ -378,6 +378,7 @@ def test_a_series_is_the_finite_values_of_whole_lines(tmp_path):
             "WhitenedCSE/T1 is a published table and stands alone; --runs gone puts",
         ),
         (["empty"], "no run of train.py in empty"),
+        (["run", "scored"], "scored is a run of evaluate.py; python evaluate.py compare=[scored,OTHER] sets"),
         (["run", "--against", "x"], "--against 'x': run is one run"),
         (["run", "--runs", "run"], "--runs and --as go with a published table"),
         (["WhitenedCSE/T1", "--out", "x"], "--out and --against are for runs"),
@@ -391,6 +392,8 @@ def test_a_report_that_cannot_be_made_says_why_in_one_line(argv, message, capsys
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "scored").mkdir()
+    (tmp_path / "scored/config.yaml").write_text("model: x\n")
     for name in ("run", "torn", "scoreless", "odd"):
         trained(tmp_path / name)
     (tmp_path / "torn/metrics.csv").write_text("step,a\n1,2\n2,x\n")

@@ -98,7 +98,7 @@ def printed(grid: Grid) -> Iterator[str | Text | Table]:
     for row in rows:
         table.add_row(*map(Text, row))
     yield table
-    yield from map(Text, grid.notes)
+    yield from (note if re.search(r"'[\w.]+=", note) else Text(note) for note in grid.notes)
     for command, made in grid.commands.items():
         yield Text(f"\nto make {'; '.join(made)}:")
         yield f"  {command}"

@@ -122,7 +122,7 @@ def _pair(where: str, row: Mapping[str, Any]) -> tuple[float, str, str]:
     with suppress(TypeError, ValueError, OverflowError):  # float would take 1_0 for 10, and true for 1
         if "_" not in str(score) and not isinstance(score, bool) and math.isfinite(float(score)):
             return float(score), left, right
-    raise ValueError(f"{where}: the score is {score!r}, not a finite number")
+    raise ValueError(f"{where}: the score is {score!r}, not a finite number (columns: FILE:LEFT:RIGHT:SCORE)")
 
 
 MEAN = "mean over the subsets of a task"

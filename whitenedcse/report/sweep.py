@@ -166,6 +166,11 @@ def runs(folders: Sequence[Path]) -> list[Run]:
     found: dict[Path, Path] = {}
     for folder in folders:
         inside = list(below(folder))
+        if not inside and Run(folder).began:
+            raise ValueError(
+                f"{folder} is a run of evaluate.py; python evaluate.py compare=[{folder},OTHER] sets it "
+                "beside another run, of train.py or evaluate.py, with the same tests"
+            )
         if not inside:
             raise ValueError(f"no run of train.py in {folder}: none has config.yaml and metrics.csv")
         found |= {path.resolve(): path for path in inside}

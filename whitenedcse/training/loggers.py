@@ -214,4 +214,4 @@ class PlainProgress(ProgressBar):
         self.last = step
         pace = (time.monotonic() - self.began) / (step - self.first)  # of a run that resumes, since it did
         left = terminal.duration(pace * (total - step))
-        self.say(f"step {step}/{total}  loss {loss(trainer):.4f}  {1 / pace:.2f} steps/s  left {left}")
+        self.say(f"step {step}/{total}  loss {loss(trainer):#.4g}  {1 / pace:.2f} steps/s  left {left}")
