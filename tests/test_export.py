@@ -19,6 +19,7 @@ from numpy.testing import assert_allclose
 from safetensors.torch import load_file, save_file
 
 from whitenedcse.app import cli
+from whitenedcse.app.durable import seal, write_json
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.transforms import Kind
@@ -268,6 +269,22 @@ def spoiled(write):
         save_file(weights, file, {"format": "pt"})
 
     return spoiling
+
+
+def test_an_export_for_transformers_is_loaded_with_its_pooling_prompt_and_unit_length(embedder, tmp_path):
+    out = tmp_path / "out"
+    for one in (embedder, scaled(embedder.replaced(prompt="the "), unit=True)):
+        export(one, out, "transformers")
+        again = Embedder.load(out)
+        assert_alike(again.encode(ASKED), one.encode(ASKED))
+        assert (str(again.pooling), again.prompt) == (str(one.pooling), one.prompt)
+        assert str(checkpoint.own(out)["pooling"]) == str(one.pooling)
+    assert Embedder.load(out, "max").pooling.kind == "max"
+    facts = json.loads((out / "export.json").read_text())
+    del facts["pooling"], facts["unit"]  # as an older version wrote it
+    write_json(out / "export.json", facts)
+    seal(out)
+    assert Embedder.load(out).pooling.kind == "cls"
 
 
 def test_python_exports_an_embedder_or_the_path_of_one(embedder, tmp_path):

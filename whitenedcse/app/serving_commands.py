@@ -111,13 +111,14 @@ def refuse_place(out: Path) -> None:
 
 def export(arguments: argparse.Namespace) -> int:
     """Write an export, print the result of its verification, and upload it if that is asked for."""
+    from whitenedcse.model.checkpoint import EXPORT
     from whitenedcse.serving import exports
 
     asked = {"to": arguments.to, "int8": arguments.int8, "verify": not arguments.no_verify}
     about = {"source": arguments.source, "name": arguments.push, "license": arguments.license}
     wanted = exports.Wanted(**asked, **about)
-    before = remote.present(f"{arguments.out.rstrip('/')}/{exports.MARK}")
-    with remote.published(arguments.out, mark=exports.MARK) as out:
+    before = remote.present(f"{arguments.out.rstrip('/')}/{EXPORT}")
+    with remote.published(arguments.out, mark=EXPORT) as out:
         exports.refuse(out, wanted)
         embedder = given.ended(arguments, arguments.whiten_on)
         if arguments.unit is not None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from whitenedcse.model.embedder import Embedder
 
 SETTINGS, FINAL = "whitenedcse.json", "final.safetensors"
+EXPORT = "export.json"  # of an export: what was exported, and from what
 FOREIGN = "not what train.py wrote beside these weights; copy the whole checkpoint again"
 
 
@@ -125,6 +126,7 @@ def own(directory: Path) -> dict[str, Any]:
             return {"pooling": Pooling(**content["pooling"]), "prompt": content.get("prompt", "")}
         if (directory / "modules.json").exists():
             return sentence_transformers.pooled(directory)
+        return exported(directory)
     return {}
 
 
@@ -143,11 +145,27 @@ def others(embedder: Embedder, path: str | None) -> list[str]:
 
 
 def plain(directory: Path, pooling: Pooling | str | None) -> dict[str, Any]:
-    """The keyword arguments of `Embedder` for an encoder that does not define a pooling."""
+    """The keyword arguments of `Embedder` for an encoder without modules after it.
+
+    An export for Transformers notes its pooling, prompt and unit length; any other encoder has none of them.
+    """
     encoder = pretrained(path=str(directory))
-    pooling = pooling or Pooling(kind="last" if causal(encoder) else "cls", layers=[-1])
+    usual = Pooling(kind="last" if causal(encoder) else "cls", layers=[-1])
     head = ProjectionHead(width=encoder.width, whitening=None, dense=False, position="before")
-    return {"encoder": encoder, "pooling": pooling, "head": head, "embedding": "encoder"}
+    parts = {"encoder": encoder, "pooling": usual, "head": head, "embedding": "encoder"} | exported(directory)
+    return parts | ({"pooling": pooling} if pooling else {})
+
+
+def exported(directory: Path) -> dict[str, Any]:
+    """What an export for Transformers notes of its vectors: pooling, prompt, last step. Empty for others."""
+    if not (directory / EXPORT).is_file():
+        return {}
+    content = read_json(directory / EXPORT)
+    with parsing(directory / EXPORT, FOREIGN):
+        if content["to"] != "transformers" or "pooling" not in content:  # the latter of an older version
+            return {}
+        last = Final(weight=None, bias=None, unit=True, provenance={}) if content["unit"] else None
+        return {"pooling": Pooling(**content["pooling"]), "prompt": content["prompt"], "final": last}
 
 
 def ours(directory: Path) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from whitenedcse.app.terminal import lacking
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.transforms import refuse_beyond
 from whitenedcse.linalg import refuse_infinite
+from whitenedcse.model.checkpoint import EXPORT, settings
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Final
 from whitenedcse.model.lora import merged
@@ -118,9 +119,6 @@ def refuse_other(embedder: Embedder, fit: Postprocess) -> None:
         )
 
 
-MARK = "export.json"  # what was exported, and from what
-
-
 class Wanted(NamedTuple):
     """What to write, and for the card: where the embedder was loaded from, a name, and a licence.
 
@@ -178,15 +176,16 @@ def written(embedder: Embedder, out: Path, wanted: Wanted) -> dict[str, Any]:
         (draft / "README.md").write_text(
             card.text(embedder, facts, wanted.name or out.name), encoding="utf-8"
         )
-        facts |= {"source": card.shown(wanted.source)}
-        write_json(draft / MARK, facts)
+        unit = embedder.final is not None and embedder.final.unit
+        facts |= {"source": card.shown(wanted.source), "pooling": settings(embedder)["pooling"], "unit": unit}
+        write_json(draft / EXPORT, facts)
         seal(draft)
     return facts
 
 
 def is_export(out: Path) -> bool:
     """Whether a directory holds an export, and no run that was begun there."""
-    return (out / MARK).is_file() and not (out / "config.yaml").exists()
+    return (out / EXPORT).is_file() and not (out / "config.yaml").exists()
 
 
 def refuse(out: Path, wanted: Wanted) -> None:
