@@ -298,6 +298,7 @@ def test_vectors_of_encode_give_the_index_that_encoding_would(to, embedder, tmp_
         (["--sample", "9"], "--sample 9: --vectors hold all rows; leave one of the two out"),
         (["CORPUS"], "not of"),
         (["FIT"], "vectors of another embedder: final.provenance."),
+        (["WEIGHTS"], "vectors of another embedder: the encoder, its pooling, "),
     ],
 )
 def test_vectors_of_something_else_are_refused(
@@ -309,6 +310,10 @@ def test_vectors_of_something_else_are_refused(
         change, ending = [], ["--whiten", str(tmp_path / "fit.safetensors")]
         assert cli.main(["whiten", "fit", str(tmp_path / "best"), corpus, ending[1]]) == 0
     assert cli.main(["encode", str(tmp_path / "best"), corpus, str(tmp_path / "vectors"), *ending]) == 0
+    if change == ["WEIGHTS"]:
+        change = []
+        embedder.encoder.backbone.get_input_embeddings().weight.data += 1
+        checkpoint.save(embedder, tmp_path / "best")
     if change == ["CORPUS"]:
         change = []
         with open(corpus, "a") as stream:

@@ -25,6 +25,7 @@ from whitenedcse.model.sentence_transformers import DOCUMENT
 from whitenedcse.serving import approximate, bulk, index_files, shards
 from whitenedcse.serving.exports import scaled
 from whitenedcse.serving.index_files import Part, Strings
+from whitenedcse.serving.layouts import OTHER
 from whitenedcse.serving.nearest import Array, nearest, unit
 
 BLOCK = 20_000  # texts at a time
@@ -202,10 +203,8 @@ def gathered(embedder: Embedder, corpus: Corpus, out: Path, *, ids: bool = False
     """
     manifest, texts = shards.begun(out), replace(corpus, columns=corpus.columns[:1])
     if manifest and manifest.embedder != digest_of(embedder):
-        why = (
-            changed(manifest.embedding, json.loads(json.dumps(settings(embedder))))
-            or "its weights are others"
-        )
+        now = json.loads(json.dumps(settings(embedder)))
+        why = changed(manifest.embedding, now) or OTHER["embedder"]
         raise ValueError(
             f"{out} holds vectors of another embedder: {why}; give the model and the --whiten, --dim, "
             "--prompt, --pooling and --layers with which they were encoded"
