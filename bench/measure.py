@@ -34,7 +34,7 @@ class Variant(NamedTuple):
 def parser(doc: str) -> argparse.ArgumentParser:
     """Options that every benchmark takes."""
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--quick", action="store_true", help="smaller work, under a minute; not for claims")
+    made.add_argument("--quick", action="store_true", help="smaller work, for a try; not for claims")
     made.add_argument("--json", type=Path, help="write machine, versions and every time to this file")
     made.add_argument(
         "--rounds", type=int, default=None, help="turns of each variant, at least 5 for a claim"

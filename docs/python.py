@@ -68,7 +68,7 @@ def entry(name: str, members: str) -> str:
     parts = [f"### {name}\n", f"```py\n{signature(name, symbol)}\n```\n", text(symbol)]
     for key in members.split():
         member = inspect.getattr_static(symbol, key)
-        parts.append(f"**`{described(key, member)}`** {short(member)}\n")
+        parts.append(f"**`{described(key, member)}`** {prose(member)}\n")
     return "\n".join([*parts, *filter(None, [sources(symbol, "\n".join(parts))])])
 
 
@@ -119,9 +119,10 @@ def sources(symbol: object, section: str) -> str:
     return f"{'. '.join(named)}.\n" if named else ""
 
 
-def short(member: object) -> str:
-    """The first paragraph of a docstring."""
-    return " ".join((inspect.getdoc(member) or "").split("\n\n")[0].split())
+def prose(member: object) -> str:
+    """A docstring as one paragraph, without its examples."""
+    blocks = (inspect.getdoc(member) or "").split("\n\n")
+    return " ".join(word for block in blocks if ">>>" not in block for word in block.split())
 
 
 if __name__ == "__main__":

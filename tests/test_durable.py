@@ -28,10 +28,10 @@ from whitenedcse.app.durable import (
     restore,
     seal,
     seal_too,
-    whole_lines,
     write_json,
     writing,
 )
+from whitenedcse.app.reading import whole_lines
 from whitenedcse.app.space import Unwritten, needing_space, reserve
 
 OLD, NEW = b"old" * 1000, b"new!" * 100_000
@@ -207,6 +207,16 @@ def test_a_folder_is_put_on_the_disk_with_all_that_is_in_it(tmp_path, monkeypatc
     monkeypatch.setattr(durable, "settle", seen.append)
     durable.settle_all(tmp_path / "a")
     assert sorted(seen) == [tmp_path / "a", tmp_path / "a/b", tmp_path / "a/b/c"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
+def test_who_may_open_a_folder_may_read_its_files(tmp_path):
+    with drafted(tmp_path / "a") as draft:
+        (draft / "b").mkdir()
+        (draft / "b" / "weights").write_bytes(b"")
+        (draft / "b" / "weights").chmod(0o600)  # as safetensors does
+    (tmp_path / "usual").touch()
+    assert (tmp_path / "a/b/weights").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
 def several(work, count):

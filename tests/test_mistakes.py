@@ -51,6 +51,8 @@ MISTAKES = {
     "train data=file": "data=file has no corpus yet: add data.corpus=FILE",
     "train trainer.accelerator=gpu": "trainer.accelerator=gpu, but PyTorch finds no such device here",
     "train run=": "run is empty: give it a value, as run=VALUE, or leave it out",
+    "train run=s3://b/x": "a run is written to this machine, not to s3://: give the name of a directory",
+    "evaluate model=x hydra.run.dir=gs://b/x": "a run is written to this machine, not to gs://: give the ",
     "train run=/x/y": "run=/x/y is no name for a directory in outputs/; elsewhere is hydra.run.dir=/x/y",
     "train run=../y": "run=../y is no name for a directory in outputs/; elsewhere is hydra.run.dir=../y",
     "train data.corpus=": "data.corpus is empty: give it a value",

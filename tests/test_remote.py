@@ -6,10 +6,13 @@ import pytest
 from conftest import SENTENCES, embedder_of
 
 from whitenedcse.app import arguments, cli
-from whitenedcse.data import remote
+from whitenedcse.data import files, remote
+from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving import shards
 from whitenedcse.serving.bulk import arrays
+from whitenedcse.serving.exports import export
+from whitenedcse.serving.index import Index
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES[:3]]
 
@@ -57,7 +60,7 @@ def run(*words):
 
 
 def vectors(folder):
-    return np.concatenate(list(arrays(remote.fetched(folder))))
+    return np.concatenate(list(arrays(folder)))
 
 
 def test_a_corpus_there_is_encoded_to_shards_there_which_another_machine_resumes(
@@ -168,6 +171,81 @@ def test_an_export_there_is_an_encoder_and_is_replaced_by_another(url, source, t
     put(f"{url}/other/mine.txt", "mine")
     assert run("export", source, f"{url}/other", "--to", "transformers") == 2
     assert capsys.readouterr().err.startswith(f"error: {url}/other exists; choose another name (")
+
+
+def test_python_writes_and_reads_there(url, source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    embedder = Embedder.load(source)
+    x = embedder.encode(TEXTS)
+    for _ in range(2):  # the second replaces the first
+        embedder.save(f"{url}/saved")
+        export(embedder, f"{url}/export", "transformers")
+        Postprocess("zca").fit(x).save(f"{url}/fit.safetensors")
+    for place in ("saved", "export"):
+        np.testing.assert_allclose(Embedder.load(f"{url}/{place}").encode(TEXTS), x, atol=1e-6)
+    np.testing.assert_allclose(
+        Postprocess.load(f"{url}/fit.safetensors").transform(x), Postprocess("zca").fit(x).transform(x)
+    )
+    with pytest.raises(FileExistsError, match=f"^{url}/saved exists; choose another name$"):
+        export(embedder, f"{url}/saved", "transformers")
+    index = Index.build(embedder, TEXTS[:4])
+    index.save(f"{url}/index")
+    index.save(f"{url}/index/")  # nothing is new
+    loaded = Index.load(f"{url}/index")
+    assert loaded.query(TEXTS[:1], 1) == index.query(TEXTS[:1], 1)
+    for held in (index, loaded):
+        with pytest.raises(ValueError, match=f"^{url}/index: an index in a store is not added to"):
+            held.add(["one more"]).save(f"{url}/index")
+    with pytest.raises(FileExistsError, match=f"^{url}/index exists"):
+        Index.build(embedder, TEXTS[:4]).save(f"{url}/index")
+    assert {path.name for path in tmp_path.iterdir()} == {"cache", "encoder"}
+    assert not [file for file in tmp_path.rglob(".*.out/**/*") if file.is_file() and file.suffix != ".writer"]
+
+
+def test_vectors_there_are_read_by_their_url(url, source, tmp_path):
+    (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
+    assert run("encode", source, tmp_path / "corpus.txt", f"{url}/vectors") == 0
+    np.testing.assert_allclose(
+        np.concatenate([*arrays(f"{url}/vectors")]), Embedder.load(source).encode(TEXTS), atol=1e-6
+    )
+
+
+def test_what_could_not_be_copied_stays_here(url, source, tmp_path, monkeypatch, capsys):
+    def full(*_, **__):
+        raise TimeoutError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote.Store, "replace", full)
+        assert run("export", source, f"{url}/export", "--to", "transformers") == 2
+    said = capsys.readouterr().err
+    (kept,) = (path for path in (tmp_path / "cache").rglob("export") if path.is_dir())
+    assert said.startswith("error: no answer; ") and f" is in {kept}, until the next attempt" in said
+    Embedder.load(kept)
+    assert run("export", source, f"{url}/export", "--to", "transformers") == 0
+    assert not kept.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["export", "--to", "transformers"], ["encode", "--shard", "7"]])
+def test_a_bucket_that_is_not_there_is_not_made(server, source, tmp_path, monkeypatch, capsys, words):
+    monkeypatch.setenv("WHITENEDCSE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(key, "none")
+    (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
+    corpus = [tmp_path / "corpus.txt"] if words[0] == "encode" else []
+    assert run(words[0], source, *corpus, "s3://mispelt/out", *words[1:]) == 2
+    assert capsys.readouterr().err.startswith("error: s3://mispelt/out: there is no bucket 'mispelt'; ")
+    assert not fsspec.filesystem("s3").exists("mispelt")
+
+
+def test_rights_to_a_part_of_a_bucket_suffice(monkeypatch):
+    class Guarded:
+        def info(self, path):
+            raise PermissionError(path)
+
+    monkeypatch.setattr(files, "_found", lambda path: (Guarded(), path.removeprefix("s3://")))
+    remote.refuse_bucket("s3://bucket/mine")
 
 
 def test_a_directory_that_is_half_replaced_is_not_read(url, source, monkeypatch):

@@ -165,7 +165,7 @@ def lab() -> str:
     """The comparisons of WhitenedCSE, for README.md."""
     chosen = {
         "no whitening (`multi_positive`)": ("halves", 1),
-        "whitening afterwards (the same, whitened)": ("during", 1),
+        "whitening afterwards (`multi_positive`, whitened)": ("during", 1),
         "groups without the shuffle (`group`)": ("shuffle", 0),
         "dropout in place of crops (`dropout_whitened`)": ("views", 1),
     }

@@ -15,7 +15,7 @@ from whitenedcse.app.durable import parsing
 from whitenedcse.app.reading import DAMAGED
 from whitenedcse.app.terminal import lacking, say
 from whitenedcse.data import sources
-from whitenedcse.data.remote import fetched, is_url
+from whitenedcse.data.remote import is_url
 
 if TYPE_CHECKING:
     from whitenedcse.evaluation.suite import Plan
@@ -155,7 +155,7 @@ def ended(arguments: argparse.Namespace, on: str | None = None) -> Any:
     from whitenedcse.serving.fitting import fitted
 
     refuse_dim(arguments, on)
-    k, fit = arguments.dim, Postprocess.load(fetched(arguments.whiten)) if arguments.whiten else None
+    k, fit = arguments.dim, Postprocess.load(arguments.whiten) if arguments.whiten else None
     embedder = opened(arguments)
     if k is not None and not 1 <= k <= embedder.width:
         raise ValueError(f"{k} components of width {embedder.width}: 1 to {embedder.width} can be kept")

@@ -266,7 +266,7 @@ def checked(config: DictConfig) -> Run:
     script = str(HydraConfig.get().job.config_name)
     settings = plain(config)
     refuse_unknown(settings, [*map(str, OmegaConf.load(CONF / f"{script}.yaml")), *groups(script)])
-    refuse_name(settings["run"])
+    refuse_name(settings["run"], run.path)
     config.run = run.path.name
     return run
 

@@ -146,15 +146,12 @@ def settle(path: Path) -> None:
 
 
 def settle_all(folder: Path) -> None:
-    """Flush a folder and all its contents to disk."""
+    """Flush a folder and all its contents to disk; who may open the folder may read its files."""
+    readable = folder.stat().st_mode & 0o666
     for written in (folder, *folder.rglob("*")):
+        if written.is_file():
+            written.chmod(readable)  # safetensors writes for its user alone
         settle(written)
-
-
-def whole_lines(path: Path) -> list[str]:
-    """The lines of a file that is appended to, without a last one that a kill cut short; none if missing."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    return text[: text.rfind("\n") + 1].splitlines()
 
 
 def digest(path: Path) -> str:

@@ -119,8 +119,16 @@ def label(hydra: Any, encoder: str | None, corpus: str | None) -> str:
     return Path(encoder).name if encoder else Path(str(corpus)).stem
 
 
-def refuse_name(name: Any) -> None:
-    """Raise ValueError for a run= that is no name of a directory in outputs/; an interpolation makes one."""
+def refuse_name(name: Any, run: Path) -> None:
+    """Raise ValueError for a run= that is no name of a directory in outputs/; an interpolation makes one.
+
+    run: the directory that Hydra makes of it, which is refused where it was meant as a URL.
+    """
+    if meant := next((part for part in run.parts[1:] if part.endswith(":")), None):
+        raise ValueError(
+            f"a run is written to this machine, not to {meant}//: give the name of a directory, and copy the "
+            f"trained encoder by whitenedcse export RUN {meant}//BUCKET/NAME --to transformers"
+        )
     path = Path(str(name or ""))
     if path.is_absolute() or ".." in path.parts or not path.parts:
         where = f"hydra.run.dir={path if path.parts else 'DIR'}"

@@ -282,7 +282,7 @@ def scored(
 
 def fitted_to_unit(embedder: Any, rows: Sequence[Any]) -> list[str]:
     """A note on rows fitted to vectors of unit length, where the encoder ends with that step; else none."""
-    if embedder is None or embedder.final is None or not embedder.final.unit:
+    if embedder is None or not embedder.unit:
         return []
     names = ", ".join(row.name for row in rows if row.fit and row.pooling is None)
     before = "whiten fit and exports whiten before that step, so that scores of theirs differ a little"

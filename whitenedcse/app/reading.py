@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from whitenedcse.app.durable import DEPTH, Named, inside, parsing, read_json, whole_lines
+from whitenedcse.app.durable import DEPTH, Named, inside, parsing, read_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +35,13 @@ def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def changed(then: Mapping[str, Any], now: Mapping[str, Any], most: int = 2) -> str:
-    """What nested mappings differ in: for at most so many values, "NAME was VALUE and is now VALUE"."""
+    """What nested mappings differ in: for at most so many values, "NAME was VALUE and is now VALUE".
+
+    A mapping that is None in one of them is named first, without its values.
+    """
+    for name in sorted(then.keys() & now.keys()):
+        if (before := isinstance(then[name], Mapping)) != (after := isinstance(now[name], Mapping)):
+            return f"there was {'a' if before else 'no'} {name} step and is {'one' if after else 'none'} now"
     was, is_ = flat(then), flat(now)
     names = [name for name in sorted(was.keys() | is_.keys()) if was.get(name) != is_.get(name)]
     return "; ".join(f"{n} was {was.get(n)!r} and is now {is_.get(n)!r}" for n in names[:most])
@@ -84,6 +90,12 @@ def arrays(file: Path) -> dict[str, NDArray[Any]]:
         found = Named(content)
         found.path = file
         return found
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file that is appended to, without a last one that a kill cut short; none if missing."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return text[: text.rfind("\n") + 1].splitlines()
 
 
 def table(file: Path) -> list[dict[str, str]]:

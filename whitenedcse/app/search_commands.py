@@ -150,9 +150,8 @@ def extend(arguments: argparse.Namespace) -> int:
     """Append to an index, and print how many texts it held and holds."""
     from whitenedcse.serving import index, index_files
 
-    if remote.is_url(arguments.index):
-        raise ValueError(f"{arguments.index}: an index in a store is not added to; build it anew")
-    held = index.Index.load(remote.fetched(arguments.index))
+    index_files.refuse_url(arguments.index)
+    held = index.Index.load(arguments.index)
     held.refuse_numbers(bool(arguments.ids))
     more = index.encoded(held.embedder, _pairs(arguments, len(held)), bf16=arguments.bf16)
     index_files.append(Path(arguments.index), len(held), more)
@@ -184,7 +183,7 @@ def query(arguments: argparse.Namespace) -> int:
     asked = [arguments.text]
     if arguments.file is not None:
         asked = list(texts(sources.named(arguments.file, arguments.columns)))
-    answers = Index.load(remote.fetched(arguments.index)).query(asked, arguments.top, exact=arguments.exact)
+    answers = Index.load(arguments.index).query(asked, arguments.top, exact=arguments.exact)
     rows = [
         [text, str(rank), f"{hit.cosine:.4f}", hit.id, hit.text]
         for text, hits in zip(asked, answers, strict=True)
@@ -212,7 +211,7 @@ def measure(arguments: argparse.Namespace) -> int:
     from whitenedcse.serving.search_bench import bench, picture
 
     asked = {"factories": arguments.factory, "rows": arguments.rows, "prefix": arguments.prefix}
-    grid = bench(Index.load(remote.fetched(arguments.index)), dims=arguments.dims, **asked)
+    grid = bench(Index.load(arguments.index), dims=arguments.dims, **asked)
     show([grid], arguments.to)
     if arguments.picture:
         picture(grid, arguments.picture)

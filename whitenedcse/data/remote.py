@@ -191,10 +191,14 @@ def place(url: str) -> Path:
 
 @contextmanager
 def named(out: str | Path) -> Iterator[Store | None]:
-    """A context with the `Store` of a URL to be written, whose errors name the URL; None for a local path."""
+    """A context with the `Store` of a URL to be written, whose errors name the URL; None for a local path.
+
+    Raises ValueError for a URL in a bucket that there is not.
+    """
     if not is_url(out):
         yield None
         return
+    refuse_bucket(str(out))
     store = Store(str(out), beside(place(str(out)), "out") / place(str(out)).name)
     store.local.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -208,12 +212,30 @@ def named(out: str | Path) -> Iterator[Store | None]:
         raise
 
 
+def refuse_bucket(url: str) -> None:
+    """Raise ValueError for a URL in a bucket that does not exist, which some stores would make.
+
+    Where it cannot be asked for, as with rights to a part of it alone, nothing is refused.
+    """
+    with filesystem(url) as (system, inside):
+        bucket = inside.partition("/")[0] if not is_url(inside) else ""  # "" where paths are absolute, too
+        try:
+            if bucket:
+                system.info(bucket)
+        except FileNotFoundError:
+            cure = "correct its name, or make it first"
+            raise ValueError(f"{url}: there is no bucket {bucket!r}; {cure}") from None
+        except Exception:  # noqa: S110  the kinds that stores raise share no class
+            pass
+
+
 @contextmanager
 def published(out: str | Path, mark: str | None) -> Iterator[Path]:
     """A context with the path to write; for a URL it is a new one, and copied to the store at the end.
 
     mark: a file of that which may be replaced; "" where the URL is a file itself, None for nothing. Raises
-    FileExistsError where the URL has other files.
+    FileExistsError where the URL has other files. Where copying fails, what was written stays on this machine
+    and is named.
     """
     with named(out) as store:
         if store is None:
@@ -225,9 +247,15 @@ def published(out: str | Path, mark: str | None) -> Iterator[Path]:
             clear(store.local)
             try:
                 yield store.local
-                store.replace()
-            finally:
+            except BaseException:
                 clear(store.local)
+                raise
+            try:
+                store.replace()
+            except Exception as error:  # of a store, of any class
+                kept = f"what was written for it is in {store.local}, until the next attempt"
+                raise OSError(f"{error}; {kept}") from error
+            clear(store.local)
 
 
 def clear(path: Path) -> None:

@@ -23,12 +23,12 @@ from safetensors.numpy import save
 
 from whitenedcse.app.durable import checksum, parsing, writing
 from whitenedcse.app.reading import metadata, tensors
+from whitenedcse.data.remote import fetched, published
 from whitenedcse.evaluation import transforms
 from whitenedcse.evaluation.transforms import ORDERED, Array, Kind
 from whitenedcse.linalg import Moments, Update, refuse_infinite
 
 CURE = "copy it again, or fit it again with whitenedcse whiten fit"
-EMPTY: Mapping[str, Any] = {}
 LIMITED = (  # settings that are for some kinds alone: what they are where they are not given, and these kinds
     ("k", None, ORDERED),
     ("shrinkage", 0, transforms.SHRUNK),
@@ -189,8 +189,8 @@ class Postprocess:
             raise ValueError(f"{k}-wide rows do not come from a {self.kind} fitted to width {d}")
         return y @ transforms.inverse(self.kind, matrix[:, :k], variances, self.power) + mean
 
-    def save(self, path: str | Path, provenance: Mapping[str, Any] = EMPTY) -> None:
-        """Write the transform, its settings and `provenance` (plain JSON values) to a safetensors file.
+    def save(self, path: str | Path, provenance: Mapping[str, Any] = {}) -> None:
+        """Write the transform, its settings and `provenance` (plain JSON) to a safetensors file or URL.
 
         The metadata of the file holds a digest of all this, which `load` compares.
         """
@@ -202,7 +202,7 @@ class Postprocess:
         tensors = {name: np.ascontiguousarray(array) for name, array in self.fitted._asdict().items()}
         metadata["xxh3"] = digest(tensors, metadata)
         content = save(tensors, metadata)
-        with writing(Path(path), nbytes=len(content)) as stream:
+        with published(path, mark="") as out, writing(out, nbytes=len(content)) as stream:
             stream.write(content)
 
     @classmethod
@@ -211,7 +211,7 @@ class Postprocess:
 
         Raises ValueError, naming the file, if `save` did not write it or it is damaged.
         """
-        with parsing(path := Path(path), CURE):
+        with parsing(path := fetched(path), CURE):
             if "settings" not in (texts := metadata(path, CURE)):
                 raise ValueError(f"{path} was not written by whitenedcse whiten fit; name a file that was")
             arrays = {name: tensor.numpy() for name, tensor in tensors(path).items()}

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from whitenedcse.app.compute import full_precision
 from whitenedcse.app.durable import parsing
+from whitenedcse.data.remote import published
 from whitenedcse.model import checkpoint
 from whitenedcse.model.backbones import causal
 from whitenedcse.model.encoder import Encoder, pretrained
@@ -98,6 +99,11 @@ class Embedder(nn.Module):
         return model
 
     @property
+    def unit(self) -> bool:
+        """Whether the last step is division by the length."""
+        return self.final is not None and self.final.unit
+
+    @property
     def nbytes(self) -> int:
         """The bytes of all its tensors, which are nearly all of a checkpoint."""
         return sum(tensor.nbytes for tensor in self.state_dict().values())
@@ -150,10 +156,11 @@ class Embedder(nn.Module):
     ) -> NDArray[np.float32]:
         """The embeddings (n, k) of n sentences in their order, computed in eval mode and without gradient.
 
-        k is `width`. prompt: a text put before each sentence; None for `self.prompt`, "" for no prompt. Equal
-        sentences are encoded once. Each batch holds sentences of similar length and a limited number of
-        tokens. share: (r, m) encodes every m-th of these batches from the r-th on and leaves the other rows
-        zero, so that the results of m processes add up to that of one process, bit for bit. bf16: the
+        k is `width`. progress: True shows a bar. prompt: a text put before each sentence; None for
+        `self.prompt`, "" for no prompt. Equal sentences are encoded once. Each batch holds sentences of
+        similar length and a limited number of tokens. share: (r, m) encodes every m-th of these batches from
+        the r-th on and leaves the other rows zero, so that the results of m processes add up to that of one
+        process, bit for bit. bf16: the
         backbone computes in bfloat16; pooling and head stay in float32. Raises ValueError for a sentence that
         is not a string, and for a prompt that leaves no token for a sentence.
         """
@@ -216,7 +223,7 @@ class Embedder(nn.Module):
 
     @staticmethod
     def load(path: str | os.PathLike[str], pooling: Pooling | str | None = None) -> Embedder:
-        """The embedder in a directory or with a hub id, in eval mode.
+        """The embedder in a directory or with a hub id, in eval mode, on the CPU; `.to("cuda")` moves it.
 
         path: a run or its directory, a checkpoint, an export, a Sentence-Transformers model or plain encoder.
         pooling: for a plain encoder, which does not define one: a `Pooling`, or its kind, such as "mean", for
@@ -231,9 +238,12 @@ class Embedder(nn.Module):
             return Embedder(**parts).eval()
 
     def save(self, directory: str | Path) -> None:
-        """Write a checkpoint to a directory, completely or not at all; raises OSError, or ValueError for a
-        directory that holds something else."""
-        checkpoint.save(self, Path(directory))
+        """Write a checkpoint to a directory or URL, completely or not at all.
+
+        Raises OSError, or ValueError for a directory that holds something else.
+        """
+        with published(directory, checkpoint.SETTINGS) as out:
+            checkpoint.save(self, out)
 
 
 def refuse_prompts(prompts: Mapping[str, Any]) -> None:

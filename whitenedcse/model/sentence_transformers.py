@@ -50,9 +50,8 @@ def write(embedder: Embedder, directory: Path) -> None:
     encoder, pooling = embedder.encoder, embedder.pooling
     layers = sorted(encoder.layer(layer) for layer in pooling.layers)
     mixed, dense = set(layers) != {encoder.depth}, dense_modules(embedder)
-    unit = embedder.final is not None and embedder.final.unit
     names = ["Transformer", *["WeightedLayerPooling"] * mixed, "Pooling"]
-    names += ["Dense"] * len(dense) + ["Normalize"] * unit
+    names += ["Dense"] * len(dense) + ["Normalize"] * embedder.unit
     paths = ["", *(f"{i}_{name}" for i, name in enumerate(names) if i)]
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": PREFIX + name}

@@ -29,7 +29,7 @@ from whitenedcse.app.durable import DIGESTS, checksum, intact, seal, seal_too, w
 from whitenedcse.app.ranks import Place, end_with_parent, placed
 from whitenedcse.app.terminal import pace
 from whitenedcse.data.corpus import Corpus, fingerprint
-from whitenedcse.data.remote import Store
+from whitenedcse.data.remote import Store, fetched
 from whitenedcse.data.tokens import CHARACTERS_A_TOKEN
 from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder
@@ -56,11 +56,12 @@ from whitenedcse.serving.shards import (
 from whitenedcse.serving.shares import Fold, Lead, Member, Work
 
 
-def arrays(out: Path) -> Iterator[NDArray[Any]]:
+def arrays(directory: str | Path) -> Iterator[NDArray[Any]]:
     """The vectors (n, k) of each file in order; .npy files are memory-mapped. Runs no code in a file.
 
-    Raises ValueError for a directory that is unfinished or damaged.
+    directory: or its URL. Raises ValueError for one that is unfinished or damaged.
     """
+    out = fetched(directory)
     if (manifest := begun(out)) is None:
         raise ValueError(f"{out}: no {MANIFEST}; whitenedcse encode writes such a directory")
     if left := unwritten(out, manifest):

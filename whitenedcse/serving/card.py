@@ -99,8 +99,9 @@ def vector(embedder: Embedder, facts: Mapping[str, Any]) -> str:
         )
     if (final := embedder.final) is not None:
         steps += mapped(final.provenance) if final.weight is not None else []
-    unit = final is not None and final.unit
-    steps.append("divided by their length" if unit else "not divided by their length; compare by the cosine")
+    steps.append(
+        "divided by their length" if embedder.unit else "not divided by their length; compare by the cosine"
+    )
     return "## Which vector this is\n\n" + "\n".join(f"- {step}" for step in [*steps, checked(facts)])
 
 

@@ -22,6 +22,7 @@ import torch
 from whitenedcse.app.durable import drafted, seal, write_json
 from whitenedcse.app.space import refuse_place
 from whitenedcse.app.terminal import lacking
+from whitenedcse.data.remote import published
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.transforms import refuse_beyond
 from whitenedcse.linalg import refuse_infinite
@@ -64,12 +65,11 @@ def whitened(
         bias = bias + weight @ before.bias.double().numpy(force=True)
         weight = weight @ before.weight.double().numpy(force=True)
         provenance["before"] = before.provenance
-    unit = embedder.final is not None and embedder.final.unit
-    if unit:
+    if embedder.unit:
         refuse_unit(fit)
     provenance |= {"kind": fit.kind, "k": len(bias)}
     tensors = {"weight": torch.tensor(weight), "bias": torch.tensor(bias)}
-    return embedder.replaced(final=Final(**tensors, unit=unit, provenance=provenance))
+    return embedder.replaced(final=Final(**tensors, unit=embedder.unit, provenance=provenance))
 
 
 def refuse_unit(fit: Postprocess) -> None:
@@ -85,7 +85,7 @@ def refuse_unit(fit: Postprocess) -> None:
 def scaled(embedder: Embedder, *, unit: bool) -> Embedder:
     """The embedder with or without unit length as its last step."""
     last = embedder.final
-    if unit == (last is not None and last.unit):
+    if unit == embedder.unit:
         return embedder
     parts: dict[str, Any] = {"weight": None, "bias": None, "provenance": {}}
     if last is not None:
@@ -137,8 +137,9 @@ class Wanted(NamedTuple):
 def export(embedder: Embedder | str | Path, out: str | Path, to: str | Wanted) -> dict[str, Any]:
     """Write an embedder for another library, whose vectors are compared; returns the content of export.json.
 
-    embedder: or the path of one, e.g. of a run. out: a new directory, or that of an earlier export.
-    to: "transformers", "sentence-transformers" or "onnx".
+    embedder: or the path of one, e.g. of a run. out: a new directory, that of an earlier export, or a URL.
+    to: "transformers", "sentence-transformers" or "onnx"; or a `Wanted` of this module, with further choices.
+    Unit length is the last step of what `whitenedcse.serving.exports.scaled(embedder, unit=True)` returns.
     Raises ValueError, nothing written, for an embedder that the format cannot express, for an export whose
     vectors are not the embedder's, and where `out` holds anything but an earlier export.
 
@@ -147,16 +148,17 @@ def export(embedder: Embedder | str | Path, out: str | Path, to: str | Wanted) -
     ValueError: to='onxx' is not one of transformers, sentence-transformers, onnx
     """
     source = embedder.encoder.source if isinstance(embedder, Embedder) else embedder
-    wanted, out = Wanted(to, str(source or "random weights")) if isinstance(to, str) else to, Path(out)
+    wanted = Wanted(to, str(source or "random weights")) if isinstance(to, str) else to
     if wanted.to not in layouts.LAYOUTS:
         raise ValueError(f"to={wanted.to!r} is not one of {', '.join(layouts.LAYOUTS)}")
-    refuse(out, wanted)
-    embedder = Embedder.of(embedder)
-    device, training = embedder.encoder.backbone.device, embedder.training
-    try:
-        return written(merged(embedder.cpu().eval()), out, wanted)
-    finally:
-        embedder.to(device).train(training)
+    with published(out, EXPORT) as path:
+        refuse(path, wanted)
+        embedder = Embedder.of(embedder)
+        device, training = embedder.encoder.backbone.device, embedder.training
+        try:
+            return written(merged(embedder.cpu().eval()), path, wanted)
+        finally:
+            embedder.to(device).train(training)
 
 
 def written(embedder: Embedder, out: Path, wanted: Wanted) -> dict[str, Any]:
@@ -176,8 +178,8 @@ def written(embedder: Embedder, out: Path, wanted: Wanted) -> dict[str, Any]:
         (draft / "README.md").write_text(
             card.text(embedder, facts, wanted.name or out.name), encoding="utf-8"
         )
-        unit = embedder.final is not None and embedder.final.unit
-        facts |= {"source": card.shown(wanted.source), "pooling": settings(embedder)["pooling"], "unit": unit}
+        facts |= {"source": card.shown(wanted.source), "pooling": settings(embedder)["pooling"]}
+        facts["unit"] = embedder.unit
         write_json(draft / EXPORT, facts)
         seal(draft)
     return facts

@@ -17,6 +17,7 @@ import numpy as np
 from whitenedcse.app.reading import changed
 from whitenedcse.app.terminal import pace
 from whitenedcse.data.corpus import Corpus, Reading, fingerprint, rows, texts
+from whitenedcse.data.remote import fetched, is_url, published
 from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder
@@ -58,7 +59,7 @@ class Index:
 
     def __init__(self, embedder: Embedder, parts: Iterable[Part] = ()) -> None:
         self.embedder, self.parts = scaled(searching(embedder), unit=True), list(parts)
-        self._place: tuple[Path, int] | None = None  # a directory, and how many of the parts it holds
+        self._place: tuple[str, int] | None = None  # a directory or URL, and how many of the parts it holds
 
     def __len__(self) -> int:
         return sum(len(part.texts) for part in self.parts)
@@ -130,26 +131,31 @@ class Index:
         return Hit(float(cosine), part.ids[row], part.texts[row])
 
     def save(self, directory: str | Path) -> None:
-        """Write the index to a directory; if it was loaded from or saved there, only new texts are appended.
+        """Write the index to a directory or URL; to the one that it is of, only new texts are added.
 
         Written to a new directory, it is searched exactly. Raises FileExistsError for any other directory
-        that exists.
+        that exists, and ValueError for texts to add to a URL.
         """
-        directory = Path(directory).absolute()
-        place, held = self._place or (None, 0)
-        new = self.parts[held:] if directory == place else self.parts
-        if directory != place:
-            index_files.write(directory, self.embedder, new)
-        elif new:
-            index_files.append(directory, sum(len(part.texts) for part in self.parts[:held]), new)
-        self._place = (directory, len(self.parts))
+        place, held = self._place or ("", 0)
+        if place != (there := place_of(directory)):
+            with published(directory, None) as out:
+                index_files.write(out, self.embedder, self.parts)
+        elif new := self.parts[held:]:
+            index_files.refuse_url(directory)
+            index_files.append(Path(directory), sum(len(part.texts) for part in self.parts[:held]), new)
+        self._place = (there, len(self.parts))
 
     @classmethod
     def load(cls, directory: str | Path) -> Index:
         """The index that `save` or `whitenedcse search build` wrote; its arrays are memory-mapped."""
-        index = cls(*index_files.load(Path(directory)))
-        index._place = (Path(directory).absolute(), len(index.parts))
+        index = cls(*index_files.load(fetched(directory)))
+        index._place = (place_of(directory), len(index.parts))
         return index
+
+
+def place_of(directory: str | Path) -> str:
+    """The absolute path of a directory, or the URL of one."""
+    return str(directory).rstrip("/") if is_url(directory) else str(Path(directory).absolute())
 
 
 def searching(embedder: Embedder, prompt: str | None = None, query_prompt: str | None = None) -> Embedder:

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from whitenedcse.app.durable import digest, drafted, parsing, read_json, settle, settle_all, write_json
 from whitenedcse.app.reading import array
 from whitenedcse.app.space import Unwritten, needing_space, refuse_place
+from whitenedcse.data.remote import is_url
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving import approximate
@@ -119,6 +120,12 @@ def refuse_occupied(directory: Path) -> None:
         raise FileExistsError(f"{directory} holds an index; choose another name, or delete it")
     if directory.exists():
         raise FileExistsError(f"{directory} exists; choose another name")
+
+
+def refuse_url(index: str | Path) -> None:
+    """Raise ValueError for a URL, whose index cannot be added to."""
+    if is_url(index):
+        raise ValueError(f"{index}: an index in a store is not added to; build it anew")
 
 
 def append(directory: Path, n: int, parts: Iterable[Part]) -> None:

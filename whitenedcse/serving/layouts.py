@@ -59,14 +59,14 @@ def transformers_vectors(embedder: Embedder, directory: Path, texts: Sequence[st
     from transformers import AutoModel, AutoTokenizer
 
     model = AutoModel.from_pretrained(directory).eval()
-    pooling, unit = embedder.pooling, embedder.final is not None and embedder.final.unit
+    pooling = embedder.pooling
     rows = []
     for tokens in padded(AutoTokenizer.from_pretrained(directory), prompted(embedder, texts)):
         out = model(**tokens, output_hidden_states=True)
         hidden = [out.hidden_states[layer] for layer in pooling.layers]
         pooler = pooling.kind == "pooler"
         x = out.pooler_output if pooler else pooled(pooling.kind, hidden, tokens["attention_mask"])
-        rows.append(normalize(x, dim=-1) if unit else x)
+        rows.append(normalize(x, dim=-1) if embedder.unit else x)
     return torch.cat(rows).numpy()
 
 
@@ -136,7 +136,7 @@ class Graph(nn.Module):
         self.backbone = embedder.encoder.backbone
         self.kind, self.layers = embedder.pooling.kind, embedder.pooling.layers
         self.dense = dense_modules(embedder)
-        self.unit = embedder.final is not None and embedder.final.unit
+        self.unit = embedder.unit
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """The embeddings (n, k) of token ids (n, l) and mask (n, l)."""
