@@ -245,11 +245,7 @@ def published(out: str | Path, mark: str | None) -> Iterator[Path]:
             raise FileExistsError(f"{store.url} exists; choose another name")
         with alone(beside(store.local, "writer"), Path.touch):
             clear(store.local)
-            try:
-                yield store.local
-            except BaseException:
-                clear(store.local)
-                raise
+            yield store.local
             try:
                 store.replace()
             except Exception as error:  # of a store, of any class
