@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shlex
 
 import numpy as np
@@ -273,6 +274,12 @@ def test_rows_that_are_named_are_compared_and_others_noted(tmp_path, capsys):
     wanted = [scores["as it is"], scores["whitened (s3://x)"], *[scores["as it is"]] * 3]
     assert shown == pytest.approx(wanted, abs=0.01) and abs(shown[1] - shown[0]) > 1
     assert cells(grid, "A")["3 - 1"].startswith("0.00 ±0.00")
+    for given in ([f"{a}:whitened (s3://x)", str(a)], [str(a), f"{b}:as it is"]):
+        with pytest.raises(
+            ValueError,
+            match=re.escape(f"{a} has the rows 'as it is', 'whitened (s3://x)'; name one of them, as {a}:"),
+        ):
+            compared(given, 20, 2)
     with pytest.raises(ValueError, match="no row 'x' in .*/a; it has 'as it is', 'whitened .s3://x.'"):
         compared([f"{a}:x", str(b)], 20, 2)
     with pytest.raises(FileNotFoundError, match="no run is in .*/none:as it is"):

@@ -269,6 +269,9 @@ def test_rows_whose_corpus_is_not_here_are_left_out_aloud(monkeypatch, tmp_path)
         ("whitening-3 (target)", "transductive"),
     ]
     assert said == ["left out 'b': gone"]
+    mistyped = [*rows, {"name": "d", "map": {"kind": "zca"}, "fit": "wik1m.txt"}]
+    with pytest.raises(FileNotFoundError, match="gone"):  # not a name of this library's: mistyped
+        chosen(Protocol("x", "all", "as_is", None, 0, mistyped), None, "target")
     assert kept[0].maker is None and kept[2].maker().k == 3
     prefix = chosen(protocol, {"kind": "prefix", "k": 3}, "target")[0][-1]  # not fitted to anything
     assert (prefix.name, prefix.fit, prefix.maker().k) == ("prefix-3", "", 3)

@@ -3,13 +3,15 @@
 import csv
 import importlib.metadata
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import SENTENCES, embedder_of
 from numpy.testing import assert_allclose
-from programs import started
+from programs import started, surroundings
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
@@ -48,7 +50,7 @@ def test_the_last_line_names_the_run_directory(trained):
     commands = [
         text.split() for text in following.removeprefix("next: whitenedcse ").split("   whitenedcse ")
     ]
-    assert [words[0] for words in commands] == ["report", "evaluate", "export"]
+    assert [words[0] for words in commands] == ["report", "export"]
     for words in commands:
         cli._parser().parse_known_args(words)  # no argument is missing
 
@@ -219,7 +221,26 @@ def test_runs_are_compared_and_own_texts_evaluated_by_a_python_function(tmp_path
     assert (
         "as it is: Spearman x 100, all" in result.stdout and "pca-2 (target): accuracy x 100" in result.stdout
     )
-    assert not list((tmp_path / "outputs").glob("evaluate-*/scores.json"))
+    assert not list((tmp_path / "outputs").glob("evaluate-*"))
+    closed = subprocess.Popen(
+        [sys.executable, str(ROOT / "evaluate.py"), "compare=[outputs/one,outputs/two]", "draws=50"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=surroundings(tmp_path, {}),
+    )
+    closed.stdout.close()  # as by `| head -1` once it has its line
+    assert closed.stderr.read() == "" and closed.wait() == 1
+    closed.stderr.close()
+    assert not list((tmp_path / "outputs").glob("evaluate-*"))
+    (tmp_path / "corpus.txt").write_text("".join(f"b{'a' * (i % 5)}{'e' * (i % 7)}\n" for i in range(70)))
+    fitted = ["tasks.names=[pairs.tsv:one side:other:grade]", "protocol=posthoc", "draws=50", "run=fitted"]
+    result = started("evaluate.py", "model=m:f", "fit=corpus.txt", *fitted, cwd=tmp_path)
+    assert "whitened (corpus.txt) inductive" in " ".join(result.stdout.split())
+    result = started("evaluate.py", "model=m:f", "fit=corpse.txt", "run=gone", *fitted[:-1], cwd=tmp_path)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "corpse.txt: no such file" in result.stderr and not (tmp_path / "outputs/gone").exists()
 
 
 def test_a_misspelt_key_in_an_experiment_file_is_refused(tmp_path, refusal):

@@ -70,7 +70,11 @@ def sample(parser: argparse.ArgumentParser, rows: int | None = None) -> None:
     parser.add_argument("--sample", type=int, default=rows, metavar="N", help=about)
 
 
-def columns(parser: argparse.ArgumentParser, about: str = "the columns of a table that hold texts") -> None:
+ONE_COLUMN = "the column of a table that holds the texts; join others to it in the file first"
+COLUMNS = "the columns of a table that hold texts; the texts of each column are texts of their own"
+
+
+def columns(parser: argparse.ArgumentParser, about: str = COLUMNS) -> None:
     """Add --columns."""
     parser.add_argument("--columns", nargs="+", default=(), metavar="NAME", help=about)
 

@@ -146,16 +146,20 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
 
 def built(cfg: DictConfig) -> tuple[Any, Any]:
     """The ContrastiveTraining module and its SentenceData."""
+    from whitenedcse.model.checkpoint import own
     from whitenedcse.model.embedder import Embedder
     from whitenedcse.training.module import ContrastiveTraining
 
     encoder = instantiate(cfg.encoder)
+    limit = own(encoder.source).get("max_length") if encoder.source else None
     made: Any = {"head": instantiate(cfg.head)(width=encoder.width), "pooling": instantiate(cfg.pooling)}
     data: Any = instantiate(cfg.data)
     data.tokenizer, data.hold_out = encoder.tokenizer, cfg.monitor.dev is None
     data.setup("fit")
     parts = {
-        "embedder": Embedder(encoder=encoder, **made, embedding=cfg.embedding, prompt=data.prompt),
+        "embedder": Embedder(
+            encoder=encoder, **made, embedding=cfg.embedding, prompt=data.prompt, max_length=limit
+        ),
         "loss": instantiate(cfg.loss) if cfg.get("loss") else None,
         "terms": {name: term(node, encoder) for name, node in cfg.terms.items()},
         "optimizer": instantiate(cfg.optim),
@@ -179,8 +183,9 @@ def evaluate(cfg: DictConfig) -> float | None:
     from whitenedcse.report import comparison, results
 
     if cfg.compare:
-        launch.show(comparison.compared(list(cfg.compare), cfg.draws, cfg.digits))
+        tables = comparison.compared(list(cfg.compare), cfg.draws, cfg.digits)
         launch.leave_nothing()
+        launch.show(tables)
         return None
     scores, items, notes = scored(cfg, run, None)
     run.end(scores, items)
@@ -198,6 +203,9 @@ def agenda(cfg: DictConfig) -> tuple[Any, list[Any], Any, list[str]]:
     """
     from whitenedcse.evaluation import suite, tasks
 
+    for row in cfg.protocol.rows:
+        if OmegaConf.is_dict(row) and "name" in row:
+            row.name = row.name  # as it is for fit=training, before the corpus takes the place of that word
     cfg.fit, cfg.columns = fit, columns = fitted_on(cfg.model, cfg.fit, cfg.columns)
     protocol = instantiate(cfg.protocol)
     settings = instantiate(cfg.postprocess).settings if cfg.postprocess else None

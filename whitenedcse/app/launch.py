@@ -288,6 +288,7 @@ def finish(
     say(f"best checkpoint: {here}/best   metrics: {here}/metrics.csv   scores: {here}/scores.json")
     if single:
         name = quote(str(here))
-        after = f"report {name}", f"evaluate model={name}", f"export {name} OUT --to transformers"
+        tests = [f"evaluate model={name}"] * (evaluated is None)
+        after = f"report {name}", *tests, f"export {name} OUT --to transformers"
         say(f"next: {'   '.join(f'whitenedcse {command}' for command in after)}")
     say(f"run: {run.path}")  # the last line, which other programs read

@@ -53,7 +53,7 @@ def _query(commands: Any) -> None:
     parser.add_argument("index", metavar="INDEX", help="the directory of the index")
     parser.add_argument("text", nargs="?", metavar="TEXT", help="the query")
     parser.add_argument("--file", metavar="QUERIES", help="a file of queries, or any other corpus")
-    given.columns(parser, "the columns of a table that hold queries")
+    given.columns(parser, "the column of a table that holds the queries")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="texts per query (default: 10)")
     about = "compare every text with the query, even if the index was built with --factory"
     parser.add_argument("--exact", action="store_true", help=about)
@@ -86,7 +86,7 @@ def _bench(commands: Any) -> None:
 
 
 def _reading(parser: argparse.ArgumentParser) -> None:
-    given.columns(parser)
+    given.columns(parser, given.ONE_COLUMN)
     given.bf16(parser)
     about = "the column of a table that holds ids (default: the number of each text, from 0)"
     parser.add_argument("--ids", metavar="NAME", help=about)
@@ -98,6 +98,7 @@ def build(arguments: argparse.Namespace) -> int:
 
     with remote.published(arguments.index, mark=None) as out:
         index_files.refuse_occupied(out)
+        sources.refuse_columns(arguments.corpus, arguments.columns)
         _refuse_build(arguments)
         pairs = _pairs(arguments, 0)
         arguments.dim = arguments.dim or arguments.whiten_k
@@ -125,8 +126,6 @@ def _refuse_build(arguments: argparse.Namespace) -> None:
         )
     if arguments.sample is not None:
         raise ValueError(f"--sample {arguments.sample}: --vectors hold all rows; leave one of the two out")
-    if len(arguments.columns) > 1:
-        raise ValueError(f"--vectors hold one column, not {arguments.columns}")
 
 
 def _encoded(arguments: argparse.Namespace, embedder: Any) -> Any:
@@ -151,6 +150,7 @@ def extend(arguments: argparse.Namespace) -> int:
     from whitenedcse.serving import index, index_files
 
     index_files.refuse_url(arguments.index)
+    sources.refuse_columns(arguments.corpus, arguments.columns)
     held = index.Index.load(arguments.index)
     held.refuse_numbers(bool(arguments.ids))
     more = index.encoded(held.embedder, _pairs(arguments, len(held)), bf16=arguments.bf16)
@@ -182,6 +182,7 @@ def query(arguments: argparse.Namespace) -> int:
         raise ValueError(f"TEXT {arguments.text!r} is blank: give the words to look for")
     asked = [arguments.text]
     if arguments.file is not None:
+        sources.refuse_columns(arguments.file, arguments.columns)
         asked = list(texts(sources.named(arguments.file, arguments.columns)))
     answers = Index.load(arguments.index).query(asked, arguments.top, exact=arguments.exact)
     rows = [

@@ -154,7 +154,7 @@ def add_encode(commands: Any) -> None:
     about = "the number of processes that share the work (default: one per GPU, or one)"
     parser.add_argument("--processes", type=int, metavar="P", help=about)
     parser.add_argument("--engine", choices=("ray",), help="use a Ray cluster; all of it must see OUT")
-    given.columns(parser, "the column of a table that holds the texts; join others to it in the file first")
+    given.columns(parser, given.ONE_COLUMN)
     given.bf16(parser)
     parser.set_defaults(run=encode)
 

@@ -103,6 +103,15 @@ def named(name: str, columns: Sequence[str] = (), sample: int | None = None) -> 
     return Corpus(str(located(name)), wanted, sample)
 
 
+def refuse_columns(path: str, columns: Sequence[str]) -> None:
+    """Raise ValueError for several columns where each row of a table is one text."""
+    if len(columns) > 1:
+        raise ValueError(
+            f"{path}: one column is encoded, not {', '.join(columns)}; texts that belong together are joined "
+            "in the file first"
+        )
+
+
 def senteval() -> Path:
     """The folder that holds STS/ and SICK/ in SentEval's layout, downloaded and unpacked if needed."""
     return present("senteval", roots()) or fetched("senteval")

@@ -155,9 +155,8 @@ class Postprocess:
             names = ", ".join(ORDERED)
             raise ValueError(f"k={k} is for {names}; the components of {self.kind} have no order")
         if x.shape[-1] != d or not (k is None or 1 <= k <= d):
-            raise ValueError(
-                f"k={k} components of {x.shape[-1]}-wide rows, by a transform fitted to width {d}"
-            )
+            of = f"k={k} components of {x.shape[-1]}-wide rows"
+            raise ValueError(f"{of}, by a transform fitted to width {d}; k is 1 to {d}")
         return np.subtract(x, mean, dtype=np.float64) @ matrix[:, :k]
 
     def equal_cosines(self, n: int, d: int) -> bool:

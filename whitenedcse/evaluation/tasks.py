@@ -18,7 +18,7 @@ from typing import Any
 
 from whitenedcse.data.corpus import read
 from whitenedcse.data.files import NAMED, records, suffix
-from whitenedcse.data.sources import RTE, located, named, roots, senteval
+from whitenedcse.data.sources import CORPORA, RTE, located, named, roots, senteval
 from whitenedcse.evaluation import sts, transfer
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.sts import MEANS, TASKS, Subset
@@ -243,21 +243,34 @@ def chosen(
 ) -> tuple[list[Row], list[str]]:
     """The rows to evaluate, the transform asked for last, and a line for each row left out without corpus.
 
+    Only a row on a corpus that is known by name, such as nli, is left out; a missing file is refused.
     curve: a figure shows every number of components, so one row at least has a whitening that is `whole`.
     """
     rows, skipped = [], []
     for row in protocol.lines:
-        try:
-            if row.fit and row.fit not in OWN:
-                located(row.fit)
-        except FileNotFoundError as error:
-            skipped.append(f"left out {row.name!r}: {error}")
-        else:
-            rows += [] if row in rows else [row]  # fit=target makes rows on NLI those on the task
+        if missing := absent(row.fit):
+            skipped.append(f"left out {row.name!r}: {missing}")
+        elif row not in rows:  # fit=target makes rows on NLI those on the task
+            rows.append(row)
     rows += [transformed(settings, fit)] if settings else []
     if curve and not any(whole(row.map or {}) for row in rows):
         rows.append(transformed({"kind": "whitening"}, fit))
     return rows, skipped
+
+
+def absent(fit: str) -> str:
+    """Why a corpus that is known by name, such as nli, is not here; "" where it is, and for the task's own.
+
+    Raises FileNotFoundError for any other name without a file: it is a mistake of the user's.
+    """
+    try:
+        if fit and fit not in OWN:
+            located(fit)
+    except FileNotFoundError as error:
+        if fit not in CORPORA:
+            raise
+        return str(error)
+    return ""
 
 
 def transformed(settings: Mapping[str, Any], fit: str) -> Row:

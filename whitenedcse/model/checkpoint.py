@@ -115,7 +115,7 @@ def parts(path: str, pooling: Pooling | str | None = None) -> dict[str, Any]:
 
 
 def own(directory: Path) -> dict[str, Any]:
-    """The "pooling" and the "prompt" that a directory defines for its encoder, without reading its weights.
+    """The "pooling", "prompt", "max_length" and steps "after" pooling of a directory, without its weights.
 
     Empty for a plain encoder, for modules of Sentence-Transformers that are not read here, and for files of
     either kind that are damaged, as only the encoder is needed.
@@ -123,15 +123,21 @@ def own(directory: Path) -> dict[str, Any]:
     with suppress(ValueError, OSError, KeyError, TypeError):
         if (directory / SETTINGS).exists():
             content = read_json(directory / SETTINGS)
-            return {"pooling": Pooling(**content["pooling"]), "prompt": content.get("prompt", "")}
+            after = [content["embedding"]] * (content["embedding"] != "encoder")
+            last = content.get("final") or {}
+            linear = last and tensors(directory / FINAL)  # empty where the last step is unit length alone
+            after += ["linear"] * bool(linear) + ["unit length"] * last.get("unit", False)
+            kept = {"prompt": content.get("prompt", ""), "max_length": content["max_length"], "after": after}
+            return {"pooling": Pooling(**content["pooling"]), **kept}
         if (directory / "modules.json").exists():
             return sentence_transformers.pooled(directory)
-        return exported(directory)
+        has = exported(directory)
+        return has | {"after": ["unit length"] * (has.pop("final", None) is not None)}
     return {}
 
 
 def others(embedder: Embedder, path: str | None) -> list[str]:
-    """Notes on the pooling and the prompt of the encoder at `path` that are not those it is trained with."""
+    """Notes on what the encoder at `path` has of its own, and is not trained with: pooling, prompt, steps."""
     has = own(embedder.encoder.source) if path and embedder.encoder.source else {}
     pooling, prompt = has.get("pooling", embedder.pooling), has.get("prompt", embedder.prompt)
     notes = []
@@ -141,6 +147,9 @@ def others(embedder: Embedder, path: str | None) -> list[str]:
     if prompt != embedder.prompt:
         now = repr(embedder.prompt) if embedder.prompt else "none"
         notes.append(f"note: {path} embeds after the prompt {prompt!r}, this run after {now}; see prompt=")
+    if after := has.get("after"):
+        unit = "; unit length is added again by whitenedcse export --unit" * ("unit length" in after)
+        notes.append(f"note: what {path} has after its pooling is left out: {', '.join(after)}{unit}")
     return notes
 
 

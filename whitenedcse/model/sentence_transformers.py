@@ -195,7 +195,7 @@ def read(directory: Path) -> dict[str, Any]:
 
 
 def pooled(directory: Path) -> dict[str, Any]:
-    """The "pooling" and "prompt" of a directory; raises ForeignModules where other layers are pooled, too."""
+    """What `checkpoint.own` gives of a directory; raises ForeignModules where other layers are pooled."""
     listed = read_json(directory / "modules.json", list)
     with parsing(directory / "modules.json", DAMAGED):
         modules = {module["type"].rsplit(".", 1)[-1]: directory / module["path"] for module in listed}
@@ -203,7 +203,11 @@ def pooled(directory: Path) -> dict[str, Any]:
         raise ForeignModules(f"{directory / 'modules.json'} has no Pooling of the last layer")
     config = modules["Pooling"] / "config.json"
     prompt = prompts(directory, read_json(config)).get("prompt", "")
-    return {"pooling": Pooling(pooling_kind(config)), "prompt": prompt}
+    limit = modules["Transformer"] / "sentence_bert_config.json"
+    own = {"prompt": prompt, "max_length": most_tokens(limit) if limit.exists() else None}
+    after = [kind for kind in list(modules)[list(modules).index("Pooling") + 1 :] if kind != "Normalize"]
+    unit = ["unit length"] * ("Normalize" in modules)
+    return {"pooling": Pooling(pooling_kind(config)), **own, "after": [*after, *unit]}
 
 
 def most_tokens(file: Path) -> int | None:

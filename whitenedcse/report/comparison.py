@@ -32,7 +32,7 @@ from whitenedcse.evaluation.statistics import (
 from whitenedcse.evaluation.suite import seed
 from whitenedcse.evaluation.tasks import short
 from whitenedcse.report import mteb_comparison
-from whitenedcse.report.results import bounds, difference_cells, headed, meaning
+from whitenedcse.report.results import bounds, difference_cells, headed, meaning, same_pairs
 
 # key in scores.json, the table's title, and what a test consists of
 KINDS = (
@@ -98,7 +98,7 @@ def compared(names: Sequence[str], draws: int, digits: int | None) -> list[Grid]
 def by_row(groups: Sequence[Group]) -> tuple[list[list[Group]], list[str]]:
     """The groups for each row to compare, and a note on rows that are not compared; see `compared`."""
     if any(one.row for one in groups):
-        return [list(groups)], []
+        return [[one._replace(row=one.row or only_row(one)) for one in groups]], []
     named = [(one.name, [row["name"] for row in run.results["rows"]]) for one in groups for run in one.runs]
     every = dict.fromkeys(row for _, rows in named for row in rows)
     shared = [row for row in every if all(row in rows for _, rows in named)]
@@ -109,6 +109,17 @@ def by_row(groups: Sequence[Group]) -> tuple[list[list[Group]], list[str]]:
     having = next(name for name, rows in named if left[0] in rows)
     pair = f"""'compare=["{groups[0].name}:{shared[0]}","{having}:{left[0]}"]'"""
     return together, [f"rows that not all runs have: {', '.join(left)}; {pair} compares such rows"]
+
+
+def only_row(group: Group) -> str:
+    """The name of a group's row beside rows named by RUN:ROW. Raises ValueError where it has several."""
+    rows = dict.fromkeys(row["name"] for run in group.runs for row in run.results["rows"])
+    if len(rows) > 1:
+        raise ValueError(
+            f"compare: {group.name} has the rows {', '.join(map(repr, rows))}; name one of them, as "
+            f"{group.name}:{[*rows][-1]}, as of the other"
+        )
+    return next(iter(rows))
 
 
 def heading(groups: Sequence[Group]) -> str:
@@ -283,18 +294,3 @@ def scored(run: Run, row: str | None, kind: str, draws: int) -> dict[str, tuple[
             sizes = run.items[f"sizes/{name}"].tolist()
             out[name] = (task[mean], task_draws(gold, item, sizes, draws, seed(gold))[mean])
     return out
-
-
-def same_pairs(runs: Sequence[Run], tasks: Sequence[str]) -> None:
-    """Raise ValueError unless all runs report the same aggregation of the same gold scores."""
-    first = runs[0]
-    for other in runs[1:]:
-        if other.results["headline"] != first.results["headline"]:
-            heads = f"{first.results['headline']} and {other.results['headline']}"
-            raise ValueError(f"{first.path} and {other.path} report {heads}; evaluate both by one protocol")
-        for task in tasks:
-            gold = [run.items.get(f"gold/{task}") for run in (first, other)]
-            if not (gold[0] is None and gold[1] is None or np.array_equal(*gold)):  # type: ignore[arg-type]
-                raise ValueError(
-                    f"{task}: {first.path} and {other.path} were not evaluated on the same pairs"
-                )

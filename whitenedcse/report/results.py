@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from whitenedcse.app.run import Run
 from whitenedcse.app.terminal import Grid
 from whitenedcse.evaluation.statistics import Comparison, shown, with_interval
 from whitenedcse.evaluation.sts import MEANING, MEANS
@@ -237,3 +240,18 @@ def difference_cells(
     ends = None if math.isnan(test.low) else test[1:3]
     value = with_interval(test.difference, *bounds(ends), digits) + mark
     return [value, "-" if p is None else f"{p:.3f}"]
+
+
+def same_pairs(runs: Sequence[Run], tasks: Sequence[str]) -> None:
+    """Raise ValueError unless all runs report the same aggregation of the same gold scores."""
+    first = runs[0]
+    for other in runs[1:]:
+        if other.results["headline"] != first.results["headline"]:
+            heads = f"{first.results['headline']} and {other.results['headline']}"
+            raise ValueError(f"{first.path} and {other.path} report {heads}; evaluate both by one protocol")
+        for task in tasks:
+            gold = [run.items.get(f"gold/{task}") for run in (first, other)]
+            if not (gold[0] is None and gold[1] is None or np.array_equal(*gold)):  # type: ignore[arg-type]
+                raise ValueError(
+                    f"{task}: {first.path} and {other.path} were not evaluated on the same pairs"
+                )

@@ -30,6 +30,7 @@ from whitenedcse.app.ranks import Place, end_with_parent, placed
 from whitenedcse.app.terminal import pace
 from whitenedcse.data.corpus import Corpus, fingerprint
 from whitenedcse.data.remote import Store, fetched
+from whitenedcse.data.sources import refuse_columns
 from whitenedcse.data.tokens import CHARACTERS_A_TOKEN
 from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder
@@ -158,11 +159,7 @@ def encoded(job: Job, processes: int | None = None, engine: str | None = None) -
 
 def refuse(job: Job, processes: int | None, engine: str | None, world: int) -> None:
     """Raise ValueError for a corpus of several columns, and for processes that cannot be."""
-    if len(job.corpus.columns) > 1:
-        raise ValueError(
-            f"{job.corpus.path}: one column is encoded, not {', '.join(job.corpus.columns)}; texts that "
-            "belong together are joined in the file first"
-        )
+    refuse_columns(job.corpus.path, job.corpus.columns)
     here = Path(job.corpus.path)
     if job.form.to == "parquet" and here.is_dir() and job.out.resolve().is_relative_to(here.resolve()):
         raise ValueError(f"{job.out} is inside {here}, whose files are all read; name a directory elsewhere")
