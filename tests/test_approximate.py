@@ -297,7 +297,10 @@ def test_vectors_of_encode_give_the_index_that_encoding_would(to, embedder, tmp_
         ),
         (["--sample", "9"], "--sample 9: --vectors hold all rows; leave one of the two out"),
         (["CORPUS"], "not of"),
-        (["FIT"], "vectors of another embedder: there was a final step and is none now; give"),
+        (
+            ["FIT"],
+            "vectors of another embedder: there was a final step (a whitening, or division by the length) and is",
+        ),
         (["WEIGHTS"], "vectors of another embedder: the encoder, its pooling, "),
     ],
 )

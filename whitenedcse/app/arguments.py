@@ -147,8 +147,9 @@ def device() -> str:
 def refuse_dim(arguments: argparse.Namespace, on: str | None = None) -> None:
     """Raise ValueError for --dim without a whitening."""
     if arguments.dim is not None and on is None and arguments.whiten is None:
+        on = " or --whiten-on CORPUS" * hasattr(arguments, "whiten_on")
         raise ValueError(
-            f"--dim {arguments.dim} keeps components of a whitening, but there is none: add --whiten FIT"
+            f"--dim {arguments.dim} keeps components of a whitening, but there is none: add --whiten FIT{on}"
         )
 
 

@@ -41,7 +41,8 @@ def changed(then: Mapping[str, Any], now: Mapping[str, Any], most: int = 2) -> s
     """
     for name in sorted(then.keys() & now.keys()):
         if (before := isinstance(then[name], Mapping)) != (after := isinstance(now[name], Mapping)):
-            return f"there was {'a' if before else 'no'} {name} step and is {'one' if after else 'none'} now"
+            what = f"{name} step{' (a whitening, or division by the length)' * (name == 'final')}"
+            return f"there was {'a' if before else 'no'} {what} and is {'one' if after else 'none'} now"
     was, is_ = flat(then), flat(now)
     names = [name for name in sorted(was.keys() | is_.keys()) if was.get(name) != is_.get(name)]
     return "; ".join(f"{n} was {was.get(n)!r} and is now {is_.get(n)!r}" for n in names[:most])

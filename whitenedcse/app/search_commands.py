@@ -108,7 +108,8 @@ def build(arguments: argparse.Namespace) -> int:
         else:
             index.write_encoded(out, embedder, _encoded(arguments, embedder), arguments.factory)
         part, width = index_files.listed(out)["parts"][0], embedder.width
-    say(f"{part['n']:,} texts, vectors of width {width}: {arguments.index}")
+    drawn = f", drawn by --sample {arguments.sample}" * (arguments.sample is not None)
+    say(f"{part['n']:,} texts{drawn}, vectors of width {width}: {arguments.index}")
     return 0
 
 
