@@ -299,7 +299,7 @@ def test_vectors_of_encode_give_the_index_that_encoding_would(to, embedder, tmp_
         (["CORPUS"], "not of"),
         (
             ["FIT"],
-            "vectors of another embedder: there was a final step (a whitening, or division by the length) and is",
+            "vectors of another embedder: there was a final step (a whitening, or division by the",
         ),
         (["WEIGHTS"], "vectors of another embedder: the encoder, its pooling, "),
     ],
