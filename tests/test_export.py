@@ -278,6 +278,8 @@ def test_an_export_for_transformers_is_loaded_with_its_pooling_prompt_and_unit_l
         again = Embedder.load(out)
         assert_alike(again.encode(ASKED), one.encode(ASKED))
         assert (str(again.pooling), again.prompt) == (str(one.pooling), one.prompt)
+        lengths = "- divided by their length\n" if one.unit else "- not divided by their length; compare by"
+        assert lengths in (out / "README.md").read_text()
         assert str(checkpoint.own(out)["pooling"]) == str(one.pooling)
     assert Embedder.load(out, "max").pooling.kind == "max"
     facts = json.loads((out / "export.json").read_text())
