@@ -284,6 +284,17 @@ def test_vectors_of_encode_give_the_index_that_encoding_would(to, embedder, tmp_
     assert asked(capsys, two, TEXTS[9], "--top", "1", "--exact")[0]["text"] == TEXTS[9]
 
 
+def test_vectors_of_another_column_are_refused_by_its_name(embedder, tmp_path, capsys):
+    checkpoint.save(embedder, tmp_path / "best")
+    (tmp_path / "t.csv").write_text("title,body\nthe cat,a dog\nthe tree,a bird\n")
+    table, out = str(tmp_path / "t.csv"), str(tmp_path / "vectors")
+    assert cli.main(["encode", str(tmp_path / "best"), table, out, "--columns", "body"]) == 0
+    words = ["search", "build", str(tmp_path / "best"), table, str(tmp_path / "i"), "--vectors", out]
+    assert cli.main([*words, "--columns", "title"]) == 2
+    assert "holds vectors of body, not of title; give --columns as encode had it" in capsys.readouterr().err
+    assert cli.main([*words, "--columns", "body"]) == 0
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

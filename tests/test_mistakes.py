@@ -84,6 +84,11 @@ MISTAKES = {
     "evaluate model=x columns=[a]": "columns=['a'] has no effect here: it is for a corpus, fit=CORPUS, of a",
     "evaluate model=x pooling=mean protocol=whiteningbert": "pooling has no effect here: it is for rows with",
     "evaluate model=x layers=[1] protocol=bert_whitening": "layers=[1] has no effect here: it is for rows w",
+    "train optim.lr 1e-5": "optim.lr: settings are written KEY=VALUE, as optim.lr=1e-5",
+    "train seed": "seed: settings are written KEY=VALUE, as seed=VALUE",
+    "train my.txt 3": "my.txt: settings are written KEY=VALUE, as data.corpus=my.txt",
+    "train --run one": "no option --run: settings are written KEY=VALUE; the nearest is run=VALUE",
+    "train --run=one": "no option --run: settings are written KEY=VALUE; the nearest is run=VALUE",
     "evaluate compare=[a]": "compare: no run is in a",
     "evaluate compare=[s/[01],b]": "compare=[s/[01],b]: values with such characters have quotes of their "
     'own, \'compare=["s/[01]","b"]\'',

@@ -238,6 +238,11 @@ def test_runs_are_compared_and_own_texts_evaluated_by_a_python_function(tmp_path
     fitted = ["tasks.names=[pairs.tsv:one side:other:grade]", "protocol=posthoc", "draws=50", "run=fitted"]
     result = started("evaluate.py", "model=m:f", "fit=corpus.txt", *fitted, cwd=tmp_path)
     assert "whitened (corpus.txt) inductive" in " ".join(result.stdout.split())
+    assert "components only" not in result.stdout
+    (tmp_path / "few.txt").write_text("bread\nbake\nbreadaa\n")
+    result = started("evaluate.py", "model=m:f", "fit=few.txt", *fitted[:-1], "run=few", cwd=tmp_path)
+    said = "whitened (few.txt): fitted to 3 texts, of whose components only 2 of 3 can vary"
+    assert said in result.stdout
     result = started("evaluate.py", "model=m:f", "fit=corpse.txt", "run=gone", *fitted[:-1], cwd=tmp_path)
     assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert "corpse.txt: no such file" in result.stderr and not (tmp_path / "outputs/gone").exists()

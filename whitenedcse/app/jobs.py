@@ -285,7 +285,8 @@ def scored(
     used = {name: cfg[name] for name in ("bf16", "sample", "classifier")} | source.facts
     scores, items = suite.recorded((trained or {}) | model | protocol.facts | used, rows, results, plan)
     drawn = figures.draw(run.path, list(cfg.figures), kept.kinds if kept else {}, systems, plan, scores)
-    return scores, items, [*notes, *fitted_to_unit(source.embedder, rows), *drawn]
+    few = [note for system, row in zip(systems, rows, strict=True) if (note := system.few(plan, row.name))]
+    return scores, items, [*notes, *few, *fitted_to_unit(source.embedder, rows), *drawn]
 
 
 def fitted_to_unit(embedder: Any, rows: Sequence[Any]) -> list[str]:

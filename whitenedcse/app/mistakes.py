@@ -32,6 +32,7 @@ OWN = {  # how a user's own is given in place of an option of a group
     "encoder": "encoder=pretrained encoder.path={}",
     "tasks": "tasks.names=[{}]",
 }
+EMPTY = "has no value yet: add "
 MENDABLE = (HydraException, OmegaConfBaseException, ValueError, OSError)
 
 
@@ -113,7 +114,9 @@ def no_word(argv: list[str]) -> str:
             key, equals, value = word.partition("=")
             if not equals and not word.startswith("-"):
                 known = "model" if script_of(argv) == "evaluate" else "data.corpus"
-                return f"{word}: settings are written KEY=VALUE, as {known}={word}"
+                after = [*argv[argv.index(word) + 1 :], "VALUE"][0]
+                pair = f"{word}={after}" if word in known_keys(argv) else f"{known}={word}"
+                return f"{word}: settings are written KEY=VALUE, as {pair}"
             if equals and value[:1] == "[" and value[-1:] == "]":
                 quotes = " '\""
                 items = re.split(r",(?![^\[]*\])", value[1:-1])  # at commas outside inner brackets
@@ -132,6 +135,8 @@ def settings_of(group: str, stem: str) -> dict[str, object]:
 
 def no_option(group: str, option: str, options: list[str]) -> str:
     """What to write in place of an option that a group does not have."""
+    if (group, option) in (("hydra/launcher", "joblib"), ("hydra/sweeper", "optuna")):
+        return f"{group}={option} needs a package: pip install 'whitenedcse[sweep]'"
     near = get_close_matches(option.lower(), options, n=1)
     nearest = f"; the nearest is {group}={near[0]}" if near else ""
     own = f"; your own is {OWN[group].format(option.strip('[]'))}" if group in OWN and not near else ""
@@ -140,7 +145,8 @@ def no_option(group: str, option: str, options: list[str]) -> str:
 
 def refuse_options(argv: list[str]) -> None:
     """Raise ValueError for an option in the style of other programs, such as --epochs 3."""
-    strange = [text for text in get_args_parser().parse_known_args(argv[1:])[1] if text.startswith("-")]
+    words = ["--run_" if re.match("--run(=|$)", text) else text for text in argv[1:]]  # --run is Hydra's
+    strange = [text for text in get_args_parser().parse_known_args(words)[1] if text.startswith("-")]
     if not strange:
         return
     name = strange[0].partition("=")[0].lstrip("-")
@@ -148,7 +154,7 @@ def refuse_options(argv: list[str]) -> None:
     last = {key.rpartition(".")[2]: key for key in keys}  # of equal names the one least deep, as seed
     near = get_close_matches(name, last, n=1)
     nearest = f"; the nearest is {last[near[0]]}=VALUE" if near else "; --help lists them"
-    raise ValueError(f"no option {strange[0]}: settings are written KEY=VALUE{nearest}")
+    raise ValueError(f"no option {strange[0].rstrip('_')}: settings are written KEY=VALUE{nearest}")
 
 
 def no_argument(unknown: list[str], words: list[str], parser: argparse.ArgumentParser) -> str:
@@ -267,17 +273,14 @@ def command(argv: list[str]) -> str:
     return f"python {Path(argv[0]).name}" if argv[0].endswith(".py") else argv[0]
 
 
-NEEDED = {"encoder.path": "DIR_OR_HUB_ID"}
-
 # what Hydra, or Lightning, says of a mistake, and what is said instead
 CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     r"^Could not override '([^'@]+)": lambda found, argv: no_setting(found[1], argv),
     r"See https://hydra\.cc\S*override_grammar": lambda _, argv: no_word(argv),
     r"Could not load '([^/']+)/([^']+)'": lambda found, _: no_option(found[1], found[2], stems(found[1])),
-    r"Missing mandatory value: (\S+)": (
-        lambda found, _: f"{found[1]} has no value yet: add {found[1]}={NEEDED.get(found[1], 'VALUE')}"
-    ),
-    r"Could not find '([^/']+)/([^']+)' Available options in '[^']+': (.*) Config search": (
+    r"Missing mandatory value: encoder.path": lambda *_: f"encoder.path {EMPTY}encoder.path=DIR_OR_HUB_ID",
+    r"Missing mandatory value: (\S+)": lambda found, _: f"{found[1]} {EMPTY}{found[1]}=VALUE",
+    r"Could not find '((?:hydra/)?[^/']+)/([^']+)' Available options in '[^']+': (.*) Config search": (
         lambda found, _: no_option(found[1], found[2], found[3].split())
     ),
     r"^Ambiguous value for argument '(.+?)' 1\.": lambda found, argv: several(found[1], argv),

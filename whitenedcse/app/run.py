@@ -163,14 +163,14 @@ class Run:
     def tests(self, row: str | None = None) -> dict[str, float | None]:
         """The test scores x 100 in a row of the table, by task and "avg"; {} without tests. None: the first.
 
-        Correlations are aggregated as the protocol does. Raises FileNotFoundError if the run has not ended.
+        Correlations are aggregated as the protocol does; "avg" is theirs alone, or of accuracies where there
+        are no others. Raises FileNotFoundError if the run has not ended.
         """
         rows = self.results.get("rows", [])
         names = [line["name"] for line in rows]
         if row not in (None, *names):
             raise ValueError(f"{self.path} has no row {row!r} of test scores: {', '.join(names) or 'none'}")
-        at = names.index(row) if row else 0
-        return reading.by_task(rows[at], self.results["headline"]) if rows else {}
+        return reading.by_task(rows[names.index(row or names[0])], self.results["headline"]) if rows else {}
 
     @property
     def best_score(self) -> float | None:

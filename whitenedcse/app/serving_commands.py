@@ -17,6 +17,10 @@ from whitenedcse.app.terminal import lacking, say
 from whitenedcse.data import remote, sources
 
 REPLACED = "; it replaces an earlier one"
+UNFITTED = {  # kinds that evaluate.py knows and whiten fit does not
+    "prefix": "the first K numbers of a vector need no fit; evaluate.py postprocess=prefix k=K takes them",
+    "soft_zca": "it is zca with shrinkage; give --kind zca --shrinkage 0.1",
+}
 
 
 def add(commands: Any) -> None:
@@ -73,6 +77,8 @@ def whiten_fit(arguments: argparse.Namespace) -> int:
     from whitenedcse.evaluation.postprocess import Postprocess
     from whitenedcse.serving.fitting import fitted
 
+    if arguments.kind in UNFITTED:
+        raise ValueError(f"--kind {arguments.kind}: {UNFITTED[arguments.kind]}")
     fit = Postprocess(arguments.kind, shrinkage=arguments.shrinkage, power=arguments.power)
     corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample)
     if remote.is_url(arguments.out):

@@ -208,15 +208,15 @@ def table(path: str | Path, at: Cursor | None = None) -> Iterator[tuple[int, lis
         header = next(table(path))
         width = len(header[1])
         yield header
-    tabs: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    form = tabs if suffix(str(path)) == ".tsv" else {}
+    form: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if suffix(str(path)) == ".tsv" else {}
     reader = csv.reader((line + "\n" for line in lines(path, at=at)), strict=True, **form)
     try:
         for fields in reader:
             width = width or len(fields)
             if fields and len(fields) != width:
-                where = f"{path}:{before + reader.line_num}"
-                raise ValueError(f"{where}: {len(fields)} fields, {width} expected")
+                rule = "tabs separate" if form else "commas separate, and a text with commas is in quotes"
+                found = f"{len(fields)} fields, {width} expected ({rule})"
+                raise ValueError(f"{path}:{before + reader.line_num}: {found}")
             if width:
                 yield before + reader.line_num, fields
     except csv.Error as error:  # a quote that never closes runs into the limit of csv, 131,072 characters

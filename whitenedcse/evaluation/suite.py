@@ -25,6 +25,7 @@ from whitenedcse.evaluation.statistics import Draws, accuracy_draws, average_dra
 from whitenedcse.evaluation.sts import MEANS, Index, Subset, averaged, cosine, pairs_index, score
 from whitenedcse.evaluation.tasks import OWN, Row, Task, own_texts, setting, texts
 from whitenedcse.evaluation.transfer import Labelled
+from whitenedcse.evaluation.transforms import most
 
 FIGURES = ("alignment", "uniformity", "mean_cosine", "isotropy", "effective_rank")
 Rows = NDArray[np.intp]
@@ -110,6 +111,17 @@ class System(NamedTuple):
     def most(self, plan: Plan, name: str) -> int | None:
         """The most components whose cosines of a task's pairs depend on the encoder; None for all."""
         return len(np.unique(plan.fits[self.on][name])) - 2 if self.undefined(plan, name) else None
+
+    def few(self, plan: Plan, name: str) -> str:
+        """A note on a row of this name whose other texts are too few for its components; "" where not."""
+        if self.make is None or setting(self.on) != "inductive":
+            return ""
+        made, n, d = self.make(), len(next(iter(plan.fits[self.on].values()))), self.x.shape[1]
+        known = most(made.kind, n, d, made.shrinkage)
+        said = (
+            f"{name}: fitted to {n:,} texts, of whose components only {known:,} of {made.k or d:,} can vary"
+        )
+        return said if known < (made.k or d) else ""
 
     def by_task(self, plan: Plan) -> Of:
         """A function from a task to its `vectors`; a transform fitted to other sentences is fitted once."""

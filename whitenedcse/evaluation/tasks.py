@@ -38,6 +38,8 @@ def subsets(name: str) -> list[Subset]:
     if name in TASKS:
         return sts.read(name, senteval())
     place, columns = with_columns(name)
+    if columns and len(columns) != len(sts.COLUMNS):
+        raise ValueError(f"{name}: scored pairs have three columns, as {place}:SENTENCE1:SENTENCE2:SCORE")
     parts = sorted(path for path in Path(place).glob("*") if suffix(path.name) in NAMED)
     return [sts.read_pairs(path, columns or sts.COLUMNS) for path in parts or [_file(place)]]
 

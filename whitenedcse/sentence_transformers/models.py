@@ -45,7 +45,7 @@ BLOCK = 20_000  # texts encoded at a time
 class STSEvaluator(BaseEvaluator):  # type: ignore[misc]  # their class has no types
     """An evaluator for the library's trainer: Spearman x 100 with bootstrap intervals, raw and whitened.
 
-    tasks: names of scored pairs (TEST_SETS are the seven of the papers), or files of own pairs with the
+    tasks: one or more names of scored pairs (TEST_SETS are the papers' seven), or files of own pairs with the
         columns sentence1, sentence2 and score. No test set should choose checkpoints.
     corpus: texts to which a whitening is fitted for the inductive baselines; none without. The transductive
         baselines are fitted to the sentences of each task itself.
@@ -59,7 +59,7 @@ class STSEvaluator(BaseEvaluator):  # type: ignore[misc]  # their class has no t
 
     def __init__(
         self,
-        tasks: Sequence[str] = ("STS-B/dev",),
+        tasks: str | Sequence[str] = ("STS-B/dev",),
         *,
         corpus: Sequence[str] = (),
         name: str = "sts",
@@ -68,6 +68,7 @@ class STSEvaluator(BaseEvaluator):  # type: ignore[misc]  # their class has no t
     ) -> None:
         super().__init__()
         self.name, self.draws, self.batch_size = name, draws, batch_size
+        tasks = [tasks] if isinstance(tasks, str) else tasks
         pairs = dict(zip(short(tasks), map(subsets, tasks), strict=True))
         self.plan = plan(pairs, ["corpus"] if len(corpus) else [], lambda _: list(corpus))
         self.primary_metric, self.greater_is_better = "avg_spearman", True

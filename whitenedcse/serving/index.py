@@ -215,6 +215,9 @@ def gathered(embedder: Embedder, corpus: Corpus, out: Path, *, ids: bool = False
             f"{out} holds vectors of another embedder: {why}; give the model and the --whiten, --dim, "
             "--prompt, --pooling and --layers with which they were encoded"
         )
+    if manifest and manifest.columns != list(texts.columns):
+        was, now_ = (" ".join(names) or "no column" for names in (manifest.columns, texts.columns))
+        raise ValueError(f"{out} holds vectors of {was}, not of {now_}; give --columns as encode had it")
     if manifest and manifest.fingerprint != fingerprint(texts):
         raise ValueError(f"{out} holds vectors of {manifest.input}, not of {corpus.path} as it is now")
     every, number = Reading(corpus), 0
