@@ -85,6 +85,7 @@ MISTAKES = {
     "evaluate model=x pooling=mean protocol=whiteningbert": "pooling has no effect here: it is for rows with",
     "evaluate model=x layers=[1] protocol=bert_whitening": "layers=[1] has no effect here: it is for rows w",
     "train optim.lr 1e-5": "optim.lr: settings are written KEY=VALUE, as optim.lr=1e-5",
+    "train seed optim.lr=1": "seed: settings are written KEY=VALUE, as seed=VALUE",
     "train seed": "seed: settings are written KEY=VALUE, as seed=VALUE",
     "train my.txt 3": "my.txt: settings are written KEY=VALUE, as data.corpus=my.txt",
     "train --run one": "no option --run: settings are written KEY=VALUE; the nearest is run=VALUE",
@@ -206,3 +207,11 @@ def test_the_quotes_that_a_message_proposes_are_taken(word, value):
 def test_settings_are_known_whatever_else_is_wrong():
     assert "optim.lr" in known_keys(["train.py", "+experiment=nothing", "head=nothing"])
     assert "encoder.path" in known_keys(["train.py", "encoder=pretrained"])
+
+
+def test_a_launcher_whose_package_is_missing_is_answered_with_its_extra():
+    hydras = "Could not find 'hydra/{}' Available options in 'hydra/{}': basic Config search path: a"
+    for plugin in ("launcher/joblib", "sweeper/optuna"):
+        said = one_line(ValueError(hydras.format(plugin, plugin.split("/")[0])), ["train.py"])
+        wanted = f"hydra/{plugin.replace('/', '=')} needs a package: pip install 'whitenedcse[sweep]'"
+        assert said == wanted

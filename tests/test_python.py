@@ -181,6 +181,8 @@ def test_runs_are_models_and_one_task_needs_no_list(home):
     more = {"settings": {"trainer.max_steps": 1}, **SMALL}
     run = whitenedcse.train(Path("bert"), "my.txt", tests="pairs.tsv", output="outputs/t", **more)
     assert list(run.results["rows"][0]["sts"]["tasks"]) == ["pairs.tsv"]
+    names = ["as it is", "whitened (target)", "whitened (training)"]  # not named after the corpus
+    assert [row["name"] for row in run.results["rows"]] == names
     scored = whitenedcse.evaluate(run, tasks="pairs.tsv", output="outputs/e")
     assert scored.results["rows"][0]["sts"] == run.results["rows"][0]["sts"]
     assert np.array_equal(whitenedcse.Embedder.load(run).encode(["a"]), run.embedder.encode(["a"]))

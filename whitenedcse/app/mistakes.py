@@ -114,7 +114,7 @@ def no_word(argv: list[str]) -> str:
             key, equals, value = word.partition("=")
             if not equals and not word.startswith("-"):
                 known = "model" if script_of(argv) == "evaluate" else "data.corpus"
-                after = [*argv[argv.index(word) + 1 :], "VALUE"][0]
+                after = next((t for t in argv[argv.index(word) + 1 :][:1] if "=" not in t), "VALUE")
                 pair = f"{word}={after}" if word in known_keys(argv) else f"{known}={word}"
                 return f"{word}: settings are written KEY=VALUE, as {pair}"
             if equals and value[:1] == "[" and value[-1:] == "]":
@@ -145,8 +145,8 @@ def no_option(group: str, option: str, options: list[str]) -> str:
 
 def refuse_options(argv: list[str]) -> None:
     """Raise ValueError for an option in the style of other programs, such as --epochs 3."""
-    words = ["--run_" if re.match("--run(=|$)", text) else text for text in argv[1:]]  # --run is Hydra's
-    strange = [text for text in get_args_parser().parse_known_args(words)[1] if text.startswith("-")]
+    strange = ["--run"] * any(re.match("--run(=|$)", text) for text in argv[1:])  # Hydra has one, too
+    strange = strange or [t for t in get_args_parser().parse_known_args(argv[1:])[1] if t.startswith("-")]
     if not strange:
         return
     name = strange[0].partition("=")[0].lstrip("-")
@@ -154,7 +154,7 @@ def refuse_options(argv: list[str]) -> None:
     last = {key.rpartition(".")[2]: key for key in keys}  # of equal names the one least deep, as seed
     near = get_close_matches(name, last, n=1)
     nearest = f"; the nearest is {last[near[0]]}=VALUE" if near else "; --help lists them"
-    raise ValueError(f"no option {strange[0].rstrip('_')}: settings are written KEY=VALUE{nearest}")
+    raise ValueError(f"no option {strange[0]}: settings are written KEY=VALUE{nearest}")
 
 
 def no_argument(unknown: list[str], words: list[str], parser: argparse.ArgumentParser) -> str:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from whitenedcse.app.reading import by_task
-from whitenedcse.evaluation import transfer
+from whitenedcse.evaluation import transfer, transforms
 from whitenedcse.evaluation.classifiers import Classify
 from whitenedcse.evaluation.geometry import described, positives
 from whitenedcse.evaluation.postprocess import Postprocess
@@ -25,7 +25,6 @@ from whitenedcse.evaluation.statistics import Draws, accuracy_draws, average_dra
 from whitenedcse.evaluation.sts import MEANS, Index, Subset, averaged, cosine, pairs_index, score
 from whitenedcse.evaluation.tasks import OWN, Row, Task, own_texts, setting, texts
 from whitenedcse.evaluation.transfer import Labelled
-from whitenedcse.evaluation.transforms import most
 
 FIGURES = ("alignment", "uniformity", "mean_cosine", "isotropy", "effective_rank")
 Rows = NDArray[np.intp]
@@ -117,7 +116,7 @@ class System(NamedTuple):
         if self.make is None or setting(self.on) != "inductive":
             return ""
         made, n, d = self.make(), len(next(iter(plan.fits[self.on].values()))), self.x.shape[1]
-        known = most(made.kind, n, d, made.shrinkage)
+        known = transforms.most(made.kind, n, d, made.shrinkage)
         said = (
             f"{name}: fitted to {n:,} texts, of whose components only {known:,} of {made.k or d:,} can vary"
         )

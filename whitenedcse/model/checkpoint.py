@@ -125,14 +125,15 @@ def own(directory: Path) -> dict[str, Any]:
             content = read_json(directory / SETTINGS)
             after = [content["embedding"]] * (content["embedding"] != "encoder")
             last = content.get("final") or {}
-            linear = last and tensors(directory / FINAL)  # empty where the last step is unit length alone
-            after += ["linear"] * bool(linear) + ["unit length"] * last.get("unit", False)
+            if last and tensors(directory / FINAL):  # empty where the last step is unit length alone
+                after.append("linear")
+            after += ["unit length"] * last.get("unit", False)
             kept = {"prompt": content.get("prompt", ""), "max_length": content["max_length"], "after": after}
             return {"pooling": Pooling(**content["pooling"]), **kept}
         if (directory / "modules.json").exists():
             return sentence_transformers.pooled(directory)
         has = exported(directory)
-        return has | {"after": ["unit length"] * (has.pop("final", None) is not None)}
+        return has | {"after": ["unit length"]} if has.pop("final", None) else has
     return {}
 
 
