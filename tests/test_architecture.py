@@ -60,7 +60,7 @@ GROUPS = {  # conf/<group> builds symbols of
     "optim": "whitenedcse.training.module",
     "monitor": "whitenedcse.training.monitor",
     "logger": "whitenedcse.training.(loggers|dashboard)",
-    "mlm": "whitenedcse.training.mlm",
+    "mlm": "whitenedcse.training.terms",
     "trainer": "whitenedcse.training.trainer",
 }
 

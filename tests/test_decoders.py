@@ -22,7 +22,7 @@ from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.model.planes import Wanted as Vectors
 from whitenedcse.model.planes import vectors
 from whitenedcse.serving.exports import Wanted, export
-from whitenedcse.training.mlm import MaskedLanguageModel
+from whitenedcse.training.terms import MaskedLanguageModel
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries that load what is written
 SLOW = pytest.mark.slow

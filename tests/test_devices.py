@@ -22,9 +22,8 @@ from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.ragged import Ragged, concatenate, offsets, ragged
 from whitenedcse.training import parallel
 from whitenedcse.training.loss import MultiPositiveLoss
-from whitenedcse.training.mlm import MaskedLanguageModel
 from whitenedcse.training.module import ContrastiveTraining
-from whitenedcse.training.teacher import Teacher
+from whitenedcse.training.terms import MaskedLanguageModel, Teacher
 
 META = torch.device("meta")
 COPIES = ("aten::_to_copy", "aten::copy_")

@@ -28,10 +28,10 @@ from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.ragged import between, concatenate, ragged, rows, split
 from whitenedcse.training.loss import MultiPositiveLoss
-from whitenedcse.training.mlm import MaskedLanguageModel
 from whitenedcse.training.module import ContrastiveTraining, reseed, seed_of
 from whitenedcse.training.monitor import Monitor
 from whitenedcse.training.parallel import agreed, equal_sizes, everyones, from_first, gathered, place, summed
+from whitenedcse.training.terms import MaskedLanguageModel
 from whitenedcse.training.trainer import Trainer
 
 N, WIDTH, SEED, STEP = 64, 16, 5, 3

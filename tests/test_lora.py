@@ -36,7 +36,7 @@ from whitenedcse.model.lora import LoRA, merged
 from whitenedcse.serving import exports
 from whitenedcse.serving.exports import Wanted
 from whitenedcse.training.loss import Matryoshka
-from whitenedcse.training.mlm import MaskedLanguageModel
+from whitenedcse.training.terms import MaskedLanguageModel
 
 
 def learnt(module, scale=0.3):

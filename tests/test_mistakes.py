@@ -28,8 +28,31 @@ MISTAKES = {
     "train head=null": "head=null: choose head=dense or head=group or ",
     "train ~loss": "~loss: train.py needs it; choose loss=barlow_twins or ",
     "train loss=none": "loss=none trains by mlm.weight above 0",
-    "train terms.a._target_=b.C": "terms has no 'a' yet; a term of your own is added with a plus: python "
-    "train.py +terms.a._target_=b.C",
+    "train terms.a._target_=b.C": "terms has no 'a' yet; add +terms.a._target_=b.C",
+    "train terms.a.weight=1": "terms has no 'a' yet; a term of your own begins with its class: +terms.a._tar",
+    "train terms.teacher.weight=1": "terms has no 'teacher' yet; add +system=teacher, which has it",
+    "train +terms.trace.weight=1": "terms.trace has no class; add +system=iterative_trace, which has it",
+    "train +terms.a.weight=1": "terms.a has no class; a term of your own begins with its class: +terms.a._ta",
+    "train head=zca head.whitening.group_width=4": "head.whitening.group_width=4 has no effect here: it is "
+    "for head=group or head=shuffled_group; this head whitens all channels together",
+    "train head=pca head.whitening.partition=joint": "head.whitening.partition=joint has no effect here",
+    "train head.whitening.groups=8 head.whitening.group_width=4": "head.whitening.group_width=4 has no effe",
+    "train head.whitening.momentum=0.9": "head.whitening.momentum=0.9 has no effect here: it is for head=zca",
+    "train head=zca head.whitening.iterations=3": "head.whitening.iterations=3 has no effect here: it is ",
+    "train head.position=after": "head.position=after has no effect here: it is for a head with whitening a",
+    "train +system=simcse head.dense=true head.position=both": "head.position=both has no effect here",
+    "train mlm.probability=0.2": "mlm.probability=0.2 has no effect here: it is for mlm.weight above 0",
+    "train encoder.lora.alpha=32": "encoder.lora.alpha=32 has no effect here: it is for encoder.lora.r above",
+    "train loss.hard_negative_log_weight=1": "loss.hard_negative_log_weight=1 has no effect here: it is",
+    "train loss._target_=mine.Loss loss.power=2": "a setting of a class of your own is added with a plus: +l",
+    "train loss._target_=mine.Missing": "loss._target_='mine.Missing' is no function or class to import: No",
+    "train +system=simcse +system=sgw": "+system=simcse +system=sgw: one +system at a time",
+    "train +sweep=table3 +sweep=table6": "+sweep=table3 +sweep=table6: one +sweep at a time",
+    "train +sweep=table3 +system=sgw": "+sweep=table3 has its own list of systems: replace it without a plus"
+    ", python train.py -m +sweep=table3 system=sgw",
+    "train data.batch_size=2": "2 sentences cannot whiten 2 channels, where eps=1e-05 alone bounds the gain",
+    "train +system=sgw_6": "width=6 does not divide d=128; nearest that do: [4, 8]; set head.whitening.group",
+    "evaluate compare=[swept,other]": "swept is a sweep: name runs of it, as swept/0 or 'swept/[01]'",
     "train +system=covariance terms.covariance.wieght=2": "no setting 'terms.covariance.wieght'; the nearest "
     "is 'terms.covariance.weight'",
     "train head=dense head.whitening={kind:zca}": "head.whitening is left out here, and has no settings; "
@@ -113,6 +136,8 @@ def test_a_mistake_is_one_line_with_its_cure_and_leaves_nothing(said, start, mon
     for name in ("other", "untested"):
         Path(name).mkdir(exist_ok=True)
         Path(name, "scores.json").write_text('{"dev": {}, "seed": 1}')
+    Path("swept").mkdir(exist_ok=True)
+    Path("swept/multirun.yaml").touch()
     Path("stopped").mkdir(exist_ok=True)
     Path("stopped/config.yaml").touch()
     script, *words = said.split()
@@ -156,6 +181,17 @@ def test_a_run_directory_that_holds_something_stays(start):  # noqa: F811
     assert Path("outputs/r/notes.txt").read_text() == "mine"
 
 
+def test_a_run_and_a_sweep_do_not_share_a_directory(start):  # noqa: F811
+    for name, mark in {"swept": "multirun.yaml", "ran": "config.yaml"}.items():
+        Path("outputs", name).mkdir(parents=True)
+        Path("outputs", name, mark).touch()
+    code, line = start("train", "run=swept")
+    assert code == 2 and "outputs/swept holds a sweep; choose another name with run=NAME" in line
+    done = started("whitenedcse", "train", "-m", "run=ran", "seed=1,2", cwd=Path.cwd())
+    assert done.returncode == 2 and "outputs/ran holds a run; choose another name with run=NAME" in done.stderr
+    assert [len(list(Path("outputs", name).iterdir())) for name in ("swept", "ran")] == [1, 1]
+
+
 def test_a_refused_command_leaves_a_corrected_one_its_name(start, monkeypatch):  # noqa: F811
     def code(lr):
         monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # a start sets it
@@ -171,8 +207,19 @@ def test_a_refused_command_leaves_a_corrected_one_its_name(start, monkeypatch): 
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("train -m optim.lr=-1,1 tasks=none", "optim.lr=-1 must be finite"),
-        ("train -m system=simcse,sgw run=a/b", "system is added with a plus"),
+        ("train -m optim.lr=-1,1 tasks=none", "job 1 of 2 (optim.lr=-1): optim.lr=-1 must be finite"),
+        ("train -m seed=1,2 optim.lr=1,abc", 'job 2 of 4 (seed=1 optim.lr=abc): optim.lr="abc" must be a nu'),
+        (
+            "train -m head.whitening.group_width=2,5",
+            "job 2 of 2 (head.whitening.group_width=5): width=5 does",
+        ),
+        ("train -m +system=simcse,smcse", "job 2 of 2 (+system=smcse): no system=smcse; the nearest is syst"),
+        (
+            "train -m mlm.weight=0 mlm.probability=0.1,0.3",
+            "mlm.probability=0.3 has no effect here: it is for",
+        ),
+        ("train -m pooling.kind=cls,men", "job 2 of 2 (pooling.kind=men): pooling.kind='men' is not one of"),
+        ("train -m system=simcse,sgw run=a/b", "job 1 of 2 (system=simcse): system is added with a plus"),
         ("evaluate -m model=x draws=1,2 views=3", "views is a setting of train.py"),
     ],
 )

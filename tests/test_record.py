@@ -325,7 +325,7 @@ monitor: {every: 50, sample: 2048}
 head: {whitening: {kind: group}}
 """
     now = """optim: {_target_: whitenedcse.training.module.adamw, lr: 1.0}
-mlm: {_target_: whitenedcse.training.mlm.MaskedLanguageModel, weight: 0.0}
+mlm: {_target_: whitenedcse.training.terms.MaskedLanguageModel, weight: 0.0}
 protocol: {_target_: whitenedcse.evaluation.tasks.Protocol, rows: [{_target_: another.Row}]}
 loss: {form: l1}
 monitor: {every: 50}

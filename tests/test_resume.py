@@ -28,7 +28,7 @@ from whitenedcse.training import trainer as trainer_module
 from whitenedcse.training.loggers import Metrics, Record
 from whitenedcse.training.module import ContrastiveTraining, adamw
 from whitenedcse.training.monitor import Monitor
-from whitenedcse.training.teacher import Teacher
+from whitenedcse.training.terms import Teacher
 from whitenedcse.training.trainer import Safekeeping, Trainer, newest, step_of
 
 BATCHES, SIZE = 7, 4

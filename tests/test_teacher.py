@@ -33,7 +33,7 @@ from whitenedcse.app import identity
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.ragged import ragged
 from whitenedcse.training.loss import Step
-from whitenedcse.training.teacher import Teacher, listwise, others
+from whitenedcse.training.terms import Teacher, listwise, others
 
 
 @pytest.fixture

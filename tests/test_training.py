@@ -30,9 +30,9 @@ from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.ragged import concatenate, ragged
 from whitenedcse.training.loss import Matryoshka, MultiPositiveLoss
-from whitenedcse.training.mlm import MaskedLanguageModel
 from whitenedcse.training.module import ContrastiveTraining, adamw, reseed, seed_of
 from whitenedcse.training.monitor import DevSet, Monitor
+from whitenedcse.training.terms import MaskedLanguageModel
 
 GOLD = np.array([5.0, 4.5, 4.2, 3.5, 2.0, 1.0, 0.5, 0.0])
 DEV = Subset("dev", SENTENCES, SENTENCES[3:] + SENTENCES[:3], GOLD)
@@ -315,7 +315,7 @@ def test_the_masked_language_model_shares_and_trains_the_encoder(bert):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_masked_words_are_predicted_without_padding_as_with_it(bert, kind, threads, monkeypatch):
-    monkeypatch.setattr("whitenedcse.training.mlm.cores", lambda: threads)
+    monkeypatch.setattr("whitenedcse.training.terms.cores", lambda: threads)
     monkeypatch.setattr("whitenedcse.training.parallel.cores", lambda: threads)
     batch, outcomes = EightSentences(bert.tokenizer, 1).batch, []
     model = backbone(kind, len(bert.tokenizer))

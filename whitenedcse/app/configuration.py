@@ -18,10 +18,9 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from hydra import compose
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from whitenedcse.app.identity import encoder_passes, label, refuse_name, when
+from whitenedcse.app.identity import encoder_passes, label, when
 from whitenedcse.app.run import Run
 
 CONF = Path(__file__).parents[1] / "conf"  # in a clone a link to the conf/ beside train.py
@@ -260,15 +259,9 @@ def plain(config: DictConfig) -> Any:
     return OmegaConf.to_container(config)
 
 
-def checked(config: DictConfig) -> Run:
-    """Check all settings; returns the configured run, named after its directory. Raises ValueError."""
-    run = Run(HydraConfig.get().runtime.output_dir).asked()
-    script = str(HydraConfig.get().job.config_name)
-    settings = plain(config)
-    refuse_unknown(settings, [*map(str, OmegaConf.load(CONF / f"{script}.yaml")), *groups(script)])
-    refuse_name(settings["run"], run.path)
-    config.run = run.path.name
-    return run
+def top(script: str) -> list[str]:
+    """The names at the top of a script's configuration: its own settings, and its groups."""
+    return [*map(str, OmegaConf.load(CONF / f"{script}.yaml")), *groups(script)]
 
 
 def groups(script: str) -> list[str]:

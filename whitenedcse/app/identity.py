@@ -20,7 +20,9 @@ MOVED = {  # where a symbol of an older config.yaml is now
     "whitenedcse.model.pooling.Pooling": "whitenedcse.model.head.Pooling",
     "whitenedcse.model.head.Whitening": "whitenedcse.model.whitener.WhiteningSettings",
     "whitenedcse.training.optim.adamw": "whitenedcse.training.module.adamw",
-    "whitenedcse.training.loss.MaskedLanguageModel": "whitenedcse.training.mlm.MaskedLanguageModel",
+    "whitenedcse.training.loss.MaskedLanguageModel": "whitenedcse.training.terms.MaskedLanguageModel",
+    "whitenedcse.training.mlm.MaskedLanguageModel": "whitenedcse.training.terms.MaskedLanguageModel",
+    "whitenedcse.training.teacher.Teacher": "whitenedcse.training.terms.Teacher",
     "whitenedcse.model.encoder.small_bert": "whitenedcse.model.scratch.small_bert",
     "whitenedcse.evaluation.protocol.Protocol": "whitenedcse.evaluation.tasks.Protocol",
 }
@@ -29,6 +31,7 @@ GONE = (  # settings of an older config.yaml, and those of their values with whi
     ("monitor", "sample", (2048,)),
 )
 ADDED = {"transform": "zca", "iterations": 5, "slice": None}  # to head.whitening: what older runs did
+SWEPT = "multirun.yaml"  # what Hydra writes in the folder of a sweep
 WEIGHTS = ("config.json", "*.safetensors", "*.bin")  # the files of an encoder beside those of its tokenizer
 
 

@@ -5,34 +5,36 @@ The parts are built here from the configuration, and nothing below `app` knows o
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from whitenedcse.app import arguments, configuration, identity, launch, mistakes, ranks
+from whitenedcse.app import arguments, checks, configuration, identity, launch, ranks
 from whitenedcse.app.run import Run
 
 SWEEP = "WHITENEDCSE_SWEEP"  # the number of jobs of a sweep and when it was started, for its processes
 
 
 class Noted(Callback):
-    """Notes the directory of a sweep, which is removed if it is refused; Hydra calls it."""
+    """Notes the directory of a sweep, removed if it is refused, and checks all jobs before the first."""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Note the directory before the first job."""
+        """Note the directory before the first job; end the process if a job would be refused."""
         launch.sweeps.add(Path(config.hydra.sweep.dir).resolve())
+        with launch.explained():  # Hydra turns an error of a callback into a warning
+            Run(config.hydra.sweep.dir).refuse_taken(sweep=True)
+            checks.refuse_jobs(str(config.hydra.job.config_name), config.hydra)
 
 
 class Sweep(Noted):
@@ -41,12 +43,7 @@ class Sweep(Noted):
     def on_multirun_start(self, config: DictConfig, **more: Any) -> None:
         """Count the jobs before the first."""
         super().on_multirun_start(config, **more)
-        sweeper = config.hydra.sweeper
-        texts = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
-        parsed = OverridesParser.create().parse_overrides([*texts, *config.hydra.overrides.task])
-        swept = {each.key_or_group: each for each in parsed}  # the last of a name counts
-        choices = (list(x.sweep_string_iterator()) for x in swept.values() if x.is_discrete_sweep())
-        jobs = sweeper.get("n_trials") or math.prod(map(len, choices))
+        jobs = config.hydra.sweeper.get("n_trials") or len(checks.jobs(config.hydra))
         os.environ[SWEEP] = f"{jobs} {time.time()}"
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
@@ -81,28 +78,20 @@ def progress(run: Run) -> str | None:
 
 def train(cfg: DictConfig) -> float | None:
     """One run, begun or resumed; returns the best dev score, for a sweeper to maximise."""
-    mistakes.leave_out_idle(cfg)
-    run, settings = configuration.checked(cfg), OmegaConf.to_yaml(cfg, resolve=True)
-    refuse_left_out(cfg)
-    mistakes.refuse_one_job()
-    mistakes.refuse_passes(cfg)
+    run, settings = checks.checked("train", cfg), OmegaConf.to_yaml(cfg, resolve=True)
     launch.refuse_search(cfg.monitor.dev)
     if said := None if run.scores else progress(run):
         launch.say(said)
+    with warnings.catch_warnings(record=True) as notes:
+        checks.refuse_parts(cfg)
+    for note in notes:
+        launch.say(f"note: {note.message}")
     plain = instantiate(cfg.trainer, _convert_="all")(logger=False)
     if launch.mine(run, settings, plain.num_devices, cfg.trainer.timeout):
         trained(cfg, run, settings, plain.strategy.root_device)
     if run.scores:
         shutil.rmtree(run.checkpoints, ignore_errors=True)  # which only resume a run; best/ stays
     return run.best_score
-
-
-def refuse_left_out(cfg: DictConfig) -> None:
-    """Raise ValueError for a group that ~GROUP removes, unless a `_target_` was given in its place."""
-    for group in configuration.groups("train"):
-        if group not in HydraConfig.get().runtime.choices and "_target_" not in (cfg.get(group) or {}):
-            options = f" or {group}=".join(configuration.stems(group))
-            raise ValueError(f"~{group}: train.py needs it; choose {group}={options}")
 
 
 def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
@@ -177,7 +166,7 @@ def term(node: DictConfig, encoder: Any) -> Any:
 
 def evaluate(cfg: DictConfig) -> float | None:
     """One model on its tasks, or runs compared; returns the average that the protocol prints."""
-    run = configuration.checked(cfg)
+    run = checks.checked("evaluate", cfg)
     ranks.refuse("evaluate.py")
     from whitenedcse.evaluation.suite import headline
     from whitenedcse.report import comparison, results

@@ -21,9 +21,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from whitenedcse.app import ranks, terminal
+from whitenedcse.app import checks, ranks, terminal
 from whitenedcse.app.configuration import CONF
-from whitenedcse.app.identity import own_encoder
+from whitenedcse.app.identity import SWEPT, own_encoder
 from whitenedcse.app.mistakes import mendable, one_line, refuse_options
 from whitenedcse.app.run import OTHER, Run
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 BAD_INPUT = 2  # the exit code of what a user can mend
-SWEPT = "multirun.yaml"  # what Hydra writes in the folder of a sweep
 sweeps: set[Path] = set()  # the folders of those that this process has started
 QUIET = (
     ".*does not have many workers.*",
@@ -176,7 +175,7 @@ def several(run: Run, devices: int, timeout: float) -> bool:
         return False
     if devices < 2:
         return False
-    job = sys.argv[1:] if hydras.mode == RunMode.RUN else [*hydras.overrides.task, *inherited(hydras)]
+    job = sys.argv[1:] if hydras.mode == RunMode.RUN else [*hydras.overrides.task, *checks.inherited(hydras)]
     job += ["--force"] if forced() else []
     if status := ranks.run([*program(), *job, f"hydra.run.dir={run.path}"], devices, timeout):
         if status == BAD_INPUT:
@@ -198,11 +197,6 @@ def refuse_search(dev: str | None) -> None:
         raise ValueError(
             "a search maximises the dev score: name scored pairs by monitor.dev=FILE or monitor=sts_b"
         )
-
-
-def inherited(hydras: Any) -> list[str]:
-    """The overrides of Hydra's own settings that a job of a sweep inherits: where its files are found."""
-    return [text for text in hydras.overrides.hydra if text.startswith("hydra.searchpath")]
 
 
 def mine(run: Run, settings: str, devices: int, timeout: float) -> bool:

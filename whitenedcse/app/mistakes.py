@@ -7,21 +7,16 @@ import re
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from whitenedcse.app.configuration import CONF, groups, parameters, plain, stems, unknown
-from whitenedcse.app.identity import positives
-from whitenedcse.app.ranks import placed
+from whitenedcse.app.configuration import CONF, groups, plain, stems, unknown
 from whitenedcse.app.reading import flat
 
 # groups that are added by +, and what else they need
@@ -69,9 +64,8 @@ def no_setting(key: str, argv: list[str]) -> str:
         return f"{key} is added with a plus: {command(argv)} {ADDED[key]}+{word}"
     term = key.split(".")[1:2] if key.startswith("terms.") else []
     if term and not any(known.startswith(f"terms.{term[0]}.") for known in known_keys(argv)):
-        return (
-            f"terms has no {term[0]!r} yet; a term of your own is added with a plus: {command(argv)} +{word}"
-        )
+        cure = f"add +{word}" if key.endswith("._target_") else where_from(term[0])
+        return f"terms has no {term[0]!r} yet; {cure}"
     (other,) = (name for name in SCRIPTS if name != script)
     theirs, ours = (
         set(OmegaConf.load(CONF / f"{name}.yaml")) | set(groups(name)) for name in (other, script)
@@ -79,6 +73,8 @@ def no_setting(key: str, argv: list[str]) -> str:
     if key.partition(".")[0] in theirs - ours:
         return f"{key} is a setting of {other}.py, not of {script}.py"
     group, _, inside = key.partition(".")
+    if any(text.startswith(f"{group}._target_=") for text in argv[1:]):
+        return f"a setting of a class of your own is added with a plus: +{word}"
     if having := options_with(group, inside):
         return f"no setting {key!r} in this {group}; add one that has it: {having}"
     return unknown(key, known_keys(argv))
@@ -131,6 +127,22 @@ def no_word(argv: list[str]) -> str:
 def settings_of(group: str, stem: str) -> dict[str, object]:
     """The settings that one option of a group writes, by their dotted names."""
     return flat(plain(OmegaConf.load(CONF / group / f"{stem}.yaml")))  # type: ignore[arg-type]
+
+
+def systems_with(term: str) -> list[str]:
+    """The systems of conf/system that add a term of this name to the loss."""
+    return [
+        stem
+        for stem in stems("system")
+        if any(key.startswith(f"terms.{term}.") for key in settings_of("system", stem))
+    ]
+
+
+def where_from(term: str) -> str:
+    """How a term of a loss is added: by the system that has it, or as one's own."""
+    if having := systems_with(term):
+        return f"add {' or '.join(f'+system={stem}' for stem in having)}, which has it"
+    return f"a term of your own begins with its class: +terms.{term}._target_=MODULE.CLASS"
 
 
 def no_option(group: str, option: str, options: list[str]) -> str:
@@ -188,61 +200,6 @@ def commands(
         yield from commands(one, f"{before} {name}".strip())
 
 
-def refuse_one_job() -> None:
-    """Raise ValueError for a sweep without -m, which would train one run of it, or for a wrong order."""
-    hydras = HydraConfig.get()
-    refuse_order(list(hydras.overrides.task))
-    name = hydras.runtime.choices.get("sweep")
-    # a rank of a job is started with the words of the job, without -m
-    if name and hydras.mode == RunMode.RUN and placed() is None:
-        raise ValueError(f"+sweep={name} is several runs: add -m, as in python train.py -m +sweep={name}")
-
-
-def refuse_order(overrides: list[str]) -> None:
-    """Raise ValueError if an experiment would undo what a system or a sweep before it changes."""
-    added = [text.partition("=")[0] for text in overrides if text.startswith("+")]
-    changes = [name for name in added if name in ("+experiment", "+system", "+sweep")]
-    if "+experiment" in changes[1:]:
-        raise ValueError(f"{changes[0]} changes what +experiment sets: put it after +experiment")
-
-
-def refuse_passes(cfg: DictConfig) -> None:
-    """Raise ValueError for more encoder passes than views, before anything is begun."""
-    columns = positives(cfg.data.columns)
-    if (passes := columns * cfg.data.passes) > cfg.views:
-        of = f" of each of {columns} columns" if columns > 1 else ""
-        raise ValueError(
-            f"data.passes={cfg.data.passes}{of}: {passes} encoder passes are more than views={cfg.views}; "
-            f"lower data.passes, or give views={passes}"
-        )
-
-
-def leave_out_idle(config: DictConfig) -> None:
-    """Remove settings that were proposed for another class than that which a group has now.
-
-    encoder=small sets loss.temperature, which a loss without negatives does not have; and loss._target_=CLASS
-    replaces the class of an option whose settings stay. What the command line sets is left for
-    `configuration.checked` to refuse.
-    """
-    hydras = HydraConfig.get()
-    given = {text.partition("=")[0].lstrip("+") for text in hydras.overrides.task}
-    proposed = list(settings_of("encoder", hydras.runtime.choices.get("encoder", "")))
-    for group in {name.removesuffix("._target_") for name in given if re.fullmatch(r"\w+\._target_", name)}:
-        proposed += [f"{group}.{key}" for key in config.get(group) or {}]
-    given |= {".".join(name.split(".")[:2]) for name in given}
-    for name in proposed:
-        group, _, key = name.partition(".")
-        node: Any = config.get(group) if group != "encoder" and name not in given else None
-        if node is None or key not in node:
-            continue
-        target = node.get("_target_")
-        known = parameters(group, target, imported=False) or parameters(group, target, imported=True)
-        if target is None or (known and key not in known):
-            with open_dict(config):
-                del node[key]
-                config[group] = node or None  # of a group that is left out nothing stays
-
-
 def known_keys(argv: list[str]) -> list[str]:
     """The groups of conf/, and all settings under the groups and the experiment of this command line."""
     script = script_of(argv)
@@ -268,6 +225,16 @@ def several(text: str, argv: list[str]) -> str:
     return f"{text}: several values are several runs, {command(argv)} -m {text}; a list is {name}=[{values}]"
 
 
+def twice(group: str, argv: list[str]) -> str:
+    """What to write where an option of a group is added, though a sweep or another word has added one."""
+    words = [text for text in argv[1:] if text.startswith(f"+{group}=")]
+    sweep = next((text for text in argv[1:] if text.startswith("+sweep=")), None)
+    if len(words) > 1 or not sweep:
+        return f"{' '.join(words)}: one +{group} at a time"
+    own = f"python train.py -m {sweep} {words[0].lstrip('+')}" if words else f"python train.py -m {sweep}"
+    return f"{sweep} has its own list of {group}s: replace it without a plus, {own}"
+
+
 def command(argv: list[str]) -> str:
     """How the script of a command line is started."""
     return f"python {Path(argv[0]).name}" if argv[0].endswith(".py") else argv[0]
@@ -284,6 +251,7 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
         lambda found, _: no_option(found[1], found[2], found[3].split())
     ),
     r"^Ambiguous value for argument '(.+?)' 1\.": lambda found, argv: several(found[1], argv),
+    r"^Multiple values for (\w+)\.": lambda found, argv: twice(found[1], argv),
     r"^Config group override must be a string": lambda _, argv: no_null(argv),
     r"^(\w+)\.(\w+)=\{.* must be a mapping with a _target_ or null.*": (
         lambda found, _: left_out(found[1], found[2], found[0])

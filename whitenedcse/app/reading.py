@@ -120,6 +120,13 @@ class Series(NamedTuple):
         values = self.values[self.steps == step]
         return float(values[-1]) if len(values) else None
 
+    @property
+    def median(self) -> float:
+        """The median of the values."""
+        import numpy as np
+
+        return float(np.median(self.values))
+
 
 def series(file: Path) -> dict[str, Series]:
     """The columns of metrics.csv, finite values only. Raises ValueError, naming file and line, if damaged."""

@@ -26,11 +26,11 @@ from omegaconf import OmegaConf
 
 from whitenedcse.app import durable, reading
 from whitenedcse.app.durable import DIGESTS, LOCK, as_json, claimed, intact, read_json, seal, writing
-from whitenedcse.app.identity import differences, present
+from whitenedcse.app.identity import SWEPT, differences, present
 from whitenedcse.app.ranks import first
 from whitenedcse.app.reading import flat, refuse_misfit
+from whitenedcse.data.remote import MARKS
 
-ORIGIN = ("experiment", "system", "seed", "encoder")
 SEALED = ("config.yaml", "versions.json", "metrics.csv", "items.npz", f"best/{DIGESTS}")
 BEGUN = ("config.yaml", "versions.json", "metrics.csv", "train.log", "evaluate.log")  # before the first step
 OTHER = "choose another name with run=NAME (in Python, output=DIR)"
@@ -116,7 +116,9 @@ class Run:
         return self.scores or self._lacks("scores.json")
 
     def _lacks(self, name: str) -> NoReturn:
-        raise FileNotFoundError(f"{self.path} is not a run that has ended: it has no {name}")
+        sweep = f"a sweep: name runs of it, as {self.path}/0 or '{self.path}/[01]'"
+        kind = sweep if (self.path / SWEPT).is_file() else f"not a run that has ended: it has no {name}"
+        raise FileNotFoundError(f"{self.path} is {kind}")
 
     def _check(self, name: str) -> None:
         """Raise ValueError if this run has ended and the file is not as it was then."""
@@ -149,16 +151,10 @@ class Run:
         """The value of a series at a step; None if there is none."""
         return self.series[name].at(step) if name in self.series else None
 
-    def median(self, name: str) -> float | None:
-        """The median of a series; None if there is no such series."""
-        return float(np.median(self.series[name].values)) if name in self.series else None
-
     @property
     def dev(self) -> dict[str, Any] | None:
         """`dev` of scores.json, or its equivalent from the evaluations so far; None before the first."""
-        if self.scores is not None:
-            return dict(self.scores["dev"])
-        return reading.dev(self.series)
+        return dict(self.scores["dev"]) if self.scores is not None else reading.dev(self.series)
 
     def tests(self, row: str | None = None) -> dict[str, float | None]:
         """The test scores x 100 in a row of the table, by task and "avg"; {} without tests. None: the first.
@@ -180,7 +176,7 @@ class Run:
     @property
     def origin(self) -> dict[str, Any]:
         """Experiment, system, seed and `Encoder.provenance`; None where one is not known."""
-        return {key: self.facts.get(key) for key in ORIGIN}
+        return {key: self.facts.get(key) for key in ("experiment", "system", "seed", "encoder")}
 
     def checked(self) -> Run:
         """This run of train.py, all files read. Raises ValueError, naming the file, if one cannot be."""
@@ -191,13 +187,17 @@ class Run:
         _ = self.settings, self.facts, self.series
         return self
 
+    def refuse_taken(self, *, sweep: bool = False) -> None:
+        """Raise ValueError if the directory holds anything other than a run or, if `sweep`, than a sweep."""
+        own = {"a run": (self.config.name,)} if sweep else {"a sweep": (SWEPT,)}
+        for kind, names in {**own, "something other than a run": MARKS}.items():
+            if any((self.path / name).exists() for name in names):
+                raise ValueError(f"{self.path} holds {kind}; {OTHER}")
+
     @on_first_rank
     def claim(self) -> None:
         """Keep others from writing here until this process ends. ValueError if one does or it is no run's."""
-        from whitenedcse.data.remote import MARKS
-
-        if any((self.path / name).exists() for name in MARKS):  # of models, exports, indices, encoded files
-            raise ValueError(f"{self.path} holds something other than a run; choose another name")
+        self.refuse_taken()
         self.path.mkdir(parents=True, exist_ok=True)
         if self.path not in held:
             held[self.path] = claimed(self.path, f"wait, or {OTHER}").lock

@@ -142,7 +142,8 @@ def refuse(settings: WhiteningSettings | None, d: int, *, n: int, views: int) ->
         return
     said = f"{rows} sentences cannot whiten {width} channels, where eps={settings.eps} alone bounds the gain"
     if settings.kind in ("pca", "zca"):
-        warnings.warn(f"head.whitening.kind={settings.kind}: at first {said}", stacklevel=2)
+        later = f"head={settings.kind} averages over steps, so that this is so of the first ones"
+        warnings.warn(f"{said}; {later}; a larger data.batch_size helps", stacklevel=2)
         return
     larger = "head.whitening.slice" if settings.slice else "data.batch_size"
     raise ValueError(

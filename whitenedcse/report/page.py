@@ -147,8 +147,8 @@ def keys(run: Run) -> list[tuple[str, str, str]]:
         first = scores["rows"][0]
         what = f"test average x 100{in_brackets(aggregations([run]))}"
         shown.append((what, number(scored(run, None).get("average")), first["name"]))
-    if (speed := run.median(RATE)) is not None:
-        shown.append(("sentences per second", f"{speed:,.0f}", "median of the run"))
+    if speed := run.series.get(RATE):
+        shown.append(("sentences per second", f"{speed.median:,.0f}", "median of the run"))
     return shown
 
 

@@ -205,7 +205,7 @@ def average_of(row: str | None) -> Measure:
 
 def rate(run: Run) -> float | None:
     """The median number of sentences per second of a run."""
-    return run.median(RATE)
+    return run.series[RATE].median if RATE in run.series else None
 
 
 def rows(run: Run) -> list[str]:

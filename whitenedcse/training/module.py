@@ -31,8 +31,8 @@ from whitenedcse.model.backbones import unread
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.ragged import Ragged, concatenate, split
 from whitenedcse.training.loss import Loss, Matryoshka, MultiPositiveLoss, Step, Term
-from whitenedcse.training.mlm import MaskedLanguageModel
 from whitenedcse.training.parallel import Manner, cut, encoded, equal_sizes, gathered, place
+from whitenedcse.training.terms import MaskedLanguageModel
 
 
 def seed_everything(seed: int) -> None:

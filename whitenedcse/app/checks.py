@@ -1,0 +1,276 @@
+"""Settings that are each valid but do not fit together: refused before a run, or a sweep's first job, starts.
+
+Nothing here reads data. A sweep is composed job by job, so that a bad value of the last is found at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import warnings
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from whitenedcse.app.configuration import groups, parameters, plain, refuse_unknown, stems, top
+from whitenedcse.app.identity import positives, refuse_name
+from whitenedcse.app.mistakes import one_line, settings_of, where_from
+from whitenedcse.app.ranks import placed
+from whitenedcse.app.run import Run
+
+ALL_CHANNELS = ("pca", "zca")  # the kinds of whitening without groups
+
+
+def checked(script: str, config: DictConfig) -> Run:
+    """Check all settings; returns the configured run, named after its directory. Raises ValueError."""
+    hydras = HydraConfig.get()
+    run = Run(hydras.runtime.output_dir).asked()
+    refuse(script, config, hydras)
+    refuse_name(plain(config)["run"], run.path)
+    config.run = run.path.name
+    return run
+
+
+def refuse(script: str, config: DictConfig, hydras: Any) -> None:
+    """Raise ValueError for settings of a run or a sweep's job that are unknown or do not fit together.
+
+    script: "train" or "evaluate". hydras: the part of Hydra in the configuration. Settings that were proposed
+    for another class are removed from `config`.
+    """
+    if script == "train":
+        leave_out_idle(config, hydras)
+    refuse_unknown(plain(config), top(script))
+    if script == "train":
+        refuse_left_out(config, hydras)
+        refuse_one_job(hydras)
+        refuse_terms(config)
+        refuse_passes(config)
+        if hydras.mode == RunMode.RUN and "WHITENEDCSE_FRONT" not in os.environ:  # else `refuse_jobs` does
+            refuse_idle(config, unread(config, hydras))
+
+
+def refuse_jobs(script: str, hydras: Any) -> None:
+    """Raise ValueError, naming the job, if one of a sweep would be refused. A search's trials are not known.
+
+    A setting is refused as unread only if no job reads it: a baseline with mlm.weight=0 has no use for
+    mlm.probability.
+    """
+    every = [] if hydras.sweeper.get("n_trials") else jobs(hydras)
+    idle: dict[str, str] = {}  # what no job so far reads
+    seen = set[tuple[str, ...]]()
+    for number, words in enumerate(every):
+        key = tuple(word for word in words if not re.fullmatch(r"seed=\d+", word))
+        if key in seen:  # composing takes a third of a second, and one seed is as good as another
+            continue
+        seen.add(key)
+        try:
+            config = compose(script, [*inherited(hydras), *words], return_hydra_config=True)
+            own, parts = config.hydra, [str(key) for key in config if key != "hydra"]
+            config = OmegaConf.masked_copy(config, parts)
+            refuse(script, config, own)
+            if script == "train":
+                with warnings.catch_warnings(action="ignore"):  # the job says them
+                    refuse_parts(config)
+                idle = {n: use for n, use in unread(config, own).items() if number == 0 or n in idle}
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            varied = [word for word in words if any(word not in job for job in every)]
+            named = f"job {number + 1} of {len(every)} ({' '.join(varied)}): " if varied else ""
+            raise ValueError(f"{named}{one_line(error, [f'{script}.py', *words])}") from error
+    if every:
+        refuse_idle(config, idle)
+
+
+def jobs(hydras: Any) -> list[tuple[str, ...]]:
+    """The words of each job of a sweep, in Hydra's order."""
+    texts = [f"{key}={value}" for key, value in (hydras.sweeper.get("params") or {}).items()]
+    parsed = OverridesParser.create().parse_overrides([*texts, *hydras.overrides.task])
+    swept = {each.get_key_element(): each for each in parsed}  # the last of a name counts
+    choices = [
+        [f"{key}={text}" for text in each.sweep_string_iterator()]
+        if each.is_sweep_override()
+        else [f"{key}={each.get_value_element_as_str()}"]
+        for key, each in swept.items()
+    ]
+    return list(product(*choices))
+
+
+def inherited(hydras: Any) -> list[str]:
+    """The overrides of Hydra's own settings that a job of a sweep inherits: where its files are found."""
+    return [text for text in hydras.overrides.hydra if text.startswith("hydra.searchpath")]
+
+
+def given(hydras: Any) -> set[str]:
+    """The names of the settings that the command line has."""
+    return {text.partition("=")[0].lstrip("+") for text in hydras.overrides.task}
+
+
+def unread(config: DictConfig, hydras: Any) -> dict[str, str]:
+    """Settings of train.py's command line that nothing reads with these others: names, and their use."""
+    head = config.head if ours(config.head) else {}
+    whitening = head.get("whitening") or {}
+    kind, count = whitening.get("kind"), whitening.get("groups")
+    together = kind in ALL_CHANNELS
+    grouped = "head=group or head=shuffled_group; this head whitens all channels together"
+    lora = config.encoder.get("lora") or {}
+    rules = {
+        "head.whitening.groups": (together, grouped),
+        "head.whitening.group_width": (together, grouped),
+        "head.whitening.partition": (together, grouped),
+        "head.whitening.slice": (together, grouped),
+        "head.whitening.momentum": (
+            whitening and not together and config.embedding != "head",
+            "head=zca, head=pca or embedding=head; groups are whitened by the statistics of the batch",
+        ),
+        "head.whitening.iterations": (
+            whitening and whitening.get("transform") != "iterative",
+            "head.whitening.transform=iterative",
+        ),
+        "head.position": (
+            head and not (whitening and head.get("dense")),
+            "a head with whitening and a dense layer, head.dense=true",
+        ),
+        "mlm.probability": (not config.mlm.weight, "mlm.weight above 0"),
+        "loss.hard_negative_log_weight": (
+            len(config.data.columns) <= positives(config.data.columns),
+            "a corpus with hard negatives, data.columns=[ANCHOR,POSITIVE,NEGATIVE]",
+        ),
+        **{
+            f"encoder.lora.{name}": (not lora.get("r"), "encoder.lora.r above 0")
+            for name in lora
+            if name != "r"
+        },
+    }
+    asked = given(hydras)
+    idle = {name: use for name, (unused, use) in rules.items() if unused and name in asked}
+    idle = {name: use for name, use in idle.items() if OmegaConf.select(config, name) is not None}
+    if count is not None and whitening.get("group_width") and "head.whitening.group_width" in asked:
+        idle.setdefault("head.whitening.group_width", f"head.whitening.groups=null; groups={count} is set")
+    return idle
+
+
+def refuse_idle(config: DictConfig, idle: dict[str, str]) -> None:
+    """Raise ValueError for the first of some settings that nothing reads; see `unread`."""
+    for name, use in idle.items():
+        raise ValueError(f"{name}={OmegaConf.select(config, name)} has no effect here: it is for {use}")
+
+
+def refuse_parts(config: DictConfig) -> None:
+    """Raise ValueError for parts that cannot be built: loss, terms, pooling, optimiser, groups of channels.
+
+    Only those of this package are tried: they are built again for the run. The encoder's width is that of the
+    settings or of a local directory; of any other encoder it is not known here.
+    """
+    import torch  # takes seconds
+
+    for node in (config.get("loss"), config.pooling, *config.terms.values()):
+        if ours(node) and not node.get("_partial_"):
+            instantiate(node)
+    if ours(config.optim):
+        steps = config.trainer.max_steps if config.trainer.max_steps > 0 else sys.maxsize
+        instantiate(config.optim)([torch.nn.Parameter(torch.zeros(1))], total_steps=steps)
+    refuse_groups(config)
+
+
+def refuse_groups(config: DictConfig) -> None:
+    """Raise ValueError for groups of channels that do not divide the width, or a batch too small for them."""
+    from whitenedcse.model import whitener
+
+    width = config.encoder.get("width")
+    file = Path(str(config.encoder.get("path")), "config.json")
+    if width is None and file.is_file():
+        width = json.loads(file.read_text()).get("hidden_size")
+    whitening = config.head.get("whitening") if ours(config.head) else None
+    if not whitening or not isinstance(width, int):
+        return
+    made = instantiate(whitening)
+    try:
+        made.width(width)
+    except ValueError as error:
+        another = "set head.whitening.group_width, or choose a system without groups of that width"
+        raise ValueError(f"{error}; {another}") from error
+    if config.data.batch_size:  # which data.batch_tokens replaces
+        whitener.refuse(made, width, n=config.data.batch_size, views=config.views)
+
+
+def ours(node: Any) -> bool:
+    """Whether a part of the configuration is built by this package, not by a user's own class."""
+    return bool(node) and str(node.get("_target_")).startswith("whitenedcse.")
+
+
+def refuse_one_job(hydras: Any) -> None:
+    """Raise ValueError for a sweep without -m, which would train one run of it, or for a wrong order."""
+    refuse_order(list(hydras.overrides.task))
+    name = hydras.runtime.choices.get("sweep")
+    # a rank of a job is started with the words of the job, without -m
+    if name and hydras.mode == RunMode.RUN and placed() is None:
+        raise ValueError(f"+sweep={name} is several runs: add -m, as in python train.py -m +sweep={name}")
+
+
+def refuse_order(overrides: list[str]) -> None:
+    """Raise ValueError if an experiment would undo what a system or a sweep before it changes."""
+    added = [text.partition("=")[0] for text in overrides if text.startswith("+")]
+    changes = [name for name in added if name in ("+experiment", "+system", "+sweep")]
+    if "+experiment" in changes[1:]:
+        raise ValueError(f"{changes[0]} changes what +experiment sets: put it after +experiment")
+
+
+def refuse_terms(cfg: DictConfig) -> None:
+    """Raise ValueError for a term of the loss without a class, or for one that only a system completes."""
+    for name, node in cfg.terms.items():
+        if "_target_" not in (node or {}):
+            raise ValueError(f"terms.{name} has no class; {where_from(str(name))}")
+
+
+def refuse_passes(cfg: DictConfig) -> None:
+    """Raise ValueError for more encoder passes than views, before anything is begun."""
+    columns = positives(cfg.data.columns)
+    if (passes := columns * cfg.data.passes) > cfg.views:
+        of = f" of each of {columns} columns" if columns > 1 else ""
+        raise ValueError(
+            f"data.passes={cfg.data.passes}{of}: {passes} encoder passes are more than views={cfg.views}; "
+            f"lower data.passes, or give views={passes}"
+        )
+
+
+def leave_out_idle(config: DictConfig, hydras: Any) -> None:
+    """Remove settings that were proposed for another class than that which a group has now.
+
+    encoder=small sets loss.temperature, which a loss without negatives does not have; and loss._target_=CLASS
+    replaces the class of an option whose settings stay. What the command line sets is left for
+    `refuse_unknown` to refuse.
+    """
+    asked = given(hydras)
+    proposed = list(settings_of("encoder", hydras.runtime.choices.get("encoder", "")))
+    for group in {name.removesuffix("._target_") for name in asked if re.fullmatch(r"\w+\._target_", name)}:
+        proposed += [f"{group}.{key}" for key in config.get(group) or {}]
+    asked |= {".".join(name.split(".")[:2]) for name in asked}
+    for name in proposed:
+        group, _, key = name.partition(".")
+        node: Any = config.get(group) if group != "encoder" and name not in asked else None
+        if node is None or key not in node:
+            continue
+        target = node.get("_target_")
+        known = parameters(group, target, imported=False) or parameters(group, target, imported=True)
+        if target is None or (known and key not in known):
+            with open_dict(config):
+                del node[key]
+                config[group] = node or None  # of a group that is left out nothing stays
+
+
+def refuse_left_out(cfg: DictConfig, hydras: Any) -> None:
+    """Raise ValueError for a group that ~GROUP removes, unless a `_target_` was given in its place."""
+    for group in groups("train"):
+        if group not in hydras.runtime.choices and "_target_" not in (cfg.get(group) or {}):
+            options = f" or {group}=".join(stems(group))
+            raise ValueError(f"~{group}: train.py needs it; choose {group}={options}")
