@@ -3,7 +3,7 @@
 import csv
 import itertools
 import json
-import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +16,9 @@ from whitenedcse.app import cli
 from whitenedcse.app.reading import series
 from whitenedcse.app.run import Run
 from whitenedcse.evaluation.differences import holm
+from whitenedcse.model.whitener import KINDS, WhiteningSettings
 from whitenedcse.report import contrasts, page, sweep
+from whitenedcse.report.conditions import idle
 
 SCORES = {  # by system and seed: dev best, test average; no pattern
     "simcse": {1: (70.1, 66.0), 2: (69.2, 65.1), 3: (71.7, 67.9), 4: (70.9, 66.4)},
@@ -44,8 +46,22 @@ def evaluated(average, rows=("as it is", "whitened (target)")):
     return {"protocol": "posthoc", "headline": "all", "rows": lines}
 
 
-def trained(folder, seed=1, best=70.0, average=None, system=None, finished=True, series=None, **settings):
-    """What train.py leaves, evaluated at steps 0, 50 and 100, the best at 50; `settings` by dotted name."""
+def trained(
+    folder,
+    seed=1,
+    best=70.0,
+    average=None,
+    system=None,
+    finished=True,
+    series=None,
+    words="",
+    experiment=None,
+    **settings,
+):
+    """What train.py leaves, evaluated at steps 0, 50 and 100, the best at 50; `settings` by dotted name.
+
+    words: what else its command line has.
+    """
     folder.mkdir(parents=True)
     config = {
         "run": folder.name,
@@ -67,8 +83,8 @@ def trained(folder, seed=1, best=70.0, average=None, system=None, finished=True,
         node[last] = value
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     facts = {
-        "command": f"train.py seed={seed}",
-        "experiment": None,
+        "command": f"train.py seed={seed} {words}",
+        "experiment": experiment,
         "seed": seed,
         "system": system,
         "commit": "c0ffee",
@@ -230,16 +246,30 @@ def test_holm_is_the_step_down_rule(p):
     assert holm(p) == pytest.approx(naive_holm(p), abs=1e-15)
 
 
-def test_the_order_of_the_directories_changes_nothing(tmp_path):
-    folders = list(swept(tmp_path / "s").iterdir())
-    results = []
-    for i in range(3):
-        random.Random(i).shuffle(folders)
-        found = sweep.gathered(sweep.runs([*folders[:3], *folders]))
+def test_rows_are_in_the_order_of_the_directories_and_the_first_is_the_reference(tmp_path):
+    folders = sorted(swept(tmp_path / "s").iterdir(), key=lambda path: int(path.name))
+    parts = {"simcse": folders[:4], "group": folders[4:8], "whitenedcse": folders[8:]}
+    for order in itertools.permutations(parts):
+        given = [path for system in order for path in parts[system]]
+        found = sweep.gathered(sweep.runs(sweep.paths(map(str, [*given, *given[:3]]))))
+        assert [run.path for run in found.runs] == given
+        for grid in contrasts.comparison(found):
+            assert [line[0] for line in grid.rows] == list(order)
+        shown = row(contrasts.comparison(found)[0], order[0])
+        assert (shown["difference"], shown["seeds"]) == ("", "4")
+        assert any(f"from '{order[0]}', paired" in note for note in contrasts.comparison(found)[0].notes)
         sweep.write_csv(found, tmp_path / "s" / "seeds.csv")
-        results.append((contrasts.comparison(found), (tmp_path / "s/seeds.csv").read_bytes()))
-    assert results[0] == results[1] == results[2]
-    assert [line[0] for line in results[0][0][0].rows] == list(SCORES)  # 10 and 11 come after 9
+        lines = csv.DictReader((tmp_path / "s" / "seeds.csv").read_text().splitlines())
+        assert list(dict.fromkeys(line["system"] for line in lines)) == list(order)
+
+
+def test_what_a_folder_or_a_pattern_has_is_in_natural_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    swept(tmp_path / "s")
+    trained(tmp_path / "a")
+    for name in ("s", "s/*"):
+        found = sweep.runs(sweep.paths([name, "a"]))
+        assert [run.path.name for run in found] == [*map(str, range(12)), "a"]  # 10 and 11 come after 9
 
 
 def test_against_names_the_group_to_compare_with(tmp_path):
@@ -291,19 +321,26 @@ def test_runs_that_differ_in_seed_name_logger_and_checkpoints_are_one_group(tmp_
     assert found.differing == ["head.whitening.eps"]
 
 
-def test_a_label_is_the_system_and_only_the_settings_that_tell_groups_apart(tmp_path):
+@pytest.fixture
+def labels(tmp_path):
+    """A function from the settings of runs to the labels in their report."""
+
     def labels(*settings):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         for i, more in enumerate(settings):
             trained(folder / str(i), **more)
         return [group.label for group in sweep.gathered(sweep.runs([folder])).groups]
 
+    return labels
+
+
+def test_a_label_is_the_system_and_the_settings_that_differ(labels):
     none = {"head__whitening": None}
     assert labels({"system": "a", "views": 2}, {"system": "b", **none}) == ["a", "b"]  # implied by the system
     assert labels({"system": "a"}, {"system": "a", "views": 4}, {"system": "b", **none}) == [
         "a views=3",
         "a views=4",
-        "b",
+        "b views=3",
     ]
     assert labels({"system": "a"}, {"system": "a", "views": 4}) == [
         "views=3",
@@ -312,11 +349,143 @@ def test_a_label_is_the_system_and_only_the_settings_that_tell_groups_apart(tmp_
     assert labels({}, none) == ["head.whitening=group", "head.whitening=null"]
     assert labels({"checkpoint_every": 1}) == ["default settings"]
     assert labels({}, none, {"head__whitening__kind": "zca"}, none | {"views": 2}) == [
-        "head.whitening=group",
+        "views=3, head.whitening=group",
         "views=3, head.whitening=null",
-        "head.whitening=zca",
+        "views=3, head.whitening=zca",
+        "views=2, head.whitening=null",
+    ]
+
+
+def test_what_a_command_line_has_is_named_first_and_also_beside_a_system_or_experiment(labels):
+    lr = ({"optim": {"lr": 1}}, {"optim": {"lr": 2}})
+    assert labels({"system": "a", **lr[0]}, {"system": "b", **lr[1]}) == ["a", "b"]
+    typed = {"system": "b", "words": "optim.lr=2", **lr[1]}
+    assert labels({"system": "a", **lr[0]}, typed) == ["a optim.lr=1", "b optim.lr=2"]
+    typed |= {"words": "+optim.lr=2 x=y", "system": "a", "views": 4}
+    assert labels({"system": "a", **lr[0]}, typed) == ["optim.lr=1, views=3", "optim.lr=2, views=4"]
+    one, other = ({"system": name, "experiment": name.upper(), **lr[name == "b"]} for name in "ab")
+    assert labels(one, other) == ["A a", "B b"]
+    assert labels(one, other | {"system": "a"}) == ["A a", "B a"]
+    assert labels({"experiment": "A"}, {"experiment": "A", "system": "a", "views": 2}) == ["A", "a"]
+
+
+def test_a_class_stands_for_the_settings_that_only_it_has_unless_a_command_line_has_them(labels):
+    small, large = {"_target_": "x.small", "width": 8}, {"_target_": "x.large", "path": "p"}
+    assert labels({"loss": small}, {"loss": large}) == ["loss=small", "loss=large"]
+    assert labels({"loss": small | {"lr": 1}}, {"loss": large | {"lr": 2}}) == [
+        "loss=small, loss.lr=1",
+        "loss=large, loss.lr=2",
+    ]
+    assert labels({"loss": small}, {"loss": large, "words": "loss=large loss.path=p"}) == [
+        "loss=small",
+        "loss=large, loss.path=p",
+    ]
+    assert labels({"loss": small}, {"loss": small | {"path": "p"}}) == ["no loss.path", "loss.path=p"]
+    assert labels({"terms": {}}, {"terms": {"a": small}}) == ["no terms.a", "terms.a=small"]
+
+
+def whitened(**settings):
+    return {"head": {"whitening": {"kind": "group", "groups": None, "group_width": 2} | settings}}
+
+
+def test_a_label_names_no_setting_that_others_leave_without_effect(labels):
+    assert labels(whitened(), whitened(groups=8)) == [
+        "head.whitening.group_width=2",
+        "head.whitening.groups=8",
+    ]
+    assert labels(whitened(groups=8), whitened(group_width=4), whitened()) == [
+        "head.whitening.groups=8",
+        "head.whitening.group_width=4",
+        "head.whitening.group_width=2",
+    ]
+    assert labels(whitened(groups=8, group_width=4), whitened(groups=6, words=1)) == [
+        "head.whitening.groups=8, no head.whitening.words",
+        "head.whitening.groups=6, head.whitening.words=1",
+    ]
+    all_channels = [whitened(kind=kind, group_width=i) for i, kind in enumerate(("pca", "zca"))]
+    assert labels(*all_channels) == ["head.whitening=pca", "head.whitening=zca"]
+    assert labels(whitened(kind="zca", groups=8), {"views": 2, **whitened(kind="zca")}) == [
+        "views=3",
         "views=2",
     ]
+    mlm = [
+        {"mlm": {"weight": weight, "probability": p}} for weight, p in ((0.0, 0.1), (0.0, 0.2), (1.0, 0.3))
+    ]
+    assert labels(mlm[0], mlm[2]) == ["mlm.weight=0.0", "mlm.weight=1.0, mlm.probability=0.3"]
+    assert labels(*mlm[:2]) == ["default settings"]  # the same run twice
+    newton = [whitened(transform=name, iterations=5) for name in ("zca", "iterative")]
+    assert labels(*newton) == [
+        "head.whitening.transform=zca",
+        "head.whitening.transform=iterative, head.whitening.iterations=5",
+    ]
+    slices = [whitened(partition=name, slice=n) for name, n in (("view", None), ("slices", 4))]
+    assert labels(*slices) == [
+        "head.whitening.partition=view",
+        "head.whitening.partition=slices, head.whitening.slice=4",
+    ]
+    adapters = [{"encoder": {"lora": {"r": r, "alpha": alpha}}} for r, alpha in ((0, 1), (0, 2), (4, 3))]
+    assert labels(*adapters) == ["encoder.lora.r=0", "encoder.lora.r=4, encoder.lora.alpha=3"]
+    places = [{"head": {"position": place, "whitening": None}} for place in ("before", "after")]
+    assert labels(*places) == ["default settings"]
+
+
+def test_what_some_runs_lack_is_named_last_unless_a_command_line_has_it(labels):
+    more = {"a": 1, "optim": {"b": 2, "lr": 3}}
+    assert labels({"optim": {"lr": 4}}, more) == [
+        "optim.lr=4, no a, no optim.b",
+        "optim.lr=3, a=1, optim.b=2",
+    ]
+    assert labels({"optim": {"lr": 4}}, more | {"words": "+optim.b=2"}) == [
+        "no optim.b, optim.lr=4, no a",
+        "optim.b=2, optim.lr=3, a=1",
+    ]
+
+
+def test_runs_that_differ_only_in_what_is_not_read_are_one_group(tmp_path):
+    for i in range(3):
+        trained(tmp_path / str(i), i, **whitened(kind="zca", group_width=i, groups=i))
+    (group,) = sweep.gathered(sweep.runs([tmp_path])).groups
+    assert list(group.runs) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("groups", [None, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_width_or_number_of_groups_is_read_unless_it_is_idle(kind, groups):
+    left = idle({"head.whitening.kind": kind, "head.whitening.groups": groups})
+    width = {w: WhiteningSettings(kind=kind, groups=groups, group_width=w).width(24) for w in (2, 3)}
+    assert (width[2] == width[3]) == ("head.whitening.group_width" in left)
+    number = {g: WhiteningSettings(kind=kind, groups=g).width(24) for g in (4, 6)}
+    assert ("head.whitening.groups" in left) == (number[4] == number[6] or groups is None)
+
+
+def test_a_label_names_the_first_settings_that_differ_and_counts_the_others(labels, tmp_path):
+    many = [{f"a{k}": k * (k < 5 or i) for k in range(1, 8)} | {"b": i, "c": 1 - i} for i in range(2)]
+    assert labels(*many) == ["a5=0, a6=0, a7=0, b=0, and 1 more", "a5=5, a6=6, a7=7, b=1, and 1 more"]
+    folder = tmp_path / "0"
+    (grid, *_), _ = page.write([str(folder)], None, None)
+    assert any("seeds.csv has all settings that differ" in note for note in grid.notes)
+    table = list(csv.DictReader((folder / "seeds.csv").read_text().splitlines()))
+    assert [line["c"] for line in table] == ["1", "0"] and {"a5", "a6", "a7", "b"} <= table[0].keys()
+    (grid, *_), _ = page.write([str(swept(tmp_path / "few"))], None, None)
+    assert not any("seeds.csv" in note for note in grid.notes)
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 1)] * 7), min_size=2, max_size=6, unique=True))
+def test_no_two_labels_are_equal_and_none_leaves_a_setting_out_silently(rows):
+    names = [f"s{k}" for k in range(7)]
+    firsts = [SimpleNamespace(settings=dict(zip(names, row, strict=True)), facts={}) for row in rows]
+    differing = [
+        name for name, column in zip(names, zip(*rows, strict=True), strict=True) if len({*column}) > 1
+    ]
+    found = sweep.labels(firsts)
+    assert len(set(found)) == len(rows)
+    for label, row in zip(found, rows, strict=True):
+        *named, last = label.split(", ")
+        more = int(last.split()[1]) if last.endswith(" more") else 0
+        named += [last] * (not more)
+        values = dict(zip(names, row, strict=True))
+        assert named == [f"{name}={values[name]}" for name in differing[: len(named)]]
+        assert len(named) + more == len(differing) and len(named) >= min(sweep.FEW, len(differing))
 
 
 def test_unfinished_runs_and_repeated_seeds_are_named_and_not_counted(tmp_path):

@@ -87,8 +87,12 @@ def console() -> Console:
     return out
 
 
-def printed(grid: Grid) -> Iterator[str | Text | Table]:
-    """The table for a terminal, part by part: numbers are never broken, and commands can be copied."""
+def printed(grid: Grid, width: int) -> Iterator[str | Text | Table]:
+    """The table for a terminal of this width, part by part.
+
+    Numbers are never broken, names between words only, and commands can be copied.
+    """
+    grid = numbered(grid, width)
     yield Text(grid.title, style="italic")
     table = Table(box=SIMPLE_HEAD, padding=0)
     header, *rows = lines(grid)
@@ -104,6 +108,18 @@ def printed(grid: Grid) -> Iterator[str | Text | Table]:
         yield f"  {command}"
     if grid.notes or grid.commands:  # a table itself ends with an empty line
         yield ""
+
+
+def numbered(grid: Grid, width: int) -> Grid:
+    """The table, with numbers for the rows' names, which become notes, if a word of a name has no room."""
+    columns = zip(*lines(grid), strict=True)
+    words = [cells if i in grid.right else " ".join(cells).split() for i, cells in enumerate(columns)]
+    least = sum(max(map(len, each), default=0) + 1 for each in words) + 1
+    if least <= width:
+        return grid
+    rows = [[str(i), *cells] for i, (_, *cells) in enumerate(grid.rows, 1)]
+    names = [f"{i}: {name}" for i, (name, *_) in enumerate(grid.rows, 1)]
+    return grid._replace(rows=rows, notes=[*names, *grid.notes])
 
 
 def as_markdown(grid: Grid) -> str:
@@ -146,7 +162,7 @@ def as_latex(grid: Grid) -> str:
 
 def say(content: str | Grid) -> None:
     """Print a line or a table, also where a progress bar is drawn."""
-    for part in [content] if isinstance(content, str) else printed(content):
+    for part in [content] if isinstance(content, str) else printed(content, console().width):
         console().print(part, soft_wrap=isinstance(part, str), highlight=False, markup=False)
 
 

@@ -2,12 +2,13 @@
 
 A condition of training has the name of its setting, as optim.lr. The others are the encoder, whether it was
 trained, the protocol with its text handling, the pooling, and the transform with what it was fitted to.
+`idle` knows which settings others leave without effect, here and in the labels of a sweep.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,9 @@ TRAINING = (
     *("trainer.max_epochs", "trainer.max_steps", "trainer.gradient_clip_val"),
     *("trainer.accumulate_grad_batches", "monitor.dev", "monitor.every"),
 )
+FREE = ("seed", "run", "checkpoint_every")  # by which runs of one group may differ
 BUILT = ("from", "row", "file", "where")  # of a published row: what it is built from, and where scores are
+ADAPTERS = ("alpha", "dropout", "modules")  # settings of adapters, which those of rank 0 do not read
 UNUSUAL = ("prompt", "shrinkage", "power", "update", "top")  # what no published row has
 ALIASES = ("google-bert", "FacebookAI", "distilbert", "albert")  # owners of ids that had none before
 
@@ -60,14 +63,51 @@ def conditions(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_idle(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Conditions by name, without those that have no effect, as what is below a null setting."""
-    idle = [f"{name}." for name, value in named.items() if value is None] + ["data.seed"]
-    idle += ["mlm.probability"] if not named.get("mlm.weight") else []
-    unset = ("prompt", "data.prompt", "data.crop", "data.cutoff")
-    idle += [name for name in unset if not named.get(name)]
-    idle += [] if named.get("encoder.lora.r") else ["encoder.lora"]
-    idle += ["head.position"] if "head.whitening" in named else []
-    return {name: value for name, value in named.items() if not name.startswith(tuple(idle))}
+    """Conditions by name, without those that have no effect: `idle` ones, and those that are not set."""
+    unset = ("prompt", "data.prompt", "data.crop", "data.cutoff", "encoder.lora.r")
+    left = (*idle(named), "data.seed", *(name for name in unset if not named.get(name)))
+    return {name: value for name, value in named.items() if not name.startswith(left)}
+
+
+def idle(named: Mapping[str, Any]) -> tuple[str, ...]:
+    """How the names of the settings begin that others leave without effect, as what is below a null one.
+
+    >>> idle({"head.whitening.kind": "group", "head.whitening.groups": 8})[-1]
+    'head.whitening.group_width'
+    """
+    whole = named.get("head.whitening.kind") in ("pca", "zca")  # all channels are one group
+    number = named.get("head.whitening.groups")
+    left = {
+        "mlm.probability": not named.get("mlm.weight"),
+        **dict.fromkeys([f"encoder.lora.{name}" for name in ADAPTERS], not named.get("encoder.lora.r")),
+        "head.position": "head.whitening" in named,
+        "head.whitening.iterations": named.get("head.whitening.transform") != "iterative",
+        "head.whitening.slice": named.get("head.whitening.partition") != "slices",
+        "head.whitening.groups": whole or number is None,
+        "head.whitening.group_width": whole or number is not None,
+    }
+    below = (f"{name}." for name, value in named.items() if value is None)
+    return (*below, *(name for name, without_effect in left.items() if without_effect))
+
+
+def counts(name: str) -> bool:
+    """Whether a setting distinguishes groups: a seed, a name or a logger does not."""
+    return name not in FREE and not name.endswith(".seed") and not name.startswith("logger")
+
+
+def texts(settings: Mapping[str, Any]) -> dict[str, str | None]:
+    """The settings of a run that count, as texts by dotted name; None for one that is `idle`."""
+    left, every = idle(flat(settings)), described(settings)
+    return {name: None if name.startswith(left) else text for name, text in every if counts(name)}
+
+
+def described(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Each setting's dotted name and its value as text; of a mapping, the name of what it makes."""
+    for key, value in config.items():
+        inside = isinstance(value, Mapping)
+        made = (value.get("kind") or str(value.get("_target_", "")).rpartition(".")[2]) if inside else value
+        yield f"{above}{key}", made if isinstance(made, str) else json.dumps(made, default=str)
+        yield from described(value, f"{above}{key}.") if inside else ()
 
 
 def found(run: Evaluation, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,15 +135,14 @@ def is_of_training(name: str) -> bool:
 def differences(wanted: Mapping[str, Any], here: Mapping[str, Any], aliases: Mapping[str, str]) -> list[str]:
     """What differs between the conditions of a published row and those found, in words."""
     said = [] if is_encoder(wanted["encoder"], here["encoder"], aliases) else [other_encoder(wanted, here)]
-    absent = "not recorded"
     more = [name for name in here if name not in wanted and (is_of_training(name) or name in UNUSUAL)]
     for name in [*wanted, *more]:
         parents = [name.rsplit(".", i)[0] for i in range(1, name.count(".") + 1)]
         below = any(other.get(parent, "") is None for parent in parents for other in (wanted, here))
-        if name != "encoder" and not below and wanted.get(name, absent) != here.get(name, absent):
-            said.append(
-                f"{name}={shown(here.get(name, absent))}, the row has {shown(wanted.get(name, absent))}"
-            )
+        mine = here.get(name, "not recorded")
+        own = wanted.get(name, "none" if name.startswith(idle(wanted)) else "not recorded")
+        if name != "encoder" and not below and not name.startswith(idle(here)) and own != mine:
+            said.append(f"{name}={shown(mine)}, the row has {shown(own)}")
     return said
 
 

@@ -1,25 +1,25 @@
 """Runs grouped by all but their seed: how they are found, labelled and scored.
 
-A label names only what distinguishes a group: the system, then settings, those of a command line first.
+A label names what distinguishes a group: the system, then the settings that differ, those of a command line
+first. Settings that others leave without effect distinguish nothing and are not named.
 """
 
 from __future__ import annotations
 
 import csv
 import glob
-import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from whitenedcse.app.durable import writing
-from whitenedcse.app.reading import flat
 from whitenedcse.app.run import Run
+from whitenedcse.report.conditions import texts
 
-FREE = ("seed", "run", "checkpoint_every")
+FEW = 4  # settings that a label names, unless more are needed to tell it from the others
 
 
 class Group(NamedTuple):
@@ -56,6 +56,8 @@ def gathered(runs: Sequence[Run]) -> Sweep:
         ]
         if by_seed:
             groups.append(Group(label, {number: same[0] for number, same in by_seed.items()}))
+    if any(label.endswith(" more") for label in names):
+        notes.append("seeds.csv has all settings that differ, also those that the labels do not name")
     return Sweep(groups, list(runs), differing, notes)
 
 
@@ -65,86 +67,104 @@ def seed(run: Run) -> int:
     return number
 
 
-def base(run: Run) -> str:
-    """The system, or else the experiment, of a run."""
-    return run.facts.get("system") or run.facts.get("experiment") or "default settings"
-
-
-def counts(name: str) -> bool:
-    """Whether a setting distinguishes groups: a seed, a name or a logger does not."""
-    return name not in FREE and not name.endswith(".seed") and not name.startswith("logger")
-
-
 def identity(run: Run) -> Any:
     """A value that is equal for runs of the same group."""
-    kept = {name: value for name, value in flat(run.settings).items() if counts(name)}
-    return run.facts.get("system"), json.dumps(kept, sort_keys=True, default=str)
+    read = frozenset(item for item in texts(run.settings).items() if item[1])
+    return run.facts.get("system"), read
+
+
+def asked(runs: Sequence[Run]) -> list[str]:
+    """The names of the settings on the command lines of runs."""
+    words = (word for run in runs for word in run.facts.get("command", "").split() if "=" in word)
+    return list(dict.fromkeys(word.split("=")[0].lstrip("+") for word in words))
+
+
+def place(name: str, words: Sequence[str]) -> int:
+    """The position of the first word that names a setting, or one above or below it; of none, the end."""
+    pairs = ((f"{name}.", f"{word}.") for word in words)
+    return next((i for i, (a, b) in enumerate(pairs) if a.startswith(b) or b.startswith(a)), len(words))
 
 
 def settings(runs: Sequence[Run]) -> list[str]:
-    """The settings that differ between runs: those of a command line first, names of classes last."""
-    asked = [word.split("=")[0].lstrip("+") for run in runs for word in run.facts.get("command", "").split()]
-    every = dict.fromkeys(name for run in runs for name in flat(run.settings))
-    known = dict.fromkeys(n for name in [*asked, *every] for n in within(name) if counts(n) and n in every)
-    differing = [name for name in known if len({value(run, name) for run in runs}) > 1]
-    return sorted(differing, key=lambda name: name.endswith("_target_"))
+    """The settings that differ between runs: those of a command line first, those that some lack last."""
+    tables, words = [texts(run.settings) for run in runs], asked(runs)
+    every = dict.fromkeys(name for table in tables for name in table)
+    values = {name: {table.get(name) or "" for table in tables} for name in every}
+
+    def order(name: str) -> tuple[bool, int]:
+        lacked = len(values[name] - {""}) == 1 and name not in words
+        return lacked, place(name, words)
+
+    return sorted((name for name in every if len(values[name]) > 1), key=order)
 
 
-def within(name: str) -> list[str]:
-    """The dotted names of a setting's parents, from the outermost, then its own."""
-    parts = name.split(".")
-    return [".".join(parts[:i]) for i in range(1, len(parts) + 1)]
-
-
-def value(run: Run, name: str) -> str:
-    """A setting of a run as text; for a mapping the name of what it makes, "" for no such setting."""
-    node: Any = run.settings
-    for part in name.split("."):
-        if not isinstance(node, Mapping) or part not in node:
-            return ""
-        node = node[part]
-    if isinstance(node, Mapping):
-        node = node.get("kind") or node.get("_target_", "...").rpartition(".")[-1]
-    return node if isinstance(node, str) else json.dumps(node, default=str)
+def bases(runs: Sequence[Run]) -> list[str]:
+    """For each run the name of its system; also of its experiment, where these differ or it has no system."""
+    pairs = [(run.facts.get("experiment"), run.facts.get("system")) for run in runs]
+    same = len({experiment for experiment, _ in pairs}) == 1
+    shown = [[system] if system and same else [experiment, system] for experiment, system in pairs]
+    return [" ".join(filter(None, names)) or "default settings" for names in shown]
 
 
 def labels(firsts: Sequence[Run]) -> list[str]:
-    """A label for each group, given one run of each."""
-    values: dict[str, list[str]] = {"": [base(run) for run in firsts]}
-    for name in settings(firsts):
-        more = values | {name: [value(run, name) for run in firsts]}
-        if len(set(zip(*more.values(), strict=True))) > len(set(zip(*values.values(), strict=True))):
-            values = more
-    return [label(values, i) for i in range(len(firsts))]
+    """A label for each group, given one run of each; no two are equal.
 
-
-def label(values: Mapping[str, Sequence[str]], i: int) -> str:
-    """The shortest label of group i: its values without those that are not needed to tell it from others.
-
-    values: by setting, one for each group. Settings are left out from the last on.
+    It has the first `FEW` settings that differ, or as many as tell all apart, and the number of the others.
+    What a system or experiment implies is not repeated beside its name, unless a command line has it.
     """
-    known = list(values)
-    for name in known[:0:-1]:
-        fewer = [other for other in known if other != name]
-        same = [all(values[k][j] == values[k][i] for k in fewer) for j in range(len(values[""]))]
-        known = fewer if sum(same) == 1 else known
-    parts = [f"{name}={values[name][i]}" if values[name][i] else f"no {name}" for name in known[1:]]
-    shared = len(set(values[""])) == 1
-    return ", ".join(parts) if parts and shared else " ".join([values[""][i], *parts])
+    tables, known, words = [texts(run.settings) for run in firsts], bases(firsts), asked(firsts)
+    columns = []
+    for name in settings(firsts):
+        own = [table.get(name, "") for table in tables]
+        above = [table.get(name.rpartition(".")[0], "") for table in tables]
+        if place(name, words) < len(words) or not decides(known, own):
+            columns.append(parts(name, own, above, name in words))
+    rows = [[column[i] for column in columns if column[i]] for i in range(len(firsts))]
+    for few in range(FEW, max(FEW, *map(len, rows)) + 1):
+        found = [label(base, row, few, len(set(known)) == 1) for base, row in zip(known, rows, strict=True)]
+        if len(set(found)) == len(found):
+            break
+    return found
+
+
+def parts(name: str, own: Sequence[str | None], above: Sequence[str | None], typed: bool) -> list[str]:
+    """What the label of each group says of a setting; "" for nothing.
+
+    own, above: the texts of the setting and of the one above it, by group. What the one above says is not
+    repeated: its kind or class, and settings that only one class has, unless they are `typed`.
+    """
+    alone = len({*own} - {"", None}) == 1 and not typed
+    if (alone or name.endswith((".kind", "._target_"))) and decides(above, own):
+        return [""] * len(own)
+    pairs = list(zip(above, own, strict=True))
+    lacking: dict[Any, str] = {(other, ""): f"no {name}" for other, text in pairs if text}
+    return [f"{name}={pair[1]}" if pair[1] else lacking.get(pair, "") for pair in pairs]
+
+
+def label(base: str, parts: Sequence[str], few: int, shared: bool) -> str:
+    """The first few parts and the number of the others, after the base unless all groups share it."""
+    more = [f"and {len(parts) - few} more"] if len(parts) > few else []
+    shown = ", ".join([*parts[:few], *more])
+    return shown if shown and shared else f"{base} {shown}".rstrip()
+
+
+def decides(one: Sequence[str | None], other: Sequence[str | None]) -> bool:
+    """Whether the values of one setting, by group, imply those of another."""
+    return len({(a, b or "") for a, b in zip(one, other, strict=True)}) == len(set(one))
 
 
 def paths(names: Iterable[str]) -> list[Path]:
-    """The directories that names or patterns (outputs/sgw-*) match, in natural order.
+    """The directories that names or patterns (outputs/sgw-*) match: those of a pattern in natural order.
 
     Raises FileNotFoundError for a name that matches nothing.
     """
     found: dict[Path, Path] = {}
     for name in names:
-        here = [path for path in map(Path, glob.glob(name) if glob.has_magic(name) else [name])]
+        here = sorted(map(Path, glob.glob(name) if glob.has_magic(name) else [name]), key=natural)
         if not any(path.is_dir() for path in here):
             raise FileNotFoundError(f"{name} is no directory, nor a published table (--list names them)")
         found |= {path.resolve(): path for path in here if path.is_dir()}
-    return [found[path] for path in sorted(found, key=natural)]
+    return list(found.values())
 
 
 def natural(path: Path) -> list[tuple[int, str]]:
@@ -162,7 +182,7 @@ def below(folder: Path) -> Iterator[Path]:
 
 
 def runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs at or below directories, each once. Raises ValueError for a directory without any."""
+    """The runs at or below directories, in their order, each once. ValueError for a directory without any."""
     found: dict[Path, Path] = {}
     for folder in folders:
         inside = list(below(folder))
@@ -174,11 +194,10 @@ def runs(folders: Sequence[Path]) -> list[Run]:
         if not inside:
             raise ValueError(f"no run of train.py in {folder}: none has config.yaml and metrics.csv")
         found |= {path.resolve(): path for path in inside}
-    return [Run(found[path]).checked() for path in sorted(found, key=natural)]
+    return [Run(path).checked() for path in found.values()]
 
 
 RATE = "train/sentences_per_second"
-
 
 Measure = Callable[[Run], float | None]
 
@@ -267,7 +286,8 @@ def write_csv(sweep: Sweep, path: Path) -> None:
 def cells(run: Run, differing: Sequence[str], folder: Path) -> Iterator[tuple[str, Any]]:
     """The cells of a run in seeds.csv by column, with all digits of its scores."""
     yield from (("system", run.facts.get("system")), ("seed", seed(run)))
-    yield from ((name, value(run, name)) for name in differing)
+    known = texts(run.settings)
+    yield from ((name, known.get(name)) for name in differing)
     yield from (("finished", "yes" if run.scores else "no"), ("dev_best", dev_best(run)))
     yield ("dev_best_step", run.scores["dev"]["best_step"] if run.scores else None)
     for row in rows(run):
