@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -203,10 +204,21 @@ def test_equal_vectors_have_finite_gradients(loss):
 def test_what_these_losses_cannot_use_is_refused_by_name(loss):
     with pytest.raises(ValueError, match="cannot use hard negatives, and this corpus has 6 a batch"):
         loss(views(), views()[0])
-    with pytest.raises(ValueError, match="needs 2 views of 2 sentences; got 1 of 6"):
-        loss(views(1))
-    with pytest.raises(ValueError, match="got 2 of 1"):
-        loss(views(2, 1))
+    for shape in ((), (4,), (6, 4), (1, 6, 4), (2, 1, 4), (2, 3, 6, 4)):
+        message = (
+            rf"^loss=\w+ needs .* \(views, sentences, width\), .* 2 views .*; got {re.escape(str(shape))}$"
+        )
+        with pytest.raises(ValueError, match=message):
+            loss(torch.ones(shape))
+
+
+@pytest.mark.parametrize("term", TERMS, ids=name)
+def test_a_term_names_the_shape_that_it_cannot_use(term):
+    for shape in ((), (4,), (6, 4), (1, 1, 4), (0, 6, 4)):
+        message = rf"^the .* needs .* at least 1 views? of 2 sentences; got {re.escape(str(shape))}$"
+        with pytest.raises(ValueError, match=message):
+            term(Step(None, x=torch.ones(shape), z=torch.ones(shape)))
+    assert term(Step(None, x=views(1), z=views(1))).isfinite()
 
 
 @pytest.mark.parametrize(

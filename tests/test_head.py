@@ -1,5 +1,7 @@
 """Heads: order, precision, memory, and who shares statistics with whom."""
 
+import re
+
 import pytest
 import torch
 from conftest import whitening
@@ -285,6 +287,39 @@ def test_statistics_travel_with_the_weights():
 def test_settings_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         head(**changes)
+
+
+@pytest.mark.parametrize("shape", [(), (8,), (2, 4, 16, 8), (16, 7), (3, 16, 9), (16, 8, 1), (0,)])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", ["pca", "zca", "group", "shuffled_group"])
+def test_a_whitening_names_the_shape_that_it_cannot_take_and_those_it_can(kind, training, shape):
+    module = Whitener(8, whitening(kind=kind)).train(training)
+    message = f"width 8 takes (views, sentences, 8) or (sentences, 8), not a tensor of shape {shape}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        module(torch.ones(shape))
+    assert module.batches == 0 and torch.equal(module.mean, torch.zeros(8))  # nothing was remembered
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (2, 16, 9)])
+def test_a_dense_layer_names_the_shape_that_it_cannot_take(shape):
+    message = f"a dense layer of width 8 takes (..., 8), not a tensor of shape {shape}"
+    for module in (ProjectionHead(8, whitening=None), ProjectionHead(8, position="after")):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            module(torch.ones(shape))
+
+
+@pytest.mark.parametrize("kind", ["zca", "group"])
+def test_a_number_that_is_not_finite_spoils_its_group_in_training_and_its_own_sentence_afterwards(kind):
+    x, module = views(), Whitener(8, whitening(kind=kind)).eval()
+    x[0, 3, 5] = torch.nan
+    spoilt = torch.zeros(3, 32, 8, dtype=torch.bool)
+    spoilt[0, 3, slice(None) if kind == "zca" else slice(4, 6)] = True
+    assert torch.equal(module(x).isnan(), spoilt)
+    module.train()(x)
+    lasting = module.eval()(views()).isnan()  # of a whole batch
+    expected = torch.zeros(8, dtype=torch.bool)
+    expected[slice(None) if kind == "zca" else slice(4, 6)] = True
+    assert torch.equal(lasting, expected.expand(3, 32, 8))
 
 
 def test_groups_win_over_group_width():

@@ -1,6 +1,7 @@
 """Each loss equals a naive loop and, where there is one, a closed form."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -133,10 +134,22 @@ def test_settings_that_cannot_train_are_refused(changes, message):
 
 
 def test_batches_that_cannot_train_are_refused():
-    with pytest.raises(ValueError, match="got 1 of 5"):
-        loss()(views(1))
-    with pytest.raises(ValueError, match="got 2 of 1"):
-        loss()(views(2, 1))
+    for given in (loss(), Matryoshka(dims=[2])):
+        for shape in ((), (4,), (5, 4), (1, 5, 4), (2, 1, 4), (0, 5, 4), (2, 3, 5, 4)):
+            message = rf"shape \(views, sentences, width\), .* 2 views of 2 .*; got {re.escape(str(shape))}$"
+            with pytest.raises(ValueError, match=message):
+                given(torch.ones(shape))
+        for shape in ((4,), (5, 3), (1, 5, 4)):
+            message = rf"hard negatives of shape \(sentences, 4\), .*; got {re.escape(str(shape))}$"
+            with pytest.raises(ValueError, match=message):
+                given(views(), torch.ones(shape))
+    for x in (torch.ones(5, 4), torch.ones(1, 5, 4)):
+        with pytest.raises(
+            ValueError, match=rf"loss=matryoshka needs .*; got {re.escape(str(tuple(x.shape)))}$"
+        ):
+            Matryoshka(dims=[2])(views(), x=x)
+    with pytest.raises(ValueError, match=r"hard negatives of shape \(sentences, 6\).*got \(5, 4\)$"):
+        Matryoshka(dims=[2])(views(), x=views(d=6), x_negatives=torch.ones(5, 4))
     with pytest.raises(ValueError, match="for 3 positives; give 1 or 3"):
         loss(weights=[1.0, 1.0])(views(4))
 

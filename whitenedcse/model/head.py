@@ -173,9 +173,16 @@ class ProjectionHead(nn.Module):
         return z[:views], None if len(x) == passes else z[views:].flatten(0, 1)
 
     def dense(self, x: Tensor) -> Tensor:
-        """The linear layer and tanh alone: (..., d) -> (..., d). Raises ValueError if the head has none."""
+        """The linear layer and tanh alone: (..., d) -> (..., d).
+
+        Raises ValueError if the head has none, or one of another width.
+        """
         if self.linear is None:
             raise ValueError("embedding=dense, but this head has no dense layer")
+        if x.shape[-1:] != (d := self.linear.in_features,):
+            raise ValueError(
+                f"a dense layer of width {d} takes (..., {d}), not a tensor of shape {tuple(x.shape)}"
+            )
         return torch.tanh(self.linear(x))
 
 

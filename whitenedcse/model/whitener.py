@@ -158,6 +158,10 @@ class Whitener(nn.Module):
     x: (v, n, d) or (n, d) -> the same shape, in float32 (float64 stays). Eval mode is deterministic: groups
     are consecutive channels, unshuffled.
     The running statistics follow the average over the views, and start as those of the first batch.
+    Numbers are not checked, because every step would have to wait for a GPU: in training mode one that is not
+    finite makes its group of channels NaN in all sentences whitened together, and in the running statistics
+    for good. train.py ends a run whose loss is not finite.
+    Raises ValueError for another width or number of dimensions.
 
     >>> settings = WhiteningSettings(kind="group", groups=1, eps=1e-6)
     >>> whitener, x = Whitener(3, settings), torch.randn(2, 64, 3)
@@ -184,6 +188,10 @@ class Whitener(nn.Module):
     @full_precision
     def forward(self, x: Tensor) -> Tensor:
         """The whitened x, in float32 or float64; in training mode this updates the running statistics."""
+        width = len(self.mean)
+        if x.ndim not in (2, 3) or x.shape[-1] != width:
+            raise ValueError(f"a whitening of width {width} takes (views, sentences, {width}) or (sentences, "
+                             f"{width}), not a tensor of shape {tuple(x.shape)}")  # fmt: skip
         if x.ndim == 2:
             return self(x.unsqueeze(0)).squeeze(0)
         if not self.training:

@@ -17,12 +17,13 @@ class Whitening(Whitener):
     """Whitening of all d channels by running (momentum) statistics, ZCA or PCA ([1] Eq. 3, 13, Table 3).
 
     x: (v, n, d) or (n, d) -> the same shape. Train mode first updates the running mean and covariance with
-    the batch; eval mode leaves them. The first batch should have more sentences than channels.
+    the batch; eval mode leaves them. The first batch should have more sentences than channels. A number that
+    is not finite is not noticed: in train mode it makes all of the batch NaN, and the statistics for good.
 
     kind: "zca" keeps the axes, "pca" rotates to the principal axes. eps: the share of the mean variance that
     is added to each variance. gradient: "full" goes through mean and covariance of the batch (ZCA only),
     "centre" through the mean only, "none" through neither. momentum: beta of Eq. 13. Raises ValueError for
-    other values.
+    other values, and for x of another shape.
 
     >>> import torch
     >>> from whitenedcse.whitening import covariance
@@ -47,7 +48,9 @@ class GroupWhitening(Whitener):
     """Whitening of consecutive groups of channels by the statistics of the batch ([1] section 3.2.1, Eq. 5).
 
     x: (v, n, d) or (n, d) -> the same shape; each view is whitened on its own. Eval mode uses running
-    statistics. A batch needs more sentences than a group has channels, and raises ValueError otherwise.
+    statistics. A batch needs more sentences than a group has channels, and raises ValueError otherwise, as x
+    of another shape does. A number that is not finite is not noticed: in train mode it makes its group NaN in
+    all sentences of its view, and in the running statistics for good.
 
     group_width: channels in a group. groups: the number of groups, instead of group_width. eps: the share of
     a group's mean variance that is added to each of its variances. gradient: see `Whitening`. Raises

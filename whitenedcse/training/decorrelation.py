@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from whitenedcse.app.compute import full_precision
-from whitenedcse.training.loss import Step
+from whitenedcse.training.loss import Step, refuse_shapes
 from whitenedcse.whitening import covariance
 
 Vectors = Literal["x", "z"]
@@ -179,7 +179,9 @@ class CovariancePenalty:
 
     def __call__(self, step: Step) -> Tensor:
         """The penalty of one step, before its weight."""
-        return mixing(step.x if self.of == "x" else step.z).mean()
+        vectors = step.x if self.of == "x" else step.z
+        refuse_shapes(f"the covariance penalty of {self.of}", vectors, views=1)
+        return mixing(vectors).mean()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +207,7 @@ class TraceLoss:
 
     def __call__(self, step: Step) -> Tensor:
         """The term of one step, before its weight."""
+        refuse_shapes("the trace loss", step.z, views=1)
         return trace(step.z)
 
 
@@ -253,14 +256,13 @@ def epps_pulley(x: Tensor) -> Tensor:
 
 
 def refuse(z: Tensor, negatives: Tensor | None, name: str) -> None:
-    """Raise ValueError for hard negatives, which these losses cannot use, or too few views or sentences."""
+    """Raise ValueError for hard negatives, which these losses cannot use, and for views of another shape."""
     if negatives is not None:
         raise ValueError(
             f"loss={name} cannot use hard negatives, and this corpus has {len(negatives)} a batch: use"
             " loss=multi_positive, or data.columns without the third"
         )
-    if len(z) < 2 or z.shape[1] < 2:
-        raise ValueError(f"loss={name} needs 2 views of 2 sentences; got {len(z)} of {z.shape[1]}")
+    refuse_shapes(f"loss={name}", z)
 
 
 def refuse_weight(weight: float) -> None:

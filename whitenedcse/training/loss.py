@@ -119,11 +119,9 @@ class MultiPositiveLoss:
     def __call__(self, z: Tensor, negatives: Tensor | None = None) -> Tensor:
         """The loss of views z: (v, n, d), and hard negatives (h, d) if any -> scalar in float32 or float64.
 
-        Raises ValueError for fewer than two views or two sentences.
+        Raises ValueError for other shapes, and for fewer than two views or two sentences.
         """
-        views, n, _ = z.shape
-        if views < 2 or n < 2:
-            raise ValueError(f"a contrastive loss needs 2 views of 2 sentences; got {views} of {n}")
+        refuse_shapes("a contrastive loss", z, negatives)
         z = normalize(z, dim=-1)
         positives = z[1:]
         s = z[0] @ positives.mT / self.temperature  # (v - 1, n, n)
@@ -230,11 +228,13 @@ class Matryoshka(MultiPositiveLoss):
 
         negatives, x_negatives: hard negatives (h, d) of z and of x, if any. Without x, prefixes are of z.
         """
+        refuse_shapes("loss=matryoshka", z, negatives)
         weights = list(self.dim_weights) * (len(self.dims) if len(self.dim_weights) == 1 else 1)
         sizes = dict(zip(self.dims, weights, strict=True))
         if x is None:
             x, x_negatives = z, negatives
         else:
+            refuse_shapes("loss=matryoshka", x, x_negatives)
             sizes.setdefault(x.shape[-1], 1.0)
         self.refuse_width(x.shape[-1])
         total = super().__call__(z, negatives)
@@ -242,6 +242,25 @@ class Matryoshka(MultiPositiveLoss):
             cut = None if x_negatives is None else x_negatives[:, :m]
             total = total + weight * super().__call__(x[..., :m], cut)
         return total
+
+
+def refuse_shapes(name: str, z: Tensor, negatives: Tensor | None = None, *, views: int = 2) -> None:
+    """Raise ValueError for vectors that a loss or term, named so, cannot use; only shapes are looked at.
+
+    views: how many it needs at least, each of two sentences or more.
+
+    >>> refuse_shapes("this loss", torch.ones(2, 8, 4), negatives=torch.ones(3, 4))
+    """
+    if z.ndim != 3 or len(z) < views or z.shape[1] < 2:
+        few = f"{views} view{'s' * (views > 1)} of 2 sentences"
+        raise ValueError(
+            f"{name} needs a tensor of shape (views, sentences, width), at least {few}; got {tuple(z.shape)}"
+        )
+    if negatives is not None and (negatives.ndim != 2 or negatives.shape[1] != z.shape[2]):
+        raise ValueError(
+            f"{name} needs hard negatives of shape (sentences, {z.shape[2]}), as its views are"
+            f" {tuple(z.shape)}; got {tuple(negatives.shape)}"
+        )
 
 
 def log_mean_exp(x: Tensor, weights: Sequence[float]) -> Tensor:
