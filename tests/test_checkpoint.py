@@ -222,6 +222,29 @@ def test_a_checkpoint_names_a_transform_and_slices_only_where_they_are_not_the_u
         assert torch.equal(loaded.finish(x[0]), embedder.finish(x[0]))
 
 
+@pytest.mark.parametrize(
+    ("kind", "saved"),
+    [("shuffled_group", (4, 2)), ("group", (4, 8)), ("group", (4, None)), ("zca", (4, 2)), ("pca", (None, 8)),
+     ("zca", (2, 4)), ("pca", (None, None))],
+)  # fmt: skip
+@torch.no_grad()
+def test_a_head_whose_groups_contradict_each_other_loads_as_it_was_trained(kind, saved, best, bert):
+    """Older versions let groups win over group_width, and had no use for either where kind is zca or pca."""
+    directory, embedder, _ = best
+    groups = {"groups": 4, "group_width": None} if "group" in kind else {"groups": None, "group_width": None}
+    embedder = embedder_of(bert, head=ProjectionHead(16, whitening=whitening(kind=kind, **groups)))
+    embedder.embedding = "head"
+    x = torch.randn(2, 40, 16, generator=torch.Generator().manual_seed(0))
+    embedder.head.train()(x)
+    embedder.head.eval()
+    checkpoint.save(embedder, directory)
+    (directory / "digests.json").unlink()
+    settings = json.loads((directory / "whitenedcse.json").read_text())
+    settings["head"]["whitening"] |= dict(zip(("groups", "group_width"), saved, strict=True))
+    (directory / "whitenedcse.json").write_text(json.dumps(settings))
+    assert torch.equal(Embedder.load(directory).finish(x[0]), embedder.finish(x[0]))
+
+
 @torch.no_grad()
 def test_a_head_trained_with_an_absolute_eps_keeps_it(best, bert):
     """Checkpoints of before 23 November 2026 have no floor: their eps was an absolute variance."""

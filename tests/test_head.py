@@ -282,6 +282,13 @@ def test_statistics_travel_with_the_weights():
         ({"eps": -1e-5, "floor": 1.0}, "floor=1.0 is not 0 or above, as whitening.eps must be"),
         ({"groups": 3}, "3.*8"),
         ({"group_width": 5}, "5.*8"),
+        ({"groups": 2, "group_width": 8}, "groups=2 of d=8 have 4 channels each, not width=8; give only one"),
+        ({"groups": 8, "group_width": 4}, "groups=8 of d=8 have 1 channels each, not width=4"),
+        ({"group_width": None}, "give groups or group_width: both are None"),
+        ({"kind": "zca", "groups": 2}, "groups=2 is not null .None.: kind=zca whitens all channels together"),
+        ({"kind": "pca", "groups": 1, "group_width": None}, "groups=1 is not null .None.: kind=pca"),
+        ({"kind": "zca", "group_width": 4}, "group_width=4 is not null .None.: kind=zca"),
+        ({"kind": "pca", "group_width": 8}, "group_width=8 is not null .None.: kind=pca"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes, message):
@@ -322,8 +329,27 @@ def test_a_number_that_is_not_finite_spoils_its_group_in_training_and_its_own_se
     assert torch.equal(lasting, expected.expand(3, 32, 8))
 
 
-def test_groups_win_over_group_width():
-    assert head(groups=2).before.group_width == 4
+def test_groups_stand_beside_the_default_width_or_one_that_agrees():
+    for width in (2, None, 4):  # 2 is what the configuration and older checkpoints have beside groups
+        assert head(groups=2, group_width=width).before.group_width == 4
+        assert head(kind="zca", group_width=None if width == 4 else width).before.group_width == 8
+
+
+@pytest.mark.parametrize("named", [GroupWhitening, ShuffledGroupWhitening])
+def test_a_whitening_by_name_takes_a_number_of_groups_or_their_width_or_both_that_agree(named):
+    for given, width in (({}, 2), ({"groups": 8}, 6), ({"group_width": 4}, 4), ({"group_width": None}, 2)):
+        assert named(48, **given).group_width == width
+    assert named(48, groups=8, group_width=6).group_width == 6
+    for given in (2, 4, 8, 48):  # 2, which is the default, too: it was given
+        message = f"groups=8 of d=48 have 6 channels each, not width={given}; give only one"
+        with pytest.raises(ValueError, match=message):
+            named(48, groups=8, group_width=given)
+    for given in ({"groups": 0}, {"group_width": 0}, {"group_width": -2}, {"groups": 0, "group_width": 2}):
+        with pytest.raises(ValueError, match="=(0|-2) does not divide d=48"):
+            named(48, **given)
+
+
+def test_a_head_whitens_before_or_after_or_both():
     with pytest.raises(ValueError, match="'beside' is not one of before, after, both"):
         head(position="beside")
 

@@ -163,6 +163,43 @@ def test_another_class_has_none_of_the_settings_of_the_one_that_it_replaces(star
     assert set(OmegaConf.load("outputs/r/config.yaml").loss) == {"_target_", "redundancy"}
 
 
+@pytest.mark.parametrize(
+    ("words", "groups", "group_width"),
+    [
+        ("+system=sgw_6 head=zca", None, None),  # the width of a system is for kinds with groups
+        ("+system=sgw_6 head=pca", None, None),
+        ("+system=sgw_6 head.whitening.groups=4", 4, None),  # and a number replaces it
+        ("head.whitening.groups=4", 4, 2),  # the default, which runs of before noted, stays
+        ("head=group head.whitening.group_width=4", None, 4),
+        ("+head.whitening={groups:8} head.whitening.group_width=4", None, 4),
+    ],
+)
+def test_groups_of_a_system_make_room_for_those_of_the_command_line(words, groups, group_width, start):  # noqa: F811
+    small = "trainer.max_steps=1 tasks=none data.sample=200 encoder.width=24 encoder.heads=2 run=r"
+    code, line = start("train", *words.split(), *small.split())
+    assert code is None, line
+    whitening = OmegaConf.load("outputs/r/config.yaml").head.whitening
+    assert (whitening.groups, whitening.group_width) == (groups, group_width)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "head=zca groups=8",
+            "whitening.groups=8 is not null (None): kind=zca whitens all channels together",
+        ),
+        ("head=pca group_width=4", "whitening.group_width=4 is not null (None): kind=pca whitens all"),
+        ("groups=8 group_width=4", "groups=8 of d=24 have 3 channels each, not width=4; give only one"),
+        ("group_width=4 groups=8", "groups=8 of d=24 have 3 channels each, not width=4; give only one"),
+    ],
+)
+def test_groups_of_the_command_line_that_contradict_each_other_are_refused(words, message, start):  # noqa: F811
+    words = [word if "head=" in word else f"head.whitening.{word}" for word in words.split()]
+    code, line = start("train", *words, "encoder.width=24", "encoder.heads=2", "run=r", "data.sample=200")
+    assert code == 2 and message in line, line
+
+
 @pytest.mark.parametrize("system", ["whitenedcse", "sgw", "official", "zca", "iterative"])
 def test_a_system_that_whitens_brings_its_head_to_an_experiment_without(system):
     for experiment in ("simcse_bert_base", "pretrain"):

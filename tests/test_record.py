@@ -341,6 +341,9 @@ head: {whitening: {kind: group, transform: zca, iterations: 5, slice: null}}
         run.refuse_other(now.replace("l1", "l2"), {})
     with pytest.raises(ValueError, match=r"whitening.transform=cholesky \(it began with zca\)"):
         run.refuse_other(now.replace("transform: zca", "transform: cholesky"), {})
+    whole = Run(tmp_path / "zca")  # which noted the groups of its experiment
+    whole.start(then.replace("kind: group", "kind: zca, group_width: 6"))
+    whole.refuse_other(now.replace("kind: group", "kind: zca, group_width: null"), {})
     other = Run(tmp_path / "other")
     other.start(then.replace("2048", "512"))
     with pytest.raises(ValueError, match=r"monitor.sample=None \(it began with 512\)"):

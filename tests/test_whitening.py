@@ -282,13 +282,15 @@ def test_permutations_are_uniform_independent_and_repeatable():
     (1024, {"groups": 384}, r"groups=384 .* d=1024; .*\[256, 512\]"),
     (768, {"width": 5}, r"width=5 .* d=768; .*\[4, 6\]"),
     (12, {"width": 99}, r"width=99 .* d=12; .*\[6, 12\]"),
-    (12, {}, "exactly one of groups and width"),
-    (12, {"groups": 6, "width": 2}, "exactly one .* groups=6 and width=2"),
+    (12, {}, "give groups or group_width: both are None"),
+    (12, {"groups": 6, "width": 3}, "groups=6 of d=12 have 2 channels each, not width=3; give only one"),
+    (12, {"groups": 6, "width": 0}, "groups=6 of d=12 have 2 channels each, not width=0"),
 ])  # fmt: skip
 def test_an_impossible_grouping_names_the_numbers_and_the_way_out(d, setting, message):
     with pytest.raises(ValueError, match=message):
         wh.group_width(d, **setting)
     assert (wh.group_width(d, groups=4), wh.group_width(d, width=4)) == (d // 4, 4)
+    assert wh.group_width(d, groups=4, width=d // 4) == d // 4
 
 
 @ENGINES

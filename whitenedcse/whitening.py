@@ -216,21 +216,26 @@ def permutations(leading_shape: Sequence[int], d: int, *, device: str | torch.de
 
 
 def group_width(d: int, *, groups: int | None = None, width: int | None = None) -> int:
-    """The number of channels in a group, w = d / g, from exactly one of `groups` and `width`.
+    """The number of channels in a group, w = d / g, from `groups` or `width`, or from both where they agree.
 
     The "group size 384" of [1] is a number of groups: 768 / 384 = 2 channels each. Raises ValueError where
-    the given number does not divide d.
+    a number does not divide d, where the two contradict each other, or where neither is given.
 
     >>> group_width(768, groups=384)
     2
     """
-    name, count = ("groups", groups) if width is None else ("width", width)
-    if count is None or None not in (groups, width):
-        raise ValueError(f"give exactly one of groups and width, not groups={groups} and width={width}")
+    name, count = ("width", width) if groups is None else ("groups", groups)
+    if count is None:
+        raise ValueError("give groups or group_width: both are None (null)")
     if count < 1 or d % count:
         divisors = sorted((k for k in range(1, d + 1) if d % k == 0), key=lambda k: abs(k - count))
         raise ValueError(f"{name}={count} does not divide d={d}; nearest that do: {sorted(divisors[:2])}")
-    return d // count if width is None else count
+    size = count if groups is None else d // count
+    if width not in (None, size):
+        raise ValueError(
+            f"groups={groups} of d={d} have {size} channels each, not width={width}; give only one"
+        )
+    return size
 
 
 def _whiten_by_gram(xc: Tensor, ridge: Ridge, shrinkage: float, *, through_matrix: bool) -> Tensor:

@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app.configuration import groups, parameters, plain, refuse_unknown, stems, top
-from whitenedcse.app.identity import positives, refuse_name
+from whitenedcse.app.identity import leave_out_groups, positives, refuse_name
 from whitenedcse.app.mistakes import one_line, settings_of, where_from
 from whitenedcse.app.ranks import placed
 from whitenedcse.app.run import Run
@@ -219,8 +219,8 @@ def refuse_one_job(hydras: Any) -> None:
 
 def refuse_order(overrides: list[str]) -> None:
     """Raise ValueError if an experiment would undo what a system or a sweep before it changes."""
-    added = [text.partition("=")[0] for text in overrides if text.startswith("+")]
-    changes = [name for name in added if name in ("+experiment", "+system", "+sweep")]
+    keys = [text.partition("=")[0] for text in overrides]
+    changes = [key for key in keys if key in ("+experiment", "+system", "+sweep")]
     if "+experiment" in changes[1:]:
         raise ValueError(f"{changes[0]} changes what +experiment sets: put it after +experiment")
 
@@ -246,9 +246,8 @@ def refuse_passes(cfg: DictConfig) -> None:
 def leave_out_idle(config: DictConfig, hydras: Any) -> None:
     """Remove settings that were proposed for another class than that which a group has now.
 
-    encoder=small sets loss.temperature, which a loss without negatives does not have; and loss._target_=CLASS
-    replaces the class of an option whose settings stay. What the command line sets is left for
-    `refuse_unknown` to refuse.
+    encoder=small sets loss.temperature, which a loss without negatives does not have; loss._target_=CLASS
+    replaces the class of an option whose settings stay. What the command line sets is left to be refused.
     """
     asked = given(hydras)
     proposed = list(settings_of("encoder", hydras.runtime.choices.get("encoder", "")))
@@ -266,6 +265,7 @@ def leave_out_idle(config: DictConfig, hydras: Any) -> None:
             with open_dict(config):
                 del node[key]
                 config[group] = node or None  # of a group that is left out nothing stays
+    leave_out_groups(OmegaConf.select(config, "head.whitening"), asked)
 
 
 def refuse_left_out(cfg: DictConfig, hydras: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +99,7 @@ def present(settings: dict[str, Any]) -> dict[str, Any]:
             del part[name]
     if isinstance(head := settings.get("head"), dict) and isinstance(head.get("whitening"), dict):
         head["whitening"] = {**ADDED, **head["whitening"]}
+        leave_out_groups(head["whitening"], ())
     return renamed(settings)
 
 
@@ -157,6 +158,26 @@ def encoder_passes(columns: Sequence[str], views: int) -> int:
 def positives(columns: Sequence[str]) -> int:
     """The number of columns that hold positives: a third has hard negatives, and [] stands for one."""
     return min(2, max(1, len(columns)))
+
+
+def leave_out_groups(whitening: Any, given: Iterable[str]) -> None:
+    """Set groups that an experiment proposed to null, where a command line replaces them.
+
+    They are for another kind of whitening than "pca" or "zca", or beside its own number or width of groups.
+    whitening: settings of a head's, if it has any. given: the names of settings on the command line.
+
+    >>> settings = {"kind": "group", "groups": 384, "group_width": 3}
+    >>> leave_out_groups(settings, ["head.whitening.groups"])
+    >>> settings
+    {'kind': 'group', 'groups': 384, 'group_width': None}
+    """
+    if not isinstance(whitening, MutableMapping):
+        return
+    usual = {"groups": None, "group_width": 2}
+    own = {key for key in usual if f"head.whitening.{key}" in given}
+    for key in usual.keys() & whitening.keys() - own:
+        if (own or whitening.get("kind") in ("pca", "zca")) and whitening[key] not in (None, usual[key]):
+            whitening[key] = None
 
 
 def own_encoder(overrides: Iterable[str]) -> bool:

@@ -21,7 +21,6 @@ from whitenedcse.app.reading import flat
 
 # groups that are added by +, and what else they need
 ADDED = {"experiment": "", "system": "", "sweep": "-m "}
-SCRIPTS = ("train", "evaluate")
 OWN = {  # how a user's own is given in place of an option of a group
     "data": "data=file data.corpus={}",
     "encoder": "encoder=pretrained encoder.path={}",
@@ -66,7 +65,7 @@ def no_setting(key: str, argv: list[str]) -> str:
     if term and not any(known.startswith(f"terms.{term[0]}.") for known in known_keys(argv)):
         cure = f"add +{word}" if key.endswith("._target_") else where_from(term[0])
         return f"terms has no {term[0]!r} yet; {cure}"
-    (other,) = (name for name in SCRIPTS if name != script)
+    other = "evaluate" if script == "train" else "train"
     theirs, ours = (
         set(OmegaConf.load(CONF / f"{name}.yaml")) | set(groups(name)) for name in (other, script)
     )

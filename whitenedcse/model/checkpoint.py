@@ -22,7 +22,7 @@ from whitenedcse.model.backbones import causal, frozen
 from whitenedcse.model.encoder import CHANGED, folder, pretrained
 from whitenedcse.model.head import Final, Pooling, ProjectionHead
 from whitenedcse.model.lora import merged
-from whitenedcse.model.whitener import WhiteningSettings
+from whitenedcse.model.whitener import WHOLE, WIDTH, WhiteningSettings
 
 if TYPE_CHECKING:
     from whitenedcse.model.embedder import Embedder
@@ -61,8 +61,15 @@ def write(embedder: Embedder, directory: Path) -> None:
 
 
 def dated(whitening: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a head's whitening, brought up to date: without `floor`, eps was an absolute variance."""
-    return whitening if "floor" in whitening else {**whitening, "eps": 0.0, "floor": whitening["eps"]}
+    """Settings of a head's whitening, brought up to date: without `floor`, eps was an absolute variance.
+
+    What had no effect and is refused now is left out: group_width beside groups, and both for pca and zca.
+    """
+    made = whitening if "floor" in whitening else {**whitening, "eps": 0.0, "floor": whitening["eps"]}
+    whole = made["kind"] in WHOLE
+    if made["group_width"] not in (None, WIDTH) and (whole or made["groups"] is not None):
+        made = {**made, "group_width": WIDTH}
+    return {**made, "groups": None} if whole else made
 
 
 def kept(head: ProjectionHead) -> ProjectionHead:

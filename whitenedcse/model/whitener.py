@@ -32,6 +32,8 @@ from whitenedcse.linalg import (
 from whitenedcse.whitening import Gradient
 
 KINDS = ("pca", "zca", "group", "shuffled_group")
+WHOLE = ("pca", "zca")  # those that whiten all channels together
+WIDTH = 2  # of a group, if nothing else is said
 PARTITIONS = ("view", "joint", "official_slice", "slices")
 TRANSFORMS = {
     "zca": inverse_root,
@@ -48,6 +50,7 @@ class WhiteningSettings:
     kind: "pca" and "zca" whiten all d channels with momentum statistics ([1] Eq. 13, Table 3); "group" and
         "shuffled_group" whiten groups with the statistics of the batch ([1] Eq. 5, 6).
     groups: the NUMBER of groups (the paper's "group size"); None derives it from group_width.
+    group_width: channels in a group. Beside `groups` the default counts as not given; another must agree.
     eps, floor: what is added to each variance: a share of the group's mean variance, and a fixed amount.
     gradient: "full", "centre" (the matrix is a constant, as in the official code) or "none".
     partition: "view" (each view on its own, [1] section 3.2.2), "joint" (all views together),
@@ -65,7 +68,7 @@ class WhiteningSettings:
 
     kind: str = "shuffled_group"
     groups: int | None = None
-    group_width: int | None = 2
+    group_width: int | None = WIDTH
     eps: float = 1e-5
     floor: float = 0.0
     shrinkage: float = 0.0
@@ -87,12 +90,16 @@ class WhiteningSettings:
         if self.kind == "pca" and (self.gradient == "full" or self.transform != "zca"):
             raise ValueError("whitening.kind=pca has no full gradient (eigenvectors) and no other transform;"
                              " use gradient=centre and transform=zca")  # fmt: skip
+        whole = self.kind in WHOLE
+        none = f"null (None): kind={self.kind} whitens all channels together, without groups"
         sliced = self.slice is None if self.partition != "slices" else (self.slice or 0) >= 2
         for name, sound, words in (
             ("momentum", 0 <= self.momentum < 1, "in [0, 1)"),
             ("shrinkage", 0 <= self.shrinkage <= 1, "in [0, 1]"),
             ("eps", 0 < self.eps + self.floor < math.inf, "finite and above 0, if whitening.floor is not"),
             ("floor", self.floor >= 0 <= self.eps, "0 or above, as whitening.eps must be"),
+            ("groups", not (whole and self.groups is not None), none),
+            ("group_width", not (whole and self.group_width not in (None, WIDTH)), none),
             ("iterations", self.iterations >= 1, "1 or above"),
             ("slice", sliced, "2 or more sentences for partition=slices, and null for others"),
         ):
@@ -109,13 +116,12 @@ class WhiteningSettings:
     def width(self, d: int) -> int:
         """The number of channels in a group, for an embedding of width d.
 
-        Raises ValueError where the groups do not divide d.
+        Raises ValueError where the groups do not divide d, or have another width than a given group_width.
         """
-        if self.kind in ("pca", "zca"):
+        if self.kind in WHOLE:
             return d
-        if self.groups is not None:
-            return whitening.group_width(d, groups=self.groups)
-        return whitening.group_width(d, width=self.group_width)
+        width = None if self.groups is not None and self.group_width == WIDTH else self.group_width
+        return whitening.group_width(d, groups=self.groups, width=width)
 
 
 def refuse(settings: WhiteningSettings | None, d: int, *, n: int, views: int) -> None:

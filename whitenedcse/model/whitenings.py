@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from whitenedcse.model.whitener import Whitener, WhiteningSettings
+from whitenedcse import whitening
+from whitenedcse.model.whitener import WIDTH, Whitener, WhiteningSettings
 from whitenedcse.whitening import Gradient
 
 
@@ -52,9 +53,10 @@ class GroupWhitening(Whitener):
     of another shape does. A number that is not finite is not noticed: in train mode it makes its group NaN in
     all sentences of its view, and in the running statistics for good.
 
-    group_width: channels in a group. groups: the number of groups, instead of group_width. eps: the share of
-    a group's mean variance that is added to each of its variances. gradient: see `Whitening`. Raises
-    ValueError if the groups do not divide `width`.
+    group_width: channels in a group, 2 if neither it nor groups is given. groups: the number of groups,
+    instead of group_width. eps: the share of a group's mean variance that is added to each of its variances.
+    gradient: see `Whitening`. Raises ValueError if the groups do not divide `width`, or if groups and
+    group_width contradict each other.
 
     >>> import torch
     >>> from whitenedcse.whitening import covariance
@@ -69,15 +71,18 @@ class GroupWhitening(Whitener):
         self,
         width: int,
         *,
-        group_width: int | None = WhiteningSettings.group_width,
+        group_width: int | None = None,
         groups: int | None = None,
         eps: float = WhiteningSettings.eps,
         gradient: Gradient = WhiteningSettings.gradient,
     ) -> None:
-        settings = WhiteningSettings(
-            kind=self.kind, groups=groups, group_width=group_width, eps=eps, gradient=gradient
+        if groups is not None and group_width is not None:
+            whitening.group_width(width, groups=groups, width=group_width)  # raises unless they agree
+        given = WIDTH if group_width is None else group_width
+        super().__init__(
+            width,
+            WhiteningSettings(kind=self.kind, groups=groups, group_width=given, eps=eps, gradient=gradient),
         )
-        super().__init__(width, settings)
 
 
 class ShuffledGroupWhitening(GroupWhitening):
