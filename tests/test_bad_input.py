@@ -214,6 +214,8 @@ TRAINING = [
     ({}, "optim.lr=0", ["optim.lr=0 must be finite and above 0"]),
     ({}, "optim.warmup_steps=100", ["optim.warmup_steps=100 is not in 0 .. 1, the steps of this run"]),
     ({}, "mlm.weight=1 mlm.probability=2", ["mlm.probability=2 must be in (0, 1)"]),
+    ({}, "mlm.weight=-1", ["mlm.weight=-1 must be finite and above 0, or 0 to leave it out"]),
+    ({}, "views=2 loss.weights=[1,2]", ["loss.weights=[1, 2] for 1 positive; give 1 ("]),
     ({}, "monitor.every=0", ["monitor.every=0 must be 1 or more"]),
     ({}, "optim.lrr=1", ["no setting 'optim.lrr'; the nearest is 'optim.lr'"]),
     # the encoder

@@ -150,8 +150,10 @@ def test_batches_that_cannot_train_are_refused():
             Matryoshka(dims=[2])(views(), x=x)
     with pytest.raises(ValueError, match=r"hard negatives of shape \(sentences, 6\).*got \(5, 4\)$"):
         Matryoshka(dims=[2])(views(), x=views(d=6), x_negatives=torch.ones(5, 4))
-    with pytest.raises(ValueError, match="for 3 positives; give 1 or 3"):
+    with pytest.raises(ValueError, match="for 3 positives; give 1 or 3$"):
         loss(weights=[1.0, 1.0])(views(4))
+    with pytest.raises(ValueError, match=r"loss.weights=\[1.0, 0.5\] for 1 positive; give 1$"):
+        loss(weights=[1.0, 0.5])(views(2))
 
 
 def crowd(temperature, noise, v=3, n=16, d=48):

@@ -4,6 +4,7 @@ import csv
 import gc
 import json
 import math
+import re
 from copy import deepcopy
 from typing import NamedTuple
 
@@ -398,6 +399,53 @@ def test_a_term_sees_a_step_and_joins_the_loss_with_its_weight(bert, tmp_path):
     assert step.x.grad_fn is not None
     with pytest.raises(ValueError, match=r"terms.mlm: metrics.csv has train/mlm already"):
         module_of(bert, terms={"mlm": term})
+
+
+@pytest.mark.parametrize("weight", [-1, -0.5, math.nan, math.inf, None, "0.1"])
+def test_a_weight_that_cannot_train_is_refused_before_anything_is_computed(weight, bert):
+    with pytest.raises(
+        ValueError, match=rf"^terms.own.weight={weight} must be a finite number, and 0 or more$"
+    ):
+        module_of(bert, terms={"fine": Length(0.0, []), "own": Length(weight, [])})
+    if isinstance(weight, int | float):
+        with pytest.raises(
+            ValueError, match=rf"^mlm.weight={weight} must be finite and above 0, or 0 to leave"
+        ):
+            MaskedLanguageModel(encoder=bert, weight=weight, probability=0.3)
+
+
+def twice(z, negatives=None):
+    return (z[0] - z[1]).square().mean(dim=-1)
+
+
+class Sentencewise:
+    """A loss, and a term, that forgets to average."""
+
+    weight = 1.0
+
+    def __init__(self, made):
+        self.made = made
+
+    def __call__(self, step, negatives=None):
+        return self.made
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (twice, "twice returned a value of shape (8,)"),
+        (Sentencewise(torch.ones(2, 8)), "Sentencewise returned a value of shape (2, 8)"),
+        (Sentencewise(torch.ones(0)), "Sentencewise returned a value of shape (0,)"),
+        (Sentencewise(0.5), "Sentencewise returned a value of type float"),
+        (Sentencewise(None), "Sentencewise returned a value of type NoneType"),
+        (Sentencewise((torch.ones(()), torch.ones(()))), "Sentencewise returned a value of type tuple"),
+    ],
+)
+def test_a_loss_or_a_term_of_a_user_that_is_no_scalar_is_named_in_one_line(own, message, bert, tmp_path):
+    parts = [{"loss": own}] + [{"terms": {"own": own}}] * hasattr(own, "weight")
+    for part in parts:
+        with pytest.raises(ValueError, match=re.escape(f"{message}; a loss or term returns a scalar tensor")):
+            fit(module_of(bert, **part), tmp_path, steps=1)
 
 
 def test_the_masked_term_joins_the_loss_with_its_weight(bert, tmp_path):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -173,9 +173,10 @@ class MultiPositiveLoss:
         Raises ValueError unless there is one weight, or one for each.
         """
         if len(self.weights) not in (1, positives):
-            raise ValueError(
-                f"loss.weights={list(self.weights)} for {positives} positives; give 1 or {positives}"
+            wanted = (
+                "1 positive; give 1" if positives == 1 else f"{positives} positives; give 1 or {positives}"
             )
+            raise ValueError(f"loss.weights={list(self.weights)} for {wanted}")
         return list(self.weights) * (positives if len(self.weights) == 1 else 1)
 
 
@@ -261,6 +262,19 @@ def refuse_shapes(name: str, z: Tensor, negatives: Tensor | None = None, *, view
             f"{name} needs hard negatives of shape (sentences, {z.shape[2]}), as its views are"
             f" {tuple(z.shape)}; got {tuple(negatives.shape)}"
         )
+
+
+def scalar(maker: Any, value: Any) -> Tensor:
+    """The value that a loss or term gave. Raises ValueError if it is not a tensor of one number.
+
+    >>> scalar(MultiPositiveLoss(), torch.ones(()))
+    tensor(1.)
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value
+    name = getattr(maker, "__name__", type(maker).__name__)
+    given = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
+    raise ValueError(f"{name} returned a value of {given}; a loss or term returns a scalar tensor, as a mean")
 
 
 def log_mean_exp(x: Tensor, weights: Sequence[float]) -> Tensor:

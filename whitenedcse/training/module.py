@@ -30,7 +30,7 @@ from whitenedcse.data.datamodule import Batch
 from whitenedcse.model.backbones import unread
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.ragged import Ragged, concatenate, split
-from whitenedcse.training.loss import Loss, Matryoshka, MultiPositiveLoss, Step, Term
+from whitenedcse.training.loss import Loss, Matryoshka, MultiPositiveLoss, Step, Term, scalar
 from whitenedcse.training.parallel import Manner, cut, encoded, equal_sizes, gathered, place
 from whitenedcse.training.terms import MaskedLanguageModel
 
@@ -119,8 +119,8 @@ class ContrastiveTraining(LightningModule):
     gather: whether whitening statistics and negatives are those of all ranks or each rank's own.
     chunk: encode this many sentences at a time without keeping their activations; each chunk is encoded
         again, with the same dropout, for its gradient. None for all at once.
-    Raises ValueError for fewer than two views, for chunk together with mlm, if there is nothing to train, or
-    for a term with the name of another logged value.
+    Raises ValueError for fewer than two views, for chunk together with mlm, if there is nothing to train, and
+    for a term with the name of another logged value or a negative weight.
 
     >>> from whitenedcse.model.scratch import small_bert
     >>> embedder = Embedder(encoder=small_bert(vocabulary=200, layers=1, width=8, heads=1))
@@ -146,6 +146,7 @@ class ContrastiveTraining(LightningModule):
         refuse(views, chunk, masked=mlm is not None, nothing=loss is None and (mlm is None or bool(terms)))
         if taken := sorted({"contrastive", "mlm", "loss", "lr"} & terms.keys()):
             raise ValueError(f"terms.{taken[0]}: metrics.csv has train/{taken[0]} already; name it otherwise")
+        refuse_weights(terms)
         if isinstance(loss, Matryoshka):
             loss.refuse_width(embedder.encoder.width)
         if mlm is None:  # several devices would wait for a gradient of layers that pooling does not read
@@ -187,7 +188,10 @@ class ContrastiveTraining(LightningModule):
         return loss
 
     def compared(self, batch: Batch, at: tuple[int, ...]) -> dict[str, Tensor]:
-        """The loss of a batch at a position in the run as "contrastive", and the value of each term."""
+        """The loss of a batch at a position in the run as "contrastive", and the value of each term.
+
+        Raises ValueError for a loss or term that is no scalar.
+        """
         x = self.encoded(batch, (*at, place()[0]))
         if self.gather:
             equal_sizes(batch.n)
@@ -195,8 +199,9 @@ class ContrastiveTraining(LightningModule):
         reseed(*at)  # every rank draws the same permutations
         passes = batch.positives.n // batch.n
         z, negatives = self.embedder.project(x, passes=passes, views=self.views)
-        loss = self.contrastive(x, z, negatives, passes)
-        return {"contrastive": loss} | {name: term(Step(batch, x, z)) for name, term in self.terms.items()}
+        loss, step = self.contrastive(x, z, negatives, passes), Step(batch, x, z)
+        parts = {"contrastive": scalar(self.loss, loss)}
+        return parts | {name: scalar(term, term(step)) for name, term in self.terms.items()}
 
     def contrastive(self, x: Tensor, z: Tensor, negatives: Tensor | None, passes: int) -> Tensor:
         """The loss of views z: (v, n, d) and hard negatives (r n, d), made of pooled x: (p + r, n, d).
@@ -269,6 +274,14 @@ def refuse(views: int, chunk: int | None, *, masked: bool, nothing: bool) -> Non
         raise ValueError(f"trainer.chunk={chunk} must be 1 or more, and has no use beside mlm.weight > 0")
     if nothing:
         raise ValueError("loss=none trains by mlm.weight above 0 alone, without terms: set it, or a loss")
+
+
+def refuse_weights(terms: Mapping[str, Term]) -> None:
+    """Raise ValueError for a term whose weight is no number, negative or not finite."""
+    for name, term in terms.items():
+        weight = getattr(term, "weight", None)
+        if not (isinstance(weight, int | float | Tensor) and 0 <= weight < math.inf):
+            raise ValueError(f"terms.{name}.weight={weight} must be a finite number, and 0 or more")
 
 
 def refuse_rounding(precision: str) -> None:

@@ -9,6 +9,7 @@ d: width    s_ij: cosine of sentences i and j
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -52,10 +53,10 @@ class MaskedLanguageModel(nn.Module):
 
     def __init__(self, *, encoder: Encoder, weight: float, probability: float) -> None:
         super().__init__()
-        if not (0 < probability < 1 and weight > 0):
-            raise ValueError(
-                f"mlm.probability={probability} must be in (0, 1) and mlm.weight={weight} above 0"
-            )
+        if not 0 < probability < 1:
+            raise ValueError(f"mlm.probability={probability} must be in (0, 1)")
+        if not 0 < weight < math.inf:
+            raise ValueError(f"mlm.weight={weight} must be finite and above 0, or 0 to leave it out")
         if encoder.tokenizer.mask_token_id is None:
             raise ValueError(
                 f"mlm.weight={weight}, but this encoder's tokenizer has no mask token, as that of a decoder;"
