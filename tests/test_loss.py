@@ -45,9 +45,9 @@ def naive(z, form, temperature, weights, denominator):
 
 @pytest.mark.parametrize("form", ["l1", "l2"])
 @pytest.mark.parametrize("denominator", ["view", "joint"])
-@pytest.mark.parametrize("v", [2, 3, 4])
+@pytest.mark.parametrize("v", [2, 3, 4, 6, 9])
 def test_the_loss_is_its_definition_written_as_a_loop(form, denominator, v):
-    z, weights = views(v), [1.0, 0.8, 0.3][: v - 1]
+    z, weights = views(v), [1.0, 0.8, 0.3, 0.9, 0.2, 1.5, 0.4, 1.0][: v - 1]
     value = loss(form=form, denominator=denominator, weights=weights)(z)
     assert float(value) == pytest.approx(naive(z, form, 0.5, weights, denominator), rel=1e-10)
 

@@ -154,6 +154,48 @@ def test_a_system_whose_loss_has_no_temperature_trains_the_encoder_of_the_quick_
     assert "temperature" not in OmegaConf.load("outputs/r/config.yaml").loss
 
 
+MINE = """
+from whitenedcse import ProjectionHead
+class Power:
+    def __init__(self, power): self.power = power
+    def __call__(self, z, negatives=None): return z.mean()
+class Narrow(ProjectionHead):
+    def __init__(self, dim): super().__init__(dim)
+class Inside(ProjectionHead):
+    def __init__(self, width): len(width, 1)
+def optimiser(parameters): pass
+"""
+GIVEN = (
+    "; a class is given its settings (+loss.NAME=VALUE adds one), a head width= too, optim total_steps= too"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("loss._target_=mine.Power", "Power.__init__() missing 1 required positional argument: 'power'"),
+        ("+terms.a._target_=mine.Power", "Power.__init__() missing 1 required positional argument: 'power'"),
+        ("head._target_=mine.Narrow", "Narrow.__init__() got an unexpected keyword argument 'width'"),
+        ("optim._target_=mine.optimiser", "optimiser() got an unexpected keyword argument 'total_steps'"),
+    ],
+)
+def test_a_class_with_other_arguments_is_told_those_that_it_is_given(words, message, start, monkeypatch):  # noqa: F811
+    Path("mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(".")
+    small = "trainer.max_steps=1 tasks=none data.sample=200 encoder.width=16 encoder.heads=2 run=r"
+    code, line = start("train", words, *small.split())
+    assert (code, line) == (2, f"error: {message}{GIVEN} (WHITENEDCSE_TRACEBACK=1 shows where)")
+    assert not list(Path("outputs").glob("*"))
+
+
+def test_a_mistake_inside_a_class_is_a_traceback(start, monkeypatch):  # noqa: F811
+    Path("mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(".")
+    small = "trainer.max_steps=1 tasks=none data.sample=200 encoder.width=16 encoder.heads=2 run=r"
+    with pytest.raises(TypeError, match=r"^len\(\) takes exactly one argument"):
+        start("train", "head._target_=mine.Inside", *small.split())
+
+
 def test_another_class_has_none_of_the_settings_of_the_one_that_it_replaces(start):  # noqa: F811
     words = (
         "loss._target_=whitenedcse.training.decorrelation.BarlowTwins +loss.redundancy=0.1 run=r tasks=none "

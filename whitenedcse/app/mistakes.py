@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import re
+from argparse import ArgumentParser, _SubParsersAction
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
+from traceback import extract_tb
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
@@ -19,14 +20,15 @@ from omegaconf.errors import OmegaConfBaseException
 from whitenedcse.app.configuration import CONF, groups, plain, stems, unknown
 from whitenedcse.app.reading import flat
 
-# groups that are added by +, and what else they need
-ADDED = {"experiment": "", "system": "", "sweep": "-m "}
+ADDED = {"experiment": "", "system": "", "sweep": "-m "}  # groups added by +, and what else they need
 OWN = {  # how a user's own is given in place of an option of a group
     "data": "data=file data.corpus={}",
     "encoder": "encoder=pretrained encoder.path={}",
     "tasks": "tasks.names=[{}]",
 }
 EMPTY = "has no value yet: add "
+NO_CALL = r"^\w[\w.]*\(\) (missing|takes|got) .*arguments?\b.*"
+GIVEN = "a class is given its settings (+loss.NAME=VALUE adds one), a head width= too, optim total_steps= too"
 MENDABLE = (HydraException, OmegaConfBaseException, ValueError, OSError)
 
 
@@ -35,6 +37,9 @@ def mendable(error: Exception) -> Exception | None:
     kinds = [kind.__name__ for kind in type(error).__mro__]  # their packages need not be imported for this
     if "MisconfigurationException" in kinds or isinstance(error, MENDABLE):
         return error
+    last = extract_tb(error.__traceback__)[-1:]
+    if isinstance(error, TypeError) and last and re.search(r"hydra\W_internal", last[0].filename):
+        return ValueError(str(error))
     if "DistNetworkError" in kinds:
         return ValueError(f"the ranks' connection at MASTER_ADDR and MASTER_PORT failed: {error}")
     if re.search(r"\bMPS\b", str(error)):  # PyTorch lacks something on Apple's GPUs
@@ -66,9 +71,7 @@ def no_setting(key: str, argv: list[str]) -> str:
         cure = f"add +{word}" if key.endswith("._target_") else where_from(term[0])
         return f"terms has no {term[0]!r} yet; {cure}"
     other = "evaluate" if script == "train" else "train"
-    theirs, ours = (
-        set(OmegaConf.load(CONF / f"{name}.yaml")) | set(groups(name)) for name in (other, script)
-    )
+    theirs, ours = ({*groups(name), *OmegaConf.load(CONF / f"{name}.yaml")} for name in (other, script))
     if key.partition(".")[0] in theirs - ours:
         return f"{key} is a setting of {other}.py, not of {script}.py"
     group, _, inside = key.partition(".")
@@ -168,7 +171,7 @@ def refuse_options(argv: list[str]) -> None:
     raise ValueError(f"no option {strange[0]}: settings are written KEY=VALUE{nearest}")
 
 
-def no_argument(unknown: list[str], words: list[str], parser: argparse.ArgumentParser) -> str:
+def no_argument(unknown: list[str], words: list[str], parser: ArgumentParser) -> str:
     """What to write in place of words that a command of `whitenedcse` does not take.
 
     words: the command line after `whitenedcse`.
@@ -188,11 +191,9 @@ def no_argument(unknown: list[str], words: list[str], parser: argparse.ArgumentP
     return f"whitenedcse {command} has no {strange}; {cure}"
 
 
-def commands(
-    parser: argparse.ArgumentParser, before: str = ""
-) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+def commands(parser: ArgumentParser, before: str = "") -> Iterator[tuple[str, ArgumentParser]]:
     """The commands below a parser, such as "search build", and their parsers."""
-    inner = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    inner = [a for a in parser._actions if isinstance(a, _SubParsersAction)]
     if not inner:
         yield before, parser
     for name, one in (pair for action in inner for pair in action.choices.items()):
@@ -249,6 +250,7 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     r"Could not find '((?:hydra/)?[^/']+)/([^']+)' Available options in '[^']+': (.*) Config search": (
         lambda found, _: no_option(found[1], found[2], found[3].split())
     ),
+    NO_CALL: lambda found, _: f"{found[0]}; {GIVEN}",
     r"^Ambiguous value for argument '(.+?)' 1\.": lambda found, argv: several(found[1], argv),
     r"^Multiple values for (\w+)\.": lambda found, argv: twice(found[1], argv),
     r"^Config group override must be a string": lambda _, argv: no_null(argv),
