@@ -139,7 +139,9 @@ def test_a_value_of_the_annotated_type_passes(key, value):
     ids=repr,
 )
 def test_a_value_of_another_type_is_refused_with_the_type_in_words(key, value, words):
-    with pytest.raises(ValueError, match=f"^it.{key}=.* must be {re.escape(words)}(; it.{key}=null .*)?$"):
+    item = "(; '.*' is none of these)" if key == "names" and isinstance(value, list) else ""
+    null = f"(; it.{key}=null .*)?"
+    with pytest.raises(ValueError, match=f"^it.{key}=.* must be {re.escape(words)}{item}{null}$"):
         refuse_unknown(settings_of(key, value), ["it"])
 
 
@@ -147,6 +149,20 @@ def test_a_value_of_another_type_is_refused_with_the_type_in_words(key, value, w
     ("config", "words"),
     [
         ({"digits": True}, "digits=true must be one of 0, 1, 2, 3, 4, 5, 6 or null"),
+        (
+            {"figures": ["components", "layer", "x"]},
+            'figures=["components", "layer", "x"] must be a list ([...], each one of layers, subsets, '
+            "components, projection); 'layer' is none of these, the nearest is 'layers'",
+        ),
+        (
+            {"figures": ["PROJECTIONS"]},
+            'figures=["PROJECTIONS"] must be a list ([...], each one of layers, subsets, components,'
+            " projection); 'PROJECTIONS' is none of these, the nearest is 'projection'",
+        ),
+        (
+            {"figures": "layers"},
+            'figures="layers" must be a list ([...], each one of layers, subsets, components, projection)',
+        ),
         ({"bf16": "x"}, 'bf16="x" must be true or false'),
         ({"monitor": {"dev": 3}}, "monitor.dev=3 must be text or null"),
         ({"seed": PATH}, 'seed={"_target_": "pathlib.Path", "_args_": ["a"]} must be a whole number'),

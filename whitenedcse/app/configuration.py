@@ -210,10 +210,13 @@ def matches_generic(value: Any, annotation: Any) -> bool:
 
 
 def mistyped(name: str, value: Any, annotation: Any) -> str:
-    """The message for a value of a wrong type: which type it must have, and whether null may replace it."""
-    message = f"{name}={json.dumps(value, default=str)} must be {description(annotation)}"
-    optional = isinstance(value, Mapping) and matches(None, annotation)
-    return f"{message}; {name}=null leaves it out" if optional else message
+    """The message for a value of a wrong type: its type, the wrong item of a list, whether null may be."""
+    text = f"{name}={json.dumps(value, default=str)} must be {description(annotation)}"
+    closed = [i for i in get_args(annotation) if get_origin(i) is Literal] if isinstance(value, list) else []
+    for wrong in [str(part) for item in closed for part in value if not matches(part, item)][:1]:
+        near = difflib.get_close_matches(wrong.lower(), map(str, get_args(closed[0])), n=1)
+        text += ", the nearest is ".join([f"; {wrong!r} is none of these", *map(repr, near)])
+    return text + f"; {name}=null leaves it out" * (isinstance(value, Mapping) and matches(None, annotation))
 
 
 def description(annotation: Any) -> str:
