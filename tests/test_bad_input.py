@@ -285,7 +285,10 @@ NEW = [  # of an encoder of random weights
     ({}, "encoder.layers=0", ["layers=0", "must be 1 or more"]),
     ({}, "encoder.vocabulary=many", ['encoder.vocabulary="many" must be a whole number']),
 ]
+FIT = "bert is not a run of train.py, whose corpus protocol=posthoc and fit=training fit to; name"
 EVALUATION = [
+    ({}, "protocol=posthoc", [f"error: {FIT} the corpus to fit to, e.g. fit=wiki1m, or fit=FILE"]),
+    ({}, "postprocess=whitening fit=training", [f"error: {FIT} the corpus"]),
     ({}, "draws=x", ['draws="x" must be a whole number']),
     ({}, "draws=0", ["0 draws from 7 pairs: both must be at least 1"]),
     ({}, "digits=-1", ["digits=-1 must be one of 0, 1, 2, 3, 4, 5, 6 or null"]),
@@ -306,7 +309,8 @@ EVALUATION = [
     ({}, "tasks.names=p.tsv", ['tasks.names="p.tsv" must be a list of texts']),
     ({}, "tasks.names=[no]", ["no task 'no'", "STS12"]),
     ({}, "classifier=foo", ["no classifier 'foo'; there are lbfgs and senteval"]),
-    ({}, "figures=[foo]", ['figures=["foo"] must be a list ([...], each one of layers, ', "'foo' is none of these"]),
+    ({}, "figures=[foo]",
+     ['figures=["foo"] must be a list ([...], each one of layers, ', "'foo' is none of these"]),
     ({}, "postprocess=whitening k=17", ["k=17 components of vectors of width 16: give k from 1 to 16"]),
     ({}, "postprocess=whitening k=1.5", ["k=1.5 must be a whole number or null"]),
     ({}, "postprocess=whitening postprocess.shrinkage=nan", ["shrinkage=nan must lie in [0, 1)"]),

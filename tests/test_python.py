@@ -124,7 +124,7 @@ def test_a_transform_is_fitted_to_the_training_corpus_and_to_no_other_of_its_nam
         if text:
             Path("my.txt").write_text(text)
         with pytest.raises(
-            ValueError, match="fit=training: my.txt of this folder is not what .* was trained"
+            ValueError, match=r"^my.txt of this folder is not what .* was trained .* fit to, fit=FILE"
         ):
             white("x")
     assert not (home / "x").exists()

@@ -219,12 +219,13 @@ def fitted_on(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[
         data, noted = run.settings["data"], run.facts.get("corpus")
         if run.scores is not None and noted not in (None, seen(data)):
             raise ValueError(
-                f"fit=training: {data['corpus']} of this folder is not what {model} was trained on, or has "
-                "changed since; name the corpus, fit=FILE, or start where train.py was started"
+                f"{data['corpus']} of this folder is not what {model} was trained on, or has changed since; "
+                "name the corpus to fit to, fit=FILE, or start where train.py was started"
             )
         return data["corpus"], list(data["columns"])
     raise ValueError(
-        f"fit=training: {model} is not a run of train.py; name a corpus, e.g. fit=wiki1m, or a file"
+        f"{model} is not a run of train.py, whose corpus protocol=posthoc and fit=training fit to; "
+        "name the corpus to fit to, e.g. fit=wiki1m, or fit=FILE with a sentence a line"
     )
 
 
