@@ -3,7 +3,7 @@
 Anything that Lightning's Trainer does is yours: callbacks, loggers, strategies, precision.
 """
 
-import sys
+from argparse import ArgumentParser
 
 import lightning
 from lightning.pytorch.callbacks import LearningRateMonitor
@@ -18,10 +18,13 @@ from whitenedcse import (
     SentenceData,
 )
 
-encoder, corpus = sys.argv[1:]
-embedder = Embedder(encoder=encoder, pooling=Pooling("mean"))
+parser = ArgumentParser(description=__doc__)
+parser.add_argument("encoder", help="a directory of Transformers, or a hub id such as bert-base-uncased")
+parser.add_argument("corpus", help='a file with a sentence a line, or "quickstart", 20,000 bundled sentences')
+arguments = parser.parse_args()
+embedder = Embedder(encoder=arguments.encoder, pooling=Pooling("mean"))
 embedder.head = ProjectionHead(embedder.encoder.width, position="after")  # dense, tanh, then SGW
-data = SentenceData(corpus=corpus, tokenizer=embedder.encoder.tokenizer, batch_size=32, passes=2)
+data = SentenceData(corpus=arguments.corpus, tokenizer=embedder.encoder.tokenizer, batch_size=32, passes=2)
 module = ContrastiveTraining(embedder=embedder, loss=MultiPositiveLoss(temperature=0.1), views=4)
 trainer = lightning.Trainer(
     max_steps=100,

@@ -1,19 +1,18 @@
-"""Train an encoder on your own text, in Python: python own_text.py ENCODER CORPUS [PAIRS]
+"""Train an encoder on your own text, in Python: python own_text.py ENCODER CORPUS [PAIRS]"""
 
-ENCODER is a directory or a hub id, such as bert-base-uncased; CORPUS a file with a sentence a line, or
-"quickstart", 20,000 bundled sentences; PAIRS a file with score, sentence1 and sentence2, which picks the
-best checkpoint.
-"""
-
-import sys
+from argparse import ArgumentParser
 
 import whitenedcse
 
-encoder, corpus, *pairs = sys.argv[1:]
+parser = ArgumentParser(description=__doc__)
+parser.add_argument("encoder", help="a directory of Transformers, or a hub id such as bert-base-uncased")
+parser.add_argument("corpus", help='a file with a sentence a line, or "quickstart", 20,000 bundled sentences')
+parser.add_argument("pairs", nargs="?", help="score, sentence1, sentence2: picks the best checkpoint")
+arguments = parser.parse_args()
 run = whitenedcse.train(
-    encoder,
-    corpus,
-    dev=pairs[0] if pairs else None,
+    arguments.encoder,
+    arguments.corpus,
+    dev=arguments.pairs,
     output="outputs/first",
     pooling="mean",
     views=3,

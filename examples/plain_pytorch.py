@@ -1,7 +1,7 @@
 """Whitening in a plain PyTorch loop over a Transformers model: python plain_pytorch.py ENCODER CORPUS"""
 
 import random
-import sys
+from argparse import ArgumentParser
 from pathlib import Path
 
 import torch
@@ -9,12 +9,17 @@ from transformers import AutoModel, AutoTokenizer
 
 from whitenedcse import MultiPositiveLoss, ProjectionHead
 
-encoder, corpus = sys.argv[1:]
-tokenizer = AutoTokenizer.from_pretrained(encoder)
-model = AutoModel.from_pretrained(encoder).float()  # weights in float16 train to NaN
+parser = ArgumentParser(description=__doc__)
+parser.add_argument("encoder", help="a directory of Transformers, or a hub id such as bert-base-uncased")
+parser.add_argument("corpus", help="a file with a sentence a line")
+arguments = parser.parse_args()
+if not Path(arguments.corpus).is_file():
+    parser.error(f"{arguments.corpus} is no file")
+tokenizer = AutoTokenizer.from_pretrained(arguments.encoder)
+model = AutoModel.from_pretrained(arguments.encoder).float()  # weights in float16 train to NaN
 head, loss = ProjectionHead(model.config.hidden_size), MultiPositiveLoss()  # SGW, linear layer, tanh
 optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=3e-5)
-sentences = [line for line in Path(corpus).read_text().splitlines() if line.strip()]
+sentences = [line for line in Path(arguments.corpus).read_text().splitlines() if line.strip()]
 random.Random(0).shuffle(sentences)
 views, n = 3, 64
 model.train()

@@ -1,6 +1,7 @@
-"""Train a SentenceTransformer by its own trainer with our loss: python NAME.py MODEL CORPUS"""
+"""Train a SentenceTransformer by its own trainer with our loss: python FILE MODEL CORPUS"""
 
-import sys
+from argparse import ArgumentParser
+from pathlib import Path
 
 from datasets import Dataset
 from sentence_transformers import (
@@ -11,8 +12,13 @@ from sentence_transformers import (
 
 from whitenedcse.sentence_transformers import HeadInCheckpoints, WhitenedContrastiveLoss, whitened
 
-name, corpus = sys.argv[1:]
-model = SentenceTransformer(name).float()  # weights in float16 train to NaN
+parser = ArgumentParser(description=__doc__)
+parser.add_argument("model", help="a directory of Sentence-Transformers or Transformers, or a hub id")
+parser.add_argument("corpus", help="a file with a sentence a line")
+arguments = parser.parse_args()
+if not Path(arguments.corpus).is_file():
+    parser.error(f"{arguments.corpus} is no file")
+model = SentenceTransformer(arguments.model).float()  # weights in float16 train to NaN
 loss = WhitenedContrastiveLoss(model, views=3)
 trainer = SentenceTransformerTrainer(
     model=model,
@@ -24,11 +30,11 @@ trainer = SentenceTransformerTrainer(
         dataloader_drop_last=True,  # a last batch of a few sentences cannot be whitened
         report_to="none",
     ),
-    train_dataset=Dataset.from_text(corpus),
+    train_dataset=Dataset.from_text(arguments.corpus),
     loss=loss,
     callbacks=[HeadInCheckpoints(loss)],  # so that resume_from_checkpoint restores the head, too
 )
 trainer.train()
-small = whitened(model, corpus, k=min(64, model.get_embedding_dimension() or 64))
+small = whitened(model, arguments.corpus, k=min(64, model.get_embedding_dimension() or 64))
 small.save("theirs")  # loads in sentence-transformers without this package
 print(SentenceTransformer("theirs").encode(["A cat sleeps on the sofa."]).shape)

@@ -41,6 +41,28 @@ def test_an_example_runs_in_an_empty_folder(name, words, written, home):
     assert (home / written).is_file() and "nan" not in done.stdout + done.stderr, done.stdout
 
 
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_explains_itself_and_refuses_other_arguments_in_words(path, tmp_path):
+    few, reads = ["bert"], path.stem not in ("own_text", "lightning_script")  # whose corpus may be a name
+    missing = [["bert", "no.txt", "query"][: 3 if path.stem == "whiten_and_search" else 2]] * reads
+    for words, code in (
+        (["--help"], 0),
+        ([], 2),
+        (few, 2),
+        (["a"] * 9, 2),
+        *((words, 2) for words in missing),
+    ):
+        done = started(f"examples/{path.name}", *words, cwd=tmp_path)
+        assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+        said = done.stdout if code == 0 else done.stderr
+        assert said.startswith(f"usage: {path.name} ") and ("no.txt is no file" in said) == (words in missing)
+        if code == 0:
+            assert "positional arguments:\n" in said and "a line" in said
+        else:
+            assert said.splitlines()[-1].startswith(f"{path.name}: error: ")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_the_examples_leave_can_be_loaded(home):
     for name in ("own_text", "lightning_script", "plain_pytorch"):
         assert started(f"examples/{name}.py", "bert", "my.txt", cwd=home).returncode == 0
