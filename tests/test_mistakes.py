@@ -227,13 +227,10 @@ def test_groups_of_a_system_make_room_for_those_of_the_command_line(words, group
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            "head=zca groups=8",
-            "whitening.groups=8 is not null (None): kind=zca whitens all channels together",
-        ),
-        ("head=pca group_width=4", "whitening.group_width=4 is not null (None): kind=pca whitens all"),
-        ("groups=8 group_width=4", "groups=8 of d=24 have 3 channels each, not width=4; give only one"),
-        ("group_width=4 groups=8", "groups=8 of d=24 have 3 channels each, not width=4; give only one"),
+        ("head=zca groups=8", "head.whitening.groups=8 has no effect here: it is for head=group"),
+        ("head=pca group_width=4", "head.whitening.group_width=4 has no effect here: it is for head=group"),
+        ("groups=8 group_width=4", "head.whitening.group_width=4 has no effect here: it is for head.whiten"),
+        ("group_width=4 groups=8", "head.whitening.group_width=4 has no effect here: it is for head.whiten"),
     ],
 )
 def test_groups_of_the_command_line_that_contradict_each_other_are_refused(words, message, start):  # noqa: F811

@@ -27,9 +27,8 @@ from whitenedcse.app.configuration import groups, parameters, plain, refuse_unkn
 from whitenedcse.app.identity import leave_out_groups, positives, refuse_name
 from whitenedcse.app.mistakes import one_line, settings_of, where_from
 from whitenedcse.app.ranks import placed
+from whitenedcse.app.reading import flat
 from whitenedcse.app.run import Run
-
-ALL_CHANNELS = ("pca", "zca")  # the kinds of whitening without groups
 
 
 def checked(script: str, config: DictConfig) -> Run:
@@ -57,7 +56,7 @@ def refuse(script: str, config: DictConfig, hydras: Any) -> None:
         refuse_terms(config)
         refuse_passes(config)
         if hydras.mode == RunMode.RUN and "WHITENEDCSE_FRONT" not in os.environ:  # else `refuse_jobs` does
-            refuse_idle(config, unread(config, hydras))
+            refuse_idle(config, idle(config, hydras))
 
 
 def refuse_jobs(script: str, hydras: Any) -> None:
@@ -67,7 +66,7 @@ def refuse_jobs(script: str, hydras: Any) -> None:
     mlm.probability.
     """
     every = [] if hydras.sweeper.get("n_trials") else jobs(hydras)
-    idle: dict[str, str] = {}  # what no job so far reads
+    useless: dict[str, str] = {}  # what no job so far reads
     seen = set[tuple[str, ...]]()
     for number, words in enumerate(every):
         key = tuple(word for word in words if not re.fullmatch(r"seed=\d+", word))
@@ -82,13 +81,13 @@ def refuse_jobs(script: str, hydras: Any) -> None:
             if script == "train":
                 with warnings.catch_warnings(action="ignore"):  # the job says them
                     refuse_parts(config)
-                idle = {n: use for n, use in unread(config, own).items() if number == 0 or n in idle}
+                useless = {n: u for n, u in idle(config, own).items() if number == 0 or n in useless}
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             varied = [word for word in words if any(word not in job for job in every)]
             named = f"job {number + 1} of {len(every)} ({' '.join(varied)}): " if varied else ""
             raise ValueError(f"{named}{one_line(error, [f'{script}.py', *words])}") from error
     if every:
-        refuse_idle(config, idle)
+        refuse_idle(config, useless)
 
 
 def jobs(hydras: Any) -> list[tuple[str, ...]]:
@@ -115,53 +114,19 @@ def given(hydras: Any) -> set[str]:
     return {text.partition("=")[0].lstrip("+") for text in hydras.overrides.task}
 
 
-def unread(config: DictConfig, hydras: Any) -> dict[str, str]:
-    """Settings of train.py's command line that nothing reads with these others: names, and their use."""
-    head = config.head if ours(config.head) else {}
-    whitening = head.get("whitening") or {}
-    kind, count = whitening.get("kind"), whitening.get("groups")
-    together = kind in ALL_CHANNELS
-    grouped = "head=group or head=shuffled_group; this head whitens all channels together"
-    lora = config.encoder.get("lora") or {}
-    rules = {
-        "head.whitening.groups": (together, grouped),
-        "head.whitening.group_width": (together, grouped),
-        "head.whitening.partition": (together, grouped),
-        "head.whitening.slice": (together, grouped),
-        "head.whitening.momentum": (
-            whitening and not together and config.embedding != "head",
-            "head=zca, head=pca or embedding=head; groups are whitened by the statistics of the batch",
-        ),
-        "head.whitening.iterations": (
-            whitening and whitening.get("transform") != "iterative",
-            "head.whitening.transform=iterative",
-        ),
-        "head.position": (
-            head and not (whitening and head.get("dense")),
-            "a head with whitening and a dense layer, head.dense=true",
-        ),
-        "mlm.probability": (not config.mlm.weight, "mlm.weight above 0"),
-        "loss.hard_negative_log_weight": (
-            len(config.data.columns) <= positives(config.data.columns),
-            "a corpus with hard negatives, data.columns=[ANCHOR,POSITIVE,NEGATIVE]",
-        ),
-        **{
-            f"encoder.lora.{name}": (not lora.get("r"), "encoder.lora.r above 0")
-            for name in lora
-            if name != "r"
-        },
-    }
-    asked = given(hydras)
-    idle = {name: use for name, (unused, use) in rules.items() if unused and name in asked}
-    idle = {name: use for name, use in idle.items() if OmegaConf.select(config, name) is not None}
-    if count is not None and whitening.get("group_width") and "head.whitening.group_width" in asked:
-        idle.setdefault("head.whitening.group_width", f"head.whitening.groups=null; groups={count} is set")
-    return idle
+def idle(config: DictConfig, hydras: Any) -> dict[str, str]:
+    """The settings of train.py's command line that nothing reads beside the others, and what each is for."""
+    from whitenedcse.report.conditions import unread  # and NumPy, for which --help does not wait
+
+    named = flat(plain(config))
+    every = {name: use for name, use in unread(named).items() if name in given(hydras) and named.get(name)}
+    theirs = [group for group in ("head", "loss") if not ours(config.get(group))]
+    return {name: use for name, use in every.items() if name.partition(".")[0] not in theirs}
 
 
-def refuse_idle(config: DictConfig, idle: dict[str, str]) -> None:
-    """Raise ValueError for the first of some settings that nothing reads; see `unread`."""
-    for name, use in idle.items():
+def refuse_idle(config: DictConfig, useless: dict[str, str]) -> None:
+    """Raise ValueError for the first of some settings that nothing reads; see `idle`."""
+    for name, use in useless.items():
         raise ValueError(f"{name}={OmegaConf.select(config, name)} has no effect here: it is for {use}")
 
 

@@ -25,8 +25,9 @@ TRAINING = (
 )
 FREE = ("seed", "run", "checkpoint_every")  # by which runs of one group may differ
 BUILT = ("from", "row", "file", "where")  # of a published row: what it is built from, and where scores are
-ADAPTERS = ("alpha", "dropout", "modules")  # settings of adapters, which those of rank 0 do not read
 UNUSUAL = ("prompt", "shrinkage", "power", "update", "top")  # what no published row has
+ADAPTERS = ("alpha", "dropout", "modules")  # settings of adapters, which those of rank 0 do not read
+COLUMNS = ("anchor", "positive", "negative")  # of a corpus with hard negatives
 ALIASES = ("google-bert", "FacebookAI", "distilbert", "albert")  # owners of ids that had none before
 
 
@@ -72,22 +73,53 @@ def without_idle(named: Mapping[str, Any]) -> dict[str, Any]:
 def idle(named: Mapping[str, Any]) -> tuple[str, ...]:
     """How the names of the settings begin that others leave without effect, as what is below a null one.
 
-    >>> idle({"head.whitening.kind": "group", "head.whitening.groups": 8})[-1]
-    'head.whitening.group_width'
+    >>> "head.whitening.group_width" in idle({"head.whitening.kind": "group", "head.whitening.groups": 8})
+    True
     """
-    whole = named.get("head.whitening.kind") in ("pca", "zca")  # all channels are one group
-    number = named.get("head.whitening.groups")
-    left = {
-        "mlm.probability": not named.get("mlm.weight"),
-        **dict.fromkeys([f"encoder.lora.{name}" for name in ADAPTERS], not named.get("encoder.lora.r")),
-        "head.position": "head.whitening" in named,
-        "head.whitening.iterations": named.get("head.whitening.transform") != "iterative",
-        "head.whitening.slice": named.get("head.whitening.partition") != "slices",
-        "head.whitening.groups": whole or number is None,
-        "head.whitening.group_width": whole or number is not None,
+    return (*(f"{name}." for name, value in named.items() if value is None), *unread(named))
+
+
+def unread(named: Mapping[str, Any]) -> dict[str, str]:
+    """The settings of train.py that nothing reads beside the others, by name, and what each is for.
+
+    named: settings by their dotted names, as of `reading.flat`; those of a published row may be a few.
+
+    >>> unread({"mlm.weight": 0.0, "encoder.lora.r": 8})["mlm.probability"]
+    'mlm.weight above 0'
+    """
+    kind, count = named.get("head.whitening.kind"), named.get("head.whitening.groups")
+    whole = kind in ("pca", "zca")
+    grouped = "head=group or head=shuffled_group; this head whitens all channels together"
+    other = f"head.whitening.groups=null; groups={count} is set"
+    beside = "head.whitening" in named or named.get("head.dense") is False
+    momentum = "head=zca, head=pca or embedding=head; groups are whitened by the statistics of the batch"
+    rules = {
+        "mlm.probability": (not named.get("mlm.weight"), "mlm.weight above 0"),
+        "head.position": (beside, "a head with whitening and a dense layer, head.dense=true"),
+        "head.whitening.groups": (whole or count is None, grouped),
+        "head.whitening.group_width": (whole or count is not None, grouped if whole else other),
+        "head.whitening.partition": (whole, grouped),
+        "head.whitening.slice": (
+            whole or named.get("head.whitening.partition") != "slices",
+            "partition=slices",
+        ),
+        "head.whitening.momentum": (
+            kind is not None and not whole and named.get("embedding") != "head",
+            momentum,
+        ),
+        "head.whitening.iterations": (
+            named.get("head.whitening.transform") != "iterative",
+            "head.whitening.transform=iterative",
+        ),
+        "loss.hard_negative_log_weight": (
+            len(named.get("data.columns", COLUMNS)) < len(COLUMNS),
+            "a corpus with hard negatives, data.columns=[ANCHOR,POSITIVE,NEGATIVE]",
+        ),
     }
-    below = (f"{name}." for name, value in named.items() if value is None)
-    return (*below, *(name for name, without_effect in left.items() if without_effect))
+    lora = dict.fromkeys([f"encoder.lora.{name}" for name in ADAPTERS], "encoder.lora.r above 0")
+    return {name: use for name, (idle, use) in rules.items() if idle} | (
+        {} if named.get("encoder.lora.r") else lora
+    )
 
 
 def counts(name: str) -> bool:
