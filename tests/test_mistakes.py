@@ -45,7 +45,8 @@ MISTAKES = {
     "train encoder.lora.alpha=32": "encoder.lora.alpha=32 has no effect here: it is for encoder.lora.r above",
     "train loss.hard_negative_log_weight=1": "loss.hard_negative_log_weight=1 has no effect here: it is",
     "train loss._target_=mine.Loss loss.power=2": "a setting of a class of your own is added with a plus: +l",
-    "train loss._target_=mine.Missing": "loss._target_='mine.Missing' is no function or class to import: No",
+    "train loss._target_=mine.Missing": "loss._target_='mine.Missing' is no function or class to import: No "
+    "module named 'mine'; for mine.py in another folder, write PYTHONPATH=FOLDER python train.py",
     "train +system=simcse +system=sgw": "+system=simcse +system=sgw: one +system at a time",
     "train +sweep=table3 +sweep=table6": "+sweep=table3 +sweep=table6: one +sweep at a time",
     "train +sweep=table3 +system=sgw": "+sweep=table3 has its own list of systems: replace it without a plus"
@@ -325,6 +326,17 @@ def test_the_quotes_that_a_message_proposes_are_taken(word, value):
     (proposed,) = shlex.split(re.split("of its own, |of their own, ", no_word(["train.py", word]))[1])
     parsed = OverridesParser.create().parse_override(proposed)
     assert OmegaConf.to_container(OmegaConf.create({"value": parsed.value()}))["value"] == value
+
+
+def test_a_module_in_this_folder_is_answered_with_the_path_to_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    error = ValueError("loss._target_='mine.A' is no function or class to import: No module named 'mine'")
+    elsewhere = "; for mine.py in another folder, write PYTHONPATH=FOLDER python train.py"
+    assert one_line(error, ["train.py"]).endswith(elsewhere)
+    Path("mine.py").touch()
+    assert one_line(error, ["train.py"]).endswith(
+        "; mine.py is in this folder: write PYTHONPATH=. python train.py"
+    )
 
 
 def test_settings_are_known_whatever_else_is_wrong():

@@ -235,6 +235,14 @@ def twice(group: str, argv: list[str]) -> str:
     return f"{sweep} has its own list of {group}s: replace it without a plus, {own}"
 
 
+def not_on_path(found: re.Match[str], argv: list[str]) -> str:
+    """What to write where Python does not find the module of a class; a file of that name may be here."""
+    here = Path(f"{found[1]}.py").is_file()
+    where = f"{found[1]}.py is in this folder: " if here else f"for {found[1]}.py in another folder, "
+    folder = "." if here else "FOLDER"
+    return f"{found[0]}; {where}write PYTHONPATH={folder} {command(argv)}"
+
+
 def command(argv: list[str]) -> str:
     """How the script of a command line is started."""
     return f"python {Path(argv[0]).name}" if argv[0].endswith(".py") else argv[0]
@@ -265,5 +273,8 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
         )
     ),
     r"`devices` selected with": lambda *_: "trainer.devices is how many devices to use, 1 or more, or auto",
+    r"^.*no function or class to import: No module named '(\w+)'": lambda found, argv: not_on_path(
+        found, argv
+    ),
     r"^`(max_\w+)` (must be .*)": lambda found, _: f"trainer.{found[1]} {found[2]}",
 }
