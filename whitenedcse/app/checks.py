@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import warnings
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ def refuse(script: str, config: DictConfig, hydras: Any) -> None:
         refuse_passes(config)
         if hydras.mode == RunMode.RUN and "WHITENEDCSE_FRONT" not in os.environ:  # else `refuse_jobs` does
             refuse_idle(config, idle(config, hydras))
+        refuse_parts(config)
 
 
 def refuse_jobs(script: str, hydras: Any) -> None:
@@ -77,10 +79,9 @@ def refuse_jobs(script: str, hydras: Any) -> None:
             config = compose(script, [*inherited(hydras), *words], return_hydra_config=True)
             own, parts = config.hydra, [str(key) for key in config if key != "hydra"]
             config = OmegaConf.masked_copy(config, parts)
-            refuse(script, config, own)
+            with warnings.catch_warnings(action="ignore"):  # the job says them
+                refuse(script, config, own)
             if script == "train":
-                with warnings.catch_warnings(action="ignore"):  # the job says them
-                    refuse_parts(config)
                 useless = {n: u for n, u in idle(config, own).items() if number == 0 or n in useless}
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             varied = [word for word in words if any(word not in job for job in every)]
@@ -131,20 +132,22 @@ def refuse_idle(config: DictConfig, useless: dict[str, str]) -> None:
 
 
 def refuse_parts(config: DictConfig) -> None:
-    """Raise ValueError for parts that cannot be built: loss, terms, pooling, optimiser, groups of channels.
+    """Raise ValueError for parts that cannot be built: data, loss, terms, pooling, optimiser, whitening.
 
     Only those of this package are tried: they are built again for the run. The encoder's width is that of the
     settings or of a local directory; of any other encoder it is not known here.
     """
     import torch  # takes seconds
 
-    for node in (config.get("loss"), config.pooling, *config.terms.values()):
+    whitening = config.head.get("whitening") if ours(config.head) else None
+    for node in (config.data, config.get("loss"), config.pooling, whitening, *config.terms.values()):
         if ours(node) and not node.get("_partial_"):
             instantiate(node)
     if ours(config.optim):
         steps = config.trainer.max_steps if config.trainer.max_steps > 0 else sys.maxsize
         instantiate(config.optim)([torch.nn.Parameter(torch.zeros(1))], total_steps=steps)
-    refuse_groups(config)
+    if whitening:
+        refuse_groups(config)
 
 
 def refuse_groups(config: DictConfig) -> None:
@@ -153,12 +156,12 @@ def refuse_groups(config: DictConfig) -> None:
 
     width = config.encoder.get("width")
     file = Path(str(config.encoder.get("path")), "config.json")
-    if width is None and file.is_file():
-        width = json.loads(file.read_text()).get("hidden_size")
-    whitening = config.head.get("whitening") if ours(config.head) else None
-    if not whitening or not isinstance(width, int):
+    if width is None:
+        with suppress(OSError, ValueError, AttributeError):  # what it lacks is said when the encoder is read
+            width = json.loads(file.read_text()).get("hidden_size")
+    if not isinstance(width, int):
         return
-    made = instantiate(whitening)
+    made = instantiate(config.head.whitening)
     try:
         made.width(width)
     except ValueError as error:

@@ -78,14 +78,15 @@ def progress(run: Run) -> str | None:
 
 def train(cfg: DictConfig) -> float | None:
     """One run, begun or resumed; returns the best dev score, for a sweeper to maximise."""
-    run, settings = checks.checked("train", cfg), OmegaConf.to_yaml(cfg, resolve=True)
+    with warnings.catch_warnings(record=True) as notes:
+        run = checks.checked("train", cfg)
+    settings = OmegaConf.to_yaml(cfg, resolve=True)
     launch.refuse_search(cfg.monitor.dev)
     if said := None if run.scores else progress(run):
         launch.say(said)
-    with warnings.catch_warnings(record=True) as notes:
-        checks.refuse_parts(cfg)
     for note in notes:
-        launch.say(f"note: {note.message}")
+        if note.category is UserWarning:  # ours, and not that of a library on its import
+            launch.say(f"note: {note.message}")
     plain = instantiate(cfg.trainer, _convert_="all")(logger=False)
     if launch.mine(run, settings, plain.num_devices, cfg.trainer.timeout):
         trained(cfg, run, settings, plain.strategy.root_device)
