@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import warnings
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from programs import started
 from test_architecture import composed
 from test_bad_input import place, start  # noqa: F401  fixtures
 
+from whitenedcse.app import checks, launch
 from whitenedcse.app.mistakes import known_keys, no_word, one_line
 
 MISTAKES = {
@@ -195,6 +197,27 @@ def test_a_mistake_inside_a_class_is_a_traceback(start, monkeypatch):  # noqa: F
     small = "trainer.max_steps=1 tasks=none data.sample=200 encoder.width=16 encoder.heads=2 run=r"
     with pytest.raises(TypeError, match=r"^len\(\) takes exactly one argument"):
         start("train", "head._target_=mine.Inside", *small.split())
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("sentences", [16, 17])
+def test_fewer_sentences_than_channels_of_zca_are_noted_and_warnings_of_libraries_are_not(
+    sentences,
+    start,  # noqa: F811
+    monkeypatch,
+):
+    def whole(config):
+        warnings.warn("of a library", FutureWarning, stacklevel=1)
+        parts(config)
+
+    parts = checks.refuse_parts
+    monkeypatch.setattr(checks, "refuse_parts", whole)
+    monkeypatch.setattr(launch, "say", (said := []).append)
+    small = f"trainer.max_steps=1 tasks=none data.sample=200 data.batch_size={sentences} run=r"
+    code, _ = start("train", "head=zca", "encoder.width=16", "encoder.heads=2", *small.split())
+    notes = [line for line in map(str, said) if line.startswith("note: ")]
+    assert code is None and len(notes) == (sentences == 16)
+    assert all("16 sentences cannot whiten 16 channels" in note for note in notes)
 
 
 def test_another_class_has_none_of_the_settings_of_the_one_that_it_replaces(start):  # noqa: F811

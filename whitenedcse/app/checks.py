@@ -139,18 +139,17 @@ def refuse_parts(config: DictConfig) -> None:
     """
     import torch  # takes seconds
 
-    whitening = config.head.get("whitening") if ours(config.head) else None
-    for node in (config.data, config.get("loss"), config.pooling, whitening, *config.terms.values()):
+    for node in (config.data, config.get("loss"), config.pooling, *config.terms.values()):
         if ours(node) and not node.get("_partial_"):
             instantiate(node)
     if ours(config.optim):
         steps = config.trainer.max_steps if config.trainer.max_steps > 0 else sys.maxsize
         instantiate(config.optim)([torch.nn.Parameter(torch.zeros(1))], total_steps=steps)
-    if whitening:
-        refuse_groups(config)
+    if ours(config.head) and ours(whitening := config.head.get("whitening")):
+        refuse_groups(config, instantiate(whitening))
 
 
-def refuse_groups(config: DictConfig) -> None:
+def refuse_groups(config: DictConfig, settings: Any) -> None:
     """Raise ValueError for groups of channels that do not divide the width, or a batch too small for them."""
     from whitenedcse.model import whitener
 
@@ -161,14 +160,13 @@ def refuse_groups(config: DictConfig) -> None:
             width = json.loads(file.read_text()).get("hidden_size")
     if not isinstance(width, int):
         return
-    made = instantiate(config.head.whitening)
     try:
-        made.width(width)
+        settings.width(width)
     except ValueError as error:
         another = "set head.whitening.group_width, or choose a system without groups of that width"
         raise ValueError(f"{error}; {another}") from error
     if config.data.batch_size:  # which data.batch_tokens replaces
-        whitener.refuse(made, width, n=config.data.batch_size, views=config.views)
+        whitener.refuse(settings, width, n=config.data.batch_size, views=config.views)
 
 
 def ours(node: Any) -> bool:

@@ -111,7 +111,7 @@ def printed(grid: Grid, width: int) -> Iterator[str | Text | Table]:
 
 
 def numbered(grid: Grid, width: int) -> Grid:
-    """The table, with numbers for the rows' names, which become notes, if a word of a name has no room."""
+    """The table, with numbers for the rows' names, which become notes, if a word of one is too wide."""
     columns = zip(*lines(grid), strict=True)
     words = [cells if i in grid.right else " ".join(cells).split() for i, cells in enumerate(columns)]
     least = sum(max(map(len, each), default=0) + 1 for each in words) + 1
