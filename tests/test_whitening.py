@@ -1,6 +1,7 @@
 """Whitening against numpy eigenvectors in float64, finite differences and closed forms."""
 
 import functools
+import re
 import warnings
 
 import numpy as np
@@ -490,3 +491,25 @@ def test_a_matrix_that_is_not_finite_has_no_eigenvalues_and_the_others_theirs(br
     values, vectors = linalg.eigh(a)
     assert values[0].isnan().all() and vectors[0].isnan().all()
     near(values[1:], expected[0], atol=1e-12), near(vectors[1:], expected[1], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "x", [torch.ones(6), torch.ones(0, 6), torch.ones(3, 0, 6), torch.ones(8, 6, dtype=torch.int64)]
+)
+def test_what_is_no_batch_of_vectors_is_answered_with_its_shape(x):
+    orders = torch.arange(6).expand(*x.shape[:-2], 6)
+    for whitened in (
+        wh.covariance,
+        lambda x: wh.whiten(x, eps=EPS),
+        lambda x: wh.group_whiten(x, width=2, eps=EPS),
+        lambda x: wh.shuffled_group_whiten(x, orders, width=3, eps=EPS),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"{re.escape(str(tuple(x.shape)))} and dtype {x.dtype}.*channels"
+        ):
+            whitened(x)
+
+
+def test_what_is_no_tensor_is_named():
+    with pytest.raises(TypeError, match="whiten takes torch tensors .*, not ndarray"):
+        wh.whiten(np.ones((8, 6)), eps=EPS)

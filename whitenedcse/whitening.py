@@ -25,7 +25,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from whitenedcse.app.compute import full_precision
+from whitenedcse.app.compute import full_precision, sentences_by_channels
 from whitenedcse.linalg import Ridge, Root, eigh, inverse_root, mean_variance
 
 Gradient = Literal["full", "centre", "none"]
@@ -42,8 +42,9 @@ def covariance(x: Tensor) -> Tensor:
     tensor([[1., 2.],
             [2., 4.]])
     """
+    n, _ = sentences_by_channels(x)
     xc = x - x.mean(dim=-2, keepdim=True)
-    return xc.mT @ xc / x.shape[-2]
+    return xc.mT @ xc / n
 
 
 @full_precision
@@ -135,7 +136,7 @@ def whiten(
     >>> torch.allclose(covariance(whiten(x, eps=1e-6)), torch.eye(3), atol=1e-4)
     True
     """
-    n, d = x.shape[-2:]
+    n, d = sentences_by_channels(x)
     symmetric = root is inverse_root  # for others there is one engine
     if d == 2 and symmetric:
         return group_whiten(x, width=2, eps=eps, floor=floor, gradient=gradient, shrinkage=shrinkage)
@@ -164,7 +165,7 @@ def group_whiten(  # noqa: PLR0913  those of whiten, and the width
     >>> torch.allclose(cov[:2, :2], torch.eye(2), atol=1e-4), torch.allclose(cov, torch.eye(4), atol=1e-4)
     (True, False)
     """
-    d = x.shape[-1]
+    _, d = sentences_by_channels(x)
     if group_width(d, width=width) == 2 and root is inverse_root:
         partner = torch.arange(d, device=x.device).expand(*x.shape[:-2], d) ^ 1  # 1 0 3 2 5 4 ...
         return _whiten_pairs(x, partner, Ridge(eps, floor), gradient, shrinkage)
@@ -190,11 +191,12 @@ def shuffled_group_whiten(  # noqa: PLR0913  those of group_whiten, and the perm
     >>> torch.allclose(covariance(z[:, [0, 2]]), torch.eye(2), atol=1e-4)  # 0 and 2 were one group
     True
     """
-    if permutations.shape != (expected := x.shape[:-2] + x.shape[-1:]):
-        raise ValueError(f"permutations are {tuple(permutations.shape)}, not {tuple(expected)} as x asks for")
-    channels = torch.arange(x.shape[-1], device=x.device).expand_as(permutations)
+    _, d = sentences_by_channels(x)
+    if permutations.shape != (expected := (*x.shape[:-2], d)):
+        raise ValueError(f"permutations are {tuple(permutations.shape)}, not {expected} as x asks for")
+    channels = torch.arange(d, device=x.device).expand_as(permutations)
     inverse = torch.empty_like(permutations).scatter_(-1, permutations, channels)
-    if group_width(x.shape[-1], width=width) == 2 and root is inverse_root:  # moves channels once, not twice
+    if group_width(d, width=width) == 2 and root is inverse_root:  # moves channels once, not twice
         partner = permutations.gather(-1, inverse ^ 1)
         return _whiten_pairs(x, partner, Ridge(eps, floor), gradient, shrinkage)
     x = x.gather(-1, permutations.unsqueeze(-2).expand_as(x))

@@ -151,7 +151,7 @@ def _report(commands: Any) -> None:
     parser.add_argument("--against", metavar="LABEL", help=against)
     out = (
         "file or folder of the page about runs (default: report.html in their directory, or in the current "
-        "one if there are several)"
+        "one if there are several); seeds.csv, a line a run, is written beside the page of several"
     )
     parser.add_argument("--out", type=Path, metavar="PATH", help=out)
     given.form(parser)

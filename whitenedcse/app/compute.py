@@ -58,18 +58,33 @@ def full_precision(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """A decorator: autocast is off, and floating-point positional arguments are at least float32.
 
     bfloat16 statistics whiten to 1e-2 instead of 1e-6, and a bfloat16 loss of 1e-3 has a gradient whose
-    cosine with the true one is 0.2.
+    cosine with the true one is 0.2. What is decorated raises TypeError if no argument is a tensor.
     """
 
     @functools.wraps(function)
     def precise(*args: P.args, **kwargs: P.kwargs) -> Tensor:
         given: Any = [at_least_float32(a) if floating(a) else a for a in args]
         named: Any = {name: at_least_float32(a) if floating(a) else a for name, a in kwargs.items()}
-        device = next(a.device for a in (*given, *named.values()) if isinstance(a, Tensor))
-        with without_autocast(device):
+        devices = [a.device for a in (*given, *named.values()) if isinstance(a, Tensor)]
+        if not devices:
+            kinds = ", ".join(type(a).__name__ for a in given) or "nothing"
+            raise TypeError(
+                f"{function.__name__} takes torch tensors (torch.as_tensor makes them), not {kinds}"
+            )
+        with without_autocast(devices[0]):
             return function(*given, **named)
 
     return precise
+
+
+def sentences_by_channels(x: Tensor) -> tuple[int, int]:
+    """n and d of x: (..., n, d). Raises ValueError for one axis, for no sentence and for integers."""
+    if x.ndim < 2 or not x.shape[-2] or not x.is_floating_point():
+        raise ValueError(
+            f"x has shape {tuple(x.shape)} and dtype {x.dtype}: whitening takes (..., sentences, channels) "
+            "of a floating-point dtype, and at least one sentence"
+        )
+    return x.shape[-2], x.shape[-1]
 
 
 def quickest(accelerator: str) -> str:

@@ -146,7 +146,8 @@ def refuse(settings: WhiteningSettings | None, d: int, *, n: int, views: int) ->
                          " that does, or another data.batch_size")  # fmt: skip
     if rows > width or settings.shrinkage > 0:
         return
-    said = f"{rows} sentences cannot whiten {width} channels, where eps={settings.eps} alone bounds the gain"
+    said = f"{rows} sentence{'s' * (rows != 1)} cannot whiten {width} channels"
+    said += f", where eps={settings.eps} alone bounds the gain"
     if settings.kind in ("pca", "zca"):
         later = f"head={settings.kind} averages over steps, so that this is so of the first ones"
         warnings.warn(f"{said}; {later}; a larger data.batch_size helps", stacklevel=2)
