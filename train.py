@@ -3,7 +3,13 @@
 `whitenedcse train` is the same from any folder; whitenedcse/app/jobs.py has what it does.
 """
 
-from whitenedcse.app import jobs, launch
+import sys
+
+try:
+    from whitenedcse.app import jobs, launch
+except ModuleNotFoundError as error:
+    sys.stderr.write(f"error: {error.name} is not installed; pip install -c constraints.txt -e .\n")
+    sys.exit(2)
 
 if __name__ == "__main__":
     launch.start(jobs.train)

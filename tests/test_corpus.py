@@ -524,3 +524,15 @@ def test_an_error_after_a_place_names_the_line_of_the_file(tmp_path, monkeypatch
     deque(islice(rows, 1_240), maxlen=0)
     with pytest.raises(ValueError, match=f"x.{kind}.{'? ' if kind == 'parquet' else ''}{line}"):
         list(Reading(Corpus(str(path), columns), rows.place))
+
+
+@pytest.mark.parametrize("name", ["config.json", "modules.json"])
+def test_the_directory_of_a_model_is_no_corpus_though_its_vocabulary_is_text(tmp_path, name):
+    for file in (name, "vocab.txt", "below/modules.json"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("a\n")
+    for path in (tmp_path, f"{tmp_path}/", f"file://{tmp_path}"):
+        with pytest.raises(ValueError, match=rf"holds a model \({name}\), no corpus: name a file of texts"):
+            found(str(path))
+    (tmp_path / name).unlink()
+    assert found(str(tmp_path)) == [str(tmp_path / "vocab.txt")]

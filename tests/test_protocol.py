@@ -287,6 +287,22 @@ def test_rows_whose_corpus_is_not_here_are_left_out_aloud(monkeypatch, tmp_path)
     ]
 
 
+def test_a_transform_beside_rows_with_poolings_is_fitted_to_the_pooling_of_the_last():
+    def made(*rows, settings, curve=False):
+        every = [
+            {"name": name, "pooling": "mean", "layers": list(layers), **more} for name, layers, more in rows
+        ]
+        return chosen(Protocol("x", "all", "as_is", None, 0, every), settings, "t.txt", curve=curve)[0][-1]
+
+    white = {"map": {"kind": "whitening", "k": 3}, "fit": "year"}
+    rows = [("last", [-1], {}), ("two", [1, -1], {}), ("two whitened", [1, -1], white)]
+    row = made(*rows[:2], settings=None, curve=True)
+    assert (row.name, row.pooling, row.layers) == ("two whitening (t.txt)", "mean", [1, -1])
+    row = made(*rows, settings={"kind": "prefix", "k": 2})
+    assert (row.name, row.pooling, row.layers, row.fit) == ("two prefix-2", "mean", [1, -1], "")
+    assert made(rows[0], rows[2], settings={"kind": "zca"}).name == "zca (t.txt)"  # none is without transform
+
+
 def test_a_protocol_with_a_wrong_aggregation_or_transform_is_refused():
     with pytest.raises(ValueError, match="protocol.headline='median' is not one of all, mean, wmean"):
         Protocol("x", "median", "as_is", None, 0, [])

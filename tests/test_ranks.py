@@ -15,7 +15,8 @@ import torch.distributed as dist
 from hydra._internal.hydra import Hydra
 
 from whitenedcse.app import compute, launch, ranks
-from whitenedcse.app.ranks import Place, placed, run, shared, stamp
+from whitenedcse.app.identity import stamp
+from whitenedcse.app.ranks import Place, placed, run, shared
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_NNODES")
 NAMES += ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_USE_AGENT_STORE", "MASTER_ADDR", "MASTER_PORT")
@@ -79,7 +80,7 @@ def test_a_run_is_named_by_the_time_and_under_slurm_by_what_a_requeued_job_keeps
 
 def test_runs_begun_within_a_second_have_different_names(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("whitenedcse.app.ranks.time.strftime", lambda _: "2026-11-23_10-56-09")
+    monkeypatch.setattr("whitenedcse.app.identity.time.strftime", lambda _: "2026-11-23_10-56-09")
     names = []
     for _ in range(3):
         names.append(stamp())
@@ -334,6 +335,20 @@ def test_a_child_that_is_stopped_ends_too(tmp_path, number):
     code, said, seconds = asked_to_end(code, [number], (tmp_path / "waits").exists, 100, tmp_path)
     assert code == (-signal.SIGINT if number == signal.SIGINT else 143) and seconds < 10
     until(lambda: not alive(int((tmp_path / "pid").read_text())), 5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_within_a_finalizer_ends_the_process_too(tmp_path, number):
+    """Python drops an exception that is raised there, and would print it."""
+    code = """class Slow:
+        def __del__(self):
+            open("waits", "w").close()
+            time.sleep(2)
+    Slow()
+    time.sleep(100)
+"""
+    code, said, seconds = asked_to_end(code, [number], (tmp_path / "waits").exists, 100, tmp_path)
+    assert (code, said) == (143, "") and seconds < 10
 
 
 def test_afterwards_signals_do_what_they_did(tmp_path):

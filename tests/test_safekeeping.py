@@ -5,6 +5,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from lightning.pytorch.demos.boring_classes import BoringModel
 
 from whitenedcse.training import trainer
 from whitenedcse.training.trainer import Safekeeping
@@ -56,14 +57,24 @@ def test_writing_takes_at_most_a_fiftieth_of_the_time(keep):
 
 @pytest.mark.parametrize("asked", [0, signal.SIGINT])
 def test_after_the_last_step_signals_end_the_process_as_before(keep, asked):
-    """Also one that arrived during that step: no evaluation follows it."""
-    before = [signal.getsignal(number) for number in trainer.ASKING]
-    keep.on_train_start(None, SimpleNamespace(device="cpu"))
-    assert [signal.getsignal(number) for number in trainer.ASKING] == [keep.hear] * 3
-    keep.asked = asked
+    """Also one that arrived during that step: no evaluation follows it. None of Lightning's stay."""
+
+    class Steps(BoringModel):
+        def on_train_batch_start(self, batch, index):
+            handled.append([signal.getsignal(number) for number in trainer.ASKING])
+
+        def on_train_end(self):
+            keep.asked = asked
+
+    before, handled = [signal.getsignal(number) for number in trainer.ASKING], []
+    keep.say, keep.monitor = (lambda text: None), SimpleNamespace(every=100)
+    made = trainer.Trainer(
+        chunk=None, devices=1, max_steps=2, callbacks=[keep], logger=False, accelerator="cpu"
+    )
     if asked:
         with pytest.raises(SystemExit, match=str(128 + asked)):
-            keep.on_fit_end(SimpleNamespace(global_step=0, is_global_zero=True), None)
+            made.fit(Steps())
     else:
-        keep.on_fit_end(SimpleNamespace(global_step=0), None)
+        made.fit(Steps())
+    assert handled == [[keep.hear] * 3] * 2 and keep.saved == 2
     assert [signal.getsignal(number) for number in trainer.ASKING] == before

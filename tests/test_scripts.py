@@ -379,3 +379,22 @@ def test_a_sweep_gives_each_job_its_directory(tmp_path):
     for job, seed in (("0", 1), ("1", 2)):
         assert f"\nseed: {seed}" in (tmp_path / "outputs" / "sweep" / job / "config.yaml").read_text()
         assert Embedder.load(tmp_path / "outputs" / "sweep" / job).encode(SENTENCES).shape == (8, 16)
+
+
+@pytest.mark.parametrize("name", ["train.py", "evaluate.py"])
+def test_a_script_without_the_installed_packages_names_the_pip_command(name):
+    done = subprocess.run([sys.executable, "-S", ROOT / name, "--help"], capture_output=True, text=True)
+    said = "error: hydra is not installed; pip install -c constraints.txt -e .\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
+@pytest.mark.parametrize(("tests", "noted"), [("dev.tsv:b:a:score", True), ("other.tsv:a:b:score", False)])
+def test_pairs_that_choose_the_checkpoint_and_are_tests_too_are_noted(tests, noted, tmp_path):
+    for file in ("dev.tsv", "other.tsv"):
+        (tmp_path / file).write_text("score\ta\tb\n" + "".join(f"{i}\ta cat {i}\ta dog\n" for i in range(5)))
+    small = ["trainer.max_steps=1", "data.sample=200", "encoder.width=16", "encoder.heads=2", "run=r"]
+    files = [f"monitor.dev={tmp_path}/dev.tsv:a:b:score", f"tasks.names=[{tests}]"]
+    done = started("train.py", *small, *files, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = "chooses the checkpoint and is among the tests, whose score is then too high"
+    assert done.stdout.count(said) == noted

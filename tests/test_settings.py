@@ -72,6 +72,15 @@ def test_settings_of_something_absent_are_refused_with_the_way_to_leave_it_out()
         refuse_unknown({"loss": {**LOSS, "form": {"a": 1}}}, ["loss"])
 
 
+def test_all_choices_of_a_setting_are_one_list():
+    config = {"trainer": {"_target_": "whitenedcse.training.trainer.Trainer", "precision": "fp16"}}
+    with pytest.raises(
+        ValueError, match=r'precision="fp16" must be one of 64, 32, .*16-mixed, .* or null$'
+    ) as error:
+        refuse_unknown(config, ["trainer"])
+    assert str(error.value).count("one of") == 1 and str(error.value).count(" 64,") == 1
+
+
 def typed(  # noqa: PLR0913
     *,
     whole: int = 0,

@@ -369,6 +369,15 @@ def test_what_a_command_line_has_is_named_first_and_also_beside_a_system_or_expe
     assert labels({"experiment": "A"}, {"experiment": "A", "system": "a", "views": 2}) == ["A", "a"]
 
 
+def test_words_that_all_command_lines_have_do_not_make_what_a_system_implies_a_part_of_the_label(labels):
+    one, two = (
+        {"system": s, "data": {"passes": n}, "words": "data=file x=1"} for s, n in (("a", 2), ("b", 3))
+    )
+    assert labels(one, two) == ["a", "b"]
+    two["words"] = "data=other x=1"
+    assert labels(one, two) == ["a data.passes=2", "b data.passes=3"]
+
+
 def test_a_class_stands_for_the_settings_that_only_it_has_unless_a_command_line_has_them(labels):
     small, large = {"_target_": "x.small", "width": 8}, {"_target_": "x.large", "path": "p"}
     assert labels({"loss": small}, {"loss": large}) == ["loss=small", "loss=large"]

@@ -166,6 +166,8 @@ def test_training_is_shown_before_and_at_its_best():
     for best, lowered in ((24.1, True), (24.186, False), (None, False)):
         notes = training_grid(dev | {"before": 24.186, "best": best}).notes
         assert any(note.startswith("training lowered the dev score") for note in notes) == lowered
+    none = training_grid(dev | {"best_step": 0})  # stopped before the first evaluation
+    assert none.columns[2] == "best" and {line[2] for line in none.rows} == {"-"}
     few = {"values_best": {**dev["values_best"], "dev/whitened_on_dev_k64": None}}
     said = "-: the dev set has too few sentences for whitening on them to so many components"
     assert said in training_grid(dev | few).notes and said not in training_grid(dev).notes

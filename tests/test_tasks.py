@@ -128,6 +128,9 @@ def test_a_corpus_gives_a_sample_of_its_rows_and_all_their_columns(data):
     (data / "nli_for_simcse.csv").write_text("sent0,sent1,hard_neg\na,b,c\nd,e,f\n")
     assert corpus_texts("lines.txt") == [f"line {i}" for i in range(50)]
     assert len(set(corpus_texts("lines.txt", sample=7))) == 7
+    drawn = corpus_texts("lines.txt", sample=9)
+    assert set(corpus_texts("lines.txt", sample=5, among=9)) < set(drawn)  # of what a run was trained on
+    assert corpus_texts("lines.txt", sample=20, among=9) == corpus_texts("lines.txt", among=9) == drawn
     assert corpus_texts("nli_for_simcse") == list("abcdef")
     assert corpus_texts("nli_for_simcse.csv", ["sent1"]) == ["b", "e"]
 

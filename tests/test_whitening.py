@@ -10,7 +10,7 @@ import torch
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
-from whitenedcse import linalg
+from whitenedcse import GroupWhitening, linalg
 from whitenedcse import whitening as wh
 from whitenedcse.linalg import cholesky_root, correlation_root, inverse_root, iterated_root
 
@@ -513,3 +513,5 @@ def test_what_is_no_batch_of_vectors_is_answered_with_its_shape(x):
 def test_what_is_no_tensor_is_named():
     with pytest.raises(TypeError, match="whiten takes torch tensors .*, not ndarray"):
         wh.whiten(np.ones((8, 6)), eps=EPS)
+    with pytest.raises(TypeError, match="forward takes torch tensors .*, not list$"):
+        GroupWhitening(4)([[1.0] * 4] * 8)

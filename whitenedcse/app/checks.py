@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -59,6 +60,19 @@ def refuse(script: str, config: DictConfig, hydras: Any) -> None:
         if hydras.mode == RunMode.RUN and "WHITENEDCSE_FRONT" not in os.environ:  # else `refuse_jobs` does
             refuse_idle(config, idle(config, hydras))
         refuse_parts(config)
+        note_test_pairs(config.monitor.dev, config.tasks.names)
+
+
+def note_test_pairs(dev: str | None, tests: Sequence[str]) -> None:
+    """Warn if the pairs that choose the checkpoint are among the tests, whatever columns are named."""
+    files = {name: name if Path(name).exists() else name.partition(":")[0] for name in (*tests, dev or "")}
+    places = {name: Path(file).resolve() if Path(file).is_file() else name for name, file in files.items()}
+    if dev and places[dev] in [places[name] for name in tests]:
+        warnings.warn(
+            f"monitor.dev={dev} chooses the checkpoint and is among the tests, whose score is then too high; "
+            "test on other pairs",
+            stacklevel=2,
+        )
 
 
 def refuse_jobs(script: str, hydras: Any) -> None:

@@ -67,7 +67,7 @@ def full_precision(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
         named: Any = {name: at_least_float32(a) if floating(a) else a for name, a in kwargs.items()}
         devices = [a.device for a in (*given, *named.values()) if isinstance(a, Tensor)]
         if not devices:
-            kinds = ", ".join(type(a).__name__ for a in given) or "nothing"
+            kinds = ", ".join(type(a).__name__ for a in given if not isinstance(a, torch.nn.Module)) or "none"
             raise TypeError(
                 f"{function.__name__} takes torch tensors (torch.as_tensor makes them), not {kinds}"
             )

@@ -20,7 +20,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
-from whitenedcse.app.identity import encoder_passes, label, when
+from whitenedcse.app.identity import encoder_passes, label, stamp, when
 from whitenedcse.app.run import Run
 
 CONF = Path(__file__).parents[1] / "conf"  # in a clone a link to the conf/ beside train.py
@@ -54,6 +54,7 @@ RESOLVERS["passes"] = encoder_passes
 RESOLVERS["precision"] = lambda *on: importlib.import_module("whitenedcse.app.compute").quickest(*on)
 for resolver, function in RESOLVERS.items():
     OmegaConf.register_new_resolver(resolver, function, replace=True)
+OmegaConf.register_new_resolver("stamp", stamp, use_cache=True, replace=True)
 
 
 def refuse_unknown(config: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -223,9 +224,11 @@ def description(annotation: Any) -> str:
     """A type in words, for a user who writes YAML."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(map(description, arguments)))
+        every = [text for part in arguments if get_origin(part) is Literal for text in get_args(part)]
+        others = [part for part in arguments if get_origin(part) is not Literal]
+        return " or ".join(dict.fromkeys(map(description, [Literal[*every], *others] if every else others)))
     if origin is Literal:
-        return f"one of {', '.join(map(str, arguments))}"
+        return f"one of {', '.join(dict.fromkeys(map(str, arguments)))}"
     if origin is Sequence:
         item = description(arguments[0])
         return f"a list of {PLURALS[item]} ([...])" if item in PLURALS else f"a list ([...], each {item})"

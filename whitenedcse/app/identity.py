@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whitenedcse.app.durable import checksum
+from whitenedcse.app.ranks import shared
 from whitenedcse.app.reading import flat
 
 if TYPE_CHECKING:
@@ -137,6 +140,15 @@ def refuse_name(name: Any, run: Path) -> None:
     if path.is_absolute() or ".." in path.parts or not path.parts:
         where = f"hydra.run.dir={path if path.parts else 'DIR'}"
         raise ValueError(f"run={name or ''} is no name for a directory in outputs/; elsewhere is {where}")
+
+
+def stamp() -> str:
+    """The end of a run's name: the time, or under srun the job and its step, which stay after requeueing."""
+    if "SLURM_STEP_ID" in os.environ:
+        return f"slurm-{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
+    now = time.strftime("%Y-%m-%d_%H-%M-%S")
+    same = len(list(Path("outputs").glob(f"*-{now}*")))  # runs that were begun within this second
+    return shared("stamp", f"{now}-{same + 1}" if same else now)
 
 
 def when(value: Any, known: Any, then: Any, other: Any) -> Any:

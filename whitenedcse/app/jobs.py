@@ -196,7 +196,8 @@ def agenda(cfg: DictConfig) -> tuple[Any, list[Any], Any, list[str]]:
     for row in cfg.protocol.rows:
         if OmegaConf.is_dict(row) and "name" in row:
             row.name = row.name  # as it is for fit=training, before the corpus takes the place of that word
-    cfg.fit, cfg.columns = fit, columns = fitted_on(cfg.model, cfg.fit, cfg.columns)
+    fit, columns, among = fitted_on(cfg.model, cfg.fit, cfg.columns)
+    cfg.fit, cfg.columns = fit, columns
     protocol = instantiate(cfg.protocol)
     settings = instantiate(cfg.postprocess).settings if cfg.postprocess else None
     rows, notes = tasks.chosen(protocol, settings, fit, curve="components" in cfg.figures)
@@ -205,17 +206,21 @@ def agenda(cfg: DictConfig) -> tuple[Any, list[Any], Any, list[str]]:
     _, *data = arguments.require([partial(arguments.require_model, cfg.model), *find])
 
     def texts(corpus: str) -> list[str]:
-        return tasks.corpus_texts(corpus, columns if corpus == fit else (), cfg.sample)
+        own = corpus == fit
+        return tasks.corpus_texts(corpus, columns if own else (), cfg.sample, among if own else None)
 
     fits = [row.fit for row in rows if row.fit]
     plan = suite.plan(dict(zip(cfg.tasks.names, data, strict=True)), fits, texts, protocol.case)
     return protocol, rows, arguments.drawable(plan, cfg.figures), notes
 
 
-def fitted_on(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[str]]:
-    """The corpus to fit transforms to, and its columns; "training" is the corpus of the model's own run."""
+def fitted_on(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[str], int | None]:
+    """The corpus to fit transforms to, its columns, and the size of the sample trained on, if one was.
+
+    name: "training" is the corpus of the model's own run.
+    """
     if name != "training":
-        return name, list(columns)
+        return name, list(columns), None
     if run := Run.of(model):
         data, noted = run.settings["data"], run.facts.get("corpus")
         if run.scores is not None and noted not in (None, seen(data)):
@@ -223,7 +228,7 @@ def fitted_on(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[
                 f"{data['corpus']} of this folder is not what {model} was trained on, or has changed since; "
                 "name the corpus to fit to, fit=FILE, or start where train.py was started"
             )
-        return data["corpus"], list(data["columns"])
+        return data["corpus"], list(data["columns"]), data.get("sample")
     raise ValueError(
         f"{model} is not a run of train.py, whose corpus protocol=posthoc and fit=training fit to; "
         "name the corpus to fit to, e.g. fit=wiki1m, or fit=FILE with a sentence a line"

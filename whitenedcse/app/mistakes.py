@@ -153,7 +153,8 @@ def no_option(group: str, option: str, options: list[str]) -> str:
         return f"{group}={option} needs a package: pip install 'whitenedcse[sweep]'"
     near = get_close_matches(option.lower(), options, n=1)
     nearest = f"; the nearest is {group}={near[0]}" if near else ""
-    own = f"; your own is {OWN[group].format(option.strip('[]'))}" if group in OWN and not near else ""
+    mine = OWN.get(group, f"{group}._target_={{}}" if "." in option else "")
+    own = f"; your own is {mine.format(option.strip('[]'))}" if mine and not near else ""
     return f"no {group}={option}{nearest}; there are {', '.join(options)}{own}"
 
 

@@ -24,8 +24,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app import jobs, launch
 from whitenedcse.app.configuration import CONF, stems
+from whitenedcse.app.identity import stamp
 from whitenedcse.app.mistakes import one_line
-from whitenedcse.app.ranks import stamp
 from whitenedcse.app.run import Run
 
 Settings = Mapping[str, Any]

@@ -12,12 +12,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from omegaconf import OmegaConf
 
 USR1 = getattr(signal, "SIGUSR1", signal.SIGTERM)  # SLURM's "your time is nearly over"
 ASKING = (signal.SIGTERM, signal.SIGINT, USR1)  # to stop
@@ -82,15 +81,6 @@ def shared(name: str, value: str) -> str:
     return store.get(f"whitenedcse/{name}").decode()
 
 
-def stamp() -> str:
-    """The end of a run's name: the time, or under srun the job and its step, which stay after requeueing."""
-    if "SLURM_STEP_ID" in os.environ:
-        return f"slurm-{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
-    now = time.strftime("%Y-%m-%d_%H-%M-%S")
-    same = len(list(Path("outputs").glob(f"*-{now}*")))  # runs that were begun within this second
-    return shared("stamp", f"{now}-{same + 1}" if same else now)
-
-
 def end_with_parent(parent: int | None = None) -> None:
     """End this process soon after the one that started it, however that ends, so that no rank is left alone.
 
@@ -131,6 +121,7 @@ def ending_when_asked() -> Iterator[None]:
     before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
     threading.Thread(target=end_in_time, args=[heard], daemon=True).start()
     usual = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    hook, sys.unraisablehook = sys.unraisablehook, partial(unraised, sys.unraisablehook)
     try:
         yield
     except BaseException:
@@ -139,8 +130,17 @@ def ending_when_asked() -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGTERM, usual)
+        sys.unraisablehook = hook
         signal.set_wakeup_fd(before)
         told.close()
+
+
+def unraised(usual: Callable[[Any], Any], swallowed: Any) -> None:
+    """Ask this process to end once more where a finalizer dropped the exception that a signal raised."""
+    if isinstance(swallowed.exc_value, SystemExit | KeyboardInterrupt):
+        threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGTERM]).start()
+    else:
+        usual(swallowed)
 
 
 def end_in_time(heard: socket.socket) -> None:
@@ -295,6 +295,3 @@ def end(job: Sequence[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             rank.kill()
             rank.wait()
-
-
-OmegaConf.register_new_resolver("stamp", stamp, use_cache=True, replace=True)

@@ -69,7 +69,7 @@ def read(corpus: Corpus, *, longest: int = sys.maxsize) -> tuple[list[Row], Coun
     """
     tally = Counter[str]()
     usable = _usable(Reading(corpus), longest, tally)
-    kept = list(usable) if corpus.sample is None else _sampled(usable, corpus.sample)
+    kept = list(usable) if corpus.sample is None else sampled(usable, corpus.sample)
     counts = Counts(tally["total"], tally["blank"], tally["cut"], len(kept))
     if not kept:
         raise ValueError(f"{corpus.path}: 0 usable sentences in {counts.total} lines, {counts.blank} blank")
@@ -116,7 +116,7 @@ def _usable(rows: Iterable[Row], longest: int, tally: Counter[str]) -> Iterator[
         yield row
 
 
-def _sampled(rows: Iterable[Row], size: int) -> list[Row]:
+def sampled(rows: Iterable[Row], size: int) -> list[Row]:
     """`size` rows in their order, each set of rows equally likely: Vitter's Algorithm R, in one pass."""
     generator = random.Random(0)
     drawn: list[tuple[int, Row]] = []
@@ -192,8 +192,7 @@ def texts(corpus: Corpus) -> Iterator[str]:
 def files(path: str) -> list[str]:
     """The files of a corpus: the file itself, or all files of a known kind below a directory, sorted.
 
-    Empty if nothing is there. A URL with a known suffix is a file, any other one a directory, which is listed
-    again at each call.
+    Empty if nothing is there. A URL with a known suffix is a file, any other a directory. Raises ValueError.
     """
     if "://" in path:
         with filesystem(path) as (system, inside):
@@ -203,6 +202,8 @@ def files(path: str) -> list[str]:
         return []
     else:
         paths = [str(Path(path))] if Path(path).is_file() else list(_below(path))
+    if models := {"config.json", "modules.json"} & {os.path.relpath(file, path) for file in paths}:
+        raise ValueError(f"{path} holds a model ({min(models)}), no corpus: name a file of texts")
     if not (paths := [file for file in paths if _kind(file)]):
         raise ValueError(
             f"{path}: no corpus file; supported are {[*READERS]}, text also with {[*COMPRESSIONS]} added"

@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from whitenedcse.data.corpus import read
+from whitenedcse.data.corpus import read, sampled
 from whitenedcse.data.files import NAMED, records, suffix
 from whitenedcse.data.sources import CORPORA, RTE, located, named, roots, senteval
 from whitenedcse.evaluation import sts, transfer
@@ -148,10 +148,16 @@ def short(names: Iterable[str]) -> list[str]:
     return last if len(set(last)) == len(last) else whole
 
 
-def corpus_texts(corpus: str, columns: Sequence[str] = (), sample: int | None = None) -> list[str]:
-    """All sentences in `sample` rows of a corpus by name, path or hub id; None for all rows."""
-    drawn, _ = read(named(corpus, columns, sample))
-    return list(chain.from_iterable(drawn))
+def corpus_texts(
+    corpus: str, columns: Sequence[str] = (), sample: int | None = None, among: int | None = None
+) -> list[str]:
+    """All sentences in `sample` rows of a corpus by name, path or hub id; None for all rows.
+
+    among: the size of a first sample, as of training, from which the rows are drawn; None for all rows.
+    """
+    first = sample if among is None else among
+    drawn, _ = read(named(corpus, columns, first))
+    return list(chain.from_iterable(drawn if sample == first or sample is None else sampled(drawn, sample)))
 
 
 @dataclass(frozen=True)
@@ -254,9 +260,9 @@ def chosen(
             skipped.append(f"left out {row.name!r}: {missing}")
         elif row not in rows:  # fit=target makes rows on NLI those on the task
             rows.append(row)
-    rows += [transformed(settings, fit)] if settings else []
+    rows += [transformed(settings, fit, protocol.lines)] if settings else []
     if curve and not any(whole(row.map or {}) for row in rows):
-        rows.append(transformed({"kind": "whitening"}, fit))
+        rows.append(transformed({"kind": "whitening"}, fit, protocol.lines))
     return rows, skipped
 
 
@@ -275,10 +281,20 @@ def absent(fit: str) -> str:
     return ""
 
 
-def transformed(settings: Mapping[str, Any], fit: str) -> Row:
-    """The row of a transform that a user asks for, named after it and what it is fitted to, if anything."""
+def transformed(settings: Mapping[str, Any], fit: str, others: Sequence[Row]) -> Row:
+    """The row of a transform that a user asks for, named after it and what it is fitted to, if anything.
+
+    others: the rows of the protocol. Where all have poolings of their own, the new row has that of the last,
+    and its name begins with that of the row with this pooling and no transform.
+    """
+    own: dict[str, Any] = {}
+    before = ""
+    if all(row.pooling for row in others):
+        own = {"pooling": others[-1].pooling, "layers": others[-1].layers}
+        plain = [row.name for row in others if not row.map and (row.pooling, row.layers) == (*own.values(),)]
+        before = f"{plain[0]} " if plain else ""
     name = settings["kind"] + ("" if settings.get("k") is None else f"-{settings['k']}")
     name += "".join(f" {key}={value}" for key, value in particular(settings).items())
     if name.startswith("prefix"):
-        return Row(name, map=settings)
-    return Row(f"{name} ({fit})", map=settings, fit=fit)
+        return Row(before + name, map=settings, **own)
+    return Row(f"{before}{name} ({fit})", map=settings, fit=fit, **own)

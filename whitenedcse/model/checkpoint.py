@@ -117,7 +117,10 @@ def parts(path: str, pooling: Pooling | str | None = None) -> dict[str, Any]:
         return plain(directory, pooling)
     if pooling is not None:
         name = own.name if own.exists() else modules.name
-        raise ValueError(f"{path} carries its own pooling ({name}); leave pooling= and layers= out")
+        raise ValueError(
+            f"{path} carries its own pooling ({name}); leave pooling= and layers= out. Other layers of it are"
+            " pooled by evaluate.py's protocol=whiteningbert and protocol=bert_whitening"
+        )
     return ours(directory) if own.exists() else sentence_transformers.read(directory)
 
 

@@ -276,9 +276,8 @@ def folder(path: str) -> Path:
     if Path(path).is_dir() or is_url(path):
         return of_run(path, fetched(path))
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) or path.startswith("."):
-        raise FileNotFoundError(
-            f"no encoder in {path}: there is no such directory (looked in {Path(path).absolute()})"
-        )
+        what = "it is a file; name its directory" if Path(path).is_file() else "there is no such directory"
+        raise FileNotFoundError(f"no encoder in {path}: {what} (looked in {Path(path).absolute()})")
     hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
         listed = [file.rfilename for file in hub.model_info(path, timeout=SECONDS).siblings or []]

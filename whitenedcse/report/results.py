@@ -26,9 +26,9 @@ def number(value: float | None) -> str:
 
 def training_grid(dev: Mapping[str, Any]) -> Grid:
     """The table of `dev` in scores.json: each value before training and at the best checkpoint."""
-    columns = ("", "before", f"best (step {dev['best_step']})")
+    columns = ("", "before", f"best (step {dev['best_step']})" if dev["best_step"] else "best")
     rows = [
-        (described(name), number(before), number(dev["values_best"][name]))
+        (described(name), number(before), number(dev["values_best"][name]) if dev["best_step"] else "-")
         for name, before in dev["values_before"].items()
         if not name.startswith("dev/variance_top")  # the spectrum: a curve, for metrics.csv and its plots
     ]

@@ -73,10 +73,12 @@ def identity(run: Run) -> Any:
     return run.facts.get("system"), read
 
 
-def asked(runs: Sequence[Run]) -> list[str]:
-    """The names of the settings on the command lines of runs."""
-    words = (word for run in runs for word in run.facts.get("command", "").split() if "=" in word)
-    return list(dict.fromkeys(word.split("=")[0].lstrip("+") for word in words))
+def asked(runs: Sequence[Run], *, varied: bool = False) -> list[str]:
+    """The names of the settings on the command lines of runs; varied: only where the lines differ."""
+    lines = [run.facts.get("command", "").split() for run in runs]
+    words = [word for line in lines for word in line if "=" in word]
+    kept = [word for word in words if not (varied and all(word in line for line in lines))]
+    return list(dict.fromkeys(word.split("=")[0].lstrip("+") for word in kept))
 
 
 def place(name: str, words: Sequence[str]) -> int:
@@ -113,11 +115,11 @@ def labels(firsts: Sequence[Run]) -> list[str]:
     What a system or experiment implies is not repeated beside its name, unless a command line has it.
     """
     tables, known, words = [texts(run.settings) for run in firsts], bases(firsts), asked(firsts)
-    columns = []
+    columns, varied = [], asked(firsts, varied=True)
     for name in settings(firsts):
         own = [table.get(name, "") for table in tables]
         above = [table.get(name.rpartition(".")[0], "") for table in tables]
-        if place(name, words) < len(words) or not decides(known, own):
+        if place(name, varied) < len(varied) or not decides(known, own):
             columns.append(parts(name, own, above, name in words))
     rows = [[column[i] for column in columns if column[i]] for i in range(len(firsts))]
     for few in range(FEW, max(FEW, *map(len, rows)) + 1):

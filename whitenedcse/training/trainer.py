@@ -124,7 +124,6 @@ class Safekeeping(Callback):
         self.last, self.pause = time.monotonic(), seconds
         self.saved = 0  # optimiser steps in the newest checkpoint
         self.bad: Tensor | None = None
-        self.before: dict[int, Any] = {}  # what handled the signals
 
     def setup(self, trainer: lightning.Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raise ValueError on every rank if one has another configuration or checkpoint."""
@@ -138,10 +137,11 @@ class Safekeeping(Callback):
                 )
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
-        """Handle signals from now on, in place of Lightning."""
+        """Handle signals in place of Lightning, which restores what handled them before it."""
         self.bad = torch.full((), -1, device=pl_module.device)
         if threading.current_thread() is threading.main_thread():  # no other hears any
-            self.before = {number: signal.signal(number, self.hear) for number in ASKING}
+            for number in ASKING:
+                signal.signal(number, self.hear)
 
     def hear(self, number: int, _: Any) -> None:
         """Remember a signal until the step is done; a second Ctrl-C ends the process at once."""
@@ -191,8 +191,6 @@ class Safekeeping(Callback):
         if trainer.global_step > self.saved:
             self.save(trainer)
         asked = max(vote[0] for vote in agreed(self.asked))
-        for number, handler in self.before.items():
-            signal.signal(number, handler or signal.SIG_DFL)
         if asked:
             self.stop(trainer, asked)
 
