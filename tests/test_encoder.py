@@ -146,6 +146,8 @@ def test_a_path_that_is_not_there_is_named():
         FileNotFoundError, match="no encoder in ./nowhere/encoder: there is no such directory"
     ):
         folder("./nowhere/encoder")
+    with pytest.raises(FileNotFoundError, match="no encoder in .*: it is a file; name its directory"):
+        folder(__file__)
 
 
 @pytest.fixture

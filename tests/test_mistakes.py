@@ -95,8 +95,8 @@ MISTAKES = {
     "columns: 4 encoder passes are more than views=3; lower data.passes, or give views=4",
     "train data.passes=4": "data.passes=4: 4 encoder passes are more than views=3; lower data.pass",
     "train encoder=pretrained": "encoder.path has no value yet: add encoder.path=DIR_OR_HUB_ID",
-    "train loss=mine.Margin": "no loss=mine.Margin; there are ",
-    "train head=mine.Head": "no head=mine.Head; there are ",
+    "train head=mine.Head": "no head=mine.Head; there are dense, group, identity, pca, shuffled_group, zca; "
+    "your own is head._target_=mine.Head",
     "train encoder=my/bert": "no encoder=my/bert; there are ",
     "train data=file data.corpus=a~(1).txt": "data.corpus=a~(1).txt: a value with such characters has "
     "quotes of its own, \"data.corpus='a~(1).txt'\"",

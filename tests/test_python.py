@@ -26,9 +26,10 @@ from whitenedcse.app.identity import label
 from whitenedcse.app.python import quoted
 from whitenedcse.app.run import Run
 from whitenedcse.app.terminal import draws
-from whitenedcse.data.corpus import Corpus
+from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.data.tokens import tokenised
+from whitenedcse.evaluation import suite
 from whitenedcse.evaluation.geometry import alignment, uniformity
 from whitenedcse.evaluation.sts import Subset
 from whitenedcse.model import checkpoint
@@ -128,6 +129,26 @@ def test_a_transform_is_fitted_to_the_training_corpus_and_to_no_other_of_its_nam
         ):
             white("x")
     assert not (home / "x").exists()
+
+
+def test_a_transform_is_fitted_to_the_rows_that_were_trained_on(home, monkeypatch):
+    few = {"trainer.max_steps": 1, "data.sample": 16}
+    run = whitenedcse.train("bert", "my.txt", output="outputs/g", settings=few, **SMALL)
+    kept = {text for (text,) in read(Corpus("my.txt", (), 16))[0]}
+    tests = {text for line in PAIRS.splitlines()[1:] for text in line.split("\t")[1:]}
+    plans, plan = [], suite.plan
+    monkeypatch.setattr(suite, "plan", lambda *arguments: plans.append(plan(*arguments)) or plans[-1])
+    for sample, size in (({}, 16), ({"sample": 9}, 9), ({"sample": None}, 16)):
+        settings = {"fit": "training", **sample}
+        whitenedcse.evaluate(
+            run,
+            tasks="pairs.tsv",
+            postprocess="whitening",
+            settings=settings,
+            output=f"outputs/{size}{len(plans)}",
+        )
+        fitted = {*plans[-1].sentences} - tests
+        assert fitted <= kept and len(fitted) == size
 
 
 def test_the_own_pooling_and_prompt_of_an_encoder_that_are_not_trained_are_said(home, bert, capsys):
