@@ -1,6 +1,7 @@
 """A corpus to files of vectors: every row in its place, whatever is killed in between."""
 
 import copy
+import importlib
 import json
 import multiprocessing
 import os
@@ -279,6 +280,7 @@ def test_no_file_is_there_before_all_of_it_is(embedder, corpus, tmp_path, monkey
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(embedder, tmp_path):
+    importlib.import_module("rich._emoji_codes")  # half a megabyte, for the progress of a slow run
     peaks, sizes = [], []
     for count in (300, 300, 1_800):  # the first warms up
         corpus = corpus_of([f"{text} " * 80 for text in many(count)], tmp_path)
