@@ -159,7 +159,10 @@ def corpus() -> Path:
     """The file of Wikipedia sentences."""
     found = [path for name in ("wiki1m_like", "wiki1m") if (path := present(name, roots()))]
     if not found:
-        raise SystemExit("no wiki1m_like or wiki1m: set WHITENEDCSE_DATA to a folder that holds it")
+        raise SystemExit(
+            "no wiki1m_like or wiki1m: whitenedcse data fetch wiki1m brings it; or set"
+            " WHITENEDCSE_DATA to a folder that holds it"
+        )
     return found[0]
 
 

@@ -23,6 +23,7 @@ atexit.register(shutil.rmtree, OWN, ignore_errors=True)
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HOME": f"{OWN}/hub", "WHITENEDCSE_CACHE": f"{OWN}/cache"}
 os.environ |= {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
+import gc
 import hashlib
 import http.server
 import json
@@ -58,6 +59,7 @@ from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.model.whitener import WhiteningSettings
 from whitenedcse.ragged import concatenate
 
+programs.remember()
 ROOT = Path(__file__).parents[1]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits
@@ -96,6 +98,16 @@ def pytest_collection_modifyitems(items):
         for i in range(count):
             quick = same[i * len(same) // count]
             quick.own_markers = [mark for mark in quick.own_markers if mark.name != "slow"]
+
+
+FREEZE, UNFREEZE = gc.freeze, gc.unfreeze
+
+
+def pytest_collection_finish():
+    """Leave what was imported and collected out of garbage collection, which each training asks for."""
+    gc.collect()
+    FREEZE()
+    gc.freeze = gc.unfreeze = lambda: None  # else a training would make it all count again
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -205,7 +217,6 @@ def refusal(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("WHITENEDCSE_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *_, **__: None)  # as in programs.py
 
     def start(name, *arguments):
         monkeypatch.setattr(sys, "argv", [str(ROOT / f"{name}.py"), *arguments])

@@ -142,12 +142,10 @@ def serve(address):
             connection.close()
 
 
-def prepare():
-    """Have what packages read and compute once in a process: it is the half of a program that does little."""
+def remember():
+    """Have this process remember what every start reads and computes: the half of one that does little."""
     import yaml
-    from hydra import compose, initialize_config_dir
     from hydra._internal.hydra import Hydra
-    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     from whitenedcse.model import scratch
 
@@ -163,6 +161,16 @@ def prepare():
     Hydra.get_mode = lambda *_, **__: None  # composes all once more to read hydra.mode, which nothing sets
     made = cache(scratch.wordpiece)
     scratch.wordpiece = lambda sentences, vocabulary: deepcopy(made(tuple(sentences), vocabulary))
+
+
+def prepare():
+    """The same, and have done before the first fork what can be."""
+    from hydra import compose, initialize_config_dir
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    from whitenedcse.model import scratch
+
+    remember()
     scratch.small_bert()  # the quick start's tokenizer takes a second
     get_checkpoint_conversion_mapping("bert")
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):

@@ -19,7 +19,6 @@ import pytest
 import torch
 from conftest import SENTENCES, backbone, embedder_of, whitening
 from hydra import compose, initialize_config_dir
-from hydra.types import RunMode
 from hydra.utils import instantiate
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,8 +76,6 @@ def start(place, monkeypatch, capfd):
     monkeypatch.setenv("WHITENEDCSE_CACHE", str(place / "cache"))
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    mode = "hydra._internal.hydra.Hydra.get_mode"  # composes the config once more, 40 % of the time
-    monkeypatch.setattr(mode, lambda *_, **__: RunMode.RUN)
     shutil.rmtree(place / "outputs", ignore_errors=True)
 
     def start(name, *arguments):

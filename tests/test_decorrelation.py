@@ -202,7 +202,9 @@ def test_equal_vectors_have_finite_gradients(loss):
 
 @pytest.mark.parametrize("loss", LOSSES, ids=name)
 def test_what_these_losses_cannot_use_is_refused_by_name(loss):
-    with pytest.raises(ValueError, match="cannot use hard negatives, and this corpus has 6 a batch"):
+    with pytest.raises(
+        ValueError, match="cannot use hard negatives, which a third column of the corpus holds"
+    ):
         loss(views(), views()[0])
     for shape in ((), (4,), (6, 4), (1, 6, 4), (2, 1, 4), (2, 3, 6, 4)):
         message = (

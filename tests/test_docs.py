@@ -134,7 +134,10 @@ def run(words, home):
         name, _, value = words.pop(0).partition("=")
         environment[name] = value
     small = {"256": "8", "k=256": "k=8", "loss.dims=[64,128,256]": "loss.dims=[4,8]"}  # the encoders have 16
-    small["seed=1,2"] = "seed=1"  # two are in tests/test_sweeps.py
+    small |= {
+        "seed=1,2": "seed=1",
+        "hydra.launcher.n_jobs=2": "hydra.launcher.n_jobs=1",
+    }  # tests/test_sweeps.py
     words = [small.get(word, word.replace("k=256", "k=8")) for word in words]
     words += ["k=8"] if "protocol=bert_whitening" in words else []
     scripts = [i for i, word in enumerate(words) if word in ("train.py", "evaluate.py")]
@@ -142,8 +145,7 @@ def run(words, home):
         own = not any(word.startswith(("+experiment", "encoder")) for word in words)
         words += FEW + (["encoder.width=16", "encoder.heads=2"] if own else [])
         words += ["data.batch_tokens=512", "optim.warmup_steps=1"] if "+experiment=pretrain" in words else []
-    alone = any("joblib" in word for word in words)  # which waits for workers of its own at the end
-    if not alone and (words[0] == "python" and scripts == [1] or words[0] == "whitenedcse"):
+    if words[0] == "python" and scripts == [1] or words[0] == "whitenedcse":
         words = words[1:] if words[0] == "python" else words
         done = started(*words, cwd=home, prepared="programs:few_rows", **environment)
         return done.returncode, done.stdout + done.stderr

@@ -125,6 +125,10 @@ def test_a_transform_knows_its_embedder_from_one_that_was_trained_further(embedd
         return
     with pytest.raises(ValueError, match="was fitted to another embedder"):
         whitened(embedder, fit)
+    fit.provenance["pooling"] = "cls of layer 9"
+    words = r"with the pooling cls of layer 9, and here it is mean over layers \[1, -1\]; load"
+    with pytest.raises(ValueError, match=words):
+        whitened(embedder, fit)
 
 
 def test_a_transform_fitted_after_unit_length_is_not_put_before_it(embedder):

@@ -2,17 +2,19 @@
 
 import re
 import shlex
+import sys
 import warnings
 from pathlib import Path
 
 import pytest
+import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from programs import started
 from test_architecture import composed
 from test_bad_input import place, start  # noqa: F401  fixtures
 
-from whitenedcse.app import checks, launch
+from whitenedcse.app import checks, configuration, launch
 from whitenedcse.app.mistakes import known_keys, no_word, one_line
 
 MISTAKES = {
@@ -60,7 +62,7 @@ MISTAKES = {
     "is 'terms.covariance.weight'",
     "train head=dense head.whitening={kind:zca}": "head.whitening is left out here, and has no settings; "
     "choose head=shuffled_group",
-    "evaluate compare=[untested,other]": "compare: untested has no tests; score some: evaluate.py model=unte",
+    "evaluate compare=[untested,other]": "compare: untested has no tests: whitenedcse evaluate mod",
     "train --zzz": "no option --zzz: settings are written KEY=VALUE; --help lists them",
     "train encoder.path=bert": "no setting 'encoder.path' in this encoder; add one that has it: encoder=pre",
     "train loss.share=0.1": "no setting 'loss.share' in this loss; add one that has it: loss=sigreg",
@@ -118,7 +120,10 @@ MISTAKES = {
     "train my.txt 3": "my.txt: settings are written KEY=VALUE, as data.corpus=my.txt",
     "train --run one": "no option --run: settings are written KEY=VALUE; the nearest is run=VALUE",
     "train --run=one": "no option --run: settings are written KEY=VALUE; the nearest is run=VALUE",
-    "evaluate compare=[a]": "compare: no run is in a",
+    "evaluate compare=[a]": "compare: no run is in a; there are ",
+    "evaluate model=bert whiten=w.safetensors": "whiten=w.safetensors: evaluate fits transforms itself, ",
+    "evaluate model=bert postprocess=w.safetensors": "postprocess=w.safetensors: evaluate fits transforms",
+    "train +system=vicreg views=2 data=file data.corpus=x.csv data.columns=[a,b,c]": "loss=vicreg cannot use",
     "evaluate compare=[s/[01],b]": "compare=[s/[01],b]: values with such characters have quotes of their "
     'own, \'compare=["s/[01]","b"]\'',
     "train +system=SimCSE": "no system=SimCSE; the nearest is system=simcse; there are",
@@ -323,6 +328,10 @@ def test_a_refused_command_leaves_a_corrected_one_its_name(start, monkeypatch): 
         ("train -m pooling.kind=cls,men", "job 2 of 2 (pooling.kind=men): pooling.kind='men' is not one of"),
         ("train -m system=simcse,sgw run=a/b", "job 1 of 2 (system=simcse): system is added with a plus"),
         ("evaluate -m model=x draws=1,2 views=3", "views is a setting of train.py"),
+        (
+            "train -m +system=simcse,wmse data=file data.corpus=x.csv data.columns=[a,b,c] views=2",
+            "job 2 of 2 (+system=wmse): loss=wmse cannot use hard negatives, which a third column",
+        ),
     ],
 )
 @pytest.mark.slow(but=1)
@@ -362,6 +371,30 @@ def test_a_module_in_this_folder_is_answered_with_the_path_to_it(tmp_path, monke
     assert one_line(error, ["train.py"]).endswith(
         "; mine.py is in this folder: write PYTHONPATH=. python train.py"
     )
+
+
+def test_a_loss_that_takes_no_negatives_is_named_before_anything_is_scored(refusal, tmp_path, monkeypatch):
+    (tmp_path / "own_loss.py").write_text("class Own:\n    def __call__(self, z):\n        return z.mean()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    line = refusal("train", "loss._target_=own_loss.Own", "encoder.width=16", "encoder.heads=2", "run=own")
+    assert line.startswith(
+        "error: loss Own: too many positional arguments; it is called with the views and, if there are any, "
+        "hard negatives, as in def __call__(self, z, negatives=None)"
+    )
+    assert "dev/" not in line and not (tmp_path / "outputs").exists()
+    checks.refuse_call(lambda z, negatives=None: z)
+    checks.refuse_call(torch.nn.CosineSimilarity())
+    with pytest.raises(ValueError, match=r"^loss <lambda>: missing a required argument: 'more'"):
+        checks.refuse_call(lambda z, negatives, more: z)
+
+
+def test_help_lists_the_users_own_experiments(tmp_path, monkeypatch):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text("# Three views of my sentences. And more.\nviews: 3\n")
+    monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir", str(tmp_path), "--help"])
+    lines = configuration.options("experiment").splitlines()
+    assert "  mine                Three views of my sentences" in lines
+    assert len(lines) == 1 + len(configuration.stems("experiment")) and lines == sorted(lines)
 
 
 def test_settings_are_known_whatever_else_is_wrong():

@@ -298,7 +298,7 @@ REFUSED = [
         lambda x: fit(x, "zca").inverse_transform(x[:, 1:]),
         "11-wide rows do not come from a zca fitted to width 12",
     ),
-    (lambda x: Postprocess(kind="zca").transform(x), "zca is fitted to two rows or more, not to 0"),
+    (lambda x: Postprocess(kind="zca").transform(x), "this zca is not fitted yet: first call fit"),
     (
         lambda x: Postprocess(kind="ica"),
         "kind='ica' must be one of whitening, pca, zca, pca_cor, zca_cor, chol",

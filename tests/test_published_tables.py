@@ -369,7 +369,7 @@ def test_a_folder_stands_for_the_runs_below_it(tmp_path):
     wanted = conditions(named("WhitenedCSE/T1", "WhitenedCSE-BERT base"))
     run(tmp_path / "outputs" / "a", wanted)
     assert set(ours("WhitenedCSE/T1", [tmp_path])) == {"WhitenedCSE-BERT base"}
-    with pytest.raises(ValueError, match=r"python evaluate.py model=.*a-trained$"):
+    with pytest.raises(ValueError, match=r"whitenedcse evaluate model=.*a-trained$"):
         report("WhitenedCSE/T1", [tmp_path / "outputs" / "a-trained"])
     with pytest.raises(FileNotFoundError, match="nowhere: no such directory"):
         report("WhitenedCSE/T1", [tmp_path / "nowhere"])

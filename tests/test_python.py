@@ -107,6 +107,8 @@ def test_an_encoder_is_evaluated_by_a_call(home, capsys):
     white = whitenedcse.evaluate(
         "bert", tasks=["pairs.tsv"], postprocess="whitening", k=4, settings={"draws": 10}, output="outputs/w"
     )
+    name = white.results["rows"][-1]["name"]
+    assert name == "whitening-4 (target)" and white.tests("whitening") == white.tests(name)
     assert white.results["rows"][-1]["postprocess"]["k"] == 4 and white.settings["draws"] == 10
     assert "Spearman x 100" in capsys.readouterr().out
 

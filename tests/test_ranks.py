@@ -275,8 +275,8 @@ def asked_to_end(code, signals, ready, limit, folder):
 
 
 STOPS = """
-open(f"pid{rank}", "w").write(str(os.getpid()))
 signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(f"pid{rank}", "w").write(str(os.getpid()))
 os.kill(os.getpid(), signal.SIGSTOP) if rank else None
 open("waits", "w").close()
 time.sleep(100)

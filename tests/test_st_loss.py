@@ -285,6 +285,17 @@ def test_inputs_that_cannot_be_computed_are_refused(made):
         loss([flat], None)
 
 
+def test_labels_that_differ_are_refused_as_the_rows_of_a_label_would_be_drawn_together(made):
+    loss = WhitenedContrastiveLoss(made(), views=2, **NONE)
+    columns = tokens(loss.model, SENTENCES, OTHERS)
+    with pytest.raises(
+        ValueError, match=r"has labels, here from 0 to 1, which this loss does not use: it draws"
+    ):
+        loss(columns, torch.tensor([1, 0] * 4))
+    again = WhitenedContrastiveLoss(made(), views=2, **NONE)
+    assert_close(again(columns, torch.ones(8)), again(columns))
+
+
 def test_the_model_card_has_settings_and_citation(made):
     loss = WhitenedContrastiveLoss(made(), views=2)
     config = json.loads(json.dumps(loss.get_config_dict()))

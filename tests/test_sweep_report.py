@@ -563,7 +563,7 @@ def test_a_series_is_the_finite_values_of_whole_lines(tmp_path):
             "WhitenedCSE/T1 is a published table and stands alone; --runs gone puts",
         ),
         (["empty"], "no run of train.py in empty"),
-        (["run", "scored"], "scored is a run of evaluate.py; python evaluate.py compare=[scored,OTHER] sets"),
+        (["run", "scored"], "scored is a run of evaluate.py; whitenedcse evaluate compare=[scored,OTHER] s"),
         (["run", "--against", "x"], "--against 'x': run is one run"),
         (["run", "--runs", "run"], "--runs and --as go with a published table"),
         (["WhitenedCSE/T1", "--out", "x"], "--out and --against are for runs"),

@@ -115,6 +115,8 @@ def test_a_file_that_is_not_there_says_so_whatever_is_named_after_it(data):
         FileNotFoundError, match=r"no task 'gone.csv:a:b:c': .* as FILE:SENTENCE1:SENTENCE2:SCORE$"
     ):
         task("gone.csv:a:b:c")
+    with pytest.raises(FileNotFoundError, match="no task '/gone/x.csv': no such file; after a file"):
+        task("/gone/x.csv")
 
 
 def test_the_known_sets_are_scored_from_0_to_5_and_a_users_file_says_nothing_of_its_scale(data):

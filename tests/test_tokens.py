@@ -96,6 +96,17 @@ def test_columns_follow_one_another_whole(pairs, lines, tokenizer, tmp_path):
     assert len(rows) == 99
 
 
+@pytest.mark.parametrize("label", ["1", " 0.5 ", "-2", "3,5"])
+def test_a_column_of_numbers_among_texts_is_refused_by_name(tokenizer, tmp_path, label):
+    path = tmp_path / "x.tsv"
+    path.write_text("a\tb\tlabel\n" + f"a cat\t1990\t{label}\n" * 3 + f"a dog\tin 1990\t{label}\n")
+    with pytest.raises(
+        ValueError, match=rf"x.tsv: column 'label' has numbers, such as {label.strip()}, and no"
+    ):
+        tokenised(Corpus(str(path), ("a", "b", "label")), tokenizer, LENGTH, cache_dir=tmp_path)
+    assert len(tokenised(Corpus(str(path), ("a", "b")), tokenizer, LENGTH, cache_dir=tmp_path)) == 4
+
+
 def test_a_large_vocabulary_keeps_its_large_ids(corpus, lines, tokenizer, tmp_path, monkeypatch):
     whole = tokens.batches_of_ids
 

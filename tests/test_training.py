@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from conftest import SENTENCES, backbone, embedder_of, projected, whitening
+from conftest import FREEZE, SENTENCES, UNFREEZE, backbone, embedder_of, projected, whitening
 from lightning import Callback, LightningDataModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
@@ -594,7 +594,11 @@ def test_training_stops_when_patience_is_over(bert, tmp_path):
 
 
 @pytest.mark.slow
-def test_pythons_search_for_garbage_leaves_out_what_a_run_is_made_of(bert, tmp_path, monkeypatch):
+def test_pythons_search_for_garbage_leaves_out_what_a_run_is_made_of(bert, tmp_path, monkeypatch, request):
+    monkeypatch.setattr(gc, "freeze", FREEZE)
+    monkeypatch.setattr(gc, "unfreeze", UNFREEZE)
+    request.addfinalizer(FREEZE)
+    UNFREEZE()
     frozen = []
 
     class Watch(Callback):

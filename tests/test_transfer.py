@@ -171,7 +171,7 @@ def test_your_own_rows_keep_their_order_and_their_split(tmp_path, suffix):
         (table(("text", "label"), *TEXTS[:22]), r"o.tsv: class 'a' has 11 rows .*ten folds.* need 12"),
         (table(("text", "label"), *TEXTS[::2]), r"o.tsv: 1 classes \(a\)"),
         (table(("text", "label")), r"o.tsv: 0 classes"),
-        (table(("text", "class"), *TEXTS), r"o.tsv:2: no label among text, class"),
+        (table(("text", "class"), *TEXTS), r"no label among text, class \(line 1\); name .*o.tsv:TEXT:LABEL"),
         (table(("sentence1", "label"), *TEXTS), r"o.tsv:2: no sentence2 among sentence1, label"),
         (table(("text", "label"), ("x", "a"), (" ", "b")), r"o.tsv:3: an empty text, or none: ' '"),
         (table(("text", "label"), ("x", " ")), r"o.tsv:2: the label is ' '"),

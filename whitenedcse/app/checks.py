@@ -5,6 +5,7 @@ Nothing here reads data. A sweep is composed job by job, so that a bad value of 
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -27,10 +28,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app.configuration import groups, parameters, plain, refuse_unknown, stems, top
 from whitenedcse.app.identity import leave_out_groups, positives, refuse_name
-from whitenedcse.app.mistakes import one_line, settings_of, where_from
+from whitenedcse.app.mistakes import command, one_line, settings_of, where_from
 from whitenedcse.app.ranks import placed
 from whitenedcse.app.reading import flat
 from whitenedcse.app.run import Run
+
+WIDEST = 4096  # channels of vectors that a loss is tried with; a prefix has fewer
 
 
 def checked(script: str, config: DictConfig) -> Run:
@@ -153,14 +156,37 @@ def refuse_parts(config: DictConfig) -> None:
     """
     import torch  # takes seconds
 
-    for node in (config.data, config.get("loss"), config.pooling, *config.terms.values()):
+    for node in (config.data, config.pooling, *config.terms.values()):
         if ours(node) and not node.get("_partial_"):
             instantiate(node)
+    refuse_loss(config)
     if ours(config.optim):
         steps = config.trainer.max_steps if config.trainer.max_steps > 0 else sys.maxsize
         instantiate(config.optim)([torch.nn.Parameter(torch.zeros(1))], total_steps=steps)
     if ours(config.head) and ours(whitening := config.head.get("whitening")):
         refuse_groups(config, instantiate(whitening))
+
+
+def refuse_loss(config: DictConfig) -> None:
+    """Raise ValueError for a loss of this package that cannot be built, or has no use for hard negatives."""
+    import torch
+
+    if ours(config.get("loss")):
+        loss, z = instantiate(config.loss), torch.ones(config.views, 2, WIDEST)
+        if len(config.data.columns) > 2:
+            loss(z, z[0])  # raises if it has none
+
+
+def refuse_call(loss: Any) -> None:
+    """Raise ValueError for a loss of the user's own that cannot be called as training does."""
+    try:
+        inspect.signature(getattr(loss, "forward", loss)).bind("z", None)
+    except TypeError as error:
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise ValueError(
+            f"loss {name}: {error}; it is called with the views and, if there are any, hard negatives, as in "
+            "def __call__(self, z, negatives=None)"
+        ) from error
 
 
 def refuse_groups(config: DictConfig, settings: Any) -> None:
@@ -194,7 +220,7 @@ def refuse_one_job(hydras: Any) -> None:
     name = hydras.runtime.choices.get("sweep")
     # a rank of a job is started with the words of the job, without -m
     if name and hydras.mode == RunMode.RUN and placed() is None:
-        raise ValueError(f"+sweep={name} is several runs: add -m, as in python train.py -m +sweep={name}")
+        raise ValueError(f"+sweep={name} is several runs: add -m, as in {command(sys.argv)} -m +sweep={name}")
 
 
 def refuse_order(overrides: list[str]) -> None:

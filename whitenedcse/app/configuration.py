@@ -9,6 +9,7 @@ import difflib
 import importlib
 import inspect
 import json
+import sys
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -18,6 +19,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from hydra import compose
+from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig, OmegaConf
 
 from whitenedcse.app.identity import encoder_passes, label, stamp, when
@@ -277,10 +279,12 @@ def groups(script: str) -> list[str]:
 
 
 def options(name: str) -> str:
-    """For --help: the options of a script's groups; or of one group, each with how its lab note begins."""
+    """For --help: the options of a script's groups; or of one group, the user's too, with how each begins."""
     if not (CONF / name).is_dir():
         return "\n".join(f"  {group:12}{', '.join(stems(group))}" for group in groups(name))
-    return "\n".join(f"  {stem:20}{note(CONF / name / f'{stem}.yaml')}" for stem in stems(name))
+    own = get_args_parser().parse_known_args(sys.argv[1:])[0].config_dir
+    files = [path for root in {CONF, Path(own or CONF)} for path in (root / name).glob("*.yaml")]
+    return "\n".join(f"  {f.stem:20}{note(f)}" for f in sorted(files, key=lambda file: file.stem))
 
 
 def stems(group: str) -> list[str]:

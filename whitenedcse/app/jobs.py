@@ -155,6 +155,8 @@ def built(cfg: DictConfig) -> tuple[Any, Any]:
         "optimizer": instantiate(cfg.optim),
         "mlm": instantiate(cfg.mlm)(encoder=encoder) if cfg.mlm.weight else None,
     }
+    if parts["loss"] is not None:
+        checks.refuse_call(parts["loss"])
     settings = {"views": cfg.views, "seed": cfg.seed, "gather": cfg.gather, "chunk": cfg.trainer.chunk}
     return ContrastiveTraining(**parts, **settings), data
 

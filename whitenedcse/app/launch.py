@@ -170,7 +170,7 @@ def several(run: Run, devices: int, timeout: float) -> bool:
     if ranks.placed() is not None:
         if hydras.mode == RunMode.MULTIRUN and "SLURM_JOB_ID" not in os.environ:
             raise ValueError(
-                "torchrun would run the sweep once in each rank; use python train.py -m trainer.devices=N"
+                "torchrun would run the sweep once in each rank; use whitenedcse train -m trainer.devices=N"
             )
         return False
     if devices < 2:

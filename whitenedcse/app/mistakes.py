@@ -26,6 +26,10 @@ OWN = {  # how a user's own is given in place of an option of a group
     "encoder": "encoder=pretrained encoder.path={}",
     "tasks": "tasks.names=[{}]",
 }
+FIT = (
+    "evaluate fits transforms itself, postprocess=whitening fit=FILE; a fit of whiten fit is evaluated in an "
+    "export: whitenedcse export MODEL DIR --whiten FIT --to sentence-transformers, then model=DIR"
+)
 EMPTY = "has no value yet: add "
 NO_CALL = r"^\w[\w.]*\(\) (missing|takes|got) .*arguments?\b.*"
 GIVEN = "a class is given its settings (+loss.NAME=VALUE adds one), a head width= too, optim total_steps= too"
@@ -66,10 +70,8 @@ def no_setting(key: str, argv: list[str]) -> str:
     word = next((text for text in argv[1:] if text.partition("=")[0] == key), key)
     if key in ADDED:
         return f"{key} is added with a plus: {command(argv)} {ADDED[key]}+{word}"
-    term = key.split(".")[1:2] if key.startswith("terms.") else []
-    if term and not any(known.startswith(f"terms.{term[0]}.") for known in known_keys(argv)):
-        cure = f"add +{word}" if key.endswith("._target_") else where_from(term[0])
-        return f"terms has no {term[0]!r} yet; {cure}"
+    if said := no_part(key, word, argv):
+        return said
     other = "evaluate" if script == "train" else "train"
     theirs, ours = ({*groups(name), *OmegaConf.load(CONF / f"{name}.yaml")} for name in (other, script))
     if key.partition(".")[0] in theirs - ours:
@@ -80,6 +82,18 @@ def no_setting(key: str, argv: list[str]) -> str:
     if having := options_with(group, inside):
         return f"no setting {key!r} in this {group}; add one that has it: {having}"
     return unknown(key, known_keys(argv))
+
+
+def no_part(key: str, word: str, argv: list[str]) -> str:
+    """What to write for a setting of a term that the loss lacks, or for a fit given to evaluate; else ""."""
+    if script_of(argv) == "evaluate" and key == "whiten":
+        return f"{word}: {FIT}"
+    group, _, inside = key.partition(".")
+    name = inside.partition(".")[0]
+    if group != "terms" or any(known.startswith(f"terms.{name}.") for known in known_keys(argv)):
+        return ""
+    cure = f"add +{word}" if key.endswith("._target_") else where_from(name)
+    return f"terms has no {name!r} yet; {cure}"
 
 
 def options_with(group: str, inside: str) -> str:
@@ -151,6 +165,8 @@ def no_option(group: str, option: str, options: list[str]) -> str:
     """What to write in place of an option that a group does not have."""
     if (group, option) in (("hydra/launcher", "joblib"), ("hydra/sweeper", "optuna")):
         return f"{group}={option} needs a package: pip install 'whitenedcse[sweep]'"
+    if group == "postprocess" and (Path(option).suffix or Path(option).exists()):
+        return f"postprocess={option}: {FIT}"
     near = get_close_matches(option.lower(), options, n=1)
     nearest = f"; the nearest is {group}={near[0]}" if near else ""
     mine = OWN.get(group, f"{group}._target_={{}}" if "." in option else "")
@@ -232,7 +248,7 @@ def twice(group: str, argv: list[str]) -> str:
     sweep = next((text for text in argv[1:] if text.startswith("+sweep=")), None)
     if len(words) > 1 or not sweep:
         return f"{' '.join(words)}: one +{group} at a time"
-    own = f"python train.py -m {sweep} {words[0].lstrip('+')}" if words else f"python train.py -m {sweep}"
+    own = " ".join([command(argv), "-m", sweep, *(word.lstrip("+") for word in words)])
     return f"{sweep} has its own list of {group}s: replace it without a plus, {own}"
 
 

@@ -157,16 +157,17 @@ class Run:
         return dict(self.scores["dev"]) if self.scores is not None else reading.dev(self.series)
 
     def tests(self, row: str | None = None) -> dict[str, float | None]:
-        """The test scores x 100 in a row of the table, by task and "avg"; {} without tests. None: the first.
+        """The test scores x 100 in a row of the table, by task and "avg"; {} without tests.
 
-        Correlations are aggregated as the protocol does; "avg" is theirs alone, or of accuracies where there
-        are no others. Raises FileNotFoundError if the run has not ended.
+        row: its name or how that begins, as "whitening"; None for the first. Correlations are aggregated as
+        the protocol does; "avg" is theirs, or of accuracies. Raises FileNotFoundError before the run's end.
         """
         rows = self.results.get("rows", [])
         names = [line["name"] for line in rows]
-        if row not in (None, *names):
+        like = [row] if row in names else [name for name in names if name.startswith(row or "")]
+        if row and len(like) != 1:
             raise ValueError(f"{self.path} has no row {row!r} of test scores: {', '.join(names) or 'none'}")
-        return reading.by_task(rows[names.index(row or names[0])], self.results["headline"]) if rows else {}
+        return reading.by_task(rows[names.index(like[0])], self.results["headline"]) if rows else {}
 
     @property
     def best_score(self) -> float | None:
@@ -215,9 +216,7 @@ class Run:
 
     @on_first_rank
     def discard(self) -> None:
-        """Remove what a refused job wrote here, its log among it, unless the run has made a step, was here
-        before this process, or is being written by another.
-        """
+        """Remove what a refused job wrote, unless the run made a step, was here before or is another's."""
         with suppress(OSError, ValueError):
             if self.path in fresh and self.path.is_dir():
                 if self.path not in held:

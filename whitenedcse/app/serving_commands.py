@@ -18,7 +18,7 @@ from whitenedcse.data import remote, sources
 
 REPLACED = "; it replaces an earlier one"
 UNFITTED = {  # kinds that evaluate.py knows and whiten fit does not
-    "prefix": "the first K numbers of a vector need no fit; evaluate.py postprocess=prefix k=K takes them",
+    "prefix": "the first K numbers of a vector need no fit: whitenedcse evaluate postprocess=prefix k=K",
     "soft_zca": "it is zca with shrinkage; give --kind zca --shrinkage 0.1",
 }
 

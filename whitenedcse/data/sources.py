@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from whitenedcse.app.durable import digest
 from whitenedcse.app.space import Unwritten, needing_space
-from whitenedcse.data.corpus import Corpus, is_hub_id
+from whitenedcse.data.corpus import Corpus, Row, is_hub_id
 from whitenedcse.data.files import filesystem
 
 SIMCSE = "princeton-nlp/datasets-for-simcse"  # data sets of the Hugging Face hub
@@ -110,6 +110,16 @@ def refuse_columns(path: str, columns: Sequence[str]) -> None:
             f"{path}: one column is encoded, not {', '.join(columns)}; texts that belong together are joined "
             "in the file first"
         )
+
+
+def refuse_numbers(corpus: Corpus, rows: Sequence[Row]) -> None:
+    """Raise ValueError for a named column with numbers, such as labels, in the first 100 rows of a corpus."""
+    for name, values in zip(corpus.columns, zip(*rows[:100], strict=True), strict=False):
+        if all(re.fullmatch(r"\s*[-+]?\d+([.,]\d+)?\s*", value) for value in values):
+            raise ValueError(
+                f"{corpus.path}: column {name!r} has numbers, such as {values[0].strip()}, and no texts; name"
+                " the columns of texts alone, and keep only the rows whose texts mean the same"
+            )
 
 
 def senteval() -> Path:

@@ -270,6 +270,7 @@ def _write(
 ) -> None:
     """Tokenise a corpus into a folder, in one pass."""
     rows, counts = read(corpus, longest=CHARACTERS_A_TOKEN * max_length)
+    sources.refuse_numbers(corpus, rows)
     sentences = list(chain.from_iterable(rows))
     dtype = np.uint16 if max(tokenizer.get_vocab().values()) < 1 << 16 else np.int32
     counted, truncated = [np.zeros(1, np.int64)], 0

@@ -255,9 +255,8 @@ class Postprocess:
 
     @property
     def variances(self) -> Array:
-        """Variances (d,) before shrinkage: of principal axes, largest first, or of channels in their order.
-
-        They are those of channels for standardise, pca_cor and zca_cor.
+        """Variances (d,) before shrinkage: of principal axes, largest first; of channels in their order for
+        standardise, pca_cor and zca_cor.
         """
         return self.fitted.variances
 
@@ -269,7 +268,9 @@ class Postprocess:
 
     def _solved(self) -> Fitted:
         moments, n = self.moments, self.moments.n if self.moments else 0
-        if moments is None or n < 2:
+        if moments is None:
+            raise ValueError(f"this {self.kind} is not fitted yet: first call fit with vectors")
+        if n < 2:
             raise ValueError(f"{self.kind} is fitted to two rows or more, not to {n}")
         if not (self.k is None or 1 <= self.k <= moments.d):
             raise ValueError(f"k={self.k} components, of rows of width {moments.d}; keep from 1 to as many")

@@ -47,8 +47,8 @@ def subsets(name: str) -> list[Subset]:
 def with_columns(name: str) -> tuple[str, list[str]]:
     """A task's name or path, and the columns that are named after it, as in PATH:LEFT:RIGHT:SCORE.
 
-    Three are those of two sentences and their score, two those of a text and its label; none: the usual ones.
-    What exists is a path, colons and all.
+    Three are those of two sentences and a score, whatever it is called, two those of a text and its label;
+    none: the usual ones. What exists is a path, colons and all.
     """
     for number in (0, 3, 2):
         place, *columns = name.rsplit(":", number)
@@ -84,15 +84,15 @@ def _paths(name: str) -> list[Path]:
 
 
 def _file(name: str) -> Path:
-    candidates = _paths(name)
-    for path in candidates:
+    for path in _paths(name):
         if path.is_file():
             return path
     known = (*TASKS, *TRANSFER)
     near = "".join(f", such as {task}" for task in get_close_matches(name, known, 1))
     what = "" if "/" in name or suffix(name) in NAMED else f"none of {', '.join(known)}{near}, and "
+    folders = f"file in {' or '.join(map(str, (Path.cwd(), *roots())))}"
     raise FileNotFoundError(
-        f"no task {name!r}: {what}no file in {' or '.join(map(str, (Path.cwd(), *roots())))}; after a file"
+        f"no task {name!r}: {what}no {'such file' if Path(name).is_absolute() else folders}; after a file"
         " the names of its columns may follow, as FILE:SENTENCE1:SENTENCE2:SCORE"
     )
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from whitenedcse.data.files import fields, lines
+from whitenedcse.data.files import fields, lines, listed
 from whitenedcse.evaluation.classifiers import FOLDS, Classify
 
 SPLITS = ("train", "dev", "test")
@@ -183,7 +183,12 @@ def _own(where: str, row: Mapping[str, Any]) -> _Row:
     sides = ("text",) if "text" in row else ("sentence1", "sentence2")
     missing = [column for column in (*sides, "label") if column not in row]
     if missing:
-        raise ValueError(f"{where}: no {', '.join(missing)} among {', '.join(row) or 'no columns'}")
+        path = where.rpartition(":")[0]
+        raise ValueError(
+            f"{where}: no {', '.join(missing)} among {listed(list(row), path)}; name its columns with the "
+            f"file, as {path}:TEXT:LABEL, or of scored pairs {path}:SENTENCE1:SENTENCE2:SCORE; pairs with a "
+            "label have columns called sentence1, sentence2 and label"
+        )
     texts = tuple(row[side] for side in sides)
     label, split = row["label"], row.get("split", "")
     if not all(isinstance(text, str) and text.strip() for text in texts):

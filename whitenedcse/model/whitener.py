@@ -149,7 +149,7 @@ def refuse(settings: WhiteningSettings | None, d: int, *, n: int, views: int) ->
     said = f"{rows} sentence{'s' * (rows != 1)} cannot whiten {width} channels"
     said += f", where eps={settings.eps} alone bounds the gain"
     if settings.kind in ("pca", "zca"):
-        later = f"head={settings.kind} averages over steps, so that this is so of the first ones"
+        later = f"head={settings.kind} averages over batches, so that only the first steps suffer"
         warnings.warn(f"{said}; {later}; a larger data.batch_size helps", stacklevel=2)
         return
     larger = "head.whitening.slice" if settings.slice else "data.batch_size"

@@ -141,7 +141,10 @@ def expanded(name: str) -> list[Path]:
     """The directories that a name or pattern matches. Raises FileNotFoundError if none does."""
     paths = sorted(Path(path) for path in glob.glob(name)) if glob.has_magic(name) else [Path(name)]
     if not paths or not paths[0].exists():
-        raise FileNotFoundError(f"compare: no run {'matches' if glob.has_magic(name) else 'is in'} {name}")
+        runs = sorted(str(file.parent) for file in Path(name).parent.glob("*/scores.json"))[:5]
+        there = f"; there are {', '.join(runs)}" if runs else ""
+        how = "matches" if glob.has_magic(name) else "is in"
+        raise FileNotFoundError(f"compare: no run {how} {name}{there}")
     return paths
 
 
@@ -149,7 +152,7 @@ def group(name: str, paths: Sequence[Path]) -> Group:
     """The runs in these directories as a group. Raises ValueError for two runs of one seed."""
     runs = Group(name, [Run(path) for path in paths])
     if bare := next((run for run in runs.runs if "rows" not in run.results), None):
-        raise ValueError(f"compare: {bare.path} has no tests; score some: evaluate.py model={bare.path}")
+        raise ValueError(f"compare: {bare.path} has no tests: whitenedcse evaluate model={bare.path}")
     if runs.seeds is None:
         return runs
     ordered = sorted(runs.runs, key=lambda run: run.results["seed"])

@@ -26,7 +26,7 @@ from whitenedcse.app.durable import writing
 from whitenedcse.evaluation import layers
 from whitenedcse.evaluation.sts import MEANING, MEANS
 from whitenedcse.evaluation.suite import Plan, System
-from whitenedcse.evaluation.tasks import whole
+from whitenedcse.evaluation.tasks import short, whole
 from whitenedcse.report.plots import COLOURS, LABEL, STYLE
 
 ANNOTATED = 13  # layers; beyond, numbers in cells are too small to read
@@ -124,7 +124,7 @@ def component_curves(
     with rc_context(STYLE):
         figure = Figure(figsize=(2.6 * wide + 0.4, 2.1 * high + 0.8), layout="constrained")
         axes = figure.subplots(high, wide, squeeze=False).ravel()
-        for ax, task in zip(axes, tasks, strict=False):
+        for ax, task, title in zip(axes, tasks, short(tasks), strict=False):
             for (name, by), colour in zip(curves.items(), COLOURS, strict=False):
                 ax.plot(np.arange(1, len(by[task]) + 1), by[task], color=colour, linewidth=1.2, label=name)
             value, k, of = max(
@@ -134,7 +134,7 @@ def component_curves(
                 for k in [int(np.nanargmax(by[task]))]
             )
             _mark(ax, k, value, f"{value:.2f} at k = {k}" + f"\n{of}" * (len(curves) > 1))
-            ax.set_title(task)
+            ax.set_title(title)
         for ax in axes[len(tasks) :]:
             ax.remove()
         for ax in axes[max(0, len(tasks) - wide) : len(tasks)]:  # a label of the figure would hide the legend

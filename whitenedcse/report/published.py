@@ -103,14 +103,18 @@ def evaluations_in(paths: Iterable[str | Path]) -> list[Evaluation]:
     runs: dict[Path, Evaluation] = {}
     for path in map(Path, paths):
         if not path.exists():
-            raise FileNotFoundError(f"{path}: no such directory; python evaluate.py model=MODEL makes a run")
+            raise FileNotFoundError(
+                f"{path}: no such directory; whitenedcse evaluate model=MODEL makes a run"
+            )
         for file in [path / "scores.json"] if (path / "scores.json").is_file() else path.rglob("scores.json"):
             scores = Run(file.parent).scores or {}
             if "rows" in scores:
                 trained = training(scores["model"], file.parent)
                 runs[file.parent.resolve()] = Evaluation(file.parent, scores, trained)
             elif file.parent == path:
-                raise ValueError(f"{path} was not evaluated on tests: first python evaluate.py model={path}")
+                raise ValueError(
+                    f"{path} was not evaluated on tests: first whitenedcse evaluate model={path}"
+                )
     return sorted(runs.values(), key=lambda run: (run.path / "scores.json").stat().st_mtime)
 
 

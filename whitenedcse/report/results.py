@@ -16,7 +16,9 @@ from whitenedcse.evaluation.tasks import short
 
 MARKS = ((0.01, "**"), (0.05, "*"))
 NO_PAIRS = "no dev pairs: neither number says which checkpoint is best (monitor.dev=FILE would)"
-DIGITS = "95 % bootstrap intervals; no more digits than they support (evaluate.py digits=2 prints two)"
+DIGITS = (
+    "95 % bootstrap intervals; no more digits than they support (whitenedcse evaluate digits=2 prints two)"
+)
 
 
 def number(value: float | None) -> str:
@@ -157,7 +159,7 @@ def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | Non
     notes = undefined(rows)
     white = [row for row in rows if row["name"].startswith("whitened")]
     if whole := ", ".join(row["name"] for row in white if (row.get("postprocess") or {}).get("k") is None):
-        notes.append(f"{whole}: all components; evaluate.py postprocess=whitening k=K keeps fewer")
+        notes.append(f"{whole}: all components; whitenedcse evaluate postprocess=whitening k=K keeps fewer")
     if intervals := [i for row in rows if (i := scores(row)[-1]["interval"][headline])]:
         widest = max(b - a for a, b in intervals)
         of = "average" if len(tasks) > 1 else "score"

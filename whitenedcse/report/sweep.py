@@ -190,7 +190,7 @@ def runs(folders: Sequence[Path]) -> list[Run]:
         inside = list(below(folder))
         if not inside and Run(folder).began:
             raise ValueError(
-                f"{folder} is a run of evaluate.py; python evaluate.py compare=[{folder},OTHER] sets it "
+                f"{folder} is a run of evaluate.py; whitenedcse evaluate compare=[{folder},OTHER] sets it "
                 "beside another run, of train.py or evaluate.py, with the same tests"
             )
         if not inside:

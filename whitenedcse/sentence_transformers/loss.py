@@ -100,11 +100,18 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         self.width, self.gather_across_devices = width, gather_across_devices
         self.mini_batch_size = mini_batch_size
         self.uses_gradient_cache = mini_batch_size is not None
+        self.begun = False  # whether a batch was seen
         self.together = False  # whether all processes were given the head of the first
         self.cached: list[tuple[Tensor, Tensor]] = []  # weights of the head and their gradients
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
-        """The loss of a batch: c columns of n tokenised texts -> scalar. labels: not used."""
+        """The loss of a batch: c columns of n tokenised texts -> scalar.
+
+        labels: not used. Raises ValueError where those of the first batch differ: every row is a positive.
+        """
+        if not self.begun and labels is not None:
+            refuse_labels(labels)
+        self.begun = True
         columns = list(sentence_features)
         if len(columns) == 1:
             columns = [repeated(columns[0], self.passes)]
@@ -209,6 +216,16 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
     def citation(self) -> str:
         """BibTeX of the paper, for the model card."""
         return CITATION
+
+
+def refuse_labels(labels: Tensor) -> None:
+    """Raise ValueError for labels (n, ...) that differ: then not all rows are texts that belong together."""
+    if (kinds := labels.flatten().unique()).numel() > 1:
+        raise ValueError(
+            f"the data set has labels, here from {kinds[0]:g} to {kinds[-1]:g}, which this loss does not use:"
+            " it draws the texts of every row together. Keep the rows whose texts mean the same"
+            " (dataset.filter), and drop the column (dataset.remove_columns)"
+        )
 
 
 def repeated(features: Mapping[str, Any], passes: int) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def probe(embedder: Embedder) -> list[float]:
 
 
 def refuse_other(embedder: Embedder, fit: Postprocess) -> None:
-    """Raise ValueError if `fit` was fitted to the vectors of another embedder, or after another prompt."""
+    """Raise ValueError if `fit` was fitted to the vectors of another embedder, pooling or prompt."""
     if len(fit.mean) != embedder.width:
         raise ValueError(
             f"a transform fitted to width {len(fit.mean)} does not fit an embedder of width {embedder.width}"
@@ -113,9 +113,15 @@ def refuse_other(embedder: Embedder, fit: Postprocess) -> None:
         )
     then, now = (np.asarray(x) for x in (fit.provenance.get("probe"), probe(embedder)))
     if then.shape == now.shape and then @ now < ALIKE * np.linalg.norm(then) * np.linalg.norm(now):
+        pooled, here = fit.provenance.get("pooling"), str(embedder.pooling)
+        if pooled not in (None, here):
+            raise ValueError(
+                f"this transform was fitted to vectors with the pooling {pooled}, and here it is {here}; load"
+                " the encoder with the same --pooling and --layers, or fit it again"
+            )
         raise ValueError(
-            "this transform was fitted to another embedder: its vector of a test sentence differs; fit it "
-            "with whitenedcse whiten fit"
+            "this transform was fitted to another embedder: its vector of a test sentence differs; load the "
+            "one that it was fitted to, or fit another with whitenedcse whiten fit"
         )
 
 

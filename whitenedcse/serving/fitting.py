@@ -83,7 +83,7 @@ def fitted(
         raise ValueError(f"{corpus.path}: all {n:,} texts have the same vector; {fit.kind} needs others")
     say_few(fit, n)
     about = {"corpus": corpus.path, "texts": n, "sample": corpus.sample, "bf16": bf16, "probe": probe(plain)}
-    return about | ({"prompt": plain.prompt} if plain.prompt else {})
+    return about | {"pooling": str(plain.pooling)} | ({"prompt": plain.prompt} if plain.prompt else {})
 
 
 def say_few(fit: Postprocess, n: int) -> None:

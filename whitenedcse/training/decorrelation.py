@@ -259,7 +259,7 @@ def refuse(z: Tensor, negatives: Tensor | None, name: str) -> None:
     """Raise ValueError for hard negatives, which these losses cannot use, and for views of another shape."""
     if negatives is not None:
         raise ValueError(
-            f"loss={name} cannot use hard negatives, and this corpus has {len(negatives)} a batch: use"
+            f"loss={name} cannot use hard negatives, which a third column of the corpus holds: use"
             " loss=multi_positive, or data.columns without the third"
         )
     refuse_shapes(f"loss={name}", z)

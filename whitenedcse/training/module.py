@@ -270,8 +270,10 @@ def refuse(views: int, chunk: int | None, *, masked: bool, nothing: bool) -> Non
     """
     if views < 2:
         raise ValueError(f"views={views}: a contrastive loss needs an anchor and a positive, so 2 or more")
-    if chunk is not None and (chunk < 1 or masked):
-        raise ValueError(f"trainer.chunk={chunk} must be 1 or more, and has no use beside mlm.weight > 0")
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"trainer.chunk={chunk} must be 1 or more")
+    if chunk is not None and masked:
+        raise ValueError(f"trainer.chunk={chunk} leaves out mlm.weight above 0: give one of the two up")
     if nothing:
         raise ValueError("loss=none trains by mlm.weight above 0 alone, without terms: set it, or a loss")
 

@@ -172,7 +172,7 @@ class Teacher:
         numbers = {"weight": weight, "temperature": temperature, "teacher_temperature": teacher_temperature}
         if path is None:
             raise ValueError(
-                "the teacher's path is null: TEACHER=outputs/NAME python train.py +system=teacher"
+                "the teacher's path is null: TEACHER=outputs/NAME whitenedcse train +system=teacher"
             )
         for name, value in numbers.items():
             if not 0 < value < float("inf"):
