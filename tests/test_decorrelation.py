@@ -259,6 +259,7 @@ def lightly(module):
         (WMSE(), "wmse_loss", "norm_mse_loss"),
     ],
 )
+@pytest.mark.slow
 def test_two_views_cost_what_lightly_says(loss, module, symbol):
     z = views(2, 32, 8).float()
     theirs = getattr(lightly(module), symbol)
@@ -271,6 +272,7 @@ def test_two_views_cost_what_lightly_says(loss, module, symbol):
     assert_close(ours.grad, other.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow  # CI installs lightly before the slow tests
 def test_sigreg_costs_what_lightly_says():
     z = views(2, 32, 8).float()
     theirs = lightly("lejepa_loss")
