@@ -123,6 +123,7 @@ MISTAKES = {
     "evaluate compare=[a]": "compare: no run is in a; there are ",
     "evaluate model=bert whiten=w.safetensors": "whiten=w.safetensors: evaluate fits transforms itself, ",
     "evaluate model=bert postprocess=w.safetensors": "postprocess=w.safetensors: evaluate fits transforms",
+    "evaluate model=bert postprocess=mine.Own": "no postprocess=mine.Own; there are ",
     "train +system=vicreg views=2 data=file data.corpus=x.csv data.columns=[a,b,c]": "loss=vicreg cannot use",
     "evaluate compare=[s/[01],b]": "compare=[s/[01],b]: values with such characters have quotes of their "
     'own, \'compare=["s/[01]","b"]\'',

@@ -33,7 +33,7 @@ from whitenedcse.app.ranks import placed
 from whitenedcse.app.reading import flat
 from whitenedcse.app.run import Run
 
-WIDEST = 4096  # channels of vectors that a loss is tried with; a prefix has fewer
+WIDEST = 1 << 16  # channels of vectors that a loss is tried with; a prefix has fewer
 
 
 def checked(script: str, config: DictConfig) -> Run:
@@ -172,8 +172,9 @@ def refuse_loss(config: DictConfig) -> None:
     import torch
 
     if ours(config.get("loss")):
-        loss, z = instantiate(config.loss), torch.ones(config.views, 2, WIDEST)
+        loss = instantiate(config.loss)
         if len(config.data.columns) > 2:
+            z = torch.ones(config.views, 2, WIDEST)
             loss(z, z[0])  # raises if it has none
 
 

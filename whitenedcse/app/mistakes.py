@@ -165,7 +165,7 @@ def no_option(group: str, option: str, options: list[str]) -> str:
     """What to write in place of an option that a group does not have."""
     if (group, option) in (("hydra/launcher", "joblib"), ("hydra/sweeper", "optuna")):
         return f"{group}={option} needs a package: pip install 'whitenedcse[sweep]'"
-    if group == "postprocess" and (Path(option).suffix or Path(option).exists()):
+    if group == "postprocess" and (option.endswith(".safetensors") or Path(option).is_file()):
         return f"postprocess={option}: {FIT}"
     near = get_close_matches(option.lower(), options, n=1)
     nearest = f"; the nearest is {group}={near[0]}" if near else ""
