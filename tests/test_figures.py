@@ -5,13 +5,14 @@ from functools import partial
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 
 from whitenedcse.app.arguments import drawable
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.sts import Subset, evaluate
 from whitenedcse.evaluation.suite import System, plan
 from whitenedcse.evaluation.transfer import Labelled
-from whitenedcse.report.figures import draw
+from whitenedcse.report.figures import Said, component_curves, draw
 
 
 @pytest.fixture
@@ -81,6 +82,14 @@ def test_every_point_of_every_figure(tasks, tmp_path, monkeypatch):
     assert said[3].endswith(f"{100 * (s[:2] ** 2).sum() / (s**2).sum():.1f} % of their variance")
     for name in names:
         assert (tmp_path / f"{name}.png").stat().st_size > 5000 and (tmp_path / f"{name}.svg").exists()
+
+
+def test_a_panel_is_named_by_the_file_of_its_task_and_not_by_the_whole_path(tmp_path, monkeypatch):
+    titles = []
+    monkeypatch.setattr(Axes, "set_title", lambda ax, title: titles.append(title))
+    curve = {"average": np.arange(3.0), "/a/long/way/to/x.tsv:l:r:s": np.arange(3.0), "STS-B": np.arange(3.0)}
+    component_curves({"whitening": curve}, Said("tiny", "mean", "all"), tmp_path / "components")
+    assert titles == ["average", "x.tsv", "STS-B"]
 
 
 def test_figures_without_scored_pairs_are_refused():
