@@ -1,11 +1,12 @@
-"""train.py, evaluate.py and whitenedcse as a user starts them, in processes that have imported all before.
+"""Programs of this project as a user starts them, in processes that have imported all before.
 
-One server imports the large packages and forks for each start, and for each rank that train.py starts; a fork
+One server imports the large packages and forks for each start, and for each rank that one starts; a fork
 has the environment, the directory and the output of a program of its own. What happens while Python starts is
 tried in new interpreters: tests/test_threads.py, test_wheel.py, test_resume.py and test_ranks.py.
 """
 
 import atexit
+import ctypes
 import gc
 import importlib
 import json
@@ -49,13 +50,16 @@ def surroundings(cwd, more):
 
 
 def started(program, *words, cwd, prepared="", seconds=300, **environment):
-    """Run a script of this project or `whitenedcse` to its end, offline, with data and a cache in `cwd`.
+    """Run a program to its end, offline, with data and a cache in `cwd`.
+
+    program: a script of this project or any, `whitenedcse`, `torchrun`, or "-c" with code as the first word.
 
     prepared: module:function, which the new process calls before; not of a module that imports conftest.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = [str(Path(folder) / name) for name in ("stdout", "stderr")]
-        command = [program if program == "whitenedcse" else str(ROOT / program), *map(str, words)]
+        file = str(ROOT / program)
+        command = [file if file.endswith(".py") else program, *map(str, words)]
         process = Forked(server(), command, str(cwd), surroundings(cwd, environment), files, prepared)
         try:
             process.wait(seconds)
@@ -229,29 +233,67 @@ def ran(address, command, cwd, environment, files, prepared=""):
     gc.unfreeze = lambda: None  # by which a run would make the server's objects its own again
     sys.argv = command
     sys.path[0:0] = [str(ROOT), *environment.get("PYTHONPATH", "").split(":")]
-    if "WHITENEDCSE_FRONT" in environment:
-        os.setsid()
-        os.environ["WHITENEDCSE_FRONT"] = str(os.getppid())
+    placed(environment)
     if prepared:
         module, _, name = prepared.partition(":")
         getattr(importlib.import_module(module), name)()
-    if command[0] == "whitenedcse":
-        from whitenedcse.app.cli import main
+    PROGRAMS.get(command[0], script)(command, forking(address, cwd, files))
 
-        sys.exit(main(command[1:]))
+
+def placed(environment):
+    """Give this process the session and the network that its environment tells of."""
+    if "TORCHELASTIC_RUN_ID" in environment:  # a rank: of torchrun, or of train.py
+        os.setsid()
+    if "WHITENEDCSE_FRONT" in environment:
+        os.environ["WHITENEDCSE_FRONT"] = str(os.getppid())
+    if namespace := environment.get("NETWORK"):
+        ctypes.CDLL(None).setns(os.open(f"/var/run/netns/{namespace}", os.O_RDONLY), 0)
+
+
+def script(command, forks):
     from whitenedcse.app import ranks
 
-    ranks.subprocess = forking(address, cwd, files)
+    ranks.subprocess = forks
     runpy.run_path(command[0], run_name="__main__")
 
 
-def forking(address, cwd, files):
-    """Stands for `subprocess` in app/ranks.py: each rank is a fork of the server's."""
+def whitenedcse(command, forks):
+    from whitenedcse.app.cli import main
 
-    def rank(words, *, env, stdout, stderr, start_new_session):
-        command = ["whitenedcse", *words[3:]] if words[1:3] == ["-m", "whitenedcse.app.cli"] else words[1:]
+    sys.exit(main(command[1:]))
+
+
+def torchrun(command, forks):
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+    subprocess_handler.Popen = forks.Popen
+    run.main(command[1:])
+
+
+def code(command, forks):
+    sys.argv = ["-c", *command[2:]]
+    exec(command[1], {"__name__": "__main__"})
+
+
+PROGRAMS = {"whitenedcse": whitenedcse, "torchrun": torchrun, "-c": code}
+
+
+def forking(address, cwd, files):
+    """Stands for `subprocess` in app/ranks.py and in torchrun: each rank is a fork of the server's.
+
+    In the file that RANKS names, where it does, each process id follows the last.
+    """
+
+    def rank(args, *, env, stdout, stderr, start_new_session):
+        words = [word for word in args[1:] if word != "-u"]
+        command = ["whitenedcse", *words[2:]] if words[:2] == ["-m", "whitenedcse.app.cli"] else words
         own = [stream.name if stream else file for stream, file in zip((stdout, stderr), files, strict=True)]
-        return Forked(address, command, cwd, NEW | dict(env), own)
+        process = Forked(address, command, cwd, NEW | dict(env), own)
+        if "RANKS" in env:
+            with open(env["RANKS"], "a") as ids:
+                ids.write(f"{process.pid}\n")
+        return process
 
     return SimpleNamespace(Popen=rank, TimeoutExpired=subprocess.TimeoutExpired)
 

@@ -76,7 +76,7 @@ def encoder(kind, tmp_path):
         tokenizer_object=core, model_max_length=64, **dict(zip(NAMES, special, strict=True))
     )
     ids = {"pad_token_id": 1, "bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
-    for part in (architecture(kind, len(words), **ids, **settings), words):
+    for part in (architecture(kind, len(words), num_hidden_layers=1, **ids, **settings), words):
         part.save_pretrained(tmp_path / "hub")
     return pretrained(path=str(tmp_path / "hub"))
 

@@ -7,8 +7,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
 import tracemalloc
@@ -24,6 +22,7 @@ import torch
 from conftest import SENTENCES, WORDS, embedder_of, paced
 from filelock import FileLock
 from numpy.testing import assert_allclose
+from programs import started
 from tokenizers import normalizers
 from torch.multiprocessing import ProcessRaisedException
 
@@ -202,9 +201,7 @@ def test_killed_twice_and_gone_on_with_the_bytes_are_those_of_an_uninterrupted_r
     source, out = str(tmp_path / "best"), tmp_path / "out"
     checkpoint.save(embedder, Path(source))
     corpus = corpus_of(many(3_000), tmp_path)
-    command = [sys.executable, "-c", KILLED, source, corpus.path, str(out)]
-    one = os.environ | {"OMP_NUM_THREADS": "1"}  # as in this process: bits depend on the number of threads
-    done = subprocess.run(command, env=one, capture_output=True, text=True, timeout=600)
+    done = started("-c", KILLED, source, corpus.path, out, cwd=tmp_path)  # with one thread, as here
     assert done.returncode == 0, done.stderr
     said = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("killed")]
     (a, first), (b, second, *workers) = (map(int, words) for words in said)

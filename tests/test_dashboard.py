@@ -3,7 +3,6 @@
 import gzip
 import http.server
 import json
-import os
 import re
 import socket
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 from conftest import nowhere, serving
 from lightning.pytorch.utilities import rank_zero_only
 from programs import started
-from test_scripts import ROOT, TINY
+from test_scripts import TINY
 
 from whitenedcse.app import cli
 from whitenedcse.app.reading import by_task
@@ -294,7 +293,7 @@ def test_a_resumed_run_is_the_same_run_there(offline, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def sent():
+def sent(tmp_path_factory):
     """The request by which `whitenedcse dashboard` saves a view, and what it prints; the server is a stub."""
     pytest.importorskip("wandb_workspaces", exc_type=ImportError)
     requests = []
@@ -317,10 +316,8 @@ def sent():
             """Silence."""
 
     with serving(Answer) as address:
-        account = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-        account |= {"WANDB_BASE_URL": address, "WANDB_API_KEY": "k" * 40}
-        command = [sys.executable, "-m", "whitenedcse.app.cli", "dashboard", "mine"]
-        done = subprocess.run(command, cwd=ROOT, env=account, capture_output=True, text=True)
+        account = {"WANDB_BASE_URL": address, "WANDB_API_KEY": "k" * 40}
+        done = started("whitenedcse", "dashboard", "mine", cwd=tmp_path_factory.mktemp("owner"), **account)
     assert done.returncode == 0, done.stderr
     (request,) = requests
     return request["variables"], done.stdout, address

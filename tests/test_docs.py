@@ -10,7 +10,7 @@ import re
 import runpy
 import shlex
 import shutil
-import subprocess
+import signal
 import sys
 import time
 import tomllib
@@ -175,17 +175,16 @@ def by_slurm(n, words, home, environment):
 
 def page_of(words, home):
     """A command that serves until it is stopped: what it printed by then."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-u", "-m", "whitenedcse.app.cli", *words[1:]]
-    with (home / "printed").open("w") as out:
-        process = subprocess.Popen(command, cwd=home, env=environment, stdout=out, stderr=out)
-        until = time.monotonic() + 120
-        while process.poll() is None and "http://127.0.0.1" not in (home / "printed").read_text():
-            assert time.monotonic() < until
-            time.sleep(0.2)
-        process.terminate()
-        process.wait(30)
-    return (home / "printed").read_text()
+    printed = home / "printed"
+    printed.write_text("")
+    process = Forked(server(), words, str(home), surroundings(home, {}), [str(printed)] * 2)
+    until = time.monotonic() + 120
+    while process.poll() is None and "http://127.0.0.1" not in printed.read_text():
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    process.wait(30)
+    return printed.read_text()
 
 
 def test_package_citation_and_changelog_have_one_version():

@@ -27,7 +27,8 @@ def test_tests_pass_in_an_environment_that_says_otherwise():
         "test_scripts.py::test_the_last_line_names_the_run_directory",
     ]
     names += ["test_ranks.py::test_ranks_share_the_cores_unless_told_otherwise"]
-    names += ["test_dashboard.py", "test_record.py", "test_sources.py"]
+    names += ["test_dashboard.py::test_with_a_key_and_a_server_it_is_online"]
+    names += ["test_record.py", "test_sources.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "not slow", "-p", "no:cacheprovider"]
     folder = Path(__file__).parent
     done = subprocess.run(

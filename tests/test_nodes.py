@@ -1,14 +1,12 @@
 """Training on two machines by torchrun: two network namespaces where the system allows, else one machine."""
 
-import itertools
 import os
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 
 import pytest
-from programs import started, surroundings
+from programs import Forked, server, started, surroundings
 from test_ranks import until
 from test_resume import last_step, outcome
 from test_scripts import ROOT, TINY
@@ -25,7 +23,7 @@ def ip(*words):
 
 @pytest.fixture(scope="module")
 def machines():
-    """The words before a command on each of two machines, and the addresses of these."""
+    """Of each of two machines: its network (or "" for this one's), its address and its interface."""
     names = [f"w{os.getpid()}{letter}" for letter in "ab"]
     addresses = ["10.117.0.1", "10.117.0.2"]
     try:
@@ -36,9 +34,9 @@ def machines():
             ip("-n", name, "addr", "add", f"{address}/24", "dev", name)
             ip("-n", name, "link", "set", name, "up")
             ip("-n", name, "link", "set", "lo", "up")
-        yield [["ip", "netns", "exec", name] for name in names], addresses, names
+        yield names, addresses, names
     except (OSError, subprocess.CalledProcessError):  # no such program, or no right to
-        yield [[], []], ["127.0.0.1"] * 2, ["lo"] * 2
+        yield ["", ""], ["127.0.0.1"] * 2, ["lo"] * 2
     finally:
         for name in names:
             with suppress(OSError, subprocess.CalledProcessError):
@@ -48,51 +46,50 @@ def machines():
 @pytest.fixture
 def agents(machines, tmp_path):
     """A function that starts torchrun on both machines; all that it has started is ended in any case."""
-    before, addresses, interfaces = machines
+    networks, addresses, interfaces = machines
     begun = []
 
-    def start(*words, restarts=0, port=None, folders=(tmp_path, tmp_path)):
-        port, pair = port or free_port(), []
+    def start(*words, restarts=0, folders=(tmp_path, tmp_path)):
+        port, pair = free_port(), []
         for node, folder in enumerate(folders):
-            command = [*before[node], sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
+            command = ["torchrun", "--nnodes", "2"]
             command += ["--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "job"]
             command += ["--rdzv-endpoint", f"{addresses[0]}:{port}", "--local-addr", addresses[node]]
-            command += ["--rdzv-conf", f"is_host={1 - node}", "--max-restarts", restarts]
-            command += [ROOT / "train.py", *RUN, *words]
+            command += ["--rdzv-conf", f"is_host={1 - node}", "--max-restarts", f"{restarts}"]
+            command += [str(ROOT / "train.py"), *RUN, *words]
             more = {"GLOO_SOCKET_IFNAME": interfaces[node], "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-            with (tmp_path / f"said{node}").open("w") as said:
-                given = {"env": surroundings(tmp_path, more), "stdout": said, "stderr": said}
-                pair.append(
-                    subprocess.Popen([*map(str, command)], cwd=folder, start_new_session=True, **given)
-                )
+            more |= {"NETWORK": networks[node], "RANKS": str(tmp_path / f"ranks{node}")}
+            (tmp_path / f"ranks{node}").write_text("")
+            said = str(tmp_path / f"said{node}")
+            environment = surroundings(tmp_path, more)
+            pair.append(Forked(server(), command, str(folder), environment, [said] * 2))
         begun.extend(pair)
         return pair
 
     yield start
     for agent in begun:
-        for process in (agent.pid, *workers(agent)):
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        agent.kill()
         agent.wait(60)
+    for rank in ranks(tmp_path):
+        with suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
 
 
-def workers(agent):
-    """The process ids of the ranks that an agent has started."""
-    with suppress(OSError):
-        with open(f"/proc/{agent.pid}/task/{agent.pid}/children") as children:
-            return [int(child) for child in children.read().split()]
-    return []
+def ranks(folder):
+    """The process id of the rank that each agent began last, by machine; fewer if one has begun none."""
+    begun = [path.read_text().split() for path in sorted(folder.glob("ranks?"))]
+    return [int(ids[-1]) for ids in begun if ids]
 
 
 def ended(pair, seconds=200):
     return [agent.wait(seconds) for agent in pair]
 
 
-def amid(pair, run, before):
+def amid(pair, run, before, folder):
     """The ids of both ranks as soon as they have trained beyond step `before`."""
     until(lambda: last_step(run / "checkpoints") > before or any(agent.poll() for agent in pair), 120)
     assert [agent.poll() for agent in pair] == [None, None]
-    return list(itertools.chain(*map(workers, pair)))
+    return ranks(folder)
 
 
 def test_two_machines_make_one_run_which_survives_a_lost_machine_and_a_lost_rank(agents, tmp_path):
@@ -101,8 +98,8 @@ def test_two_machines_make_one_run_which_survives_a_lost_machine_and_a_lost_rank
     run = tmp_path / "outputs" / "two"
 
     pair = agents("run=two")
-    lost = amid(pair, run, 0)[1]
-    os.killpg(pair[1].pid, signal.SIGKILL)  # a machine: its agent, and the rank
+    lost = amid(pair, run, 0, tmp_path)[1]
+    pair[1].kill()  # a machine: its agent, and the rank
     with suppress(ProcessLookupError):
         os.kill(lost, signal.SIGKILL)
     assert pair[0].wait(60) != 0  # the other one does not wait for ever
@@ -119,7 +116,9 @@ def test_two_machines_make_one_run_which_survives_a_lost_machine_and_a_lost_rank
     assert line in (tmp_path / "said0").read_text()
 
     pair = agents("run=two", restarts=3)
-    os.kill(amid(pair, run, reached)[1], signal.SIGKILL)  # which torchrun replaces, on both machines
+    os.kill(
+        amid(pair, run, reached, tmp_path)[1], signal.SIGKILL
+    )  # which torchrun replaces, on both machines
     assert ended(pair) == [0, 0], (tmp_path / "said0").read_text()
     assert (tmp_path / "said0").read_text().count("resumes after step") >= 2
     assert outcome(run) == outcome(tmp_path / "outputs" / "whole")

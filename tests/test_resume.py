@@ -289,7 +289,7 @@ def started(home, *command, anew=False, **environment):
     env = programs.surroundings(home, {name: str(value) for name, value in own.items()})
     said = home / "said"
     said.unlink(missing_ok=True)
-    if anew or "-m" in command:
+    if anew:
         with said.open("w") as out:
             process = subprocess.Popen([sys.executable, *command], cwd=home, env=env, stdout=out, stderr=out)
     else:
@@ -309,12 +309,11 @@ def finished(home, *command, **environment):
 
 
 @contextmanager
-def amid(home, name, *arguments, **environment):
-    """A run as soon as this life of it has written a checkpoint."""
+def amid(home, name, *arguments, anew=False, **environment):
+    """A run as soon as this life of it has written a checkpoint; in a new interpreter, where said."""
     folder = home / "outputs" / name / "checkpoints"
     before = last_step(folder)
     words = [str(ROOT / "train.py"), *RUN, *arguments, f"run={name}"]
-    anew = "trainer.devices=2" in arguments  # whose ranks are looked for among the processes
     with started(home, *words, anew=anew, **environment) as process:
         until(lambda: last_step(folder) > before or process.poll() is not None, 180)
         assert process.poll() is None, (home / "said").read_text()
@@ -388,21 +387,20 @@ def ranks_of(pid):
 
 @pytest.mark.slow
 def test_so_does_a_run_of_two_processes_and_none_of_them_is_left_running(home):
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = ["torchrun", "--standalone", "--nproc-per-node", "2"]
     two = "data.sample=512"  # 8 steps an epoch
     finished(home, *torchrun, str(ROOT / "train.py"), *RUN, two)
     (whole,) = set((home / "outputs").glob("quickstart-*"))  # both ranks agreed on a name
 
-    with amid(home, "two", two, "trainer.devices=2") as front:
+    with amid(home, "two", two, "trainer.devices=2", anew=True) as front:
         both = ranks_of(front.pid)
         assert len(both) == 2
         front.kill()
         until(lambda: not any(map(alive, both)), 5)
 
-    with amid(home, "two", two, "trainer.devices=2") as front:
-        both = ranks_of(front.pid)
-        environment = {pid: Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in both}
-        (second,) = [pid for pid in both if b"RANK=1" in environment[pid]]
+    with amid(home, "two", two, "trainer.devices=2", RANKS=home / "ranks") as front:
+        both = list(map(int, (home / "ranks").read_text().split()))
+        second = both[1]
         os.kill(second, signal.SIGKILL)
         assert front.wait(30) == 128 + signal.SIGKILL
         assert not any(map(alive, both))

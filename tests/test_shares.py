@@ -4,8 +4,6 @@ import gzip
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +14,7 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
+import programs
 import pytest
 from conftest import embedder_of
 from numpy.testing import assert_allclose
@@ -95,9 +94,9 @@ def test_any_number_of_ranks_resumes(source, tmp_path):
 @pytest.mark.slow
 def test_torchrun_starts_the_same_command(source, tmp_path):
     corpus, out = corpus_of(many(450), tmp_path), tmp_path / "out"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    command += ["-m", "whitenedcse.app.cli", "encode", source, corpus.path, str(out), "--shard", str(SHARD)]
-    done = subprocess.run(command, env=surroundings(tmp_path, {}), capture_output=True, text=True)
+    words = ["--nproc-per-node", "2", "--standalone", "-m", "whitenedcse.app.cli", "encode"]
+    words += [source, corpus.path, str(out), "--shard", str(SHARD)]
+    done = programs.started("torchrun", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"450 rows of width 16: {out}\n"
     assert contents(out) == whole(source, corpus, tmp_path)

@@ -4,9 +4,8 @@ import copy
 import json
 import os
 import random
-import subprocess
-import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import datasets
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from conftest import paced
 from fsspec.implementations.memory import MemoryFileSystem
+from programs import started
 from transformers import ByT5Tokenizer
 
 from whitenedcse.data import tokens
@@ -428,11 +428,10 @@ print(len(rows), zlib.crc32(rows.ids.tobytes()), zlib.crc32(rows.offsets.tobytes
 @pytest.mark.slow
 def test_of_two_processes_one_tokenises_and_both_read_the_same(corpus, lines, tokenizer, tmp_path):
     tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
-    command = [sys.executable, "-c", RACE, str(tmp_path)]
-    pair = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    printed = [process.communicate(timeout=60)[0] for process in pair]
+    with ThreadPoolExecutor() as pool:
+        pair = list(pool.map(lambda _: started("-c", RACE, tmp_path, cwd=tmp_path), range(2)))
     assert [process.returncode for process in pair] == [0, 0]
-    assert printed[0] == printed[1] and printed[0].startswith("1300 ")
+    assert pair[0].stdout == pair[1].stdout and pair[0].stdout.startswith("1300 ")
     assert len((tmp_path / "writers").read_text().split()) == 1
 
 
