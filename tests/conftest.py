@@ -183,7 +183,7 @@ def byte_level(*, ends):
     return PreTrainedTokenizerFast(tokenizer_object=core, model_max_length=64, **names)
 
 
-DECODERS = {  # settings that an architecture needs besides; each has three layers of width 16
+DECODERS = {  # settings that an architecture needs besides
     "gpt2": {},
     "llama": {},
     "mistral": {"num_key_value_heads": 1},
@@ -207,7 +207,9 @@ def architecture(kind, vocabulary, **settings):
 def decoder_of(kind, *, ends=False):
     """A decoder, and its tokenizer as those come: without a padding token."""
     tokenizer = byte_level(ends=ends)
-    return Encoder(architecture(kind, 300, pad_token_id=None, **DECODERS[kind]), tokenizer)
+    return Encoder(
+        architecture(kind, 300, num_hidden_layers=2, pad_token_id=None, **DECODERS[kind]), tokenizer
+    )
 
 
 @pytest.fixture

@@ -65,7 +65,12 @@ FAMILIES = {  # the tokenizer's class, its model, its special tokens, and settin
 
 
 @pytest.fixture
-def encoder(kind, tmp_path):
+def layers():
+    return 3
+
+
+@pytest.fixture
+def encoder(kind, layers, tmp_path):
     """An encoder as it comes from the hub: loading makes the tokenizers of some families anew."""
     name, model, special, settings = FAMILIES[kind]
     core = model(special)
@@ -76,7 +81,7 @@ def encoder(kind, tmp_path):
         tokenizer_object=core, model_max_length=64, **dict(zip(NAMES, special, strict=True))
     )
     ids = {"pad_token_id": 1, "bos_token_id": 0, "cls_token_id": 0, "eos_token_id": 2, "sep_token_id": 2}
-    for part in (architecture(kind, len(words), num_hidden_layers=1, **ids, **settings), words):
+    for part in (architecture(kind, len(words), num_hidden_layers=layers, **ids, **settings), words):
         part.save_pretrained(tmp_path / "hub")
     return pretrained(path=str(tmp_path / "hub"))
 
@@ -153,7 +158,8 @@ def test_it_trains_and_its_checkpoint_and_exports_say_the_same_everywhere(encode
     assert_allclose(again.encode(SENTENCES), wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind != "xlm-roberta"])  # as RoBERTa's
+@pytest.mark.parametrize("layers", [2])  # which take less time to trace
 @pytest.mark.slow
 def test_its_graph_says_the_same(encoder, tmp_path):
     pytest.importorskip("onnxruntime")

@@ -514,12 +514,12 @@ def test_the_card_of_a_run_that_has_not_finished_says_so(embedder, tmp_path):
 @pytest.mark.slow
 def test_a_graph_leaves_out_the_layers_that_pooling_does_not_read(bert, tmp_path):
     kept = []
-    for layers in ([1], [2], [-1]):
-        embedder = embedder_of(bert, kind="mean", layers=layers).eval()
+    for layer in (1, -1):  # the first and the third
+        embedder = embedder_of(bert, kind="mean", layers=[layer]).eval()
         export(embedder, tmp_path / "out", Wanted("onnx", "x", verify=False))
         kept.append((tmp_path / "out" / "model.onnx").stat().st_size)
     layer = sum(weight.numel() for weight in bert.backbone.encoder.layer[0].parameters()) * 4
-    assert kept[1] - kept[0] > layer and kept[2] - kept[1] > layer  # bytes
+    assert kept[1] - kept[0] > 2 * layer  # bytes
 
 
 def test_the_command_fits_a_whitening_or_takes_one_and_says_what_it_compared(
