@@ -20,11 +20,12 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
+
+import remembered
 
 ROOT = Path(__file__).parents[1]
 IMPORTED = ["lightning", "datasets", "sklearn.linear_model", "scipy.stats", "torch._dynamo"]
@@ -133,48 +134,43 @@ def serve(address):
     for name in IMPORTED:
         importlib.import_module(name)
     prepare()
+    ended, signals = os.pipe()
+    os.set_blocking(signals, False)
+    signal.set_wakeup_fd(signals)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop
+    connections = {}  # to who waits for a program, by its process id
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"{address}.new")
         listening.listen()
         os.rename(f"{address}.new", address)
-        signal.signal(signal.SIGCHLD, reap)
-        while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
-            connection, _ = listening.accept()
-            if not os.fork():
-                listening.close()
-                watch(connection)
-            connection.close()
+        while sys.stdin not in (ready := select.select([listening, sys.stdin, ended], [], [])[0]):
+            if ended in ready:
+                os.read(ended, 1 << 16)
+                tell(connections)
+            if listening in ready:
+                connection, _ = listening.accept()
+                if not (number := os.fork()):
+                    program(connection, [listening, *connections.values()])
+                connections[number] = connection
+                connection.sendall(f"{number}\n".encode())
 
 
-def remember():
-    """Have this process remember what every start reads and computes: the half of one that does little."""
-    import yaml
-    from hydra._internal.hydra import Hydra
-
-    from whitenedcse.model import scratch
-
-    parse, parsed = yaml.load, {}
-
-    def loaded(stream, loader):
-        text = stream if isinstance(stream, str) else stream.read()
-        if text not in parsed:
-            parsed[text] = parse(text, loader)
-        return deepcopy(parsed[text])
-
-    yaml.load = lambda stream, Loader: loaded(stream, Loader)  # noqa: N803  its name in PyYAML
-    Hydra.get_mode = lambda *_, **__: None  # composes all once more to read hydra.mode, which nothing sets
-    made = cache(scratch.wordpiece)
-    scratch.wordpiece = lambda sentences, vocabulary: deepcopy(made(tuple(sentences), vocabulary))
+def tell(connections):
+    """Tell who waits for programs that have ended their exit codes."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            with connections.pop(ended[0]) as connection, suppress(OSError):
+                connection.sendall(f"{os.waitstatus_to_exitcode(ended[1])}\n".encode())
 
 
 def prepare():
-    """The same, and have done before the first fork what can be."""
+    """Have done before the first fork what can be."""
     from hydra import compose, initialize_config_dir
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     from whitenedcse.model import scratch
 
-    remember()
+    remembered.begin()
     scratch.small_bert()  # the quick start's tokenizer takes a second
     get_checkpoint_conversion_mapping("bert")
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
@@ -184,27 +180,14 @@ def prepare():
     gc.freeze()  # else each collection of a program would copy these pages
 
 
-def reap(*_):
-    """Wait for what has ended, so that its processor time is counted."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-
-
-def watch(connection):
-    """Fork the program that is asked for; tell its number, and its exit code when it has ended."""
+def program(connection, others):
+    """In the new process: run what is asked for, and end."""
+    signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    answers = connection.makefile("rw")
-    request = json.loads(answers.readline())
-    if number := os.fork():
-        answers.write(f"{number}\n")
-        answers.flush()
-        status = os.waitpid(number, 0)[1]
-        answers.write(f"{os.waitstatus_to_exitcode(status)}\n")
-        answers.flush()
-        os._exit(0)
-    connection.close()
-    answers.close()
+    for one in others:
+        one.close()
+    with connection, connection.makefile() as asked:
+        request = json.loads(asked.readline())
     code = 1
     try:
         ran(*request)
@@ -221,7 +204,7 @@ def watch(connection):
 
 
 def ran(address, command, cwd, environment, files, prepared=""):
-    """In the new process: the program itself."""
+    """Run a program with the directory, the environment and the files that are asked for."""
     import huggingface_hub
 
     for number, file in enumerate(files, 1):

@@ -1,0 +1,83 @@
+"""What every start of a script reads and computes again, done once in a process: half of a small start.
+
+A file of YAML is parsed once for each text; groups of settings are composed once for each choice of them, as
+long as no file below the folders that Hydra searches changes; the vocabulary of the quick start is made once.
+"""
+
+import os
+import pickle
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+
+
+def begin():
+    """Have this process, and those that are forked from it, remember."""
+    import yaml
+    from hydra._internal import defaults_list
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.hydra import Hydra
+
+    from whitenedcse.model import scratch
+
+    yaml.load = parsing(yaml.load)
+    Hydra.get_mode = lambda *_, **__: None  # composes all once more to read hydra.mode, which nothing sets
+    defaults_list._create_defaults_list = choosing(defaults_list._create_defaults_list)
+    composed = composing(ConfigLoaderImpl._compose_config_from_defaults_list)
+    ConfigLoaderImpl._compose_config_from_defaults_list = composed
+    made = cache(scratch.wordpiece)
+    scratch.wordpiece = lambda sentences, vocabulary: deepcopy(made(tuple(sentences), vocabulary))
+
+
+def parsing(parse):
+    """`yaml.load` that parses each text once."""
+    known = {}
+
+    def parsed(stream, Loader):  # noqa: N803  its name in PyYAML
+        text = stream if isinstance(stream, str) else stream.read()
+        if text not in known:
+            known[text] = parse(text, Loader)
+        return deepcopy(known[text])
+
+    return parsed
+
+
+def state(repo):
+    """The folders that Hydra searches, and of each file in them when it was written and how long it is."""
+    found = []
+    for source in repo.get_sources():
+        for folder, _, names in os.walk(source.path):
+            stats = [(name, os.stat(Path(folder, name))) for name in sorted(names)]
+            found += [(folder, name, stat.st_mtime_ns, stat.st_size) for name, stat in stats]
+        found.append((source.provider, source.path))
+    return tuple(sorted(found))
+
+
+def choosing(create):
+    """Hydra's list of the files that a choice of groups reads, made once for each choice."""
+    known = {}
+
+    def chosen(repo, config_name, overrides, prepend_hydra, skip_missing):
+        changed = {name: value for name, value in vars(overrides).items() if name != "config_overrides"}
+        key = pickle.dumps((state(repo), config_name, changed, prepend_hydra, skip_missing))
+        if key not in known:
+            made = create(repo, config_name, overrides, prepend_hydra, skip_missing)
+            known[key] = pickle.dumps((made, changed))  # these are what is noted on the way
+        made, after = pickle.loads(known[key])
+        vars(overrides).update(after)
+        return made
+
+    return chosen
+
+
+def composing(compose):
+    """The settings in a list of files, composed once."""
+    known = {}
+
+    def composed(loader, defaults, repo):
+        key = pickle.dumps((state(repo), [vars(default) for default in defaults]))
+        if key not in known:
+            known[key] = pickle.dumps(compose(loader, defaults, repo))
+        return pickle.loads(known[key])
+
+    return composed
