@@ -205,12 +205,10 @@ def architecture(kind, vocabulary, **settings):
     return made.eval()
 
 
-def decoder_of(kind, *, ends=False):
+def decoder_of(kind, *, ends=False, **settings):
     """A decoder, and its tokenizer as those come: without a padding token."""
-    tokenizer = byte_level(ends=ends)
-    return Encoder(
-        architecture(kind, 300, num_hidden_layers=2, pad_token_id=None, **DECODERS[kind]), tokenizer
-    )
+    settings |= {"pad_token_id": None, **DECODERS[kind]}
+    return Encoder(architecture(kind, 300, **settings), byte_level(ends=ends))
 
 
 @pytest.fixture

@@ -30,7 +30,8 @@ PLAIN = ProjectionHead(width=16, whitening=None, dense=False, position="before")
 
 
 def embedder_with(kind, *, ends, layers=(-1,), pooling="last"):
-    return embedder_of(decoder_of(kind, ends=ends), kind=pooling, layers=layers, head=PLAIN).eval()
+    decoder = decoder_of(kind, ends=ends, num_hidden_layers=2)
+    return embedder_of(decoder, kind=pooling, layers=layers, head=PLAIN).eval()
 
 
 @torch.no_grad()
@@ -63,7 +64,7 @@ def test_a_first_token_of_a_decoder_is_refused_with_what_to_use(kind):
 @pytest.fixture
 def saved(tmp_path):
     """A plain decoder in a directory, as the hub has them."""
-    encoder = decoder_of("llama")
+    encoder = decoder_of("llama", num_hidden_layers=2)
     encoder.backbone.save_pretrained(tmp_path / "llama")
     encoder.tokenizer.save_pretrained(tmp_path / "llama")
     return tmp_path / "llama"
