@@ -178,12 +178,15 @@ def page_of(words, home):
     printed = home / "printed"
     printed.write_text("")
     process = Forked(server(), words, str(home), surroundings(home, {}), [str(printed)] * 2)
-    until = time.monotonic() + 120
-    while process.poll() is None and "http://127.0.0.1" not in printed.read_text():
-        assert time.monotonic() < until
-        time.sleep(0.2)
-    process.send_signal(signal.SIGTERM)
-    process.wait(30)
+    try:
+        until = time.monotonic() + 120
+        while process.poll() is None and "http://127.0.0.1" not in printed.read_text():
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+    finally:
+        process.kill()
     return printed.read_text()
 
 
