@@ -256,6 +256,8 @@ def show(plan: Mapping[str, Any]) -> None:
         for name, unit in UNITS.items():
             cells = [Line(*plan["lines"][work][name]).at(10**power) for work in WORKS]
             print(f"{f'1e{power}':>8} {f'{name}, {unit}':22}" + "".join(f"{cell:16,.4g}" for cell in cells))
+    if flat := [work for work in WORKS if not plan["lines"][work]["seconds"][1]]:
+        print(f"No more seconds for more rows of {', '.join(flat)}: measure again, idle and without --quick")
     for row in plan["checks"]:
         for name in UNITS:
             pairs = [row[work][name] for work in WORKS]

@@ -14,6 +14,7 @@ from lightning import Callback
 from test_training import EightSentences, module_of, monitor_of
 from torch.utils.data import DataLoader
 
+from whitenedcse.app import jobs
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.evaluation.geometry import diversity
@@ -41,6 +42,14 @@ def test_tensorboard_that_is_not_installed_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(loggers, "find_spec", {}.get)
     with pytest.raises(ValueError, match=r"pip install 'whitenedcse\[tensorboard\]'"):
         tensorboard_logger(run=tmp_path)
+
+
+def test_and_before_data_is_read(refusal, monkeypatch):
+    monkeypatch.setattr(loggers, "find_spec", {}.get)
+    monkeypatch.setattr(jobs, "built", lambda cfg: pytest.fail("the parts of the run are made"))
+    assert refusal("train", "logger=tensorboard").startswith(
+        "error: logger=tensorboard needs tensorboard: pip"
+    )
 
 
 LIFE = [(0, {"dev": 1.0}), (1, {"loss": 3.0}), (2, {"loss": 2.0}), (2, {"dev": 4.0}), (3, {"loss": 1.0})]

@@ -57,7 +57,7 @@ MISTAKES = {
     ", python train.py -m +sweep=table3 system=sgw",
     "train data.batch_size=2": "2 sentences cannot whiten 2 channels, where eps=1e-05 alone bounds the gain",
     "train +system=sgw_6": "width=6 does not divide d=128; nearest that do: [4, 8]; set head.whitening.group",
-    "evaluate compare=[swept,other]": "swept is a sweep: name runs of it, as swept/0 or 'swept/[01]'",
+    "evaluate compare=[swept,other]": "swept is a sweep: name runs of it, as swept/0, or all as 'swept/*'",
     "train +system=covariance terms.covariance.wieght=2": "no setting 'terms.covariance.wieght'; the nearest "
     "is 'terms.covariance.weight'",
     "train head=dense head.whitening={kind:zca}": "head.whitening is left out here, and has no settings; "

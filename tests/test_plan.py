@@ -22,6 +22,16 @@ def test_time_and_disk_grow_and_memory_does_not():
     assert found == {"seconds": Line(1.0, 0.4), "memory": Line(700.0, 0.0), "disk": Line(0.0, 0.1)}
 
 
+def test_a_cost_that_does_not_grow_is_said(capsys):
+    costs = {"encode": 9.0, "train": 9.0, "index": 4.0, "query": 5.0}  # of 20 rows; of 10: 5
+    found = {work: lines({10: Cost(5.0, 1.0, 1.0), 20: Cost(b, 1.0, 2.0)}) for work, b in costs.items()}
+    plan.show({"lines": found, "checks": []})
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("No more seconds for more rows of index, query: measure again")
+    plan.show({"lines": found | {"index": found["train"], "query": found["train"]}, "checks": []})
+    assert "measure again" not in capsys.readouterr().out
+
+
 FACTS = {"counting": 0.001, "parameters": 10**9, "gigabits": 8.0}
 
 

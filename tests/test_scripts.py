@@ -248,11 +248,33 @@ def test_runs_are_compared_and_own_texts_evaluated_by_a_python_function(tmp_path
     assert "corpse.txt: no such file" in result.stderr and not (tmp_path / "outputs/gone").exists()
 
 
-def test_a_misspelt_key_in_an_experiment_file_is_refused(tmp_path, refusal):
+SLIPS = {  # in an experiment file, and what is said
+    "head: {whitening: {group: 4}}": "no setting 'head.whitening.group'; the nearest is 'head.whitening.gr",
+    "optim: {total_steps: 5}": "no setting 'optim.total_steps'; optim has lr, warmup_steps, weight_decay",
+    "head: {width: 5}": "no setting 'head.width'; ",
+    "mlm: {encoder: null}": "no setting 'mlm.encoder'; ",
+    "trainer: {callbacks: []}": "no setting 'trainer.callbacks'; ",
+    "monitor: {say: x}": "no setting 'monitor.say'; ",
+    "seed: {3": "while parsing a flow mapping in ",
+    "seed: 3\nseed: 4": "while constructing a mapping in ",
+    "seed: [3]": "seed=[3] must be a whole number",
+}
+
+
+@pytest.mark.parametrize("text", SLIPS)
+def test_a_slip_in_an_experiment_file_is_refused(tmp_path, refusal, text):
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nhead: {whitening: {group: 4}}\n")
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}\n")
     line = refusal("train", "+experiment=mine", f"hydra.searchpath=[file://{tmp_path}]")
-    assert line.startswith("error: no setting 'head.whitening.group'; the nearest is 'head.whitening.groups'")
+    assert line.startswith(f"error: {SLIPS[text]}")
+
+
+@pytest.mark.parametrize("text", ["seed: 3", "defaults: [override /data: file]"])
+def test_an_experiment_file_without_its_first_line_is_told_of_it(tmp_path, refusal, text):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"{text}\n")
+    line = refusal("train", "+experiment=mine", f"hydra.searchpath=[file://{tmp_path}]")
+    assert line.startswith("error: the file of +experiment needs as its first line: # @package _global_ (")
 
 
 def test_without_a_network_all_that_is_missing_is_said_at_once(tmp_path, refusal):

@@ -272,6 +272,14 @@ def test_what_a_folder_or_a_pattern_has_is_in_natural_order(tmp_path, monkeypatc
         assert [run.path.name for run in found] == [*map(str, range(12)), "a"]  # 10 and 11 come after 9
 
 
+def test_long_labels_are_cut_where_they_stay_different():
+    short, long = "loss.form=l2", "head.whitening.kind=shuffled_group, head.whitening.group_width={}"
+    assert contrasts.fitting([short, long.format(8)]) == [short, f"{long[: contrasts.LONGEST - 1]}…"]
+    found = contrasts.fitting([short, *(long.format(width) for width in (8, 2, 16))])
+    assert len(set(found)) == 4 and max(map(len, found)) <= contrasts.LONGEST
+    assert [name[-8:] for name in found[1:]] == ["_width=8", "_width=2", "width=16"]
+
+
 def test_against_names_the_group_to_compare_with(tmp_path):
     folder = swept(tmp_path / "s")
     there, back = table([folder])[0], table([folder], "group")[0]

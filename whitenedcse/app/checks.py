@@ -149,7 +149,7 @@ def refuse_idle(config: DictConfig, useless: dict[str, str]) -> None:
 
 
 def refuse_parts(config: DictConfig) -> None:
-    """Raise ValueError for parts that cannot be built: data, loss, terms, pooling, optimiser, whitening.
+    """Raise ValueError for parts that cannot be built: data, loss, terms, logger, optimiser, whitening...
 
     Only those of this package are tried: they are built again for the run. The encoder's width is that of the
     settings or of a local directory; of any other encoder it is not known here.
@@ -160,6 +160,10 @@ def refuse_parts(config: DictConfig) -> None:
         if ours(node) and not node.get("_partial_"):
             instantiate(node)
     refuse_loss(config)
+    if "tensorboard_logger" in str(
+        config.logger
+    ):  # wandb is always installed, and its logger asks the server
+        instantiate(config.logger)(run=Path())
     if ours(config.optim):
         steps = config.trainer.max_steps if config.trainer.max_steps > 0 else sys.maxsize
         instantiate(config.optim)([torch.nn.Parameter(torch.zeros(1))], total_steps=steps)

@@ -31,26 +31,24 @@ TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", s
 TYPE_NAMES |= {list: "a list ([...])", dict: "a mapping", Any: "of any type"}
 PLURALS = {"a whole number": "whole numbers", "a number": "numbers", "text": "texts", "a mapping": "mappings"}
 SCRIPT_TYPES: dict[str, Any] = {  # of the settings that train.py and evaluate.py read themselves
-    "seed": int,
-    "views": int,
-    "gather": bool,
     "checkpoint_every": float,
     "mlm": Mapping[str, Any],
     "terms": Mapping[str, Mapping[str, Any]],
     "layers": Sequence[int] | None,
-    "k": int | None,
-    "sample": int | None,
-    "bf16": bool,
     "columns": Sequence[str],
     "figures": Sequence[Literal["layers", "subsets", "components", "projection"]],
     "compare": Sequence[str] | None,
-    "draws": int,
-    "pearson": bool,
     "digits": Literal[0, 1, 2, 3, 4, 5, 6] | None,
     "tasks.names": Sequence[str],
+    **dict.fromkeys(("seed", "views", "draws"), int),
+    **dict.fromkeys(("gather", "bf16", "pearson"), bool),
+    **dict.fromkeys(("k", "sample"), int | None),
     **dict.fromkeys(("embedding", "fit", "classifier"), str),
     **dict.fromkeys(("model", "prompt", "monitor.dev"), str | None),
 }
+# arguments that train.py gives itself, which are no settings
+SUPPLIED = {"optim": {"parameters", "total_steps"}, "head": {"width"}, "mlm": {"encoder"}, "logger": {"run"}}
+SUPPLIED |= {"monitor": {"directory", "say"}, "trainer": {"logger", "callbacks"}}
 RESOLVERS: dict[str, Any] = {"when": when, "label": label, "options": lambda name: options(name)}
 RESOLVERS["passes"] = encoder_passes
 RESOLVERS["precision"] = lambda *on: importlib.import_module("whitenedcse.app.compute").quickest(*on)
@@ -87,7 +85,8 @@ def check(path: str, node: Mapping[str, Any], known: Mapping[str, Any], *, impor
             raise ValueError(mistyped(name, value, annotation))
         if isinstance(value, Mapping):
             inside = parameters(name, value.get("_target_"), imported=imported)
-            check(f"{name}.", value, inside, imported=imported)
+            own = {key: hint for key, hint in inside.items() if key not in SUPPLIED.get(name, ())}
+            check(f"{name}.", value, own, imported=imported)
 
 
 def parameters(path: str, target: str | None, *, imported: bool) -> dict[str, Any]:

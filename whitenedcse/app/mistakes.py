@@ -39,7 +39,7 @@ MENDABLE = (HydraException, OmegaConfBaseException, ValueError, OSError)
 def mendable(error: Exception) -> Exception | None:
     """What to tell the user of an error that a user can mend; None for any other."""
     kinds = [kind.__name__ for kind in type(error).__mro__]  # their packages need not be imported for this
-    if "MisconfigurationException" in kinds or isinstance(error, MENDABLE):
+    if {"MisconfigurationException", "YAMLError"} & {*kinds} or isinstance(error, MENDABLE):
         return error
     last = extract_tb(error.__traceback__)[-1:]
     if isinstance(error, TypeError) and last and re.search(r"hydra\W_internal", last[0].filename):
@@ -276,6 +276,9 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
         lambda found, _: no_option(found[1], found[2], found[3].split())
     ),
     NO_CALL: lambda found, _: f"{found[0]}; {GIVEN}",
+    r"^In '\w+/\S+': Could not override '[^']+@(\w+)\.|^no setting '(experiment|system|sweep)'": (
+        lambda found, _: f"the file of +{found[1] or found[2]} needs as its first line: # @package _global_"
+    ),
     r"^Ambiguous value for argument '(.+?)' 1\.": lambda found, argv: several(found[1], argv),
     r"^Multiple values for (\w+)\.": lambda found, argv: twice(found[1], argv),
     r"^Config group override must be a string": lambda _, argv: no_null(argv),

@@ -116,7 +116,7 @@ class Run:
         return self.scores or self._lacks("scores.json")
 
     def _lacks(self, name: str) -> NoReturn:
-        sweep = f"a sweep: name runs of it, as {self.path}/0 or '{self.path}/[01]'"
+        sweep = f"a sweep: name runs of it, as {self.path}/0, or all as '{self.path}/*'"
         kind = sweep if (self.path / SWEPT).is_file() else f"not a run that has ended: it has no {name}"
         raise FileNotFoundError(f"{self.path} is {kind}")
 

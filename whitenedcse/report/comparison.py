@@ -139,7 +139,8 @@ def with_row(name: str) -> tuple[list[Path], str | None]:
 
 def expanded(name: str) -> list[Path]:
     """The directories that a name or pattern matches. Raises FileNotFoundError if none does."""
-    paths = sorted(Path(path) for path in glob.glob(name)) if glob.has_magic(name) else [Path(name)]
+    found = sorted(path for path in map(Path, glob.glob(name)) if path.is_dir())
+    paths = found if glob.has_magic(name) else [Path(name)]
     if not paths or not paths[0].exists():
         runs = sorted(str(file.parent) for file in Path(name).parent.glob("*/scores.json"))[:5]
         there = f"; there are {', '.join(runs)}" if runs else ""

@@ -211,15 +211,24 @@ def of_groups(groups: Sequence[Group]) -> list[tuple[str, Drawing, str]]:
     return charts
 
 
+def fitting(labels: Sequence[str]) -> list[str]:
+    """Labels of at most `LONGEST` letters: long ones cut at their end, or within if they were alike then."""
+    ends = [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in labels]
+    if len(set(ends)) == len(ends):
+        return ends
+    half = LONGEST // 2
+    return [name if len(name) <= LONGEST else f"{name[: half - 1]}…{name[-half:]}" for name in labels]
+
+
 def strip(ax: Axes, groups: Sequence[Group], measure: Measure, what: str) -> None:
     """Plot a row of dots for each group, one for each run, the first group on top."""
+    names = fitting([group.label for group in groups])
     for i, group in enumerate(groups):
         colour, mark = look(i)
         scores = np.array(list(values(group, measure).values()))
         n = len(scores)
-        name = group.label if len(group.label) <= LONGEST else f"{group.label[: LONGEST - 1]}…"
         ax.text(
-            0.0, -i + 0.3, name, transform=ax.get_yaxis_transform(), fontsize=9, va="center"
+            0.0, -i + 0.3, names[i], transform=ax.get_yaxis_transform(), fontsize=9, va="center"
         ).set_in_layout(False)
         ax.plot(
             scores,
