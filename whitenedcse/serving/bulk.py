@@ -66,7 +66,8 @@ def arrays(directory: str | Path) -> Iterator[NDArray[Any]]:
     if (manifest := begun(out)) is None:
         raise ValueError(f"{out}: no {MANIFEST}; whitenedcse encode writes such a directory")
     if left := unwritten(out, manifest):
-        raise ValueError(f"{out} lacks {len(left)} of {manifest.shards} files; the same command resumes")
+        lacking = f"{out} lacks {len(left)} of {manifest.shards} files"
+        raise ValueError(f"{lacking}; repeat its whitenedcse encode, which resumes")
     for number in range(manifest.shards):
         intact(out, AGAIN, [manifest.name(number)])
         x = reading.vectors(out / manifest.name(number))
