@@ -116,9 +116,8 @@ def test_two_machines_make_one_run_which_survives_a_lost_machine_and_a_lost_rank
     assert line in (tmp_path / "said0").read_text()
 
     pair = agents("run=two", restarts=3)
-    os.kill(
-        amid(pair, run, reached, tmp_path)[1], signal.SIGKILL
-    )  # which torchrun replaces, on both machines
+    lost = amid(pair, run, reached, tmp_path)[1]
+    os.kill(lost, signal.SIGKILL)  # which torchrun replaces, on both machines
     assert ended(pair) == [0, 0], (tmp_path / "said0").read_text()
     assert (tmp_path / "said0").read_text().count("resumes after step") >= 2
     assert outcome(run) == outcome(tmp_path / "outputs" / "whole")

@@ -160,9 +160,7 @@ def refuse_parts(config: DictConfig) -> None:
         if ours(node) and not node.get("_partial_"):
             instantiate(node)
     refuse_loss(config)
-    if "tensorboard_logger" in str(
-        config.logger
-    ):  # wandb is always installed, and its logger asks the server
+    if "tensorboard_logger" in str(config.logger):  # that of wandb, always installed, asks the server
         instantiate(config.logger)(run=Path())
     if ours(config.optim):
         steps = config.trainer.max_steps if config.trainer.max_steps > 0 else sys.maxsize

@@ -31,7 +31,7 @@ from whitenedcse.evaluation.statistics import (
 )
 from whitenedcse.evaluation.suite import seed
 from whitenedcse.evaluation.tasks import short
-from whitenedcse.report import mteb_comparison
+from whitenedcse.report import mteb_comparison, sweep
 from whitenedcse.report.results import bounds, difference_cells, headed, meaning, same_pairs
 
 # key in scores.json, the table's title, and what a test consists of
@@ -139,14 +139,13 @@ def with_row(name: str) -> tuple[list[Path], str | None]:
 
 def expanded(name: str) -> list[Path]:
     """The directories that a name or pattern matches. Raises FileNotFoundError if none does."""
-    found = sorted(path for path in map(Path, glob.glob(name)) if path.is_dir())
-    paths = found if glob.has_magic(name) else [Path(name)]
-    if not paths or not paths[0].exists():
+    try:
+        return sweep.paths([name])
+    except FileNotFoundError:
         runs = sorted(str(file.parent) for file in Path(name).parent.glob("*/scores.json"))[:5]
         there = f"; there are {', '.join(runs)}" if runs else ""
         how = "matches" if glob.has_magic(name) else "is in"
-        raise FileNotFoundError(f"compare: no run {how} {name}{there}")
-    return paths
+        raise FileNotFoundError(f"compare: no run {how} {name}{there}") from None
 
 
 def group(name: str, paths: Sequence[Path]) -> Group:
