@@ -146,7 +146,7 @@ def test_only_what_is_missing_is_encoded_and_the_progress_says_so(embedder, corp
     for number in (0, 4):
         (out / f"shard-0000{number}.npy").unlink()
     (out / "shard-00000.npy.new").write_bytes(b"half")  # what a kill leaves
-    with pytest.raises(ValueError, match="lacks 2 of 5 files"):
+    with pytest.raises(ValueError, match="lacks 2 of 5 files; repeat its whitenedcse encode, which resumes"):
         list(arrays(out))
 
     told = paced(bulk_module, monkeypatch)

@@ -208,7 +208,6 @@ def changed(path, *, tensors=None, **metadata):
         lambda path: changed(path, tensors={"mean": np.zeros(11)}),
         lambda path: changed(path, tensors={"matrix": np.zeros((12, 12), np.float32)}),
         lambda path: changed(path, tensors={"scale": np.zeros(12)}),
-        lambda path: (path.unlink(), path.mkdir()),
     ],
 )
 def test_a_foreign_or_broken_file_is_refused_by_name(tmp_path, x, damage):
@@ -222,6 +221,11 @@ def test_a_foreign_or_broken_file_is_refused_by_name(tmp_path, x, damage):
         match=f"{path} (is damaged .*; (copy it again, or fit it|copy or download it)|was not written by) ",
     ):
         Postprocess.load(path)
+
+
+def test_a_directory_is_not_called_damaged(tmp_path):
+    with pytest.raises(ValueError, match=f"^{tmp_path} is a directory; name a file$"):
+        Postprocess.load(tmp_path)
 
 
 def test_every_flipped_bit_is_refused_or_changes_nothing(tmp_path):

@@ -48,6 +48,7 @@ def home(with_bert):
     """An empty folder with an encoder, a corpus of 48 sentences and scored pairs, as a user has them."""
     (with_bert / "my.txt").write_text("".join(f"{a} {b}\n" for a in SENTENCES for b in SENTENCES[:6]))
     (with_bert / "pairs.tsv").write_text(PAIRS)
+    (with_bert / "table.csv").write_text("key,text\n1,a cat\n2,a dog\n")
     return with_bert
 
 
@@ -218,6 +219,12 @@ def test_runs_are_models_and_one_task_needs_no_list(home):
     [
         (lambda: whitenedcse.train("nowhere", "my.txt"), OSError, "nowhere"),
         (lambda: whitenedcse.train("bert", "gone.txt"), FileNotFoundError, "gone.txt"),
+        (
+            lambda: whitenedcse.train("bert", ["a cat", "a dog"]),
+            TypeError,
+            "corpus is of type list, not a path or name: write its sentences to a file, one a line",
+        ),
+        (lambda: whitenedcse.train("bert", "table.csv", **SMALL), ValueError, '{"data.columns": ["NAME"]}'),
         (lambda: whitenedcse.train("bert", "my.txt", head="sgw"), ValueError, "no head=sgw; there are"),
         (lambda: whitenedcse.train("bert", "my.txt", views=1, **SMALL), ValueError, "views=1"),
         (lambda: whitenedcse.train("bert", "my.txt", batch_size="8"), ValueError, "must be a whole number"),

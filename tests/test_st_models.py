@@ -2,10 +2,13 @@
 
 import copy
 import csv
+import importlib
 import json
 import math
 import pickle
 import random
+import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -32,7 +35,19 @@ from whitenedcse.sentence_transformers import (
     whitened,
 )
 
+THEIRS = ("sentence_transformers", "whitenedcse.sentence_transformers")
 TEXTS = [f"{a} {b}" for i, a in enumerate(SENTENCES) for b in SENTENCES[: i + 1]] + ["", "cat", "a " * 60]
+
+
+@pytest.mark.parametrize("lacking", ["sentence_transformers", "sentence_transformers.base"])
+def test_without_their_library_or_with_an_old_one_the_import_names_the_pip_command(monkeypatch, lacking):
+    for name in [name for name in sys.modules if name.startswith(THEIRS)]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ["sentence_transformers", lacking]:
+        monkeypatch.setitem(sys.modules, name, None if name == lacking else ModuleType(name))
+    said = r"sentence-transformers 6.2 or newer .*: pip install 'whitenedcse\[sentence-transformers\]'$"
+    with pytest.raises(ImportError, match=f"^whitenedcse.sentence_transformers needs {said}"):
+        importlib.import_module("whitenedcse.sentence_transformers")
 
 
 @pytest.fixture

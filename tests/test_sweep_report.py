@@ -356,6 +356,10 @@ def test_a_label_is_the_system_and_the_settings_that_differ(labels):
     ]  # all share the system
     assert labels({}, none) == ["head.whitening=group", "head.whitening=null"]
     assert labels({"checkpoint_every": 1}) == ["default settings"]
+    typed = [
+        {"head__whitening__kind": kind, "words": f"head.whitening.kind={kind}"} for kind in ("zca", "pca")
+    ]
+    assert labels(*typed) == ["head.whitening.kind=zca", "head.whitening.kind=pca"]  # as it was typed
     assert labels({}, none, {"head__whitening__kind": "zca"}, none | {"views": 2}) == [
         "views=3, head.whitening=group",
         "views=3, head.whitening=null",

@@ -222,6 +222,8 @@ def parsing(path: Path, cure: str, *own: type[Exception]) -> Iterator[None]:
         named = isinstance(error, ValueError) and str(error).startswith(str(path))
         if system or named or isinstance(error, own):
             raise
+        if isinstance(error, OSError) and path.is_dir():  # a library opened it, and said less
+            raise ValueError(f"{path} is a directory; name a file") from error
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         why = " ".join(f"{kind}{error}".split())
         raise ValueError(f"{path} is damaged ({why:.300}); {cure}") from error

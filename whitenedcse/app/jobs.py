@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from whitenedcse.app import arguments, checks, configuration, identity, launch, ranks
+from whitenedcse.app import arguments, checks, configuration, identity, launch, mistakes, ranks
 from whitenedcse.app.run import Run
 
 SWEEP = "WHITENEDCSE_SWEEP"  # the number of jobs of a sweep and when it was started, for its processes
@@ -221,6 +221,8 @@ def fitted_on(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[
 
     name: "training" is the corpus of the model's own run.
     """
+    if name.endswith(".safetensors"):
+        raise ValueError(f"fit={name}: {mistakes.FIT}")
     if name != "training":
         return name, list(columns), None
     if run := Run.of(model):

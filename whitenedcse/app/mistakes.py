@@ -113,8 +113,7 @@ def no_null(argv: list[str]) -> str:
     """What to write in place of GROUP=null."""
     keys = [text.lstrip("+").removesuffix("=null") for text in argv[1:] if text.endswith("=null")]
     group = next((key for key in keys if key in groups(script_of(argv))), "GROUP")
-    options = stems(group)
-    return f"{group}=null: choose {group}={f' or {group}='.join(['none'] if 'none' in options else options)}"
+    return f"{group}=null: choose {group}=" + f" or {group}=".join({*stems(group)} & {"none"} or stems(group))
 
 
 def no_word(argv: list[str]) -> str:
@@ -184,8 +183,9 @@ def refuse_options(argv: list[str]) -> None:
     keys = sorted(sorted(known_keys(argv), reverse=True), key=lambda key: -key.count("."))
     last = {key.rpartition(".")[2]: key for key in keys}  # of equal names the one least deep, as seed
     near = get_close_matches(name, last, n=1)
-    nearest = f"; the nearest is {last[near[0]]}=VALUE" if near else "; --help lists them"
-    raise ValueError(f"no option {strange[0]}: settings are written KEY=VALUE{nearest}")
+    cure = f"the nearest is {last[near[0]]}=VALUE" if near else "--help lists them"
+    said = f"no option {strange[0]}: settings are written KEY=VALUE; {cure}"
+    raise ValueError(no_part(name, strange[0], argv) or said)
 
 
 def no_argument(unknown: list[str], words: list[str], parser: ArgumentParser) -> str:

@@ -81,6 +81,11 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
     Traceback (most recent call last):
     FileNotFoundError: ...
     """
+    if not isinstance(corpus, str | Path):
+        kind = type(corpus).__name__
+        raise TypeError(
+            f"corpus is of type {kind}, not a path or name: write its sentences to a file, one a line"
+        )
     given: dict[str, Any] = {"encoder": "pretrained", "encoder.path": os.fspath(encoder), "data": "file"}
     given |= {"data.corpus": str(corpus), "monitor.dev": None if dev is None else str(dev)}
     given |= {

@@ -46,11 +46,8 @@ def filesystem(path: str | Path) -> Iterator[tuple[Any, str]]:
     try:
         yield _found(str(path))
     except (FileNotFoundError, IsADirectoryError) as error:
-        more = (
-            ", or it cannot be reached"
-            if "://" in str(path)
-            else "; whitenedcse data check says what is missing"
-        )
+        more = "; whitenedcse data check says what is missing"
+        more = ", or it cannot be reached" if "://" in str(path) else more
         raise FileNotFoundError(f"{path}: no such file{more}") from error
     except ImportError as error:
         package = getattr(error.__cause__, "name", None) or "that package"
@@ -270,7 +267,8 @@ def fields(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[str, dict[s
 def having(wanted: Sequence[str], present: Sequence[str], place: object) -> Sequence[str]:
     """The wanted columns. Raises ValueError if none is, or one is not among those that are present."""
     if not wanted:
-        how = "--columns NAME, data.columns=[NAME] for train.py or columns=[NAME] for evaluate.py"
+        train = 'data.columns=[NAME] for train.py ({"data.columns": ["NAME"]} in the settings of a call)'
+        how = f"--columns NAME, columns=[NAME] for evaluate.py, {train}"
         raise ValueError(f"{place}: give {how}; its columns are {listed(present, place)}")
     if lost := [repr(name) for name in wanted if name not in present]:
         near = "".join(f"; did you mean {n!r}?" for n in difflib.get_close_matches(lost[0][1:-1], present, 1))

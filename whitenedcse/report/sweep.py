@@ -116,7 +116,7 @@ def labels(firsts: Sequence[Run]) -> list[str]:
     """
     tables, known, words = [texts(run.settings) for run in firsts], bases(firsts), asked(firsts)
     columns, varied = [], asked(firsts, varied=True)
-    for name in settings(firsts):
+    for name in (name for name in settings(firsts) if f"{name}.kind" not in words):
         own = [table.get(name, "") for table in tables]
         above = [table.get(name.rpartition(".")[0], "") for table in tables]
         if place(name, varied) < len(varied) or not decides(known, own):
@@ -136,7 +136,7 @@ def parts(name: str, own: Sequence[str | None], above: Sequence[str | None], typ
     repeated: its kind or class, and settings that only one class has, unless they are `typed`.
     """
     alone = len({*own} - {"", None}) == 1 and not typed
-    if (alone or name.endswith((".kind", "._target_"))) and decides(above, own):
+    if (alone or (name.endswith((".kind", "._target_")) and not typed)) and decides(above, own):
         return [""] * len(own)
     pairs = list(zip(above, own, strict=True))
     lacking: dict[Any, str] = {(other, ""): f"no {name}" for other, text in pairs if text}

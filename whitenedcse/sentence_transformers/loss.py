@@ -47,7 +47,8 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
 
     views: v, the anchor included. whitening, dense: of the head, see `ProjectionHead`; with None and False
         there is no head, and v = 2 is the library's MultipleNegativesRankingLoss.
-    loss: what compares the views. passes: p for one column, from 1 to v; None for v.
+    loss: what compares the views, with a temperature, as MultiPositiveLoss(temperature=0.1) of
+        `whitenedcse.training.loss`. passes: p for one column, from 1 to v; None for v.
     gather_across_devices: whether statistics and negatives are those of all processes, so that W processes
         of n sentences compute what one of W n does. False is only for a loss without a head.
     mini_batch_size: None, or how many rows are encoded at a time: their activations are not kept, and each

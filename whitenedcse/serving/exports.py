@@ -117,7 +117,8 @@ def refuse_other(embedder: Embedder, fit: Postprocess) -> None:
         if pooled not in (None, here):
             raise ValueError(
                 f"this transform was fitted to vectors with the pooling {pooled}, and here it is {here}; load"
-                " the encoder with the same --pooling and --layers, or fit it again"
+                " the encoder with the same --pooling and --layers, in Python Embedder.load(MODEL, pooling),"
+                " or fit it again"
             )
         raise ValueError(
             "this transform was fitted to another embedder: its vector of a test sentence differs; load the "
