@@ -1,9 +1,11 @@
-"""What every start of a script reads and computes again, done once in a process: half of a small start.
+"""What every start of a script reads and computes again, done once: half of a small start.
 
 A file of YAML is parsed once for each text; groups of settings are composed once for each choice of them, as
 long as no file below the folders that Hydra searches changes; the vocabulary of the quick start is made once.
+Compositions are shared by all processes of a session through files in the folder REMEMBERED.
 """
 
+import hashlib
 import os
 import pickle
 from copy import deepcopy
@@ -27,6 +29,29 @@ def begin():
     ConfigLoaderImpl._compose_config_from_defaults_list = composed
     made = cache(scratch.wordpiece)
     scratch.wordpiece = lambda sentences, vocabulary: deepcopy(made(tuple(sentences), vocabulary))
+
+
+class Shared(dict):
+    """Bytes by key, of this process and of all others with the same folder."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.folder = kind, os.environ["REMEMBERED"]
+
+    def file(self, key):
+        return Path(self.folder, f"{self.kind}-{hashlib.sha256(key).hexdigest()}")
+
+    def made(self, key, make):
+        """The bytes of a key, made where no process has made them before."""
+        if key not in self:
+            try:
+                self[key] = self.file(key).read_bytes()
+            except FileNotFoundError:
+                self[key] = make()
+                own = Path(f"{self.file(key)}.{os.getpid()}")
+                own.write_bytes(self[key])
+                own.replace(self.file(key))
+        return self[key]
 
 
 def parsing(parse):
@@ -55,29 +80,29 @@ def state(repo):
 
 def choosing(create):
     """Hydra's list of the files that a choice of groups reads, made once for each choice."""
-    known = {}
+    known = Shared("defaults")
 
     def chosen(repo, config_name, overrides, prepend_hydra, skip_missing):
         changed = {name: value for name, value in vars(overrides).items() if name != "config_overrides"}
         key = pickle.dumps((state(repo), config_name, changed, prepend_hydra, skip_missing))
-        if key not in known:
-            made = create(repo, config_name, overrides, prepend_hydra, skip_missing)
-            known[key] = pickle.dumps((made, changed))  # these are what is noted on the way
-        made, after = pickle.loads(known[key])
+
+        def made():
+            found = create(repo, config_name, overrides, prepend_hydra, skip_missing)
+            return pickle.dumps((found, changed))  # these are what is noted on the way
+
+        found, after = pickle.loads(known.made(key, made))
         vars(overrides).update(after)
-        return made
+        return found
 
     return chosen
 
 
 def composing(compose):
     """The settings in a list of files, composed once."""
-    known = {}
+    known = Shared("settings")
 
     def composed(loader, defaults, repo):
         key = pickle.dumps((state(repo), [vars(default) for default in defaults]))
-        if key not in known:
-            known[key] = pickle.dumps(compose(loader, defaults, repo))
-        return pickle.loads(known[key])
+        return pickle.loads(known.made(key, lambda: pickle.dumps(compose(loader, defaults, repo))))
 
     return composed

@@ -361,6 +361,7 @@ def probed(file, width, folder):
 
 
 @browser
+@pytest.mark.slow
 def test_a_word_on_the_console_and_a_request_are_heard(tmp_path):
     loud = tmp_path / "loud.html"
     loud.write_text("<script>console.error('loud')</script>")
