@@ -226,13 +226,20 @@ def test_pairs_are_views_and_a_third_column_is_the_negative(data, text, tokenize
         assert tokenizer.batch_decode(negatives, skip_special_tokens=True) == [f"not {a}" for a in anchors]
 
 
-def test_a_sample_of_tokens_is_of_first_columns_and_always_the_same(data, text):
-    module = data(corpus=str(text[0].with_suffix(".tsv")), columns=["a", "b", "c"], seed=8)
-    drawn = rows_of(module.sample_tokens(10))
-    words = [row[1] for row in drawn]
-    assert [len(row) for row in drawn] == [3] * 10 and len(set(words)) == 10 and set(words) <= set(text[1])
-    assert rows_of(data(seed=1).sample_tokens(10)) == drawn
-    assert sorted(row[1] for row in rows_of(module.sample_tokens(1000))) == sorted(text[1])
+def test_a_sample_of_tokens_is_of_all_columns_and_always_the_same(data, text, tokenizer):
+    triplets = {"corpus": str(text[0].with_suffix(".tsv")), "columns": ["a", "b", "c"]}
+    module = data(**triplets, seed=8)
+    drawn = tokenizer.batch_decode(rows_of(module.sample_tokens(11)), skip_special_tokens=True)
+    assert len(set(drawn)) == 9 and drawn[3:] == [f"{a} and" for a in drawn[:3]] + [
+        f"not {a}" for a in drawn[:3]
+    ]
+    assert rows_of(data(**triplets, seed=1).sample_tokens(11)) == rows_of(module.sample_tokens(11))
+    alone = rows_of(data(seed=1).sample_tokens(10))
+    assert rows_of(module.sample_tokens(30))[:10] == alone  # the first column of the same rows
+    rows = sorted(row[1] for row in rows_of(data().sample_tokens(1000)))
+    assert (
+        rows == sorted(text[1]) == sorted(row[1] for row in rows_of(module.sample_tokens(1000))[: len(rows)])
+    )
 
 
 @pytest.mark.parametrize(

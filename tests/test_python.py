@@ -1,5 +1,6 @@
 """The library without a command line: train and evaluate as functions; corpora without scored pairs."""
 
+import itertools
 import json
 import os
 import signal
@@ -154,6 +155,19 @@ def test_a_transform_is_fitted_to_the_rows_that_were_trained_on(home, monkeypatc
         assert fitted <= kept and len(fitted) == size
 
 
+def test_training_sentences_of_the_dev_table_and_of_an_evaluation_are_those_of_all_columns(home):
+    table = [f"{a}\t{b} {a}\n" for a in SENTENCES for b in SENTENCES[1:]]
+    (home / "two.tsv").write_text("left\tright\n" + "".join(table))
+    pairs = [f"{i % 5}\t{a}\t{b}\n" for i, (a, b) in enumerate(itertools.combinations(SENTENCES, 2))]
+    (home / "pairs.tsv").write_text("score\tsentence1\tsentence2\n" + "".join(pairs))
+    more = {"settings": {"data.columns": ["left", "right"]}, "views": 2, **SMALL, "max_length": 32}
+    run = whitenedcse.train("bert", "two.tsv", dev="pairs.tsv", output="outputs/two", **more)
+    best = run.series["dev/whitened_on_corpus_k16"].values[run.series["dev/spearman"].values.argmax()]
+    after = {"fit": "training"}
+    scored = whitenedcse.evaluate(run, tasks="pairs.tsv", postprocess="whitening", settings=after)
+    assert scored.tests("whitening")["avg"] == pytest.approx(best, abs=1e-6)
+
+
 def test_the_own_pooling_and_prompt_of_an_encoder_that_are_not_trained_are_said(home, bert, capsys):
     checkpoint.save(embedder_of(bert, kind="mean").replaced(prompt="query: "), home / "own")
     settings = {"trainer.max_steps": 1}
@@ -207,6 +221,10 @@ def test_runs_are_models_and_one_task_needs_no_list(home):
     assert list(run.results["rows"][0]["sts"]["tasks"]) == ["pairs.tsv"]
     names = ["as it is", "whitened (target)", "whitened (training)"]  # not named after the corpus
     assert [row["name"] for row in run.results["rows"]] == names
+    with pytest.raises(
+        ValueError, match="2 rows that begin with 'whitened': whitened .target., whitened .tr"
+    ):
+        run.tests("whitened")
     scored = whitenedcse.evaluate(run, tasks="pairs.tsv", output="outputs/e")
     assert scored.results["rows"][0]["sts"] == run.results["rows"][0]["sts"]
     assert np.array_equal(whitenedcse.Embedder.load(run).encode(["a"]), run.embedder.encode(["a"]))

@@ -159,14 +159,15 @@ class Run:
     def tests(self, row: str | None = None) -> dict[str, float | None]:
         """The test scores x 100 in a row of the table, by task and "avg"; {} without tests.
 
-        row: its name or how that begins, as "whitening"; None for the first. Correlations are aggregated as
-        the protocol does; "avg" is theirs, or of accuracies. Raises FileNotFoundError before the run's end.
+        row: its name or that name's beginning; None for the first. Correlations are aggregated as the
+        protocol does; "avg" is theirs, or of accuracies. Raises FileNotFoundError before the run's end.
         """
         rows = self.results.get("rows", [])
         names = [line["name"] for line in rows]
         like = [row] if row in names else [name for name in names if name.startswith(row or "")]
         if row and len(like) != 1:
-            raise ValueError(f"{self.path} has no row {row!r} of test scores: {', '.join(names) or 'none'}")
+            found = f"{len(like)} rows that begin with {row!r}" if like else f"no row {row!r} of test scores"
+            raise ValueError(f"{self.path} has {found}: {', '.join(like or names) or 'none'}")
         return reading.by_task(rows[names.index(like[0])], self.results["headline"]) if rows else {}
 
     @property

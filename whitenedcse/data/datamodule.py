@@ -263,8 +263,9 @@ class SentenceData(LightningDataModule):
         return self.trainer.global_step % steps * each
 
     def sample_tokens(self, k: int) -> Ragged:
-        """The first column of k rows, always the same ones, or of all rows if there are fewer, as a batch."""
-        return self.tokens.rows(self.shuffled(0)[:k], [0])
+        """All columns of always the same rows, k sentences together or all there are if fewer, as a batch."""
+        columns = self.tokens.columns
+        return self.tokens.rows(self.shuffled(0)[: max(1, k // columns)], range(columns))
 
     @property
     def counts(self) -> str:
