@@ -3,4 +3,5 @@
 from importlib.util import find_spec
 
 if find_spec("sentence_transformers") is None:
-    raise SystemExit("benchmarks compare with sentence-transformers and others: pip install -e '.[dev]'")
+    install = "pip install -c constraints.txt -e '.[dev]'"
+    raise SystemExit(f"error: benchmarks compare with sentence-transformers and others: {install}")

@@ -217,10 +217,10 @@ def refusal(monkeypatch, tmp_path, capsys):
     """Starts a script in this process, offline and in an empty directory; gives the line it ends with."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WHITENEDCSE_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
     def start(name, *arguments):
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
         monkeypatch.setattr(sys, "argv", [str(ROOT / f"{name}.py"), *arguments])
         with pytest.raises(SystemExit) as exit:
             runpy.run_path(sys.argv[0], run_name="__main__")

@@ -32,6 +32,9 @@ MISTAKES = {
     "train head=null": "head=null: choose head=dense or head=group or ",
     "train ~loss": "~loss: train.py needs it; choose loss=barlow_twins or ",
     "train loss=none": "loss=none trains by mlm.weight above 0",
+    "train +terms.a=3": "terms.a has no class; a term of your own begins with its class",
+    "train seed=-1": "seed=-1 must be from 0 to 4294967295",
+    "train data.seed=4294967296": "data.seed=4294967296 must be from 0 to 4294967295",
     "train terms.a._target_=b.C": "terms has no 'a' yet; add +terms.a._target_=b.C",
     "train terms.a.weight=1": "terms has no 'a' yet; a term of your own begins with its class: +terms.a._tar",
     "train terms.teacher.weight=1": "terms has no 'teacher' yet; add +system=teacher, which has it",
@@ -365,6 +368,14 @@ def test_the_quotes_that_a_message_proposes_are_taken(word, value):
     (proposed,) = shlex.split(re.split("of its own, |of their own, ", no_word(["train.py", word]))[1])
     parsed = OverridesParser.create().parse_override(proposed)
     assert OmegaConf.to_container(OmegaConf.create({"value": parsed.value()}))["value"] == value
+
+
+@pytest.mark.parametrize(
+    "before", [["--config-dir", "../mine"], ["--config-dir=../mine", "-m"], ["-cd", "a b"]]
+)
+@pytest.mark.parametrize("word", ["data.crop=[0.5,1", "run=v=1", "corpus.txt"])
+def test_the_word_that_is_wrong_is_named_and_not_an_option_before_it(before, word):
+    assert no_word(["train.py", *before, "seed=3", word]).startswith(f"{word}: ")
 
 
 def test_a_module_in_this_folder_is_answered_with_the_path_to_it(tmp_path, monkeypatch):

@@ -202,6 +202,21 @@ def test_what_was_made_in_another_way_altogether_is_not_even_near(tmp_path, key,
     assert {r[1] for r in report(key, [here]).rows} <= {"cited", "published"}
 
 
+@pytest.mark.parametrize("key", ["WhiteningBERT/F1", "WhiteningBERT/F2"])
+def test_a_file_of_a_run_with_many_rows_is_near_once(tmp_path, key):
+    row = next(row for k, row in OWN if k == key)
+    here = run(tmp_path / "x", conditions(row) | {"encoder": "someone/else"})
+    scores = json.loads((here / "scores.json").read_text())
+    (made,) = scores["rows"]
+    scores["rows"] = [
+        made | {"name": str(i), "pooling": pooling}
+        for i, pooling in enumerate(["cls over layers [-1]", "mean over layers [-1]", made["pooling"]])
+    ]
+    (here / "scores.json").write_text(json.dumps(scores))
+    (note,) = [note for note in report(key, [here]).notes if note.startswith("near miss, ")]
+    assert note.count(", the row has ") == 1 and "encoder=someone/else" in note
+
+
 @pytest.mark.parametrize("differences", [3, 4])
 def test_a_run_that_differs_in_more_than_three_conditions_is_not_near(tmp_path, differences):
     names = ["optim.lr", "optim.weight_decay", "loss.temperature", "data.max_length"][:differences]

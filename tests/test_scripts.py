@@ -16,6 +16,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
 from whitenedcse.app import cli
+from whitenedcse.app.configuration import groups
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 
@@ -258,7 +259,24 @@ SLIPS = {  # in an experiment file, and what is said
     "seed: {3": "while parsing a flow mapping in ",
     "seed: 3\nseed: 4": "while constructing a mapping in ",
     "seed: [3]": "seed=[3] must be a whole number",
+    "head: zca": "head: zca stands in place of settings; to choose an option write '- override /head: zca'",
+    "head: null": "head: null stands in place of settings; ",
+    "loss: 3": "loss: 3 stands in place of settings; to choose an option write '- override /loss: OPT",
+    "logger: [csv]": "experiment/mine: a list stands in place of settings; to choose an option write '- over",
+    "terms: {a: 3}": "terms.a has no class; ",
 }
+
+
+@pytest.mark.parametrize("value", ["null", "OPTION", "7", "[1]"])
+def test_a_value_in_place_of_the_settings_of_a_group_is_refused_or_leaves_it_out(tmp_path, refusal, value):
+    (tmp_path / "experiment").mkdir()
+    for script in ("train", "evaluate"):
+        optional = {"loss", "logger", "pooling", "postprocess"} if value == "null" else set()
+        for group in {*groups(script)} - optional - {"trainer"}:  # whose settings others name first
+            text = f"# @package _global_\n{group}: {value}\n"
+            (tmp_path / "experiment" / "mine.yaml").write_text(text)
+            line = refusal(script, "+experiment=mine", f"hydra.searchpath=[file://{tmp_path}]")
+            assert " in place of settings; to choose an option write '- override /" in line
 
 
 @pytest.mark.parametrize("text", SLIPS)

@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app.configuration import groups, parameters, plain, refuse_unknown, stems, top
 from whitenedcse.app.identity import leave_out_groups, positives, refuse_name
-from whitenedcse.app.mistakes import command, one_line, settings_of, where_from
+from whitenedcse.app.mistakes import command, no_settings, one_line, settings_of, where_from
 from whitenedcse.app.ranks import placed
 from whitenedcse.app.reading import flat
 from whitenedcse.app.run import Run
@@ -52,6 +52,7 @@ def refuse(script: str, config: DictConfig, hydras: Any) -> None:
     script: "train" or "evaluate". hydras: the part of Hydra in the configuration. Settings that were proposed
     for another class are removed from `config`.
     """
+    refuse_values(script, config)
     if script == "train":
         leave_out_idle(config, hydras)
     refuse_unknown(plain(config), top(script))
@@ -64,6 +65,18 @@ def refuse(script: str, config: DictConfig, hydras: Any) -> None:
             refuse_idle(config, idle(config, hydras))
         refuse_parts(config)
         note_test_pairs(config.monitor.dev, config.tasks.names)
+
+
+def refuse_values(script: str, config: DictConfig) -> None:
+    """Raise ValueError for a group to which a file gives a value, as head: zca, or a seed out of bounds."""
+    for group in groups(script):
+        value = config.get(group)
+        optional = value is None and group in ("loss", "logger", "pooling", "postprocess")
+        if group in config and not (optional or OmegaConf.is_dict(value)):
+            raise ValueError(no_settings(group, value))
+    for name in ("seed", "data.seed"):
+        if isinstance(seed := OmegaConf.select(config, name), int) and not 0 <= seed < 2**32:
+            raise ValueError(f"{name}={seed} must be from 0 to {2**32 - 1}")
 
 
 def note_test_pairs(dev: str | None, tests: Sequence[str]) -> None:
@@ -237,7 +250,7 @@ def refuse_order(overrides: list[str]) -> None:
 def refuse_terms(cfg: DictConfig) -> None:
     """Raise ValueError for a term of the loss without a class, or for one that only a system completes."""
     for name, node in cfg.terms.items():
-        if "_target_" not in (node or {}):
+        if not OmegaConf.is_dict(node) or "_target_" not in node:
             raise ValueError(f"terms.{name} has no class; {where_from(str(name))}")
 
 

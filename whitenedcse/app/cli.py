@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -37,8 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments, unknown = parser.parse_known_args(words)
         if unknown:
-            from whitenedcse.app.mistakes import no_argument
-
             raise ValueError(no_argument(unknown, words, parser))
         given.refuse_numbers(arguments)
         with ranks.ending_when_asked():
@@ -51,6 +51,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         what = " ".join(str(error).split()) or type(error).__name__
         sys.stderr.write(f"error: {what} ({terminal.TRACEBACK}=1 shows where)\n")
         return 2
+
+
+def no_argument(unknown: list[str], words: list[str], parser: ArgumentParser) -> str:
+    """What to write in place of words that a command of `whitenedcse` does not take.
+
+    words: the command line after `whitenedcse`.
+    """
+    every = dict(commands(parser))
+    command = max((c for c in every if words[: len(c.split())] == c.split()), key=len)
+    options = {name: [text for a in one._actions for text in a.option_strings] for name, one in every.items()}
+    strange = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
+    if strange is None:
+        takes = " ".join(str(a.metavar) for a in every[command]._actions if not a.option_strings)
+        return f"{unknown[0]} is one word too many: whitenedcse {command} takes {takes}"
+    near = get_close_matches(strange, options[command], n=1)
+    having = [f"whitenedcse {name}" for name, texts in options.items() if strange in texts]
+    cure = f"the nearest is {near[0]}" if near else "--help lists its options"
+    if having:
+        cure = f"{' and '.join(having[:3])} {'has' if len(having) == 1 else 'have'} it"
+    return f"whitenedcse {command} has no {strange}; {cure}"
+
+
+def commands(parser: ArgumentParser, before: str = "") -> Iterator[tuple[str, ArgumentParser]]:
+    """The commands below a parser, such as "search build", and their parsers."""
+    inner = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    if not inner:
+        yield before, parser
+    for name, one in (pair for action in inner for pair in action.choices.items()):
+        yield from commands(one, f"{before} {name}".strip())
 
 
 def script(name: str, *words: str) -> int:

@@ -19,7 +19,7 @@ import hydra
 from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from whitenedcse.app import checks, ranks, terminal
 from whitenedcse.app.configuration import CONF
@@ -126,8 +126,9 @@ def refuse(error: Exception) -> NoReturn:
 def leave_nothing() -> None:
     """Remove what this job wrote before it was refused, and the folders above it in which nothing is left."""
     above = [*sweeps]
-    if HydraConfig.initialized():
-        run = Run(HydraConfig.get().runtime.output_dir)
+    runtime: Any = HydraConfig.get().runtime if HydraConfig.initialized() else None
+    if runtime and not OmegaConf.is_missing(runtime, "output_dir"):  # as it is where its name has an error
+        run = Run(runtime.output_dir)
         run.discard()
         above.append(run.path.parent)
     for folder in above:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from argparse import ArgumentParser, _SubParsersAction
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 from traceback import extract_tb
@@ -30,6 +29,7 @@ FIT = (
     "evaluate fits transforms itself, postprocess=whitening fit=FILE; a fit of whiten fit is evaluated in an "
     "export: whitenedcse export MODEL DIR --whiten FIT --to sentence-transformers, then model=DIR"
 )
+CHOSEN = "to choose an option write '- override /{}: {}' under the defaults of the file"
 EMPTY = "has no value yet: add "
 NO_CALL = r"^\w[\w.]*\(\) (missing|takes|got) .*arguments?\b.*"
 GIVEN = "a class is given its settings (+loss.NAME=VALUE adds one), a head width= too, optim total_steps= too"
@@ -116,9 +116,18 @@ def no_null(argv: list[str]) -> str:
     return f"{group}=null: choose {group}=" + f" or {group}=".join({*stems(group)} & {"none"} or stems(group))
 
 
+def no_settings(group: str, value: object = "a value") -> str:
+    """What to write in place of a value that a file gives to a group."""
+    option, there = (
+        (value, "") if value in stems(group) else ("OPTION", f"; there are {', '.join(stems(group))}")
+    )
+    said = f"{group}: {'null' if value is None else value} stands in place of settings"
+    return f"{said}; {CHOSEN.format(group, option)}{there}"
+
+
 def no_word(argv: list[str]) -> str:
     """What to write in place of the first word of a command line that Hydra's grammar does not take."""
-    for word in argv[1:]:
+    for word in get_args_parser().parse_known_args(argv[1:])[0].overrides:
         try:
             OverridesParser.create().parse_override(word)
         except HydraException:
@@ -188,35 +197,6 @@ def refuse_options(argv: list[str]) -> None:
     raise ValueError(no_part(name, strange[0], argv) or said)
 
 
-def no_argument(unknown: list[str], words: list[str], parser: ArgumentParser) -> str:
-    """What to write in place of words that a command of `whitenedcse` does not take.
-
-    words: the command line after `whitenedcse`.
-    """
-    every = dict(commands(parser))
-    command = max((c for c in every if words[: len(c.split())] == c.split()), key=len)
-    options = {name: [text for a in one._actions for text in a.option_strings] for name, one in every.items()}
-    strange = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
-    if strange is None:
-        takes = " ".join(str(a.metavar) for a in every[command]._actions if not a.option_strings)
-        return f"{unknown[0]} is one word too many: whitenedcse {command} takes {takes}"
-    near = get_close_matches(strange, options[command], n=1)
-    having = [f"whitenedcse {name}" for name, texts in options.items() if strange in texts]
-    cure = f"the nearest is {near[0]}" if near else "--help lists its options"
-    if having:
-        cure = f"{' and '.join(having[:3])} {'has' if len(having) == 1 else 'have'} it"
-    return f"whitenedcse {command} has no {strange}; {cure}"
-
-
-def commands(parser: ArgumentParser, before: str = "") -> Iterator[tuple[str, ArgumentParser]]:
-    """The commands below a parser, such as "search build", and their parsers."""
-    inner = [a for a in parser._actions if isinstance(a, _SubParsersAction)]
-    if not inner:
-        yield before, parser
-    for name, one in (pair for action in inner for pair in action.choices.items()):
-        yield from commands(one, f"{before} {name}".strip())
-
-
 def known_keys(argv: list[str]) -> list[str]:
     """The groups of conf/, and all settings under the groups and the experiment of this command line."""
     script = script_of(argv)
@@ -275,6 +255,10 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     r"Could not find '((?:hydra/)?[^/']+)/([^']+)' Available options in '[^']+': (.*) Config search": (
         lambda found, _: no_option(found[1], found[2], found[3].split())
     ),
+    r"^In '(\S+)': .*Cannot merge DictConfig with ListConfig": lambda found, _: (
+        f"{found[1]}: a list stands in place of settings; {CHOSEN.format('GROUP', 'OPTION')}"
+    ),
+    r"Error trying to access (\w+)\.\S+ node `\1` is not a container": lambda found, _: no_settings(found[1]),
     NO_CALL: lambda found, _: f"{found[0]}; {GIVEN}",
     r"^In '\w+/\S+': Could not override '[^']+@(\w+)\.|^no setting '(experiment|system|sweep)'": (
         lambda found, _: f"the file of +{found[1] or found[2]} needs as its first line: # @package _global_"

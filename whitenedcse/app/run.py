@@ -164,7 +164,7 @@ class Run:
         """
         rows = self.results.get("rows", [])
         names = [line["name"] for line in rows]
-        like = [row] if row in names else [name for name in names if name.startswith(row or "")]
+        like = [row] if row and row in names else [name for name in names if name.startswith(row or "")]
         if row and len(like) != 1:
             found = f"{len(like)} rows that begin with {row!r}" if like else f"no row {row!r} of test scores"
             raise ValueError(f"{self.path} has {found}: {', '.join(like or names) or 'none'}")

@@ -292,7 +292,7 @@ def _projection(run: Path, system: System, plan: Plan, said: Said) -> str:
         figure = Figure(figsize=(4.2, 4.2), layout="constrained")
         ax = figure.subplots()
         ax.plot(*places.T, ".", color=COLOURS[0], markersize=2, alpha=0.5)
-        ax.set(aspect="equal", xlim=(-1, 1), ylim=(-1, 1))
+        ax.set(aspect="equal", xlim=(-1, 1), ylim=(-1, 1), xticks=(-1, 0, 1), yticks=(-1, 0, 1))
         ax.set(xlabel="first principal axis", ylabel="second principal axis")
         line = f"{said.encoder}, pooling {said.pooling}: {len(x)} sentences of {task} on the unit sphere"
         figure.suptitle(textwrap.fill(line, 58), size=8)

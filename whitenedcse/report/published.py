@@ -121,14 +121,21 @@ def evaluations_in(paths: Iterable[str | Path]) -> list[Evaluation]:
 def candidates(
     row: Mapping[str, Any], table: Mapping[str, Any], made: Iterable[Made], aliases: Mapping[str, str]
 ) -> Iterator[tuple[Made, Scored]]:
-    """The rows of scores that might stand for a published row, each with its scores and what differs."""
-    wanted = conditions(row)
+    """The rows of scores that might stand for a published row, each with its scores and what differs.
+
+    What a published row reads from a file of a run stands beside all rows of the run: the nearest has it.
+    """
+    wanted, once = conditions(row), row["conditions"].get("file") not in (None, "geometry")
+    found: dict[Any, tuple[Made, Scored]] = {}
     for one in made:
         if all(one.conditions[name] == wanted[name] for name in ("trained", "transform")):
             values = read(row["conditions"], table, one.run, one.row)
             if any(cell(column, values) is not None for column in table["columns"]):
                 differ = differences(wanted, one.conditions, aliases)
-                yield one, Scored(values, (str(one.run.path),), tuple(differ))
+                key = one.run.path if once else (one.run.path, one.row["name"])
+                if key not in found or len(differ) < len(found[key][1].differences):
+                    found[key] = one, Scored(values, (str(one.run.path),), tuple(differ))
+    yield from found.values()
 
 
 def fitting(candidates: Iterable[tuple[Made, Scored]]) -> list[Scored]:
