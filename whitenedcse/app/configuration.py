@@ -271,10 +271,11 @@ def top(script: str) -> list[str]:
     return [*map(str, OmegaConf.load(CONF / f"{script}.yaml")), *groups(script)]
 
 
-def groups(script: str) -> list[str]:
+@cache
+def groups(script: str) -> tuple[str, ...]:
     """The groups that train.yaml or evaluate.yaml has an option of."""
     defaults = OmegaConf.load(CONF / f"{script}.yaml").defaults
-    return [str(name) for entry in defaults if isinstance(entry, DictConfig) for name in entry]
+    return tuple(str(name) for entry in defaults if isinstance(entry, DictConfig) for name in entry)
 
 
 def options(name: str) -> str:
