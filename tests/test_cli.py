@@ -91,7 +91,11 @@ def test_it_says_its_version(capsys):
         ("search query i text --dims 3", "search query has no --dims; whitenedcse search bench has it"),
         ("whiten fit M a.txt f --shrinking 1", "whiten fit has no --shrinking; the nearest is --shrinkage"),
         ("encode M a.txt out --zzzz=1", "encode has no --zzzz; --help lists its options"),
-        ("encode M a.txt out b.txt", "b.txt is one word too many: whitenedcse encode takes SOURCE"),
+        (
+            "search query idx one two",
+            "'two' is one argument too many: whitenedcse search query takes INDEX TEXT; many",
+        ),
+        ("encode M a.txt out b.txt", "'b.txt' is one argument too many: whitenedcse encode takes SOURCE"),
     ],
 )
 def test_words_that_a_command_does_not_take_are_one_line_with_the_cure(words, message, capsys):

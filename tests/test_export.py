@@ -532,7 +532,7 @@ def test_the_command_fits_a_whitening_or_takes_one_and_says_what_it_compared(
         assert cli.main([*command, *more, "--dim", "4", "--unit"]) == 0
         wanted = scaled(whitened(embedder, fit_of(embedder, corpus), 4), unit=True).encode(ASKED)
         assert_alike(by_sentence_transformers(tmp_path / "out", ASKED), wanted)
-        assert "for sentence-transformers, vectors differ by at most" in capsys.readouterr().out
+        assert "for sentence-transformers, components differ by at most" in capsys.readouterr().out
     assert (
         "whitening, 4 components, fitted to 64 texts of corpus.txt"
         in (tmp_path / "out/README.md").read_text()
@@ -544,7 +544,7 @@ def test_the_command_fits_a_whitening_or_takes_one_and_says_what_it_compared(
     [
         (["--to", "transformers", "--dim", "4"], "--dim 4 keeps components of a whitening"),
         (["--to", "transformers", "--whiten-on", "CORPUS"], "holds the encoder alone"),
-        (["--to", "transformers", "--whiten", "nowhere"], "No such file or directory: nowhere"),
+        (["--to", "sentence-transformers", "--whiten", "nowhere"], "No such file or directory: nowhere"),
     ],
 )
 def test_what_cannot_be_written_is_one_line(embedder, corpus, tmp_path, more, message, capsys):

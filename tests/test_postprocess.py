@@ -286,7 +286,10 @@ REFUSED = [
     (lambda x: fit(x, "abtt", top=12), "top=12 axes of 12: 1 to 11 can"),
     (lambda x: fit(x).transform(x, 0), "k=0 components"),
     (lambda x: fit(x).transform(x, 13), "k=13 components"),
-    (lambda x: fit(x).transform(x[:, 1:]), "11-wide rows, by a transform fitted to width 12"),
+    (
+        lambda x: fit(x).transform(x[:, 1:]),
+        "11-wide rows do not fit a whitening that is fitted to width 12",
+    ),
     (
         lambda x: fit(x, "zca").transform(x, 3),
         "k=3 is for whitening, pca, pca_cor, prefix; the components of zca",

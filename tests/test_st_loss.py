@@ -246,9 +246,9 @@ def test_the_defaults_are_those_of_our_training():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"views": 1}, "views=1, passes=1"),
-        ({"passes": 4}, "views=3, passes=4"),
-        ({"positives": 3}, "positives=3 are views beside the anchor: from 1 to 2"),
+        ({"views": 1}, "views=1 must be 2 or more"),
+        ({"passes": 4}, "passes=4 must be from 1 to views=3"),
+        ({"positives": 3}, "positives=3 must be from 1 to 2, as the anchor is one of views=3; give views=4"),
         ({"mini_batch_size": 0}, "mini_batch_size=0"),
         ({"loss": MultiPositiveLoss(weights=(1.0, 2.0, 3.0))}, "for 2 positives"),
         ({"whitening": whitening(group_width=5)}, "5"),

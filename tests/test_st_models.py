@@ -332,7 +332,7 @@ def test_the_evaluator_scores_raw_and_whitened_vectors(made, pairs, tmp_path):
 
 def test_an_undefined_score_is_nan(made, tmp_path):
     (tmp_path / "same.tsv").write_text("score\tsentence1\tsentence2\n1\tcat\tdog\n1\ta\tthe\n1\tbird\ttree\n")
-    metrics = STSEvaluator(str(tmp_path / "same.tsv"))(made().eval())  # one name, without a list
+    metrics = STSEvaluator(str(tmp_path / "same.tsv"), corpus=None)(made().eval())  # one name, without a list
     assert math.isnan(metrics["sts_avg_spearman"]) and math.isnan(metrics["sts_avg_low"])
 
 

@@ -64,7 +64,8 @@ def no_argument(unknown: list[str], words: list[str], parser: ArgumentParser) ->
     strange = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
     if strange is None:
         takes = " ".join(str(a.metavar) for a in every[command]._actions if not a.option_strings)
-        return f"{unknown[0]} is one word too many: whitenedcse {command} takes {takes}"
+        cure = "; many queries are --file FILE, one a line" if command == "search query" else ""
+        return f"{unknown[0]!r} is one argument too many: whitenedcse {command} takes {takes}{cure}"
     near = get_close_matches(strange, options[command], n=1)
     having = [f"whitenedcse {name}" for name, texts in options.items() if strange in texts]
     cure = f"the nearest is {near[0]}" if near else "--help lists its options"

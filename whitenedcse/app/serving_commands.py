@@ -126,6 +126,9 @@ def export(arguments: argparse.Namespace) -> int:
     before = remote.present(f"{arguments.out.rstrip('/')}/{EXPORT}")
     with remote.published(arguments.out, mark=EXPORT) as out:
         exports.refuse(out, wanted)
+        if arguments.to == "transformers" and (arguments.whiten or arguments.whiten_on):
+            only = "a plain Transformers directory holds the encoder alone, without a whitening"
+            raise ValueError(f"{only}: use --to sentence-transformers or --to onnx")
         embedder = given.ended(arguments, arguments.whiten_on)
         if arguments.unit is not None:
             embedder = exports.scaled(embedder, unit=arguments.unit)
@@ -134,7 +137,7 @@ def export(arguments: argparse.Namespace) -> int:
     if arguments.int8:
         scores = "{pairs}: {spearman:.2f} in float32, {spearman_int8:.2f} in int8"
         say("Spearman x 100 (all) on " + scores.format(**facts))
-    compared = f"vectors differ by at most {facts['difference']:.1e}" if wanted.verify else "not verified"
+    compared = f"components differ by at most {facts['difference']:.1e}" if wanted.verify else "not verified"
     say(f"{arguments.out}: for {arguments.to}, {compared}{REPLACED * (before is not None)}")
     if pushed:
         say(f"pushed: {pushed}")

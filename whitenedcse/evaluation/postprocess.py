@@ -154,9 +154,10 @@ class Postprocess:
         if k is not None and self.kind not in ORDERED:
             names = ", ".join(ORDERED)
             raise ValueError(f"k={k} is for {names}; the components of {self.kind} have no order")
-        if x.shape[-1] != d or not (k is None or 1 <= k <= d):
-            of = f"k={k} components of {x.shape[-1]}-wide rows"
-            raise ValueError(f"{of}, by a transform fitted to width {d}; k is 1 to {d}")
+        if x.shape[-1] != d:
+            raise ValueError(f"{x.shape[-1]}-wide rows do not fit a {self.kind} that is fitted to width {d}")
+        if not (k is None or 1 <= k <= d):
+            raise ValueError(f"k={k} components of width {d}: k is 1 to {d}")
         return np.subtract(x, mean, dtype=np.float64) @ matrix[:, :k]
 
     def equal_cosines(self, n: int, d: int) -> bool:
@@ -175,8 +176,7 @@ class Postprocess:
     def inverse_transform(self, y: NDArray[Any]) -> Array:
         """The rows that `transform` turns into y: (n, k) -> (n, d).
 
-        They are exact for the fitted rows if k is their rank. Raises ValueError for abtt and for a prefix of
-        k < d channels, which have no inverse.
+        Exact for the fitted rows if k is their rank. ValueError for abtt and for a prefix of k < d channels.
         """
         mean, matrix, variances = self.fitted
         d, k = len(mean), y.shape[-1]

@@ -210,7 +210,8 @@ def _refuse_too_few(path: Path, task: Labelled) -> None:
             need, why = 1, "a class needs an example"
     for kind, n in zip(task.classes, np.bincount(labels, minlength=len(task.classes)), strict=True):
         if n < need:
-            raise ValueError(f"{path}: class {kind!r} has {n} rows to train on; {why}, need {need}")
+            said = f"{path}: class {kind!r} has {n} rows to train on; {why}, need {need}"
+            raise ValueError(f"{said} (columns are FILE:TEXT:LABEL)")
 
 
 def features(columns: Sequence[NDArray[Any]]) -> NDArray[np.float32]:

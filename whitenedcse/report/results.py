@@ -221,7 +221,10 @@ def geometry_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
         for row in rows
     ]
     columns = ["", "fitted", *(name.replace("_", " ") for name in names)]
-    title, notes = f"geometry on {rows[0]['geometry']['task']}", alignment_note(rows[0]["geometry"])
+    title, notes = (
+        f"geometry on {short([rows[0]['geometry']['task']])[0]}",
+        alignment_note(rows[0]["geometry"]),
+    )
     return Grid(title, columns, lines, notes, range(2, len(columns)))
 
 

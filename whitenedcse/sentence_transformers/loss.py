@@ -85,10 +85,7 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         passes, width = views if passes is None else passes, model.get_embedding_dimension()
-        if not 1 <= passes <= views or views < 2:
-            raise ValueError(f"views={views}, passes={passes}: 2 views or more, and as many passes or fewer")
-        if not 1 <= positives < views:
-            raise ValueError(f"positives={positives} are views beside the anchor: from 1 to {views - 1}")
+        refuse_views(views, passes, positives)
         if mini_batch_size is not None and mini_batch_size < 1:
             raise ValueError(f"mini_batch_size={mini_batch_size} must be 1 or more, or None")
         if width is None:
@@ -217,6 +214,17 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
     def citation(self) -> str:
         """BibTeX of the paper, for the model card."""
         return CITATION
+
+
+def refuse_views(views: int, passes: int, positives: int) -> None:
+    """Raise ValueError for fewer than two views, and for more passes or positives than they have."""
+    if views < 2:
+        raise ValueError(f"views={views} must be 2 or more")
+    if not 1 <= passes <= views:
+        raise ValueError(f"passes={passes} must be from 1 to views={views}")
+    if not 1 <= positives < views:
+        most = f"from 1 to {views - 1}, as the anchor is one of views={views}"
+        raise ValueError(f"positives={positives} must be {most}; give views={max(2, positives + 1)}")
 
 
 def refuse_labels(labels: Tensor) -> None:

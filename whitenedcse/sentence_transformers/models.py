@@ -61,7 +61,7 @@ class STSEvaluator(BaseEvaluator):  # type: ignore[misc]  # their class has no t
         self,
         tasks: str | Sequence[str] = ("STS-B/dev",),
         *,
-        corpus: Sequence[str] = (),
+        corpus: Sequence[str] | None = None,
         name: str = "sts",
         draws: int = 1000,
         batch_size: int = 32,
@@ -70,7 +70,8 @@ class STSEvaluator(BaseEvaluator):  # type: ignore[misc]  # their class has no t
         self.name, self.draws, self.batch_size = name, draws, batch_size
         tasks = [tasks] if isinstance(tasks, str) else tasks
         pairs = dict(zip(short(tasks), map(subsets, tasks), strict=True))
-        self.plan = plan(pairs, ["corpus"] if len(corpus) else [], lambda _: list(corpus))
+        every = [] if corpus is None else list(corpus)
+        self.plan = plan(pairs, ["corpus"] if every else [], lambda _: every)
         self.primary_metric, self.greater_is_better = "avg_spearman", True
         self.csv_file = f"sts_evaluation{'_' * bool(name)}{name}_results.csv"
 

@@ -111,7 +111,7 @@ def checked(facts: Mapping[str, Any]) -> str:
     said = (
         "not compared with the source"
         if difference is None
-        else f"64 texts differ by at most {difference:.1e} from the source"
+        else f"in 64 texts no component differs by more than {difference:.1e} from the source"
     )
     if facts["int8"]:
         before, after = facts["spearman"], facts["spearman_int8"]
@@ -257,9 +257,9 @@ def refuse(difference: float, limit: float) -> None:
     """Raise ValueError for a difference above the limit."""
     if not difference <= limit:
         raise ValueError(
-            f"the export gives other vectors than its source: they differ by {difference:.1e}, more than "
-            f"{limit:.0e}, on {len(TEXTS)} test texts; nothing was written. A whitening that keeps axes of "
-            "almost no variance amplifies rounding: --dim keeps fewer; --no-verify does not compare"
+            f"the export gives other vectors than its source: components differ by {difference:.1e}, more "
+            f"than {limit:.0e}, on {len(TEXTS)} test texts; nothing was written. A whitening that keeps axes "
+            "of almost no variance amplifies rounding: --dim keeps fewer; --no-verify does not compare"
         )
 
 

@@ -35,7 +35,7 @@ class Trial:
         self.embedder, self.sentences = scaled(embedder, unit=False), list(sentences)
         x = self.embedder.encode(self.sentences, progress=True)
         self.fit = Postprocess("whitening").fit(x)
-        self.width = x.shape[1]
+        self.width, self.most = x.shape[1], min(x.shape[1], self.fit.most)
         self.rows: list[Array] = [x, self.fit.transform(x).astype(np.float32)]
 
     def nearest(self, text: str, k: int | None, top: int) -> list[tuple[float, str]]:
@@ -60,8 +60,9 @@ TOP = 10
 def page(trial: Trial, title: str) -> gr.Blocks:
     """The page as a gradio.Blocks; `?q=TEXT&k=64` in its address asks a query on loading."""
     with gr.Blocks(title=title, analytics_enabled=False) as blocks:
-        gr.Markdown(f"# {title}\n{len(trial.sentences):,} sentences, width {trial.width}")
-        k = gr.Slider(1, trial.width, trial.width, step=1, label="k: components that the whitening keeps")
+        gr.Markdown(f"# {title}\n{len(trial.sentences):,} sentences, width {trial.width}{few(trial)}")
+        label = "k: components that the whitening keeps"
+        k = gr.Slider(1, trial.most, begin(trial), step=1, label=label)
         with gr.Tab("Search"):
             query = gr.Textbox(label="Query", placeholder="a sentence, then Enter")
             with gr.Row():
@@ -78,7 +79,7 @@ def page(trial: Trial, title: str) -> gr.Blocks:
 
         def asked(request: gr.Request) -> tuple[str, int]:
             given = dict(request.query_params)
-            return given.get("q", ""), components(given.get("k"), trial.width)
+            return given.get("q", ""), components(given.get("k"), trial)
 
         blocks.load(asked, None, [query, k]).then(search, [query, k], [plain, white], api_name=False)
         last: Any = {"trigger_mode": "always_last"}  # what is asked while an answer is awaited is not dropped
@@ -120,9 +121,22 @@ def cosines(trial: Trial, one: str, other: str, k: int) -> str:
     return f"{plain:.4f} as it is, {white:.4f} whitened to {k} components"
 
 
-def components(said: str | None, width: int) -> int:
-    """The number of components that the address asks for, limited to 1 to the width."""
-    return min(max(int(said), 1), width) if said and said.isdecimal() else width
+def few(trial: Trial) -> str:
+    """What the page says where the sentences are too few for all components to vary; else ""."""
+    if trial.most == trial.width:
+        return ""
+    most = f"At most {trial.most} components of so few sentences vary"
+    return f". {most}, and with nearly as many the neighbours mean little"
+
+
+def begin(trial: Trial) -> int:
+    """The number of components that the slider begins with."""
+    return trial.width if trial.most == trial.width else max(1, trial.most // 4)
+
+
+def components(said: str | None, trial: Trial) -> int:
+    """The number of components that the address asks for, from 1 to those that can vary."""
+    return min(max(int(said), 1), trial.most) if said and said.isdecimal() else begin(trial)
 
 
 HOST = re.compile(rb"(127\.0\.0\.1|localhost)(:\d+)?")  # any port: it may be forwarded by ssh
