@@ -29,6 +29,7 @@ MISTAKES = {
     "train --seed 3": "no option --seed: settings are written KEY=VALUE; the nearest is seed=VALUE",
     "train Seed=3": "no setting 'Seed'; the nearest is 'seed'",
     "train loss=null": "loss=null: choose loss=none",
+    "train +experiment=null": "the name of an option is text, not null or a number: give its file another",
     "train head=null": "head=null: choose head=dense or head=group or ",
     "train ~loss": "~loss: train.py needs it; choose loss=barlow_twins or ",
     "train loss=none": "loss=none trains by mlm.weight above 0",

@@ -264,6 +264,11 @@ SLIPS = {  # in an experiment file, and what is said
     "loss: 3": "loss: 3 stands in place of settings; to choose an option write '- override /loss: OPT",
     "logger: [csv]": "experiment/mine: a list stands in place of settings; to choose an option write '- over",
     "terms: {a: 3}": "terms.a has no class; ",
+    "defaults: [/data: file]": "data has an option already; to choose an option write '- override /data: OP",
+    "defaults: [override data: file]": "experiment/mine: nothing to override by this name, data; to choose",
+    "defaults: [override /poling: mean]": "experiment/mine: nothing to override by this name, poling; to",
+    "optim.lr: 1e-4": "no setting 'optim.lr'; in a file it is nested: 'optim:', and below that '  lr: ...'",
+    'monitor: {dev: "/x/${data.corpus"}': "no viable alternative at input '${data.corpus' full_key: monitor",
 }
 
 

@@ -55,7 +55,7 @@ def one_line(error: BaseException, argv: list[str]) -> str:
     """The cause of an error as one line of text, for the user who started the script as argv says."""
     while isinstance(error, HydraException) and error.__cause__ and "Error in call to target" in str(error):
         error = error.__cause__
-    text = " ".join(str(error).split())
+    text = " ".join(str(error if str(error) else error.__cause__ or "").split())
     for pattern, cure in CURES.items():
         if found := re.search(pattern, text):
             return cure(found, argv)
@@ -112,7 +112,8 @@ def left_out(group: str, inside: str, message: str) -> str:
 def no_null(argv: list[str]) -> str:
     """What to write in place of GROUP=null."""
     keys = [text.lstrip("+").removesuffix("=null") for text in argv[1:] if text.endswith("=null")]
-    group = next((key for key in keys if key in groups(script_of(argv))), "GROUP")
+    if (group := next((key for key in keys if key in groups(script_of(argv))), None)) is None:
+        return "the name of an option is text, not null or a number: give its file another name"
     return f"{group}=null: choose {group}=" + f" or {group}=".join({*stems(group)} & {"none"} or stems(group))
 
 
@@ -123,6 +124,14 @@ def no_settings(group: str, value: object = "a value") -> str:
     )
     said = f"{group}: {'null' if value is None else value} stands in place of settings"
     return f"{said}; {CHOSEN.format(group, option)}{there}"
+
+
+def no_group(file: str, group: str) -> str:
+    """What to write in place of an override, in the defaults of a file, of what is no group."""
+    every = {*groups("train"), *groups("evaluate")}
+    near = [group] if group in every else get_close_matches(group, every, n=1)
+    cure = CHOSEN.format(near[0], "OPTION") if near else f"there are {', '.join(sorted(every))}"
+    return f"{file}: nothing to override by this name, {group}; {cure}"
 
 
 def no_word(argv: list[str]) -> str:
@@ -155,11 +164,8 @@ def settings_of(group: str, stem: str) -> dict[str, object]:
 
 def systems_with(term: str) -> list[str]:
     """The systems of conf/system that add a term of this name to the loss."""
-    return [
-        stem
-        for stem in stems("system")
-        if any(key.startswith(f"terms.{term}.") for key in settings_of("system", stem))
-    ]
+    start = f"terms.{term}."
+    return [s for s in stems("system") if any(key.startswith(start) for key in settings_of("system", s))]
 
 
 def where_from(term: str) -> str:
@@ -226,6 +232,8 @@ def twice(group: str, argv: list[str]) -> str:
     """What to write where an option of a group is added, though a sweep or another word has added one."""
     words = [text for text in argv[1:] if text.startswith(f"+{group}=")]
     sweep = next((text for text in argv[1:] if text.startswith("+sweep=")), None)
+    if not words and not sweep:
+        return f"{group} has an option already; {CHOSEN.format(group, 'OPTION')}"
     if len(words) > 1 or not sweep:
         return f"{' '.join(words)}: one +{group} at a time"
     own = " ".join([command(argv), "-m", sweep, *(word.lstrip("+") for word in words)])
@@ -262,6 +270,12 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     NO_CALL: lambda found, _: f"{found[0]}; {GIVEN}",
     r"^In '\w+/\S+': Could not override '[^']+@(\w+)\.|^no setting '(experiment|system|sweep)'": (
         lambda found, _: f"the file of +{found[1] or found[2]} needs as its first line: # @package _global_"
+    ),
+    r"^In '(\S+)': Could not override '(?:\w+/)?(\w+)(?:@\w+)?'": lambda found, _: no_group(
+        found[1], found[2]
+    ),
+    r"^no setting '(\w+)\.([\w.]+)'$": lambda found, _: (
+        f"{found[0]}; in a file it is nested: '{found[1]}:', and below that '  {found[2]}: ...'"
     ),
     r"^Ambiguous value for argument '(.+?)' 1\.": lambda found, argv: several(found[1], argv),
     r"^Multiple values for (\w+)\.": lambda found, argv: twice(found[1], argv),
