@@ -382,7 +382,7 @@ FULL |= {of_numpy: "No space left", of_the_system: "File too large"}
 
 
 @pytest.mark.parametrize(("full", "said"), FULL.items(), ids=lambda value: getattr(value, "__name__", ""))
-def test_a_full_disk_is_one_error_whoever_tells_of_it(path, full, said):
+def test_a_full_disk_is_one_error_whichever_call_tells_of_it(path, full, said):
     free = shutil.disk_usage(path.parent).free
     with pytest.raises(Unwritten, match=f"^{path}: not written: {said}") as one, writing(path) as stream:
         stream.write(NEW)

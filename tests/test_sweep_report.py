@@ -360,6 +360,7 @@ def test_a_label_is_the_system_and_the_settings_that_differ(labels):
         {"head__whitening__kind": kind, "words": f"head.whitening.kind={kind}"} for kind in ("zca", "pca")
     ]
     assert labels(*typed) == ["head.whitening.kind=zca", "head.whitening.kind=pca"]  # as it was typed
+    assert labels(*typed, none) == [f"head.whitening={kind}" for kind in ("zca", "pca", "null")]
     assert labels({}, none, {"head__whitening__kind": "zca"}, none | {"views": 2}) == [
         "views=3, head.whitening=group",
         "views=3, head.whitening=null",

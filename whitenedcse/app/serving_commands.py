@@ -118,7 +118,7 @@ def refuse_place(out: Path) -> None:
 def export(arguments: argparse.Namespace) -> int:
     """Write an export, print the result of its verification, and upload it if that is asked for."""
     from whitenedcse.model.checkpoint import EXPORT
-    from whitenedcse.serving import exports
+    from whitenedcse.serving import exports, layouts
 
     asked = {"to": arguments.to, "int8": arguments.int8, "verify": not arguments.no_verify}
     about = {"source": arguments.source, "name": arguments.push, "license": arguments.license}
@@ -127,8 +127,7 @@ def export(arguments: argparse.Namespace) -> int:
     with remote.published(arguments.out, mark=EXPORT) as out:
         exports.refuse(out, wanted)
         if arguments.to == "transformers" and (arguments.whiten or arguments.whiten_on):
-            only = "a plain Transformers directory holds the encoder alone, without a whitening"
-            raise ValueError(f"{only}: use --to sentence-transformers or --to onnx")
+            raise ValueError(layouts.PLAIN)  # before a whitening is fitted
         embedder = given.ended(arguments, arguments.whiten_on)
         if arguments.unit is not None:
             embedder = exports.scaled(embedder, unit=arguments.unit)

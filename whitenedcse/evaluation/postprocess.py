@@ -176,7 +176,7 @@ class Postprocess:
     def inverse_transform(self, y: NDArray[Any]) -> Array:
         """The rows that `transform` turns into y: (n, k) -> (n, d).
 
-        Exact for the fitted rows if k is their rank. ValueError for abtt and for a prefix of k < d channels.
+        Exact for the fitted rows if k is their rank. Raises ValueError for abtt and for a prefix with k < d.
         """
         mean, matrix, variances = self.fitted
         d, k = len(mean), y.shape[-1]

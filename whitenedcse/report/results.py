@@ -221,11 +221,9 @@ def geometry_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
         for row in rows
     ]
     columns = ["", "fitted", *(name.replace("_", " ") for name in names)]
-    title, notes = (
-        f"geometry on {short([rows[0]['geometry']['task']])[0]}",
-        alignment_note(rows[0]["geometry"]),
-    )
-    return Grid(title, columns, lines, notes, range(2, len(columns)))
+    of = rows[0]["geometry"]
+    title = f"geometry on {short([of['task']])[0]}"
+    return Grid(title, columns, lines, alignment_note(of), range(2, len(columns)))
 
 
 def headed(many: int) -> list[str]:

@@ -114,8 +114,8 @@ def labels(firsts: Sequence[Run]) -> list[str]:
     It has the first `FEW` settings that differ, or as many as tell all apart, and the number of the others.
     What a system or experiment implies is not repeated beside its name, unless a command line has it.
     """
-    tables, known, words = [texts(run.settings) for run in firsts], bases(firsts), asked(firsts)
-    columns, varied = [], asked(firsts, varied=True)
+    tables, known, varied = [texts(run.settings) for run in firsts], bases(firsts), asked(firsts, varied=True)
+    words, columns = [w for w in asked(firsts) if not w.endswith(".kind") or all(w in t for t in tables)], []
     for name in (name for name in settings(firsts) if f"{name}.kind" not in words):
         own = [table.get(name, "") for table in tables]
         above = [table.get(name.rpartition(".")[0], "") for table in tables]

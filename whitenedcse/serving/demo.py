@@ -35,7 +35,7 @@ class Trial:
         self.embedder, self.sentences = scaled(embedder, unit=False), list(sentences)
         x = self.embedder.encode(self.sentences, progress=True)
         self.fit = Postprocess("whitening").fit(x)
-        self.width, self.most = x.shape[1], min(x.shape[1], self.fit.most)
+        self.width, self.most = x.shape[1], self.fit.most
         self.rows: list[Array] = [x, self.fit.transform(x).astype(np.float32)]
 
     def nearest(self, text: str, k: int | None, top: int) -> list[tuple[float, str]]:

@@ -28,16 +28,17 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.sentence_transformers import dense_modules
 
 BATCH = 16  # texts that are padded together
+PLAIN = (
+    "a plain Transformers directory holds the encoder alone, not the head or whitening that follow it; use "
+    "--to sentence-transformers or --to onnx"
+)
 
 
 def refuse_transformers(embedder: Embedder) -> None:
     """Raise ValueError if the embedding has steps other than pooling and unit length."""
     maps = len(dense_modules(embedder)) - (embedder.pooling.kind == "pooler")
     if maps:
-        raise ValueError(
-            "a plain Transformers directory holds the encoder alone, not the head or whitening that follow "
-            "it; use --to sentence-transformers or --to onnx"
-        )
+        raise ValueError(PLAIN)
 
 
 def write_transformers(embedder: Embedder, directory: Path) -> None:
