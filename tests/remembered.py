@@ -1,8 +1,9 @@
 """What every start of a script reads and computes again, done once: half of a small start.
 
 A file of YAML is parsed once for each text; groups of settings are composed once for each choice of them, as
-long as no file below the folders that Hydra searches changes; the vocabulary of the quick start is made once.
-Compositions are shared by all processes of a session through files in the folder REMEMBERED.
+long as no file below the folders that Hydra searches changes; the vocabulary of the quick start is made once,
+and so is PyTorch's table of the operators of ONNX, a second of each export. Compositions are shared by all
+processes of a session through files in the folder REMEMBERED.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ def begin():
     from hydra._internal import defaults_list
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.hydra import Hydra
+    from torch import onnx
 
     from whitenedcse.model import scratch
 
@@ -29,6 +31,27 @@ def begin():
     ConfigLoaderImpl._compose_config_from_defaults_list = composed
     made = cache(scratch.wordpiece)
     scratch.wordpiece = lambda sentences, vocabulary: deepcopy(made(tuple(sentences), vocabulary))
+    onnx.export = exporting(onnx.export)
+
+
+def exporting(export):
+    """`torch.onnx.export` that makes its table of operators once."""
+
+    def exported(*args, **settings):
+        operators()
+        return export(*args, **settings)
+
+    return exported
+
+
+@cache
+def operators():
+    """Make PyTorch's table of the operators of ONNX, here and not in `begin` as it imports much."""
+    from torch.onnx._internal.exporter import _constants
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    ONNXRegistry.from_torchlib = staticmethod(cache(ONNXRegistry.from_torchlib))
+    ONNXRegistry.from_torchlib(opset_version=_constants.TORCHLIB_OPSET)
 
 
 class Shared(dict):

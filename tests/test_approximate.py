@@ -73,6 +73,7 @@ def test_plain_faiss_reads_the_file_and_its_queries_are_vectors_before_the_white
 @pytest.mark.parametrize(
     "factory", ["Flat", "SQ8", "LSH", "HNSW16", "IVF8,Flat", "IVF8,RaBitQ", "PQ8x3", "OPQ4,PQ4x3"]
 )
+@pytest.mark.slow(but=2)
 def test_an_index_of_faiss_proposes_and_the_whole_vectors_decide(factory, white, tmp_path):
     write(tmp_path / "index", white, numbered(), factory=factory)
     index = Index.load(tmp_path / "index")
@@ -315,6 +316,7 @@ def test_vectors_of_another_column_are_refused_by_its_name(embedder, tmp_path, c
         (["WEIGHTS"], "vectors of another embedder: the encoder, its pooling, "),
     ],
 )
+@pytest.mark.slow(but=2)
 def test_vectors_of_something_else_are_refused(
     change, message, embedder, corpus, tmp_path, capsys, monkeypatch
 ):

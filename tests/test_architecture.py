@@ -269,6 +269,7 @@ def unbound(node):
 
 
 @pytest.mark.parametrize("experiment", sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))
+@pytest.mark.slow(but=6)
 def test_every_setting_of_an_experiment_reaches_a_parameter(experiment):
     for node in targets(composed(f"+experiment={experiment}")):
         assert unbound(node) == set(), node["_target_"]

@@ -691,6 +691,7 @@ def pair_files(draw):
 
 @given(file=pair_files())
 @SOME
+@pytest.mark.slow
 def test_any_bytes_are_counted_right_or_refused_as_pairs(file, scratch):
     kind, data = file
     path = scratch / f"p.{kind}"
@@ -705,6 +706,7 @@ def test_any_bytes_are_counted_right_or_refused_as_pairs(file, scratch):
 
 @given(rows=ROWS, rest=st.just(b"") | BYTES)
 @SOME
+@pytest.mark.slow
 def test_any_bytes_are_counted_right_or_refused_as_a_benchmark(rows, rest, scratch):
     path = scratch / "STS/STSBenchmark/sts-dev.csv"
     path.parent.mkdir(parents=True, exist_ok=True)

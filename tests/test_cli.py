@@ -45,6 +45,7 @@ print(sorted(heavy & set(sys.modules)))
 
 
 @pytest.mark.parametrize("command", [["train", "--help"], ["train", "--cfg", "job"], ["data", "check"]])
+@pytest.mark.slow(but=1)
 def test_a_reader_that_leaves_is_no_error(command, tmp_path):
     reader, writer = os.pipe()
     os.close(reader)

@@ -135,6 +135,7 @@ def shown(cell):
         ((None, None), (None, None), "2 - 1: not paired, 2 and 2 runs whose seeds are not the same; "),
     ],
 )
+@pytest.mark.slow(but=2)
 def test_groups_are_tested_by_t_over_seeds_with_the_variance_of_the_pairs(tmp_path, seeds, others, note):
     for name, numbers, noise in (("a", seeds, 0.3), ("b", others, 0.25)):
         for i, number in enumerate(numbers):

@@ -99,6 +99,7 @@ def test_a_compressed_file_gives_what_the_plain_one_gives(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.slow(but=2)
 def test_a_compressed_file_may_have_several_parts_and_none_cut_short(tmp_path, suffix):
     part = COMPRESS[suffix](b"some words\nand others\n" * 25_000)
     assert len(sentences(written(tmp_path / f"x.txt{suffix}", part * 2))) == 100_000
@@ -234,6 +235,7 @@ def test_a_line_above_the_limit_is_named(tmp_path, ending, monkeypatch):
 
 @pytest.mark.parametrize("text", [b"a", b"\0", b"a" * 999 + b"\n"], ids=["letters", "NUL", "lines"])
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.slow(but=2)
 def test_an_archive_that_explodes_takes_bounded_memory(tmp_path, suffix, text):
     """160 MB in one line, or in 160,000."""
     path = written(tmp_path / f"x.txt{suffix}", COMPRESS[suffix](text * (160_000_000 // len(text))))

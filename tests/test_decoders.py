@@ -101,6 +101,7 @@ def test_what_says_nothing_of_a_decoder_is_one_line(saved, refusal, script, argu
 @pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize("layers", [[-1], [1, -1]])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.slow(but=3)
 def test_a_checkpoint_says_the_same_in_three_libraries(kind, layers, ends, tmp_path):
     embedder = embedder_with(kind, ends=ends, layers=layers)
     checkpoint.save(embedder, tmp_path / "best")
@@ -121,6 +122,7 @@ def test_a_checkpoint_says_the_same_in_three_libraries(kind, layers, ends, tmp_p
 
 @pytest.mark.parametrize("to", ["transformers", "sentence-transformers"])
 @pytest.mark.parametrize("kind", sorted(set(DECODERS) - {"qwen2"}))  # whose tokenizer Transformers makes anew
+@pytest.mark.slow(but=3)
 def test_an_export_gives_the_vectors_of_its_source(kind, to, tmp_path):
     embedder = embedder_with(kind, ends=False, layers=[1, -1])
     assert export(embedder, tmp_path / "out", Wanted(to, "x"))["difference"] < 1e-5

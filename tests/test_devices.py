@@ -130,6 +130,7 @@ def stepped(strict, module, *, hard=False):
 
 
 @pytest.mark.parametrize("batches", ["packed", "padded"])
+@pytest.mark.slow(but=1)
 def test_a_training_step_with_a_teacher(batches, bert, strict, tmp_path):
     bert.batches = batches
     module = taught(module_of(bert, head="dense"), bert, tmp_path)
@@ -144,7 +145,7 @@ def test_a_training_step_with_a_teacher(batches, bert, strict, tmp_path):
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("kind", ["cls", "mean", "max", "last", "pooler"])
 @pytest.mark.parametrize("batches", ["packed", "padded"])
-@pytest.mark.slow(but=12)
+@pytest.mark.slow(but=4)
 def test_a_training_step(kind, head, batches, bert, strict):
     bert.batches = batches
     stepped(strict, module_of(bert, kind=kind, head=head))
@@ -167,7 +168,7 @@ def test_a_training_step(kind, head, batches, bert, strict):
     ids=str,
 )
 @pytest.mark.parametrize("batches", ["packed", "padded"])
-@pytest.mark.slow(but=4)
+@pytest.mark.slow(but=1)
 def test_a_training_step_of_another_kind(settings, batches, bert, strict):
     bert.batches = batches
     hard = settings.get("hard", False)
@@ -176,6 +177,7 @@ def test_a_training_step_of_another_kind(settings, batches, bert, strict):
 
 
 @pytest.mark.parametrize("kind", backbones.KINDS)
+@pytest.mark.slow(but=2)
 def test_encoders_with_attention_of_ours(kind, tokenizer, strict, monkeypatch):
     if kind not in CONFIG_MAPPING:
         pytest.skip(f"this release of Transformers has no {kind}")
@@ -195,6 +197,7 @@ def test_encoders_with_attention_of_ours(kind, tokenizer, strict, monkeypatch):
 @pytest.mark.parametrize("kind", ["cls", "mean", "max", "last", "pooler"])
 @pytest.mark.parametrize("embedding", ["encoder", "dense", "head"])
 @pytest.mark.parametrize("batches", ["packed", "padded"])
+@pytest.mark.slow(but=10)
 def test_encode(kind, embedding, batches, bert, strict, monkeypatch):
     bert.batches = batches
     module = module_of(bert, kind=kind)

@@ -77,6 +77,7 @@ def called_different(n, m, noise, shared, paired, sds=(0.3, 0.3), items=True):
 @pytest.mark.parametrize("noise", [0.03, 0.3])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("n", [2, 3, 5, 10])
+@pytest.mark.slow(but=4)
 def test_equal_systems_are_called_different_in_six_percent_at_most(n, shared, noise):
     rate = called_different(n, n, noise, shared, paired=True)
     assert rate <= 6
@@ -110,6 +111,7 @@ def by_row(x, y):
 
 @pytest.mark.parametrize("alike", [0.0, 0.8])
 @pytest.mark.parametrize("r", [0.3, 0.8])
+@pytest.mark.slow(but=1)
 def test_correlations_vary_as_much_as_their_variances_say(r, alike):
     gold, one, other = correlated(np.random.default_rng(0), 2000, n := 400, r, alike)
     a, b, between = by_row(gold, one), by_row(gold, other), by_row(one, other)

@@ -144,6 +144,7 @@ def files(folder):
 
 
 @pytest.mark.parametrize("writer", WRITERS, ids=name_of)
+@pytest.mark.slow(but=5)
 def test_a_full_disk_is_one_error_and_leaves_what_was_there(writer, small, embedder, capfd):
     writer(small, embedder, 0)
     before, takes = files(small), held(small)

@@ -208,6 +208,7 @@ CASES += [("last", "encoder")]
 
 
 @pytest.mark.parametrize(("kind", "embedding"), [*CASES, ("pooler", "encoder")])
+@pytest.mark.slow(but=3)
 def test_a_checkpoint_says_the_same_in_three_libraries(bert, tmp_path, kind, embedding):
     embedder = trained(embedder_of(bert, kind=kind, embedding=embedding))
     checkpoint.save(embedder, tmp_path / "best")

@@ -2,13 +2,11 @@
 
 import ast
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from conftest import COMMIT, SENTENCES, model_hub, nowhere
+from programs import started
 from torch.testing import assert_close
 from transformers import (
     AutoModel,
@@ -128,13 +126,12 @@ def test_an_encoder_from_scratch_takes_either_tokenizer(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_process_numbers_a_vocabulary_alike():
+def test_every_process_numbers_a_vocabulary_alike(tmp_path):
+    """Each new interpreter hashes words otherwise: this one, and the one that programs are forked from."""
     made = "[made(['one two two, three'] * 9, 299).get_vocab() for made in (wordpiece, byte_pairs)]"
-    code = f"from whitenedcse.model.scratch import byte_pairs, wordpiece; print({made})"
-    other = os.environ | {"PYTHONHASHSEED": "1"}  # here it is drawn
-    output = subprocess.check_output([sys.executable, "-c", code], env=other, text=True)
-    first, second = ast.literal_eval(output), eval(made, vars(scratch))
-    assert first == second
+    code = f"from whitenedcse.model.scratch import byte_pairs, wordpiece; print((hash('one'), {made}))"
+    number, first = ast.literal_eval(started("-c", code, cwd=tmp_path).stdout)
+    assert number != hash("one") and first == eval(made, vars(scratch))
     assert {"one", "two", "three", ",", "##w"} < set(first[0]) and "Ġtwo" in first[1]
 
 

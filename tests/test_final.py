@@ -54,6 +54,7 @@ def test_it_is_the_transform_written_out_and_then_unit_length(k, unit):
 
 @pytest.mark.parametrize("embedding", ["encoder", "dense", "head"])
 @pytest.mark.parametrize(("k", "unit"), [(5, True), (5, False), (None, True)])
+@pytest.mark.slow(but=3)
 def test_it_travels_with_the_checkpoint_and_sentence_transformers_knows_it(
     bert, tmp_path, embedding, k, unit
 ):

@@ -272,6 +272,7 @@ def damage_and_read(made, name, damage):
 
 
 @pytest.mark.parametrize("name", READERS)
+@pytest.mark.slow(but=12)
 def test_the_reader_takes_the_file_as_it_was_made(made, name):
     READERS[name]((made / name).parent)
 
@@ -279,6 +280,7 @@ def test_the_reader_takes_the_file_as_it_was_made(made, name):
 @pytest.mark.parametrize("name", READERS)
 @given(damage=damages())
 @SOME
+@pytest.mark.slow(but=12)
 def test_a_damaged_file_is_read_or_refused_by_name(made, name, damage):
     damage_and_read(made, name, damage)
 

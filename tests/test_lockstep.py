@@ -20,7 +20,7 @@ def test_two_processes_share_one_vector_cache(work):
 @pytest.mark.slow
 @pytest.mark.parametrize("work", lockstep.WORKS)
 def test_four_processes_share_every_cache_and_every_place(work):
-    assert not lockstep.failures(work, 4, 10)
+    assert not lockstep.failures(work, 4, 5)
 
 
 def test_what_fails_is_counted():

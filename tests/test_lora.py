@@ -140,6 +140,7 @@ KINDS = ("albert", "distilbert", "mpnet", "electra", "modernbert", "deberta-v2",
 
 @pytest.mark.filterwarnings("ignore:.*was not defined as a:UserWarning")
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow(but=3)
 def test_any_architecture_is_adapted_and_saved_merged(kind, tokenizer, tmp_path):
     encoder = Encoder(architecture(kind, len(tokenizer)), tokenizer, lora=LoRA(r=2))
     embedder = learnt(embedder_of(encoder, kind="mean"), scale=1.0).eval()
@@ -258,6 +259,7 @@ def rank_of_two(rank, tokenizer, folder):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_ranks_step_as_one_does(tokenizer, tmp_path):
     finish(started(rank_of_two, 2, tokenizer, tmp_path))
     loss, expected = two_steps(tokenizer)
@@ -267,6 +269,7 @@ def test_two_ranks_step_as_one_does(tokenizer, tmp_path):
         assert abs(float(own_loss - loss)) < 1e-10 and apart(own, expected) < 1e-10
 
 
+@pytest.mark.slow
 def test_train_and_evaluate_with_adapters_and_prefixes(tmp_path):
     words = [
         *TINY,

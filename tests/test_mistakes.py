@@ -198,6 +198,7 @@ GIVEN = (
         ("optim._target_=mine.optimiser", "optimiser() got an unexpected keyword argument 'total_steps'"),
     ],
 )
+@pytest.mark.slow(but=2)
 def test_a_class_with_other_arguments_is_told_those_that_it_is_given(words, message, start, monkeypatch):  # noqa: F811
     Path("mine.py").write_text(MINE)
     monkeypatch.syspath_prepend(".")
@@ -256,6 +257,7 @@ def test_another_class_has_none_of_the_settings_of_the_one_that_it_replaces(star
         ("+head.whitening={groups:8} head.whitening.group_width=4", None, 4),
     ],
 )
+@pytest.mark.slow(but=2)
 def test_groups_of_a_system_make_room_for_those_of_the_command_line(words, groups, group_width, start):  # noqa: F811
     small = "trainer.max_steps=1 tasks=none data.sample=200 encoder.width=24 encoder.heads=2 run=r"
     code, line = start("train", *words.split(), *small.split())
@@ -280,6 +282,7 @@ def test_groups_of_the_command_line_that_contradict_each_other_are_refused(words
 
 
 @pytest.mark.parametrize("system", ["whitenedcse", "sgw", "official", "zca", "iterative"])
+@pytest.mark.slow(but=2)
 def test_a_system_that_whitens_brings_its_head_to_an_experiment_without(system):
     for experiment in ("simcse_bert_base", "pretrain"):
         config = composed(f"+experiment={experiment}", f"+system={system}")

@@ -105,7 +105,7 @@ HEADS = {
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("kind", ["cls", "mean", "max"])
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 def test_a_step_between_two_logged_ones_waits_for_nothing(kind, head, bert, tmp_path, monkeypatch):
     monkeypatch.setattr(
         packed, "laid_out", lambda b, *_: packed.Layout(b, None, None, len(b.ids), b.n, None, 0)
@@ -122,6 +122,7 @@ def test_padded_batches_wait_once_for_each_pass_where_transformers_looks_at_the_
     assert watched(bert, tmp_path, "cls", None) == ["_local_scalar_dense"] * (LAST - FIRST)
 
 
+@pytest.mark.slow
 def test_the_count_sees_what_logging_reads(bert, tmp_path):
     assert watched(bert, tmp_path, "cls", None, log_every=1)
 

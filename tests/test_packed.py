@@ -104,7 +104,7 @@ def test_the_batch_is_not_in_an_order_that_hides_a_slip():
 @pytest.mark.parametrize("layers", [[3], [0], [1, 3], [3, 0, 2], [2]])
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize("kind", RELATIVES)
-@pytest.mark.slow(but=80)
+@pytest.mark.slow(but=20)
 def test_states_and_gradient_are_those_of_transformers(kind, name, layers, first):
     model, rows = backbone(kind).train(), batch(name)
     ours = packed.hidden(model, rows, layers, first=first)

@@ -183,6 +183,7 @@ def named(folder, word, i):
 
 
 @pytest.mark.parametrize("kind", ["run", "sweep"])
+@pytest.mark.slow(but=1)
 def test_a_name_is_shown_as_it_is_and_adds_no_element_and_no_attribute(tmp_path, kind):
     pages = []
     for word, folder in (("tame", tmp_path / "a" / "s"), (HOSTILE, tmp_path / "b" / "s")):

@@ -54,6 +54,7 @@ def before(prompt, texts=SENTENCES):
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("texts", [SENTENCES, MANY, ["", *SENTENCES]], ids=["few", "many", "empty"])
+@pytest.mark.slow(but=4)
 def test_a_prompt_is_text_before_each_sentence(embedder, prompt, texts):
     assert len(MANY) > FEW > len(SENTENCES)
     wanted = embedder.encode(before(prompt, texts))
@@ -168,6 +169,7 @@ def by_their_library(directory):
 
 @pytest.mark.parametrize("named", [{}, {"query": "a "}, {"query": "", "document": "old "}, {"STS": "red "}])
 @pytest.mark.parametrize("prompt", ["", "the "])
+@pytest.mark.slow(but=3)
 def test_sentence_transformers_uses_the_same_prompts(embedder, tmp_path, prompt, named):
     embedder = embedder.replaced(prompt=prompt, prompts=named)
     checkpoint.save(embedder, tmp_path / "best")
@@ -468,6 +470,7 @@ def averages(run):
     return rows, scores["prompt"]
 
 
+@pytest.mark.slow
 def test_a_prompt_trains_and_scores_as_if_it_stood_in_the_files(both):
     one, two = both
     assert len(numbers(one)) > 3 and numbers(one) == numbers(two)

@@ -130,7 +130,7 @@ def test_without_runs_a_table_is_the_published_one_and_asks_for_what_the_paper_r
 
 
 @pytest.mark.parametrize(("key", "row"), OWN, ids=lambda x: x if isinstance(x, str) else x["label"])
-@pytest.mark.slow(but=50)
+@pytest.mark.slow(but=12)
 def test_a_run_under_the_conditions_of_a_row_fills_that_row_and_no_other(tmp_path, key, row):
     here = run(tmp_path / "x", conditions(row))
     same = [other["label"] for k, other in OWN if k == key and conditions(other) == conditions(row)]
@@ -152,6 +152,7 @@ NAMES = {name: key for key, row in OWN for name in conditions(row)}  # the last 
 
 
 @pytest.mark.parametrize("name", sorted(NAMES.keys() - {"trained", "transform"}))
+@pytest.mark.slow(but=12)
 def test_a_run_with_one_other_condition_is_a_near_miss_that_names_it(tmp_path, name):
     key = NAMES[name]
     row = next(row for k, row in OWN if k == key and name in conditions(row))

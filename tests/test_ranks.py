@@ -287,10 +287,11 @@ time.sleep(100)
     ("signals", "limit", "status"),
     [
         pytest.param((signal.SIGINT,), 0.5, 130, id="Ctrl-C"),
-        pytest.param((signal.SIGTERM,), 0.5, 143, id="SIGTERM", marks=pytest.mark.slow),
-        pytest.param((signal.SIGINT,) * 2, 100, 130, id="Ctrl-C twice", marks=pytest.mark.slow),
+        pytest.param((signal.SIGTERM,), 0.5, 143, id="SIGTERM"),
+        pytest.param((signal.SIGINT,) * 2, 100, 130, id="Ctrl-C twice"),
     ],
 )
+@pytest.mark.slow
 def test_a_stopped_rank_and_one_that_waits_for_it_are_ended_in_time(tmp_path, signals, limit, status):
     def stopped():
         return all((tmp_path / name).exists() for name in ("waits", "pid1"))

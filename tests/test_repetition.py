@@ -66,6 +66,7 @@ def test_no_special_token_is_drawn_and_no_more_than_there_are(lengths, around, s
     [(1, 0.32, 1), (2, 0.32, 2), (5, 0.32, 2), (9, 0.32, 2), (10, 0.32, 3), (30, 0.32, 9), (3, 0.99, 2)]
     + [(30, 0.01, 2), (100, 0.29, 28)],  # 0.29 * 100 is 28.999999999999996, and int() cuts
 )
+@pytest.mark.slow(but=3)
 def test_the_number_of_repeats_is_uniform(m, rate, most):
     n = 20_000
     batch = ragged(sentences([m] * n))

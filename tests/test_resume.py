@@ -189,7 +189,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.slow(but=3)
+@pytest.mark.slow(but=2)
 def test_a_run_resumes_as_if_uninterrupted(train, whole, tmp_path, moment):
     hook, steps = MOMENTS[moment]
     assert train(tmp_path / "cut", hook, steps) is None
@@ -218,7 +218,7 @@ OTHERS = {  # settings, and the optimiser steps after which the run is cut
 
 
 @pytest.mark.parametrize(("name", "steps"), [(name, n) for name, (_, cuts) in OTHERS.items() for n in cuts])
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 def test_and_so_it_does_with_other_settings(train, whole, tmp_path, name, steps):
     settings = OTHERS[name][0]
     assert train(tmp_path / "cut", "on_train_batch_end", steps, **settings) is None
@@ -262,6 +262,7 @@ def test_a_run_that_patience_ended_trains_no_further(train, whole, tmp_path, hoo
     assert same(train(tmp_path / "cut", **settings), whole(**settings))
 
 
+@pytest.mark.slow
 def test_lives_may_be_many_and_short(train, whole, tmp_path):
     for steps in range(1, 15):
         assert train(tmp_path / "cut", "on_train_batch_end", steps) is None

@@ -167,6 +167,7 @@ def test_a_hard_negative_of_its_own_anchor_is_weighted(made):
 @pytest.mark.parametrize("columns", [(SENTENCES,), (SENTENCES, OTHERS, WRONG)])
 @pytest.mark.parametrize("head", [GROUP, NONE | {"dense": True}])
 @pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.slow(but=3)
 def test_mini_batches_change_neither_loss_nor_gradient(made, columns, head, fast):
     torch.manual_seed(3)
     plain, model = WhitenedContrastiveLoss(made().double(), **head).double(), made().double()

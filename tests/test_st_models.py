@@ -74,6 +74,7 @@ def counted(monkeypatch):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "lasttoken", "weightedmean"])
+@pytest.mark.slow(but=5)
 def test_an_accelerated_model_encodes_to_the_same_vectors(made, counted, threaded, kind, pooling, threads):
     threaded(threads)
     model = made(kind, pooling)
@@ -95,6 +96,7 @@ def test_an_accelerated_model_encodes_to_the_same_vectors(made, counted, threade
         {"output_value": None},
     ],
 )
+@pytest.mark.slow(but=2)
 def test_every_way_to_encode_stays(made, threaded, settings):
     threaded(2)
     model = made()

@@ -129,6 +129,7 @@ def comparisons(rng, noise_a, noise_b, repetitions):
         yield paired(*(task_draws(gold, x, [100], 300, seed)["all"] for x in (a, b)))
 
 
+@pytest.mark.slow
 def test_p_is_uniform_without_a_difference_and_small_with_one():
     null = [found.p for found in comparisons(np.random.default_rng(0), 0.8, 0.8, 300)]
     assert kstest(null, "uniform").pvalue > 0.01

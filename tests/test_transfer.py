@@ -26,6 +26,7 @@ def located(name):
 
 @real
 @pytest.mark.parametrize("name", TRANSFER)
+@pytest.mark.slow(but=3)
 def test_the_real_tasks_hold_as_many_rows_of_each_class_as_published(name):
     task = read(name, located(name))
     for split, expected in BALANCE[name].items():
@@ -39,6 +40,7 @@ def test_the_real_tasks_hold_as_many_rows_of_each_class_as_published(name):
 
 @real
 @pytest.mark.parametrize("name", TRANSFER)
+@pytest.mark.slow(but=3)
 def test_rows_are_ordered_by_split_words_and_label(name):
     task = read(name, located(name))
     words = [[0 if text == "." else len(text.split()) for text in column] for column in task.columns]

@@ -59,7 +59,7 @@ def gpu(monkeypatch):
 @pytest.mark.parametrize("layers", [[-1], [0], [1, 0]])
 @pytest.mark.parametrize("name", LENGTHS)
 @pytest.mark.parametrize("kind", backbones.KINDS)
-@pytest.mark.slow(but=40)
+@pytest.mark.slow(but=10)
 def test_states_and_gradient_are_those_of_transformers(kind, name, layers, first):
     model, rows = backbone(kind).eval(), batch(name)
     layers = [layer % (model.config.num_hidden_layers + 1) for layer in layers]

@@ -108,6 +108,7 @@ def test_a_crop_has_four_words_or_all_and_a_sentence_never_ends_empty(m, crop):
 
 
 @pytest.mark.parametrize(("m", "least", "most"), [(20, 0.5, 1.0), (40, 0.25, 0.75), (30, 0.6, 0.6)])
+@pytest.mark.slow(but=1)
 def test_lengths_and_starts_of_crops_are_uniform(m, least, most):
     n = 40_000
     shares = np.array([[least], [most]]).repeat(n, axis=1)

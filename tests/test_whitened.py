@@ -92,6 +92,7 @@ def test_the_vectors_are_whitened_and_then_of_unit_length(embedder, corpus, k, u
 @pytest.mark.parametrize(
     ("kind", "power"), [*((kind, 0.5) for kind in get_args(Kind)), *((kind, 0.2) for kind in POWERED)]
 )
+@pytest.mark.slow(but=4)
 def test_any_transform_ends_an_embedder(embedder, kind, power, tmp_path):
     x = embedder.encode([*TEXTS, "a"])
     fit = Postprocess(kind, power=power).fit(x)

@@ -166,6 +166,7 @@ def test_remembered_words_give_the_ids_of_the_whole_sentence(kind, batches, leng
 
 @pytest.mark.parametrize("kind", KNOWN)
 @pytest.mark.parametrize("word", ODD, ids=ascii)
+@pytest.mark.slow(but=60)
 def test_and_so_do_single_odd_words_anywhere(kind, word):
     batch = [
         word,

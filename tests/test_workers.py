@@ -79,7 +79,7 @@ def cached(corpus, tokenizer, folder):
 
 @pytest.mark.parametrize("columns", [(), ("a", "b")], ids=["text", "pairs"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 def test_any_number_of_processes_makes_the_same_bytes(kind, columns, tmp_path, started, monkeypatch):
     corpus, tokenizer, made = written(tmp_path, columns), KINDS[kind](), []
     for processes in (1, 2, 3):
