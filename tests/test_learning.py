@@ -63,7 +63,7 @@ def test_a_tenth_of_the_quick_start_lifts_the_score_in_any_letters(tmp_path, mon
     other = ["data=file", f"data.corpus={texts}", f"monitor.dev={pairs}"]
     scores = []
     for name, more in (("quick", []), ("other", other)):
-        few = ["trainer.max_steps=30", "trainer.accelerator=cpu", "tasks=none"]
+        few = ["trainer.max_steps=15", "trainer.accelerator=cpu", "tasks=none"]
         monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py"), f"run={name}", *few, *more])
         runpy.run_path(sys.argv[0], run_name="__main__")
         assert capsys.readouterr().out.splitlines()[-1] == f"run: {tmp_path / 'outputs' / name}"

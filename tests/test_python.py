@@ -283,7 +283,7 @@ def test_what_cannot_work_is_an_exception_of_one_line(home, call, error, said):
 
 @pytest.mark.slow
 def test_ctrl_c_is_an_exception_and_the_same_call_resumes_to_the_same_bits(home):
-    settings = {"trainer.max_steps": 150, "trainer.max_epochs": 100, "checkpoint_every": 0.05}
+    settings = {"trainer.max_steps": 60, "trainer.max_epochs": 100, "checkpoint_every": 0.05}
     script = home / "interrupted.py"
     script.write_text(
         "import whitenedcse, sys\n"

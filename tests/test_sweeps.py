@@ -167,7 +167,6 @@ def test_a_killed_sweep_resumes_to_the_table_of_an_uninterrupted_one(tmp_path):
         "tasks=quickstart",
         "+sweep=table3",
         "system=simcse,group",
-        "seed=1,2",
         "monitor.every=4",
     ]
     whole = started("train.py", *arguments, "run=whole", cwd=tmp_path)
@@ -182,12 +181,12 @@ def test_a_killed_sweep_resumes_to_the_table_of_an_uninterrupted_one(tmp_path):
     finally:
         process.kill()
         process.wait(60)
-    assert 1 <= len(jobs(tmp_path, "killed")) < 4
+    assert len(jobs(tmp_path, "killed")) == 1
     again = started("train.py", *arguments, "run=killed", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "outputs/killed/0 is finished and not changed" in again.stdout
-    finished = jobs(tmp_path, "killed")  # before the kill, after it, and the interrupted one
-    assert len(finished) == 4 and all((job / "best" / "model.safetensors").exists() for job in finished)
+    finished = jobs(tmp_path, "killed")  # before the kill, and the interrupted one
+    assert len(finished) == 2 and all((job / "best" / "model.safetensors").exists() for job in finished)
     assert not any((job / "checkpoints").exists() for job in finished)
     assert json.loads((killed / "0" / "scores.json").read_text())["system"] == "simcse"
     assert table(killed).count("\n") == 2  # a header and two systems
