@@ -250,6 +250,8 @@ def test_runs_are_compared_and_own_texts_evaluated_by_a_python_function(tmp_path
 
 
 SLIPS = {  # in an experiment file, and what is said
+    "data: {corpus: '${oc.env:NOWHERE}/x.txt'}": "NOWHERE is not set in the environment: set it, or say",
+    "optim: {lr: 1e-3, warmup_steps: '${oc.env:N_O_2}'}": "N_O_2 is not set in the environment: set it, ",
     "head: {whitening: {group: 4}}": "no setting 'head.whitening.group'; the nearest is 'head.whitening.gr",
     "optim: {total_steps: 5}": "no setting 'optim.total_steps'; optim has lr, warmup_steps, weight_decay",
     "head: {width: 5}": "no setting 'head.width'; ",
@@ -292,12 +294,16 @@ def test_a_slip_in_an_experiment_file_is_refused(tmp_path, refusal, text):
     assert line.startswith(f"error: {SLIPS[text]}")
 
 
-@pytest.mark.parametrize("text", ["seed: 3", "defaults: [override /data: file]"])
+@pytest.mark.parametrize(
+    "text", ["seed: 3", "defaults: [override /data: file]", "\ufeff# @package _global_\nseed: 3"]
+)
 def test_an_experiment_file_without_its_first_line_is_told_of_it(tmp_path, refusal, text):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(f"{text}\n")
     line = refusal("train", "+experiment=mine", f"hydra.searchpath=[file://{tmp_path}]")
-    assert line.startswith("error: the file of +experiment needs as its first line: # @package _global_ (")
+    assert line.startswith(
+        "error: the file of +experiment needs as its first line, with no byte-order mark before it: # @"
+    )
 
 
 def test_without_a_network_all_that_is_missing_is_said_at_once(tmp_path, refusal):

@@ -31,8 +31,9 @@ FIT = (
 )
 CHOSEN = "to choose an option write '- override /{}: {}' under the defaults of the file"
 EMPTY = "has no value yet: add "
-NO_CALL = r"^\w[\w.]*\(\) (missing|takes|got) .*arguments?\b.*"
+FIRST = ", with no byte-order mark before it: # @package _global_"
 GIVEN = "a class is given its settings (+loss.NAME=VALUE adds one), a head width= too, optim total_steps= too"
+UNSET = "is not set in the environment: set it, or say what else to use, as in ${oc.env:NAME,VALUE}"
 MENDABLE = (HydraException, OmegaConfBaseException, ValueError, OSError)
 
 
@@ -258,6 +259,7 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     r"^Could not override '([^'@]+)": lambda found, argv: no_setting(found[1], argv),
     r"See https://hydra\.cc\S*override_grammar": lambda _, argv: no_word(argv),
     r"Could not load '([^/']+)/([^']+)'": lambda found, _: no_option(found[1], found[2], stems(found[1])),
+    r"Environment variable '(\w+)' not found": lambda found, _: f"{found[1]} {UNSET}",
     r"Missing mandatory value: encoder.path": lambda *_: f"encoder.path {EMPTY}encoder.path=DIR_OR_HUB_ID",
     r"Missing mandatory value: (\S+)": lambda found, _: f"{found[1]} {EMPTY}{found[1]}=VALUE",
     r"Could not find '((?:hydra/)?[^/']+)/([^']+)' Available options in '[^']+': (.*) Config search": (
@@ -267,9 +269,9 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
         f"{found[1]}: a list stands in place of settings; {CHOSEN.format('GROUP', 'OPTION')}"
     ),
     r"Error trying to access (\w+)\.\S+ node `\1` is not a container": lambda found, _: no_settings(found[1]),
-    NO_CALL: lambda found, _: f"{found[0]}; {GIVEN}",
+    r"^\w[\w.]*\(\) (missing|takes|got) .*arguments?\b.*": lambda found, _: f"{found[0]}; {GIVEN}",
     r"^In '\w+/\S+': Could not override '[^']+@(\w+)\.|^no setting '(experiment|system|sweep)'": (
-        lambda found, _: f"the file of +{found[1] or found[2]} needs as its first line: # @package _global_"
+        lambda found, _: f"the file of +{found[1] or found[2]} needs as its first line{FIRST}"
     ),
     r"^In '(\S+)': Could not override '(?:\w+/)?(\w+)(?:@\w+)?'": lambda found, _: no_group(
         found[1], found[2]
