@@ -225,7 +225,7 @@ def test_runs_are_models_and_one_task_needs_no_list(home):
         ValueError, match="2 rows that begin with 'whitened': whitened .target., whitened .tr"
     ):
         run.tests("whitened")
-    scored = whitenedcse.evaluate(run, tasks="pairs.tsv", output="outputs/e")
+    scored = whitenedcse.evaluate(run, tasks=Path("pairs.tsv"), output="outputs/e")
     assert scored.results["rows"][0]["sts"] == run.results["rows"][0]["sts"]
     assert np.array_equal(whitenedcse.Embedder.load(run).encode(["a"]), run.embedder.encode(["a"]))
     again = whitenedcse.train("outputs/t", "my.txt", output="outputs/u", **more)  # from its best checkpoint
@@ -260,6 +260,28 @@ def test_runs_are_models_and_one_task_needs_no_list(home):
             lambda: whitenedcse.evaluate(SimpleNamespace(), tasks="pairs.tsv"),
             TypeError,
             "model is of type SimpleNamespace, not a path or hub id: model.save(DIR), and evaluate(DIR)",
+        ),
+        (
+            lambda: whitenedcse.train(None, "my.txt"),
+            TypeError,
+            "encoder is of type NoneType, not a directory",
+        ),
+        (
+            lambda: whitenedcse.train("bert", "my.txt", tests=3),
+            TypeError,
+            "tests is of type int, not a name or",
+        ),
+        (
+            lambda: whitenedcse.evaluate("bert", tasks=None),
+            TypeError,
+            "tasks is of type NoneType, not a name",
+        ),
+        (
+            lambda: whitenedcse.evaluate(
+                "bert", tasks="pairs.tsv", postprocess=whitenedcse.Postprocess("zca")
+            ),
+            TypeError,
+            "postprocess is of type Postprocess, not a name: whitened(model, fit).save(DIR), and evaluate(",
         ),
         (
             lambda: whitenedcse.evaluate("bert", tasks="pairs.tsv", postprocess="whitening", k=1000),

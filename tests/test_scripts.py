@@ -253,6 +253,8 @@ SLIPS = {  # in an experiment file, and what is said
     "data: {corpus: '${oc.env:NOWHERE}/x.txt'}": "NOWHERE is not set in the environment: set it, or say",
     "optim: {lr: 1e-3, warmup_steps: '${oc.env:N_O_2}'}": "N_O_2 is not set in the environment: set it, ",
     "head: {whitening: {group: 4}}": "no setting 'head.whitening.group'; the nearest is 'head.whitening.gr",
+    "encoder: {path: x}": "no setting 'encoder.path' in this encoder; add one that has it: encoder=pretrain",
+    "loss: {dims: [64]}": "no setting 'loss.dims' in this loss; add one that has it: loss=matryoshka (",
     "optim: {total_steps: 5}": "no setting 'optim.total_steps'; optim has lr, warmup_steps, weight_decay",
     "head: {width: 5}": "no setting 'head.width'; ",
     "mlm: {encoder: null}": "no setting 'mlm.encoder'; ",

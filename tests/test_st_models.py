@@ -300,6 +300,27 @@ def pairs(tmp_path):
     return made
 
 
+def test_a_corpus_may_be_a_file(made, pairs, tmp_path):
+    table, model, rows = tmp_path / "corpus.csv", made().eval(), [text for text in TEXTS if text.strip()]
+    with table.open("w") as file:
+        csv.writer(file).writerows(
+            ["text", "label"] if i < 0 else [rows[i], "1"] for i in range(-1, len(rows))
+        )
+    x, y = (
+        whitened(model, corpus, 8, names).encode(rows) for corpus, names in ((rows, ()), (table, ["text"]))
+    )
+    np.testing.assert_array_equal(x, y)
+    settings = {"name": "mine", "draws": 50}
+    by_list = STSEvaluator(list(pairs), corpus=rows, **settings)(model)
+    assert STSEvaluator(list(pairs), corpus=str(table), columns=["text"], **settings)(model) == by_list
+    assert STSEvaluator(list(pairs), corpus=rows[:9], **settings)(model) != by_list
+    for call in (lambda: whitened(model, str(table)), lambda: STSEvaluator(list(pairs), corpus=table)):
+        with pytest.raises(
+            ValueError, match=r"columns=\[NAME\] for evaluate.py, whitened and STSEvaluator, "
+        ):
+            call()
+
+
 def test_the_evaluator_scores_raw_and_whitened_vectors(made, pairs, tmp_path):
     model = made().eval()
     evaluator = STSEvaluator(list(pairs), corpus=TEXTS[5:], name="mine", draws=50)

@@ -20,14 +20,12 @@ from whitenedcse.app.configuration import CONF, groups, plain, stems, unknown
 from whitenedcse.app.reading import flat
 
 ADDED = {"experiment": "", "system": "", "sweep": "-m "}  # groups added by +, and what else they need
-OWN = {  # how a user's own is given in place of an option of a group
-    "data": "data=file data.corpus={}",
-    "encoder": "encoder=pretrained encoder.path={}",
-    "tasks": "tasks.names=[{}]",
-}
+OWN = {"data": "data=file data.corpus={}", "encoder": "encoder=pretrained encoder.path={}"}
+OWN |= {"tasks": "tasks.names=[{}]"}  # how a user's own is given in place of an option of a group
 FIT = (
-    "evaluate fits transforms itself, postprocess=whitening fit=FILE; a fit of whiten fit is evaluated in an "
-    "export: whitenedcse export MODEL DIR --whiten FIT --to sentence-transformers, then model=DIR"
+    "evaluate fits transforms itself, postprocess=whitening fit=FILE; a fit of whiten fit becomes part of a "
+    "model first, whitenedcse export MODEL DIR --whiten FIT --to sentence-transformers, or in Python "
+    "whitened(MODEL, FIT).save(DIR); then model=DIR"
 )
 CHOSEN = "to choose an option write '- override /{}: {}' under the defaults of the file"
 EMPTY = "has no value yet: add "
@@ -245,8 +243,7 @@ def not_on_path(found: re.Match[str], argv: list[str]) -> str:
     """What to write where Python does not find the module of a class; a file of that name may be here."""
     here = Path(f"{found[1]}.py").is_file()
     where = f"{found[1]}.py is in this folder: " if here else f"for {found[1]}.py in another folder, "
-    folder = "." if here else "FOLDER"
-    return f"{found[0]}; {where}write PYTHONPATH={folder} {command(argv)}"
+    return f"{found[0]}; {where}write PYTHONPATH={'.' if here else 'FOLDER'} {command(argv)}"
 
 
 def command(argv: list[str]) -> str:
@@ -278,6 +275,9 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     ),
     r"^no setting '(\w+)\.([\w.]+)'$": lambda found, _: (
         f"{found[0]}; in a file it is nested: '{found[1]}:', and below that '  {found[2]}: ...'"
+    ),
+    r"^no setting '((\w+)\.([\w.]+))';": lambda found, argv: (
+        no_setting(found[1], argv) if options_with(found[2], found[3]) else found.string
     ),
     r"^Ambiguous value for argument '(.+?)' 1\.": lambda found, argv: several(found[1], argv),
     r"^Multiple values for (\w+)\.": lambda found, argv: twice(found[1], argv),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -29,6 +29,7 @@ from whitenedcse.app.mistakes import one_line
 from whitenedcse.app.run import Run
 
 Settings = Mapping[str, Any]
+Tasks = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def train(  # noqa: PLR0913  the settings that most runs change, by name
@@ -36,7 +37,7 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
     corpus: str | Path,
     *,
     dev: str | Path | None = None,
-    tests: str | Sequence[str] = (),
+    tests: Tasks = (),
     output: str | Path | None = None,
     views: int = 3,
     pooling: str = "cls",
@@ -81,15 +82,12 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
     Traceback (most recent call last):
     FileNotFoundError: ...
     """
-    if not isinstance(corpus, str | Path):
-        kind = type(corpus).__name__
-        raise TypeError(
-            f"corpus is of type {kind}, not a path or name: write its sentences to a file, one a line"
-        )
+    refuse_object("encoder", encoder, "a directory or hub id: save it, and give its directory")
+    refuse_object("corpus", corpus, "a path or name: write its sentences to a file, one a line")
     given: dict[str, Any] = {"encoder": "pretrained", "encoder.path": os.fspath(encoder), "data": "file"}
     given |= {"data.corpus": str(corpus), "monitor.dev": None if dev is None else str(dev)}
     given |= {
-        "tasks.names": [tests] if isinstance(tests, str) else list(tests),
+        "tasks.names": listed("tests", tests),
         "views": views,
         "pooling": pooling,
         "head": head,
@@ -104,7 +102,7 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
 def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by name
     model: str | os.PathLike[str],
     *,
-    tasks: str | Sequence[str] = "sts",
+    tasks: Tasks = "sts",
     postprocess: str = "none",
     k: int | None = None,
     pooling: str | None = None,
@@ -116,9 +114,10 @@ def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by na
     model: a run or a checkpoint; or a Transformers or Sentence-Transformers model, by directory or hub id.
     tasks: "sts" (the seven STS sets), "transfer", "rte", "quickstart" (bundled); or names of tasks and files
         with scored pairs or labelled texts.
-    postprocess: none or a transform, such as whitening, zca or soft_zca (see `Postprocess`); it is fitted to
-        the sentences of each task unless settings={"fit": ...} names a corpus. k: the number of components
-        that whitening, pca, pca_cor and prefix keep, None for all.
+    postprocess: none or the name of a transform, such as whitening, zca or soft_zca (see `Postprocess`),
+        which is fitted to the sentences of each task unless settings={"fit": ...} names a corpus. One that is
+        fitted already becomes part of a model first: whitened(model, fit).save(DIR), and evaluate(DIR).
+    k: the number of components that whitening, pca, pca_cor and prefix keep, None for all.
     pooling: for an encoder that does not define its own; None for the first token, or a decoder's last.
     output: the directory of the run, by default outputs/evaluate-TIME.
     settings: any other settings by their dotted names; `whitenedcse evaluate --help` lists them.
@@ -129,17 +128,33 @@ def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by na
     Traceback (most recent call last):
     FileNotFoundError: ...
     """
-    if not isinstance(model, str | os.PathLike):
-        kind = type(model).__name__
-        raise TypeError(f"model is of type {kind}, not a path or hub id: model.save(DIR), and evaluate(DIR)")
+    refuse_object("model", model, "a path or hub id: model.save(DIR), and evaluate(DIR)")
+    refuse_object("postprocess", postprocess, "a name: whitened(model, fit).save(DIR), and evaluate(DIR)")
     given: dict[str, Any] = {"model": os.fspath(model), "postprocess": postprocess, "k": k}
     if isinstance(tasks, str) and get_close_matches(tasks, stems("tasks")):  # a group, or one misspelt
         given["tasks"] = tasks
     else:
-        given["tasks.names"] = [tasks] if isinstance(tasks, str) else list(tasks)
+        given["tasks.names"] = listed("tasks", tasks)
     given |= {"pooling": pooling} if pooling else {}
     path = Path(output or Path("outputs", f"evaluate-{stamp()}"))
     return called("evaluate", given | dict(settings or {}), path)
+
+
+def refuse_object(name: str, value: Any, wanted: str) -> None:
+    """Raise TypeError for an argument that is neither text nor a path; wanted: what it is, and the cure."""
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{name} is of type {type(value).__name__}, not {wanted}")
+
+
+def listed(name: str, tasks: Any) -> list[str]:
+    """Tasks as a list of texts. Raises TypeError for what is no name or list of names."""
+    if isinstance(tasks, str | os.PathLike):
+        return [os.fspath(tasks)]
+    if not isinstance(tasks, Iterable):
+        raise TypeError(
+            f"{name} is of type {type(tasks).__name__}, not a name or a list of names; [] is none"
+        )
+    return [str(task) for task in tasks]
 
 
 def called(script: str, given: Settings, path: Path, *, force: bool = False) -> Run:

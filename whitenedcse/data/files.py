@@ -268,7 +268,7 @@ def having(wanted: Sequence[str], present: Sequence[str], place: object) -> Sequ
     """The wanted columns. Raises ValueError if none is, or one is not among those that are present."""
     if not wanted:
         train = 'data.columns=[NAME] for train.py ({"data.columns": ["NAME"]} in the settings of a call)'
-        how = f"--columns NAME, columns=[NAME] for evaluate.py, {train}"
+        how = f"--columns NAME, columns=[NAME] for evaluate.py, whitened and STSEvaluator, {train}"
         raise ValueError(f"{place}: give {how}; its columns are {listed(present, place)}")
     if lost := [repr(name) for name in wanted if name not in present]:
         near = "".join(f"; did you mean {n!r}?" for n in difflib.get_close_matches(lost[0][1:-1], present, 1))

@@ -47,8 +47,9 @@ class STSEvaluator(BaseEvaluator):  # type: ignore[misc]  # their class has no t
 
     tasks: one or more names of scored pairs (TEST_SETS are the papers' seven), or files of own pairs with the
         columns sentence1, sentence2 and score. No test set should choose checkpoints.
-    corpus: texts to which a whitening is fitted for the inductive baselines; none without. The transductive
-        baselines are fitted to the sentences of each task itself.
+    corpus: texts, or a file, directory, URL or name of one, to which a whitening is fitted for the inductive
+        baselines; none without. The transductive baselines are fitted to the sentences of each task itself.
+    columns: those of the texts where the corpus is a table.
     name: a prefix of every metric and of the file. draws: of the bootstrap.
 
     The metrics are TASK_spearman, TASK_low and TASK_high, the ends of the 95 % interval; the same of avg, the
@@ -61,7 +62,8 @@ class STSEvaluator(BaseEvaluator):  # type: ignore[misc]  # their class has no t
         self,
         tasks: str | Sequence[str] = ("STS-B/dev",),
         *,
-        corpus: Sequence[str] | None = None,
+        corpus: Sequence[str] | str | Path | None = None,
+        columns: Sequence[str] = (),
         name: str = "sts",
         draws: int = 1000,
         batch_size: int = 32,
@@ -70,7 +72,7 @@ class STSEvaluator(BaseEvaluator):  # type: ignore[misc]  # their class has no t
         self.name, self.draws, self.batch_size = name, draws, batch_size
         tasks = [tasks] if isinstance(tasks, str) else tasks
         pairs = dict(zip(short(tasks), map(subsets, tasks), strict=True))
-        every = [] if corpus is None else list(corpus)
+        every = [] if corpus is None else list(read(corpus, columns))
         self.plan = plan(pairs, ["corpus"] if every else [], lambda _: every)
         self.primary_metric, self.greater_is_better = "avg_spearman", True
         self.csv_file = f"sts_evaluation{'_' * bool(name)}{name}_results.csv"
@@ -232,19 +234,26 @@ def modes(autocast: torch.dtype | None) -> Iterator[None]:
         torch.set_autocast_enabled("cpu", False)
 
 
-def whitened(model: Any, corpus: Sequence[str] | str | Path, k: int | None = 256) -> Any:
+def read(corpus: Sequence[str] | str | Path, columns: Sequence[str]) -> Iterator[str]:
+    """The texts of a corpus, given as they are or by file, directory, URL or name; columns: of a table."""
+    return texts(named(str(corpus), columns)) if isinstance(corpus, str | Path) else iter(corpus)
+
+
+def whitened(
+    model: Any, corpus: Sequence[str] | str | Path, k: int | None = 256, columns: Sequence[str] = ()
+) -> Any:
     """A SentenceTransformer that ends with a whitening fitted to a corpus, and keeps k components.
 
-    corpus: texts, or a file, directory, URL or name of one. k: None for all. The whitening is a Dense module
-    of the library (arXiv:2103.15316, Algorithm 1): the model is saved and loaded without this package. Where
-    the given model ends with division by the length, the whitening comes before it. Both models share their
-    encoder. Raises ValueError for fewer than two texts, too large a k, or a model in less than float32.
+    corpus: texts, or a file, directory, URL or name of one. columns: those of the texts where the corpus is a
+    table. k: None for all. The whitening is a Dense module of the library (arXiv:2103.15316, Algorithm 1):
+    the model is saved and loaded without this package. Where the given model ends with division by the
+    length, the whitening comes before it. Both models share their encoder. Raises ValueError for fewer than
+    two texts, too large a k, or a model in less than float32.
     """
     parts = list(model)
     last = [parts.pop()] if isinstance(parts[-1], Normalize) else []
     plain, fit = ending(model, parts), Postprocess("whitening", k=k)
-    every = texts(named(str(corpus))) if isinstance(corpus, (str, Path)) else iter(corpus)
-    for x in encoded(plain, every):
+    for x in encoded(plain, read(corpus, columns)):
         if x.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"a whitening fitted to vectors in {x.dtype} is rounded; use model.float()")
         fit.partial_fit(x.numpy(force=True))
