@@ -118,6 +118,7 @@ def test_the_loss_is_logged_once_a_due_step_with_the_rate_that_step_took(tmp_pat
         callbacks=[],
         callback_metrics={"dev/x": torch.tensor(9.0)},
     )
+    record.every = trainer.log_every_n_steps
     for index in range(8):
         group["lr"] = float(trainer.global_step)
         trainer.callback_metrics["train/loss"] = torch.tensor(float(index))
@@ -227,6 +228,14 @@ def test_diversity_is_that_of_the_steps_positives(bert, tmp_path, position, pass
     assert found == pytest.approx(mean_distance(before[:3]), rel=1e-5)
     assert (found == 0) == (passes == 1)
     assert column(tmp_path, "train/diversity_after") == pytest.approx([mean_distance(after[:3])], rel=1e-5)
+
+
+@pytest.mark.parametrize(("every", "steps"), [(5, [5, 10]), (8, [8]), (12, [12]), (13, [12]), (100, [12])])
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+def test_a_run_of_fewer_steps_than_are_between_two_lines_logs_its_last(bert, tmp_path, every, steps):
+    run(module_of(bert), tmp_path, Record(), log_every_n_steps=every)
+    lines = [line.partition(",")[0] for line in (tmp_path / "m.csv").read_text().splitlines()[1:]]
+    assert list(map(int, lines)) == steps
 
 
 def test_a_head_without_whitening_has_no_diversity(bert, tmp_path):

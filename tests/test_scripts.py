@@ -114,6 +114,7 @@ def test_a_finished_run_is_not_changed_and_another_one_refused(trained, refusal,
     monkeypatch.chdir(cwd)
     line = refusal("train", *TINY, "trainer.max_steps=1", "run=first")
     assert "holds another run: trainer.max_steps=1 (it began with 4); choose another name" in line
+    assert f"further, give the new run encoder=pretrained encoder.path={cwd / 'outputs/first'} (" in line
     assert {path: path.read_bytes() for path in files} == files
 
 
@@ -253,8 +254,11 @@ SLIPS = {  # in an experiment file, and what is said
     "data: {corpus: '${oc.env:NOWHERE}/x.txt'}": "NOWHERE is not set in the environment: set it, or say",
     "optim: {lr: 1e-3, warmup_steps: '${oc.env:N_O_2}'}": "N_O_2 is not set in the environment: set it, ",
     "head: {whitening: {group: 4}}": "no setting 'head.whitening.group'; the nearest is 'head.whitening.gr",
-    "encoder: {path: x}": "no setting 'encoder.path' in this encoder; add one that has it: encoder=pretrain",
-    "loss: {dims: [64]}": "no setting 'loss.dims' in this loss; add one that has it: loss=matryoshka (",
+    "encoder: {path: x}": "no setting 'encoder.path'; the nearest is 'encoder.batches'; encoder=pret",
+    "loss: {dims: [64]}": "no setting 'loss.dims'; loss has denominator, form, hard_negative_log_weight, "
+    "temperature, weights; loss=matryoshka has it (",
+    "defaults: [override /data: file]\ndta: {corpus: x}": "no setting 'dta'; the nearest is 'data'",
+    "defaults: [override /data: file]\ndata: {corpsu: x}": "no setting 'data.corpsu'; the nearest is 'data.",
     "optim: {total_steps: 5}": "no setting 'optim.total_steps'; optim has lr, warmup_steps, weight_decay",
     "head: {width: 5}": "no setting 'head.width'; ",
     "mlm: {encoder: null}": "no setting 'mlm.encoder'; ",

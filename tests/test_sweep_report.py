@@ -133,7 +133,8 @@ def table(folders, against=None):
 
 
 def row(grid, label):
-    return dict(zip(grid.columns, next(line for line in grid.rows if line[0] == label), strict=True))
+    columns = [name.partition(" (")[0] if name.startswith("difference (") else name for name in grid.columns]
+    return dict(zip(columns, next(line for line in grid.rows if line[0] == label), strict=True))
 
 
 def naive_holm(p):
@@ -160,6 +161,7 @@ def test_differences_are_paired_by_seed_and_tested_as_scipy_tests_them(tmp_path,
         assert shown["95 % interval"] == f"{low:+.2f} .. {high:+.2f}"
         assert shown["p (Holm)"] == f"{corrected:.2g}"
     assert row(grid, "simcse")["difference"] == ""
+    assert f"difference ({'test average' if tests else 'dev best'})" in grid.columns
     assert any(note.startswith("whitenedcse: seeds 4, 5 have no partner") for note in grid.notes)
 
 
@@ -620,6 +622,16 @@ def test_several_runs_report_here_and_one_in_its_directory(tmp_path, monkeypatch
         assert written == sorted(files) and all(f"written: {file}\n" in out for file in files)
 
 
+def test_without_tests_of_every_run_the_difference_is_that_of_dev_and_says_why(tmp_path):
+    swept(tmp_path / "s")
+    trained(tmp_path / "s" / "untested", 1, 50.0, None, "simcse", views=9)
+    grid = table([tmp_path / "s"])[0]
+    assert "difference (dev best)" in grid.columns and "test average" in grid.columns
+    assert (
+        "the difference is that of dev best, because not all runs have scores of the same tests" in grid.notes
+    )
+
+
 @pytest.mark.parametrize(
     ("form", "mark"), [("markdown", "| --- |"), ("csv", ",seeds,"), ("latex", r"\toprule")]
 )
@@ -628,3 +640,4 @@ def test_the_tables_come_in_every_form_alone_on_the_standard_output(tmp_path, ca
     assert cli.main(["report", str(tmp_path / "s"), "--to", form]) == 0
     out, error = capsys.readouterr()
     assert mark in out and "written" not in out and error.count("written: ") == 2
+    assert ("paired by seed" in error) == (form == "csv") != ("paired by seed" in out)

@@ -95,6 +95,14 @@ def of_embedder(embedder: Embedder) -> str:
     return checksum(json.dumps([of_weights(embedder.encoder.source), settings(embedder)]).encode())
 
 
+def instead(run: Any) -> str:
+    """What else may be meant where a command names the directory of a run with other settings."""
+    if not run.scores:
+        return "; or, to resume it anyway, add --force (in Python, force=True)"
+    further = f"; to train it further, give the new run encoder=pretrained encoder.path={run.path}"
+    return further if run.trains else ""
+
+
 def present(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings of an older run in the names of this version: as in `MOVED`, without `GONE`, with `ADDED`."""
     for group, name, idle in GONE:

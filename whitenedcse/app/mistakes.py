@@ -276,8 +276,8 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     r"^no setting '(\w+)\.([\w.]+)'$": lambda found, _: (
         f"{found[0]}; in a file it is nested: '{found[1]}:', and below that '  {found[2]}: ...'"
     ),
-    r"^no setting '((\w+)\.([\w.]+))';": lambda found, argv: (
-        no_setting(found[1], argv) if options_with(found[2], found[3]) else found.string
+    r"^no setting '(\w+)\.([\w.]+)';": lambda found, _: (
+        f"{found.string}; {having} has it" if (having := options_with(*found.groups())) else found.string
     ),
     r"^Ambiguous value for argument '(.+?)' 1\.": lambda found, argv: several(found[1], argv),
     r"^Multiple values for (\w+)\.": lambda found, argv: twice(found[1], argv),

@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 
 from whitenedcse.app import durable, reading
 from whitenedcse.app.durable import DIGESTS, LOCK, as_json, claimed, intact, read_json, seal, writing
-from whitenedcse.app.identity import SWEPT, differences, present
+from whitenedcse.app.identity import SWEPT, differences, instead, present
 from whitenedcse.app.ranks import first
 from whitenedcse.app.reading import flat, refuse_misfit
 from whitenedcse.data.remote import MARKS
@@ -271,9 +271,8 @@ class Run:
         asked: Any = OmegaConf.to_container(OmegaConf.create(config))
         others = differences(self.settings, self.facts, asked, exact)
         if others and not force:
-            anyway = "" if self.scores else "; or, to resume it anyway, add --force (in Python, force=True)"
             some = ", ".join([*others[:6], *[f"and {len(others) - 6} more"] * (len(others) > 6)])
-            raise ValueError(f"{self.path} holds another run: {some}; {OTHER}{anyway}")
+            raise ValueError(f"{self.path} holds another run: {some}; {OTHER}{instead(self)}")
         return others
 
     @on_first_rank

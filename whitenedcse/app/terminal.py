@@ -141,7 +141,7 @@ def markdown(text: str) -> str:
 
 
 def as_csv(grid: Grid) -> str:
-    """The table as CSV: column names and rows, without title and notes, for a program to read."""
+    """The table as CSV: column names and rows, for a program to read; `show` says the notes elsewhere."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(lines(grid))
     return out.getvalue()
@@ -167,13 +167,15 @@ def say(content: str | Grid) -> None:
 
 
 def show(grids: Sequence[Grid], form: str) -> None:
-    """Print tables in one of the formats table, markdown, csv, latex."""
+    """Print tables in one of the formats table, markdown, csv (the notes on the standard error), latex."""
     if form == "table":
         for grid in grids:
             say(grid)
     else:
         forms = {"markdown": as_markdown, "csv": as_csv, "latex": as_latex}
         sys.stdout.write("\n".join(forms[form](grid) for grid in grids))
+        notes = [note for grid in grids for note in grid.notes if form == "csv"]
+        sys.stderr.write("".join(f"{note}\n" for note in notes))
 
 
 def draws(console: Console) -> bool:

@@ -88,11 +88,13 @@ def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
         [*line, *tested[group.label]]
         for line, group in zip(means(sweep.groups, scores), sweep.groups, strict=True)
     ]
-    columns = ["", "seeds", *scores, "difference", "95 % interval", "p (Holm)"]
+    columns = ["", "seeds", *scores, f"difference ({what.partition(' (')[0]})", "95 % interval", "p (Holm)"]
     notes += [
         "± standard deviation over seeds",
         f"dev: Spearman before training and at best, {meaning('all')}",
     ]
+    if tasks and "dev best" in what:
+        notes += ["the difference is that of dev best, because not all runs have scores of the same tests"]
     notes += [f"tests: Spearman, {meaning(mean)}" for mean in aggregations(every)]
     notes += undefined(row for run in every for row in (run.scores or {}).get("rows", []))
     notes += (

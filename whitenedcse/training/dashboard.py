@@ -39,6 +39,7 @@ class Dashboard(WandbLogger):
 
     def __init__(self, *, artifacts: bool, **settings: Any) -> None:
         super().__init__(**settings)
+        self._wandb_init.pop("anonymous", None)  # Lightning's, of which wandb warns
         self.artifacts = artifacts
         self.defined: set[str] = set()
 

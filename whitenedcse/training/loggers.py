@@ -87,6 +87,8 @@ class Metrics(Logger):
 class Record(Callback):
     """Logs loss, learning rate, speed and diversity of views every `log_every_n_steps` optimiser steps.
 
+    A run of fewer steps logs the last one.
+
     train/sentences_per_second: rows of the batches of all ranks, divided by the time since the last line,
         without the time that callbacks report as spent `evaluating`. train/diversity_before,
         train/diversity_after: `diversity` of the views before and after the head's first whitening, where
@@ -95,6 +97,7 @@ class Record(Callback):
 
     lr = 0.0
     step = 0
+    every: float = 1
     sentences = 0  # since the last line
     began: float | None = None
     due = False
@@ -105,6 +108,7 @@ class Record(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Observe the head's first whitening from now on."""
+        self.every = min(trainer.log_every_n_steps, trainer.estimated_stepping_batches)  # type: ignore[attr-defined]
         module: Any = pl_module
         head = module.embedder.head
         if (whitener := head.after if head.before is None else head.before) is not None:
@@ -122,7 +126,7 @@ class Record(Callback):
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         """Note the learning rate of this step, before the schedule changes it."""
         self.lr, self.step = trainer.optimizers[0].param_groups[0]["lr"], trainer.global_step
-        self.due = (self.step + 1) % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        self.due = (self.step + 1) % self.every == 0
         self.began = clock(trainer) if self.began is None else self.began
 
     def on_train_batch_end(  # noqa: PLR0913  Lightning's signature
