@@ -304,10 +304,10 @@ def test_a_stopped_rank_and_one_that_waits_for_it_are_ended_in_time(tmp_path, si
     until(lambda: not any(map(alive, pids)), 5)
 
 
-BLOCKED = """import ctypes
+BLOCKED = """import ctypes, threading
     lock, c = ctypes.create_string_buffer(64), ctypes.CDLL(None)
     c.pthread_mutex_lock(lock)
-    open("waits", "w").close()
+    threading.Timer(0.5, lambda: open("waits", "w").close()).start()  # when the lock is waited for
     c.pthread_mutex_lock(lock)  # for ever
 """
 
