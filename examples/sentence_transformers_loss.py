@@ -9,6 +9,7 @@ from sentence_transformers import (
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
 )
+from transformers import set_seed
 
 from whitenedcse.sentence_transformers import HeadInCheckpoints, WhitenedContrastiveLoss, whitened
 
@@ -18,9 +19,10 @@ parser.add_argument("corpus", help="a file with a sentence a line")
 arguments = parser.parse_args()
 if not Path(arguments.corpus).is_file():
     parser.error(f"{arguments.corpus} is no file")
+set_seed(42)  # the loss draws the weights of its head before the trainer sets its own seed
 model = SentenceTransformer(arguments.model).float()  # weights in float16 train to NaN
 loss = WhitenedContrastiveLoss(model, views=3)
-trainer = SentenceTransformerTrainer(
+SentenceTransformerTrainer(
     model=model,
     args=SentenceTransformerTrainingArguments(
         "theirs_checkpoints",
@@ -33,8 +35,6 @@ trainer = SentenceTransformerTrainer(
     train_dataset=Dataset.from_text(arguments.corpus),
     loss=loss,
     callbacks=[HeadInCheckpoints(loss)],  # so that resume_from_checkpoint restores the head, too
-)
-trainer.train()
-small = whitened(model, arguments.corpus, k=min(64, model.get_embedding_dimension() or 64))
-small.save("theirs")  # loads in sentence-transformers without this package
-print(SentenceTransformer("theirs").encode(["A cat sleeps on the sofa."]).shape)
+).train()
+whitened(model, arguments.corpus, k=min(64, model.get_embedding_dimension() or 64)).save("theirs")
+print(SentenceTransformer("theirs").encode(["A cat sleeps on the sofa."]).shape)  # without this package

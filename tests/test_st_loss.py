@@ -5,6 +5,7 @@ import json
 import os
 from datetime import timedelta
 from inspect import signature
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.whitener import WhiteningSettings
 from whitenedcse.ragged import ragged
-from whitenedcse.sentence_transformers import HeadInCheckpoints, WhitenedContrastiveLoss, accelerate
+from whitenedcse.sentence_transformers import HeadInCheckpoints, WhitenedContrastiveLoss, accelerate, whitened
 from whitenedcse.training.loss import MultiPositiveLoss
 from whitenedcse.training.module import ContrastiveTraining
 
@@ -453,3 +454,12 @@ def test_their_trainer_with_two_processes_keeps_the_heads_equal_and_resumes(toke
     assert whole["head.before.batches"] == 4
     assert_close(other, whole, rtol=0, atol=0)
     assert_close(again, whole, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["nowhere/MODEL", Path("nowhere")])
+def test_a_name_in_place_of_a_model_is_told_what_to_give(name):
+    for call in (WhitenedContrastiveLoss, accelerate, lambda model: whitened(model, ["a", "b"])):
+        with pytest.raises(
+            TypeError, match=rf"model is a name or path: give SentenceTransformer\('{name}'\)"
+        ):
+            call(name)

@@ -66,12 +66,11 @@ def no_argument(unknown: list[str], words: list[str], parser: ArgumentParser) ->
         takes = " ".join(str(a.metavar) for a in every[command]._actions if not a.option_strings)
         cure = "; many queries are --file FILE, one a line" if command == "search query" else ""
         return f"{unknown[0]!r} is one argument too many: whitenedcse {command} takes {takes}{cure}"
-    near = get_close_matches(strange, options[command], n=1)
     having = [f"whitenedcse {name}" for name, texts in options.items() if strange in texts]
-    cure = f"the nearest is {near[0]}" if near else "--help lists its options"
-    if having:
-        cure = f"{' and '.join(having[:3])} {'has' if len(having) == 1 else 'have'} it"
-    return f"whitenedcse {command} has no {strange}; {cure}"
+    near = get_close_matches(strange, options[command], n=1, cutoff=0.8 if having else 0.6)
+    cures = [f"the nearest is {name}" for name in near]
+    cures += [f"{' and '.join(having[:3])} {'has' if len(having) == 1 else 'have'} it"] * bool(having)
+    return f"whitenedcse {command} has no {strange}; {', or '.join(cures) or '--help lists its options'}"
 
 
 def commands(parser: ArgumentParser, before: str = "") -> Iterator[tuple[str, ArgumentParser]]:

@@ -71,8 +71,9 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
     temperature: the temperature of the loss. lr: the learning rate of AdamW, which decays linearly to 0.
     batch_size: sentences per step, over all devices. max_length: the most tokens kept of a sentence.
     devices: "auto" (every GPU, or one CPU process) or a number of devices; each has a process of its own.
-    settings: any other settings by their dotted names, such as {"head.whitening.group_width": 4,
-        "mlm.weight": 0.1}, which take precedence; `whitenedcse train --help` lists them.
+    settings: any other settings by their dotted names, such as {"trainer.max_steps": 500,
+        "head.whitening.group_width": 4, "mlm.weight": 0.1}, which take precedence; `whitenedcse train --help`
+        lists them.
     force: resume a run even if its settings or data have changed.
 
     Raises ValueError or OSError for settings or files that cannot be used, and RuntimeError if another

@@ -8,6 +8,7 @@ n: sentences of a batch    d: width    W: processes
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -35,6 +36,12 @@ CITATION = """
 """
 
 
+def refuse_name(model: Any) -> None:
+    """Raise TypeError for the name or path of a model in place of the model."""
+    if isinstance(model, str | os.PathLike):
+        raise TypeError(f"model is a name or path: give SentenceTransformer({os.fspath(model)!r})")
+
+
 class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]  # their class has no types
     """The paper's loss [1]: views through a head that whitens, each a positive of the first.
 
@@ -54,6 +61,7 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
     mini_batch_size: None, or how many rows are encoded at a time: their activations are not kept, and each
         is encoded again, with the same dropout, for its gradient [2]. Loss and gradient are the same.
 
+    The head's weights are drawn here: seed PyTorch before, as by `transformers.set_seed`, for the same ones.
     In eval mode of the model the head whitens by its running statistics. Raises ValueError for settings that
     do not fit together, and for weights in float16, which would train to NaN.
 
@@ -84,6 +92,7 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         mini_batch_size: int | None = None,
     ) -> None:
         super().__init__()
+        refuse_name(model)
         passes, width = views if passes is None else passes, model.get_embedding_dimension()
         refuse_views(views, passes, positives)
         if mini_batch_size is not None and mini_batch_size < 1:
