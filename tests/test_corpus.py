@@ -172,7 +172,7 @@ def test_a_sample_is_uniform_without_repeats_in_order_and_always_the_same(tmp_pa
             ("premis",),
             ["'premis'", "premise, label (line 1)", "mean 'premise'"],
         ),
-        ("x.csv", b"a,b\nx,y\n", (), ["the settings of a call); its columns are a, b"]),
+        ("x.csv", b"a,b\nx,y\n", (), ["its columns are a, b (line 1); name those", "(settings of a call: "]),
         ("x.csv", b"a,b\nx,y\n", ("q", "a", "r"), ["no column 'q' or 'r' among a, b (line 1)"]),
         ("x.tsv", b"a,b\nx,y\n", ("a",), ["no column 'a' among a,b (line 1; tabs separate columns)"]),
         ("x.csv", b'a,b\n"x\nx",y\nz\n', ("a",), ["x.csv:4", "1 fields, 2 expected"]),

@@ -316,7 +316,7 @@ def test_a_corpus_may_be_a_file(made, pairs, tmp_path):
     assert STSEvaluator(list(pairs), corpus=rows[:9], **settings)(model) != by_list
     for call in (lambda: whitened(model, str(table)), lambda: STSEvaluator(list(pairs), corpus=table)):
         with pytest.raises(
-            ValueError, match=r"columns=\[NAME\] for evaluate.py, whitened and STSEvaluator, "
+            ValueError, match=r"are text, label .*, whitened and STSEvaluator: columns=\[NAME\]"
         ):
             call()
 

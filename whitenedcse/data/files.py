@@ -267,9 +267,10 @@ def fields(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[str, dict[s
 def having(wanted: Sequence[str], present: Sequence[str], place: object) -> Sequence[str]:
     """The wanted columns. Raises ValueError if none is, or one is not among those that are present."""
     if not wanted:
-        train = 'data.columns=[NAME] for train.py ({"data.columns": ["NAME"]} in the settings of a call)'
-        how = f"--columns NAME, columns=[NAME] for evaluate.py, whitened and STSEvaluator, {train}"
-        raise ValueError(f"{place}: give {how}; its columns are {listed(present, place)}")
+        train = 'train.py: data.columns=[NAME] (settings of a call: {"data.columns": ["NAME"]})'
+        how = f"{train}; evaluate.py, whitened and STSEvaluator: columns=[NAME]; others: --columns NAME"
+        there = f"its columns are {listed(present, place)}"
+        raise ValueError(f"{place}: {there}; name those of texts. In {how}")
     if lost := [repr(name) for name in wanted if name not in present]:
         near = "".join(f"; did you mean {n!r}?" for n in difflib.get_close_matches(lost[0][1:-1], present, 1))
         raise ValueError(f"{place}: no column {' or '.join(lost)} among {listed(present, place)}{near}")

@@ -174,7 +174,7 @@ def _is_senteval(folder: Path) -> bool:
 def _absent(name: str, candidates: Sequence[str], reason: str) -> str:
     known = name in CORPORA
     other = (
-        "give the path of another file in its place"
+        "give another file in its place, as data.corpus=FILE or fit=FILE"
         if known
         else "use others: as tests tasks=quickstart or tasks.names=[FILE], as dev set monitor=held_out or "
         "monitor.dev=FILE"

@@ -233,7 +233,7 @@ def alarms(rows: list[Row], loss: float, guess: float) -> Iterator[tuple[str, st
         yield (
             "collapse",
             f"{seen} and {RANK} from {ranks[0]:.1f} (step 0) to {ranks[-1]:.1f}: the space collapses. "
-            "Try a lower optim.lr, a higher loss.temperature, or pooling=mean in place of cls",
+            "Try a lower optim.lr, a higher loss.temperature or, if pooling is cls, pooling=mean",
         )
 
 
