@@ -354,7 +354,8 @@ def test_a_signal_within_a_finalizer_ends_the_process_too(tmp_path, number):
 
 def test_afterwards_signals_do_what_they_did(tmp_path):
     waits = "try:\n    while True: time.sleep(0.01)\nexcept KeyboardInterrupt: time.sleep(1)"
-    code = f"pass\nopen('waits', 'w')\n{waits}"
+    later = "threading.Timer(0.3, lambda: open('waits', 'w').close()).start()"  # within the loop
+    code = f"pass\n{later}\n{waits}"
     ready = (tmp_path / "waits").exists
     code, said, seconds = asked_to_end(code, [signal.SIGINT], ready, 0.3, tmp_path)
     assert (code, said) == (0, "") and seconds > 1
