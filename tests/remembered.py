@@ -7,6 +7,7 @@ processes of a session through files in the folder REMEMBERED.
 """
 
 import hashlib
+import logging
 import os
 import pickle
 from copy import deepcopy
@@ -50,6 +51,7 @@ def operators():
     from torch.onnx._internal.exporter import _constants
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # as an export does: it tells of packages
     ONNXRegistry.from_torchlib = staticmethod(cache(ONNXRegistry.from_torchlib))
     ONNXRegistry.from_torchlib(opset_version=_constants.TORCHLIB_OPSET)
 

@@ -55,7 +55,7 @@ def cyrillic(name, folder):
 
 
 @pytest.mark.slow
-def test_a_tenth_of_the_quick_start_lifts_the_score_in_any_letters(tmp_path, monkeypatch, capsys):
+def test_a_few_steps_of_the_quick_start_lift_the_score_in_any_letters(tmp_path, monkeypatch, capsys):
     """Nothing knows English: a language written otherwise, letter for letter, gives the same scores."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(os.environ, "WHITENEDCSE_CACHE", str(tmp_path))

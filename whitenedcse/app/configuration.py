@@ -74,8 +74,8 @@ def check(path: str, node: Mapping[str, Any], known: Mapping[str, Any], *, impor
     path: what stands before its keys, as "head.whitening.". known: the keys that may be in it with their
     annotations; if it is empty, any may. imported: see `parameters`.
     """
-    for key in (key for key in node if known and key not in known):  # before values: it may be one of them
-        raise ValueError(unknown(f"{path}{key}", [f"{path}{other}" for other in set(known) - HYDRA_KEYS]))
+    if known and (strange := [key for key in node if key not in known]):  # before a value that is missing
+        raise ValueError(unknown(f"{path}{strange[0]}", [f"{path}{key}" for key in set(known) - HYDRA_KEYS]))
     for key, value in node.items():
         name = f"{path}{key}"
         if value == "" and key != "prompt":

@@ -29,7 +29,6 @@ from whitenedcse.app.mistakes import one_line
 from whitenedcse.app.run import Run
 
 Settings = Mapping[str, Any]
-Tasks = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def train(  # noqa: PLR0913  the settings that most runs change, by name
@@ -37,7 +36,7 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
     corpus: str | Path,
     *,
     dev: str | Path | None = None,
-    tests: Tasks = (),
+    tests: str | Path | Sequence[str | Path] = (),
     output: str | Path | None = None,
     views: int = 3,
     pooling: str = "cls",
@@ -103,7 +102,7 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
 def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by name
     model: str | os.PathLike[str],
     *,
-    tasks: Tasks = "sts",
+    tasks: str | Path | Sequence[str | Path] = "sts",
     postprocess: str = "none",
     k: int | None = None,
     pooling: str | None = None,

@@ -174,8 +174,8 @@ def show(grids: Sequence[Grid], form: str) -> None:
     else:
         forms = {"markdown": as_markdown, "csv": as_csv, "latex": as_latex}
         sys.stdout.write("\n".join(forms[form](grid) for grid in grids))
-        notes = [note for grid in grids for note in grid.notes if form == "csv"]
-        sys.stderr.write("".join(f"{note}\n" for note in notes))
+        if form == "csv":
+            sys.stderr.writelines(f"{note}\n" for grid in grids for note in grid.notes)
 
 
 def draws(console: Console) -> bool:

@@ -93,7 +93,7 @@ def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
         "± standard deviation over seeds",
         f"dev: Spearman before training and at best, {meaning('all')}",
     ]
-    if tasks and "dev best" in what:
+    if tasks and measure is dev_best:
         notes += ["the difference is that of dev best, because not all runs have scores of the same tests"]
     notes += [f"tests: Spearman, {meaning(mean)}" for mean in aggregations(every)]
     notes += undefined(row for run in every for row in (run.scores or {}).get("rows", []))
