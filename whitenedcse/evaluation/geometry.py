@@ -7,7 +7,6 @@ v: views    n: sentences    d: width
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
@@ -21,7 +20,7 @@ from torch.nn.functional import normalize
 from whitenedcse.app.compute import at_least_float32, full_precision
 from whitenedcse.evaluation.sts import Subset
 
-CHUNK = 1024  # rows that uniformity compares with all others at a time
+CHUNK = 256  # rows that uniformity compares with all others at a time, few enough for a processor's cache
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -61,10 +60,10 @@ def uniformity(x: Tensor) -> Tensor:
         raise ValueError(f"uniformity compares pairs, so it needs 2 rows or more, not {n}")
     x, sums = _unit(x), []
     for start in range(0, n, CHUNK):
-        squares = 2 - 2 * x[start : start + CHUNK] @ x[start:].mT
-        later = torch.ones_like(squares, dtype=torch.bool).triu(1)  # each pair once, and none with itself
-        sums.append((-2 * squares).masked_fill(~later, -torch.inf).logsumexp(dim=(0, 1)))
-    return torch.stack(sums).logsumexp(dim=0) - math.log(n * (n - 1) / 2)
+        terms = (x[start : start + CHUNK] @ x[start:].mT).mul_(4).sub_(4).exp_()  # between exp(-8) and 1
+        own, later = terms.tensor_split([len(terms)], dim=1)
+        sums.append(own.triu(1).sum(dtype=torch.float64) + later.sum(dtype=torch.float64))  # each pair once
+    return (torch.stack(sums).sum() / (n * (n - 1) / 2)).log()
 
 
 def mean_cosine(x: Tensor) -> Tensor:
@@ -99,26 +98,20 @@ def spectrum(x: Tensor) -> Tensor:
     return values / values.sum() if values.any() else values
 
 
-def effective_rank(x: Tensor) -> Tensor:
-    """exp of the entropy of the `spectrum`: 1 on a line, d when isotropic, 0 where all rows are equal.
+def effective_rank(shares: Tensor) -> Tensor:
+    """exp of the entropy of a `spectrum`: 1 on a line, d when isotropic, 0 where all rows are equal.
 
-    (n, d) -> (). Roy and Vetterli, EUSIPCO 2007, of the covariance.
+    (d,) -> (). Roy and Vetterli, EUSIPCO 2007, of the covariance.
     """
-    return axes_filled(spectrum(x))
-
-
-def axes_filled(shares: Tensor) -> Tensor:
-    """The effective rank of a `spectrum` (d,), which is all that takes time to compute."""
     return torch.special.entr(shares).sum().exp() if shares.any() else shares.sum()
 
 
-def isotropy(x: Tensor) -> Tensor:
+def isotropy(shares: Tensor) -> Tensor:
     """IsoScore: 0 when all variance lies along one axis, 1 when every axis has the same variance.
 
-    (n, d) -> (). Its five steps (Rudman et al., arXiv:2108.07344) reduce to (1 / sum(p^2) - 1) / (d - 1), p
-    being the `spectrum`: NaN where all rows are equal.
+    shares: the `spectrum` (d,) -> (). Its five steps (Rudman et al., arXiv:2108.07344) reduce to
+    (1 / sum(p^2) - 1) / (d - 1), p being the spectrum: NaN where all rows are equal.
     """
-    shares = spectrum(x)
     return (1 / shares.square().sum() - 1) / (len(shares) - 1) if shares.any() else shares.sum() * torch.nan
 
 
@@ -142,12 +135,13 @@ def described(x: Tensor, positives: Tensor) -> dict[str, Any]:
     x: (n, d), positives: (2, m), the rows of the positive pairs.
     """
     left, right = x[positives[0]], x[positives[1]]
+    shares = spectrum(x)
     values = {
         "alignment": alignment(left, right) if len(left) else None,
         "uniformity": uniformity(x),
         "mean_cosine": mean_cosine(x),
-        "isotropy": isotropy(x),
-        "effective_rank": effective_rank(x),
+        "isotropy": isotropy(shares),
+        "effective_rank": effective_rank(shares),
     }
     numbers = {k: None if v is None or not v.isfinite() else float(v) for k, v in values.items()}
-    return {**numbers, "spectrum": spectrum(x).tolist()}
+    return {**numbers, "spectrum": shares.tolist()}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from whitenedcse.app.compute import without_autocast
 from whitenedcse.data.datamodule import SentenceData
-from whitenedcse.evaluation.geometry import alignment, axes_filled, positives, spread, uniformity
+from whitenedcse.evaluation.geometry import alignment, effective_rank, positives, spread, uniformity
 from whitenedcse.evaluation.postprocess import Postprocess, ladder
 from whitenedcse.evaluation.sts import Index, Subset, pairs_index, scores_of
 from whitenedcse.model import checkpoint
@@ -133,7 +133,7 @@ def shape(variances: Tensor) -> Values:
     held = shares.cumsum(0).tolist() if shares.any() else [None] * len(shares)  # of no variance, no share
     powers = [2**i for i in range((len(shares) - 1).bit_length())]
     return {
-        "dev/effective_rank": float(axes_filled(shares)),
+        "dev/effective_rank": float(effective_rank(shares)),
         **{f"dev/variance_top{k}": held[k - 1] for k in powers},
     }
 
