@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import SENTENCES, embedder_of
+from helpers import SENTENCES, embedder_of
 from numpy.testing import assert_array_equal
 
 from whitenedcse.app import cli

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import nowhere, serving
+from helpers import nowhere, serving
 from lightning.pytorch.utilities import rank_zero_only
 from programs import started
 from test_scripts import TINY

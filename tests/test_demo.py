@@ -15,7 +15,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from conftest import SENTENCES, embedder_of
+from helpers import SENTENCES, embedder_of
 
 from whitenedcse.app import cli
 from whitenedcse.model import checkpoint

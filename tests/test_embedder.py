@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import SENTENCES, embedder_of, paced, projected, whitening
+from helpers import SENTENCES, embedder_of, paced, projected, whitening
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.spatial.distance import cdist
 from sentence_transformers import SentenceTransformer

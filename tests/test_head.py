@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from conftest import whitening
+from helpers import whitening
 from torch.testing import assert_close
 
 from whitenedcse.model.head import ProjectionHead

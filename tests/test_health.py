@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import whitening
+from helpers import whitening
 from lightning import Callback, seed_everything
 
 from whitenedcse.data.datamodule import SentenceData

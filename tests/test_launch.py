@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed
-from conftest import COMMIT
+from helpers import COMMIT
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import matplotlib
 import pytest
-from conftest import SENTENCES
+from helpers import SENTENCES
 from programs import ROOT, started
 from transformers import AutoModel
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import SENTENCES, embedder_of
+from helpers import SENTENCES, embedder_of
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from programs import ROOT, Forked, forking, server, started, surroundings

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from accelerate.state import AcceleratorState, PartialState
-from conftest import SENTENCES, architecture, backbone, embedder_of, nowhere, whitening
 from datasets import Dataset
+from helpers import SENTENCES, architecture, backbone, embedder_of, nowhere, whitening
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
 from sentence_transformers.sentence_transformer.losses import (

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from conftest import FREEZE, SENTENCES, UNFREEZE, backbone, embedder_of, projected, whitening
+from conftest import FREEZE, UNFREEZE
+from helpers import SENTENCES, backbone, embedder_of, projected, whitening
 from lightning import Callback, LightningDataModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
