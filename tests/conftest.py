@@ -31,6 +31,8 @@ from collections import defaultdict
 import programs
 import pytest
 
+gc.set_threshold(50_000, 50, 50)  # collections of a session's many objects take a tenth of its time
+
 
 def pytest_configure(config):
     if all("::" in words for words in config.args):

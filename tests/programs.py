@@ -178,6 +178,7 @@ def prepare():
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         for name in ("train", "evaluate"):
             compose(name, return_hydra_config=True)
+    gc.set_threshold(50_000, 50, 50)  # as in conftest
     gc.collect()
     gc.freeze()  # else each collection of a program would copy these pages
 

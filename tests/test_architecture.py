@@ -370,7 +370,7 @@ COUNTS = dict(table3=5, table4=16, table5=4, table6=5, seeds=5, views=8, officia
     ("sweep", "count"),
     COUNTS.items(),
 )
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 def test_the_jobs_of_a_sweep_are_as_many_as_the_table_and_all_different(sweep, count):
     chosen = [f"+experiment={name}" for name in ("bert_base", "wiki_mini", "roberta_base")]
     for experiment in chosen[: 3 if count < 6 else 1]:

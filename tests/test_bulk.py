@@ -34,7 +34,7 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Final
 from whitenedcse.model.planes import digest_of
 from whitenedcse.serving import bulk as bulk_module
-from whitenedcse.serving import shards
+from whitenedcse.serving import shards, shares
 from whitenedcse.serving.bulk import Filling, Job, arrays, encoded
 from whitenedcse.serving.exports import whitened
 from whitenedcse.serving.layouts import Form
@@ -260,6 +260,9 @@ def test_an_error_in_a_process_is_one_line(embedder, corpus, tmp_path, monkeypat
             raise ProcessRaisedException("-- Process 1:\nTraceback\n  line\nOSError: disk full\n", 1, 99)
 
     monkeypatch.setattr(bulk_module, "spawn", lambda *args, **how: Workers())
+    monkeypatch.setattr(
+        shares, "LATE", 0.1
+    )  # seconds that it waits for the other, to tell that it has failed
     with pytest.raises(OSError, match="^a process failed: OSError: disk full; files are kept"):
         encoded(job_of(embedder, corpus, tmp_path / "out", form=FORM), 2)
 

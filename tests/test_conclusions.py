@@ -79,6 +79,7 @@ def mean_sd(values):
 
 
 @pytest.mark.parametrize("page", conclusions.BLOCKS)
+@pytest.mark.slow(but=1)
 def test_a_page_concludes_what_the_committed_runs_show(page):
     """Else: python -m results.conclusions."""
     assert (ROOT / page).read_text().split() == conclusions.written(page).split()

@@ -51,6 +51,7 @@ def whitened(x, y, k):
 
 @pytest.mark.parametrize("unit", [False, True])
 @pytest.mark.parametrize("k", [None, 4, 10])
+@pytest.mark.slow(but=2)
 def test_neighbours_and_cosines_are_those_of_the_definition(embedder, k, unit):
     trial = trial_of(scaled(embedder, unit=unit), TEXTS)
     x, query = embedder.encode(TEXTS), embedder.encode([QUERY])

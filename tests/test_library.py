@@ -63,6 +63,7 @@ def test_an_example_explains_itself_and_refuses_other_arguments_in_words(path, t
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_the_examples_leave_can_be_loaded(home):
     for name in ("own_text", "lightning_script", "plain_pytorch"):
         assert started(f"examples/{name}.py", "bert", "my.txt", cwd=home).returncode == 0

@@ -218,6 +218,7 @@ def test_a_mistake_inside_a_class_is_a_traceback(start, monkeypatch):  # noqa: F
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("sentences", [16, 17])
+@pytest.mark.slow(but=1)
 def test_fewer_sentences_than_channels_of_zca_are_noted_and_warnings_of_libraries_are_not(
     sentences,
     start,  # noqa: F811

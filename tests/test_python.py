@@ -186,33 +186,37 @@ def test_the_own_pooling_and_prompt_of_an_encoder_that_are_not_trained_are_said(
     assert "note: " not in capsys.readouterr().out
 
 
+WEIGHTS = Final(weight=torch.eye(16), bias=torch.zeros(16), unit=True, provenance={})
+UNIT = Final(weight=None, bias=None, unit=True, provenance={})
+
+
+@pytest.mark.parametrize(
+    ("final", "layout", "said"),
+    [
+        (WEIGHTS, "theirs", "Dense, unit length"),
+        (WEIGHTS, "ours", "linear, unit length"),
+        (UNIT, "theirs", "unit length"),
+        (UNIT, "ours", "unit length"),
+        (None, "theirs", ""),
+        (None, "ours", ""),
+    ],
+)
+@pytest.mark.slow(but=1)
 def test_the_own_limit_of_an_encoder_is_kept_and_steps_after_its_pooling_are_said_to_be_left_out(
-    home, bert, capsys
+    home, bert, capsys, final, layout, said
 ):
-    own = embedder_of(bert, kind="cls").replaced(max_length=40)
-    last = Final(weight=torch.eye(own.width), bias=torch.zeros(own.width), unit=True, provenance={})
-    added = "; unit length is added again by whitenedcse export --unit"
+    checkpoint.save(embedder_of(bert, kind="cls").replaced(max_length=40, final=final), Path("own"))
+    if layout == "theirs":
+        Path("own/whitenedcse.json").unlink()
+        Path("own/digests.json").unlink()
     settings = {"trainer.max_steps": 1}
-    for i, (final, ours, theirs) in enumerate(
-        [
-            (None, None, None),
-            (Final(weight=None, bias=None, unit=True, provenance={}), *["unit length" + added] * 2),
-            (last, "linear, unit length" + added, "Dense, unit length" + added),
-        ]
-    ):
-        source = Path(f"own{i}")
-        checkpoint.save(own.replaced(final=final), source)
-        for name, said in (("ours", ours), ("theirs", theirs)):
-            if name == "theirs":
-                (source / "whitenedcse.json").unlink()
-                (source / "digests.json").unlink()
-            run = whitenedcse.train(
-                source, "my.txt", output=f"outputs/{name}{i}", settings=settings, **SMALL | {"pooling": "cls"}
-            )
-            out = capsys.readouterr().out
-            note = f"note: what {source} has after its pooling is left out: {said}\n"
-            assert (note in out) if said else ("note: " not in out)
-            assert run.embedder.max_length == 40 and run.embedder.final is None
+    run = whitenedcse.train(
+        "own", "my.txt", output="outputs/a", settings=settings, **SMALL | {"pooling": "cls"}
+    )
+    out = capsys.readouterr().out
+    note = f"note: what own has after its pooling is left out: {said}; unit length is added again by whitened"
+    assert (note in out) if said else ("note: " not in out)
+    assert run.embedder.max_length == 40 and run.embedder.final is None
 
 
 def test_runs_are_models_and_one_task_needs_no_list(home):

@@ -226,7 +226,7 @@ def test_and_so_it_does_with_other_settings(train, whole, tmp_path, name, steps)
 
 
 @pytest.mark.parametrize("steps", [1, 4, 8])
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 def test_and_so_it_does_with_a_teacher(train, whole, tmp_path, bert, steps):
     """Which is in no checkpoint: the same one is loaded again."""
     embedder_of(bert, kind="mean").save(tmp_path / "teacher")

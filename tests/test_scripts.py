@@ -281,6 +281,7 @@ SLIPS = {  # in an experiment file, and what is said
 
 
 @pytest.mark.parametrize("value", ["null", "OPTION", "7", "[1]"])
+@pytest.mark.slow(but=1)
 def test_a_value_in_place_of_the_settings_of_a_group_is_refused_or_leaves_it_out(tmp_path, refusal, value):
     (tmp_path / "experiment").mkdir()
     for script in ("train", "evaluate"):

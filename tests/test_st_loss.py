@@ -415,6 +415,7 @@ def one_of_two(rank, folder, place):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_do_what_one_does(tokenizer, tmp_path):
     """Their heads begin differently, as in processes without a common seed; that of the first is used."""
     folder = saved(tmp_path / "encoder", tokenizer)

@@ -103,6 +103,7 @@ def test_one_item_is_no_work_for_threads(threaded):
     assert list(alone(lambda _: threading.get_ident(), [0, 1])) == [threading.get_ident()] * 2
 
 
+@pytest.mark.slow
 def test_a_forked_child_has_threads_of_its_own(threaded):
     threaded(2)
     list(each(abs, range(4)))

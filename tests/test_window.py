@@ -62,15 +62,9 @@ def outcome(run):
     return found | {"versions.json": facts, "digests.json": digests}
 
 
-SLOW = pytest.mark.slow
-CASES = [
-    pytest.param(program, share, marks=() if (program, share) == ("evaluate.py", 0) else SLOW)
-    for program in PROGRAMS
-    for share in range(SHARES)
-]
-
-
-@pytest.mark.parametrize(("program", "share"), CASES)
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("share", range(SHARES))
+@pytest.mark.slow
 def test_a_run_killed_at_any_call_of_its_end_is_completed_by_the_same_command(killed, program, share):
     run, states, whole = killed(program)
     assert len(states) > SHARES
