@@ -4,6 +4,7 @@ import csv
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -257,6 +258,24 @@ def test_report_finds_runs_in_outputs_and_takes_one_for_another_encoder(tmp_path
     assert cli.main(["report", "WhiteningBERT/T1", "--to", "markdown"]) == 0  # a model of another name
     out = capsys.readouterr().out
     assert "| published |" in out and "| ours |" not in out and "To make" in out and "| near miss |" in out
+
+
+@pytest.mark.parametrize(
+    ("alias", "why"),
+    [
+        ("bert-base-uncased=mine", ""),
+        ("roberta-base=mine", "it is bert 12 x 768, not roberta 12 x 768"),
+        ("bert-base-uncased=other", "no run here is of it"),
+    ],
+)
+def test_a_name_for_an_encoder_that_has_no_effect_is_said(alias, why, tmp_path, capsys, monkeypatch):
+    evaluated(tmp_path / "outputs" / "run")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report", "WhiteningBERT/T1", "--to", "markdown", "--as", alias]) == 0
+    said = re.findall("--as .* has no effect: .*", capsys.readouterr().out)
+    assert said == ([f"--as {alias} has no effect: {why}"] if why else [])
 
 
 @pytest.mark.parametrize(

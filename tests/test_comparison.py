@@ -308,5 +308,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     with pytest.raises(ValueError, match="is one; name two runs or more"):
         compared([str(a)], 20, None)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"empty is not a run that has ended: it has no scores.json"):
+    with pytest.raises(FileNotFoundError, match=r"empty is not a run that has ended: it has no scores.json$"):
+        compared([str(tmp_path / "empty")], 20, None)
+    (tmp_path / "empty/whitenedcse.json").write_text("{}")  # as a checkpoint has
+    with pytest.raises(FileNotFoundError, match=r"no scores.json; evaluate model=.*empty makes a run$"):
         compared([str(tmp_path / "empty")], 20, None)

@@ -14,12 +14,14 @@ from sentence_transformers import SentenceTransformer
 from torch.testing import assert_close
 from transformers import AutoModel, AutoTokenizer
 
+from whitenedcse.app import cli
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import checkpoint, encoding
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoding import by_length, mixed
 from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.ragged import concatenate, ragged, rows
+from whitenedcse.serving.bulk import arrays
 
 
 def tokens(embedder, sentences=SENTENCES):
@@ -347,3 +349,16 @@ def test_similarity_is_the_cosine_of_every_two():
         Embedder.similarity(x[0], y)
     with pytest.raises(ValueError, match=r"\(5, 7\) and \(3, 6\)"):
         Embedder.similarity(x, y[:, :6])
+
+
+def test_the_mean_of_first_and_last_layer_has_a_name(bert, tmp_path):
+    bert.backbone.save_pretrained(tmp_path / "bert")
+    bert.tokenizer.save_pretrained(tmp_path / "bert")
+    wanted = Embedder.load(tmp_path / "bert", Pooling("mean", [1, -1])).encode(SENTENCES)
+    assert_array_equal(Embedder.load(tmp_path / "bert", "first_last").encode(SENTENCES), wanted)
+    named = Pooling.named("first_last", [2, 3])
+    assert (named.kind, named.layers) == ("mean", (2, 3))
+    place = ["encode", str(tmp_path / "bert"), str(tmp_path / "x.txt"), str(tmp_path / "out")]
+    (tmp_path / "x.txt").write_text("\n".join(SENTENCES))
+    assert cli.main([*place, "--pooling", "first_last"]) == 0
+    assert_allclose(np.concatenate([*arrays(tmp_path / "out")]), wanted, atol=1e-6)

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 import torch.distributed
 from helpers import COMMIT
+from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from whitenedcse.app import identity, launch
+from whitenedcse.app.configuration import CONF
 from whitenedcse.app.run import Run
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.training.loggers import Metrics
@@ -164,3 +167,31 @@ def test_all_that_a_run_leaves_is_on_the_disk_before_the_scores_have_their_name(
     scores = [("sync", "scores.json.new"), ("name", "scores.json"), ("sync", "run")]
     assert told == [("sync", "metrics.csv"), *whole, *scores]
     assert Run(run.path).scores == {"dev": {"best": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("run=a --config-dir d=1 loss=own", "--config-dir d=1 run=a loss=own"),
+        ("--config-dir=d a=1 -m b=2 +c.d=3 ~e", "--config-dir=d -m a=1 b=2 +c.d=3 ~e"),
+        ("-cd d=1 seed=1,2 -m", "-cd d=1 -m seed=1,2"),
+        ("-c job a=1 --resolve", "-c job --resolve a=1"),
+        ("corpus.txt a=1 --epochs 3", "corpus.txt --epochs 3 a=1"),
+        ("", ""),
+    ],
+)
+def test_settings_may_stand_before_and_behind_an_option(words, wanted):
+    assert launch.in_one_place(["train.py", *words.split()]) == ["train.py", *wanted.split()]
+    if not wanted.startswith("corpus"):
+        get_args_parser().parse_args(wanted.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "names"), [([], ["quickstart/test"]), (["data=file", "data.corpus=x.txt"], [])]
+)
+def test_all_settings_can_be_resolved(words, names):
+    """As train.py --cfg job --resolve does."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("train", words)
+    OmegaConf.resolve(config)
+    assert config.tasks.names == names

@@ -3,6 +3,8 @@
 import csv
 import itertools
 import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +19,7 @@ from whitenedcse.app.reading import series
 from whitenedcse.app.run import Run
 from whitenedcse.evaluation.differences import holm
 from whitenedcse.model.whitener import KINDS, WhiteningSettings
-from whitenedcse.report import contrasts, page, sweep
+from whitenedcse.report import contrasts, page, plots, sweep
 from whitenedcse.report.conditions import idle
 
 SCORES = {  # by system and seed: dev best, test average; no pattern
@@ -201,8 +203,55 @@ def test_averages_over_different_tests_are_not_compared(tmp_path):
     for line in content["rows"]:
         line["sts"]["tasks"]["SICK-R"] = line["sts"]["tasks"]["STS-B"]
     file.write_text(json.dumps(content))
-    assert sweep.main_score(sweep.gathered(sweep.runs([folder])).groups)[0] == "dev best (all)"
+    assert contrasts.main_score(sweep.gathered(sweep.runs([folder])).groups)[0] == "dev best (all)"
     assert "not all runs have scores of the same tests: averages differ by these" in table([folder])[0].notes
+
+
+def with_dev(folder, name, digest=None):
+    """The run with dev pairs of this name, of whose content it noted a digest or, as older runs, nothing."""
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["monitor"]["dev"] = name
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    facts = json.loads((folder / "versions.json").read_text())
+    facts |= {"content": {"monitor.dev": digest}} if digest else {}
+    (folder / "versions.json").write_text(json.dumps(facts))
+
+
+@pytest.mark.parametrize(
+    ("devs", "comparable"),
+    [
+        ([("a.csv", None), ("a.csv", None)], True),
+        ([("a.csv", None), ("b.csv", None)], False),
+        ([("a.csv", "1"), ("b.csv", "1")], True),  # a copy
+        ([("a.csv", "1"), ("a.csv", "2")], False),  # edited between the runs
+        ([("a.csv", "1"), ("a.csv", None)], True),
+        ([("a.csv", "1"), ("b.csv", None)], False),
+        ([(None, None), ("a.csv", "1")], False),
+    ],
+)
+@pytest.mark.parametrize("tests", [True, False])
+def test_dev_scores_of_other_pairs_are_not_compared(tmp_path, devs, comparable, tests):
+    for i, (name, digest) in enumerate(devs):
+        for seed in (1, 2):
+            average = 60.0 + i + seed / 10 if tests else None
+            with_dev(
+                trained(tmp_path / f"{i}{seed}", seed, 70.0 + i + seed / 10, average, views=i), name, digest
+            )
+    grid = table([tmp_path])[0]
+    note = "not all runs have the same dev pairs: their dev scores cannot be compared"
+    assert (note in grid.notes) == (not comparable)
+    column = grid.columns.index("p (Holm)")
+    assert (grid.rows[1][column - 2] == "-") == (not comparable and not tests)
+
+
+def test_tests_of_the_same_name_with_other_content_are_not_compared(tmp_path):
+    for i in (1, 2):
+        folder = trained(tmp_path / str(i), average=60.0 + i, views=i)
+        facts = json.loads((folder / "versions.json").read_text())
+        facts["content"] = {"tasks.my.csv": str(i), "encoder.path": str(i)}
+        (folder / "versions.json").write_text(json.dumps(facts))
+    notes = table([tmp_path])[0].notes
+    assert "not all runs have scores of the same tests: averages differ by these" in notes
 
 
 @pytest.mark.parametrize("tests", [True, False])
@@ -215,7 +264,7 @@ def test_tables_and_pictures_say_which_aggregation_they_show(tmp_path, tests):
     assert said[1:] == ["tests: Spearman, all: all pairs of a task together"] * tests
     assert last.title == ("tests by task (all), x 100" if tests else "dev embeddings at the best checkpoint")
     name = "test average (all)" if tests else "dev best (all)"
-    assert sweep.main_score(groups)[0] == name
+    assert contrasts.main_score(groups)[0] == name
     assert any(note.startswith(f"difference of the {name} from") for note in grid.notes)
     pictures = {title: str(drawing.content) for title, drawing, _ in contrasts.of_groups(groups)}
     assert f"{name}, x 100" in pictures[name[0].upper() + name[1:]]
@@ -276,9 +325,9 @@ def test_what_a_folder_or_a_pattern_has_is_in_natural_order(tmp_path, monkeypatc
 
 def test_long_labels_are_cut_where_they_stay_different():
     short, long = "loss.form=l2", "head.whitening.kind=shuffled_group, head.whitening.group_width={}"
-    assert contrasts.fitting([short, long.format(8)]) == [short, f"{long[: contrasts.LONGEST - 1]}…"]
-    found = contrasts.fitting([short, *(long.format(width) for width in (8, 2, 16))])
-    assert len(set(found)) == 4 and max(map(len, found)) <= contrasts.LONGEST
+    assert plots.fitting([short, long.format(8)]) == [short, f"{long[: plots.LONGEST - 1]}…"]
+    found = plots.fitting([short, *(long.format(width) for width in (8, 2, 16))])
+    assert len(set(found)) == 4 and max(map(len, found)) <= plots.LONGEST
     assert [name[-8:] for name in found[1:]] == ["_width=8", "_width=2", "width=16"]
 
 
@@ -408,6 +457,16 @@ def test_a_class_stands_for_the_settings_that_only_it_has_unless_a_command_line_
     assert labels({"terms": {}}, {"terms": {"a": small}}) == ["no terms.a", "terms.a=small"]
 
 
+def test_a_number_of_settings_that_are_not_named_tells_no_groups_apart(labels):
+    many = {f"s{i}": i for i in range(5)}
+    plain = {"head": {"a": {"x": 1}}, "optim": {"y": 1}}
+    one, two = plain | {"loss": {"_target_": "m.D", "p": 1}}, plain | {"head": {"a": {"x": 2}}, "terms": 1}
+    other = {**plain, **dict.fromkeys(many, 9), "head": {"a": {"x": 3}}, "loss": {"_target_": "m.E"}}
+    found = labels(many | one, many | two, other)
+    stems = [re.sub(", and [0-9]+ more$", "", label) for label in found]
+    assert len(set(stems)) == 3 and all("default settings" not in label for label in found)
+
+
 def whitened(**settings):
     return {"head": {"whitening": {"kind": "group", "groups": None, "group_width": 2} | settings}}
 
@@ -515,8 +574,9 @@ def test_no_two_labels_are_equal_and_none_leaves_a_setting_out_silently(rows):
         more = int(last.split()[1]) if last.endswith(" more") else 0
         named += [last] * (not more)
         values = dict(zip(names, row, strict=True))
-        assert named == [f"{name}={values[name]}" for name in differing[: len(named)]]
-        assert len(named) + more == len(differing) and len(named) >= min(sweep.FEW, len(differing))
+        assert named == [f"{name}={values[name]}" for name in differing if f"{name}={values[name]}" in named]
+        assert named[: sweep.FEW] == [f"{name}={values[name]}" for name in differing[: sweep.FEW]]
+        assert len(named) + more == len(differing)
 
 
 def test_unfinished_runs_and_repeated_seeds_are_named_and_not_counted(tmp_path):
@@ -570,6 +630,38 @@ def test_a_series_is_the_finite_values_of_whole_lines(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("out", "files"),
+    [
+        ("new/folder/", ["new/folder/report.html", "new/folder/seeds.csv"]),
+        ("new", ["new/report.html", "new/seeds.csv"]),
+        ("v1.2", ["v1.2/report.html", "v1.2/seeds.csv"]),
+        ("new/page.html", ["new/page.html", "new/seeds.csv"]),
+        ("page.htm", ["page.htm", "seeds.csv"]),
+    ],
+)
+def test_the_place_of_a_page_is_made(out, files, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    trained(tmp_path / "a"), trained(tmp_path / "b", 2)
+    assert cli.main(["report", "a", "b", "--out", out]) == 0
+    assert capsys.readouterr().out.endswith("".join(f"written: {file}\n" for file in files))
+    assert all(Path(file).is_file() for file in files)
+
+
+def test_a_pattern_leaves_out_what_a_folder_leaves_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "c/0", "c/1"):
+        trained(tmp_path / "outputs" / name)
+    (tmp_path / "outputs/b").mkdir()
+    (tmp_path / "outputs/b/config.yaml").write_text("model: x\n")  # a run of evaluate.py
+    (tmp_path / "outputs/d").mkdir()
+    found = [run.path for run in sweep.runs(sweep.paths(["outputs/*"]))]
+    assert found == [run.path for run in sweep.runs(sweep.paths(["outputs"]))]
+    assert len(found) == 3
+    with pytest.raises(ValueError, match="b is a run of evaluate.py"):
+        sweep.runs(sweep.paths(["outputs/[b]"]))
+
+
+@pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["gone"], "gone is no directory, nor a published table (--list names them)"),
@@ -585,7 +677,7 @@ def test_a_series_is_the_finite_values_of_whole_lines(tmp_path):
         (["torn"], "torn/metrics.csv:3: not a step and numbers by column"),
         (["scoreless"], "scoreless/scores.json is not JSON"),
         (["odd"], "odd/config.yaml is damaged (ParserError"),
-        (["run", "--out", "gone/report.html"], "[Errno 2] No such file or directory: 'gone"),
+        (["run", "--out", "run/config.yaml"], "[Errno 17] File exists: 'run/config.yaml'"),
     ],
 )
 def test_a_report_that_cannot_be_made_says_why_in_one_line(argv, message, capsys, tmp_path, monkeypatch):

@@ -49,7 +49,7 @@ def encoder(parser: argparse.ArgumentParser) -> None:
     """Add SOURCE, --prompt, and the pooling of a plain encoder, an error for a SOURCE that has its own."""
     about = "a run, a checkpoint or another encoder: a directory, a URL (e.g. s3://...) or a hub id"
     parser.add_argument("source", metavar="SOURCE", help=about)
-    kinds = ("cls", "mean", "max", "last", "pooler")
+    kinds = ("cls", "mean", "max", "last", "pooler", "first_last")
     about = "the pooling of an encoder that does not define its own (default: cls, or last for a decoder)"
     parser.add_argument("--pooling", choices=kinds, help=about)
     about = "the layers to pool in such an encoder, 0 being the embedding layer (default: -1, the last)"
@@ -127,7 +127,7 @@ def opened(arguments: argparse.Namespace) -> Any:
 
     asked = None
     if arguments.pooling or arguments.layers:
-        asked = Pooling(kind=arguments.pooling or "cls", layers=arguments.layers or [-1])
+        asked = Pooling.named(arguments.pooling or "cls", arguments.layers)
     embedder = Embedder.load(arguments.source, asked).to(device())
     say_unfinished(arguments.source)
     if "query_prompt" in arguments:  # an index is built, whose texts and queries have prompts of their own

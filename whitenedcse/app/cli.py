@@ -179,8 +179,9 @@ def _report(commands: Any) -> None:
     against = "the group of a sweep with which the others are compared (default: the first)"
     parser.add_argument("--against", metavar="LABEL", help=against)
     out = (
-        "file or folder of the page about runs (default: report.html in their directory, or in the current "
-        "one if there are several); seeds.csv, a line a run, is written beside the page of several"
+        "FILE.html or folder of the page about runs, made if missing (default: report.html in their folder, "
+        "or in the current one if there are several); seeds.csv, a line a run, is written beside the page of "
+        "several"
     )
     parser.add_argument("--out", type=Path, metavar="PATH", help=out)
     given.form(parser)

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omegaconf import OmegaConf
+
 from whitenedcse.app.durable import checksum
 from whitenedcse.app.ranks import shared
 from whitenedcse.app.reading import flat
@@ -161,7 +163,8 @@ def stamp() -> str:
 
 def when(value: Any, known: Any, then: Any, other: Any) -> Any:
     """A setting's value where another setting is `known`, or else `other`: ${when:${views},2,0.1,0.2}."""
-    return then if value == known else other
+    chosen = then if value == known else other
+    return OmegaConf.create(chosen) if isinstance(chosen, list) else chosen  # as --resolve needs a list
 
 
 def encoder_passes(columns: Sequence[str], views: int) -> int:

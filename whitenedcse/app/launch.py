@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import re
 import signal
 import sys
 import warnings
@@ -52,7 +53,7 @@ def say(content: str | terminal.Grid) -> None:
 def start(script: Callable[[DictConfig], Any]) -> None:
     """Run a function on the configuration of its name; WHITENEDCSE_TRACEBACK=1 shows tracebacks."""
     os.environ["WHITENEDCSE_FORCE"] = "1" if "--force" in sys.argv else ""
-    sys.argv = [text for text in sys.argv if text != "--force"]
+    sys.argv = in_one_place([text for text in sys.argv if text != "--force"])
     if "WHITENEDCSE_FRONT" in os.environ:  # which started this rank, and ends the others
         ranks.end_with_parent()
     if (here := ranks.placed()) is not None:
@@ -65,6 +66,15 @@ def start(script: Callable[[DictConfig], Any]) -> None:
     with ranks.ending_when_asked(), explained():
         refuse_options(sys.argv)
         main(job(script))()
+
+
+def in_one_place(argv: list[str]) -> list[str]:
+    """A command line with its settings last: Hydra takes none behind an option that follows others."""
+
+    def is_setting(i: int) -> bool:
+        return bool(re.match("[^-].*=|~", argv[i])) and not re.fullmatch("--config[^=]*|-c.", argv[i - 1])
+
+    return [argv[0], *(argv[i] for i in sorted(range(1, len(argv)), key=is_setting))]
 
 
 def job(script: Callable[..., Result]) -> Callable[..., Result]:
@@ -212,8 +222,8 @@ def mine(run: Run, settings: str, devices: int, timeout: float) -> bool:
 
 
 def finished(run: Run, settings: str) -> bool:
-    """Whether this run has ended before, which is then printed; its directory is not changed."""
-    run.refuse_other(settings, {}, force=forced())
+    """Whether this run has ended before, which is then printed; --force changes no such run."""
+    run.refuse_other(settings, {}, force=forced() and run.scores is None)
     if run.scores is None:
         return False
     say(f"{run.path} is finished and not changed; for a new run, {OTHER}")

@@ -117,7 +117,8 @@ class Run:
 
     def _lacks(self, name: str) -> NoReturn:
         sweep = f"a sweep: name runs of it, as {self.path}/0, or all as '{self.path}/*'"
-        kind = sweep if (self.path / SWEPT).is_file() else f"not a run that has ended: it has no {name}"
+        cure = f"; evaluate model={self.path} makes a run" * (self.path / "whitenedcse.json").is_file()
+        kind = sweep if (self.path / SWEPT).is_file() else f"not a run that has ended: it has no {name}{cure}"
         raise FileNotFoundError(f"{self.path} is {kind}")
 
     def _check(self, name: str) -> None:

@@ -259,7 +259,7 @@ def fields(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[str, dict[s
     for where, row in records(path):
         if missing := [column for column in columns.values() if column not in row]:
             there = f"no {', '.join(missing)} among {listed(list(row), path)}"
-            ways = f"{path}:SENTENCE1:SENTENCE2:SCORE, or for a test of labelled texts {path}:TEXT:LABEL"
+            ways = f"{path}:SENTENCE1:SENTENCE2:SCORE, or of labelled texts (tests alone) {path}:TEXT:LABEL"
             raise ValueError(f"{where}: {there}; name its columns with the file, of scored pairs {ways}")
         yield where, row | {field: row[column] for field, column in columns.items()}
 

@@ -273,7 +273,7 @@ class Postprocess:
         if n < 2:
             raise ValueError(f"{self.kind} is fitted to two rows or more, not to {n}")
         if not (self.k is None or 1 <= self.k <= moments.d):
-            raise ValueError(f"k={self.k} components, of rows of width {moments.d}; keep from 1 to as many")
+            raise ValueError(f"k={self.k} components of width {moments.d}; give from 1 to {moments.d}")
         refuse_infinite(moments.covariance, lambda row: f"the covariances of channel {row}")
         mean = np.zeros(moments.d) if self.kind == "prefix" else moments.mean
         matrix, variances = transforms.solved(

@@ -183,7 +183,7 @@ def refuse_beyond(k: int, most: int) -> None:
     if k > most:
         raise ValueError(
             f"{k} components, but only {most} can vary: the transform is fitted to {most + 1} texts; keep "
-            f"{most} or fewer, or fit it to more texts, or with shrinkage"
+            f"{most} or fewer, or fit it to more texts (evaluate.py and Postprocess: or with shrinkage)"
         )
 
 

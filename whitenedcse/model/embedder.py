@@ -64,7 +64,7 @@ class Embedder(nn.Module):
         super().__init__()
         encoder = pretrained(path=os.fspath(encoder)) if isinstance(encoder, str | os.PathLike) else encoder
         pooling = pooling or ("last" if causal(encoder) else "cls")
-        pooling = Pooling(pooling) if isinstance(pooling, str) else pooling
+        pooling = Pooling.named(pooling) if isinstance(pooling, str) else pooling
         head = head or ProjectionHead(encoder.width)
         if not isinstance(head, ProjectionHead):
             raise ValueError(
@@ -227,9 +227,9 @@ class Embedder(nn.Module):
 
         path: a run or its directory, a checkpoint, an export, a Sentence-Transformers model or plain encoder.
         pooling: for a plain encoder, which does not define one: a `Pooling`, or its kind, such as "mean", for
-            the last layer. None for the first token of the last layer, as in the paper, or for the last token
-            in a decoder. Raises ValueError if the checkpoint defines its own pooling, because it was trained
-            with that one.
+            the last layer, or "first_last". None for the first token of the last layer, as in the paper, or
+            for the last token in a decoder. Raises ValueError if the checkpoint defines its own pooling,
+            because it was trained with that one.
         """
         parts = checkpoint.parts(os.fspath(path), pooling)
         if pooling is not None:

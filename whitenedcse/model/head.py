@@ -25,6 +25,7 @@ from whitenedcse.model.whitener import Whitener, WhiteningSettings
 POSITIONS = ("before", "after", "both")
 PAPER = WhiteningSettings()
 KINDS = ("cls", "mean", "max", "last", "pooler")
+NAMED = {"first_last": ("mean", (1, -1))}
 
 
 class Pooling:
@@ -44,12 +45,23 @@ class Pooling:
 
     def __init__(self, kind: str = "cls", layers: Sequence[int] = (-1,)) -> None:
         if kind not in KINDS:
-            raise ValueError(f"pooling.kind={kind!r} is not one of {', '.join(KINDS)}")
+            more = "; first_last is mean over layers [1, -1]" * (kind in NAMED)
+            raise ValueError(f"pooling.kind={kind!r} is not one of {', '.join(KINDS)}{more}")
         if not layers:
             raise ValueError("pooling.layers is empty; name at least one layer, e.g. [-1]")
         if kind == "pooler" and list(layers) != [-1]:
             raise ValueError(f"pooling.kind=pooler reads the last layer only; pooling.layers={list(layers)}")
         self.kind, self.layers = kind, tuple(int(layer) for layer in layers)
+
+    @classmethod
+    def named(cls, name: str, layers: Sequence[int] | None = None) -> Pooling:
+        """The pooling of a kind, of its usual layers or of others; "first_last" is a mean over two layers.
+
+        >>> str(Pooling.named("first_last")), str(Pooling.named("mean", [1, 2]))
+        ('mean over layers [1, -1]', 'mean over layers [1, 2]')
+        """
+        kind, usual = NAMED.get(name, (name, (-1,)))
+        return cls(kind, layers or usual)
 
     def __call__(self, hidden: Tensor, offsets: Tensor) -> Tensor:
         """The pooled vectors: hidden states (k, t, d), offsets (n + 1,) -> (n, d)."""

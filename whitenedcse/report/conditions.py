@@ -8,7 +8,7 @@ trained, the protocol with its text handling, the pooling, and the transform wit
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -176,6 +176,13 @@ def differences(wanted: Mapping[str, Any], here: Mapping[str, Any], aliases: Map
         if name != "encoder" and not below and not name.startswith(idle(here)) and own != mine:
             said.append(f"{name}={shown(mine)}, the row has {shown(own)}")
     return said
+
+
+def same_content(runs: Iterable[Run], beginning: str) -> bool:
+    """Whether the files in settings with this beginning had the same content in all runs that noted it."""
+    noted = {item for run in runs for item in run.facts.get("content", {}).items()}
+    found = [name for name, _ in noted if name.startswith(beginning)]
+    return len(found) == len(set(found))
 
 
 def shown(value: Any) -> str:

@@ -14,11 +14,13 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from whitenedcse.app.reading import SPEARMAN
+from whitenedcse.app.run import Run
 from whitenedcse.app.terminal import Grid
 from whitenedcse.evaluation.differences import half_width, holm, of_difference, of_mean, tested
 from whitenedcse.evaluation.statistics import Comparison, over_seeds
 from whitenedcse.evaluation.tasks import short
 from whitenedcse.report import plots
+from whitenedcse.report.conditions import same_content, texts
 from whitenedcse.report.plots import COLOURS, SIZE, Drawing, drawn, over_steps
 from whitenedcse.report.results import meaning, undefined
 from whitenedcse.report.sweep import (
@@ -31,13 +33,13 @@ from whitenedcse.report.sweep import (
     dev_before,
     dev_best,
     in_brackets,
-    main_score,
     rate,
     rows,
-    same_tests,
     scored,
     values,
 )
+
+DEV = "monitor.dev"
 
 
 def paired_by_seed(one: Mapping[int, float], other: Mapping[int, float]) -> Comparison | None:
@@ -83,7 +85,9 @@ def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
     scores = {"test average": average_of(None)} if tasks else {}
     scores |= {name: average_of(name) for name in after} | {"dev before": dev_before, "dev best": dev_best}
     what, measure = main_score(sweep.groups)
-    tested, notes = differences(sweep.groups, first, what, measure)
+    alike = same_dev(every)
+    measured = measure if alike or measure is not dev_best else lambda run: None
+    tested, notes = differences(sweep.groups, first, what, measured)
     lines = [
         [*line, *tested[group.label]]
         for line, group in zip(means(sweep.groups, scores), sweep.groups, strict=True)
@@ -93,7 +97,9 @@ def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
         "± standard deviation over seeds",
         f"dev: Spearman before training and at best, {meaning('all')}",
     ]
-    if tasks and measure is dev_best:
+    if not alike:
+        notes.append("not all runs have the same dev pairs: their dev scores cannot be compared")
+    if tasks and measure is dev_best and alike:
         notes += ["the difference is that of dev best, because not all runs have scores of the same tests"]
     notes += [f"tests: Spearman, {meaning(mean)}" for mean in aggregations(every)]
     notes += undefined(row for run in every for row in (run.scores or {}).get("rows", []))
@@ -104,6 +110,30 @@ def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
     main = Grid("groups of runs, scores x 100", columns, lines, notes, range(1, len(columns)))
     alone = [task for task in tasks if len(tasks) > 2 or task != "average"]  # of one task it is the score
     return [main, shape(sweep.groups), *([by_tasks(sweep.groups, alone)] if alone else [])]
+
+
+def same_tests(runs: Sequence[Run]) -> bool:
+    """Whether all runs that were tested have scores of the same tests, so that averages can be compared."""
+    names = {frozenset(scored(run, None)) for run in runs} - {frozenset()}
+    return len(names) < 2 and same_content(runs, "tasks.")
+
+
+def same_dev(runs: Sequence[Run]) -> bool:
+    """Whether the dev scores of all runs are of the same pairs, by content or else by the names of files."""
+    noted = all(DEV in run.facts.get("content", {}) for run in runs)
+    return same_content(runs, DEV) and (noted or len({texts(run.settings).get(DEV) for run in runs}) < 2)
+
+
+def main_score(groups: Sequence[Group]) -> tuple[str, Measure]:
+    """The name, with the aggregation, and the measure by which groups are compared.
+
+    It is the test average where every run has one, of the same tasks, else the dev score.
+    """
+    average = average_of(None)
+    every = [run for group in groups for run in group.runs.values()]
+    if all(average(run) is not None for run in every) and same_tests(every):
+        return f"test average{in_brackets(aggregations(every))}", average
+    return "dev best (all)", dev_best
 
 
 def means(groups: Sequence[Group], measures: Mapping[str, Measure], digits: int = 2) -> list[list[str]]:
@@ -169,8 +199,6 @@ def by_tasks(groups: Sequence[Group], tasks: Sequence[str]) -> Grid:
 
 MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖"}
 
-LONGEST = 52  # letters of a name that fit above its dots; the legend has all
-
 
 def look(i: int) -> tuple[str, str]:
     """The colour and the mark of group i, different for 49 groups."""
@@ -213,18 +241,9 @@ def of_groups(groups: Sequence[Group]) -> list[tuple[str, Drawing, str]]:
     return charts
 
 
-def fitting(labels: Sequence[str]) -> list[str]:
-    """Labels of at most `LONGEST` letters: long ones cut at their end, or within if they were alike then."""
-    ends = [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in labels]
-    if len(set(ends)) == len(ends):
-        return ends
-    half = LONGEST // 2
-    return [name if len(name) <= LONGEST else f"{name[: half - 1]}…{name[-half:]}" for name in labels]
-
-
 def strip(ax: Axes, groups: Sequence[Group], measure: Measure, what: str) -> None:
     """Plot a row of dots for each group, one for each run, the first group on top."""
-    names = fitting([group.label for group in groups])
+    names = plots.fitting([group.label for group in groups])
     for i, group in enumerate(groups):
         colour, mark = look(i)
         scores = np.array(list(values(group, measure).values()))

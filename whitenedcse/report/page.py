@@ -55,12 +55,13 @@ TEMPLATES.globals["policy"] = POLICY
 def write(names: Sequence[str], out: Path | None, against: str | None) -> tuple[list[Grid], list[Path]]:
     """Writes the page of a run, or of a sweep with its seeds.csv; returns the tables and the files written.
 
-    names: a run, a directory of runs, or several of both; patterns are allowed. out: a file or a directory.
-    Raises FileNotFoundError or ValueError where `names` has no run, or where no group is called `against`.
+    names: a run, a directory of runs, or several of both; patterns are allowed. out: a file that ends in
+    .html, or a directory, made if missing. Raises FileNotFoundError or ValueError where `names` has no run,
+    or where no group is called `against`.
     """
     folders = paths(names)
     file = out or (folders[0] if len(folders) == 1 else Path())
-    file = file / "report.html" if file.is_dir() else file
+    file = file if file.suffix in (".html", ".htm") and not file.is_dir() else file / "report.html"
     if len(folders) == 1 and Run(folders[0]).trains:
         if against:
             raise ValueError(f"--against {against!r}: {folders[0]} is one run, with nothing to compare")
@@ -71,6 +72,8 @@ def write(names: Sequence[str], out: Path | None, against: str | None) -> tuple[
         tables, files = comparison(sweep, against), [file, file.with_name("seeds.csv")]
         titles = [Path(name).resolve().name for name in names]
         page = of_sweep(" ".join(titles[:3] + ["..."] * (len(titles) > 3)), sweep, tables)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if files[1:]:
         write_csv(sweep, files[1])
     with writing(file, "w", len(page.encode())) as stream:
         stream.write(page)

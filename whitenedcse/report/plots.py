@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -29,6 +29,7 @@ LABEL = "Spearman x 100"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 INLINE: Any = STYLE | {"font.size": 10.5, "text.parse_math": False, "legend.frameon": False}
 SIZE = (4.6, 3.1)  # inches; a phone shows it at about this size
+LONGEST = 52  # letters of a name that fit above its dots; the legend has all
 
 
 def over_steps(ax: Axes, what: str, zero: bool = False) -> None:
@@ -65,3 +66,12 @@ def inline(figure: Figure, name: str) -> Drawing:
     ids = re.compile(r'(\bid="|\bhref="#|url\(#)')
     content = re.sub(r"<[^>]*>", lambda tag: ids.sub(rf"\g<1>{name}-", tag[0]), content)  # not in texts
     return Drawing(svg[1], Markup(content))  # matplotlib has escaped the texts in it
+
+
+def fitting(labels: Sequence[str]) -> list[str]:
+    """Labels of at most `LONGEST` letters: long ones cut at their end, or within if they were alike then."""
+    ends = [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in labels]
+    if len(set(ends)) == len(ends):
+        return ends
+    half = LONGEST // 2
+    return [name if len(name) <= LONGEST else f"{name[: half - 1]}…{name[-half:]}" for name in labels]

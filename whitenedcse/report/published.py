@@ -84,6 +84,7 @@ def report(key: str, runs: Iterable[str | Path] = (), aliases: Mapping[str, str]
             notes.append(f"near miss, {label}: {other.paths[0]}: {'; '.join(other.differences)}")
         if row["command"] and not models:
             missing.setdefault(row["command"], []).append(label)
+    notes += without_effect(aliases, made)
     columns, notes = ("row", "", *table["columns"]), [*heading(table), *notes]
     return Grid(f"{key}: {table['title']}", columns, rows, notes, range(2, len(columns)), missing)
 
@@ -218,6 +219,16 @@ def refuse_unused(aliases: Mapping[str, str], rows: Iterable[Mapping[str, Any]])
             raise ValueError(f"no row asks for {name!r}; the rows ask for {', '.join(asked) or 'no model'}")
         if not Path(alias).is_dir():
             raise ValueError(f"{name}={alias}: {alias} is no directory")
+
+
+def without_effect(aliases: Mapping[str, str], made: Iterable[Made]) -> Iterator[str]:
+    """A note for each alias that no run has, or whose architecture is not that of what it stands for."""
+    encoders = [encoder for one in made if (encoder := one.conditions["encoder"])]
+    for name, alias in aliases.items():
+        own = {e["architecture"] for e in encoders if Path(e["path"]).resolve() == Path(alias).resolve()}
+        if (wanted := content()["encoders"][name]) not in own:
+            why = f"it is {own.pop()}, not {wanted}" if own else "no run here is of it"
+            yield f"--as {name}={alias} has no effect: {why}"
 
 
 def cell(column: str, values: Mapping[str, float]) -> float | None:

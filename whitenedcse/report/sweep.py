@@ -105,13 +105,13 @@ def bases(runs: Sequence[Run]) -> list[str]:
     pairs = [(run.facts.get("experiment"), run.facts.get("system")) for run in runs]
     same = len({experiment for experiment, _ in pairs}) == 1
     shown = [[system] if system and same else [experiment, system] for experiment, system in pairs]
-    return [" ".join(filter(None, names)) or "default settings" for names in shown]
+    return [" ".join(filter(None, names)) for names in shown]
 
 
 def labels(firsts: Sequence[Run]) -> list[str]:
     """A label for each group, given one run of each; no two are equal.
 
-    It has the first `FEW` settings that differ, or as many as tell all apart, and the number of the others.
+    It has the first `FEW` settings that differ, those that tell it from others, and the number of the rest.
     What a system or experiment implies is not repeated beside its name, unless a command line has it.
     """
     tables, known, varied = [texts(run.settings) for run in firsts], bases(firsts), asked(firsts, varied=True)
@@ -121,12 +121,22 @@ def labels(firsts: Sequence[Run]) -> list[str]:
         above = [table.get(name.rpartition(".")[0], "") for table in tables]
         if place(name, varied) < len(varied) or not decides(known, own):
             columns.append(parts(name, own, above, name in words))
-    rows = [[column[i] for column in columns if column[i]] for i in range(len(firsts))]
-    for few in range(FEW, max(FEW, *map(len, rows)) + 1):
-        found = [label(base, row, few, len(set(known)) == 1) for base, row in zip(known, rows, strict=True)]
-        if len(set(found)) == len(found):
-            break
-    return found
+    shared = len(set(known)) == 1
+    rows = [{c: column[i] for c, column in enumerate(columns) if column[i]} for i in range(len(firsts))]
+    shown = [set(list(row)[:FEW]) for row in rows]
+    while True:
+        kept = [[row[c] for c in sorted(own)] for row, own in zip(rows, shown, strict=True)]
+        if (more := telling(list(zip(known, kept, strict=True)), columns)) is None:
+            sizes = [len(row) - len(own) for row, own in zip(rows, shown, strict=True)]
+            return [label(*each, shared) for each in zip(known, kept, sizes, strict=True)]
+        shown = [own | {more} & row.keys() for row, own in zip(rows, shown, strict=True)]
+
+
+def telling(named: Sequence[Any], columns: Sequence[Sequence[str]]) -> int | None:
+    """The first column that tells groups apart whose names are equal; None where no column does."""
+    same = [[i for i, other in enumerate(named) if other == name] for name in named]
+    apart = (c for c, column in enumerate(columns) if any(len({column[i] for i in i_s}) > 1 for i_s in same))
+    return next(apart, None)
 
 
 def parts(name: str, own: Sequence[str | None], above: Sequence[str | None], typed: bool) -> list[str]:
@@ -143,11 +153,10 @@ def parts(name: str, own: Sequence[str | None], above: Sequence[str | None], typ
     return [f"{name}={pair[1]}" if pair[1] else lacking.get(pair, "") for pair in pairs]
 
 
-def label(base: str, parts: Sequence[str], few: int, shared: bool) -> str:
-    """The first few parts and the number of the others, after the base unless all groups share it."""
-    more = [f"and {len(parts) - few} more"] if len(parts) > few else []
-    shown = ", ".join([*parts[:few], *more])
-    return shown if shown and shared else f"{base} {shown}".rstrip()
+def label(base: str, parts: Sequence[str], more: int, shared: bool) -> str:
+    """The parts and the number of those left out, after the base unless all groups share it."""
+    shown = ", ".join([*parts, *([f"and {more} more"] if more else [])])
+    return (shown if shown and shared else f"{base} {shown}".strip()) or "default settings"
 
 
 def decides(one: Sequence[str | None], other: Sequence[str | None]) -> bool:
@@ -158,14 +167,17 @@ def decides(one: Sequence[str | None], other: Sequence[str | None]) -> bool:
 def paths(names: Iterable[str]) -> list[Path]:
     """The directories that names or patterns (outputs/sgw-*) match: those of a pattern in natural order.
 
-    Raises FileNotFoundError for a name that matches nothing.
+    Of those that a pattern matches, one without a run of train.py is left out if another has one. Raises
+    FileNotFoundError for a name that matches nothing.
     """
     found: dict[Path, Path] = {}
     for name in names:
         here = sorted(map(Path, glob.glob(name) if glob.has_magic(name) else [name]), key=natural)
         if not any(path.is_dir() for path in here):
             raise FileNotFoundError(f"{name} is no directory, nor a published table (--list names them)")
-        found |= {path.resolve(): path for path in here if path.is_dir()}
+        here = [path for path in here if path.is_dir()]
+        kept = [path for path in here if not glob.has_magic(name) or any(True for _ in below(path))]
+        found |= {path.resolve(): path for path in kept or here}
     return list(found.values())
 
 
@@ -204,14 +216,12 @@ RATE = "train/sentences_per_second"
 Measure = Callable[[Run], float | None]
 
 
-def dev_best(run: Run) -> float | None:
-    """The dev score of the best checkpoint; None for an unfinished run."""
-    return run.scores["dev"]["best"] if run.scores else None
+def of_dev(name: str) -> Measure:
+    """A function from a finished run to its dev score "before" training, or that of the "best" checkpoint."""
+    return lambda run: run.scores["dev"][name] if run.scores else None
 
 
-def dev_before(run: Run) -> float | None:
-    """The dev score of the encoder before training; None for an unfinished run."""
-    return run.scores["dev"]["before"] if run.scores else None
+dev_best, dev_before = of_dev("best"), of_dev("before")
 
 
 def at_best(name: str) -> Measure:
@@ -249,23 +259,6 @@ def aggregations(runs: Iterable[Run]) -> list[str]:
 def in_brackets(words: Sequence[str]) -> str:
     """Words as an addition to a name: " (all, mean)"; "" for none."""
     return f" ({', '.join(words)})" if words else ""
-
-
-def same_tests(runs: Sequence[Run]) -> bool:
-    """Whether all runs that were tested have scores of the same tests, so that averages can be compared."""
-    return len({frozenset(scored(run, None)) for run in runs} - {frozenset()}) < 2
-
-
-def main_score(groups: Sequence[Group]) -> tuple[str, Measure]:
-    """The name, with the aggregation, and the measure by which groups are compared.
-
-    It is the test average where every run has one, of the same tasks, else the dev score.
-    """
-    average = average_of(None)
-    every = [run for group in groups for run in group.runs.values()]
-    if all(average(run) is not None for run in every) and same_tests(every):
-        return f"test average{in_brackets(aggregations(every))}", average
-    return "dev best (all)", dev_best
 
 
 def values(group: Group, measure: Measure) -> dict[int, float]:
