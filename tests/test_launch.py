@@ -195,3 +195,12 @@ def test_all_settings_can_be_resolved(words, names):
         config = compose("train", words)
     OmegaConf.resolve(config)
     assert config.tasks.names == names
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_a_run_whose_output_nobody_reads_says_so(running, monkeypatch):
+    monkeypatch.setattr(launch.terminal, "unread", lambda: True)
+    monkeypatch.setattr(HydraConfig, "initialized", lambda: running)
+    with pytest.raises(SystemExit) as end, launch.explained():
+        raise BrokenPipeError
+    assert end.value.code == (launch.UNREAD if running else 1)

@@ -60,13 +60,16 @@ MISTAKES = {
     "train +sweep=table3 +system=sgw": "+sweep=table3 has its own list of systems: replace it without a plus"
     ", python train.py -m +sweep=table3 system=sgw",
     "train data.batch_size=2": "2 sentences cannot whiten 2 channels, where eps=1e-05 alone bounds the gain",
+    "train head=group head.whitening.groups=7": "groups=7 does not divide d=128; nearest that do: [4, 8]; "
+    "set head.whitening.groups, ",
     "train +system=sgw_6": "width=6 does not divide d=128; nearest that do: [4, 8]; set head.whitening.group",
     "evaluate compare=[swept,other]": "swept is a sweep: name runs of it, as swept/0, or all as 'swept/*'",
     "train +system=covariance terms.covariance.wieght=2": "no setting 'terms.covariance.wieght'; the nearest "
     "is 'terms.covariance.weight'",
     "train head=dense head.whitening={kind:zca}": "head.whitening is left out here, and has no settings; "
     "choose head=shuffled_group",
-    "evaluate compare=[untested,other]": "compare: untested has no tests: whitenedcse evaluate mod",
+    "evaluate compare=[untested,other]": "compare: untested has no tests: whitenedcse evaluate model="
+    "untested run=NAME makes outputs/NAME to compare instead",
     "train --zzz": "no option --zzz: settings are written KEY=VALUE; --help lists them",
     "train encoder.path=bert": "no setting 'encoder.path' in this encoder; add one that has it: encoder=pre",
     "train loss.share=0.1": "no setting 'loss.share' in this loss; add one that has it: loss=sigreg",
@@ -381,6 +384,20 @@ def test_the_quotes_that_a_message_proposes_are_taken(word, value):
 @pytest.mark.parametrize("word", ["data.crop=[0.5,1", "run=v=1", "corpus.txt"])
 def test_the_word_that_is_wrong_is_named_and_not_an_option_before_it(before, word):
     assert no_word(["train.py", *before, "seed=3", word]).startswith(f"{word}: ")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("own", "a setting of a class of your own is added with a plus: +loss.power=2"),
+        ("matryoshka", "no setting 'loss.power'; "),
+    ],
+)
+def test_a_setting_of_an_option_of_ones_own_is_added_with_a_plus(option, message, start, tmp_path):  # noqa: F811
+    (tmp_path / "loss").mkdir()
+    (tmp_path / "loss/own.yaml").write_text("_target_: mine.Loss\nmargin: 0.4\n")
+    _, line = start("train", "--config-dir", str(tmp_path), f"loss={option}", "loss.power=2")
+    assert line.startswith(f"error: {message}")
 
 
 def test_a_module_in_this_folder_is_answered_with_the_path_to_it(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from helpers import SENTENCES, embedder_of
@@ -273,12 +274,17 @@ def test_runs_are_models_and_one_task_needs_no_list(home):
         (
             lambda: whitenedcse.train("bert", "my.txt", tests=3),
             TypeError,
-            "tests is of type int, not a name or",
+            "tests is of type int, not a name, a file or a list of these; [] is none",
         ),
         (
             lambda: whitenedcse.evaluate("bert", tasks=None),
             TypeError,
             "tasks is of type NoneType, not a name",
+        ),
+        (
+            lambda: whitenedcse.evaluate("bert", tasks=pandas.DataFrame({"text": ["a"], "label": [1]})),
+            TypeError,
+            "tasks is of type DataFrame, not a name, a file or a list of these; [] is none",
         ),
         (
             lambda: whitenedcse.evaluate(

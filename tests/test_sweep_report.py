@@ -648,7 +648,7 @@ def test_the_place_of_a_page_is_made(out, files, tmp_path, monkeypatch, capsys):
     assert all(Path(file).is_file() for file in files)
 
 
-def test_a_pattern_leaves_out_what_a_folder_leaves_out(tmp_path, monkeypatch):
+def test_a_pattern_leaves_out_what_a_folder_leaves_out(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("a", "c/0", "c/1"):
         trained(tmp_path / "outputs" / name)
@@ -658,6 +658,9 @@ def test_a_pattern_leaves_out_what_a_folder_leaves_out(tmp_path, monkeypatch):
     found = [run.path for run in sweep.runs(sweep.paths(["outputs/*"]))]
     assert found == [run.path for run in sweep.runs(sweep.paths(["outputs"]))]
     assert len(found) == 3
+    assert cli.main(["report", "outputs/*"]) == 0
+    note = "left out, of evaluate.py: outputs/b; whitenedcse evaluate compare=[outputs/b,OTHER] compares such"
+    assert note in capsys.readouterr().out.replace("\n", " ")
     with pytest.raises(ValueError, match="b is a run of evaluate.py"):
         sweep.runs(sweep.paths(["outputs/[b]"]))
 

@@ -103,7 +103,7 @@ def test_two_named_columns_are_a_text_and_its_label(data):
 def test_a_missing_column_is_named_with_those_that_are_there_and_the_way_out(data, name):
     (data / "own.csv").write_text(ROWS.replace("label", "more"))
     lacking = "grade" if "grade" in name else "sentence1, sentence2"
-    way = r"name its columns with the file, of scored pairs own.csv:SENTENCE1:SENTENCE2:SCORE, or for a test"
+    way = r"name its columns with the file, of scored pairs own.csv:SENTENCE1:SENTENCE2:SCORE, or of labelled"
     with pytest.raises(
         ValueError, match=f"own.csv:2: no {lacking} among left one, score, right one, more .line 1.; {way}"
     ):

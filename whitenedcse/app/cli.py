@@ -226,11 +226,15 @@ def report_published(arguments: argparse.Namespace) -> int:
 
 def report_runs(arguments: argparse.Namespace) -> int:
     """Print the tables of a run or a sweep, write its page, and print where the page is."""
-    from whitenedcse.report import page
+    from whitenedcse.report import page, sweep
 
     if arguments.runs or arguments.aliases:
         raise ValueError("--runs and --as go with a published table; name runs of train.py without them")
     grids, files = page.write(arguments.what, arguments.out, arguments.against)
+    if others := sweep.left_out(arguments.what):
+        cure = f"whitenedcse evaluate compare=[{others[0]},OTHER] compares such runs"
+        note = f"left out, of evaluate.py: {', '.join(map(str, others))}; {cure}"
+        grids[0] = grids[0]._replace(notes=[*grids[0].notes, note])
     show(grids, arguments.to)
     for file in files:
         if arguments.to == "table":

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 BAD_INPUT = 2  # the exit code of what a user can mend
+UNREAD = "error: the standard output was closed, so this ends; the same command resumes a run with a name"
 sweeps: set[Path] = set()  # the folders of those that this process has started
 QUIET = (
     ".*does not have many workers.*",
@@ -108,7 +109,7 @@ def explained() -> Iterator[None]:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and terminal.unread():
-            sys.exit(1)  # as rich ends a program whose table nobody reads
+            sys.exit(UNREAD if HydraConfig.initialized() else 1)  # rich ends so where nobody reads a table
         if isinstance(error, RuntimeError):
             ranks.let_others_speak()
         if (known := mendable(error)) is not None:

@@ -29,6 +29,7 @@ FIT = (
 )
 CHOSEN = "to choose an option write '- override /{}: {}' under the defaults of the file"
 EMPTY = "has no value yet: add "
+NO_DEVICE = "but PyTorch finds no such device here; leave it out, or use cpu"
 FIRST = ", with no byte-order mark before it: # @package _global_"
 GIVEN = "a class is given its settings (+loss.NAME=VALUE adds one), a head width= too, optim total_steps= too"
 UNSET = "is not set in the environment: set it, or say what else to use, as in ${oc.env:NAME,VALUE}"
@@ -76,11 +77,18 @@ def no_setting(key: str, argv: list[str]) -> str:
     if key.partition(".")[0] in theirs - ours:
         return f"{key} is a setting of {other}.py, not of {script}.py"
     group, _, inside = key.partition(".")
-    if any(text.startswith(f"{group}._target_=") for text in argv[1:]):
+    if own_class(group, argv):
         return f"a setting of a class of your own is added with a plus: +{word}"
     if having := options_with(group, inside):
         return f"no setting {key!r} in this {group}; add one that has it: {having}"
     return unknown(key, known_keys(argv))
+
+
+def own_class(group: str, argv: list[str]) -> bool:
+    """Whether a command line chooses a class of the user's own for a group, by name or by a file."""
+    given = dict(text.lstrip("+").partition("=")[::2] for text in argv[1:])
+    own = group in given and (CONF / group).is_dir() and not (CONF / group / f"{given[group]}.yaml").is_file()
+    return own or f"{group}._target_" in given
 
 
 def no_part(key: str, word: str, argv: list[str]) -> str:
@@ -118,9 +126,8 @@ def no_null(argv: list[str]) -> str:
 
 def no_settings(group: str, value: object = "a value") -> str:
     """What to write in place of a value that a file gives to a group."""
-    option, there = (
-        (value, "") if value in stems(group) else ("OPTION", f"; there are {', '.join(stems(group))}")
-    )
+    known = stems(group)
+    option, there = (value, "") if value in known else ("OPTION", f"; there are {', '.join(known)}")
     said = f"{group}: {'null' if value is None else value} stands in place of settings"
     return f"{said}; {CHOSEN.format(group, option)}{there}"
 
@@ -270,9 +277,7 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     r"^In '\w+/\S+': Could not override '[^']+@(\w+)\.|^no setting '(experiment|system|sweep)'": (
         lambda found, _: f"the file of +{found[1] or found[2]} needs as its first line{FIRST}"
     ),
-    r"^In '(\S+)': Could not override '(?:\w+/)?(\w+)(?:@\w+)?'": lambda found, _: no_group(
-        found[1], found[2]
-    ),
+    r"^In '(\S+)': Could not override '(?:\w+/)?(\w+)(?:@\w+)?'": lambda found, _: no_group(*found.groups()),
     r"^no setting '(\w+)\.([\w.]+)'$": lambda found, _: (
         f"{found[0]}; in a file it is nested: '{found[1]}:', and below that '  {found[2]}: ...'"
     ),
@@ -287,14 +292,9 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     ),
     r"^data\.corpus=null must": lambda *_: "data=file has no corpus yet: add data.corpus=FILE",
     r"^No supported gpu backend|^`(CUDA|MPS|XLA)Accelerator` can not run": (
-        lambda found, _: (
-            f"trainer.accelerator={(found[1] or 'gpu').lower()}, but PyTorch finds no such device"
-            " here; leave it out, or use cpu"
-        )
+        lambda found, _: f"trainer.accelerator={(found[1] or 'gpu').lower()}, {NO_DEVICE}"
     ),
     r"`devices` selected with": lambda *_: "trainer.devices is how many devices to use, 1 or more, or auto",
-    r"^.*no function or class to import: No module named '(\w+)'": lambda found, argv: not_on_path(
-        found, argv
-    ),
+    r"^.*no function or class to import: No module named '(\w+)'": not_on_path,
     r"^`(max_\w+)` (must be .*)": lambda found, _: f"trainer.{found[1]} {found[2]}",
 }

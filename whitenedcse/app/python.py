@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -116,7 +116,8 @@ def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by na
         with scored pairs or labelled texts.
     postprocess: none or the name of a transform, such as whitening, zca or soft_zca (see `Postprocess`),
         which is fitted to the sentences of each task unless settings={"fit": ...} names a corpus. One that is
-        fitted already becomes part of a model first: whitened(model, fit).save(DIR), and evaluate(DIR).
+        fitted already becomes part of a model first: whitened(model, fit).save(DIR), and evaluate(DIR). It is
+        a further row: `tests()` of the run gives the scores as it is, `tests("whitening")` those whitened.
     k: the number of components that whitening, pca, pca_cor and prefix keep, None for all.
     pooling: for an encoder that does not define its own; None for the first token, or a decoder's last.
     output: the directory of the run, by default outputs/evaluate-TIME.
@@ -150,9 +151,9 @@ def listed(name: str, tasks: Any) -> list[str]:
     """Tasks as a list of texts. Raises TypeError for what is no name or list of names."""
     if isinstance(tasks, str | os.PathLike):
         return [os.fspath(tasks)]
-    if not isinstance(tasks, Iterable):
+    if not isinstance(tasks, Sequence | Set):  # a pandas frame is iterable: over its columns
         raise TypeError(
-            f"{name} is of type {type(tasks).__name__}, not a name or a list of names; [] is none"
+            f"{name} is of type {type(tasks).__name__}, not a name, a file or a list of these; [] is none"
         )
     return [str(task) for task in tasks]
 

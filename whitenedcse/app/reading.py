@@ -45,7 +45,8 @@ def changed(then: Mapping[str, Any], now: Mapping[str, Any], most: int = 2) -> s
             return f"there was {'a' if before else 'no'} {what} and is {'one' if after else 'none'} now"
     was, is_ = flat(then), flat(now)
     names = [name for name in sorted(was.keys() | is_.keys()) if was.get(name) != is_.get(name)]
-    return "; ".join(f"{n} was {was.get(n)!r} and is now {is_.get(n)!r}" for n in names[:most])
+    said = {n: n.replace("final.provenance.", "the whitening's ") for n in names[:most]}
+    return "; ".join(f"{said[n]} was {was.get(n)!r} and is now {is_.get(n)!r}" for n in said)
 
 
 def tensors(file: Path) -> dict[str, Tensor]:

@@ -181,6 +181,12 @@ def paths(names: Iterable[str]) -> list[Path]:
     return list(found.values())
 
 
+def left_out(names: Iterable[str]) -> list[Path]:
+    """The runs of evaluate.py that patterns match: `paths` leaves them out beside a run of train.py."""
+    matched = {Path(path) for name in names if glob.has_magic(name) for path in glob.glob(name)}
+    return sorted((path for path in matched if (run := Run(path)).began and not run.trains), key=natural)
+
+
 def natural(path: Path) -> list[tuple[int, str]]:
     """A sort key by which 10 comes after 9."""
     return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"(\d+)", str(path))]

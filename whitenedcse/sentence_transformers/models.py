@@ -103,17 +103,20 @@ def baselines(x: NDArray[Any], plan: Plan, fit: str) -> dict[int, float | None]:
     """By number of components, the average Spearman x 100 of vectors (n, d) that are only whitened.
 
     fit: "own" whitens each task by its own sentences, "corpus" all of them by those of the corpus. None where
-    a task has too few sentences of its own for so many components (`Postprocess.equal_cosines`).
+    a task has too few sentences of its own (`Postprocess.equal_cosines`) or the corpus too few to vary by so
+    many components.
     """
     sums: dict[int, list[float | None]] = {k: [] for k in ladder(x.shape[1])}
     for name, pairs in plan.pairs.items():
         own = np.concatenate([rows.ravel() for _, rows in pairs])
-        white = Postprocess("whitening").fit(x[own if fit == "own" else plan.fits[fit][name]]).transform(x)
+        sample = x[own if fit == "own" else plan.fits[fit][name]]
+        white = Postprocess("whitening").fit(sample).transform(x)
         index: Index = {name: list(pairs)}
         n, d = len(np.unique(own)), x.shape[1]
         for k, scores in sums.items():
             equal = fit == "own" and Postprocess("whitening", k=k).equal_cosines(n, d)
-            scores.append(None if equal else scores_of(white[:, :k], index)["tasks"][name]["all"])
+            undefined = equal or k >= len(sample)
+            scores.append(None if undefined else scores_of(white[:, :k], index)["tasks"][name]["all"])
     return {k: None if None in s else float(np.mean(np.array(s, float))) for k, s in sums.items()}
 
 

@@ -273,7 +273,7 @@ def refuse(views: int, chunk: int | None, *, masked: bool, nothing: bool) -> Non
     if chunk is not None and chunk < 1:
         raise ValueError(f"trainer.chunk={chunk} must be 1 or more")
     if chunk is not None and masked:
-        raise ValueError(f"trainer.chunk={chunk} leaves out mlm.weight above 0: give one of the two up")
+        raise ValueError(f"trainer.chunk={chunk} does not go with mlm.weight above 0: give one of the two up")
     if nothing:
         raise ValueError("loss=none trains by mlm.weight above 0 alone, without terms: set it, or a loss")
 

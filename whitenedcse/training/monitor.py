@@ -76,8 +76,8 @@ class DevSet:
         for name, fitted in maps.items():
             white = fitted.transform(dev)
             for k in ladder(dev.shape[1]):
-                equal = name == "dev" and fitted.equal_cosines(len(dev), k)
-                values[f"dev/whitened_on_{name}_k{k}"] = None if equal else spearman(white[:, :k], self.index)
+                few = k >= len(samples[name]) or (name == "dev" and fitted.equal_cosines(len(dev), k))
+                values[f"dev/whitened_on_{name}_k{k}"] = None if few else spearman(white[:, :k], self.index)
         return values | shape(torch.from_numpy(maps["dev"].variances))
 
 
