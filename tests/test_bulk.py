@@ -325,7 +325,7 @@ def test_the_setting_of_an_encoder_that_is_another_is_named(embedder, corpus, tm
         return job_of(embedder.replaced(final=last), corpus, tmp_path / "out", form=FORM)
 
     encoded(cut(8))
-    with pytest.raises(ValueError, match="job: final.provenance.k was 8 and is now 4; repeat"):
+    with pytest.raises(ValueError, match="job: the whitening's k was 8 and is now 4; repeat"):
         encoded(cut(4))
     with pytest.raises(ValueError, match="job: there was a final step .* and is none now; repeat"):
         encoded(job_of(embedder, corpus, tmp_path / "out", form=FORM))

@@ -22,12 +22,10 @@ from programs import Forked, server, surroundings
 from test_bulk import FORM, TEXTS, contents, corpus_of, job_of, many
 
 from whitenedcse.data import files
-from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.linalg import Moments
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving import shares
 from whitenedcse.serving.bulk import Filling, arrays, encoded
-from whitenedcse.serving.exports import whitened
 from whitenedcse.serving.layouts import Form
 from whitenedcse.serving.shards import SHARED
 from whitenedcse.serving.shares import Lead, Member
@@ -158,16 +156,6 @@ def test_a_signal_ends_the_first_rank_without_waiting_for_others(tmp_path, monke
     monkeypatch.setattr(Lead, "_await_late", lambda _: pytest.fail("waited"))
     with pytest.raises(error), Lead(tmp_path / "ranks", 2):
         raise error
-
-
-def test_another_number_of_components_is_named_as_the_whitenings(embedder, tmp_path):
-    x = embedder.encode(TEXTS)
-    fit = Postprocess("whitening").fit(x)
-    fit.provenance = {"source": "x"}
-    corpus = corpus_of(TEXTS, tmp_path)
-    encoded(job_of(whitened(embedder, fit, 4), corpus, tmp_path / "out", form=FORM))
-    with pytest.raises(ValueError, match="holds another job: the whitening's k was 4 and is now 3; repeat"):
-        encoded(job_of(whitened(embedder, fit, 3), corpus, tmp_path / "out", form=FORM))
 
 
 def test_a_rank_with_another_encoder_is_refused(embedder, bert, tmp_path):

@@ -85,7 +85,7 @@ def job(script: Callable[..., Result]) -> Callable[..., Result]:
     def one_line_at_most(*arguments: Any) -> Result:
         quiet()  # here, not in `start`: a launcher's own process begins here
         try:
-            with explained():
+            with explained(UNREAD):
                 return script(*arguments)
         finally:
             if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.RUN:  # others may follow
@@ -101,15 +101,15 @@ def quiet() -> None:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """End the process with one line for an error that a user can mend; a rank lets others print theirs."""
+def explained(unread: int | str = 1) -> Iterator[None]:
+    """Exit with one line for an error that a user can mend, or with `unread` if nobody reads the output."""
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and terminal.unread():
-            sys.exit(UNREAD if HydraConfig.initialized() else 1)  # rich ends so where nobody reads a table
+            sys.exit(unread)  # with 1 rich ends a program whose table nobody reads
         if isinstance(error, RuntimeError):
             ranks.let_others_speak()
         if (known := mendable(error)) is not None:
