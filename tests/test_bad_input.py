@@ -601,6 +601,7 @@ def scratch(tmp_path_factory):
     return tmp_path_factory.mktemp("bytes")
 
 
+@pytest.mark.slow
 @given(data=BYTES, kind=st.sampled_from(["txt", "csv", "tsv", "jsonl"]), packed=st.booleans())
 @SOME
 def test_any_bytes_are_counted_right_or_refused_as_a_corpus(data, kind, packed, scratch):
@@ -617,6 +618,7 @@ def test_any_bytes_are_counted_right_or_refused_as_a_corpus(data, kind, packed, 
     assert (rows, counts.total, counts.blank) == (kept, len(expected), len(expected) - len(kept))
 
 
+@pytest.mark.slow
 @given(data=BYTES, cut=st.integers(0, 80), flip=st.integers(0, 80), bit=st.integers(0, 7))
 @SOME
 def test_a_damaged_archive_is_refused_or_gives_what_it_held(data, cut, flip, bit, scratch):

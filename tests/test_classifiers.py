@@ -110,7 +110,7 @@ def test_initial_weights_are_those_of_a_seeded_linear_layer_to_the_bit(c, d):
 
 
 @pytest.mark.parametrize(("n", "c"), [(215, 2), (143, 3)])
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 def test_together_in_folds_of_unequal_length_as_one_by_one(trained, n, c):
     x, y = blobs(n, 6, c, seed=n)
     predicted, dev, fitted = naive_in_folds(x, y, c, 3)

@@ -147,6 +147,7 @@ def test_a_text_without_tokens_is_its_end_token(many):
     assert_allclose(embedder.encode([""]), embedder.encode(["<|end|>"]), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_decoder_learns_where_its_first_token_would_not(tmp_path):
     encoder = decoder_of("llama", ends=True)
     monitor = monitor_of(tmp_path)

@@ -168,7 +168,7 @@ def test_a_training_step(kind, head, batches, bert, strict):
     ids=str,
 )
 @pytest.mark.parametrize("batches", ["packed", "padded"])
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 def test_a_training_step_of_another_kind(settings, batches, bert, strict):
     bert.batches = batches
     hard = settings.get("hard", False)

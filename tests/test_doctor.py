@@ -81,6 +81,7 @@ def edited(path, line, text):
     path.write_bytes(b"\n".join(rows))
 
 
+@pytest.mark.slow
 def test_a_made_up_copy_with_the_published_counts_differs_in_its_checksums_and_nothing_else(tmp_path):
     copy(tmp_path, "")
     found = {f.task: f for f in examined(tmp_path)}

@@ -77,6 +77,7 @@ def test_there_are_five_of_at_most_forty_lines():
         assert len(path.read_text().splitlines()) <= 40, path.name
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_from_its_first_cell_to_its_last(home, monkeypatch, capsys):
     matplotlib.use("agg")
     content = json.loads((ROOT / "examples/own_text.ipynb").read_text())

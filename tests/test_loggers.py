@@ -259,6 +259,7 @@ class Saved(Callback):
                 raise KeyError("broken")
 
 
+@pytest.mark.slow
 def test_looking_changes_no_bit_and_leaves_nothing(bert, tmp_path, monkeypatch):
     """Not on the weights, and not on the next random number; in no checkpoint, and on no module."""
     calls, ends = [], []

@@ -315,6 +315,7 @@ def test_a_run_and_a_sweep_do_not_share_a_directory(start):  # noqa: F811
     assert [len(list(Path("outputs", name).iterdir())) for name in ("swept", "ran")] == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_refused_command_leaves_a_corrected_one_its_name(start, monkeypatch):  # noqa: F811
     def code(lr):
         monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # a start sets it

@@ -155,6 +155,7 @@ def test_the_legend_of_a_sweep_has_the_colour_and_the_mark_of_each_group(tmp_pat
 HOSTILE = "<script>document.title='x'</script>&\"'$a_b$ {{7}}"
 
 
+@pytest.mark.slow
 def test_what_comes_from_files_is_text(tmp_path):
     name = HOSTILE.replace("/", "|")
     folder = trained(tmp_path / "s" / name, 1, system=HOSTILE, average=60.0, data__corpus=HOSTILE)

@@ -169,6 +169,7 @@ def test_training_sentences_of_the_dev_table_and_of_an_evaluation_are_those_of_a
     assert scored.tests("whitening")["avg"] == pytest.approx(best, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_own_pooling_and_prompt_of_an_encoder_that_are_not_trained_are_said(home, bert, capsys):
     checkpoint.save(embedder_of(bert, kind="mean").replaced(prompt="query: "), home / "own")
     settings = {"trainer.max_steps": 1}

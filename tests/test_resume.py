@@ -218,7 +218,7 @@ OTHERS = {  # settings, and the optimiser steps after which the run is cut
 
 
 @pytest.mark.parametrize(("name", "steps"), [(name, n) for name, (_, cuts) in OTHERS.items() for n in cuts])
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 def test_and_so_it_does_with_other_settings(train, whole, tmp_path, name, steps):
     settings = OTHERS[name][0]
     assert train(tmp_path / "cut", "on_train_batch_end", steps, **settings) is None

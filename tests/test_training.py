@@ -236,6 +236,7 @@ def test_other_precisions_train(bert, tmp_path, precision):
     assert {p.dtype for p in module.parameters()} == {kind}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 def test_float16_trains_with_its_scaler_which_halves_where_a_gradient_overflows(bert, tmp_path):
     """On CPU Lightning takes bfloat16 for 16-mixed; with a scaler of our own it does as on a GPU."""

@@ -103,6 +103,7 @@ def test_sentences_longer_than_a_window_are_padded(longest, window, gpu, tokeniz
     assert_close(found, encoder(rows, [-1]), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_threads_do_not_take_one_anothers_attention(gpu, tokenizer):
     model = made("modernbert", len(tokenizer), local_attention=16)
     encoder = Encoder(model, tokenizer).eval()

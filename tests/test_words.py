@@ -154,7 +154,7 @@ def too_long(sentences, tokenizer, length):
 @given(batches=st.lists(mixed, max_size=4), length=st.integers(4, 30))
 @example(batches=[["the the À ", "the cat's"]], length=4)  # a token that ends within a character
 @settings(max_examples=150, deadline=None)
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 def test_remembered_words_give_the_ids_of_the_whole_sentence(kind, batches, length):
     known = memory(KNOWN[kind], length)
     assert known is not None
