@@ -337,9 +337,8 @@ def small(rank, tokenizer, folder):
 
 
 def started(function, count, *args):
-    """Processes with this function; the server that forks them has imported all that is slow."""
-    mp.get_context("forkserver").set_forkserver_preload([ContrastiveTraining.__module__, Trainer.__module__])
-    return mp.start_processes(function, args, count, join=False, start_method="forkserver")
+    """Processes with this function, forks of this one, which has imported all that is slow."""
+    return mp.start_processes(function, args, count, join=False, start_method="fork")
 
 
 def finish(processes):
