@@ -492,6 +492,13 @@ def test_the_dev_set_scores_the_raw_and_whitened_vectors():
         assert values[f"dev/variance_top{k}"] == pytest.approx(p[:k].sum())
 
 
+@pytest.mark.parametrize(("n", "undefined"), [(32, {32, 40}), (33, {40}), (40, {40}), (41, set())])
+def test_more_components_than_training_sentences_can_vary_by_are_undefined(n, undefined):
+    draw = np.random.default_rng(0).normal
+    values = DevSet([DEV])(draw(size=(8, 40)), draw(size=(n, 40)))
+    assert {k for k in (32, 40) if values[f"dev/whitened_on_corpus_k{k}"] is None} == undefined
+
+
 def test_alignment_of_a_dev_set_follows_its_scale_and_the_summary_says_so(bert, tmp_path):
     vectors = np.random.default_rng(0).normal(size=(8, 40))
     five, seven = (DevSet([DEV._replace(gold=gold)]) for gold in (GOLD, 1 + 1.2 * GOLD))
