@@ -1,6 +1,6 @@
 """The environment of the tests, and which of them are quick.
 
-What tests are made of is in `helpers`, whose packages take seconds to import: the process that only starts
+What tests are made of is in `encoders`, whose packages take seconds to import: the process that only starts
 pytest's workers does without. A test marked `slow` runs with `make test-all`, and where its name is given; of
 a parametrised one marked `slow(but=n)`, n cases spread evenly are quick.
 """
@@ -42,7 +42,7 @@ def pytest_configure(config):
     if many and starts_workers:
         os.environ["PROGRAMS_SERVER"] = programs.begun()  # one for all of them
     if not starts_workers:
-        config.pluginmanager.import_plugin("helpers")
+        config.pluginmanager.import_plugin("encoders")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -55,7 +55,7 @@ def started(program, *words, cwd, prepared="", seconds=300, **environment):
 
     program: a script of this project or any, `whitenedcse`, `torchrun`, or "-c" with code as the first word.
 
-    prepared: module:function, which the new process calls before; not of a module that imports helpers.
+    prepared: module:function, which the new process calls before; not of a module that imports encoders.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = [str(Path(folder) / name) for name in ("stdout", "stderr")]

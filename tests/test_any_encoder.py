@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from helpers import SENTENCES, WORDS, architecture
+from encoders import SENTENCES, WORDS, architecture
 from numpy.testing import assert_allclose
 from test_export import by_onnxruntime, by_sentence_transformers
 from test_training import LOSS, EightSentences, fit, module_of, monitor_of

@@ -6,7 +6,7 @@ import io
 
 import numpy as np
 import pytest
-from helpers import SENTENCES, embedder_of
+from encoders import SENTENCES, embedder_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 from whitenedcse.app import cli

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import DECODERS, SENTENCES, architecture, backbone, decoder_of, embedder_of
+from encoders import DECODERS, SENTENCES, architecture, backbone, decoder_of, embedder_of
 from torch import nn
 from torch.testing import assert_close
 from transformers import BertConfig, BertModel

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import SENTENCES, backbone, embedder_of, whitening
+from encoders import SENTENCES, backbone, embedder_of, whitening
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from hypothesis import given, settings

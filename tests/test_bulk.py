@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from encoders import SENTENCES, WORDS, embedder_of, paced
 from filelock import FileLock
-from helpers import SENTENCES, WORDS, embedder_of, paced
 from numpy.testing import assert_allclose
 from programs import started
 from tokenizers import normalizers

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers import SENTENCES, embedder_of
+from encoders import SENTENCES, embedder_of
 from numpy.testing import assert_array_equal
 
 from whitenedcse.app import cli

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import SENTENCES, embedder_of, whitening
+from encoders import SENTENCES, embedder_of, whitening
 from numpy.testing import assert_array_equal
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file

@@ -19,9 +19,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
+from encoders import nowhere, serving
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
-from helpers import nowhere, serving
 
 from whitenedcse.data import files
 from whitenedcse.data.corpus import Corpus, Reading, fingerprint, is_hub_id, read

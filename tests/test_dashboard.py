@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import nowhere, serving
+from encoders import nowhere, serving
 from lightning.pytorch.utilities import rank_zero_only
 from programs import started
 from test_scripts import TINY

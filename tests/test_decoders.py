@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers import DECODERS, SENTENCES, architecture, byte_level, decoder_of, embedder_of
+from encoders import DECODERS, SENTENCES, architecture, byte_level, decoder_of, embedder_of
 from numpy.testing import assert_allclose
 from programs import started
 from scipy.stats import spearmanr

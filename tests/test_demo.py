@@ -15,7 +15,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from helpers import SENTENCES, embedder_of
+from encoders import SENTENCES, embedder_of
 
 from whitenedcse.app import cli
 from whitenedcse.model import checkpoint

@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 import torch
-from helpers import SENTENCES, architecture, whitening
+from encoders import SENTENCES, architecture, whitening
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import CONFIG_MAPPING

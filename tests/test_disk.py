@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 import programs
 import pytest
-from helpers import SENTENCES, embedder_of
+from encoders import SENTENCES, embedder_of
 
 from bench.chaos import TINY, disk, fill
 from bench.disk import CASES, Place, prepared, tried

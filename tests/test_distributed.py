@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from helpers import SENTENCES, WORDS, backbone, embedder_of, whitening
+from encoders import SENTENCES, WORDS, backbone, embedder_of, whitening
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.functional import cross_entropy, normalize

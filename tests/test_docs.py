@@ -17,7 +17,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from helpers import SENTENCES, WORDS, backbone, decoder_of
+from encoders import SENTENCES, WORDS, backbone, decoder_of
 from omegaconf import OmegaConf
 from programs import ROOT, Forked, server, started, started_anew, surroundings
 from test_architecture import composed

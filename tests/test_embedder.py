@@ -7,8 +7,10 @@ from io import StringIO
 import numpy as np
 import pytest
 import torch
-from helpers import SENTENCES, embedder_of, paced, projected, whitening
+from encoders import SENTENCES, embedder_of, paced, projected, whitening
 from numpy.testing import assert_allclose, assert_array_equal
+from omegaconf import OmegaConf
+from programs import ROOT
 from scipy.spatial.distance import cdist
 from sentence_transformers import SentenceTransformer
 from torch.testing import assert_close
@@ -356,6 +358,10 @@ def test_the_mean_of_first_and_last_layer_has_a_name(bert, tmp_path):
     bert.tokenizer.save_pretrained(tmp_path / "bert")
     wanted = Embedder.load(tmp_path / "bert", Pooling("mean", [1, -1])).encode(SENTENCES)
     assert_array_equal(Embedder.load(tmp_path / "bert", "first_last").encode(SENTENCES), wanted)
+    for file in (ROOT / "conf/pooling").glob("*.yaml"):  # the same names, of the same poolings
+        option = OmegaConf.load(file)
+        named = Pooling.named(file.stem)
+        assert (named.kind, [*named.layers]) == (option.kind, option.layers), file
     named = Pooling.named("first_last", [2, 3])
     assert (named.kind, named.layers) == ("mean", (2, 3))
     place = ["encode", str(tmp_path / "bert"), str(tmp_path / "x.txt"), str(tmp_path / "out")]

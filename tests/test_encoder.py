@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from helpers import COMMIT, SENTENCES, model_hub, nowhere
+from encoders import COMMIT, SENTENCES, model_hub, nowhere
 from programs import started
 from torch.testing import assert_close
 from transformers import (

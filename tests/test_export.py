@@ -9,11 +9,11 @@ import re
 from pathlib import Path
 from typing import get_args
 
-import helpers
+import encoders
 import numpy as np
 import pytest
 import torch
-from helpers import SENTENCES, embedder_of, nowhere, serving
+from encoders import SENTENCES, embedder_of, nowhere, serving
 from huggingface_hub import ModelCard
 from numpy.testing import assert_allclose
 from safetensors.torch import load_file, save_file
@@ -34,7 +34,7 @@ from whitenedcse.serving.exports import Wanted, export, scaled, whitened
 from whitenedcse.serving.fitting import fitted
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries that load the exports
-BACKBONE = helpers.backbone
+BACKBONE = encoders.backbone
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
 LONG = " ".join(SENTENCES * 5)
 ASKED = [LONG, "", "cat", *SENTENCES, LONG[:200]]
@@ -44,7 +44,7 @@ POOLINGS = [("cls", [-1]), ("mean", [-1]), ("mean", [1, -1])]
 @pytest.fixture(autouse=True)
 def lively(monkeypatch):
     """Encoders whose vectors differ: else all texts are alike, and whitening amplifies rounding."""
-    monkeypatch.setattr(helpers, "backbone", lambda *shape: louder(BACKBONE(*shape)))
+    monkeypatch.setattr(encoders, "backbone", lambda *shape: louder(BACKBONE(*shape)))
 
 
 def louder(model):
@@ -185,7 +185,7 @@ def test_any_transform_travels_in_both_formats(embedder, tmp_path, kind):
 @pytest.mark.slow
 def test_onnxruntime_gives_the_same_vectors(tokenizer, corpus, tmp_path, shape, layers):
     """A trace takes seconds; what is traced was tested above."""
-    encoder = Encoder(helpers.backbone(shape, len(tokenizer)), tokenizer)
+    encoder = Encoder(encoders.backbone(shape, len(tokenizer)), tokenizer)
     embedder = embedder_of(encoder, kind="mean", layers=layers).eval()
     embedder = whitened(embedder, fit_of(embedder, corpus), 5)
     pytest.importorskip("onnxruntime")

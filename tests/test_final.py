@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import SENTENCES, embedder_of, whitening
+from encoders import SENTENCES, embedder_of, whitening
 from numpy.testing import assert_allclose
 from sentence_transformers import SentenceTransformer
 

@@ -19,7 +19,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from helpers import SENTENCES, backbone, embedder_of
+from encoders import SENTENCES, backbone, embedder_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_bulk import corpus_of, job_of

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from helpers import whitening
+from encoders import whitening
 from torch.testing import assert_close
 
 from whitenedcse.model.head import ProjectionHead

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import whitening
+from encoders import whitening
 from lightning import Callback, seed_everything
 
 from whitenedcse.data.datamodule import SentenceData

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import SENTENCES, embedder_of, paced
+from encoders import SENTENCES, embedder_of, paced
 from numpy.testing import assert_allclose, assert_array_equal
 from rich.console import Console
 
@@ -296,7 +296,7 @@ def test_an_older_index_opens_and_its_checksums_are_compared(saved, tmp_path):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory, tokenizer):
-    from helpers import backbone
+    from encoders import backbone
 
     from whitenedcse.model.encoder import Encoder
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed
-from helpers import COMMIT
+from encoders import COMMIT
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig

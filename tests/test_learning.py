@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import SENTENCES, embedder_of, projected, whitening
+from encoders import SENTENCES, embedder_of, projected, whitening
 from lightning import seed_everything
 from test_training import LOSS
 

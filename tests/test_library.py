@@ -6,7 +6,7 @@ from pathlib import Path
 
 import matplotlib
 import pytest
-from helpers import SENTENCES
+from encoders import SENTENCES
 from programs import ROOT, started
 from transformers import AutoModel
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import SENTENCES, whitening
+from encoders import SENTENCES, whitening
 from lightning import Callback
 from test_training import EightSentences, module_of, monitor_of
 from torch.utils.data import DataLoader

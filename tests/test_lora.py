@@ -9,7 +9,7 @@ import programs
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import ROOT, SENTENCES, architecture, embedder_of
+from encoders import ROOT, SENTENCES, architecture, embedder_of
 from test_distributed import (
     apart,
     batch_of,

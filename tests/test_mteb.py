@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
-from helpers import WORDS, embedder_of
+from encoders import WORDS, embedder_of
 from sentence_transformers import SentenceTransformer
 from sklearn.metrics import average_precision_score
 from tokenizers import normalizers

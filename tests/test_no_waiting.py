@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import lightning
 import pytest
 import torch
-from helpers import SENTENCES, whitening
+from encoders import SENTENCES, whitening
 from lightning import Callback, LightningDataModule, seed_everything
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader

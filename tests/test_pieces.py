@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import embedder_of
+from encoders import embedder_of
 from test_training import LOSS, module_of
 from torch.testing import assert_close
 

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from helpers import SENTENCES, embedder_of
+from encoders import SENTENCES, embedder_of
 
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import plane_files

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import SENTENCES, architecture, byte_level, embedder_of
+from encoders import SENTENCES, architecture, byte_level, embedder_of
 from numpy.testing import assert_allclose, assert_array_equal
 from programs import started
 from sentence_transformers import SentenceTransformer

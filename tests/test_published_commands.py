@@ -8,7 +8,7 @@ import shlex
 
 import pandas
 import pytest
-from helpers import architecture, byte_level, model_hub
+from encoders import architecture, byte_level, model_hub
 from programs import started
 from test_docs import datasets, some
 

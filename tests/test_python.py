@@ -15,7 +15,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from helpers import SENTENCES, embedder_of
+from encoders import SENTENCES, embedder_of
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from programs import ROOT, Forked, forking, server, started, surroundings

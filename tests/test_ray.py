@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from helpers import embedder_of
+from encoders import embedder_of
 from test_bulk import contents, corpus_of, job_of, many
 
 from whitenedcse.app import cli

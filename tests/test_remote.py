@@ -3,7 +3,7 @@
 import fsspec
 import numpy as np
 import pytest
-from helpers import SENTENCES, embedder_of
+from encoders import SENTENCES, embedder_of
 
 from whitenedcse.app import arguments, cli
 from whitenedcse.data import files, remote

@@ -14,7 +14,7 @@ import numpy as np
 import programs
 import pytest
 import torch
-from helpers import SENTENCES, backbone, embedder_of
+from encoders import SENTENCES, backbone, embedder_of
 from lightning import Callback, seed_everything
 from test_ranks import alive, until
 from test_scripts import ROOT, TINY

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import SENTENCES, embedder_of
+from encoders import SENTENCES, embedder_of
 from numpy.testing import assert_allclose
 from programs import started, surroundings
 from sentence_transformers import SentenceTransformer

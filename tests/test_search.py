@@ -7,7 +7,7 @@ from itertools import count
 
 import numpy as np
 import pytest
-from helpers import SENTENCES
+from encoders import SENTENCES
 from numpy.testing import assert_allclose
 from test_whitened import by_hand
 

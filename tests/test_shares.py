@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import programs
 import pytest
-from helpers import embedder_of
+from encoders import embedder_of
 from numpy.testing import assert_allclose
 from programs import Forked, server, surroundings
 from test_bulk import FORM, TEXTS, contents, corpus_of, job_of, many

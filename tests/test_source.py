@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from helpers import SENTENCES, embedder_of
+from encoders import SENTENCES, embedder_of
 from tokenizers import Tokenizer, normalizers
 from transformers import PreTrainedTokenizerFast
 

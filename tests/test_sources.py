@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import huggingface_hub
 import pyarrow.parquet
 import pytest
-from helpers import nowhere, serving
+from encoders import nowhere, serving
 
 from whitenedcse.data import sources
 from whitenedcse.data.corpus import texts

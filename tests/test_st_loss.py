@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from accelerate.state import AcceleratorState, PartialState
 from datasets import Dataset
-from helpers import SENTENCES, architecture, backbone, embedder_of, nowhere, whitening
+from encoders import SENTENCES, architecture, backbone, embedder_of, nowhere, whitening
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
 from sentence_transformers.sentence_transformer.losses import (

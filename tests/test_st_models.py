@@ -13,7 +13,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from helpers import SENTENCES, architecture
+from encoders import SENTENCES, architecture
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from scipy.stats import spearmanr

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import backbone, embedder_of
+from encoders import backbone, embedder_of
 from programs import started as program
 from test_distributed import (
     COLUMNS,

@@ -11,8 +11,8 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
+from encoders import paced
 from fsspec.implementations.memory import MemoryFileSystem
-from helpers import paced
 from programs import started
 from transformers import ByT5Tokenizer
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import FREEZE, UNFREEZE
-from helpers import SENTENCES, backbone, embedder_of, projected, whitening
+from encoders import SENTENCES, backbone, embedder_of, projected, whitening
 from lightning import Callback, LightningDataModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger

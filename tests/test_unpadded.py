@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import SENTENCES, architecture, embedder_of
+from encoders import SENTENCES, architecture, embedder_of
 from test_packed import gradients, transformers_own
 from torch.testing import assert_close
 from transformers import CONFIG_MAPPING

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import SENTENCES, embedder_of
+from encoders import SENTENCES, embedder_of
 
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.serving.bulk import Job, arrays, encoded

@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 import pytest
-from helpers import SENTENCES, byte_level
+from encoders import SENTENCES, byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare

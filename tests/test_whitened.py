@@ -6,7 +6,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from helpers import SENTENCES, embedder_of
+from encoders import SENTENCES, embedder_of
 from numpy.testing import assert_allclose
 
 from whitenedcse.app import cli

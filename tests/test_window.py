@@ -6,7 +6,7 @@ import shutil
 from itertools import pairwise
 
 import pytest
-from helpers import SENTENCES
+from encoders import SENTENCES
 from programs import started
 
 HEADER = "score\tsentence1\tsentence2\n"

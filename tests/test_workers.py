@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from helpers import paced
+from encoders import paced
 from test_words import ODD, TEXT, byte_level, wordpiece
 
 from whitenedcse.data import tokens

@@ -109,13 +109,13 @@ def baselines(x: NDArray[Any], plan: Plan, fit: str) -> dict[int, float | None]:
     sums: dict[int, list[float | None]] = {k: [] for k in ladder(x.shape[1])}
     for name, pairs in plan.pairs.items():
         own = np.concatenate([rows.ravel() for _, rows in pairs])
-        sample = x[own if fit == "own" else plan.fits[fit][name]]
-        white = Postprocess("whitening").fit(sample).transform(x)
+        whitening = Postprocess("whitening").fit(x[own if fit == "own" else plan.fits[fit][name]])
+        white = whitening.transform(x)
         index: Index = {name: list(pairs)}
         n, d = len(np.unique(own)), x.shape[1]
         for k, scores in sums.items():
             equal = fit == "own" and Postprocess("whitening", k=k).equal_cosines(n, d)
-            undefined = equal or k >= len(sample)
+            undefined = equal or k > whitening.most
             scores.append(None if undefined else scores_of(white[:, :k], index)["tasks"][name]["all"])
     return {k: None if None in s else float(np.mean(np.array(s, float))) for k, s in sums.items()}
 

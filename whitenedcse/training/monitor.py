@@ -76,7 +76,7 @@ class DevSet:
         for name, fitted in maps.items():
             white = fitted.transform(dev)
             for k in ladder(dev.shape[1]):
-                few = k >= len(samples[name]) or (name == "dev" and fitted.equal_cosines(len(dev), k))
+                few = k > fitted.most or (name == "dev" and fitted.equal_cosines(len(dev), k))
                 values[f"dev/whitened_on_{name}_k{k}"] = None if few else spearman(white[:, :k], self.index)
         return values | shape(torch.from_numpy(maps["dev"].variances))
 
