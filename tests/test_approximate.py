@@ -346,6 +346,7 @@ def cells(grid):
     return [dict(zip(grid.columns, row, strict=True)) for row in grid.rows]
 
 
+@pytest.mark.slow
 def test_the_bench_compares_codes_of_every_kind_of_vectors(embedder, tmp_path):
     index = Index.build(embedder, TEXTS)
     grid = bench(index, dims=[8], factories=["SQ8", "LSH", "PQ16x2", "HNSW8"], prefix=True, rows=200)

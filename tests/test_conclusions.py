@@ -226,6 +226,7 @@ def comparisons(name, encoder):
 
 
 @pytest.mark.parametrize("encoder", lab.ENCODERS)
+@pytest.mark.slow(but=1)
 def test_what_the_laboratory_says_of_both_encoders_holds(encoder):
     assert not any(shown(d) for d, _ in comparisons("halves", encoder))
     assert all(p > 0.05 for name in SHAPES for _, p in comparisons(name, encoder))

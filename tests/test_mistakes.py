@@ -169,7 +169,7 @@ def test_a_mistake_is_one_line_with_its_cure_and_leaves_nothing(said, start, mon
 
 
 @pytest.mark.parametrize("system", ["vicreg", "barlow", "sigreg", "wmse"])
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 def test_a_system_whose_loss_has_no_temperature_trains_the_encoder_of_the_quick_start(system, start):  # noqa: F811
     small = "trainer.max_steps=1 tasks=none data.sample=200 encoder.width=16 encoder.heads=2"
     assert start("train", f"+system={system}", "run=r", *small.split())[0] is None
@@ -261,7 +261,7 @@ def test_another_class_has_none_of_the_settings_of_the_one_that_it_replaces(star
         ("+head.whitening={groups:8} head.whitening.group_width=4", None, 4),
     ],
 )
-@pytest.mark.slow(but=2)
+@pytest.mark.slow(but=1)
 def test_groups_of_a_system_make_room_for_those_of_the_command_line(words, groups, group_width, start):  # noqa: F811
     small = "trainer.max_steps=1 tasks=none data.sample=200 encoder.width=24 encoder.heads=2 run=r"
     code, line = start("train", *words.split(), *small.split())

@@ -217,6 +217,7 @@ def test_a_label_that_looks_like_an_id_is_shown_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["run", "sweep"])
+@pytest.mark.slow(but=1)
 def test_nothing_comes_from_outside_and_ids_are_one_of_a_kind(tmp_path, kind):
     folder = trained(tmp_path / "r", series=HEALTH) if kind == "run" else swept(tmp_path / "s")
     text = written(folder).read_text()

@@ -164,6 +164,7 @@ def test_what_all_ranks_say_is_said_once_in_any_order(capfd):
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+@pytest.mark.slow(but=1)
 def test_a_signal_reaches_all_ranks_and_the_last_has_time_to_end(tmp_path, monkeypatch, capfd, number):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ranks, "GRACE", 0.1)
@@ -313,6 +314,7 @@ BLOCKED = """import ctypes, threading
 
 
 @pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGINT,) * 2], ids=["Ctrl-C", "Ctrl-C twice"])
+@pytest.mark.slow(but=1)
 def test_a_process_that_waits_within_a_library_is_ended_in_time(tmp_path, signals):
     """Its main thread comes back to Python for no signal, as in a collective."""
     limit = 100 if len(signals) > 1 else 0.5
@@ -353,12 +355,12 @@ def test_a_signal_within_a_finalizer_ends_the_process_too(tmp_path, number):
 
 
 def test_afterwards_signals_do_what_they_did(tmp_path):
-    waits = "try:\n    while True: time.sleep(0.01)\nexcept KeyboardInterrupt: time.sleep(1)"
+    waits = "try:\n    while True: time.sleep(0.01)\nexcept KeyboardInterrupt: time.sleep(0.5)"
     later = "threading.Timer(0.3, lambda: open('waits', 'w').close()).start()"  # within the loop
     code = f"pass\n{later}\n{waits}"
     ready = (tmp_path / "waits").exists
     code, said, seconds = asked_to_end(code, [signal.SIGINT], ready, 0.3, tmp_path)
-    assert (code, said) == (0, "") and seconds > 1
+    assert (code, said) == (0, "") and seconds > 0.5
 
 
 def test_a_rank_that_stays_stopped_is_named_and_ends_the_job(tmp_path, monkeypatch, capfd):

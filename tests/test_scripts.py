@@ -448,6 +448,7 @@ def test_a_script_without_the_installed_packages_names_the_pip_command(name):
 
 
 @pytest.mark.parametrize(("tests", "noted"), [("dev.tsv:b:a:score", True), ("other.tsv:a:b:score", False)])
+@pytest.mark.slow(but=1)
 def test_pairs_that_choose_the_checkpoint_and_are_tests_too_are_noted(tests, noted, tmp_path):
     for file in ("dev.tsv", "other.tsv"):
         (tmp_path / file).write_text("score\ta\tb\n" + "".join(f"{i}\ta cat {i}\ta dog\n" for i in range(5)))

@@ -135,6 +135,7 @@ def shared(found, wanted):
     return sum(len(a & b) for a, b in zip(found, wanted, strict=True)) / (10 * len(wanted))
 
 
+@pytest.mark.slow
 def test_the_bench_measures_recall_against_the_whole_width(embedder):
     index = Index.build(embedder, TEXTS)
     rows = cells(bench(index, dims=[8, 4]))

@@ -391,6 +391,7 @@ def test_moments_are_restored_to_the_bit():
     assert Moments.restored(Moments(4).state).merge(seen).n == 50  # of no rows
 
 
+@pytest.mark.slow
 def test_a_compressed_corpus_is_encoded_by_ranks(source, tmp_path):
     plain, out = corpus_of(many(350), tmp_path), tmp_path / "out"
     packed = tmp_path / "corpus.txt.gz"

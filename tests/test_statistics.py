@@ -115,6 +115,7 @@ def normal(rng, n, rho):
     return x, rho * x + (1 - rho**2) ** 0.5 * y
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_truth_of_a_bivariate_normal():
     rng, truth = np.random.default_rng(0), 600 / math.pi * math.asin(0.6 / 2)  # Spearman's rho of a normal
     draws = [task_draws(*normal(rng, 100, 0.6), [100], 300, seed)["all"] for seed in range(200)]
