@@ -106,5 +106,5 @@ def test_a_rank_that_is_stuck_is_named_long_before_the_collective_times_out(tmp_
     assert (ended.value.error_index, ended.value.exit_code) == (1 - late, 124)
     assert (tmp_path / "said").read_text() == (
         f"error: rank {late} did not answer for 3 s (trainer.timeout=6): stopped, lost or stuck; the job is"
-        " ended. The same command with run=NAME resumes from the last checkpoint\n"
+        " ended. The same command resumes from the last checkpoint\n"
     )

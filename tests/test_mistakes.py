@@ -66,8 +66,18 @@ MISTAKES = {
     "evaluate compare=[swept,other]": "swept is a sweep: name runs of it, as swept/0, or all as 'swept/*'",
     "train +system=covariance terms.covariance.wieght=2": "no setting 'terms.covariance.wieght'; the nearest "
     "is 'terms.covariance.weight'",
-    "train head=dense head.whitening={kind:zca}": "head.whitening is left out here, and has no settings; "
-    "choose head=shuffled_group",
+    "train head=dense head.whitening={kind:zca}": 'head.whitening={"kind": "zca"} must be a mapping '
+    "with a _target_ or null; head.whitening=null leaves it out; its settings are written head.whiten",
+    "train encoder=pretrained encoder.path=bert encoder.lora=8": "encoder.lora=8 must be a mapping with a "
+    "_target_ or null; its settings are written encoder.lora.NAME=VALUE",
+    "train pooling=[mean,cls]": "pooling has several options, where one is used; choose pooling=cls or pool",
+    "train loss=[vicreg,multi_positive]": "loss has several options, where one is used; choose loss=barlow_",
+    "train -m head=[dense,group],zca": "job 1 of 2 (head=[dense,group]): head has several options, where",
+    "evaluate postprocess=[whitening,pca] model=x": "postprocess has several options, where one is used; ch",
+    "train +system=[simcse,zca]": "+system=[simcse,zca]: one +system at a time",
+    "train pooling=mean,cls": "pooling=mean,cls: several values are several runs, python train.py -m pooling="
+    "mean,cls (",
+    "train checkpoint_every=-1": "checkpoint_every=-1 must be 0 or more seconds",
     "evaluate compare=[untested,other]": "compare: untested has no tests: whitenedcse evaluate model="
     "untested run=NAME makes outputs/NAME to compare instead",
     "train --zzz": "no option --zzz: settings are written KEY=VALUE; --help lists them",
@@ -313,6 +323,32 @@ def test_a_run_and_a_sweep_do_not_share_a_directory(start):  # noqa: F811
     done = started("whitenedcse", "train", "-m", "run=ran", "seed=1,2", cwd=Path.cwd())
     assert done.returncode == 2 and "outputs/ran holds a run; choose another name" in done.stderr
     assert [len(list(Path("outputs", name).iterdir())) for name in ("swept", "ran")] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("defaults", "message"),
+    [
+        (
+            "override /pooling: [cls, mean]",
+            "pooling has several options, where one is used; choose pooling=cls or ",
+        ),
+        (
+            "/pooling: cls",
+            "experiment/own: to choose an option write '- override /pooling: cls' under the def",
+        ),
+    ],
+)
+def test_options_that_an_own_file_chooses_otherwise_than_one_by_one_are_refused(defaults, message, start):  # noqa: F811
+    Path("mine/experiment").mkdir(parents=True, exist_ok=True)
+    lines = ["# @package _global_", "defaults:", "  - override /encoder: small", f"  - {defaults}", ""]
+    Path("mine/experiment/own.yaml").write_text("\n".join(lines))
+    code, line = start("train", "--config-dir", "mine", "+experiment=own")
+    assert code == 2 and line.startswith(f"error: {message}")
+
+
+def test_an_experiment_that_is_not_there_is_said_to_need_its_folder(start):  # noqa: F811
+    code, line = start("train", "+experiment=qqq")
+    assert code == 2 and "; your own is DIR/experiment/qqq.yaml, with --config-dir DIR (" in line
 
 
 @pytest.mark.slow

@@ -66,6 +66,7 @@ def test_each_plane_is_what_a_sentence_alone_gives_from_memory_and_from_disk(enc
 def test_nothing_is_encoded_twice(encoder, rows, counted):
     assert planes(encoder, rows + rows, ["mean"], [0, 1, 2, 3]).encoded == len(rows)
     assert sorted(counted) == sorted(rows)
+    assert planes(encoder, rows[:1] * 3, ["mean"], [1]).counts() == "0; 3 were encoded before"
     fewer = planes(encoder, rows[::-2], ["mean"], [3, 1])
     more = planes(encoder, [*rows[2:], [2, 9, 9, 3], *rows[:2]], ["mean"], [-1])
     assert (fewer.encoded, more.encoded) == (0, 1)
@@ -75,6 +76,16 @@ def test_nothing_is_encoded_twice(encoder, rows, counted):
     assert fewer.kinds["mean"][0] == pytest.approx(
         np.array([alone(encoder, row, 1).mean(0) for row in rows[::-2]]), abs=1e-5
     )
+
+
+def test_sentences_are_counted_as_encoded_now_before_or_as_others_of_their_tokens(encoder, rows):
+    assert (
+        planes(encoder, [rows[0], rows[1], rows[0]], ["mean"], [1]).counts()
+        == "2; 1 has the tokens of another"
+    )
+    two = planes(encoder, [rows[1], *rows[2:4], *rows[2:4]], ["mean"], [1])
+    assert two.counts() == "2; 1 was encoded before; 2 have the tokens of another"
+    assert planes(encoder, rows[4:5], ["mean"], [1]).counts() == "1"
 
 
 def test_the_same_sentences_in_another_order_come_in_that_order(encoder, rows):

@@ -138,7 +138,7 @@ time.sleep(100)
     assert time.monotonic() - began < 20
     assert re.fullmatch(
         r"its own words\nits last words\nerror: rank 1 \(process \d+\) ended with status 1; the other ranks"
-        r" were ended too\. The same command with run=NAME resumes from the last checkpoint\n",
+        r" were ended too\. The same command resumes from the last checkpoint\n",
         capfd.readouterr().err,
     )
 
@@ -299,7 +299,7 @@ def test_a_stopped_rank_and_one_that_waits_for_it_are_ended_in_time(tmp_path, si
 
     code, said, seconds = asked_to_end(f"run({command(STOPS)!r}, 2)", signals, stopped, limit, tmp_path)
     assert code == status and seconds < 10
-    late = f"error: rank 1 did not end within {limit} s of {signals[0].name}; killed now. {ranks.RESUMES}\n"
+    late = f"error: rank 1 did not end within {limit} s of {signals[0].name}; killed now. {ranks.resumes}\n"
     assert said == ("" if len(signals) > 1 else late)
     pids = [int((tmp_path / f"pid{rank}").read_text()) for rank in (0, 1)]
     until(lambda: not any(map(alive, pids)), 5)
@@ -321,7 +321,7 @@ def test_a_process_that_waits_within_a_library_is_ended_in_time(tmp_path, signal
     ready = (tmp_path / "waits").exists
     code, said, seconds = asked_to_end(BLOCKED, signals, ready, limit, tmp_path)
     assert code == 130 and seconds < 10
-    late = f"error: this process did not end within {limit} s of SIGINT; killed now. {ranks.RESUMES}\n"
+    late = f"error: this process did not end within {limit} s of SIGINT; killed now. {ranks.resumes}\n"
     assert said == ("" if len(signals) > 1 else late)
 
 
@@ -369,7 +369,7 @@ def test_a_rank_that_stays_stopped_is_named_and_ends_the_job(tmp_path, monkeypat
     assert run(command(STOPS), 2, 0.5) == 124
     assert re.fullmatch(
         r"error: rank 1 \(process \d+\) was stopped for 0\.5 s \(trainer\.timeout\); the job is ended\. The"
-        r" same command with run=NAME resumes from the last checkpoint\n",
+        r" same command resumes from the last checkpoint\n",
         capfd.readouterr().err,
     )
 

@@ -68,9 +68,9 @@ os.kill(os.getpid(), signal.SIGKILL)
     [
         (CONFIG.replace("seed: 1", "seed: 2"), "seed=2 (it began with 1)"),
         (CONFIG.replace("max_steps: 9", "max_steps: 10"), "trainer.max_steps=10 (it began with 9)"),
-        (CONFIG.replace("seed: 1\n", ""), "seed=None (it began with 1)"),
-        (CONFIG + "views: 3\n", "views=3 (it began with None)"),
-        (CONFIG.replace("[]", "[a, b]"), "data.columns=['a', 'b'] (it began with [])"),
+        (CONFIG.replace("seed: 1\n", ""), "seed=null (it began with 1)"),
+        (CONFIG + "views: 3\n", "views=3 (it began with null)"),
+        (CONFIG.replace("[]", "[a, b]"), 'data.columns=["a", "b"] (it began with [])'),
     ],
 )
 def test_another_run_is_refused_and_the_difference_named(run, changed, words):
@@ -81,6 +81,16 @@ def test_another_run_is_refused_and_the_difference_named(run, changed, words):
     )
     assert "--force" in str(refused.value)
     run.refuse_other(changed, EXACT, force=True)
+
+
+def test_of_a_job_of_a_sweep_the_report_of_both_is_named(run, monkeypatch):
+    (run.path.parent / "multirun.yaml").touch()
+    monkeypatch.chdir(run.path.parent.parent)
+    together = (
+        f"; whitenedcse report {run.path.parent.name} outputs/NAME --out DIR shows the jobs of both in one"
+    )
+    with pytest.raises(ValueError, match=f"{together} table$"):
+        run.refuse_other(CONFIG.replace("seed: 1", "seed: 2"), EXACT)
 
 
 @pytest.mark.parametrize(("name", "value"), [("corpus", "new"), ("tokenizer", "new"), ("processes", 2)])
@@ -113,7 +123,7 @@ def test_what_an_older_run_did_not_note_refuses_nothing(run):
 def test_adapters_of_rank_0_are_none_as_in_runs_from_before_there_were_any(run):
     lora = "encoder: {lora: {_target_: LoRA, r: R, alpha: 16.0}}\n"
     assert run.refuse_other(CONFIG + lora.replace("R", "0"), EXACT) == []
-    with pytest.raises(ValueError, match="encoder.lora.r=2 .it began with None."):
+    with pytest.raises(ValueError, match="encoder.lora.r=2 .it began with null."):
         run.refuse_other(CONFIG + lora.replace("R", "2"), EXACT)
 
 
@@ -346,5 +356,5 @@ head: {whitening: {kind: group, transform: zca, iterations: 5, slice: null}}
     whole.refuse_other(now.replace("kind: group", "kind: zca, group_width: null"), {})
     other = Run(tmp_path / "other")
     other.start(then.replace("2048", "512"))
-    with pytest.raises(ValueError, match=r"monitor.sample=None \(it began with 512\)"):
+    with pytest.raises(ValueError, match=r"monitor.sample=null \(it began with 512\)"):
         other.refuse_other(now, {})

@@ -406,8 +406,9 @@ def test_so_does_a_run_of_two_processes_and_none_of_them_is_left_running(home):
         assert front.wait(30) == 128 + signal.SIGKILL
         assert not any(map(alive, both))
     error = [line for line in (home / "said").read_text().splitlines() if line.startswith("error:")]
-    assert [line[: line.index(";")] for line in error] == [
-        f"error: rank 1 (process {second}) was ended by SIGKILL"
+    assert error == [
+        f"error: rank 1 (process {second}) was ended by SIGKILL; the other ranks were ended too."
+        " The same command with run=two resumes from the last checkpoint"
     ]
 
     finished(home, str(ROOT / "train.py"), *RUN, two, "trainer.devices=2", "run=two")

@@ -112,7 +112,8 @@ def test_a_missing_column_is_named_with_those_that_are_there_and_the_way_out(dat
 
 def test_a_file_that_is_not_there_says_so_whatever_is_named_after_it(data):
     with pytest.raises(
-        FileNotFoundError, match=r"no task 'gone.csv:a:b:c': .* as FILE:SENTENCE1:SENTENCE2:SCORE$"
+        FileNotFoundError,
+        match=r"no task 'gone.csv:a:b:c': .* as FILE:SENTENCE1:SENTENCE2:SCORE or FILE:TEXT:LABEL$",
     ):
         task("gone.csv:a:b:c")
     with pytest.raises(FileNotFoundError, match="no task '/gone/x.csv': no such file; after a file"):

@@ -27,8 +27,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app.configuration import groups, parameters, plain, refuse_unknown, stems, top
-from whitenedcse.app.identity import leave_out_groups, positives, refuse_name
-from whitenedcse.app.mistakes import command, no_settings, one_line, settings_of, where_from
+from whitenedcse.app.identity import leave_out_groups, refuse_name, refuse_passes
+from whitenedcse.app.mistakes import ADDED, command, no_settings, one_line, settings_of, where_from
 from whitenedcse.app.ranks import placed
 from whitenedcse.app.reading import flat
 from whitenedcse.app.run import Run
@@ -52,12 +52,12 @@ def refuse(script: str, config: DictConfig, hydras: Any) -> None:
     script: "train" or "evaluate". hydras: the part of Hydra in the configuration. Settings that were proposed
     for another class are removed from `config`.
     """
+    refuse_choices(script, config, hydras)
     refuse_values(script, config)
     if script == "train":
         leave_out_idle(config, hydras)
     refuse_unknown(plain(config), top(script))
     if script == "train":
-        refuse_left_out(config, hydras)
         refuse_one_job(hydras)
         refuse_terms(config)
         refuse_passes(config)
@@ -77,6 +77,8 @@ def refuse_values(script: str, config: DictConfig) -> None:
     for name in ("seed", "data.seed"):
         if isinstance(seed := OmegaConf.select(config, name), int) and not 0 <= seed < 2**32:
             raise ValueError(f"{name}={seed} must be from 0 to {2**32 - 1}")
+    if isinstance(every := config.get("checkpoint_every"), int | float) and every < 0:
+        raise ValueError(f"checkpoint_every={every} must be 0 or more seconds")
 
 
 def note_test_pairs(dev: str | None, tests: Sequence[str]) -> None:
@@ -255,17 +257,6 @@ def refuse_terms(cfg: DictConfig) -> None:
             raise ValueError(f"terms.{name} has no class; {where_from(str(name))}")
 
 
-def refuse_passes(cfg: DictConfig) -> None:
-    """Raise ValueError for more encoder passes than views, before anything is begun."""
-    columns = positives(cfg.data.columns)
-    if (passes := columns * cfg.data.passes) > cfg.views:
-        of = f" of each of {columns} columns" if columns > 1 else ""
-        raise ValueError(
-            f"data.passes={cfg.data.passes}{of}: {passes} encoder passes are more than views={cfg.views}; "
-            f"lower data.passes, or give views={passes}"
-        )
-
-
 def leave_out_idle(config: DictConfig, hydras: Any) -> None:
     """Remove settings that were proposed for another class than that which a group has now.
 
@@ -291,9 +282,18 @@ def leave_out_idle(config: DictConfig, hydras: Any) -> None:
     leave_out_groups(OmegaConf.select(config, "head.whitening"), asked)
 
 
-def refuse_left_out(cfg: DictConfig, hydras: Any) -> None:
-    """Raise ValueError for a group that ~GROUP removes, unless a `_target_` was given in its place."""
-    for group in groups("train"):
-        if group not in hydras.runtime.choices and "_target_" not in (cfg.get(group) or {}):
-            options = f" or {group}=".join(stems(group))
-            raise ValueError(f"~{group}: train.py needs it; choose {group}={options}")
+def refuse_choices(script: str, cfg: DictConfig, hydras: Any) -> None:
+    """Raise ValueError for a group with several options, or one that ~GROUP removes from a training.
+
+    Hydra merges several options, so that the settings of one stand beside those of another.
+    """
+    words = hydras.overrides.task
+    for word in words:
+        if (found := re.match(r"\+(\w+)=\[", word)) and found[1] in ADDED:
+            raise ValueError(f"{word}: one +{found[1]} at a time")
+    for group in (group for group in groups(script) if group not in hydras.runtime.choices):
+        choose = f"choose {group}=" + f" or {group}=".join(stems(group))
+        if not any(re.fullmatch(rf"~{group}(=.*)?", word) for word in words):
+            raise ValueError(f"{group} has several options, where one is used; {choose}")
+        if script == "train" and "_target_" not in (cfg.get(group) or {}):
+            raise ValueError(f"~{group}: train.py needs it; {choose}")

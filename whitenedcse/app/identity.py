@@ -55,10 +55,15 @@ def differences(
     if not (then.get("encoder.lora.r") or current.get("encoder.lora.r")):  # neither has adapters
         then, current = ({k: v for k, v in x.items() if "encoder.lora" not in k} for x in (then, current))
     return [
-        f"{name}={current.get(name)} (it began with {then.get(name)})"
+        f"{name}={as_yaml(current.get(name))} (it began with {as_yaml(then.get(name))})"
         for name in sorted(then.keys() | current.keys())
         if then.get(name) != current.get(name) and name not in FREE and not name.startswith("logger")
     ]
+
+
+def as_yaml(value: Any) -> str:
+    """A value as it is written after NAME= on a command line: text without quotes, null, true, numbers."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def content(
@@ -99,6 +104,9 @@ def of_embedder(embedder: Embedder) -> str:
 
 def instead(run: Any) -> str:
     """What else may be meant where a command names the directory of a run with other settings."""
+    if (run.path.parent / SWEPT).is_file():
+        folder = os.path.relpath(run.path.parent)
+        return f"; whitenedcse report {folder} outputs/NAME --out DIR shows the jobs of both in one table"
     if not run.scores:
         return "; or, to resume it anyway, add --force (in Python, force=True)"
     further = f"; to train it further, give the new run encoder=pretrained encoder.path={run.path}"
@@ -176,6 +184,17 @@ def encoder_passes(columns: Sequence[str], views: int) -> int:
     [3, 3, 1]
     """
     return max(1, views // positives(columns))
+
+
+def refuse_passes(config: Any) -> None:
+    """Raise ValueError for more encoder passes than views, before anything is begun."""
+    columns = positives(config.data.columns)
+    if (passes := columns * config.data.passes) > config.views:
+        of = f" of each of {columns} columns" if columns > 1 else ""
+        raise ValueError(
+            f"data.passes={config.data.passes}{of}: {passes} encoder passes are more than "
+            f"views={config.views}; lower data.passes, or give views={passes}"
+        )
 
 
 def positives(columns: Sequence[str]) -> int:

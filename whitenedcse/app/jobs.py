@@ -88,6 +88,7 @@ def train(cfg: DictConfig) -> float | None:
         if note.category is UserWarning:  # ours, and not that of a library on its import
             launch.say(f"note: {note.message}")
     plain = instantiate(cfg.trainer, _convert_="all")(logger=False)
+    ranks.resumes = f"T{launch.again(run)[1:]} resumes from the last checkpoint"
     if launch.mine(run, settings, plain.num_devices, cfg.trainer.timeout):
         trained(cfg, run, settings, plain.strategy.root_device)
     if run.scores:
@@ -277,8 +278,7 @@ def scored(
     wanted = planes.Wanted(poolings, protocol.max_length, protocol.extra, every, own is None, cfg.bf16)
     x, kept = planes.vectors(source, plan.sentences, wanted)
     if kept:
-        others = len(plan.sentences) - kept.encoded
-        launch.say(f"encoded: {kept.encoded:,}{f'; {others:,} were encoded before' * bool(others)}")
+        launch.say(f"encoded: {kept.counts()}")
     systems = [suite.System(part, row.maker, row.fit) for part, row in zip(x, rows, strict=True)]
     results = [suite.evaluated(system, plan, classify, cfg.draws, launch.say) for system in systems]
     model = arguments.described(cfg.model, (own or run).origin, None if own else source.embedder)

@@ -20,8 +20,9 @@ from whitenedcse.app.configuration import CONF, groups, plain, stems, unknown
 from whitenedcse.app.reading import flat
 
 ADDED = {"experiment": "", "system": "", "sweep": "-m "}  # groups added by +, and what else they need
+# how a user's own is given in place of an option of a group
 OWN = {"data": "data=file data.corpus={}", "encoder": "encoder=pretrained encoder.path={}"}
-OWN |= {"tasks": "tasks.names=[{}]"}  # how a user's own is given in place of an option of a group
+OWN |= {"tasks": "tasks.names=[{}]", "experiment": "DIR/experiment/{}.yaml, with --config-dir DIR"}
 FIT = (
     "evaluate fits transforms itself, postprocess=whitening fit=FILE; a fit of whiten fit becomes part of a "
     "model first, whitenedcse export MODEL DIR --whiten FIT --to sentence-transformers, or in Python "
@@ -32,6 +33,7 @@ EMPTY = "has no value yet: add "
 NO_DEVICE = "but PyTorch finds no such device here; leave it out, or use cpu"
 FIRST = ", with no byte-order mark before it: # @package _global_"
 GIVEN = "a class is given its settings (+loss.NAME=VALUE adds one), a head width= too, optim total_steps= too"
+STARTED = "trainer.devices={}, but {} ranks were started: leave out trainer.devices"
 UNSET = "is not set in the environment: set it, or say what else to use, as in ${oc.env:NAME,VALUE}"
 MENDABLE = (HydraException, OmegaConfBaseException, ValueError, OSError)
 
@@ -110,12 +112,6 @@ def options_with(group: str, inside: str) -> str:
     return " or ".join(f"{group}={stem}" for stem in first)
 
 
-def left_out(group: str, inside: str, message: str) -> str:
-    """What to write where settings were added to a part of a group that its option leaves out."""
-    having = options_with(group, f"{inside}._target_")
-    return f"{group}.{inside} is left out here, and has no settings; choose {having}" if having else message
-
-
 def no_null(argv: list[str]) -> str:
     """What to write in place of GROUP=null."""
     keys = [text.lstrip("+").removesuffix("=null") for text in argv[1:] if text.endswith("=null")]
@@ -153,9 +149,8 @@ def no_word(argv: list[str]) -> str:
                 pair = f"{word}={after}" if word in known_keys(argv) else f"{known}={word}"
                 return f"{word}: settings are written KEY=VALUE, as {pair}"
             if equals and value[:1] == "[" and value[-1:] == "]":
-                quotes = " '\""
                 items = re.split(r",(?![^\[]*\])", value[1:-1])  # at commas outside inner brackets
-                quoted = ",".join(f'"{item.strip(quotes)}"' for item in items)
+                quoted = ",".join('"' + item.strip(" '\"") + '"' for item in items)
                 return f"{word}: values with such characters have quotes of their own, '{key}=[{quoted}]'"
             if equals:
                 text = value.replace("'", "\\'")
@@ -231,7 +226,8 @@ def script_of(argv: list[str]) -> str:
 def several(text: str, argv: list[str]) -> str:
     """What to write for a setting with several values."""
     name, _, values = text.partition("=")
-    return f"{text}: several values are several runs, {command(argv)} -m {text}; a list is {name}=[{values}]"
+    one = "" if name.lstrip("+") in {*groups(script_of(argv)), *ADDED} else f"; a list is {name}=[{values}]"
+    return f"{text}: several values are several runs, {command(argv)} -m {text}{one}"
 
 
 def twice(group: str, argv: list[str]) -> str:
@@ -269,6 +265,7 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     r"Could not find '((?:hydra/)?[^/']+)/([^']+)' Available options in '[^']+': (.*) Config search": (
         lambda found, _: no_option(found[1], found[2], found[3].split())
     ),
+    r"^In (\S+): Override .* before '(\w+): (\w+)'": lambda f, _: f"{f[1]}: {CHOSEN.format(f[2], f[3])}",
     r"^In '(\S+)': .*Cannot merge DictConfig with ListConfig": lambda found, _: (
         f"{found[1]}: a list stands in place of settings; {CHOSEN.format('GROUP', 'OPTION')}"
     ),
@@ -287,9 +284,11 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     r"^Ambiguous value for argument '(.+?)' 1\.": lambda found, argv: several(found[1], argv),
     r"^Multiple values for (\w+)\.": lambda found, argv: twice(found[1], argv),
     r"^Config group override must be a string": lambda _, argv: no_null(argv),
-    r"^(\w+)\.(\w+)=\{.* must be a mapping with a _target_ or null.*": (
-        lambda found, _: left_out(found[1], found[2], found[0])
+    r"^((\w+)\.(\w+))=.* must be a mapping with a _target_ or null.*": lambda found, _: (
+        f"{found[0]}; its settings are written {found[1]}.NAME=VALUE"
+        + (f", with {having}" if (having := options_with(found[2], f"{found[3]}._target_")) else "")
     ),
+    r"^You set devices=(\d+).*world size \((\d+)": lambda found, _: STARTED.format(found[1], found[2]),
     r"^data\.corpus=null must": lambda *_: "data=file has no corpus yet: add data.corpus=FILE",
     r"^No supported gpu backend|^`(CUDA|MPS|XLA)Accelerator` can not run": (
         lambda found, _: f"trainer.accelerator={(found[1] or 'gpu').lower()}, {NO_DEVICE}"

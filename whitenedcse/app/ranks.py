@@ -25,7 +25,7 @@ UNANSWERED = 124  # the exit code where a rank did not answer in time, as of the
 GRACE = 2.0  # seconds for the ranks that are left to end by themselves when one has failed
 PATIENCE = 60.0  # the same when all were asked to stop by SIGUSR1
 LIMIT = 6.0  # the same after Ctrl-C or SIGTERM: on a busy machine the rest of 10 s passes meanwhile
-RESUMES = "The same command with run=NAME resumes from the last checkpoint"
+resumes = "The same command resumes from the last checkpoint"  # the command line adds the name of the run
 running: list[subprocess.Popen[bytes]] = []  # the ranks that this process has started
 
 
@@ -171,7 +171,7 @@ def late(name: str) -> str:
     if running and not here:
         return ""
     who = f"rank {' and '.join(map(str, here))}" if here else "this process"
-    return f"error: {who} did not end within {LIMIT:g} s of {name}; killed now. {RESUMES}\n"
+    return f"error: {who} did not end within {LIMIT:g} s of {name}; killed now. {resumes}\n"
 
 
 def is_stopped(rank: subprocess.Popen[bytes]) -> bool:
@@ -206,7 +206,7 @@ def run(command: Sequence[str], count: int, timeout: float = math.inf) -> int:
         if stopped:
             who = f"rank {failed} (process {job[failed].pid})"
             sys.stderr.write(
-                f"error: {who} was stopped for {timeout:g} s (trainer.timeout); the job is ended. {RESUMES}\n"
+                f"error: {who} was stopped for {timeout:g} s (trainer.timeout); the job is ended. {resumes}\n"
             )
             return UNANSWERED
         status = int(job[failed].returncode)
@@ -217,7 +217,7 @@ def run(command: Sequence[str], count: int, timeout: float = math.inf) -> int:
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         sys.stderr.write(
             f"error: rank {failed} (process {job[failed].pid}) {how}; the other ranks were ended too."
-            f" {RESUMES}\n"
+            f" {resumes}\n"
         )
         return status if status > 0 else 128 - status
 

@@ -93,7 +93,7 @@ def _file(name: str) -> Path:
     folders = f"file in {' or '.join(map(str, (Path.cwd(), *roots())))}"
     raise FileNotFoundError(
         f"no task {name!r}: {what}no {'such file' if Path(name).is_absolute() else folders}; after a file"
-        " the names of its columns may follow, as FILE:SENTENCE1:SENTENCE2:SCORE"
+        " the names of its columns may follow, as FILE:SENTENCE1:SENTENCE2:SCORE or FILE:TEXT:LABEL"
     )
 
 

@@ -40,13 +40,25 @@ class Planes(NamedTuple):
     """The planes of n sentences, for some kinds of pooling and some layers.
 
     kinds: name -> k arrays (n, d) float32, `layers` in order. lengths: (n,) tokens in each sentence, special
-    ones included. encoded: how many sentences this call had to encode; the others were on disk.
+    ones included. encoded: how many sentences this call had to encode. before: how many were on disk; the
+    others have the tokens of one that was encoded.
     """
 
     kinds: Mapping[str, Sequence[NDArray[np.float32]]]
     layers: tuple[int, ...]
     lengths: NDArray[np.int64]
     encoded: int
+    before: int
+
+    def counts(self) -> str:
+        """How many sentences were encoded now, before, and as another of the same tokens, in words."""
+        same = len(self.lengths) - self.before - self.encoded
+        parts = [f"{self.encoded:,}"]
+        if self.before:
+            parts.append(f"{self.before:,} {'was' if self.before == 1 else 'were'} encoded before")
+        if same:
+            parts.append(f"{same:,} {'has' if same == 1 else 'have'} the tokens of another")
+        return "; ".join(parts)
 
     def average(self, kind: str, layers: Sequence[int], extra: float = 0.0) -> NDArray[np.float32]:
         """The mean over `layers` of one kind of pooling, (n, d). Layers are counted from the embeddings.
@@ -82,7 +94,8 @@ def planes(
     names = np.array([digest(row) for row in rows])
     shards = here(folder, list(product(kinds, layers)), names)
     known = np.concatenate([shard.names for shard in shards] or [names[:0]])
-    new = dict.fromkeys(names[~np.isin(names, known)])  # a repeated sentence once
+    absent = names[~np.isin(names, known)]
+    new = dict.fromkeys(absent)  # a repeated sentence once
     row_of = dict(zip(names.tolist(), rows, strict=True))
     missing = [row_of[name] for name in new]
     if missing:
@@ -97,7 +110,7 @@ def planes(
         prune(folder.parent, keep=folder)
     lengths = np.array([len(row) for row in rows])
     found = {kind: [gathered(shards, names, (kind, layer)) for layer in layers] for kind in kinds}
-    return Planes(found, layers, lengths, len(missing))
+    return Planes(found, layers, lengths, len(missing), len(names) - len(absent))
 
 
 def encode(encoder: Encoder, rows: Rows, out: Mapping[Plane, NDArray[np.float32]], manner: Manner) -> None:

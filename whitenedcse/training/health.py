@@ -22,7 +22,8 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
-from whitenedcse.app.ranks import GRACE, RESUMES, UNANSWERED, placed
+from whitenedcse.app import ranks
+from whitenedcse.app.ranks import GRACE, UNANSWERED, placed
 from whitenedcse.training import parallel
 from whitenedcse.training.monitor import METRIC, Monitor, Row
 
@@ -141,7 +142,7 @@ class Heartbeat(Callback):
             who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
             sys.stderr.write(
                 f"error: {who} did not answer for {self.limit:g} s (trainer.timeout={self.seconds:g}):"
-                f" stopped, lost or stuck; the job is ended. {RESUMES}\n"
+                f" stopped, lost or stuck; the job is ended. {ranks.resumes}\n"
             )
             sys.stderr.flush()
         else:
@@ -228,11 +229,11 @@ def alarms(rows: list[Row], loss: float, guess: float) -> Iterator[tuple[str, st
             "sentences of a batch apart is not their meaning. Try a lower optim.lr, a higher "
             "loss.temperature, data.passes above 1, or sentences nearer to those of the dev set",
         )
-    ranks = [row.values.get(RANK) or 0.0 for row in (before, *last)]
-    if fall > (FALLEN if best.step else 0) and max(ranks[1:]) < SHRUNK * ranks[0]:
+    known = [row.values.get(RANK) or 0.0 for row in (before, *last)]
+    if fall > (FALLEN if best.step else 0) and max(known[1:]) < SHRUNK * known[0]:
         yield (
             "collapse",
-            f"{seen} and {RANK} from {ranks[0]:.1f} (step 0) to {ranks[-1]:.1f}: the space collapses. "
+            f"{seen} and {RANK} from {known[0]:.1f} (step 0) to {known[-1]:.1f}: the space collapses. "
             "Try a lower optim.lr, a higher loss.temperature or, if pooling is cls, pooling=mean",
         )
 
