@@ -357,7 +357,7 @@ def test_a_run_that_is_killed_stopped_and_forced_on_ends_with_the_bits_of_one_th
         process.kill()
         assert process.wait(60) == -signal.SIGKILL
     line = refused("monitor.patience=99")
-    assert "holds another run: monitor.patience=99 (it began with None); choose another name" in line
+    assert "holds another run: monitor.patience=99 (it began with null); choose another name" in line
 
     stops = {signal.SIGTERM: [], signal.SIGINT: ["monitor.patience=99", "--force"]}
     stops[signal.SIGUSR1] = ["monitor.patience=99"]
