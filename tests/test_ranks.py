@@ -23,6 +23,12 @@ NAMES += ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_USE_AGENT_STORE", "MAST
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
+@pytest.fixture(autouse=True)
+def nameless(monkeypatch):
+    """No run of a test before has given this process its name."""
+    monkeypatch.setattr(ranks, "resumes", "The same command resumes from the last checkpoint")
+
+
 def alive(pid):
     """Whether a process runs; one that has ended and was not waited for does not."""
     try:
