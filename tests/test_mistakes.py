@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from omegaconf import OmegaConf
 from programs import started
 from test_architecture import composed
@@ -392,6 +393,15 @@ def test_a_refused_sweep_leaves_nothing(tmp_path, command, said):
     done = started("whitenedcse", *command.split(), cwd=tmp_path)
     assert done.returncode == 2 and f"error: {said}" in done.stderr
     assert not (tmp_path / "outputs").exists()
+
+
+def test_devices_beside_other_ranks_of_torchrun_are_to_be_left_out(monkeypatch):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError) as error:
+        TorchElasticEnvironment().validate_settings(num_devices=3, num_nodes=1)
+    said = "trainer.devices=3, but 2 ranks were started: leave out trainer.devices"
+    assert one_line(error.value, ["train.py"]) == said
 
 
 def test_an_installed_command_is_named_as_it_was_typed():

@@ -83,7 +83,8 @@ def test_another_run_is_refused_and_the_difference_named(run, changed, words):
     run.refuse_other(changed, EXACT, force=True)
 
 
-def test_of_a_job_of_a_sweep_the_report_of_both_is_named(run, monkeypatch):
+def test_of_a_finished_job_of_a_sweep_the_report_of_both_is_named(run, monkeypatch):
+    run.end({"dev": {}})
     (run.path.parent / "multirun.yaml").touch()
     monkeypatch.chdir(run.path.parent.parent)
     together = (

@@ -104,11 +104,11 @@ def of_embedder(embedder: Embedder) -> str:
 
 def instead(run: Any) -> str:
     """What else may be meant where a command names the directory of a run with other settings."""
+    if not run.scores:
+        return "; or, to resume it anyway, add --force (in Python, force=True)"
     if (run.path.parent / SWEPT).is_file():
         folder = os.path.relpath(run.path.parent)
         return f"; whitenedcse report {folder} outputs/NAME --out DIR shows the jobs of both in one table"
-    if not run.scores:
-        return "; or, to resume it anyway, add --force (in Python, force=True)"
     further = f"; to train it further, give the new run encoder=pretrained encoder.path={run.path}"
     return further if run.trains else ""
 

@@ -288,7 +288,7 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
         f"{found[0]}; its settings are written {found[1]}.NAME=VALUE"
         + (f", with {having}" if (having := options_with(found[2], f"{found[3]}._target_")) else "")
     ),
-    r"^You set devices=(\d+).*world size \((\d+)": lambda found, _: STARTED.format(found[1], found[2]),
+    r"^You set `devices=(\d+)`.*world size \((\d+)": lambda found, _: STARTED.format(found[1], found[2]),
     r"^data\.corpus=null must": lambda *_: "data=file has no corpus yet: add data.corpus=FILE",
     r"^No supported gpu backend|^`(CUDA|MPS|XLA)Accelerator` can not run": (
         lambda found, _: f"trainer.accelerator={(found[1] or 'gpu').lower()}, {NO_DEVICE}"

@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 
 from whitenedcse.app import durable, reading
 from whitenedcse.app.durable import DIGESTS, LOCK, as_json, claimed, intact, read_json, seal, writing
-from whitenedcse.app.identity import SWEPT, differences, instead, present
+from whitenedcse.app.identity import SWEPT, as_yaml, differences, instead, present
 from whitenedcse.app.ranks import first
 from whitenedcse.app.reading import flat, refuse_misfit
 from whitenedcse.data.remote import MARKS
@@ -285,7 +285,7 @@ class Run:
         changed = {name: value for name, value in now.items() if then.get(name) != value}
         again = {"step": step, "command": " ".join(sys.argv), **changed}
         self._write(config, {**self.facts, **exact, "resumed": [*self.facts.get("resumed", []), again]})
-        return [f"{name}={value} (it began with {then.get(name)})" for name, value in changed.items()]
+        return [f"{k}={as_yaml(v)} (it began with {as_yaml(then.get(k))})" for k, v in changed.items()]
 
     def end(self, scores: dict[str, Any], items: Mapping[str, NDArray[Any]] | None = None) -> None:
         """Write items.npz, if there are items, digests.json and, last, scores.json: the run has ended.
