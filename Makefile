@@ -5,7 +5,7 @@ check:
 	ruff check .
 	mypy
 
-test: # as the README says; 5 minutes on 2 cores
+test: # as the README says; 4 minutes on 2 cores
 	pytest
 
 test-all: # with the slow ones

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import InstantiationException
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from omegaconf import OmegaConf
 from programs import started
@@ -17,6 +19,7 @@ from test_bad_input import place, start  # noqa: F401  fixtures
 
 from whitenedcse.app import checks, configuration, launch
 from whitenedcse.app.mistakes import known_keys, no_word, one_line
+from whitenedcse.training import terms
 
 MISTAKES = {
     "train experiment=bert_base": "experiment is added with a plus: python train.py +experiment=bert_base",
@@ -83,6 +86,14 @@ MISTAKES = {
     "untested run=NAME makes outputs/NAME to compare instead",
     "train --zzz": "no option --zzz: settings are written KEY=VALUE; --help lists them",
     "train encoder.path=bert": "no setting 'encoder.path' in this encoder; add one that has it: encoder=pre",
+    "train head=dense head.whitening.group_width=4": "no setting 'head.whitening.group_width' in this head; "
+    "add one that has it: head=group or head=shuffled_group (",
+    "train head=dense head.whitening.momentum=0.9": "no setting 'head.whitening.momentum' in this head; add "
+    "one that has it: head=pca or head=zca (",
+    "train loss=wmse loss.temperature=0.2": "no setting 'loss.temperature'; loss=matryoshka or loss=multi_",
+    "train +loss.temperature=0.2": "loss.temperature is there already: write loss.temperature=0.2, without a",
+    "train +views=2": "views is there already: write views=2, without a plus",
+    "train loss._target_=nowhere.Loss loss.a=2": "a setting of a class of your own is added with a plus: +l",
     "train loss.share=0.1": "no setting 'loss.share' in this loss; add one that has it: loss=sigreg",
     "train head.dens=true": "no setting 'head.dens'; the nearest is 'head.dense'",
     "train vews=3": "no setting 'vews'; the nearest is 'views'",
@@ -252,6 +263,55 @@ def test_fewer_sentences_than_channels_of_zca_are_noted_and_warnings_of_librarie
     assert all("16 sentences cannot whiten 16 channels" in note for note in notes)
 
 
+def refused(*words):
+    """Check the settings of train.py, and read no data."""
+    with initialize_config_dir(str(configuration.CONF), version_base="1.3"):
+        config = compose("train", ["run=x", *words], return_hydra_config=True)
+    parts = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
+    checks.refuse("train", parts, config.hydra)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("views=1", "views=1: a contrastive loss needs"),
+        ("trainer.chunk=0", "trainer.chunk=0 must be"),
+        ("trainer.chunk=8 mlm.weight=0.1", "trainer.chunk=8 does not go with"),
+        ("loss=none", "loss=none trains by"),
+        ("+system=covariance +terms.lr=${terms.covariance}", "terms.lr: metrics.csv has"),
+        ("trainer.max_steps=0", "trainer.max_steps=0 or"),
+        ("trainer.max_epochs=-1", "there is no last step"),
+        ("trainer.precision=bf16-true", "trainer.precision=bf16-true keeps"),
+        ("trainer.strategy=fsdp", "trainer.strategy=fsdp divides"),
+        ("trainer.timeout=0", "trainer.timeout=0 must be"),
+        ("monitor.every=0", "monitor.every=0 must be"),
+        ("monitor.patience=0", "monitor.patience=0 must be"),
+        ("monitor.patience=2 monitor=held_out", "monitor.patience=2 needs scored pairs"),
+        ("mlm.weight=-1", "mlm.weight=-1 must be"),
+        ("mlm.weight=0.1 mlm.probability=2", "mlm.probability=2 must be"),
+        ("encoder.lora.r=-1", "encoder.lora.r=-1 must be"),
+        ("encoder.batches=foo", 'encoder.batches="foo" must be one of auto, packed, padded'),
+        ("encoder.width=130", "encoder.vocabulary=4000, layers=2, width=130, heads=4"),
+        ("embedding=foo", "embedding='foo' is not one of"),
+        ("embedding=dense", "embedding=dense, but this head"),
+        ("head.dense=true head.position=foo", "head.position='foo' is not one of"),
+        ("loss=matryoshka", "loss.dims=[64, 128, 256, 512]: 512 is more than"),
+        ("loss=matryoshka loss.dims=[64] data.passes=1", "loss=matryoshka compares encoder passes"),
+        ("loss.weights=[1,2,3]", "loss.weights=[1, 2, 3] for 2 positives"),
+        ("data.sample=0", "sample=0: take at least one"),
+    ],
+)
+def test_what_no_data_is_needed_for_is_refused_before_any_is_read(words, said):
+    with pytest.raises((ValueError, InstantiationException)) as error:
+        refused(*words.split())
+    assert one_line(error.value, ["train.py", *words.split()]).startswith(said)
+
+
+def test_short_names_of_precisions_are_those_of_lightning():
+    for name in ("32", "32-true", "64", "bf16", "bf16-mixed", "16-mixed"):
+        refused(f"trainer.precision={name}")
+
+
 def test_another_class_has_none_of_the_settings_of_the_one_that_it_replaces(start):  # noqa: F811
     words = (
         "loss._target_=whitenedcse.training.decorrelation.BarlowTwins +loss.redundancy=0.1 run=r tasks=none "
@@ -381,6 +441,7 @@ def test_a_refused_command_leaves_a_corrected_one_its_name(start, monkeypatch): 
         ),
         ("train -m pooling.kind=cls,men", "job 2 of 2 (pooling.kind=men): pooling.kind='men' is not one of"),
         ("train -m system=simcse,sgw run=a/b", "job 1 of 2 (system=simcse): system is added with a plus"),
+        ("train -m head=dense,zca views=2,1", "job 2 of 4 (head=dense views=1): views=1: a contrastive loss"),
         ("evaluate -m model=x draws=1,2 views=3", "views is a setting of train.py"),
         (
             "train -m +system=simcse,wmse data=file data.corpus=x.csv data.columns=[a,b,c] views=2",
@@ -388,7 +449,7 @@ def test_a_refused_command_leaves_a_corrected_one_its_name(start, monkeypatch): 
         ),
     ],
 )
-@pytest.mark.slow(but=1)
+@pytest.mark.slow(but=2)
 def test_a_refused_sweep_leaves_nothing(tmp_path, command, said):
     done = started("whitenedcse", *command.split(), cwd=tmp_path)
     assert done.returncode == 2 and f"error: {said}" in done.stderr
@@ -458,6 +519,26 @@ def test_a_module_in_this_folder_is_answered_with_the_path_to_it(tmp_path, monke
     )
 
 
+@pytest.mark.parametrize(
+    "encoder", ["small", "own"]
+)  # one proposes a temperature, one is a file of one's own
+@pytest.mark.parametrize("plus", ["", "+"])
+def test_a_setting_that_a_class_of_ones_own_lacks_is_refused(encoder, plus, start, tmp_path):  # noqa: F811
+    (tmp_path / "encoder").mkdir()
+    (tmp_path / "encoder/own.yaml").write_text((configuration.CONF / "encoder/pretrained.yaml").read_text())
+    (tmp_path / "loss").mkdir()
+    (tmp_path / "loss/distances.yaml").write_text("_target_: torch.nn.PairwiseDistance\np: 2.0\n")
+    words = [
+        "--config-dir",
+        str(tmp_path),
+        "loss=distances",
+        f"encoder={encoder}",
+        f"{plus}loss.temperature=0.1",
+    ]
+    code, line = start("train", *words, *["encoder.path=x"] * (encoder == "own"), "run=x")
+    assert code == 2 and "no setting 'loss.temperature'; loss has eps, keepdim, p" in line
+
+
 def test_a_loss_that_takes_no_negatives_is_named_before_anything_is_scored(refusal, tmp_path, monkeypatch):
     (tmp_path / "own_loss.py").write_text("class Own:\n    def __call__(self, z):\n        return z.mean()\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -467,10 +548,10 @@ def test_a_loss_that_takes_no_negatives_is_named_before_anything_is_scored(refus
         "hard negatives, as in def __call__(self, z, negatives=None)"
     )
     assert "dev/" not in line and not (tmp_path / "outputs").exists()
-    checks.refuse_call(lambda z, negatives=None: z)
-    checks.refuse_call(torch.nn.CosineSimilarity())
+    terms.refuse_call(lambda z, negatives=None: z)
+    terms.refuse_call(torch.nn.CosineSimilarity())
     with pytest.raises(ValueError, match=r"^loss <lambda>: missing a required argument: 'more'"):
-        checks.refuse_call(lambda z, negatives, more: z)
+        terms.refuse_call(lambda z, negatives, more: z)
 
 
 def test_help_lists_the_users_own_experiments(tmp_path, monkeypatch):

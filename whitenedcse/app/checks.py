@@ -5,21 +5,17 @@ Nothing here reads data. A sweep is composed job by job, so that a bad value of 
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
 from contextlib import suppress
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from hydra.utils import instantiate
@@ -27,13 +23,21 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app.configuration import groups, parameters, plain, refuse_unknown, stems, top
-from whitenedcse.app.identity import leave_out_groups, refuse_name, refuse_passes
-from whitenedcse.app.mistakes import ADDED, command, no_settings, one_line, settings_of, where_from
+from whitenedcse.app.identity import (
+    command,
+    inherited,
+    jobs,
+    leave_out_groups,
+    positives,
+    refuse_name,
+    refuse_passes,
+)
+from whitenedcse.app.mistakes import ADDED, no_settings, one_line, settings_of, where_from
 from whitenedcse.app.ranks import placed
 from whitenedcse.app.reading import flat
 from whitenedcse.app.run import Run
 
-WIDEST = 1 << 16  # channels of vectors that a loss is tried with; a prefix has fewer
+SIZES = ("vocabulary", "layers", "width", "heads")  # of an encoder with random weights
 
 
 def checked(script: str, config: DictConfig) -> Run:
@@ -64,7 +68,6 @@ def refuse(script: str, config: DictConfig, hydras: Any) -> None:
         if hydras.mode == RunMode.RUN and "WHITENEDCSE_FRONT" not in os.environ:  # else `refuse_jobs` does
             refuse_idle(config, idle(config, hydras))
         refuse_parts(config)
-        note_test_pairs(config.monitor.dev, config.tasks.names)
 
 
 def refuse_values(script: str, config: DictConfig) -> None:
@@ -79,18 +82,6 @@ def refuse_values(script: str, config: DictConfig) -> None:
             raise ValueError(f"{name}={seed} must be from 0 to {2**32 - 1}")
     if isinstance(every := config.get("checkpoint_every"), int | float) and every < 0:
         raise ValueError(f"checkpoint_every={every} must be 0 or more seconds")
-
-
-def note_test_pairs(dev: str | None, tests: Sequence[str]) -> None:
-    """Warn if the pairs that choose the checkpoint are among the tests, whatever columns are named."""
-    files = {name: name if Path(name).exists() else name.partition(":")[0] for name in (*tests, dev or "")}
-    places = {name: Path(file).resolve() if Path(file).is_file() else name for name, file in files.items()}
-    if dev and places[dev] in [places[name] for name in tests]:
-        warnings.warn(
-            f"monitor.dev={dev} chooses the checkpoint and is among the tests, whose score is then too high; "
-            "test on other pairs",
-            stacklevel=2,
-        )
 
 
 def refuse_jobs(script: str, hydras: Any) -> None:
@@ -123,25 +114,6 @@ def refuse_jobs(script: str, hydras: Any) -> None:
         refuse_idle(config, useless)
 
 
-def jobs(hydras: Any) -> list[tuple[str, ...]]:
-    """The words of each job of a sweep, in Hydra's order."""
-    texts = [f"{key}={value}" for key, value in (hydras.sweeper.get("params") or {}).items()]
-    parsed = OverridesParser.create().parse_overrides([*texts, *hydras.overrides.task])
-    swept = {each.get_key_element(): each for each in parsed}  # the last of a name counts
-    choices = [
-        [f"{key}={text}" for text in each.sweep_string_iterator()]
-        if each.is_sweep_override()
-        else [f"{key}={each.get_value_element_as_str()}"]
-        for key, each in swept.items()
-    ]
-    return list(product(*choices))
-
-
-def inherited(hydras: Any) -> list[str]:
-    """The overrides of Hydra's own settings that a job of a sweep inherits: where its files are found."""
-    return [text for text in hydras.overrides.hydra if text.startswith("hydra.searchpath")]
-
-
 def given(hydras: Any) -> set[str]:
     """The names of the settings that the command line has."""
     return {text.partition("=")[0].lstrip("+") for text in hydras.overrides.task}
@@ -166,58 +138,85 @@ def refuse_idle(config: DictConfig, useless: dict[str, str]) -> None:
 def refuse_parts(config: DictConfig) -> None:
     """Raise ValueError for parts that cannot be built: data, loss, terms, logger, optimiser, whitening...
 
-    Only those of this package are tried: they are built again for the run. The encoder's width is that of the
-    settings or of a local directory; of any other encoder it is not known here.
+    Only those of this package are tried: they are built again for the run. What only the encoder's files, the
+    data or the device can tell is not known here, but for the width of an encoder in a local directory.
     """
     import torch  # takes seconds
 
-    for node in (config.data, config.pooling, *config.terms.values()):
+    for node in (config.data, config.pooling, config.encoder.get("lora"), *config.terms.values()):
         if ours(node) and not node.get("_partial_"):
             instantiate(node)
-    refuse_loss(config)
+    refuse_training(config)
+    width = width_of(config.encoder)
+    refuse_loss(config, width)
     if "tensorboard_logger" in str(config.logger):  # that of wandb, always installed, asks the server
         instantiate(config.logger)(run=Path())
     if ours(config.optim):
         steps = config.trainer.max_steps if config.trainer.max_steps > 0 else sys.maxsize
         instantiate(config.optim)([torch.nn.Parameter(torch.zeros(1))], total_steps=steps)
-    if ours(config.head) and ours(whitening := config.head.get("whitening")):
-        refuse_groups(config, instantiate(whitening))
+    if ours(config.head):
+        refuse_head(config, width)
 
 
-def refuse_loss(config: DictConfig) -> None:
-    """Raise ValueError for a loss of this package that cannot be built, or has no use for hard negatives."""
+def refuse_loss(config: DictConfig, width: int | None) -> None:
+    """Raise ValueError for a loss of this package that cannot be built, or called with such views."""
     import torch
 
-    if ours(config.get("loss")):
-        loss = instantiate(config.loss)
-        if len(config.data.columns) > 2:
-            z = torch.ones(config.views, 2, WIDEST)
-            loss(z, z[0])  # raises if it has none
+    if not ours(config.get("loss")):
+        return
+    loss = instantiate(config.loss)
+    if hasattr(loss, "refuse_passes") and config.embedding != "head":
+        loss.refuse_passes(positives(config.data.columns) * config.data.passes)
+    z = torch.ones(config.views, 2, width or max([2, *getattr(loss, "dims", [])]))
+    loss(z, z[0] if len(config.data.columns) > 2 else None)
 
 
-def refuse_call(loss: Any) -> None:
-    """Raise ValueError for a loss of the user's own that cannot be called as training does."""
-    try:
-        inspect.signature(getattr(loss, "forward", loss)).bind("z", None)
-    except TypeError as error:
-        name = getattr(loss, "__name__", type(loss).__name__)
-        raise ValueError(
-            f"loss {name}: {error}; it is called with the views and, if there are any, hard negatives, as in "
-            "def __call__(self, z, negatives=None)"
-        ) from error
+def refuse_training(config: DictConfig) -> None:
+    """Raise ValueError for settings with which nothing could be trained; warn of dev pairs that are tests."""
+    from whitenedcse.training import module, monitor, terms, trainer
+
+    masked, chunk = bool(config.mlm.weight), config.trainer.get("chunk")
+    module.refuse(config.views, chunk, config.terms, masked=masked, compared=bool(config.get("loss")))
+    if masked and ours(config.mlm):
+        terms.refuse_masking(config.mlm.weight, config.mlm.probability)
+    if ours(config.trainer):
+        trainer.refuse(config.trainer, config.trainer.get("timeout"))
+        module.refuse_rounding(str(config.trainer.get("precision") or "32"))
+    if ours(watch := config.monitor):
+        monitor.refuse(watch.get("every"), watch.get("patience"), held_out=watch.dev is None)
+    monitor.note_test_pairs(watch.dev, config.tasks.names)
 
 
-def refuse_groups(config: DictConfig, settings: Any) -> None:
-    """Raise ValueError for groups of channels that do not divide the width, or a batch too small for them."""
-    from whitenedcse.model import whitener
+def width_of(encoder: DictConfig) -> int | None:
+    """The width that the settings of an encoder or its local directory tell; None if they do not.
 
-    width = config.encoder.get("width")
-    file = Path(str(config.encoder.get("path")), "config.json")
+    Raises ValueError for sizes that make no encoder.
+    """
+    from whitenedcse.model import scratch
+
+    if {*SIZES} <= {*encoder} and ours(encoder):
+        scratch.refuse(*(encoder[name] for name in SIZES))
+    width = encoder.get("width")
+    file = Path(str(encoder.get("path")), "config.json")
     if width is None:
         with suppress(OSError, ValueError, AttributeError):  # what it lacks is said when the encoder is read
             width = json.loads(file.read_text()).get("hidden_size")
-    if not isinstance(width, int):
-        return
+    return width if isinstance(width, int) else None
+
+
+def refuse_head(config: DictConfig, width: int | None) -> None:
+    """Raise ValueError for a head that cannot be built or gives no such embedding; see `refuse_groups`."""
+    from whitenedcse.model.embedder import refuse_embedding
+
+    if width and ours(whitening := config.head.get("whitening")):
+        refuse_groups(config, instantiate(whitening), width)
+    refuse_embedding(config.embedding, instantiate(config.head, whitening=None)(width=2))
+
+
+def refuse_groups(config: DictConfig, settings: Any, width: int) -> None:
+    """Raise ValueError for groups of channels that do not divide the width, or a batch too small for them."""
+    from whitenedcse.model import whitener
+
     try:
         settings.width(width)
     except ValueError as error:
@@ -264,7 +263,8 @@ def leave_out_idle(config: DictConfig, hydras: Any) -> None:
     replaces the class of an option whose settings stay. What the command line sets is left to be refused.
     """
     asked = given(hydras)
-    proposed = list(settings_of("encoder", hydras.runtime.choices.get("encoder", "")))
+    encoder = hydras.runtime.choices.get("encoder")
+    proposed = list(settings_of("encoder", encoder)) if encoder in stems("encoder") else []
     for group in {name.removesuffix("._target_") for name in asked if re.fullmatch(r"\w+\._target_", name)}:
         proposed += [f"{group}.{key}" for key in config.get(group) or {}]
     asked |= {".".join(name.split(".")[:2]) for name in asked}

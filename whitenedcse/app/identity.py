@@ -1,4 +1,4 @@
-"""What makes two starts the same run: equal settings, and equal content of what they name; and its name."""
+"""What makes two starts the same run: equal settings, and content of what they name. Its name and words."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from whitenedcse.app.durable import checksum
@@ -202,6 +205,35 @@ def positives(columns: Sequence[str]) -> int:
     return min(2, max(1, len(columns)))
 
 
+def jobs(hydras: Any) -> list[tuple[str, ...]]:
+    """The words of each job of a sweep, in Hydra's order."""
+    texts = [f"{key}={value}" for key, value in (hydras.sweeper.get("params") or {}).items()]
+    parsed = OverridesParser.create().parse_overrides([*texts, *hydras.overrides.task])
+    swept = {each.get_key_element(): each for each in parsed}  # the last of a name counts
+    choices = [
+        [f"{key}={text}" for text in each.sweep_string_iterator()]
+        if each.is_sweep_override()
+        else [f"{key}={each.get_value_element_as_str()}"]
+        for key, each in swept.items()
+    ]
+    return list(product(*choices))
+
+
+def inherited(hydras: Any) -> list[str]:
+    """The overrides of Hydra's own settings that a job of a sweep inherits: where its files are found."""
+    return [text for text in hydras.overrides.hydra if text.startswith("hydra.searchpath")]
+
+
+def script_of(argv: list[str]) -> str:
+    """The script that a command line starts, "train" or "evaluate", as train.py or `whitenedcse train`."""
+    return Path(argv[0]).stem.split()[-1]
+
+
+def command(argv: list[str]) -> str:
+    """How the script of a command line is started."""
+    return f"python {Path(argv[0]).name}" if argv[0].endswith(".py") else argv[0]
+
+
 def leave_out_groups(whitening: Any, given: Iterable[str]) -> None:
     """Set groups that an experiment proposed to null, where a command line replaces them.
 
@@ -225,3 +257,18 @@ def leave_out_groups(whitening: Any, given: Iterable[str]) -> None:
 def own_encoder(overrides: Iterable[str]) -> bool:
     """Whether a command line names an encoder, in place of the experiment's."""
     return any(text.startswith(("encoder=", "encoder.path=")) for text in overrides)
+
+
+def own_class(group: str, options: Sequence[str], argv: list[str]) -> str | None:
+    """The class of the user's own that a command line chooses for a group, by name or by a file; else None.
+
+    options: those of the group that are not the user's own. It is "" where that file is not found.
+    """
+    given = dict(text.lstrip("+").partition("=")[::2] for text in argv[1:])
+    option = given.get(group) if options else None
+    if f"{group}._target_" in given or option in (*options, None):
+        return given.get(f"{group}._target_")
+    folder = get_args_parser().parse_known_args(argv[1:])[0].config_dir
+    file = Path(folder or "", group, f"{option}.yaml")
+    own = OmegaConf.load(file) if file.is_file() else OmegaConf.create()
+    return str(OmegaConf.select(own, "_target_") or "")

@@ -43,7 +43,7 @@ class Sweep(Noted):
     def on_multirun_start(self, config: DictConfig, **more: Any) -> None:
         """Count the jobs before the first."""
         super().on_multirun_start(config, **more)
-        jobs = config.hydra.sweeper.get("n_trials") or len(checks.jobs(config.hydra))
+        jobs = config.hydra.sweeper.get("n_trials") or len(identity.jobs(config.hydra))
         os.environ[SWEEP] = f"{jobs} {time.time()}"
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
@@ -140,6 +140,7 @@ def built(cfg: DictConfig) -> tuple[Any, Any]:
     from whitenedcse.model.checkpoint import own
     from whitenedcse.model.embedder import Embedder
     from whitenedcse.training.module import ContrastiveTraining
+    from whitenedcse.training.terms import refuse_call
 
     encoder = instantiate(cfg.encoder)
     limit = own(encoder.source).get("max_length") if encoder.source else None
@@ -157,7 +158,7 @@ def built(cfg: DictConfig) -> tuple[Any, Any]:
         "mlm": instantiate(cfg.mlm)(encoder=encoder) if cfg.mlm.weight else None,
     }
     if parts["loss"] is not None:
-        checks.refuse_call(parts["loss"])
+        refuse_call(parts["loss"])
     settings = {"views": cfg.views, "seed": cfg.seed, "gather": cfg.gather, "chunk": cfg.trainer.chunk}
     return ContrastiveTraining(**parts, **settings), data
 

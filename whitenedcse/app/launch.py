@@ -22,9 +22,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from whitenedcse.app import checks, ranks, terminal
+from whitenedcse.app import ranks, terminal
 from whitenedcse.app.configuration import CONF
-from whitenedcse.app.identity import SWEPT, own_encoder
+from whitenedcse.app.identity import SWEPT, inherited, own_encoder
 from whitenedcse.app.mistakes import mendable, one_line, refuse_options
 from whitenedcse.app.run import OTHER, Run
 
@@ -187,7 +187,7 @@ def several(run: Run, devices: int, timeout: float) -> bool:
         return False
     if devices < 2:
         return False
-    job = sys.argv[1:] if hydras.mode == RunMode.RUN else [*hydras.overrides.task, *checks.inherited(hydras)]
+    job = sys.argv[1:] if hydras.mode == RunMode.RUN else [*hydras.overrides.task, *inherited(hydras)]
     job += ["--force"] if forced() else []
     if status := ranks.run([*program(), *job, f"hydra.run.dir={run.path}"], devices, timeout):
         if status == BAD_INPUT:

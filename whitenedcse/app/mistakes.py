@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from traceback import extract_tb
@@ -16,7 +17,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from whitenedcse.app.configuration import CONF, groups, plain, stems, unknown
+from whitenedcse.app.configuration import CONF, HYDRA_KEYS, groups, parameters, plain, stems, unknown
+from whitenedcse.app.identity import command, own_class, script_of
 from whitenedcse.app.reading import flat
 
 ADDED = {"experiment": "", "system": "", "sweep": "-m "}  # groups added by +, and what else they need
@@ -69,28 +71,33 @@ def one_line(error: BaseException, argv: list[str]) -> str:
 def no_setting(key: str, argv: list[str]) -> str:
     """What to write in place of a setting or group that the script does not have as it is written."""
     script = script_of(argv)
-    word = next((text for text in argv[1:] if text.partition("=")[0] == key), key)
+    word = next((text for text in argv[1:] if text.partition("=")[0].lstrip("+") == key.lstrip("+")), key)
     if key in ADDED:
         return f"{key} is added with a plus: {command(argv)} {ADDED[key]}+{word}"
-    if said := no_part(key, word, argv):
+    if said := no_part(key, word, argv) or no_own_setting(key, word, argv):
         return said
     other = "evaluate" if script == "train" else "train"
     theirs, ours = ({*groups(name), *OmegaConf.load(CONF / f"{name}.yaml")} for name in (other, script))
     if key.partition(".")[0] in theirs - ours:
         return f"{key} is a setting of {other}.py, not of {script}.py"
     group, _, inside = key.partition(".")
-    if own_class(group, argv):
-        return f"a setting of a class of your own is added with a plus: +{word}"
+    if word.startswith("+"):
+        return f"{key} is there already: write {word.lstrip('+')}, without a plus"
     if having := options_with(group, inside):
         return f"no setting {key!r} in this {group}; add one that has it: {having}"
     return unknown(key, known_keys(argv))
 
 
-def own_class(group: str, argv: list[str]) -> bool:
-    """Whether a command line chooses a class of the user's own for a group, by name or by a file."""
-    given = dict(text.lstrip("+").partition("=")[::2] for text in argv[1:])
-    own = group in given and (CONF / group).is_dir() and not (CONF / group / f"{given[group]}.yaml").is_file()
-    return own or f"{group}._target_" in given
+def no_own_setting(key: str, word: str, argv: list[str]) -> str:
+    """What to write for a setting of a class of the user's own; "" for one of this package."""
+    group, _, inside = key.partition(".")
+    if not inside or (own := own_class(group, stems(group), argv)) is None:
+        return ""
+    with suppress(ValueError):  # of a class that is not found
+        known = parameters(group, own, imported=True).keys() - HYDRA_KEYS
+        if known and inside.partition(".")[0] not in known:
+            return unknown(key, [f"{group}.{name}" for name in known])
+    return f"a setting of a class of your own is added with a plus: +{word.lstrip('+')}"
 
 
 def no_part(key: str, word: str, argv: list[str]) -> str:
@@ -106,9 +113,15 @@ def no_part(key: str, word: str, argv: list[str]) -> str:
 
 
 def options_with(group: str, inside: str) -> str:
-    """The options of a group that have a setting, as GROUP=ONE or GROUP=OTHER; "" for none."""
-    having = {stem: here[inside] for stem in stems(group) if inside in (here := settings_of(group, stem))}
-    first = sorted(having, key=lambda stem: having[stem] != "???")  # what the setting must be given to
+    """The options of a group that read a setting, as GROUP=ONE or GROUP=OTHER; "" for none."""
+    name = f"{group}.{inside}"
+    having = {stem: here for stem in stems(group) if inside in (here := settings_of(group, stem))}
+    if not having:
+        return ""
+    from whitenedcse.report.conditions import unread  # and PyTorch, for which other errors do not wait
+
+    read = [stem for stem in having if name not in unread(flat({group: having[stem]}) | {name: "any"})]
+    first = sorted(read or having, key=lambda stem: having[stem][inside] != "???")  # which must be given it
     return " or ".join(f"{group}={stem}" for stem in first)
 
 
@@ -159,19 +172,15 @@ def no_word(argv: list[str]) -> str:
 
 
 def settings_of(group: str, stem: str) -> dict[str, object]:
-    """The settings that one option of a group writes, by their dotted names."""
-    return flat(plain(OmegaConf.load(CONF / group / f"{stem}.yaml")))  # type: ignore[arg-type]
-
-
-def systems_with(term: str) -> list[str]:
-    """The systems of conf/system that add a term of this name to the loss."""
-    start = f"terms.{term}."
-    return [s for s in stems("system") if any(key.startswith(start) for key in settings_of("system", s))]
+    """The settings that one option of a group writes or takes over from another, by their dotted names."""
+    own = plain(OmegaConf.load(CONF / group / f"{stem}.yaml"))  # type: ignore[arg-type]
+    above = [name for name in own.pop("defaults", []) if isinstance(name, str) and name != "_self_"]
+    return {key: value for name in above for key, value in settings_of(group, name).items()} | flat(own)
 
 
 def where_from(term: str) -> str:
     """How a term of a loss is added: by the system that has it, or as one's own."""
-    if having := systems_with(term):
+    if having := [s for s in stems("system") if f"terms.{term}._target_" in settings_of("system", s)]:
         return f"add {' or '.join(f'+system={stem}' for stem in having)}, which has it"
     return f"a term of your own begins with its class: +terms.{term}._target_=MODULE.CLASS"
 
@@ -218,11 +227,6 @@ def known_keys(argv: list[str]) -> list[str]:
     return [*groups(script), *flat(plain(config))]
 
 
-def script_of(argv: list[str]) -> str:
-    """The script that a command line starts, "train" or "evaluate", as train.py or `whitenedcse train`."""
-    return Path(argv[0]).stem.split()[-1]
-
-
 def several(text: str, argv: list[str]) -> str:
     """What to write for a setting with several values."""
     name, _, values = text.partition("=")
@@ -249,14 +253,10 @@ def not_on_path(found: re.Match[str], argv: list[str]) -> str:
     return f"{found[0]}; {where}write PYTHONPATH={'.' if here else 'FOLDER'} {command(argv)}"
 
 
-def command(argv: list[str]) -> str:
-    """How the script of a command line is started."""
-    return f"python {Path(argv[0]).name}" if argv[0].endswith(".py") else argv[0]
-
-
 # what Hydra, or Lightning, says of a mistake, and what is said instead
 CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     r"^Could not override '([^'@]+)": lambda found, argv: no_setting(found[1], argv),
+    r"Could not append to config\. An item is already at '([^']+)'": lambda f, argv: no_setting(f[1], argv),
     r"See https://hydra\.cc\S*override_grammar": lambda _, argv: no_word(argv),
     r"Could not load '([^/']+)/([^']+)'": lambda found, _: no_option(found[1], found[2], stems(found[1])),
     r"Environment variable '(\w+)' not found": lambda found, _: f"{found[1]} {UNSET}",
@@ -275,11 +275,12 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
         lambda found, _: f"the file of +{found[1] or found[2]} needs as its first line{FIRST}"
     ),
     r"^In '(\S+)': Could not override '(?:\w+/)?(\w+)(?:@\w+)?'": lambda found, _: no_group(*found.groups()),
-    r"^no setting '(\w+)\.([\w.]+)'$": lambda found, _: (
-        f"{found[0]}; in a file it is nested: '{found[1]}:', and below that '  {found[2]}: ...'"
-    ),
-    r"^no setting '(\w+)\.([\w.]+)';": lambda found, _: (
-        f"{found.string}; {having} has it" if (having := options_with(*found.groups())) else found.string
+    r"^no setting '(\w+)\.([\w.]+)'(;|$)": lambda found, _: (
+        f"{found.string}; {having} has it"
+        if (having := options_with(found[1], found[2]))
+        else found.string
+        if found[3]
+        else f"{found[0]}; in a file it is nested: '{found[1]}:', and below that '  {found[2]}: ...'"
     ),
     r"^Ambiguous value for argument '(.+?)' 1\.": lambda found, argv: several(found[1], argv),
     r"^Multiple values for (\w+)\.": lambda found, argv: twice(found[1], argv),

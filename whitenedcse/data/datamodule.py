@@ -161,6 +161,7 @@ class SentenceData(LightningDataModule):
         if passes < 1:
             raise ValueError(f"data.passes={passes} must be 1 or more")
         refuse_idle(passes, repetition, crop, cutoff)
+        Corpus(corpus, tuple(columns), sample)  # refuses what no corpus has
         self.corpus, self.columns, self.sample = corpus, tuple(columns), sample
         self.max_length, self.passes, self.seed = max_length, passes, seed
         self.batch_tokens, self.tokenizer = batch_tokens, tokenizer

@@ -75,10 +75,7 @@ class Embedder(nn.Module):
                 f"embedding={embedding} with a head of the class {type(head).__name__}, which a checkpoint "
                 "cannot hold; such a head takes part in training alone, with embedding=encoder"
             )
-        if embedding not in EMBEDDINGS:
-            raise ValueError(f"embedding={embedding!r} is not one of {', '.join(EMBEDDINGS)}")
-        if embedding == "dense" and head.linear is None:
-            raise ValueError("embedding=dense, but this head has no dense layer")
+        refuse_embedding(embedding, head)
         refuse_pooling(pooling, encoder)
         self.prompt, self.prompts = prompt, dict(prompts or {})
         refuse_prompts({"prompt": prompt, **self.prompts})
@@ -251,6 +248,14 @@ def refuse_prompts(prompts: Mapping[str, Any]) -> None:
     for name, text in prompts.items():
         if not isinstance(text, str):
             raise ValueError(f"{name}={text!r:.50} is {type(text).__name__}, not a text to put before others")
+
+
+def refuse_embedding(embedding: str, head: ProjectionHead) -> None:
+    """Raise ValueError for vectors that an embedder with this head does not give."""
+    if embedding not in EMBEDDINGS:
+        raise ValueError(f"embedding={embedding!r} is not one of {', '.join(EMBEDDINGS)}")
+    if embedding == "dense" and head.linear is None:
+        raise ValueError("embedding=dense, but this head has no dense layer")
 
 
 def refuse_pooling(pooling: Pooling, encoder: Encoder) -> None:

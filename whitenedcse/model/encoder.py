@@ -12,7 +12,7 @@ from functools import cached_property
 from inspect import signature
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from huggingface_hub import HfApi
@@ -30,6 +30,7 @@ from whitenedcse.model.attention import way
 from whitenedcse.model.lora import LoRA
 from whitenedcse.ragged import Ragged
 
+Batches = Literal["auto", "packed", "padded"]
 # the Python code of an encoder never runs; without this, the user is asked whether it may
 OWN: Any = {"trust_remote_code": False}
 CHANGED = f"copy the checkpoint again or, if the change is yours, delete the {DIGESTS} beside it"
@@ -54,7 +55,7 @@ class Encoder(nn.Module):
         backbone: nn.Module,
         tokenizer: Any,
         source: Path | None = None,
-        batches: str = "auto",
+        batches: Batches = "auto",
         lora: LoRA | None = None,
     ) -> None:
         super().__init__()
@@ -156,14 +157,13 @@ class Encoder(nn.Module):
         return backbones.pooler_layer(self.backbone) is not None
 
 
-def chosen(batches: str, backbone: nn.Module) -> str:
+def chosen(batches: Batches, backbone: nn.Module) -> str:
     """The kind of batches for this backbone: "auto", "packed" or "padded".
 
     Raises ValueError if it is impossible.
     """
-    kinds = ("auto", "packed", "padded")
-    if batches not in kinds:
-        raise ValueError(f"encoder.batches={batches!r} is not one of {', '.join(kinds)}")
+    if batches not in get_args(Batches):
+        raise ValueError(f"encoder.batches={batches!r} is not one of {', '.join(get_args(Batches))}")
     fits = packed.fits(backbone)
     if batches == "packed" and not fits:
         raise ValueError(
@@ -173,7 +173,7 @@ def chosen(batches: str, backbone: nn.Module) -> str:
     return batches if batches != "auto" else "packed" if fits or backbones.fits(backbone) else "padded"
 
 
-def pretrained(path: str, *, batches: str = "auto", lora: LoRA | None = None) -> Encoder:
+def pretrained(path: str, *, batches: Batches = "auto", lora: LoRA | None = None) -> Encoder:
     """The encoder in a local directory or with a hub id, in float32; a pooler without weights is removed.
 
     batches: "packed" without padding, "padded" as Transformers does, or "auto" for packed where possible.

@@ -12,7 +12,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.sources import located
-from whitenedcse.model.encoder import Encoder
+from whitenedcse.model.encoder import Batches, Encoder
 from whitenedcse.model.lora import LoRA
 
 SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
@@ -28,7 +28,7 @@ def small_bert(  # noqa: PLR0913  the settings of one YAML group, by name
     width: int = 128,
     heads: int = 4,
     pieces: Literal["words", "bpe"] = "words",
-    batches: str = "auto",
+    batches: Batches = "auto",
     lora: LoRA | None = None,
 ) -> Encoder:
     """A BERT with random weights, and a tokenizer made from the corpus.
@@ -36,11 +36,7 @@ def small_bert(  # noqa: PLR0913  the settings of one YAML group, by name
     pieces: "words" is `wordpiece`, whole words and letters, which suits a small corpus; "bpe" `byte_pairs`.
     Raises ValueError for sizes that make no encoder.
     """
-    if min(vocabulary, layers, width, heads) < 1 or width % heads:
-        raise ValueError(
-            f"encoder.vocabulary={vocabulary}, layers={layers}, width={width}, heads={heads}: all must be "
-            "1 or more, and heads divide width"
-        )
+    refuse(vocabulary, layers, width, heads)
     rows, _ = read(Corpus(str(located(corpus)), tuple(columns)), longest=10_000)
     tokenizer = {"words": wordpiece, "bpe": byte_pairs}[pieces](chain.from_iterable(rows), vocabulary)
     config = BertConfig(
@@ -52,6 +48,15 @@ def small_bert(  # noqa: PLR0913  the settings of one YAML group, by name
         max_position_embeddings=tokenizer.model_max_length,
     )
     return Encoder(BertModel(config, add_pooling_layer=False), tokenizer, batches=batches, lora=lora)
+
+
+def refuse(vocabulary: int, layers: int, width: int, heads: int) -> None:
+    """Raise ValueError for sizes that make no encoder."""
+    if min(vocabulary, layers, width, heads) < 1 or width % heads:
+        raise ValueError(
+            f"encoder.vocabulary={vocabulary}, layers={layers}, width={width}, heads={heads}: all must be "
+            "1 or more, and heads divide width"
+        )
 
 
 def wordpiece(sentences: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:

@@ -217,6 +217,13 @@ class Matryoshka(MultiPositiveLoss):
                 f" leave out what is above it, as loss.dims=[{','.join(map(str, fit))}]"
             )
 
+    def refuse_passes(self, passes: int) -> None:
+        """Raise ValueError for fewer encoder passes than can be compared."""
+        if passes < 2:
+            raise ValueError(
+                f"loss=matryoshka compares encoder passes: data.passes={passes} must be 2 or more"
+            )
+
     def __call__(
         self,
         z: Tensor,

@@ -105,6 +105,7 @@ def adamw(
 PAPER = MultiPositiveLoss()
 NO_TERMS: Mapping[str, Term] = {}
 EXACT = ("32-true", "bf16-mixed", "16-mixed", "64-true")  # of Lightning's, those that may train
+SHORT = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed", "64": "64-true"}
 
 
 class ContrastiveTraining(LightningModule):
@@ -143,9 +144,7 @@ class ContrastiveTraining(LightningModule):
         chunk: int | None = None,
     ) -> None:
         super().__init__()
-        refuse(views, chunk, masked=mlm is not None, nothing=loss is None and (mlm is None or bool(terms)))
-        if taken := sorted({"contrastive", "mlm", "loss", "lr"} & terms.keys()):
-            raise ValueError(f"terms.{taken[0]}: metrics.csv has train/{taken[0]} already; name it otherwise")
+        refuse(views, chunk, terms, masked=mlm is not None, compared=loss is not None)
         refuse_weights(terms)
         if isinstance(loss, Matryoshka):
             loss.refuse_width(embedder.encoder.width)
@@ -211,10 +210,7 @@ class ContrastiveTraining(LightningModule):
         assert self.loss is not None
         if not isinstance(self.loss, Matryoshka) or self.embedder.embedding == "head":
             return self.loss(z, negatives)
-        if passes < 2:
-            raise ValueError(
-                f"loss=matryoshka compares encoder passes: data.passes={passes} must be 2 or more"
-            )
+        self.loss.refuse_passes(passes)
         seen = x if self.embedder.embedding == "encoder" else full_precision(self.embedder.head.dense)(x)
         more = None if len(x) == passes else seen[passes:].flatten(0, 1)
         return self.loss(z, negatives, x=seen[:passes], x_negatives=more)
@@ -263,18 +259,20 @@ class ContrastiveTraining(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def refuse(views: int, chunk: int | None, *, masked: bool, nothing: bool) -> None:
+def refuse(views: int, chunk: int | None, terms: Iterable[str], *, masked: bool, compared: bool) -> None:
     """Raise ValueError for settings of `ContrastiveTraining` that cannot train.
 
-    masked: whether there is masked language modelling. nothing: whether no loss makes use of the encoder.
+    terms: their names. masked: whether there is masked language modelling. compared: whether there is a loss.
     """
+    if taken := sorted({"contrastive", "mlm", "loss", "lr"}.intersection(terms)):
+        raise ValueError(f"terms.{taken[0]}: metrics.csv has train/{taken[0]} already; name it otherwise")
     if views < 2:
         raise ValueError(f"views={views}: a contrastive loss needs an anchor and a positive, so 2 or more")
     if chunk is not None and chunk < 1:
         raise ValueError(f"trainer.chunk={chunk} must be 1 or more")
     if chunk is not None and masked:
         raise ValueError(f"trainer.chunk={chunk} does not go with mlm.weight above 0: give one of the two up")
-    if nothing:
+    if not compared and (not masked or [*terms]):
         raise ValueError("loss=none trains by mlm.weight above 0 alone, without terms: set it, or a loss")
 
 
@@ -288,7 +286,7 @@ def refuse_weights(terms: Mapping[str, Term]) -> None:
 
 def refuse_rounding(precision: str) -> None:
     """Raise ValueError where weights, or whitening and loss, would be rounded to a few digits."""
-    if precision not in EXACT:
+    if SHORT.get(precision, precision) not in EXACT:
         raise ValueError(
             f"trainer.precision={precision} keeps the weights themselves in a few digits, where a step of the"
             f" usual optim.lr is lost in rounding; use one of {', '.join(EXACT)}"

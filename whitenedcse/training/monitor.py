@@ -6,6 +6,7 @@ n: sentences    d: width    k: components kept after whitening
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +34,30 @@ EVALUATIONS, STEPS = 20, (10, 125)  # of a run whose monitor.every is null; leas
 DROPPED = 64  # sentences of a batch that is encoded with dropout
 SAME = 1e-12  # spread: rounding leaves 5e-15 of equal vectors; rates that collapse the space, 1e-5 and more
 Values = dict[str, float | None]
+
+
+def note_test_pairs(dev: str | None, tests: Sequence[str]) -> None:
+    """Warn if the pairs that choose the checkpoint are among the tests, whatever columns are named."""
+    files = {name: name if Path(name).exists() else name.partition(":")[0] for name in (*tests, dev or "")}
+    places = {name: Path(file).resolve() if Path(file).is_file() else name for name, file in files.items()}
+    if dev and places[dev] in [places[name] for name in tests]:
+        warnings.warn(
+            f"monitor.dev={dev} chooses the checkpoint and is among the tests, whose score is then too high; "
+            "test on other pairs",
+            stacklevel=2,
+        )
+
+
+def refuse(every: int | None, patience: int | None, *, held_out: bool) -> None:
+    """Raise ValueError for settings of `Monitor` out of bounds; held_out: it has no scored pairs."""
+    if every is not None and every < 1:
+        raise ValueError(f"monitor.every={every} must be 1 or more")
+    if patience is not None and patience < 1:
+        raise ValueError(f"monitor.patience={patience} must be 1 or more, or null for never")
+    if patience is not None and held_out:
+        raise ValueError(
+            f"monitor.patience={patience} needs scored pairs: monitor.dev=FILE, or null for never"
+        )
 
 
 class DevSet:
@@ -182,14 +207,7 @@ class Monitor(Callback):
         directory: Path,
         say: Callable[[str], None],
     ) -> None:
-        if every is not None and every < 1:
-            raise ValueError(f"monitor.every={every} must be 1 or more")
-        if patience is not None and patience < 1:
-            raise ValueError(f"monitor.patience={patience} must be 1 or more, or null for never")
-        if patience is not None and dev is None:
-            raise ValueError(
-                f"monitor.patience={patience} needs scored pairs: monitor.dev=FILE, or null for never"
-            )
+        refuse(every, patience, held_out=dev is None)
         self.dev_set = HeldOut() if dev is None else DevSet(dev)
         self.asked, self.every, self.patience = every, every or 1, patience
         self.directory, self.say = directory, say

@@ -9,6 +9,7 @@ d: width    s_ij: cosine of sentences i and j
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -28,6 +29,26 @@ from whitenedcse.training.loss import Step
 from whitenedcse.training.parallel import Manner, cut, encoded, gathered
 
 IGNORED = -100  # the label of a token that is not predicted
+
+
+def refuse_call(loss: Any) -> None:
+    """Raise ValueError for a loss of the user's own that cannot be called as training does."""
+    try:
+        inspect.signature(getattr(loss, "forward", loss)).bind("z", None)
+    except TypeError as error:
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise ValueError(
+            f"loss {name}: {error}; it is called with the views and, if there are any, hard negatives, as in "
+            "def __call__(self, z, negatives=None)"
+        ) from error
+
+
+def refuse_masking(weight: float, probability: float) -> None:
+    """Raise ValueError for a weight of `MaskedLanguageModel` or a share of masked tokens out of bounds."""
+    if not 0 < probability < 1:
+        raise ValueError(f"mlm.probability={probability} must be in (0, 1)")
+    if not 0 < weight < math.inf:
+        raise ValueError(f"mlm.weight={weight} must be finite and above 0, or 0 to leave it out")
 
 
 class MaskedLanguageModel(nn.Module):
@@ -53,10 +74,7 @@ class MaskedLanguageModel(nn.Module):
 
     def __init__(self, *, encoder: Encoder, weight: float, probability: float) -> None:
         super().__init__()
-        if not 0 < probability < 1:
-            raise ValueError(f"mlm.probability={probability} must be in (0, 1)")
-        if not 0 < weight < math.inf:
-            raise ValueError(f"mlm.weight={weight} must be finite and above 0, or 0 to leave it out")
+        refuse_masking(weight, probability)
         if encoder.tokenizer.mask_token_id is None:
             raise ValueError(
                 f"mlm.weight={weight}, but this encoder's tokenizer has no mask token, as that of a decoder;"

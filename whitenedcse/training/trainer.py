@@ -13,7 +13,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from itertools import zip_longest
@@ -272,7 +272,7 @@ class Trainer(lightning.Trainer):
         loop._broadcast_sigterm_tensor = lambda: None
 
 
-def refuse(settings: dict[str, Any], timeout: float | None) -> None:
+def refuse(settings: Mapping[Any, Any], timeout: float | None) -> None:
     """Raise ValueError for settings with which Lightning's trainer would fail, or train something else."""
     if 0 in (settings.get("max_steps"), settings.get("max_epochs")):
         raise ValueError("trainer.max_steps=0 or max_epochs=0 trains nothing: use evaluate.py")
