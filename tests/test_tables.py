@@ -30,6 +30,8 @@ def test_one_system_has_every_aggregation_to_the_digits_its_interval_supports():
     assert shown(grid)[0] == ["STS12", "3108", "72.4 ±1.4", "73.4 ±1.4", "74.4 ±1.4"]
     assert shown(grid)[-1][0] == "average" and shown(grid)[-1][2] == "77.4 ±1.4"
     assert shown(grids(scores, 2)[0])[0][2] == "72.37 ±1.40"
+    assert "no more digits than they support" in grid.notes[0]
+    assert grids(scores, 2)[0].notes[0] == "95 % bootstrap intervals"
     assert grid.title == "as it is: Spearman x 100"
     assert [note.split(": ")[0] for note in grid.notes[1:]] == ["all", "mean", "wmean"]
     assert "wmean: mean over the subsets of a task, weighted by their pairs" in grid.notes

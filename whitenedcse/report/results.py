@@ -16,9 +16,12 @@ from whitenedcse.evaluation.tasks import short
 
 MARKS = ((0.01, "**"), (0.05, "*"))
 NO_PAIRS = "no dev pairs: neither number says which checkpoint is best (monitor.dev=FILE would)"
-DIGITS = (
-    "95 % bootstrap intervals; no more digits than they support (whitenedcse evaluate digits=2 prints two)"
-)
+
+
+def certainty(digits: int | None) -> str:
+    """The note below a table with intervals. digits: of numbers; None for as many as intervals support."""
+    fewer = "; no more digits than they support (whitenedcse evaluate digits=2 prints two)"
+    return f"95 % bootstrap intervals{fewer if digits is None else ''}"
 
 
 def number(value: float | None) -> str:
@@ -124,7 +127,7 @@ def sts_grid(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | Non
         grid = sts_tasks(rows[0], means or [headline], digits, what)
     else:
         grid = sts_rows(rows, headline, digits, what if same else f"{what}, {headline}")
-    sure = [DIGITS] if any(row["sts"]["avg"]["interval"][headline] for row in rows) else []
+    sure = [certainty(digits)] if any(row["sts"]["avg"]["interval"][headline] for row in rows) else []
     return grid._replace(notes=[*grid.notes, *sure, *map(meaning, means)])
 
 
@@ -191,9 +194,8 @@ def accuracy_grid(rows: Sequence[Mapping[str, Any]], digits: int | None) -> Grid
         lines.append([row["name"], row["setting"], *cells, average])
     columns = ["", "fitted", *short(tasks), "average"]
     seconds = sum(task["seconds"] for row in rows for task in row["transfer"]["tasks"].values())
-    return Grid(
-        "accuracy x 100", columns, lines, [f"{seconds:.0f} s of classifiers", DIGITS], range(2, len(columns))
-    )
+    notes = [f"{seconds:.0f} s of classifiers", certainty(digits)]
+    return Grid("accuracy x 100", columns, lines, notes, range(2, len(columns)))
 
 
 def rte_grid(rows: Sequence[Mapping[str, Any]], digits: int | None) -> Grid:
@@ -207,7 +209,7 @@ def rte_grid(rows: Sequence[Mapping[str, Any]], digits: int | None) -> Grid:
             [row["name"], row["setting"], accuracy, number(rte["majority"]), *map(str, (a, b, c, d))]
         )
     counts = ("e as e", "e as n", "n as e", "n as n")
-    notes = ["e: entailment, predicted where the cosine is at least 0.5; n: not", DIGITS]
+    notes = ["e: entailment, predicted where the cosine is at least 0.5; n: not", certainty(digits)]
     columns = ["", "fitted", "accuracy", "majority class", *counts]
     return Grid("RTE dev, accuracy x 100", columns, lines, notes, range(2, len(columns)))
 
