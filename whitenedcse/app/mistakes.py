@@ -275,12 +275,12 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
         lambda found, _: f"the file of +{found[1] or found[2]} needs as its first line{FIRST}"
     ),
     r"^In '(\S+)': Could not override '(?:\w+/)?(\w+)(?:@\w+)?'": lambda found, _: no_group(*found.groups()),
-    r"^no setting '(\w+)\.([\w.]+)'(;|$)": lambda found, _: (
-        f"{found.string}; {having} has it"
-        if (having := options_with(found[1], found[2]))
+    r"^no setting '((\w+)\.([\w.]+))'(;|$)": lambda found, argv: (
+        f"{found[0]}; in a file it is nested: '{found[2]}:', and below that '  {found[3]}: ...'"
+        if not found[4] and f"{found[1]}=" not in " ".join(argv)
+        else f"{found.string}; {having} has it"
+        if (having := options_with(found[2], found[3]))
         else found.string
-        if found[3]
-        else f"{found[0]}; in a file it is nested: '{found[1]}:', and below that '  {found[2]}: ...'"
     ),
     r"^Ambiguous value for argument '(.+?)' 1\.": lambda found, argv: several(found[1], argv),
     r"^Multiple values for (\w+)\.": lambda found, argv: twice(found[1], argv),
