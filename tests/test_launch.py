@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from whitenedcse.app import identity, launch
+from whitenedcse.app import cli, identity, launch
 from whitenedcse.app.configuration import CONF
 from whitenedcse.app.run import Run
 from whitenedcse.model.encoder import Encoder
@@ -206,3 +207,38 @@ def test_a_run_whose_output_nobody_reads_says_so(monkeypatch):
     with pytest.raises(SystemExit) as end:
         launch.job(script)()
     assert end.value.code == launch.UNREAD
+
+
+class Unfinished:
+    """A file of a library that complains where its writing is broken off, as torch.save's does."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        raise OSError("unexpected position")
+
+
+@pytest.mark.parametrize(("end", "code"), [(SystemExit(143), 143), (KeyboardInterrupt(), 130)])
+def test_an_error_raised_over_the_exit_after_a_signal_is_not_said(end, code, capsys, monkeypatch):
+    with pytest.raises(SystemExit) as ended, launch.explained(), Unfinished():
+        raise end
+    assert ended.value.code == code
+
+    @contextmanager
+    def broken_off():
+        with Unfinished():
+            raise end
+        yield
+
+    monkeypatch.setattr(cli.ranks, "ending_when_asked", broken_off)
+    assert cli.main(["report", "--list"]) == code and capsys.readouterr().err == ""
+
+
+def test_an_error_that_is_no_end_is_said(capsys):
+    with pytest.raises(SystemExit) as ended, launch.explained():
+        try:
+            sys.exit(2)  # of no signal
+        except SystemExit:
+            raise OSError("disk") from None
+    assert ended.value.code == 2 and "error: disk" in capsys.readouterr().err

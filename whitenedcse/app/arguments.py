@@ -253,7 +253,8 @@ def refuse_width(embedder: Embedder | None, rows: Iterable[Any]) -> None:
         width = embedder.encoder.width if row.pooling else embedder.width  # type: ignore[union-attr]
         if (k := (row.map or {}).get("k")) is not None and not 1 <= k <= width:
             raise ValueError(
-                f"k={k} components of vectors of width {width}: give k from 1 to {width}, or k=null for all"
+                f"k={k} components of vectors of width {width}: give k from 1 to {width}, or k=null for all; "
+                f"the row {row.name} has it"
             )
 
 

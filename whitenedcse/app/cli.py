@@ -43,10 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         given.refuse_numbers(arguments)
         with ranks.ending_when_asked():
             return int(arguments.run(arguments))
-    except KeyboardInterrupt:
-        return 130
-    except (ValueError, OSError) as error:
-        if terminal.traced():
+    except (Exception, KeyboardInterrupt) as error:
+        if code := terminal.asked_to_end(error):
+            return code
+        if terminal.traced() or not isinstance(error, ValueError | OSError):
             raise
         what = " ".join(str(error).split()) or type(error).__name__
         sys.stderr.write(f"error: {what} ({terminal.TRACEBACK}=1 shows where)\n")

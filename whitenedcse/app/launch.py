@@ -6,7 +6,6 @@ import ctypes
 import gc
 import os
 import re
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -105,14 +104,14 @@ def explained(unread: int | str = 1) -> Iterator[None]:
     """Exit with one line for an error that a user can mend, or with `unread` if nobody reads the output."""
     try:
         yield
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
+        if code := terminal.asked_to_end(error):
+            sys.exit(code)
         if isinstance(error, BrokenPipeError) and terminal.unread():
             sys.exit(unread)  # with 1 rich ends a program whose table nobody reads
         if isinstance(error, RuntimeError):
             ranks.let_others_speak()
-        if (known := mendable(error)) is not None:
+        if isinstance(error, Exception) and (known := mendable(error)) is not None:
             refuse(known)
         raise
 

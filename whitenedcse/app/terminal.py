@@ -7,6 +7,7 @@ import io
 import os
 import re
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -39,6 +40,20 @@ TRACEBACK = "WHITENEDCSE_TRACEBACK"  # set to 1, it shows the traceback of an er
 def traced() -> bool:
     """Whether the user asks for the traceback of an error, by this variable or by Hydra's own."""
     return "1" in (os.environ.get(TRACEBACK), os.environ.get("HYDRA_FULL_ERROR"))
+
+
+def asked_to_end(error: BaseException | None) -> int:
+    """The exit code, 128 + signal, of a process that a signal asked to end; 0 if none did.
+
+    error: what ends it, which may have been raised over the exit, as by a library that closes its file.
+    """
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return 128 + signal.SIGINT
+        if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128:
+            return error.code
+        error = error.__context__
+    return 0
 
 
 def lacking(what: str, package: str, extra: str | None = None, error: object = "") -> ValueError:

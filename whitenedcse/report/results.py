@@ -209,7 +209,10 @@ def rte_grid(rows: Sequence[Mapping[str, Any]], digits: int | None) -> Grid:
             [row["name"], row["setting"], accuracy, number(rte["majority"]), *map(str, (a, b, c, d))]
         )
     counts = ("e as e", "e as n", "n as e", "n as n")
-    notes = ["e: entailment, predicted where the cosine is at least 0.5; n: not", certainty(digits)]
+    notes = [
+        "e: entailment, n: not; e as n: true e predicted as n, as the cosine is below 0.5",
+        certainty(digits),
+    ]
     columns = ["", "fitted", "accuracy", "majority class", *counts]
     return Grid("RTE dev, accuracy x 100", columns, lines, notes, range(2, len(columns)))
 

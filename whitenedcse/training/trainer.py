@@ -149,7 +149,8 @@ class Safekeeping(Callback):
             os._exit(128 + number)
         self.asked = number
         within = "" if number == USR1 else f", in {LIMIT:g} s at the latest"
-        self.say(f"stopping after this step{within}; Ctrl-C again stops at once, at the last checkpoint")
+        again = "; Ctrl-C again stops at once, at the last checkpoint" if number == signal.SIGINT else ""
+        self.say(f"stopping after this step{within}{again}")
 
     def on_train_batch_start(
         self, trainer: lightning.Trainer, pl_module: LightningModule, batch: Any, index: int
