@@ -508,6 +508,33 @@ def test_a_setting_of_an_option_of_ones_own_is_added_with_a_plus(option, message
     assert line.startswith(f"error: {message}")
 
 
+@pytest.mark.parametrize(
+    ("file", "lines", "words", "message"),
+    [
+        *(
+            (
+                "experiment/own",
+                f"# @package _global_\ndefaults:\n{lines}",
+                "+experiment=own",
+                "experiment/own: nothing to override by this name, poolling; to choose an option write '- o",
+            )
+            for lines in ("  - override /head: zca\n  - /poolling: mean\n", "  - /poolling: mean\n")
+        ),
+        (
+            "encoder/own",
+            "_target_: whitenedcse.model.scratch.small_bert\noptim: {lr: 4.0e-3}\n",
+            "encoder=own",
+            "a file that sets other groups needs as its first line, with no byte-order mark before it: # @",
+        ),
+    ],
+)
+def test_a_file_of_ones_own_that_sets_other_groups_is_told_how(file, lines, words, message, start, tmp_path):  # noqa: F811
+    (tmp_path / file).parent.mkdir()
+    (tmp_path / f"{file}.yaml").write_text(lines)
+    code, line = start("train", "--config-dir", str(tmp_path), words, "run=x")
+    assert code == 2 and message in line, line
+
+
 def test_a_module_in_this_folder_is_answered_with_the_path_to_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     error = ValueError("loss._target_='mine.A' is no function or class to import: No module named 'mine'")

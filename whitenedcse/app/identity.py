@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from itertools import product
@@ -232,6 +233,13 @@ def script_of(argv: list[str]) -> str:
 def command(argv: list[str]) -> str:
     """How the script of a command line is started."""
     return f"python {Path(argv[0]).name}" if argv[0].endswith(".py") else argv[0]
+
+
+def not_on_path(found: re.Match[str], argv: list[str]) -> str:
+    """What to write where Python does not find the module of a class; a file of that name may be here."""
+    here = Path(f"{found[1]}.py").is_file()
+    where = f"{found[1]}.py is in this folder: " if here else f"for {found[1]}.py in another folder, "
+    return f"{found[0]}; {where}write PYTHONPATH={'.' if here else 'FOLDER'} {command(argv)}"
 
 
 def leave_out_groups(whitening: Any, given: Iterable[str]) -> None:

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app.configuration import CONF, HYDRA_KEYS, groups, parameters, plain, stems, unknown
-from whitenedcse.app.identity import command, own_class, script_of
+from whitenedcse.app.identity import command, not_on_path, own_class, script_of
 from whitenedcse.app.reading import flat
 
 ADDED = {"experiment": "", "system": "", "sweep": "-m "}  # groups added by +, and what else they need
@@ -246,13 +246,6 @@ def twice(group: str, argv: list[str]) -> str:
     return f"{sweep} has its own list of {group}s: replace it without a plus, {own}"
 
 
-def not_on_path(found: re.Match[str], argv: list[str]) -> str:
-    """What to write where Python does not find the module of a class; a file of that name may be here."""
-    here = Path(f"{found[1]}.py").is_file()
-    where = f"{found[1]}.py is in this folder: " if here else f"for {found[1]}.py in another folder, "
-    return f"{found[0]}; {where}write PYTHONPATH={'.' if here else 'FOLDER'} {command(argv)}"
-
-
 # what Hydra, or Lightning, says of a mistake, and what is said instead
 CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     r"^Could not override '([^'@]+)": lambda found, argv: no_setting(found[1], argv),
@@ -265,7 +258,9 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     r"Could not find '((?:hydra/)?[^/']+)/([^']+)' Available options in '[^']+': (.*) Config search": (
         lambda found, _: no_option(found[1], found[2], found[3].split())
     ),
-    r"^In (\S+): Override .* before '(\w+): (\w+)'": lambda f, _: f"{f[1]}: {CHOSEN.format(f[2], f[3])}",
+    r"^In (\S+): Override .* before '(\w+): (\w+)'": lambda f, _: (
+        f"{f[1]}: {CHOSEN.format(f[2], f[3])}" if f[2] in groups("train") else no_group(f[1], f[2])
+    ),
     r"^In '(\S+)': .*Cannot merge DictConfig with ListConfig": lambda found, _: (
         f"{found[1]}: a list stands in place of settings; {CHOSEN.format('GROUP', 'OPTION')}"
     ),
@@ -274,10 +269,13 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     r"^In '\w+/\S+': Could not override '[^']+@(\w+)\.|^no setting '(experiment|system|sweep)'": (
         lambda found, _: f"the file of +{found[1] or found[2]} needs as its first line{FIRST}"
     ),
+    r"^In '(\S+)': Could not find '(\w+)/\S+' Config search": lambda found, _: no_group(*found.groups()),
     r"^In '(\S+)': Could not override '(?:\w+/)?(\w+)(?:@\w+)?'": lambda found, _: no_group(*found.groups()),
     r"^no setting '((\w+)\.([\w.]+))'(;|$)": lambda found, argv: (
         f"{found[0]}; in a file it is nested: '{found[2]}:', and below that '  {found[3]}: ...'"
         if not found[4] and f"{found[1]}=" not in " ".join(argv)
+        else f"{found.string}; a file that sets other groups needs as its first line{FIRST}"
+        if found[3] in groups("train")
         else f"{found.string}; {having} has it"
         if (having := options_with(found[2], found[3]))
         else found.string
