@@ -182,7 +182,8 @@ def refuse_training(config: DictConfig) -> None:
     if ours(config.trainer):
         trainer.refuse(config.trainer, config.trainer.get("timeout"))
         module.refuse_rounding(str(config.trainer.get("precision") or "32"))
-    if ours(watch := config.monitor):
+    watch = config.monitor
+    if ours(watch):
         monitor.refuse(watch.get("every"), watch.get("patience"), held_out=watch.dev is None)
     monitor.note_test_pairs(watch.dev, config.tasks.names)
 

@@ -111,7 +111,7 @@ def explained(unread: int | str = 1) -> Iterator[None]:
             sys.exit(unread)  # with 1 rich ends a program whose table nobody reads
         if isinstance(error, RuntimeError):
             ranks.let_others_speak()
-        if isinstance(error, Exception) and (known := mendable(error)) is not None:
+        if (known := mendable(error)) is not None:
             refuse(known)
         raise
 
@@ -124,7 +124,7 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def refuse(error: Exception) -> NoReturn:
+def refuse(error: BaseException) -> NoReturn:
     """End the process with exit code 2 and the error in one line on the standard error."""
     if os.environ.get(terminal.TRACEBACK) == "1":
         raise error

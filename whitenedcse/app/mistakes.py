@@ -40,7 +40,7 @@ UNSET = "is not set in the environment: set it, or say what else to use, as in $
 MENDABLE = (HydraException, OmegaConfBaseException, ValueError, OSError)
 
 
-def mendable(error: Exception) -> Exception | None:
+def mendable(error: BaseException) -> BaseException | None:
     """What to tell the user of an error that a user can mend; None for any other."""
     kinds = [kind.__name__ for kind in type(error).__mro__]  # their packages need not be imported for this
     if {"MisconfigurationException", "YAMLError"} & {*kinds} or isinstance(error, MENDABLE):
