@@ -35,11 +35,10 @@ SCRIPT_TYPES: dict[str, Any] = {  # of the settings that train.py and evaluate.p
     "mlm": Mapping[str, Any],
     "terms": Mapping[str, Mapping[str, Any]],
     "layers": Sequence[int] | None,
-    "columns": Sequence[str],
     "figures": Sequence[Literal["layers", "subsets", "components", "projection"]],
     "compare": Sequence[str] | None,
     "digits": Literal[0, 1, 2, 3, 4, 5, 6] | None,
-    "tasks.names": Sequence[str],
+    **dict.fromkeys(("columns", "tasks.names"), Sequence[str]),
     **dict.fromkeys(("seed", "views", "draws"), int),
     **dict.fromkeys(("gather", "bf16", "pearson"), bool),
     **dict.fromkeys(("k", "sample"), int | None),
@@ -49,8 +48,8 @@ SCRIPT_TYPES: dict[str, Any] = {  # of the settings that train.py and evaluate.p
 # arguments that train.py gives itself, which are no settings
 SUPPLIED = {"optim": {"parameters", "total_steps"}, "head": {"width"}, "mlm": {"encoder"}, "logger": {"run"}}
 SUPPLIED |= {"monitor": {"directory", "say"}, "trainer": {"logger", "callbacks"}}
-RESOLVERS: dict[str, Any] = {"when": when, "label": label, "options": lambda name: options(name)}
-RESOLVERS["passes"] = encoder_passes
+RESOLVERS: dict[str, Any] = {"when": when, "label": label, "passes": encoder_passes}
+RESOLVERS["options"] = lambda name: options(name)
 RESOLVERS["precision"] = lambda *on: importlib.import_module("whitenedcse.app.compute").quickest(*on)
 for resolver, function in RESOLVERS.items():
     OmegaConf.register_new_resolver(resolver, function, replace=True)
@@ -217,7 +216,8 @@ def mistyped(name: str, value: Any, annotation: Any) -> str:
     closed = [i for i in get_args(annotation) if get_origin(i) is Literal] if isinstance(value, list) else []
     for wrong in [str(part) for item in closed for part in value if not matches(part, item)][:1]:
         near = difflib.get_close_matches(wrong.lower(), map(str, get_args(closed[0])), n=1)
-        text += ", the nearest is ".join([f"; {wrong!r} is none of these", *map(repr, near)])
+        text = f"{name}={json.dumps(value, default=str)}: {wrong!r} is not {description(closed[0])}"
+        text = "; the nearest is ".join([text, *map(repr, near)])
     return text + f"; {name}=null leaves it out" * (isinstance(value, Mapping) and matches(None, annotation))
 
 
