@@ -114,12 +114,12 @@ def no_part(key: str, word: str, argv: list[str]) -> str:
 
 def options_with(group: str, inside: str) -> str:
     """The options of a group that read a setting, as GROUP=ONE or GROUP=OTHER; "" for none."""
-    name = f"{group}.{inside}"
     having = {stem: here for stem in stems(group) if inside in (here := settings_of(group, stem))}
     if not having:
         return ""
     from whitenedcse.report.conditions import unread  # and PyTorch, for which other errors do not wait
 
+    name = f"{group}.{inside}"
     read = [stem for stem in having if name not in unread(flat({group: having[stem]}) | {name: "any"})]
     first = sorted(read or having, key=lambda stem: having[stem][inside] != "???")  # which must be given it
     return " or ".join(f"{group}={stem}" for stem in first)
@@ -144,7 +144,7 @@ def no_settings(group: str, value: object = "a value") -> str:
 def no_group(file: str, group: str) -> str:
     """What to write in place of an override, in the defaults of a file, of what is no group."""
     every = {*groups("train"), *groups("evaluate")}
-    near = [group] if group in every else get_close_matches(group, every, n=1)
+    near = get_close_matches(group, every, n=1)
     cure = CHOSEN.format(near[0], "OPTION") if near else f"there are {', '.join(sorted(every))}"
     return f"{file}: nothing to override by this name, {group}; {cure}"
 
@@ -246,6 +246,16 @@ def twice(group: str, argv: list[str]) -> str:
     return f"{sweep} has its own list of {group}s: replace it without a plus, {own}"
 
 
+def misplaced(found: re.Match[str], argv: list[str]) -> str:
+    """What to write for a setting, of a file or the command line, that its group does not have."""
+    said, key, group, inside, nearest = found.group(0, 1, 2, 3, 4)
+    if not nearest and f"{key}=" not in " ".join(argv):
+        return f"{said}; in a file it is nested: '{group}:', and below that '  {inside}: ...'"
+    if inside in groups("train"):
+        return f"{found.string}; a file that sets other groups needs as its first line{FIRST}"
+    return f"{found.string}; {having} has it" if (having := options_with(group, inside)) else found.string
+
+
 # what Hydra, or Lightning, says of a mistake, and what is said instead
 CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     r"^Could not override '([^'@]+)": lambda found, argv: no_setting(found[1], argv),
@@ -271,15 +281,7 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     ),
     r"^In '(\S+)': Could not find '(\w+)/\S+' Config search": lambda found, _: no_group(*found.groups()),
     r"^In '(\S+)': Could not override '(?:\w+/)?(\w+)(?:@\w+)?'": lambda found, _: no_group(*found.groups()),
-    r"^no setting '((\w+)\.([\w.]+))'(;|$)": lambda found, argv: (
-        f"{found[0]}; in a file it is nested: '{found[2]}:', and below that '  {found[3]}: ...'"
-        if not found[4] and f"{found[1]}=" not in " ".join(argv)
-        else f"{found.string}; a file that sets other groups needs as its first line{FIRST}"
-        if found[3] in groups("train")
-        else f"{found.string}; {having} has it"
-        if (having := options_with(found[2], found[3]))
-        else found.string
-    ),
+    r"^no setting '((\w+)\.([\w.]+))'(;|$)": misplaced,
     r"^Ambiguous value for argument '(.+?)' 1\.": lambda found, argv: several(found[1], argv),
     r"^Multiple values for (\w+)\.": lambda found, argv: twice(found[1], argv),
     r"^Config group override must be a string": lambda _, argv: no_null(argv),
