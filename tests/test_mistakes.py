@@ -393,16 +393,22 @@ def test_a_run_and_a_sweep_do_not_share_a_directory(start):  # noqa: F811
             "override /pooling: [cls, mean]",
             "pooling has several options, where one is used; choose pooling=cls or ",
         ),
-        (
-            "/pooling: cls",
-            "experiment/own: to choose an option write '- override /pooling: cls' under the def",
+        *(
+            (
+                f"{key}: cls",
+                f"experiment/own: '- {key}: cls' chooses nothing; to choose an option write '- override "
+                "/pooling: cls' under the defaults of the file",
+            )
+            for key in ("pooling", "/pooling", "override pooling", "override /poling", "/poolng")
         ),
+        ("override /qqq: cls", "experiment/own: '- override /qqq: cls' names no group; there are data, enco"),
     ],
 )
-def test_options_that_an_own_file_chooses_otherwise_than_one_by_one_are_refused(defaults, message, start):  # noqa: F811
+@pytest.mark.parametrize("order", [1, -1], ids=["last", "first"])
+def test_an_own_file_chooses_its_options_one_by_one_with_override(order, defaults, message, start):  # noqa: F811
     Path("mine/experiment").mkdir(parents=True, exist_ok=True)
-    lines = ["# @package _global_", "defaults:", "  - override /encoder: small", f"  - {defaults}", ""]
-    Path("mine/experiment/own.yaml").write_text("\n".join(lines))
+    lines = ["  - override /encoder: small", f"  - {defaults}"][::order]
+    Path("mine/experiment/own.yaml").write_text("\n".join(["# @package _global_", "defaults:", *lines, ""]))
     code, line = start("train", "--config-dir", "mine", "+experiment=own")
     assert code == 2 and line.startswith(f"error: {message}")
 
@@ -511,15 +517,6 @@ def test_a_setting_of_an_option_of_ones_own_is_added_with_a_plus(option, message
 @pytest.mark.parametrize(
     ("file", "lines", "words", "message"),
     [
-        *(
-            (
-                "experiment/own",
-                f"# @package _global_\ndefaults:\n{lines}",
-                "+experiment=own",
-                "experiment/own: nothing to override by this name, poolling; to choose an option write '- o",
-            )
-            for lines in ("  - override /head: zca\n  - /poolling: mean\n", "  - /poolling: mean\n")
-        ),
         (
             "encoder/own",
             "_target_: whitenedcse.model.scratch.small_bert\noptim: {lr: 4.0e-3}\n",

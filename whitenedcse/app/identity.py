@@ -6,7 +6,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from whitenedcse.app.durable import checksum
 from whitenedcse.app.ranks import shared
@@ -276,7 +278,16 @@ def own_class(group: str, options: Sequence[str], argv: list[str]) -> str | None
     option = given.get(group) if options else None
     if f"{group}._target_" in given or option in (*options, None):
         return given.get(f"{group}._target_")
-    folder = get_args_parser().parse_known_args(argv[1:])[0].config_dir
-    file = Path(folder or "", group, f"{option}.yaml")
-    own = OmegaConf.load(file) if file.is_file() else OmegaConf.create()
-    return str(OmegaConf.select(own, "_target_") or "")
+    return str(dict(own_options(argv)).get(f"{group}/{option}", {}).get("_target_", ""))
+
+
+def own_options(argv: list[str], *folders: Path) -> Iterator[tuple[str, dict[Any, Any]]]:
+    """GROUP/OPTION and the settings of each option of a command line, from --config-dir and the folders."""
+    parsed = get_args_parser().parse_known_args(argv[1:])[0]
+    given = [text.lstrip("+").partition("=") for text in parsed.overrides]
+    names = [f"{group}/{option}" for group, _, options in given for option in options.split(",")]
+    for name, folder in product(names, [*filter(None, [parsed.config_dir]), *folders]):
+        with suppress(YAMLError, FileNotFoundError):
+            own = OmegaConf.to_container(OmegaConf.load(Path(folder, f"{name}.yaml")))
+            if isinstance(own, dict):
+                yield name, own

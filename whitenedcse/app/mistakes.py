@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app.configuration import CONF, HYDRA_KEYS, groups, parameters, plain, stems, unknown
-from whitenedcse.app.identity import command, not_on_path, own_class, script_of
+from whitenedcse.app.identity import command, not_on_path, own_class, own_options, script_of
 from whitenedcse.app.reading import flat
 
 ADDED = {"experiment": "", "system": "", "sweep": "-m "}  # groups added by +, and what else they need
@@ -61,8 +61,8 @@ def one_line(error: BaseException, argv: list[str]) -> str:
         error = error.__cause__
     text = " ".join(str(error if str(error) else error.__cause__ or "").split())
     for pattern, cure in CURES.items():
-        if found := re.search(pattern, text):
-            return cure(found, argv)
+        if (found := re.search(pattern, text)) and (said := cure(found, argv)):
+            return said
     if isinstance(error, PermissionError | FileExistsError | NotADirectoryError):
         return f"{error.filename}: {error.strerror}; write elsewhere with hydra.run.dir=DIR"
     return text or type(error).__name__
@@ -108,8 +108,7 @@ def no_part(key: str, word: str, argv: list[str]) -> str:
     name = inside.partition(".")[0]
     if group != "terms" or any(known.startswith(f"terms.{name}.") for known in known_keys(argv)):
         return ""
-    cure = f"add +{word}" if key.endswith("._target_") else where_from(name)
-    return f"terms has no {name!r} yet; {cure}"
+    return f"terms has no {name!r} yet; {f'add +{word}' if key.endswith('._target_') else where_from(name)}"
 
 
 def options_with(group: str, inside: str) -> str:
@@ -141,12 +140,17 @@ def no_settings(group: str, value: object = "a value") -> str:
     return f"{said}; {CHOSEN.format(group, option)}{there}"
 
 
-def no_group(file: str, group: str) -> str:
-    """What to write in place of an override, in the defaults of a file, of what is no group."""
+def no_default(argv: list[str]) -> str:
+    """What to write for an entry, in the defaults of a file, that chooses no option; "" if all do."""
     every = {*groups("train"), *groups("evaluate")}
-    near = get_close_matches(group, every, n=1)
-    cure = CHOSEN.format(near[0], "OPTION") if near else f"there are {', '.join(sorted(every))}"
-    return f"{file}: nothing to override by this name, {group}; {cure}"
+    for file, own in own_options(argv, CONF):
+        for key, option in (p for e in own.get("defaults") or [] if isinstance(e, dict) for p in e.items()):
+            near = get_close_matches(re.sub("^(override )? */?", "", key), every, n=1)
+            if near and key != f"override /{near[0]}":
+                return f"{file}: '- {key}: {option}' chooses nothing; {CHOSEN.format(near[0], option)}"
+            if not near and key.startswith("override") and "hydra" not in key:
+                return f"{file}: '- {key}: {option}' names no group; there are {', '.join(sorted(every))}"
+    return ""
 
 
 def no_word(argv: list[str]) -> str:
@@ -258,6 +262,7 @@ def misplaced(found: re.Match[str], argv: list[str]) -> str:
 
 # what Hydra, or Lightning, says of a mistake, and what is said instead
 CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
+    r"^In '?\w+/|in the final defaults list|^Multiple values for": lambda _, argv: no_default(argv),
     r"^Could not override '([^'@]+)": lambda found, argv: no_setting(found[1], argv),
     r"Could not append to config\. An item is already at '([^']+)'": lambda f, argv: no_setting(f[1], argv),
     r"See https://hydra\.cc\S*override_grammar": lambda _, argv: no_word(argv),
@@ -268,9 +273,6 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     r"Could not find '((?:hydra/)?[^/']+)/([^']+)' Available options in '[^']+': (.*) Config search": (
         lambda found, _: no_option(found[1], found[2], found[3].split())
     ),
-    r"^In (\S+): Override .* before '(\w+): (\w+)'": lambda f, _: (
-        f"{f[1]}: {CHOSEN.format(f[2], f[3])}" if f[2] in groups("train") else no_group(f[1], f[2])
-    ),
     r"^In '(\S+)': .*Cannot merge DictConfig with ListConfig": lambda found, _: (
         f"{found[1]}: a list stands in place of settings; {CHOSEN.format('GROUP', 'OPTION')}"
     ),
@@ -279,8 +281,6 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     r"^In '\w+/\S+': Could not override '[^']+@(\w+)\.|^no setting '(experiment|system|sweep)'": (
         lambda found, _: f"the file of +{found[1] or found[2]} needs as its first line{FIRST}"
     ),
-    r"^In '(\S+)': Could not find '(\w+)/\S+' Config search": lambda found, _: no_group(*found.groups()),
-    r"^In '(\S+)': Could not override '(?:\w+/)?(\w+)(?:@\w+)?'": lambda found, _: no_group(*found.groups()),
     r"^no setting '((\w+)\.([\w.]+))'(;|$)": misplaced,
     r"^Ambiguous value for argument '(.+?)' 1\.": lambda found, argv: several(found[1], argv),
     r"^Multiple values for (\w+)\.": lambda found, argv: twice(found[1], argv),
