@@ -149,6 +149,9 @@ MISTAKES = {
     "train my.txt 3": "my.txt: settings are written KEY=VALUE, as data.corpus=my.txt",
     "train --run one": "no option --run: settings are written KEY=VALUE; the nearest is run=VALUE",
     "train --run=one": "no option --run: settings are written KEY=VALUE; the nearest is run=VALUE",
+    "evaluate compare=[a,b] run=c figures=[layers] digits=1": "compare= reads draws and digits, and writes "
+    "no file: leave out run=c figures=[layers]",
+    "evaluate compare=[a,b] model=c": "compare= reads draws and digits, and writes no file: leave out mod",
     "evaluate compare=[a]": "compare: no run is in a; there are ",
     "evaluate model=bert --whiten w.safetensors": "--whiten: evaluate fits transforms itself, ",
     "evaluate model=bert --whiten=w.safetensors": "--whiten=w.safetensors: evaluate fits transforms itself, ",
@@ -411,6 +414,17 @@ def test_an_own_file_chooses_its_options_one_by_one_with_override(order, default
     Path("mine/experiment/own.yaml").write_text("\n".join(["# @package _global_", "defaults:", *lines, ""]))
     code, line = start("train", "--config-dir", "mine", "+experiment=own")
     assert code == 2 and line.startswith(f"error: {message}")
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [("trainer: 3", "trainer.max_steps=1"), ("optim: [1]", "optim.lr=1"), ("head: zca", "head.width=3")],
+)
+def test_a_value_in_place_of_a_group_comes_before_a_setting_of_it(line, word, start):  # noqa: F811
+    Path("mine/experiment").mkdir(parents=True, exist_ok=True)
+    Path("mine/experiment/own.yaml").write_text(f"# @package _global_\n{line}\n")
+    code, said = start("train", "--config-dir", "mine", "+experiment=own", word)
+    assert code == 2 and " stands in place of settings; to choose an option write '- override /" in said
 
 
 def test_an_experiment_that_is_not_there_is_said_to_need_its_folder(start):  # noqa: F811

@@ -227,6 +227,12 @@ def inherited(hydras: Any) -> list[str]:
     return [text for text in hydras.overrides.hydra if text.startswith("hydra.searchpath")]
 
 
+def refuse_beside_compare(overrides: Iterable[str]) -> None:
+    """Raise ValueError for a setting that evaluate.py does not read where it compares runs."""
+    if rest := [text for text in overrides if text.partition("=")[0] not in ("compare", "draws", "digits")]:
+        raise ValueError(f"compare= reads draws and digits, and writes no file: leave out {' '.join(rest)}")
+
+
 def script_of(argv: list[str]) -> str:
     """The script that a command line starts, "train" or "evaluate", as train.py or `whitenedcse train`."""
     return Path(argv[0]).stem.split()[-1]
@@ -282,12 +288,13 @@ def own_class(group: str, options: Sequence[str], argv: list[str]) -> str | None
 
 
 def own_options(argv: list[str], *folders: Path) -> Iterator[tuple[str, dict[Any, Any]]]:
-    """GROUP/OPTION and the settings of each option of a command line, from --config-dir and the folders."""
+    """GROUP/OPTION and the settings of each option of a command line, as files of one's own or of folders."""
     parsed = get_args_parser().parse_known_args(argv[1:])[0]
     given = [text.lstrip("+").partition("=") for text in parsed.overrides]
     names = [f"{group}/{option}" for group, _, options in given for option in options.split(",")]
-    for name, folder in product(names, [*filter(None, [parsed.config_dir]), *folders]):
+    own = re.findall(r"file://([^],'\"]+)", " ".join(parsed.overrides))  # of hydra.searchpath
+    for name, folder in product(names, [*filter(None, [parsed.config_dir]), *own, *folders]):
         with suppress(YAMLError, FileNotFoundError):
-            own = OmegaConf.to_container(OmegaConf.load(Path(folder, f"{name}.yaml")))
-            if isinstance(own, dict):
-                yield name, own
+            content = OmegaConf.to_container(OmegaConf.load(Path(folder, f"{name}.yaml")))
+            if isinstance(content, dict):
+                yield name, content

@@ -74,7 +74,7 @@ def no_setting(key: str, argv: list[str]) -> str:
     word = next((text for text in argv[1:] if text.partition("=")[0].lstrip("+") == key.lstrip("+")), key)
     if key in ADDED:
         return f"{key} is added with a plus: {command(argv)} {ADDED[key]}+{word}"
-    if said := no_part(key, word, argv) or no_own_setting(key, word, argv):
+    if said := no_default(argv) or no_part(key, word, argv) or no_own_setting(key, word, argv):
         return said
     other = "evaluate" if script == "train" else "train"
     theirs, ours = ({*groups(name), *OmegaConf.load(CONF / f"{name}.yaml")} for name in (other, script))
@@ -141,9 +141,12 @@ def no_settings(group: str, value: object = "a value") -> str:
 
 
 def no_default(argv: list[str]) -> str:
-    """What to write for an entry, in the defaults of a file, that chooses no option; "" if all do."""
+    """What to write in a file that gives a value to a group, or whose defaults choose no option; else ""."""
     every = {*groups("train"), *groups("evaluate")}
     for file, own in own_options(argv, CONF):
+        wrong = [group for group in every if isinstance(own.get(group), str | int | float | list)]
+        if wrong and file.partition("/")[0] in ADDED:  # another file's keys may be those of its class
+            return no_settings(wrong[0], own[wrong[0]])
         for key, option in (p for e in own.get("defaults") or [] if isinstance(e, dict) for p in e.items()):
             near = get_close_matches(re.sub("^(override )? */?", "", key), every, n=1)
             if near and key != f"override /{near[0]}":
@@ -272,9 +275,6 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     r"Missing mandatory value: (\S+)": lambda found, _: f"{found[1]} {EMPTY}{found[1]}=VALUE",
     r"Could not find '((?:hydra/)?[^/']+)/([^']+)' Available options in '[^']+': (.*) Config search": (
         lambda found, _: no_option(found[1], found[2], found[3].split())
-    ),
-    r"^In '(\S+)': .*Cannot merge DictConfig with ListConfig": lambda found, _: (
-        f"{found[1]}: a list stands in place of settings; {CHOSEN.format('GROUP', 'OPTION')}"
     ),
     r"Error trying to access (\w+)\.\S+ node `\1` is not a container": lambda found, _: no_settings(found[1]),
     r"^\w[\w.]*\(\) (missing|takes|got) .*arguments?\b.*": lambda found, _: f"{found[0]}; {GIVEN}",

@@ -103,8 +103,8 @@ def subset_curve(best: Sequence[Mapping[str, Any]], said: Said, path: Path) -> t
         figure = Figure(figsize=(5.2, 3.4), layout="constrained")
         ax = figure.subplots()
         ax.plot(sizes, values, "o-", color="0.35", markersize=4)
-        layers = " + ".join(map(str, best[top]["layers"]))
-        _mark(ax, sizes[top], values[top], f"best {values[top]:.2f}\nlayers {layers}")
+        layers = f"layer{'s' * (sizes[top] > 1)} {' + '.join(map(str, best[top]['layers']))}"
+        _mark(ax, sizes[top], values[top], f"best {values[top]:.2f}\n{layers}")
         ax.set(xlabel="layers averaged", ylabel=f"best average {LABEL}", xticks=sizes)
         _title(figure, said)
         return _saved(figure, path)
