@@ -166,7 +166,7 @@ TRAINING = [
     ({}, "loss=foo", ["no loss=foo; there are", "multi_positive"]),
     ({}, "head=foo", ["no head=foo; there are", "shuffled_group"]),
     ({}, "pooling=foo", ["no pooling=foo; there are", "cls, first_last, last, max, mean, pooler"]),
-    ({}, "pooling.kind=foo", ["pooling.kind='foo' is not one of cls, mean, max, last, pooler"]),
+    ({}, "pooling.kind=foo", ["pooling.kind='foo' is not one of cls, mean, max, last, pooler; first_last"]),
     ({}, "pooling.kind=first_last", ["last, pooler; first_last is mean over layers [1, -1]"]),
     ({}, "+experiment=foo", ["no experiment=foo; there are", "bert_base"]),
     ({}, "encoder=foo", ["no encoder=foo; there are", "pretrained"]),

@@ -257,13 +257,13 @@ def test_an_error_in_a_process_is_one_line(embedder, corpus, tmp_path, monkeypat
         processes = ()
 
         def join(self, timeout):
-            raise ProcessRaisedException("-- Process 1:\nTraceback\n  line\nOSError: disk full\n", 1, 99)
+            raise ProcessRaisedException("-- Process 0:\nTraceback\n  line\nOSError: disk full\n", 0, 99)
 
     monkeypatch.setattr(bulk_module, "spawn", lambda *args, **how: Workers())
     monkeypatch.setattr(
         shares, "LATE", 0.1
     )  # seconds that it waits for the other, to tell that it has failed
-    with pytest.raises(OSError, match="^a process failed: OSError: disk full; files are kept"):
+    with pytest.raises(OSError, match="^rank 1 failed: OSError: disk full; files are kept"):
         encoded(job_of(embedder, corpus, tmp_path / "out", form=FORM), 2)
 
 
@@ -445,6 +445,19 @@ def test_a_finished_file_that_is_damaged_is_refused_and_encoded_again(
     assert encoded(job) == 7
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "again" in line]
     assert f"{damaged} is not as it was written: its digest differs; it is encoded again" in line
+    assert contents(job.out) == whole
+
+
+def test_a_file_that_a_kill_left_without_its_digest_is_said_to_be_unfinished(
+    embedder, corpus, tmp_path, capsys
+):
+    encoded(job := job_of(embedder, corpus, tmp_path / "out", form=Form("npy", shard=7)))
+    whole, digests = contents(job.out), json.loads((job.out / "digests.json").read_text())
+    del digests["shard-00002.npy"]
+    (job.out / "digests.json").write_text(json.dumps(digests))
+    capsys.readouterr()
+    assert encoded(job) == 7
+    assert "shard-00002.npy was left unfinished; it is encoded again" in capsys.readouterr().out
     assert contents(job.out) == whole
 
 

@@ -198,12 +198,17 @@ def test_accuracies_are_compared_on_the_same_texts(tmp_path):
         predicted = np.where(np.arange(200) < wrong, 1 - texts.labels, texts.labels)
         result = evaluated(System(np.ones((200, 3))), agenda, lambda *_, p=predicted: (p, 50.0), 20)
         facts = {"model": "m", "pooling": "own", "headline": "all", "protocol": "simcse"}
+        facts |= {"classifier": {"a": "lbfgs", "b": "senteval"}[name], "case": "lower", "bf16": False}
+        facts |= {"max_length": 64} if name == "b" else {}  # not known of the other
         Run(tmp_path / name).end(*recorded(facts, [Row("x")], [result], agenda))
     (grid,) = compared([str(tmp_path / "a"), str(tmp_path / "b")], 300, 2)
     line = cells(grid, "MR")
     assert line["1"].startswith("70.00 ±") and line["2"].startswith("90.00 ±")
     assert line["2 - 1"].startswith("20.00 ±") and line["2 - 1"].endswith("**")
     assert grid.title == "x: accuracy x 100"
+    assert [note for note in grid.notes if "not the same" in note] == [
+        "classifier is not the same in all: lbfgs, senteval"
+    ]
     items = dict(Run(tmp_path / "b").items)
     labels = items.pop("gold/MR")
     assert labels.tolist() == texts.labels.tolist()

@@ -351,6 +351,9 @@ def test_similarity_is_the_cosine_of_every_two():
         Embedder.similarity(x[0], y)
     with pytest.raises(ValueError, match=r"\(5, 7\) and \(3, 6\)"):
         Embedder.similarity(x, y[:, :6])
+    for texts in ("a cat", ["a cat"], [["a cat"]], [None]):
+        with pytest.raises(TypeError, match="of embeddings, not of texts: encode them first"):
+            Embedder.similarity(x, texts)
 
 
 def test_the_mean_of_first_and_last_layer_has_a_name(bert, tmp_path):

@@ -248,6 +248,11 @@ def test_runs_are_models_and_one_task_needs_no_list(home):
             TypeError,
             "corpus is of type list, not a path or name: write its sentences to a file, one a line",
         ),
+        (
+            lambda: whitenedcse.train("bert", "my.txt", dev=["pairs.csv"]),
+            TypeError,
+            "dev is of type list, not a path or name: one set of scored pairs chooses the checkpoint",
+        ),
         (lambda: whitenedcse.train("bert", "table.csv", **SMALL), ValueError, '{"data.columns": ["NAME"]}'),
         (lambda: whitenedcse.train("bert", "my.txt", head="sgw"), ValueError, "no head=sgw; there are"),
         (lambda: whitenedcse.train("bert", "my.txt", views=1, **SMALL), ValueError, "views=1"),

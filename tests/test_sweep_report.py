@@ -166,6 +166,15 @@ def test_differences_are_paired_by_seed_and_tested_as_scipy_tests_them(tmp_path,
     assert any(note.startswith("whitenedcse: seeds 4, 5 have no partner") for note in grid.notes)
 
 
+def test_one_pair_of_seeds_has_a_difference_and_the_reason_for_no_test(tmp_path):
+    for number, (system, best) in enumerate([("simcse", 61.0), ("group", 62.5), ("zca", 60.25)]):
+        trained(tmp_path / str(number), 1, best, None, system, views=number + 2)
+    (grid, *_) = table([tmp_path])
+    assert [line[-3:] for line in grid.rows] == [["", "", ""], ["+1.50", "-", "-"], ["-0.75", "-", "-"]]
+    said = "-: a test needs two seeds or more that both groups have, as by seed=1,2"
+    assert [note for note in grid.notes if note.startswith("-")] == [said]
+
+
 def test_means_and_spreads_are_those_of_numpy_for_every_row_of_the_tests(tmp_path):
     grid, space, tasks = table([swept(tmp_path / "s")])
     for name, by_seed in SCORES.items():
@@ -599,7 +608,7 @@ def test_unfinished_runs_and_repeated_seeds_are_named_and_not_counted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("seeds", "expected"), [((1, 4), ("-", "-", "-")), ((1, 2), ("+3.00", "+3.00 .. +3.00", "-"))]
+    ("seeds", "expected"), [((1, 4), ("+3.00", "-", "-")), ((1, 2), ("+3.00", "+3.00 .. +3.00", "-"))]
 )
 def test_one_common_seed_and_a_constant_difference_are_not_tested(tmp_path, seeds, expected):
     for seed in (1, 2):

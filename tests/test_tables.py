@@ -173,6 +173,9 @@ def test_training_is_shown_before_and_at_its_best():
     few = {"values_best": {**dev["values_best"], "dev/whitened_on_dev_k64": None}}
     said = "-: the dev set has too few sentences for whitening on them to so many components"
     assert said in training_grid(dev | few).notes and said not in training_grid(dev).notes
+    few = {"values_best": {**dev["values_best"], "dev/whitened_on_corpus_k32": None}}
+    said = "-: the sample of the corpus has too few sentences for whitening on them to so many components"
+    assert said in training_grid(dev | few).notes and said not in training_grid(dev).notes
     assert shown(grid) == [
         ["embedding as it is", "24.19", "53.39"],
         ["alignment (lower is better)", "24.19", "-"],

@@ -84,6 +84,7 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
     """
     refuse_object("encoder", encoder, "a directory or hub id: save it, and give its directory")
     refuse_object("corpus", corpus, "a path or name: write its sentences to a file, one a line")
+    refuse_object("dev", dev or "", "a path or name: one set of scored pairs chooses the checkpoint")
     given: dict[str, Any] = {"encoder": "pretrained", "encoder.path": os.fspath(encoder), "data": "file"}
     given |= {"data.corpus": str(corpus), "monitor.dev": None if dev is None else str(dev)}
     given |= {

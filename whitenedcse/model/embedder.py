@@ -192,11 +192,13 @@ class Embedder(nn.Module):
     def similarity(x: ArrayLike, y: ArrayLike) -> NDArray[np.float32]:
         """The cosines of all embeddings in x with all in y: (n, d), (m, d) -> (n, m); 0 for a zero vector.
 
-        Raises ValueError unless both are two-dimensional and have the same width.
+        Raises ValueError unless both are two-dimensional and have the same width, TypeError for texts.
 
         >>> Embedder.similarity([[3.0, 4.0]], [[4.0, 3.0], [0.0, 2.0]]).round(2)
         array([[0.96, 0.8 ]], dtype=float32)
         """
+        if any(np.asarray(side).dtype.kind in "OSU" for side in (x, y)):
+            raise TypeError("similarity is of embeddings, not of texts: encode them first")
         a, b = (np.asarray(side, dtype=np.float64) for side in (x, y))
         if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1]:
             raise ValueError(f"{a.shape} and {b.shape}: give two arrays of embeddings, (n, d) and (m, d)")

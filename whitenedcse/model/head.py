@@ -45,8 +45,8 @@ class Pooling:
 
     def __init__(self, kind: str = "cls", layers: Sequence[int] = (-1,)) -> None:
         if kind not in KINDS:
-            more = "; first_last is mean over layers [1, -1]" * (kind in NAMED)
-            raise ValueError(f"pooling.kind={kind!r} is not one of {', '.join(KINDS)}{more}")
+            more = "first_last is mean over layers [1, -1]"
+            raise ValueError(f"pooling.kind={kind!r} is not one of {', '.join(KINDS)}; {more}")
         if not layers:
             raise ValueError("pooling.layers is empty; name at least one layer, e.g. [-1]")
         if kind == "pooler" and list(layers) != [-1]:

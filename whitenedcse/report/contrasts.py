@@ -40,6 +40,7 @@ from whitenedcse.report.sweep import (
 )
 
 DEV = "monitor.dev"
+ONE_SEED = "-: a test needs two seeds or more that both groups have, as by seed=1,2"
 
 
 def paired_by_seed(one: Mapping[int, float], other: Mapping[int, float]) -> Comparison | None:
@@ -103,9 +104,8 @@ def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
         notes += ["the difference is that of dev best, because not all runs have scores of the same tests"]
     notes += [f"tests: Spearman, {meaning(mean)}" for mean in aggregations(every)]
     notes += undefined(row for run in every for row in (run.scores or {}).get("rows", []))
-    notes += (
-        [] if same_tests(every) else ["not all runs have scores of the same tests: averages differ by these"]
-    )
+    if not same_tests(every):
+        notes.append("not all runs have scores of the same tests: averages differ by these")
     notes += sweep.notes
     main = Grid("groups of runs, scores x 100", columns, lines, notes, range(1, len(columns)))
     alone = [task for task in tasks if len(tasks) > 2 or task != "average"]  # of one task it is the score
@@ -166,8 +166,7 @@ def differences(
     tests = {label: paired_by_seed(scores[label], scores[first.label]) for label in others}
     tested = {label: test.p for label, test in tests.items() if test and test.p is not None}
     p = dict(zip(tested, holm(list(tested.values())), strict=True))
-    cells = {first.label: ["", "", ""]}
-    notes = []
+    cells, notes = {first.label: ["", "", ""]}, list[str]()
     if others:
         holms = f", p corrected for {len(p)} by Holm's method" if p else ""
         notes.append(
@@ -178,7 +177,10 @@ def differences(
         if missing:
             notes.append(f"{label}: seeds {', '.join(map(str, missing))} have no partner and are not paired")
         if test is None:
-            cells[label] = ["-", "-", "-"]
+            both = scores[label].keys() & scores[first.label].keys()
+            apart = [f"{scores[label][seed] - scores[first.label][seed]:+z.2f}" for seed in both]
+            cells[label] = [*(apart or "-"), "-", "-"]
+            notes += [ONE_SEED] * (len(both) == 1 and ONE_SEED not in notes)
             continue
         interval = f"{test.low:+z.2f} .. {test.high:+z.2f}"
         cells[label] = [f"{test.difference:+z.2f}", interval, f"{p[label]:.2g}" if label in p else "-"]
@@ -248,9 +250,8 @@ def strip(ax: Axes, groups: Sequence[Group], measure: Measure, what: str) -> Non
         colour, mark = look(i)
         scores = np.array(list(values(group, measure).values()))
         n = len(scores)
-        ax.text(
-            0.0, -i + 0.3, names[i], transform=ax.get_yaxis_transform(), fontsize=9, va="center"
-        ).set_in_layout(False)
+        side = ax.get_yaxis_transform()
+        ax.text(0.0, -i + 0.3, names[i], transform=side, fontsize=9, va="center").set_in_layout(False)
         ax.plot(
             scores,
             np.full(n, -i),
@@ -279,9 +280,8 @@ def quality(ax: Axes, groups: Sequence[Group]) -> None:
         table = np.array([[run.at(SPEARMAN, step) for step in steps] for run in runs], dtype=float)
         if steps:
             ax.plot(steps, table.mean(axis=0), marker=mark, color=colour, linewidth=1.3, markersize=4)
-            ax.fill_between(
-                steps, table.min(axis=0), table.max(axis=0), color=colour, alpha=0.15, linewidth=0
-            )
+            low, high = table.min(axis=0), table.max(axis=0)
+            ax.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
     over_steps(ax, f"{plots.LABEL}, all")
 
 

@@ -42,8 +42,13 @@ def training_grid(dev: Mapping[str, Any]) -> Grid:
         notes = ["alignment is over two embeddings of each sentence with different dropout", NO_PAIRS]
         return Grid("sentences held out of the corpus", columns, rows, notes, right=(1, 2))
     notes = alignment_note(dev)
-    if any(value is None for name, value in dev["values_best"].items() if "whitened_on_dev" in name):
-        notes.append("-: the dev set has too few sentences for whitening on them to so many components")
+    for key, few in {"dev": "the dev set", "corpus": "the sample of the corpus"}.items():
+        missing = [
+            n for n, value in dev["values_best"].items() if value is None and f"whitened_on_{key}" in n
+        ]
+        notes += [f"-: {few} has too few sentences for whitening on them to so many components"] * bool(
+            missing
+        )
     before, best = dev.get("before"), dev.get("best")
     if before is not None and best is not None and best < before:
         notes.append(
@@ -250,8 +255,11 @@ def difference_cells(
     return [value, "-" if p is None else f"{p:.3f}"]
 
 
-def same_pairs(runs: Sequence[Run], tasks: Sequence[str]) -> None:
-    """Raise ValueError unless all runs report the same aggregation of the same gold scores."""
+def same_pairs(runs: Sequence[Run], tasks: Sequence[str], kind: str) -> list[str]:
+    """A note for each way in which the runs were evaluated differently; kind: of tasks, "sts" and so on.
+
+    Raises ValueError unless all report the same aggregation of the same gold scores.
+    """
     first = runs[0]
     for other in runs[1:]:
         if other.results["headline"] != first.results["headline"]:
@@ -263,3 +271,7 @@ def same_pairs(runs: Sequence[Run], tasks: Sequence[str]) -> None:
                 raise ValueError(
                     f"{task}: {first.path} and {other.path} were not evaluated on the same pairs"
                 )
+    names = ("case", "max_length", "extra", "bf16", *["classifier"] * (kind == "transfer"))
+    known = [(name, str(run.results[name])) for run in runs for name in names if name in run.results]
+    values = {name: dict.fromkeys(value for key, value in known if key == name) for name in names}
+    return [f"{name} is not the same in all: {', '.join(v)}" for name, v in values.items() if len(v) > 1]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import multiprocessing
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -243,10 +244,11 @@ def started(job: Job, count: int) -> Iterator[Callable[[], None]]:
         try:
             workers.join(timeout=0)
         except ProcessException as error:
-            what = str(error).strip().splitlines()[-1]
-            raise OSError(
-                f"a process failed: {what}; files are kept, and the same command resumes"
-            ) from error
+            what = re.sub(r"^process \d+ ", "", str(error).strip().splitlines()[-1])
+            said = (
+                f"rank {error.error_index + 1} failed: {what}; files are kept, and the same command resumes"
+            )
+            raise OSError(said) from error
 
     try:
         yield watch

@@ -103,8 +103,9 @@ def remove_damaged(out: Path, manifest: Manifest) -> None:
     known = read_json(out / DIGESTS)
     for number in range(manifest.shards):
         file = out / manifest.name(number)
-        if file.exists() and checksum(file) != known.get(file.name):
-            say(f"{file} is not as it was written: its digest differs; it is encoded again")
+        if file.exists() and checksum(file) != (digest := known.get(file.name)):
+            why = "is not as it was written: its digest differs" if digest else "was left unfinished"
+            say(f"{file} {why}; it is encoded again")
             file.unlink()
 
 
