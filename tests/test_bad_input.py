@@ -303,7 +303,6 @@ EVALUATION = [
     ({}, "model=bad_input_models:text", ["8 sentences have vectors of <U1, not of numbers"]),
     ({}, "model=bad_input_models:nan", ["8 of 8 sentences have vectors that are not finite"]),
     ({}, "compare=x", ['compare="x" must be a list of texts']),
-    ({}, "compare=[x]", ["compare: no run is in x"]),
     ({}, "tasks.names=[]", ["tasks.names=[]: nothing to score; name a task"]),
     ({}, "tasks.names=p.tsv", ['tasks.names="p.tsv" must be a list of texts']),
     ({}, "tasks.names=[no]", ["no task 'no'", "STS12"]),

@@ -614,6 +614,24 @@ def test_what_waits_is_written_when_a_job_is_stopped(embedder, corpus, tmp_path,
     assert encoded(job) == len(TEXTS) - 14
 
 
+def test_ctrl_c_does_not_reach_the_further_processes(embedder, corpus, tmp_path, monkeypatch):
+    class Workers:
+        processes = ()
+
+        def join(self, timeout):
+            raise ProcessRaisedException("-- Process 0:\nOSError: x\n", 0, 99)
+
+    heard = []
+    monkeypatch.setattr(shares, "LATE", 0.1)
+    monkeypatch.setattr(
+        bulk_module, "spawn", lambda *args, **how: heard.append(signal.getsignal(signal.SIGINT)) or Workers()
+    )
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(OSError, match="rank 1 failed"):
+        encoded(job_of(embedder, corpus, tmp_path / "out", form=FORM), 2)
+    assert heard == [signal.SIG_IGN] and signal.getsignal(signal.SIGINT) is before
+
+
 def test_an_interruption_says_what_is_kept(source, corpus, tmp_path, monkeypatch, capsys):
     fill, last = Filling.__call__, 0
 

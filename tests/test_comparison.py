@@ -234,7 +234,7 @@ def test_averages_are_over_the_tasks_that_all_have(tmp_path, order):
     assert values["average"] == pytest.approx(np.mean([values["A"], values["B"]], axis=0), abs=0.01)
     assert "left out, as not all have a score: C" in grid.notes
     run(tmp_path / "c", 0.2, 0, {"C": task(60, 2)})
-    with pytest.raises(ValueError, match="a and .*c share no task with a score"):
+    with pytest.raises(ValueError, match="a and .*c share no task with a score; give both the same tas"):
         compared([str(tmp_path / "a"), str(tmp_path / "c")], 20, 2)
 
 

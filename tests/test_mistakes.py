@@ -90,7 +90,7 @@ MISTAKES = {
     "add one that has it: head=group or head=shuffled_group (",
     "train head=dense head.whitening.momentum=0.9": "no setting 'head.whitening.momentum' in this head; add "
     "one that has it: head=pca or head=zca (",
-    "train loss=wmse loss.temperature=0.2": "no setting 'loss.temperature'; loss=matryoshka or loss=multi_",
+    "train loss=wmse loss.temperature=0.2": "no setting 'loss.temperature'; loss has none; loss=matryoshka",
     "train +loss.temperature=0.2": "loss.temperature is there already: write loss.temperature=0.2, without a",
     "train +views=2": "views is there already: write views=2, without a plus",
     "train loss._target_=nowhere.Loss loss.a=2": "a setting of a class of your own is added with a plus: +l",

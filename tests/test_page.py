@@ -149,7 +149,10 @@ def test_the_legend_of_a_sweep_has_the_colour_and_the_mark_of_each_group(tmp_pat
     looks = [contrasts.look(i) for i in range(len(SCORES))]
     assert [line[:2] for line in found] == [(colour, contrasts.MARKS[mark]) for colour, mark in looks]
     assert [label for *_, label in found] == list(SCORES)
-    assert "3 groups, 13 runs, 12 finished; every run is a line of seeds.csv" in Elements(text).words
+    assert (
+        "3 groups, 13 runs, 12 finished; every run is a line of the csv file beside this page"
+        in Elements(text).words
+    )
 
 
 HOSTILE = "<script>document.title='x'</script>&\"'$a_b$ {{7}}"

@@ -49,7 +49,7 @@ def test_keys_that_are_read_pass():
 
 
 def test_the_nearest_of_nothing_is_nothing():
-    assert unknown("a", []) == "no setting 'a'"
+    assert unknown("a", []) == "no setting 'a'; the top level has none"
 
 
 def test_the_rest_of_a_class_s_settings_are_those_of_the_class_above():
@@ -174,7 +174,10 @@ def test_a_value_of_another_type_is_refused_with_the_type_in_words(key, value, w
             'figures="layers" must be a list ([...], each one of layers, subsets, components, projection)',
         ),
         ({"bf16": "x"}, 'bf16="x" must be true or false'),
-        ({"monitor": {"dev": 3}}, "monitor.dev=3 must be text or null"),
+        (
+            {"monitor": {"_target_": "whitenedcse.training.monitor.Monitor", "dev": 3}},
+            "monitor.dev=3 must be text or null",
+        ),
         ({"seed": PATH}, 'seed={"_target_": "pathlib.Path", "_args_": ["a"]} must be a whole number'),
     ],
 )

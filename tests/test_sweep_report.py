@@ -11,15 +11,16 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from scipy import stats
 
-from whitenedcse.app import cli
+from whitenedcse.app import cli, configuration
 from whitenedcse.app.reading import series
 from whitenedcse.app.run import Run
 from whitenedcse.evaluation.differences import holm
 from whitenedcse.model.whitener import KINDS, WhiteningSettings
-from whitenedcse.report import contrasts, page, plots, sweep
-from whitenedcse.report.conditions import idle
+from whitenedcse.report import contrasts, page, plots, results, sweep
+from whitenedcse.report.conditions import FOLLOWING, idle
 
 SCORES = {  # by system and seed: dev best, test average; no pattern
     "simcse": {1: (70.1, 66.0), 2: (69.2, 65.1), 3: (71.7, 67.9), 4: (70.9, 66.4)},
@@ -295,9 +296,9 @@ def test_the_aggregations_of_runs_by_another_protocol_are_named_too(tmp_path):
     one, other = (trained(tmp_path / name, average=70.0) for name in "ab")
     content = json.loads((other / "scores.json").read_text())
     (other / "scores.json").write_text(json.dumps(content | {"headline": "wmean"}))
-    assert sweep.aggregations([Run(one), Run(other), Run(one)]) == ["all", "wmean"]
-    assert sweep.in_brackets(["all", "wmean"]) == " (all, wmean)"
-    assert sweep.aggregations([Run(trained(tmp_path / "c"))]) == []
+    assert results.aggregations([Run(one), Run(other), Run(one)]) == ["all", "wmean"]
+    assert results.in_brackets(["all", "wmean"]) == " (all, wmean)"
+    assert results.aggregations([Run(trained(tmp_path / "c"))]) == []
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
@@ -447,7 +448,37 @@ def test_words_that_all_command_lines_have_do_not_make_what_a_system_implies_a_p
     )
     assert labels(one, two) == ["a", "b"]
     two["words"] = "data=other x=1"
-    assert labels(one, two) == ["a data.passes=2", "b data.passes=3"]
+    assert labels(one, two) == ["a data=file", "b data=other"]  # from which the passes follow
+
+
+def test_what_follows_from_typed_settings_is_not_named(labels):
+    def run(views, head, lr=1.0, every=50):
+        head_settings = {"_target_": "x.Head", "whitening": {"kind": head} if head != "identity" else None}
+        settings = {"views": views, "data": {"passes": views}, "monitor": {"every": every}}
+        return settings | {
+            "optim": {"lr": lr},
+            "head": head_settings,
+            "words": f"data=file head={head} views={views}",
+        }
+
+    pairs = list(itertools.product(("group", "identity"), (2, 3)))
+    every = [run(views, head) for head, views in pairs]
+    assert labels(*every) == [f"head={head}, views={views}" for head, views in pairs]
+    other = run(3, "group", lr=2.0)
+    assert labels(run(2, "group"), other) == ["views=2, optim.lr=1.0", "views=3, optim.lr=2.0"]
+    typed = run(3, "group") | {"words": "data=file head=group views=3 data.passes=3"}
+    assert labels(run(2, "group"), typed) == ["data.passes=2, views=2", "data.passes=3, views=3"]
+    unlike = [run(2, "group"), run(3, "group"), run(3, "group", every=9)]  # which views do not tell
+    assert labels(*unlike) == [f"views={v}, monitor.every={n}" for v, n in ((2, 50), (3, 50), (3, 9))]
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_what_may_follow_others_is_written_so_in_some_option(name):
+    group, _, key = name.partition(".")
+    files = [*(configuration.CONF / group).glob("*.yaml"), *(configuration.CONF / "encoder").glob("*.yaml")]
+    contents = [OmegaConf.to_container(OmegaConf.load(file)) for file in files]
+    values = [content.get(key) or (content.get(group) or {}).get(key) for content in contents]
+    assert any("${" in str(value) for value in values)
 
 
 def test_a_class_stands_for_the_settings_that_only_it_has_unless_a_command_line_has_them(labels):
@@ -563,11 +594,11 @@ def test_a_label_names_the_first_settings_that_differ_and_counts_the_others(labe
     assert labels(*many) == ["a5=0, a6=0, a7=0, b=0, and 1 more", "a5=5, a6=6, a7=7, b=1, and 1 more"]
     folder = tmp_path / "0"
     (grid, *_), _ = page.write([str(folder)], None, None)
-    assert any("seeds.csv has all settings that differ" in note for note in grid.notes)
+    assert any("the csv file of the seeds has all settings that differ" in note for note in grid.notes)
     table = list(csv.DictReader((folder / "seeds.csv").read_text().splitlines()))
     assert [line["c"] for line in table] == ["1", "0"] and {"a5", "a6", "a7", "b"} <= table[0].keys()
     (grid, *_), _ = page.write([str(swept(tmp_path / "few"))], None, None)
-    assert not any("seeds.csv" in note for note in grid.notes)
+    assert not any("csv file" in note for note in grid.notes)
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 1)] * 7), min_size=2, max_size=6, unique=True))
@@ -645,8 +676,8 @@ def test_a_series_is_the_finite_values_of_whole_lines(tmp_path):
         ("new/folder/", ["new/folder/report.html", "new/folder/seeds.csv"]),
         ("new", ["new/report.html", "new/seeds.csv"]),
         ("v1.2", ["v1.2/report.html", "v1.2/seeds.csv"]),
-        ("new/page.html", ["new/page.html", "new/seeds.csv"]),
-        ("page.htm", ["page.htm", "seeds.csv"]),
+        ("new/page.html", ["new/page.html", "new/page-seeds.csv"]),
+        ("page.htm", ["page.htm", "page-seeds.csv"]),
     ],
 )
 def test_the_place_of_a_page_is_made(out, files, tmp_path, monkeypatch, capsys):
@@ -718,7 +749,7 @@ def test_several_runs_report_here_and_one_in_its_directory(tmp_path, monkeypatch
         (["s"], ["s/report.html", "s/seeds.csv"]),
         (["s/1"], ["s/1/report.html"]),
         (["s/*"], ["report.html", "seeds.csv"]),
-        (["s/0", "s/1", "--out", "s/1/both.html"], ["s/1/both.html", "s/1/seeds.csv"]),
+        (["s/0", "s/1", "--out", "s/1/both.html"], ["s/1/both.html", "s/1/both-seeds.csv"]),
     ):
         before = set(tmp_path.rglob("*"))
         assert cli.main(["report", *argv]) == 0

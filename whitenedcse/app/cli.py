@@ -180,8 +180,8 @@ def _report(commands: Any) -> None:
     parser.add_argument("--against", metavar="LABEL", help=against)
     out = (
         "FILE.html or folder of the page about runs, made if missing (default: report.html in their folder, "
-        "or in the current one if there are several); seeds.csv, a line a run, is written beside the page of "
-        "several"
+        "or in the current one if there are several); seeds.csv, or NAME-seeds.csv for "
+        "NAME.html, a line a run, is written beside the page of several"
     )
     parser.add_argument("--out", type=Path, metavar="PATH", help=out)
     given.form(parser)

@@ -94,7 +94,8 @@ def parameters(path: str, target: str | None, *, imported: bool) -> dict[str, An
     path: the name of their mapping. imported: whether to import a symbol whose source file does not say all.
     """
     module, _, name = str(target).rpartition(".")
-    hints = declared(module, name) if target else {}
+    none = ["names"] if path == "tasks" else ["_target_"] * (path in (*groups("train"), *groups("evaluate")))
+    hints = declared(module, name) if target else dict.fromkeys(none, Any)
     if hints or not target or not imported:
         return hints
     try:
@@ -245,8 +246,7 @@ def unknown(key: str, known: Iterable[str]) -> str:
         return f"no setting {key!r}; there is {' and '.join(same[:3])}"
     group = key.rpartition(".")[0]
     inside = [name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == group]
-    there = f"; {group or 'the top level'} has {', '.join(inside)}" if inside else ""
-    return f"no setting {key!r}{there}"
+    return f"no setting {key!r}; {group or 'the top level'} has {', '.join(inside) or 'none'}"
 
 
 def tests(config: DictConfig, run: Run) -> DictConfig | None:

@@ -255,9 +255,9 @@ def twice(group: str, argv: list[str]) -> str:
 
 def misplaced(found: re.Match[str], argv: list[str]) -> str:
     """What to write for a setting, of a file or the command line, that its group does not have."""
-    said, key, group, inside, nearest = found.group(0, 1, 2, 3, 4)
-    if not nearest and f"{key}=" not in " ".join(argv):
-        return f"{said}; in a file it is nested: '{group}:', and below that '  {inside}: ...'"
+    key, group, inside = found.groups()
+    if any(key in own for _, own in own_options(argv, CONF)):
+        return f"no setting '{key}'; in a file it is nested: '{group}:', and below that '  {inside}: ...'"
     if inside in groups("train"):
         return f"{found.string}; a file that sets other groups needs as its first line{FIRST}"
     return f"{found.string}; {having} has it" if (having := options_with(group, inside)) else found.string
@@ -281,7 +281,7 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     r"^In '\w+/\S+': Could not override '[^']+@(\w+)\.|^no setting '(experiment|system|sweep)'": (
         lambda found, _: f"the file of +{found[1] or found[2]} needs as its first line{FIRST}"
     ),
-    r"^no setting '((\w+)\.([\w.]+))'(;|$)": misplaced,
+    r"^no setting '((\w+)\.([\w.]+))'": misplaced,
     r"^Ambiguous value for argument '(.+?)' 1\.": lambda found, argv: several(found[1], argv),
     r"^Multiple values for (\w+)\.": lambda found, argv: twice(found[1], argv),
     r"^Config group override must be a string": lambda _, argv: no_null(argv),

@@ -9,6 +9,7 @@ import re
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -54,6 +55,19 @@ def asked_to_end(error: BaseException | None) -> int:
             return error.code
         error = error.__context__
     return 0
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """A context in which a process is started that ignores Ctrl-C: this one hears it and ends the other."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def lacking(what: str, package: str, extra: str | None = None, error: object = "") -> ValueError:

@@ -88,9 +88,8 @@ def compared(names: Sequence[str], draws: int, digits: int | None) -> list[Grid]
         if all(kind[0] in row_of(run, one.row)[1] for one in same for run in one.runs)
     ]
     if not (grids := [one for _, one in made if one]):
-        raise ValueError(
-            f"compare: {' and '.join(group.name for group in groups)} share no task with a score"
-        )
+        both = " and ".join(group.name for group in groups)
+        raise ValueError(f"compare: {both} share no task with a score; give both the same tasks.names")
     notes += [f"no table of {heading(same)}: no task has a score in all" for same, one in made if not one]
     return [*grids[:-1], grids[-1]._replace(notes=[*grids[-1].notes, *notes])]
 

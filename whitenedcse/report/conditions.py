@@ -8,7 +8,7 @@ trained, the protocol with its text handling, the pooling, and the transform wit
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,8 @@ BUILT = ("from", "row", "file", "where")  # of a published row: what it is built
 UNUSUAL = ("prompt", "shrinkage", "power", "update", "top")  # what no published row has
 ADAPTERS = ("alpha", "dropout", "modules")  # settings of adapters, which those of rank 0 do not read
 COLUMNS = ("anchor", "positive", "negative")  # of a corpus with hard negatives
+# settings whose defaults follow others, in conf/
+FOLLOWING = ("data.passes", "data.repetition", "monitor.dev", "monitor.every", "tasks.names")
 ALIASES = ("google-bert", "FacebookAI", "distilbert", "albert")  # owners of ids that had none before
 
 
@@ -210,3 +212,50 @@ def is_encoder(name: str, here: Mapping[str, Any] | None, aliases: Mapping[str, 
     if alias := aliases.get(name):
         same |= Path(alias).resolve() == Path(path).resolve()
     return same and here["architecture"] == content()["encoders"][name]
+
+
+def place(name: str, words: Sequence[str]) -> int:
+    """The position of the first word that names a setting, or one above or below it; of none, the end."""
+    pairs = ((f"{name}.", f"{word}.") for word in words)
+    return next((i for i, (a, b) in enumerate(pairs) if a.startswith(b) or b.startswith(a)), len(words))
+
+
+def follows(name: str, own: Sequence[str | None], typed: Mapping[str, Sequence[str | None]]) -> bool:
+    """Whether the values of a setting follow those of the option of its group, or its default others'.
+
+    typed: the values of the options and settings of the command lines.
+    """
+    above = [name.partition(".")[0], *(typed if name in FOLLOWING else ())]
+    return any(decides(typed[word], own) for word in above if word in typed and word != name)
+
+
+def telling(named: Sequence[Any], columns: Sequence[Sequence[str]]) -> int | None:
+    """The first column that tells groups apart whose names are equal; None where no column does."""
+    same = [[i for i, other in enumerate(named) if other == name] for name in named]
+    apart = (c for c, column in enumerate(columns) if any(len({column[i] for i in i_s}) > 1 for i_s in same))
+    return next(apart, None)
+
+
+def parts(name: str, own: Sequence[str | None], above: Sequence[str | None], typed: bool) -> list[str]:
+    """What the label of each group says of a setting; "" for nothing.
+
+    own, above: the texts of the setting and of the one above it, by group. What the one above says is not
+    repeated: its kind or class, and settings that only one class has, unless they are `typed`.
+    """
+    alone = len({*own} - {"", None}) == 1 and not typed
+    if (alone or (name.endswith((".kind", "._target_")) and not typed)) and decides(above, own):
+        return [""] * len(own)
+    pairs = list(zip(above, own, strict=True))
+    lacking: dict[Any, str] = {(other, ""): f"no {name}" for other, text in pairs if text}
+    return [f"{name}={pair[1]}" if pair[1] else lacking.get(pair, "") for pair in pairs]
+
+
+def label(base: str, parts: Sequence[str], more: int, shared: bool) -> str:
+    """The parts and the number of those left out, after the base unless all groups share it."""
+    shown = ", ".join([*parts, *([f"and {more} more"] if more else [])])
+    return (shown if shown and shared else f"{base} {shown}".strip()) or "default settings"
+
+
+def decides(one: Sequence[str | None], other: Sequence[str | None]) -> bool:
+    """Whether the values of one setting, by group, imply those of another."""
+    return len({(a, b or "") for a, b in zip(one, other, strict=True)}) == len(set(one))

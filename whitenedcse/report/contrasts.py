@@ -22,17 +22,15 @@ from whitenedcse.evaluation.tasks import short
 from whitenedcse.report import plots
 from whitenedcse.report.conditions import same_content, texts
 from whitenedcse.report.plots import COLOURS, SIZE, Drawing, drawn, over_steps
-from whitenedcse.report.results import meaning, undefined
+from whitenedcse.report.results import aggregations, in_brackets, meaning, undefined
 from whitenedcse.report.sweep import (
     Group,
     Measure,
     Sweep,
-    aggregations,
     at_best,
     average_of,
     dev_before,
     dev_best,
-    in_brackets,
     rate,
     rows,
     scored,

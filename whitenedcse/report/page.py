@@ -26,13 +26,12 @@ from whitenedcse.app.terminal import Grid
 from whitenedcse.report import contrasts, plots
 from whitenedcse.report.contrasts import comparison
 from whitenedcse.report.plots import COLOURS, Drawing, drawn, over_steps
-from whitenedcse.report.results import described, grids, number, training_grid
+from whitenedcse.report.results import aggregations, described, grids, in_brackets, number, training_grid
 from whitenedcse.report.sweep import (
     RATE,
     Sweep,
-    aggregations,
+    beside,
     gathered,
-    in_brackets,
     paths,
     runs,
     scored,
@@ -53,7 +52,7 @@ TEMPLATES.globals["policy"] = POLICY
 
 
 def write(names: Sequence[str], out: Path | None, against: str | None) -> tuple[list[Grid], list[Path]]:
-    """Writes the page of a run, or of a sweep with its seeds.csv; returns the tables and the files written.
+    """Writes the page of a run, or of a sweep and the csv file of its seeds; returns tables and files.
 
     names: a run, a directory of runs, or several of both; patterns are allowed. out: a file that ends in
     .html, or a directory, made if missing. Raises FileNotFoundError or ValueError where `names` has no run,
@@ -69,7 +68,7 @@ def write(names: Sequence[str], out: Path | None, against: str | None) -> tuple[
         tables, page, files = run_grids(run), of_run(run), [file]
     else:
         sweep = gathered(runs(folders))
-        tables, files = comparison(sweep, against), [file, file.with_name("seeds.csv")]
+        tables, files = comparison(sweep, against), [file, beside(file)]
         titles = [Path(name).resolve().name for name in names]
         page = of_sweep(" ".join(titles[:3] + ["..."] * (len(titles) > 3)), sweep, tables)
     file.parent.mkdir(parents=True, exist_ok=True)

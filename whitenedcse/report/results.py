@@ -255,6 +255,17 @@ def difference_cells(
     return [value, "-" if p is None else f"{p:.3f}"]
 
 
+def aggregations(runs: Iterable[Run]) -> list[str]:
+    """The aggregations of the runs' STS tests, each once; none where they have no such tests."""
+    every = [run.scores or {} for run in runs]
+    return list(dict.fromkeys(s["headline"] for s in every if any("sts" in row for row in s.get("rows", []))))
+
+
+def in_brackets(words: Sequence[str]) -> str:
+    """Words as an addition to a name: " (all, mean)"; "" for none."""
+    return f" ({', '.join(words)})" if words else ""
+
+
 def same_pairs(runs: Sequence[Run], tasks: Sequence[str], kind: str) -> list[str]:
     """A note for each way in which the runs were evaluated differently; kind: of tasks, "sts" and so on.
 

@@ -10,14 +10,14 @@ import csv
 import glob
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from whitenedcse.app.durable import writing
 from whitenedcse.app.run import Run
-from whitenedcse.report.conditions import texts
+from whitenedcse.report.conditions import decides, follows, label, parts, place, telling, texts
 
 FEW = 4  # settings that a label names, unless more are needed to tell it from the others
 
@@ -45,19 +45,21 @@ def gathered(runs: Sequence[Run]) -> Sweep:
         together.setdefault(identity(run), []).append(run)
     differing, names = settings(runs), labels([group[0] for group in together.values()])
     groups, notes = [], []
-    for label, group in zip(names, together.values(), strict=True):
+    for name, group in zip(names, together.values(), strict=True):
         finished = sorted((run for run in group if run.scores), key=seed)  # stable: the first of a seed
         by_seed = {number: list(same) for number, same in groupby(finished, key=seed)}
-        notes += [f"not finished, not counted: {run.path} ({label})" for run in group if not run.scores]
+        notes += [f"not finished, not counted: {run.path} ({name})" for run in group if not run.scores]
         notes += [
-            f"seed {number} of {label} again, not counted: {run.path}"
+            f"seed {number} of {name} again, not counted: {run.path}"
             for number, same in by_seed.items()
             for run in same[1:]
         ]
         if by_seed:
-            groups.append(Group(label, {number: same[0] for number, same in by_seed.items()}))
-    if any(label.endswith(" more") for label in names):
-        notes.append("seeds.csv has all settings that differ, also those that the labels do not name")
+            groups.append(Group(name, {number: same[0] for number, same in by_seed.items()}))
+    if any(name.endswith(" more") for name in names):
+        notes.append(
+            "the csv file of the seeds has all settings that differ, also those that labels do not name"
+        )
     return Sweep(groups, list(runs), differing, notes)
 
 
@@ -81,14 +83,11 @@ def asked(runs: Sequence[Run], *, varied: bool = False) -> list[str]:
     return list(dict.fromkeys(word.split("=")[0].lstrip("+") for word in kept))
 
 
-def place(name: str, words: Sequence[str]) -> int:
-    """The position of the first word that names a setting, or one above or below it; of none, the end."""
-    pairs = ((f"{name}.", f"{word}.") for word in words)
-    return next((i for i, (a, b) in enumerate(pairs) if a.startswith(b) or b.startswith(a)), len(words))
+def settings(runs: Sequence[Run], chosen: Iterable[str] = ()) -> list[str]:
+    """The settings that differ between runs: those of a command line first, those that some lack last.
 
-
-def settings(runs: Sequence[Run]) -> list[str]:
-    """The settings that differ between runs: those of a command line first, those that some lack last."""
+    chosen: groups whose options differ, each before its settings.
+    """
     tables, words = [texts(run.settings) for run in runs], asked(runs)
     every = dict.fromkeys(name for table in tables for name in table)
     values = {name: {table.get(name) or "" for table in tables} for name in every}
@@ -97,7 +96,8 @@ def settings(runs: Sequence[Run]) -> list[str]:
         lacked = len(values[name] - {""}) == 1 and name not in words
         return lacked, place(name, words)
 
-    return sorted((name for name in every if len(values[name]) > 1), key=order)
+    differing = [name for name in every if len(values[name]) > 1]
+    return sorted(dict.fromkeys([*chosen, *differing]), key=order)
 
 
 def bases(runs: Sequence[Run]) -> list[str]:
@@ -108,16 +108,32 @@ def bases(runs: Sequence[Run]) -> list[str]:
     return [" ".join(filter(None, names)) for names in shown]
 
 
+def options(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """By group the option of each run, for groups of which all command lines choose one, not all the same."""
+    pairs = [
+        [word.lstrip("+").partition("=")[::2] for word in run.facts.get("command", "").split()]
+        for run in runs
+    ]
+    given = [dict(words) for words in pairs]
+    names = [name for name in asked(runs, varied=True) if all(name in words for words in given)]
+    made = [name for name in names if any(isinstance(run.settings.get(name), Mapping) for run in runs)]
+    return {name: [words[name] for words in given] for name in made}
+
+
 def labels(firsts: Sequence[Run]) -> list[str]:
     """A label for each group, given one run of each; no two are equal.
 
     It has the first `FEW` settings that differ, those that tell it from others, and the number of the rest.
     What a system or experiment implies is not repeated beside its name, unless a command line has it.
     """
-    tables, known, varied = [texts(run.settings) for run in firsts], bases(firsts), asked(firsts, varied=True)
+    known, varied, chosen = bases(firsts), asked(firsts, varied=True), options(firsts)
+    tables = [texts(run.settings) | {g: chosen[g][i] for g in chosen} for i, run in enumerate(firsts)]
     words, columns = [w for w in asked(firsts) if not w.endswith(".kind") or all(w in t for t in tables)], []
-    for name in (name for name in settings(firsts) if f"{name}.kind" not in words):
+    typed = {word: [table.get(word) for table in tables] for word in varied}
+    for name in (name for name in settings(firsts, chosen) if f"{name}.kind" not in words):
         own = [table.get(name, "") for table in tables]
+        if name not in words and follows(name, own, typed):
+            continue
         above = [table.get(name.rpartition(".")[0], "") for table in tables]
         if place(name, varied) < len(varied) or not decides(known, own):
             columns.append(parts(name, own, above, name in words))
@@ -130,38 +146,6 @@ def labels(firsts: Sequence[Run]) -> list[str]:
             sizes = [len(row) - len(own) for row, own in zip(rows, shown, strict=True)]
             return [label(*each, shared) for each in zip(known, kept, sizes, strict=True)]
         shown = [own | {more} & row.keys() for row, own in zip(rows, shown, strict=True)]
-
-
-def telling(named: Sequence[Any], columns: Sequence[Sequence[str]]) -> int | None:
-    """The first column that tells groups apart whose names are equal; None where no column does."""
-    same = [[i for i, other in enumerate(named) if other == name] for name in named]
-    apart = (c for c, column in enumerate(columns) if any(len({column[i] for i in i_s}) > 1 for i_s in same))
-    return next(apart, None)
-
-
-def parts(name: str, own: Sequence[str | None], above: Sequence[str | None], typed: bool) -> list[str]:
-    """What the label of each group says of a setting; "" for nothing.
-
-    own, above: the texts of the setting and of the one above it, by group. What the one above says is not
-    repeated: its kind or class, and settings that only one class has, unless they are `typed`.
-    """
-    alone = len({*own} - {"", None}) == 1 and not typed
-    if (alone or (name.endswith((".kind", "._target_")) and not typed)) and decides(above, own):
-        return [""] * len(own)
-    pairs = list(zip(above, own, strict=True))
-    lacking: dict[Any, str] = {(other, ""): f"no {name}" for other, text in pairs if text}
-    return [f"{name}={pair[1]}" if pair[1] else lacking.get(pair, "") for pair in pairs]
-
-
-def label(base: str, parts: Sequence[str], more: int, shared: bool) -> str:
-    """The parts and the number of those left out, after the base unless all groups share it."""
-    shown = ", ".join([*parts, *([f"and {more} more"] if more else [])])
-    return (shown if shown and shared else f"{base} {shown}".strip()) or "default settings"
-
-
-def decides(one: Sequence[str | None], other: Sequence[str | None]) -> bool:
-    """Whether the values of one setting, by group, imply those of another."""
-    return len({(a, b or "") for a, b in zip(one, other, strict=True)}) == len(set(one))
 
 
 def paths(names: Iterable[str]) -> list[Path]:
@@ -256,25 +240,19 @@ def scored(run: Run, name: str | None) -> dict[str, float]:
     return {"average" if k == "avg" else k: value for k, value in tests.items() if value is not None}
 
 
-def aggregations(runs: Iterable[Run]) -> list[str]:
-    """The aggregations of the runs' STS tests, each once; none where they have no such tests."""
-    every = [run.scores or {} for run in runs]
-    return list(dict.fromkeys(s["headline"] for s in every if any("sts" in row for row in s.get("rows", []))))
-
-
-def in_brackets(words: Sequence[str]) -> str:
-    """Words as an addition to a name: " (all, mean)"; "" for none."""
-    return f" ({', '.join(words)})" if words else ""
-
-
 def values(group: Group, measure: Measure) -> dict[int, float]:
     """The values of a measure for a group, by seed; seeds without one are left out."""
     measured = {number: measure(run) for number, run in group.runs.items()}
     return {number: value for number, value in measured.items() if value is not None}
 
 
+def beside(page: Path) -> Path:
+    """The csv file of the seeds beside a page, seeds.csv; beside another than report.html NAME-seeds.csv."""
+    return page.with_name(f"{page.stem}-seeds.csv".removeprefix("report-"))
+
+
 def write_csv(sweep: Sweep, path: Path) -> None:
-    """Write seeds.csv: a row for each run, finished or not, its directory relative to that of the file."""
+    """Write the csv file of the seeds: a row for each run, finished or not, its directory relative to it."""
     lines = [dict(cells(run, sweep.differing, path.parent)) for run in sweep.runs]
     longest_first = sorted(lines, key=len, reverse=True)  # an unfinished run has no tests
     columns = dict.fromkeys(name for line in longest_first for name in line)
@@ -285,7 +263,7 @@ def write_csv(sweep: Sweep, path: Path) -> None:
 
 
 def cells(run: Run, differing: Sequence[str], folder: Path) -> Iterator[tuple[str, Any]]:
-    """The cells of a run in seeds.csv by column, with all digits of its scores."""
+    """The cells of a run in the csv file of the seeds by column, with all digits of its scores."""
     yield from (("system", run.facts.get("system")), ("seed", seed(run)))
     known = texts(run.settings)
     yield from ((name, known.get(name)) for name in differing)

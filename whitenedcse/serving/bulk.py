@@ -28,7 +28,7 @@ from whitenedcse.app import reading
 from whitenedcse.app.compute import threads
 from whitenedcse.app.durable import DIGESTS, checksum, intact, seal, seal_too, write_json
 from whitenedcse.app.ranks import Place, end_with_parent, placed
-from whitenedcse.app.terminal import pace
+from whitenedcse.app.terminal import pace, unheard
 from whitenedcse.data.corpus import Corpus, fingerprint
 from whitenedcse.data.remote import Store, fetched
 from whitenedcse.data.sources import refuse_columns
@@ -238,7 +238,8 @@ def started(job: Job, count: int) -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # of each process that it ends
-    workers = spawn(worker, (job, count), nprocs=count - 1, join=False, daemon=True)
+    with unheard():
+        workers = spawn(worker, (job, count), nprocs=count - 1, join=False, daemon=True)
 
     def watch() -> None:
         try:
