@@ -17,7 +17,7 @@ from programs import started
 from test_architecture import composed
 from test_bad_input import place, start  # noqa: F401  fixtures
 
-from whitenedcse.app import checks, configuration, launch
+from whitenedcse.app import checks, configuration, launch, mistakes
 from whitenedcse.app.mistakes import known_keys, no_word, one_line
 from whitenedcse.training import terms
 
@@ -414,6 +414,12 @@ def test_an_own_file_chooses_its_options_one_by_one_with_override(order, default
     Path("mine/experiment/own.yaml").write_text("\n".join(["# @package _global_", "defaults:", *lines, ""]))
     code, line = start("train", "--config-dir", "mine", "+experiment=own")
     assert code == 2 and line.startswith(f"error: {message}")
+
+
+@pytest.mark.parametrize("group", ["experiment", "system", "sweep"])
+def test_no_file_of_conf_is_blamed(group):
+    for stem in configuration.stems(group):
+        assert mistakes.no_default(["train.py", f"+{group}={stem}"]) == ""
 
 
 @pytest.mark.parametrize(

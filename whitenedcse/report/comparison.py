@@ -186,6 +186,7 @@ def grid(groups: Sequence[Group], kind: tuple[str, str, str], draws: int, digits
     tasks = [task for task in every if all(task in c.values for c in columns)]
     if not tasks:
         return None
+    unlike = same_pairs([run for group in groups for run in group.runs], tasks, key)
     columns = [averaged(c, tasks) for c in columns]
     left = [task for task in every if task not in tasks]
     tasks += ["average"] * (len(tasks) > 1)
@@ -195,10 +196,10 @@ def grid(groups: Sequence[Group], kind: tuple[str, str, str], draws: int, digits
         f"{i}: {group.name}{f' ({len(group.runs)} runs)' if len(group.runs) > 1 else ''}"
         for i, group in enumerate(groups, 1)
     ]
-    legend += same_pairs([run for group in groups for run in group.runs], tasks, key)
     tests = [f"{i} - 1: {manner(groups[0], other, items)}" for i, other in enumerate(groups[1:], 2)]
     notes = [
         *legend,
+        *unlike,
         *([f"left out, as not all have a score: {', '.join(left)}"] if left else []),
         *tests,
         *widths(groups, draws, items),
