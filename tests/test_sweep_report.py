@@ -57,6 +57,7 @@ def trained(
     finished=True,
     series=None,
     words="",
+    overrides=(),
     experiment=None,
     **settings,
 ):
@@ -86,6 +87,7 @@ def trained(
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     facts = {
         "command": f"train.py seed={seed} {words}",
+        **({"overrides": overrides} if overrides else {}),
         "experiment": experiment,
         "seed": seed,
         "system": system,
@@ -470,6 +472,19 @@ def test_what_follows_from_typed_settings_is_not_named(labels):
     assert labels(run(2, "group"), typed) == ["data.passes=2, views=2", "data.passes=3, views=3"]
     unlike = [run(2, "group"), run(3, "group"), run(3, "group", every=9)]  # which views do not tell
     assert labels(*unlike) == [f"views={v}, monitor.every={n}" for v, n in ((2, 50), (3, 50), (3, 9))]
+
+
+def test_jobs_of_a_sweep_are_named_by_their_own_settings(labels):
+    def job(head, views):
+        settings = {
+            "views": views,
+            "data": {"passes": views},
+            "head": {"_target_": "x", "dense": head == "a"},
+        }
+        return settings | {"words": "-m head=a,b views=2,3", "overrides": [f"head={head}", f"views={views}"]}
+
+    pairs = list(itertools.product("ab", (2, 3)))
+    assert labels(*(job(*pair) for pair in pairs)) == [f"head={head}, views={v}" for head, v in pairs]
 
 
 @pytest.mark.parametrize("name", FOLLOWING)

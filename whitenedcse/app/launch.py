@@ -232,13 +232,13 @@ def finished(run: Run, settings: str) -> bool:
 
 
 def origin(config: Any, encoder: Any) -> dict[str, Any]:
-    """What names a run: its experiment and system, its seed, and where its encoder comes from."""
+    """What names a run: its experiment and system, settings given, seed, and where its encoder comes from."""
     hydras = HydraConfig.get()
     names = {name: hydras.runtime.choices.get(name) for name in ("experiment", "system")}
     if names["experiment"] and "path" in config.encoder and own_encoder(hydras.overrides.task):
         names["experiment"] += f" with {Path(config.encoder.path).name}"
     source = encoder.provenance(config.encoder.path) if "path" in config.encoder else None
-    return {**names, "seed": config.seed, "encoder": source}
+    return {**names, "overrides": [*hydras.overrides.task], "seed": config.seed, "encoder": source}
 
 
 def begin(run: Run, settings: str, facts: Mapping[str, Any], digests: Mapping[str, Any]) -> Path | None:

@@ -254,7 +254,14 @@ ORIGIN = {"experiment": TEXT, "system": TEXT, "seed": WHOLE, "encoder": ENCODER}
 FORMS: dict[str, Any] = {
     "scores.json": {"dev": DEV, "rows": [ROW, ...], "headline": str, "model": TEXT, "prompt": TEXT, **ORIGIN},
     "versions.json": {
-        **{"command": str, "commit": TEXT, "packages": {"*": str}, "resumed": [{}, ...], **ORIGIN},
+        **{
+            "command": str,
+            "overrides": ([], [str, ...]),
+            "commit": TEXT,
+            "packages": {"*": str},
+            "resumed": [{}, ...],
+            **ORIGIN,
+        },
         "machine": {"cores": int, "gpus": ([], [str, ...])},
     },
     "config.yaml": {"seed": int, "data": {"corpus": TEXT}, "encoder": {"path": TEXT}},

@@ -75,9 +75,15 @@ def identity(run: Run) -> Any:
     return run.facts.get("system"), read
 
 
+def given(run: Run) -> list[str]:
+    """The settings given to a run as words, NAME=VALUE; of an older job of a sweep, those of all jobs."""
+    words: list[str] = run.facts.get("overrides") or run.facts.get("command", "").split()
+    return words
+
+
 def asked(runs: Sequence[Run], *, varied: bool = False) -> list[str]:
-    """The names of the settings on the command lines of runs; varied: only where the lines differ."""
-    lines = [run.facts.get("command", "").split() for run in runs]
+    """The names of the settings that were given to runs; varied: only where these differ."""
+    lines = list(map(given, runs))
     words = [word for line in lines for word in line if "=" in word]
     kept = [word for word in words if not (varied and all(word in line for line in lines))]
     return list(dict.fromkeys(word.split("=")[0].lstrip("+") for word in kept))
@@ -110,14 +116,10 @@ def bases(runs: Sequence[Run]) -> list[str]:
 
 def options(runs: Sequence[Run]) -> dict[str, list[str]]:
     """By group the option of each run, for groups of which all command lines choose one, not all the same."""
-    pairs = [
-        [word.lstrip("+").partition("=")[::2] for word in run.facts.get("command", "").split()]
-        for run in runs
-    ]
-    given = [dict(words) for words in pairs]
-    names = [name for name in asked(runs, varied=True) if all(name in words for words in given)]
+    chosen = [dict(word.lstrip("+").partition("=")[::2] for word in given(run)) for run in runs]
+    names = [name for name in asked(runs, varied=True) if all(name in words for words in chosen)]
     made = [name for name in names if any(isinstance(run.settings.get(name), Mapping) for run in runs)]
-    return {name: [words[name] for words in given] for name in made}
+    return {name: [words[name] for words in chosen] for name in made}
 
 
 def labels(firsts: Sequence[Run]) -> list[str]:
