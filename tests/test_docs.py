@@ -18,12 +18,14 @@ from pathlib import Path
 
 import pytest
 from encoders import SENTENCES, WORDS, backbone, decoder_of
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from programs import ROOT, Forked, server, started, started_anew, surroundings
 from test_architecture import composed
 from test_doctor import COUNTS, MRPC, SICK, write
 
 from whitenedcse.app import configuration
+from whitenedcse.app.reading import flat
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FEW = ["trainer.max_steps=2", "trainer.log_every_n_steps=1", "monitor.every=2", "trainer.accelerator=cpu"]
@@ -228,6 +230,29 @@ def test_what_a_command_needs_beside_the_package_stands_beside_it(page):
             if re.search(needs, text[begin:end]):
                 beside = "\n\n".join([opening, *text[:begin].split("\n\n")[-2:], text[begin:end]])
                 assert f"pip install -e '.[{extra}]'" in beside, f"{text[begin:end]} needs [{extra}]"
+
+
+def test_the_files_of_ones_own_are_read_as_they_stand(tmp_path, monkeypatch):
+    text = (ROOT / "docs/train.md").read_text()
+    (tmp_path / "mine.py").write_text(re.search(r"^```python\n(# mine.py\n.*?)^```", text, re.M | re.S)[1])
+    monkeypatch.syspath_prepend(tmp_path)
+    blocks = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
+    assert len(blocks) == 3
+    for block in blocks:
+        group, name, option = re.search(
+            r"^# DIR/((\w+)/\w+).yaml, for --config-dir DIR (\S+)$", block, re.M
+        ).groups()
+        file = tmp_path / f"{group}.yaml"
+        file.parent.mkdir()
+        file.write_text(block)
+        words = [option, f"hydra.searchpath=[file://{tmp_path}]"]
+        words += ["encoder=pretrained", "encoder.path=x"] * (name == "loss")  # small proposes a temperature
+        with initialize_config_dir(str(configuration.CONF), version_base="1.3"):
+            config = configuration.plain(compose("train", words))
+        configuration.refuse_unknown(config, configuration.top("train"))
+        own = OmegaConf.to_container(OmegaConf.load(file))
+        for key, value in flat({k: v for k, v in own.items() if k != "defaults"}).items():
+            assert flat(config)[key if key.split(".")[0] in config else f"{name}.{key}"] == value
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -416,6 +416,35 @@ def test_an_own_file_chooses_its_options_one_by_one_with_override(order, default
     assert code == 2 and line.startswith(f"error: {message}")
 
 
+def test_a_dense_layer_that_is_asked_for_is_there_beside_the_quick_starts_encoder():
+    def dense(*words):
+        with initialize_config_dir(str(configuration.CONF), version_base="1.3"):
+            config = compose("train", list(words), return_hydra_config=True)
+        checks.leave_out_idle(config, config.hydra)
+        return config.head.dense
+
+    assert dense("head=dense") and dense("head=dense", "encoder.width=64")
+    assert not dense("head=dense", "head.dense=false") and not dense("head=identity")
+    assert not dense() and not dense("head=shuffled_group") and not dense("+system=simcse")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            "defaults: ['small@encoder']\nencoder: {layers: 1}",
+            "no setting 'encoder.encoder'; encoder has none (",
+        ),
+        ("encoder: {layers: 1}", "no setting 'encoder.layers'; encoder has none; encoder=small has it ("),
+    ],
+)
+def test_an_encoder_file_that_makes_no_encoder_is_not_told_of_its_first_line(lines, message, start, tmp_path):  # noqa: F811
+    (tmp_path / "encoder").mkdir()
+    (tmp_path / "encoder/own.yaml").write_text(f"# @package _global_\n{lines}\n")
+    code, line = start("train", "--config-dir", str(tmp_path), "encoder=own", "run=x")
+    assert code == 2 and line.startswith(f"error: {message}")
+
+
 @pytest.mark.parametrize("group", ["experiment", "system", "sweep"])
 def test_no_file_of_conf_is_blamed(group):
     for stem in configuration.stems(group):

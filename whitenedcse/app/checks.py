@@ -37,8 +37,6 @@ from whitenedcse.app.ranks import placed
 from whitenedcse.app.reading import flat
 from whitenedcse.app.run import Run
 
-SIZES = ("vocabulary", "layers", "width", "heads")  # of an encoder with random weights
-
 
 def checked(script: str, config: DictConfig) -> Run:
     """Check all settings; returns the configured run, named after its directory. Raises ValueError."""
@@ -195,13 +193,12 @@ def width_of(encoder: DictConfig) -> int | None:
     """
     from whitenedcse.model import scratch
 
-    if {*SIZES} <= {*encoder} and ours(encoder):
-        scratch.refuse(*(encoder[name] for name in SIZES))
-    width = encoder.get("width")
-    file = Path(str(encoder.get("path")), "config.json")
-    if width is None:
+    sizes = ("vocabulary", "layers", "width", "heads")
+    if {*sizes} <= {*encoder} and ours(encoder):
+        scratch.refuse(*(encoder[name] for name in sizes))
+    if (width := encoder.get("width")) is None:
         with suppress(OSError, ValueError, AttributeError):  # what it lacks is said when the encoder is read
-            width = json.loads(file.read_text()).get("hidden_size")
+            width = json.loads(Path(str(encoder.get("path")), "config.json").read_text()).get("hidden_size")
     return width if isinstance(width, int) else None
 
 
@@ -261,7 +258,8 @@ def leave_out_idle(config: DictConfig, hydras: Any) -> None:
     """Remove settings that were proposed for another class than that which a group has now.
 
     encoder=small sets loss.temperature, which a loss without negatives does not have; loss._target_=CLASS
-    replaces the class of an option whose settings stay. What the command line sets is left to be refused.
+    replaces the class of an option whose settings stay. What the command line sets is left to be refused, and
+    head=dense there has the dense layer that encoder=small leaves out.
     """
     asked = given(hydras)
     encoder = hydras.runtime.choices.get("encoder")
@@ -274,6 +272,8 @@ def leave_out_idle(config: DictConfig, hydras: Any) -> None:
         node: Any = config.get(group) if group != "encoder" and name not in asked else None
         if node is None or key not in node:
             continue
+        if f"{group}={key}" in hydras.overrides.task:  # head=dense is this layer
+            node[key] = settings_of(group, key)[key]
         target = node.get("_target_")
         known = parameters(group, target, imported=False) or parameters(group, target, imported=True)
         if target is None or (known and key not in known):

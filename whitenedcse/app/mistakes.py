@@ -113,14 +113,14 @@ def no_part(key: str, word: str, argv: list[str]) -> str:
 
 def options_with(group: str, inside: str) -> str:
     """The options of a group that read a setting, as GROUP=ONE or GROUP=OTHER; "" for none."""
-    having = {stem: here for stem in stems(group) if inside in (here := settings_of(group, stem))}
+    name = f"{group}.{inside}"  # of an option that sets other groups, the whole name
+    having = {s: here for s in stems(group) if {inside, name} & (here := settings_of(group, s)).keys()}
     if not having:
         return ""
     from whitenedcse.report.conditions import unread  # and PyTorch, for which other errors do not wait
 
-    name = f"{group}.{inside}"
     read = [stem for stem in having if name not in unread(flat({group: having[stem]}) | {name: "any"})]
-    first = sorted(read or having, key=lambda stem: having[stem][inside] != "???")  # which must be given it
+    first = sorted(read or having, key=lambda stem: having[stem].get(inside) != "???")  # must be given it
     return " or ".join(f"{group}={stem}" for stem in first)
 
 
@@ -258,7 +258,7 @@ def misplaced(found: re.Match[str], argv: list[str]) -> str:
     key, group, inside = found.groups()
     if any(key in own for _, own in own_options(argv, CONF)):
         return f"no setting '{key}'; in a file it is nested: '{group}:', and below that '  {inside}: ...'"
-    if inside in groups("train"):
+    if inside in groups("train") and inside != group:
         return f"{found.string}; a file that sets other groups needs as its first line{FIRST}"
     return f"{found.string}; {having} has it" if (having := options_with(group, inside)) else found.string
 

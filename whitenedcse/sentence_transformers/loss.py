@@ -107,18 +107,20 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         self.width, self.gather_across_devices = width, gather_across_devices
         self.mini_batch_size = mini_batch_size
         self.uses_gradient_cache = mini_batch_size is not None
-        self.begun = False  # whether a batch was seen
+        self.labels: Tensor | None = None  # the least and the greatest seen
         self.together = False  # whether all processes were given the head of the first
         self.cached: list[tuple[Tensor, Tensor]] = []  # weights of the head and their gradients
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
         """The loss of a batch: c columns of n tokenised texts -> scalar.
 
-        labels: not used. Raises ValueError where those of the first batch differ: every row is a positive.
+        labels: not used. Raises ValueError where those of the first batch, or of all batches before, differ:
+        every row is a positive.
         """
-        if not self.begun and labels is not None:
-            refuse_labels(labels)
-        self.begun = True
+        if labels is not None and labels.numel():
+            refuse_labels(labels if self.labels is None else self.labels)  # which waits for no GPU
+            every = labels.flatten() if self.labels is None else torch.cat([self.labels, labels.flatten()])
+            self.labels = torch.stack(every.aminmax())
         columns = list(sentence_features)
         if len(columns) == 1:
             columns = [repeated(columns[0], self.passes)]
