@@ -287,6 +287,8 @@ def test_rows_that_are_named_are_compared_and_others_noted(tmp_path, capsys):
             match=re.escape(f"{a} has the rows 'as it is', 'whitened (s3://x)'; name one of them, as {a}:"),
         ):
             compared(given, 20, 2)
+    (grid,) = compared([f"{a}:as it is", f"{a}:whitened"], 20, 2)  # the beginning of a name
+    assert float(cells(grid, "A")["2"].split()[0]) == pytest.approx(wanted[1], abs=0.01)
     with pytest.raises(ValueError, match="no row 'x' in .*/a; it has 'as it is', 'whitened .s3://x.'"):
         compared([f"{a}:x", str(b)], 20, 2)
     with pytest.raises(FileNotFoundError, match="no run is in .*/none:as it is"):

@@ -310,6 +310,7 @@ REFUSED = [
         lambda x: Postprocess(kind="ica"),
         "kind='ica' must be one of whitening, pca, zca, pca_cor, zca_cor, chol",
     ),
+    (lambda x: Postprocess("soft_zca"), "; soft_zca is zca with a shrinkage, such as 0.1"),
     (lambda x: Postprocess(kind="pca", update="mean"), "update='mean' must be one of exact, paper"),
     (lambda x: Postprocess(kind="zca", k=3), "k=3 is for whitening, pca, pca_cor, prefix, not zca"),
     (lambda x: Postprocess(kind="whitening", top=3), "top=3 is for abtt, not whitening"),

@@ -101,11 +101,11 @@ class Postprocess:
     def __post_init__(self) -> None:
         for name, value, choices in (("kind", self.kind, Kind), ("update", self.update, Update)):
             if value not in get_args(choices):
-                raise ValueError(f"{name}={value!r} must be one of {', '.join(get_args(choices))}")
+                soft = "; soft_zca is zca with a shrinkage, such as 0.1" * (str(value) == "soft_zca")
+                raise ValueError(f"{name}={value!r} must be one of {', '.join(get_args(choices))}{soft}")
         if not (0 <= self.shrinkage < 1 and 0 <= self.power <= 1):
-            raise ValueError(
-                f"shrinkage={self.shrinkage} must lie in [0, 1), and power={self.power} in [0, 1]"
-            )
+            bounds = f"shrinkage={self.shrinkage} must lie in [0, 1), and power={self.power} in [0, 1]"
+            raise ValueError(bounds)
         for name, unset, kinds in LIMITED:
             if getattr(self, name) != unset and self.kind not in kinds:
                 raise ValueError(f"{name}={getattr(self, name)} is for {', '.join(kinds)}, not {self.kind}")

@@ -166,12 +166,13 @@ def group(name: str, paths: Sequence[Path]) -> Group:
 
 
 def row_of(run: Run, name: str | None) -> tuple[int, dict[str, Any]]:
-    """The number and the content of a run's row by name; of the first row for None."""
+    """The number and the content of a run's row by its name or that name's beginning; the first for None."""
     rows = run.results["rows"]
     known = [row["name"] for row in rows]
-    if name not in (None, *known):
+    like = [row for row in known if row == name] or [row for row in known if row.startswith(name or "")]
+    if name is not None and len(like) != 1:
         raise ValueError(f"compare: no row {name!r} in {run.path}; it has {', '.join(map(repr, known))}")
-    number = 0 if name is None else known.index(name)
+    number = 0 if name is None else known.index(like[0])
     return number, rows[number]
 
 
@@ -196,12 +197,11 @@ def grid(groups: Sequence[Group], kind: tuple[str, str, str], draws: int, digits
         f"{i}: {group.name}{f' ({len(group.runs)} runs)' if len(group.runs) > 1 else ''}"
         for i, group in enumerate(groups, 1)
     ]
-    tests = [f"{i} - 1: {manner(groups[0], other, items)}" for i, other in enumerate(groups[1:], 2)]
     notes = [
         *legend,
         *unlike,
         *([f"left out, as not all have a score: {', '.join(left)}"] if left else []),
-        *tests,
+        *(f"{i} - 1: {manner(groups[0], other, items)}" for i, other in enumerate(groups[1:], 2)),
         *widths(groups, draws, items),
         "* p < 0.05, ** p < 0.01, not corrected for the number of tests",
     ]
