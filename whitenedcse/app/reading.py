@@ -250,19 +250,13 @@ ROW = {
 DEV = {"before": SCORE, "best": SCORE, "best_step": int, "n": WHOLE, "positives": POSITIVES}
 DEV |= dict.fromkeys(("values_before", "values_best"), {"*": SCORE})
 ENCODER = ({"path": str, "commit": TEXT, "architecture": TEXT}, None)
-ORIGIN = {"experiment": TEXT, "system": TEXT, "seed": WHOLE, "encoder": ENCODER}
+NAMES: Any = ([], [str, ...])
+ORIGIN = {"experiment": TEXT, "system": TEXT, "overrides": NAMES, "seed": WHOLE, "encoder": ENCODER}
 FORMS: dict[str, Any] = {
     "scores.json": {"dev": DEV, "rows": [ROW, ...], "headline": str, "model": TEXT, "prompt": TEXT, **ORIGIN},
     "versions.json": {
-        **{
-            "command": str,
-            "overrides": ([], [str, ...]),
-            "commit": TEXT,
-            "packages": {"*": str},
-            "resumed": [{}, ...],
-            **ORIGIN,
-        },
-        "machine": {"cores": int, "gpus": ([], [str, ...])},
+        **{"command": str, "commit": TEXT, "packages": {"*": str}, "resumed": [{}, ...], **ORIGIN},
+        "machine": {"cores": int, "gpus": NAMES},
     },
     "config.yaml": {"seed": int, "data": {"corpus": TEXT}, "encoder": {"path": TEXT}},
 }
