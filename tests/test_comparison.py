@@ -19,7 +19,7 @@ from whitenedcse.evaluation.sts import Subset
 from whitenedcse.evaluation.suite import System, evaluated, headline, plan, recorded, seed
 from whitenedcse.evaluation.tasks import Row
 from whitenedcse.evaluation.transfer import Labelled
-from whitenedcse.report.comparison import compared
+from whitenedcse.report.comparison import compared, row_of
 
 
 def task(n, number):
@@ -293,6 +293,13 @@ def test_rows_that_are_named_are_compared_and_others_noted(tmp_path, capsys):
         compared([f"{a}:x", str(b)], 20, 2)
     with pytest.raises(FileNotFoundError, match="no run is in .*/none:as it is"):
         compared([str(tmp_path / "none:as it is"), str(b)], 20, 2)
+
+
+def test_a_row_is_found_by_its_name_or_by_a_beginning_that_no_other_has(tmp_path):
+    one = Run(run(tmp_path / "a", 0.2, 0, rows=("as it is", "zca", "zca (x)")))
+    assert [row_of(one, name)[0] for name in (None, "as", "zca", "zca (")] == [0, 0, 1, 2]
+    with pytest.raises(ValueError, match="compare: 2 rows that begin with 'z' in"):
+        row_of(one, "z")
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path):

@@ -423,7 +423,7 @@ def test_a_dense_layer_that_is_asked_for_is_there_beside_the_quick_starts_encode
         checks.leave_out_idle(config, config.hydra)
         return config.head.dense
 
-    assert dense("head=dense") and dense("head=dense", "encoder.width=64")
+    assert dense("head=dense") and dense("head='dense'", "encoder.width=64")  # as by whitenedcse.train
     assert not dense("head=dense", "head.dense=false") and not dense("head=identity")
     assert not dense() and not dense("head=shuffled_group") and not dense("+system=simcse")
 

@@ -481,7 +481,8 @@ def test_jobs_of_a_sweep_are_named_by_their_own_settings(labels):
             "data": {"passes": views},
             "head": {"_target_": "x", "dense": head == "a"},
         }
-        return settings | {"words": "-m head=a,b views=2,3", "overrides": [f"head={head}", f"views={views}"]}
+        quoted = f"head='{head}'" if views == 2 else f"head={head}"  # as by whitenedcse.train
+        return settings | {"words": "-m head=a,b views=2,3", "overrides": [quoted, f"views={views}"]}
 
     pairs = list(itertools.product("ab", (2, 3)))
     assert labels(*(job(*pair) for pair in pairs)) == [f"head={head}, views={v}" for head, v in pairs]

@@ -272,7 +272,7 @@ def leave_out_idle(config: DictConfig, hydras: Any) -> None:
         node: Any = config.get(group) if group != "encoder" and name not in asked else None
         if node is None or key not in node:
             continue
-        if f"{group}={key}" in hydras.overrides.task:  # head=dense is this layer
+        if group in asked and hydras.runtime.choices.get(group) == key:  # head=dense is this layer
             node[key] = settings_of(group, key)[key]
         target = node.get("_target_")
         known = parameters(group, target, imported=False) or parameters(group, target, imported=True)

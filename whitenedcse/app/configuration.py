@@ -94,8 +94,8 @@ def parameters(path: str, target: str | None, *, imported: bool) -> dict[str, An
     path: the name of their mapping. imported: whether to import a symbol whose source file does not say all.
     """
     module, _, name = str(target).rpartition(".")
-    none = ["names"] if path == "tasks" else ["_target_"] * (path in (*groups("train"), *groups("evaluate")))
-    hints = declared(module, name) if target else dict.fromkeys(none, Any)
+    bare = ["names"] if path == "tasks" else ["_target_"] * (CONF / path).is_dir()  # of a group
+    hints = declared(module, name) if target else dict.fromkeys(bare, Any)
     if hints or not target or not imported:
         return hints
     try:

@@ -169,11 +169,11 @@ def row_of(run: Run, name: str | None) -> tuple[int, dict[str, Any]]:
     """The number and the content of a run's row by its name or that name's beginning; the first for None."""
     rows = run.results["rows"]
     known = [row["name"] for row in rows]
-    like = [row for row in known if row == name] or [row for row in known if row.startswith(name or "")]
+    like = [name] if name in known else [row for row in known if row.startswith(name or "")]
     if name is not None and len(like) != 1:
-        raise ValueError(f"compare: no row {name!r} in {run.path}; it has {', '.join(map(repr, known))}")
-    number = 0 if name is None else known.index(like[0])
-    return number, rows[number]
+        found = f"{len(like)} rows that begin with" if like else "no row"
+        raise ValueError(f"compare: {found} {name!r} in {run.path}; it has {', '.join(map(repr, known))}")
+    return (number := known.index(like[0])), rows[number]
 
 
 def grid(groups: Sequence[Group], kind: tuple[str, str, str], draws: int, digits: int | None) -> Grid | None:

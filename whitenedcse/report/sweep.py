@@ -119,7 +119,7 @@ def options(runs: Sequence[Run]) -> dict[str, list[str]]:
     chosen = [dict(word.lstrip("+").partition("=")[::2] for word in given(run)) for run in runs]
     names = [name for name in asked(runs, varied=True) if all(name in words for words in chosen)]
     made = [name for name in names if any(isinstance(run.settings.get(name), Mapping) for run in runs)]
-    return {name: [words[name] for words in chosen] for name in made}
+    return {name: [words[name].strip("'") for words in chosen] for name in made}  # quoted in Python
 
 
 def labels(firsts: Sequence[Run]) -> list[str]:

@@ -107,20 +107,18 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         self.width, self.gather_across_devices = width, gather_across_devices
         self.mini_batch_size = mini_batch_size
         self.uses_gradient_cache = mini_batch_size is not None
-        self.labels: Tensor | None = None  # the least and the greatest seen
+        self.label: Tensor | None = None  # the one of all rows so far
         self.together = False  # whether all processes were given the head of the first
         self.cached: list[tuple[Tensor, Tensor]] = []  # weights of the head and their gradients
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
         """The loss of a batch: c columns of n tokenised texts -> scalar.
 
-        labels: not used. Raises ValueError where those of the first batch, or of all batches before, differ:
-        every row is a positive.
+        labels: not used. Raises ValueError where those so far differ: every row is a positive.
         """
-        if labels is not None and labels.numel():
-            refuse_labels(labels if self.labels is None else self.labels)  # which waits for no GPU
-            every = labels.flatten() if self.labels is None else torch.cat([self.labels, labels.flatten()])
-            self.labels = torch.stack(every.aminmax())
+        if labels is not None and labels.numel():  # a step with labels waits for a GPU
+            self.label = labels.flatten()[:1] if self.label is None else self.label
+            refuse_labels(torch.cat([self.label, labels.flatten()]))
         columns = list(sentence_features)
         if len(columns) == 1:
             columns = [repeated(columns[0], self.passes)]
