@@ -239,10 +239,10 @@ def description(annotation: Any) -> str:
 
 def unknown(key: str, known: Iterable[str]) -> str:
     """The message for a key that does not exist: the nearest key that does, or all keys of its group."""
-    names = sorted(name for name in known if not name.rpartition(".")[2].startswith("_"))
+    names = sorted(s for s in {*known} - {"defaults", "hydra"} if not s.rpartition(".")[2].startswith("_"))
     if near := difflib.get_close_matches(key.lower(), names, n=1, cutoff=0.8):
         return f"no setting {key!r}; the nearest is {near[0]!r}"
-    if "." not in key and (same := [name for name in names if name.endswith(f".{key}")]):
+    if same := [s for s in names if "." not in key and (s.endswith(f".{key}") or key.startswith(s))]:
         return f"no setting {key!r}; there is {' and '.join(same[:3])}"
     group = key.rpartition(".")[0]
     inside = [name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == group]
