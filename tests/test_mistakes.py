@@ -429,6 +429,53 @@ def test_a_dense_layer_that_is_asked_for_is_there_beside_the_quick_starts_encode
     assert not dense() and not dense("head=shuffled_group") and not dense("+system=simcse")
 
 
+OWN_FILES = {
+    "encoder/groups": "# @package _global_\ndefaults: [small]\nencoder: {layers: 1}\n",
+    "encoder/alone": "defaults: [small]\nlayers: 1\n",
+    "encoder/above": "defaults: [alone]\n",
+    "loss/distances": "_target_: torch.nn.PairwiseDistance\n",
+    "head/scaled": "_target_: torch.nn.CosineSimilarity\n",
+}
+
+
+@pytest.mark.parametrize("encoder", ["groups", "alone", "above"])
+@pytest.mark.parametrize("words", ["+system=vicreg", "loss=none", "loss=distances head=scaled"])
+def test_what_an_encoder_of_ones_own_proposes_is_left_out_beside_a_class_that_lacks_it(
+    words, encoder, tmp_path
+):
+    for name, text in OWN_FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.yaml").write_text(text)
+    words = [f"hydra.searchpath=[file://{tmp_path}]", f"encoder={encoder}", *words.split()]
+    with initialize_config_dir(str(configuration.CONF), version_base="1.3"):
+        config = compose("train", words, return_hydra_config=True)
+    assert config.loss.temperature == 0.15
+    checks.leave_out_idle(config, config.hydra)
+    assert config.encoder.layers == 1 and config.optim.lr == 4e-3  # what is read stays
+    assert "temperature" not in (config.get("loss") or {})
+    assert ("dense" in config.head) == ("head=scaled" not in words)
+
+
+@pytest.mark.parametrize("option", ["pretrained", "bert_base"])
+@pytest.mark.parametrize("first", ["# @package _global_\n", ""], ids=["groups", "encoder alone"])
+def test_an_encoder_of_ones_own_builds_on_any_option_with_and_without_other_groups(first, option, tmp_path):
+    (tmp_path / "encoder").mkdir()
+    path = "encoder: {path: here}\npooling: {kind: last}\n" if first else "path: here\n"
+    (tmp_path / "encoder/own.yaml").write_text(f"{first}defaults: [{option}]\n{path}")
+    with initialize_config_dir(str(configuration.CONF), version_base="1.3"):
+        config = compose("train", [f"hydra.searchpath=[file://{tmp_path}]", "encoder=own"])
+    configuration.refuse_unknown(configuration.plain(config), configuration.top("train"))
+    assert config.encoder.path == "here" and config.encoder._target_ == "whitenedcse.model.encoder.pretrained"
+    assert config.pooling.kind == ("last" if first else "mean")
+
+
+def test_an_option_that_is_taken_over_at_the_top_level_is_told_its_place(start, tmp_path):  # noqa: F811
+    (tmp_path / "head").mkdir()
+    (tmp_path / "head/own.yaml").write_text("# @package _global_\ndefaults: [dense]\nhead: {dense: true}\n")
+    code, line = start("train", "--config-dir", str(tmp_path), "head=own", "run=x")
+    assert code == 2 and "'_target_' at the top level; " in line and "'- OPTION@GROUP' (" in line
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [

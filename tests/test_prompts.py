@@ -424,6 +424,14 @@ def test_a_published_row_has_no_prompt():
         assert said == [f"{name}=the , the row has not recorded"]
 
 
+@pytest.mark.parametrize("fit", ["target", "year", "my.txt"])
+def test_a_whitening_fitted_to_the_tests_own_sentences_lacks_no_sample(fit):
+    encoder = {"encoder": {"path": "x", "architecture": None, "commit": "1"}, "transform": "whitening"}
+    wanted = {"encoder": "x", "transform": "whitening", "fit": "nli", "sample": None}
+    said = differences(wanted, encoder | {"fit": fit} | ({"sample": 5} if fit == "my.txt" else {}), {})
+    assert said == [f"fit={fit}, the row has nli", *["sample=5, the row has null"] * (fit == "my.txt")]
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory, tokenizer):
     """A plain encoder, a corpus and dev pairs, and the last two with a prompt before every sentence."""

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from encoders import SENTENCES, embedder_of
+from hydra import compose, initialize_config_dir
 from numpy.testing import assert_allclose
+from omegaconf import OmegaConf
 from programs import started, surroundings
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
 from whitenedcse.app import cli
-from whitenedcse.app.configuration import groups
+from whitenedcse.app.configuration import CONF, groups
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 
@@ -464,3 +466,27 @@ def test_pairs_that_choose_the_checkpoint_and_are_tests_too_are_noted(tests, not
     assert done.returncode == 0, done.stderr
     said = "chooses the checkpoint and is among the tests, whose score is then too high"
     assert done.stdout.count(said) == noted
+
+
+@pytest.mark.slow
+def test_an_option_of_ones_own_is_a_class_and_its_settings(tmp_path):
+    own = {"head/own": "dense", "optim/own": "adamw", "monitor/own": "held_out", "trainer/own": "default"}
+    for name, option in (own | {"logger/own": "tensorboard"}).items():
+        group = name.partition("/")[0]
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            settings = OmegaConf.to_container(compose("train", [f"{group}={option}"])[group])
+        (tmp_path / group).mkdir()
+        OmegaConf.save(
+            {key: v for key, v in settings.items() if key != "_partial_"}, tmp_path / f"{name}.yaml"
+        )
+    words = [f"{group}=own" for group in ("head", "optim", "monitor", "trainer", "logger")]
+    words += [
+        "--config-dir",
+        ".",
+        "trainer.max_steps=1",
+        "data.sample=64",
+        "data.batch_size=16",
+        "tasks=none",
+    ]
+    result = started("train.py", *words, "run=own", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr

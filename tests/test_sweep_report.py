@@ -617,6 +617,14 @@ def test_a_label_names_the_first_settings_that_differ_and_counts_the_others(labe
     assert not any("csv file" in note for note in grid.notes)
 
 
+def test_a_label_names_what_its_own_run_was_given_before_what_others_were(labels):
+    usual = {f"a{k}": 0 for k in range(1, 7)}
+    one = usual | {f"a{k}": 1 for k in range(1, 6)}
+    others = [one | {"overrides": [f"a{k}=1" for k in range(1, 6)]}]
+    others += [usual | {"a6": 1, "overrides": ["a6=1"]}]
+    assert labels(*others) == ["a1=1, a2=1, a3=1, a4=1, and 2 more", "a1=0, a2=0, a3=0, a6=1, and 2 more"]
+
+
 @given(st.lists(st.tuples(*[st.integers(0, 1)] * 7), min_size=2, max_size=6, unique=True))
 def test_no_two_labels_are_equal_and_none_leaves_a_setting_out_silently(rows):
     names = [f"s{k}" for k in range(7)]

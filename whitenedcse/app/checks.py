@@ -148,10 +148,10 @@ def refuse_parts(config: DictConfig) -> None:
     width = width_of(config.encoder)
     refuse_loss(config, width)
     if "tensorboard_logger" in str(config.logger):  # that of wandb, always installed, asks the server
-        instantiate(config.logger)(run=Path())
+        instantiate(config.logger, _partial_=True)(run=Path())
     if ours(config.optim):
         steps = config.trainer.max_steps if config.trainer.max_steps > 0 else sys.maxsize
-        instantiate(config.optim)([torch.nn.Parameter(torch.zeros(1))], total_steps=steps)
+        instantiate(config.optim, _partial_=True)([torch.nn.Parameter(torch.zeros(1))], total_steps=steps)
     if ours(config.head):
         refuse_head(config, width)
 
@@ -208,7 +208,7 @@ def refuse_head(config: DictConfig, width: int | None) -> None:
 
     if width and ours(whitening := config.head.get("whitening")):
         refuse_groups(config, instantiate(whitening), width)
-    refuse_embedding(config.embedding, instantiate(config.head, whitening=None)(width=2))
+    refuse_embedding(config.embedding, instantiate(config.head, whitening=None, _partial_=True)(width=2))
 
 
 def refuse_groups(config: DictConfig, settings: Any, width: int) -> None:
@@ -257,13 +257,13 @@ def refuse_terms(cfg: DictConfig) -> None:
 def leave_out_idle(config: DictConfig, hydras: Any) -> None:
     """Remove settings that were proposed for another class than that which a group has now.
 
-    encoder=small sets loss.temperature, which a loss without negatives does not have; loss._target_=CLASS
-    replaces the class of an option whose settings stay. What the command line sets is left to be refused, and
-    head=dense there has the dense layer that encoder=small leaves out.
+    encoder=small sets loss.temperature, which not each loss has; loss._target_=CLASS replaces the class of an
+    option. What the command line sets is refused; head=dense there has the layer that encoder=small lacks.
     """
     asked = given(hydras)
     encoder = hydras.runtime.choices.get("encoder")
-    proposed = list(settings_of("encoder", encoder)) if encoder in stems("encoder") else []
+    folders = [Path(source.path) for source in hydras.runtime.config_sources if source.schema == "file"]
+    proposed = list(settings_of("encoder", str(encoder), folders))
     for group in {name.removesuffix("._target_") for name in asked if re.fullmatch(r"\w+\._target_", name)}:
         proposed += [f"{group}.{key}" for key in config.get(group) or {}]
     asked |= {".".join(name.split(".")[:2]) for name in asked}
@@ -273,7 +273,7 @@ def leave_out_idle(config: DictConfig, hydras: Any) -> None:
         if node is None or key not in node:
             continue
         if group in asked and hydras.runtime.choices.get(group) == key:  # head=dense is this layer
-            node[key] = settings_of(group, key)[key]
+            node[key] = settings_of(group, key, folders)[key]
         target = node.get("_target_")
         known = parameters(group, target, imported=False) or parameters(group, target, imported=True)
         if target is None or (known and key not in known):

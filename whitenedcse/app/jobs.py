@@ -24,6 +24,7 @@ from whitenedcse.app import arguments, checks, configuration, identity, launch, 
 from whitenedcse.app.run import Run
 
 SWEEP = "WHITENEDCSE_SWEEP"  # the number of jobs of a sweep and when it was started, for its processes
+unfinished = partial(instantiate, _partial_=True)  # a function of what the run knows: its path, a width...
 
 
 class Noted(Callback):
@@ -87,7 +88,7 @@ def train(cfg: DictConfig) -> float | None:
     for note in notes:
         if note.category is UserWarning:  # ours, and not that of a library on its import
             launch.say(f"note: {note.message}")
-    plain = instantiate(cfg.trainer, _convert_="all")(logger=False)
+    plain = unfinished(cfg.trainer, _convert_="all")(logger=False)
     ranks.resumes = f"T{launch.again(run)[1:]} resumes from the last checkpoint"
     if launch.mine(run, settings, plain.num_devices, cfg.trainer.timeout):
         trained(cfg, run, settings, plain.strategy.root_device)
@@ -114,7 +115,7 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
         launch.say(note)
     facts = {**launch.origin(cfg, module.embedder.encoder), "device": device.type, "attention": attention}
     exact = data.tokens.digests | identity.content(cfg, module.embedder.encoder, module.terms, tests, dev)
-    monitor = instantiate(cfg.monitor)(dev=dev, directory=run.best, say=launch.say)
+    monitor = unfinished(cfg.monitor)(dev=dev, directory=run.best, say=launch.say)
     checkpoint = launch.begin(run, settings, facts, exact)
     shared = f"{settings}resumes from: {checkpoint.name if checkpoint else 'the start'}"  # by all ranks
     keep = Safekeeping(run.checkpoints, cfg.checkpoint_every, monitor, shared, launch.say, launch.again(run))
@@ -126,9 +127,9 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
         Health(monitor, launch.say),
         progress_bar(launch.say),
     ]
-    extra = [instantiate(cfg.logger)(run=run.path)] if cfg.logger else []
+    extra = [unfinished(cfg.logger)(run=run.path)] if cfg.logger else []
     loggers = [Metrics(run.metrics, checkpoint), *extra]
-    trainer: Any = instantiate(cfg.trainer, _convert_="all")(logger=loggers, callbacks=callbacks)
+    trainer: Any = unfinished(cfg.trainer, _convert_="all")(logger=loggers, callbacks=callbacks)
     trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
     if trainer.is_global_zero:
         asked = configuration.tests(cfg, run)
@@ -144,18 +145,17 @@ def built(cfg: DictConfig) -> tuple[Any, Any]:
 
     encoder = instantiate(cfg.encoder)
     limit = own(encoder.source).get("max_length") if encoder.source else None
-    made: Any = {"head": instantiate(cfg.head)(width=encoder.width), "pooling": instantiate(cfg.pooling)}
+    made: Any = {"encoder": encoder, "pooling": instantiate(cfg.pooling), "max_length": limit}
+    made["head"] = unfinished(cfg.head)(width=encoder.width)
     data: Any = instantiate(cfg.data)
     data.tokenizer, data.hold_out = encoder.tokenizer, cfg.monitor.dev is None
     data.setup("fit")
     parts = {
-        "embedder": Embedder(
-            encoder=encoder, **made, embedding=cfg.embedding, prompt=data.prompt, max_length=limit
-        ),
+        "embedder": Embedder(**made, embedding=cfg.embedding, prompt=data.prompt),
         "loss": instantiate(cfg.loss) if cfg.get("loss") else None,
         "terms": {name: term(node, encoder) for name, node in cfg.terms.items()},
-        "optimizer": instantiate(cfg.optim),
-        "mlm": instantiate(cfg.mlm)(encoder=encoder) if cfg.mlm.weight else None,
+        "optimizer": unfinished(cfg.optim),
+        "mlm": unfinished(cfg.mlm)(encoder=encoder) if cfg.mlm.weight else None,
     }
     if parts["loss"] is not None:
         refuse_call(parts["loss"])
@@ -274,7 +274,7 @@ def scored(
         arguments.say_unfinished(cfg.model)
         run.start(OmegaConf.to_yaml(cfg, resolve=True))
     poolings = [Pooling(kind=row.pooling, layers=row.layers) if row.pooling else None for row in rows]
-    read = ", ".join(dict.fromkeys(str(pooling or source.pooling) for pooling in poolings))
+    read = ", ".join(dict.fromkeys(str(pooling or source.steps) for pooling in poolings))
     launch.say(f"model: {cfg.model}   pooling: {read}   sentences: {len(plan.sentences):,}")
     own, every = Run.of(cfg.model), figures.every_layer(cfg.figures)
     wanted = planes.Wanted(poolings, protocol.max_length, protocol.extra, every, own is None, cfg.bf16)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,8 +22,7 @@ from whitenedcse.app.identity import command, not_on_path, own_class, own_option
 from whitenedcse.app.reading import flat
 
 ADDED = {"experiment": "", "system": "", "sweep": "-m "}  # groups added by +, and what else they need
-# how a user's own is given in place of an option of a group
-OWN = {"data": "data=file data.corpus={}", "encoder": "encoder=pretrained encoder.path={}"}
+OWN = {"data": "data=file data.corpus={}", "encoder": "encoder=pretrained encoder.path={}"}  # a user's own
 OWN |= {"tasks": "tasks.names=[{}]", "experiment": "DIR/experiment/{}.yaml, with --config-dir DIR"}
 FIT = (
     "evaluate fits transforms itself, postprocess=whitening fit=FILE; a fit of whiten fit becomes part of a "
@@ -34,6 +33,7 @@ CHOSEN = "to choose an option write '- override /{}: {}' under the defaults of t
 EMPTY = "has no value yet: add "
 NO_DEVICE = "but PyTorch finds no such device here; leave it out, or use cpu"
 FIRST = ", with no byte-order mark before it: # @package _global_"
+NESTED = "under # @package _global_ it belongs inside 'GROUP:'; an option is taken over as '- OPTION@GROUP'"
 GIVEN = "a class is given its settings (+loss.NAME=VALUE adds one), a head width= too, optim total_steps= too"
 STARTED = "trainer.devices={}, but {} ranks were started: leave out trainer.devices"
 UNSET = "is not set in the environment: set it, or say what else to use, as in ${oc.env:NAME,VALUE}"
@@ -70,13 +70,12 @@ def one_line(error: BaseException, argv: list[str]) -> str:
 
 def no_setting(key: str, argv: list[str]) -> str:
     """What to write in place of a setting or group that the script does not have as it is written."""
-    script = script_of(argv)
     word = next((text for text in argv[1:] if text.partition("=")[0].lstrip("+") == key.lstrip("+")), key)
     if key in ADDED:
         return f"{key} is added with a plus: {command(argv)} {ADDED[key]}+{word}"
     if said := no_default(argv) or no_part(key, word, argv) or no_own_setting(key, word, argv):
         return said
-    other = "evaluate" if script == "train" else "train"
+    script, other = ("train", "evaluate")[:: 1 if script_of(argv) == "train" else -1]
     theirs, ours = ({*groups(name), *OmegaConf.load(CONF / f"{name}.yaml")} for name in (other, script))
     if key.partition(".")[0] in theirs - ours:
         return f"{key} is a setting of {other}.py, not of {script}.py"
@@ -104,8 +103,7 @@ def no_part(key: str, word: str, argv: list[str]) -> str:
     """What to write for a setting of a term that the loss lacks, or for a fit given to evaluate; else ""."""
     if script_of(argv) == "evaluate" and key == "whiten":
         return f"{word}: {FIT}"
-    group, _, inside = key.partition(".")
-    name = inside.partition(".")[0]
+    group, name = [*key.split("."), ""][:2]
     if group != "terms" or any(known.startswith(f"terms.{name}.") for known in known_keys(argv)):
         return ""
     return f"terms has no {name!r} yet; {f'add +{word}' if key.endswith('._target_') else where_from(name)}"
@@ -120,7 +118,7 @@ def options_with(group: str, inside: str) -> str:
     from whitenedcse.report.conditions import unread  # and PyTorch, for which other errors do not wait
 
     read = [stem for stem in having if name not in unread(flat({group: having[stem]}) | {name: "any"})]
-    first = sorted(read or having, key=lambda stem: having[stem].get(inside) != "???")  # must be given it
+    first = sorted(read or having, key=lambda s: "???" not in map(having[s].get, (inside, name)))  # to give
     return " or ".join(f"{group}={stem}" for stem in first)
 
 
@@ -178,11 +176,12 @@ def no_word(argv: list[str]) -> str:
     return "a setting is not written as KEY=VALUE; --help lists them"
 
 
-def settings_of(group: str, stem: str) -> dict[str, object]:
-    """The settings that one option of a group writes or takes over from another, by their dotted names."""
-    own = plain(OmegaConf.load(CONF / group / f"{stem}.yaml"))  # type: ignore[arg-type]
-    above = [name for name in own.pop("defaults", []) if isinstance(name, str) and name != "_self_"]
-    return {key: value for name in above for key, value in settings_of(group, name).items()} | flat(own)
+def settings_of(group: str, stem: str, folders: Iterable[Path] = (CONF,)) -> dict[str, object]:
+    """The settings that an option, in one of the folders, writes or takes over, by their dotted names."""
+    files = [path for folder in folders if (path := folder / group / f"{stem}.yaml").is_file()]
+    own = plain(OmegaConf.load(files[0])) if files else {}  # type: ignore[arg-type]
+    above = [name.rpartition("/")[2] for name in own.pop("defaults", []) if isinstance(name, str)]
+    return {k: value for name in above for k, value in settings_of(group, name, folders).items()} | flat(own)
 
 
 def where_from(term: str) -> str:
@@ -281,6 +280,7 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     r"^In '\w+/\S+': Could not override '[^']+@(\w+)\.|^no setting '(experiment|system|sweep)'": (
         lambda found, _: f"the file of +{found[1] or found[2]} needs as its first line{FIRST}"
     ),
+    r"^no setting '_target_'": lambda *_: f"no setting '_target_' at the top level; {NESTED}",
     r"^no setting '((\w+)\.([\w.]+))'": misplaced,
     r"^Ambiguous value for argument '(.+?)' 1\.": lambda found, argv: several(found[1], argv),
     r"^Multiple values for (\w+)\.": lambda found, argv: twice(found[1], argv),

@@ -168,6 +168,17 @@ class Source(NamedTuple):
         """What scores.json says of it."""
         return {"pooling": self.pooling, "prompt": self.prompt}
 
+    @property
+    def steps(self) -> str:
+        """Its pooling in words, and the transform with which the model ends, if it has one."""
+        final = self.embedder.final if self.embedder else None
+        more = (
+            f", then its own transform to {len(final.bias)} components"
+            if final and final.bias is not None
+            else ""
+        )
+        return self.pooling + more
+
 
 class Wanted(NamedTuple):
     """Which vectors to compute of the sentences.

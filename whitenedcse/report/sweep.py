@@ -125,12 +125,16 @@ def options(runs: Sequence[Run]) -> dict[str, list[str]]:
 def labels(firsts: Sequence[Run]) -> list[str]:
     """A label for each group, given one run of each; no two are equal.
 
-    It has the first `FEW` settings that differ, those that tell it from others, and the number of the rest.
+    It has the first `FEW` settings that differ, those given to the run before others, those that tell it from
+    other groups, and the number of the rest.
     What a system or experiment implies is not repeated beside its name, unless a command line has it.
     """
     known, varied, chosen = bases(firsts), asked(firsts, varied=True), options(firsts)
     tables = [texts(run.settings) | {g: chosen[g][i] for g in chosen} for i, run in enumerate(firsts)]
-    words, columns = [w for w in asked(firsts) if not w.endswith(".kind") or all(w in t for t in tables)], []
+    words = [w for w in asked(firsts) if not w.endswith(".kind") or all(w in t for t in tables)]
+    columns: list[list[str]] = []
+    later: list[list[bool]] = []  # by column, whether each run was not given the setting
+    each_asked = [asked([run]) for run in firsts]
     typed = {word: [table.get(word) for table in tables] for word in varied}
     for name in (name for name in settings(firsts, chosen) if f"{name}.kind" not in words):
         own = [table.get(name, "") for table in tables]
@@ -139,9 +143,11 @@ def labels(firsts: Sequence[Run]) -> list[str]:
         above = [table.get(name.rpartition(".")[0], "") for table in tables]
         if place(name, varied) < len(varied) or not decides(known, own):
             columns.append(parts(name, own, above, name in words))
+            later.append([place(name, own_words) == len(own_words) for own_words in each_asked])
     shared = len(set(known)) == 1
     rows = [{c: column[i] for c, column in enumerate(columns) if column[i]} for i in range(len(firsts))]
-    shown = [set(list(row)[:FEW]) for row in rows]
+    order = [[column[i] for column in later].__getitem__ for i in range(len(firsts))]
+    shown = [set(sorted(row, key=key)[:FEW]) for row, key in zip(rows, order, strict=True)]
     while True:
         kept = [[row[c] for c in sorted(own)] for row, own in zip(rows, shown, strict=True)]
         if (more := telling(list(zip(known, kept, strict=True)), columns)) is None:
