@@ -374,8 +374,13 @@ def test_seeds_csv_has_every_run_with_all_its_digits(tmp_path):
         assert float(line["whitened (target): average"]) == average + 2
         assert float(line["alignment"]) == 0.2 + best / 1e3
         assert float(line["sentences_per_second"]) == 400 + best
-        assert line["views"] == str(2 + list(SCORES).index(system))
-    assert (lines[0]["finished"], lines[0]["dev_best"], lines[0]["as it is: STS12"]) == ("no", "", "")
+        assert line["views"] == str(2 + list(SCORES).index(system)) and line["row"] == system
+    assert [lines[0][name] for name in ("row", "finished", "dev_best", "as it is: STS12")] == [
+        "",
+        "no",
+        "",
+        "",
+    ]
     assert list(lines[0])[-2:] == ["commit", "run"]  # though that line has no tests
 
 

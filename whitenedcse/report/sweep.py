@@ -260,8 +260,15 @@ def beside(page: Path) -> Path:
 
 
 def write_csv(sweep: Sweep, path: Path) -> None:
-    """Write the csv file of the seeds: a row for each run, finished or not, its directory relative to it."""
-    lines = [dict(cells(run, sweep.differing, path.parent)) for run in sweep.runs]
+    """Write the csv file of the seeds: a line for each run, finished or not, its directory relative to it.
+
+    Its row is the label of its group in the tables; a run that they do not count has none.
+    """
+    names = {run.path: {"row": group.label} for group in sweep.groups for run in group.runs.values()}
+    lines = [
+        names.get(run.path, {"row": ""}) | dict(cells(run, sweep.differing, path.parent))
+        for run in sweep.runs
+    ]
     longest_first = sorted(lines, key=len, reverse=True)  # an unfinished run has no tests
     columns = dict.fromkeys(name for line in longest_first for name in line)
     with writing(path, "w") as file:
