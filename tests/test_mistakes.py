@@ -469,6 +469,45 @@ def test_an_encoder_of_ones_own_builds_on_any_option_with_and_without_other_grou
     assert config.pooling.kind == ("last" if first else "mean")
 
 
+@pytest.mark.parametrize(
+    ("name", "line", "word", "message"),
+    [
+        (
+            "monitor",
+            "dev: my.tsv",
+            "run=x",
+            "no setting 'monitor.dev'; monitor has none; monitor=default or ",
+        ),
+        ("pooling", "kind: last", "run=x", "no setting 'pooling.kind'; pooling has none; pooling=cls or "),
+        (
+            "data",
+            "_target_: whitenedcse.data.datamodule.SentenceData\ncorpus: my.txt",
+            "run=x",
+            "Key 'columns' is not in struct full_key: data.columns object_type=dict; data=file or ",
+        ),
+        (
+            "trainer",
+            "max_steps: 1",
+            "trainer.max_epochs=2",
+            "no setting 'trainer.max_epochs' in this trainer; add one that has it: trainer=default (",
+        ),
+    ],
+)
+def test_an_own_option_without_a_class_is_told_to_begin_with_one_that_has_it(
+    name,
+    line,
+    word,
+    message,
+    start,  # noqa: F811
+    tmp_path,
+):
+    (tmp_path / name).mkdir()
+    (tmp_path / f"{name}/own.yaml").write_text(f"{line}\n")
+    code, said = start("train", "--config-dir", str(tmp_path), f"{name}=own", word)
+    assert code == 2 and said.startswith(f"error: {message}")
+    assert ("begins with the option that it changes, defaults: [OPTION] (" in said) == (word == "run=x")
+
+
 def test_an_option_that_is_taken_over_at_the_top_level_is_told_its_place(start, tmp_path):  # noqa: F811
     (tmp_path / "head").mkdir()
     (tmp_path / "head/own.yaml").write_text("# @package _global_\ndefaults: [dense]\nhead: {dense: true}\n")
@@ -483,7 +522,10 @@ def test_an_option_that_is_taken_over_at_the_top_level_is_told_its_place(start, 
             "defaults: ['small@encoder']\nencoder: {layers: 1}",
             "no setting 'encoder.encoder'; encoder has none (",
         ),
-        ("encoder: {layers: 1}", "no setting 'encoder.layers'; encoder has none; encoder=small has it ("),
+        (
+            "encoder: {layers: 1}",
+            "no setting 'encoder.layers'; encoder has none; encoder=small has it; your file begins with the option ",
+        ),
     ],
 )
 def test_an_encoder_file_that_makes_no_encoder_is_not_told_of_its_first_line(lines, message, start, tmp_path):  # noqa: F811

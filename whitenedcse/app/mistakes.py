@@ -25,9 +25,8 @@ ADDED = {"experiment": "", "system": "", "sweep": "-m "}  # groups added by +, a
 OWN = {"data": "data=file data.corpus={}", "encoder": "encoder=pretrained encoder.path={}"}  # a user's own
 OWN |= {"tasks": "tasks.names=[{}]", "experiment": "DIR/experiment/{}.yaml, with --config-dir DIR"}
 FIT = (
-    "evaluate fits transforms itself, postprocess=whitening fit=FILE; a fit of whiten fit becomes part of a "
-    "model first, whitenedcse export MODEL DIR --whiten FIT --to sentence-transformers, or in Python "
-    "whitened(MODEL, FIT).save(DIR); then model=DIR"
+    "evaluate fits transforms itself, postprocess=whitening fit=FILE; to evaluate a fit of whiten fit export "
+    "a model with it, whitenedcse export MODEL DIR --whiten FIT --to sentence-transformers; then model=DIR"
 )
 CHOSEN = "to choose an option write '- override /{}: {}' under the defaults of the file"
 EMPTY = "has no value yet: add "
@@ -90,7 +89,7 @@ def no_setting(key: str, argv: list[str]) -> str:
 def no_own_setting(key: str, word: str, argv: list[str]) -> str:
     """What to write for a setting of a class of the user's own; "" for one of this package."""
     group, _, inside = key.partition(".")
-    if not inside or (own := own_class(group, stems(group), argv)) is None:
+    if not inside or not (own := own_class(group, stems(group), argv)):
         return ""
     with suppress(ValueError):  # of a class that is not found
         known = parameters(group, own, imported=True).keys() - HYDRA_KEYS
@@ -222,14 +221,12 @@ def refuse_options(argv: list[str]) -> None:
 def known_keys(argv: list[str]) -> list[str]:
     """The groups of conf/, and all settings under the groups and the experiment of this command line."""
     script = script_of(argv)
-    theirs = {*(f"+{name}" for name in ADDED), *groups(script)}
-    chosen = [text for text in argv[1:] if text.partition("=")[0] in theirs]
+    chosen = [text for text in argv[1:] if text.partition("=")[0].lstrip("+") in {*groups(script), *ADDED}]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        try:
+        config = compose(script)
+        with suppress(HydraException):
             config = compose(script, chosen)
-        except HydraException:
-            config = compose(script)
     return [*groups(script), *flat(plain(config))]
 
 
@@ -259,7 +256,10 @@ def misplaced(found: re.Match[str], argv: list[str]) -> str:
         return f"no setting '{key}'; in a file it is nested: '{group}:', and below that '  {inside}: ...'"
     if inside in groups("train") and inside != group:
         return f"{found.string}; a file that sets other groups needs as its first line{FIRST}"
-    return f"{found.string}; {having} has it" if (having := options_with(group, inside)) else found.string
+    having = options_with(group, inside)
+    own = any(name.startswith(f"{group}/") for name, _ in own_options(argv))
+    begin = "; your file begins with the option that it changes, defaults: [OPTION]" * own
+    return f"{found.string}; {having} has it{begin}" if having else found.string
 
 
 # what Hydra, or Lightning, says of a mistake, and what is said instead
@@ -281,7 +281,7 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
         lambda found, _: f"the file of +{found[1] or found[2]} needs as its first line{FIRST}"
     ),
     r"^no setting '_target_'": lambda *_: f"no setting '_target_' at the top level; {NESTED}",
-    r"^no setting '((\w+)\.([\w.]+))'": misplaced,
+    r"^(?:no setting '|Key .* full_key: )((\w+)\.([\w.]+))": misplaced,
     r"^Ambiguous value for argument '(.+?)' 1\.": lambda found, argv: several(found[1], argv),
     r"^Multiple values for (\w+)\.": lambda found, argv: twice(found[1], argv),
     r"^Config group override must be a string": lambda _, argv: no_null(argv),
