@@ -524,7 +524,7 @@ def test_an_option_that_is_taken_over_at_the_top_level_is_told_its_place(start, 
         ),
         (
             "encoder: {layers: 1}",
-            "no setting 'encoder.layers'; encoder has none; encoder=small has it; your file begins with the option ",
+            "no setting 'encoder.layers'; encoder has none; encoder=small has it; your file begins ",
         ),
     ],
 )
