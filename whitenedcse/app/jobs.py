@@ -24,7 +24,7 @@ from whitenedcse.app import arguments, checks, configuration, identity, launch, 
 from whitenedcse.app.run import Run
 
 SWEEP = "WHITENEDCSE_SWEEP"  # the number of jobs of a sweep and when it was started, for its processes
-unfinished = partial(instantiate, _partial_=True)  # a function of what the run knows: its path, a width...
+as_partial = partial(instantiate, _partial_=True)  # a function of what the run knows: its path, a width...
 
 
 class Noted(Callback):
@@ -88,7 +88,7 @@ def train(cfg: DictConfig) -> float | None:
     for note in notes:
         if note.category is UserWarning:  # ours, and not that of a library on its import
             launch.say(f"note: {note.message}")
-    plain = unfinished(cfg.trainer, _convert_="all")(logger=False)
+    plain = as_partial(cfg.trainer, _convert_="all")(logger=False)
     ranks.resumes = f"T{launch.again(run)[1:]} resumes from the last checkpoint"
     if launch.mine(run, settings, plain.num_devices, cfg.trainer.timeout):
         trained(cfg, run, settings, plain.strategy.root_device)
@@ -115,7 +115,7 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
         launch.say(note)
     facts = {**launch.origin(cfg, module.embedder.encoder), "device": device.type, "attention": attention}
     exact = data.tokens.digests | identity.content(cfg, module.embedder.encoder, module.terms, tests, dev)
-    monitor = unfinished(cfg.monitor)(dev=dev, directory=run.best, say=launch.say)
+    monitor = as_partial(cfg.monitor)(dev=dev, directory=run.best, say=launch.say)
     checkpoint = launch.begin(run, settings, facts, exact)
     shared = f"{settings}resumes from: {checkpoint.name if checkpoint else 'the start'}"  # by all ranks
     keep = Safekeeping(run.checkpoints, cfg.checkpoint_every, monitor, shared, launch.say, launch.again(run))
@@ -127,9 +127,9 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
         Health(monitor, launch.say),
         progress_bar(launch.say),
     ]
-    extra = [unfinished(cfg.logger)(run=run.path)] if cfg.logger else []
+    extra = [as_partial(cfg.logger)(run=run.path)] if cfg.logger else []
     loggers = [Metrics(run.metrics, checkpoint), *extra]
-    trainer: Any = unfinished(cfg.trainer, _convert_="all")(logger=loggers, callbacks=callbacks)
+    trainer: Any = as_partial(cfg.trainer, _convert_="all")(logger=loggers, callbacks=callbacks)
     trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
     if trainer.is_global_zero:
         asked = configuration.tests(cfg, run)
@@ -146,7 +146,7 @@ def built(cfg: DictConfig) -> tuple[Any, Any]:
     encoder = instantiate(cfg.encoder)
     limit = own(encoder.source).get("max_length") if encoder.source else None
     made: Any = {"encoder": encoder, "pooling": instantiate(cfg.pooling), "max_length": limit}
-    made["head"] = unfinished(cfg.head)(width=encoder.width)
+    made["head"] = as_partial(cfg.head)(width=encoder.width)
     data: Any = instantiate(cfg.data)
     data.tokenizer, data.hold_out = encoder.tokenizer, cfg.monitor.dev is None
     data.setup("fit")
@@ -154,8 +154,8 @@ def built(cfg: DictConfig) -> tuple[Any, Any]:
         "embedder": Embedder(**made, embedding=cfg.embedding, prompt=data.prompt),
         "loss": instantiate(cfg.loss) if cfg.get("loss") else None,
         "terms": {name: term(node, encoder) for name, node in cfg.terms.items()},
-        "optimizer": unfinished(cfg.optim),
-        "mlm": unfinished(cfg.mlm)(encoder=encoder) if cfg.mlm.weight else None,
+        "optimizer": as_partial(cfg.optim),
+        "mlm": as_partial(cfg.mlm)(encoder=encoder) if cfg.mlm.weight else None,
     }
     if parts["loss"] is not None:
         refuse_call(parts["loss"])
