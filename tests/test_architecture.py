@@ -31,7 +31,7 @@ GROUND = {
     "app.compute": [],
     "app.durable": ["app.space"],
     "app.reading": ["app.durable"],
-    "app.space": [],
+    "app.space": ["app.ranks"],  # which share the name of a run
     "app.terminal": [],
 }
 # a folder, or a module beside the folders: what else of the package it may import

@@ -18,6 +18,7 @@ from test_architecture import composed
 from test_bad_input import place, start  # noqa: F401  fixtures
 
 from whitenedcse.app import checks, configuration, launch, mistakes
+from whitenedcse.app.identity import refuse_replaced
 from whitenedcse.app.mistakes import known_keys, no_word, one_line
 from whitenedcse.training import terms
 
@@ -429,6 +430,65 @@ def test_a_dense_layer_that_is_asked_for_is_there_beside_the_quick_starts_encode
     assert not dense() and not dense("head=shuffled_group") and not dense("+system=simcse")
 
 
+EXPERIMENT = """# @package _global_
+tasks: {names: [quickstart/test]}
+monitor: {dev: my.tsv}
+pooling: {kind: last}
+loss: {temperature: 0.1}
+optim: {lr: 1.0e-4}
+head: {whitening: {group_width: 4}}
+data: {corpus: my.txt}
+encoder: {path: here}
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "replaced"),
+    [
+        ("tasks=none", "tasks.names=[]"),
+        ("monitor=held_out", "monitor.dev=null"),
+        ("monitor=held_out monitor.dev=null", ""),
+        ("pooling=mean", "pooling.kind=mean"),
+        ("loss=multi_positive", "loss.temperature=0.05"),
+        ("optim=adamw", "optim.lr=3e-05"),
+        ("data=wiki1m", "data.corpus=wiki1m"),
+        ("data=nli_for_simcse data.corpus=x", ""),  # and columns, which the experiment does not set
+        ("encoder=bert_base", "encoder.path=bert-base-uncased"),
+        ("encoder=pretrained", ""),  # has no path of its own
+        ("encoder=small", ""),  # nor this
+        ("data=file", ""),
+        ("tasks=quickstart", ""),  # the same
+        ("loss=vicreg", ""),
+        ("head=zca", ""),  # has no groups
+        ("trainer=default logger=wandb loss=vicreg", ""),
+    ],
+)
+def test_an_option_whose_settings_an_experiment_replaces_is_refused(words, replaced, tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/own.yaml").write_text(EXPERIMENT)
+    given = [f"hydra.searchpath=[file://{tmp_path}]", "+experiment=own", *words.split()]
+    with initialize_config_dir(str(configuration.CONF), version_base="1.3"):
+        config = compose("train", given, return_hydra_config=True)
+    hydras = config.hydra
+    checks.leave_out_idle(config, hydras)
+    if replaced:
+        line = f"{words} has {replaced}, which +experiment=own replaces: add {replaced}, or leave out {words}"
+        with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+            refuse_replaced(configuration.plain(config), hydras)
+    else:
+        refuse_replaced(configuration.plain(config), hydras)
+    assert ("path" in config.encoder) == (words != "encoder=small")
+
+
+def test_what_a_system_replaces_of_an_option_is_refused_in_every_job(start):  # noqa: F811
+    words = ["-m", "+system=sigreg", "head=identity,dense", "encoder=pretrained", "encoder.path=x", "run=x"]
+    code, line = start("train", *words)
+    cause = (
+        "head=dense has head.dense=true, which +system=sigreg replaces: add head.dense=true, or leave out "
+    )
+    assert code == 2 and line.startswith(f"error: job 2 of 2 (head=dense): {cause}")
+
+
 OWN_FILES = {
     "encoder/groups": "# @package _global_\ndefaults: [small]\nencoder: {layers: 1}\n",
     "encoder/alone": "defaults: [small]\nlayers: 1\n",
@@ -436,6 +496,34 @@ OWN_FILES = {
     "loss/distances": "_target_: torch.nn.PairwiseDistance\n",
     "head/scaled": "_target_: torch.nn.CosineSimilarity\n",
 }
+
+
+@pytest.mark.parametrize(
+    ("option", "file", "temperature", "dense"),
+    [
+        (
+            "loss=own",
+            "# @package _global_\ndefaults: [multi_positive@loss]\nloss: {temperature: 0.2}\n",
+            0.2,
+            False,
+        ),
+        ("loss=own", "defaults: [multi_positive]\ntemperature: 0.2\n", 0.2, False),
+        ("loss=own", "defaults: [multi_positive]\nform: l2\n", 0.15, False),  # as loss=multi_positive
+        ("head=own", "defaults: [shuffled_group]\ndense: true\n", 0.15, True),
+        ("head=own", "defaults: [shuffled_group]\nposition: after\n", 0.15, False),
+    ],
+)
+def test_what_an_option_of_ones_own_writes_is_kept_beside_what_an_encoder_proposes(
+    option, file, temperature, dense, tmp_path
+):
+    group = option.partition("=")[0]
+    (tmp_path / group).mkdir()
+    (tmp_path / group / "own.yaml").write_text(file)
+    with initialize_config_dir(str(configuration.CONF), version_base="1.3"):
+        words = [f"hydra.searchpath=[file://{tmp_path}]", option]
+        config = compose("train", words, return_hydra_config=True)
+    checks.leave_out_idle(config, config.hydra)
+    assert (config.loss.temperature, config.head.dense) == (temperature, dense)
 
 
 @pytest.mark.parametrize("encoder", ["groups", "alone", "above"])

@@ -24,9 +24,9 @@ import whitenedcse
 from whitenedcse.app import launch
 from whitenedcse.app.configuration import CONF
 from whitenedcse.app.durable import checksum
-from whitenedcse.app.identity import label
 from whitenedcse.app.python import quoted
 from whitenedcse.app.run import Run
+from whitenedcse.app.space import label
 from whitenedcse.app.terminal import draws
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.datamodule import SentenceData

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from hydra._internal.hydra import Hydra
 
 from whitenedcse.app import compute, launch, ranks
-from whitenedcse.app.identity import stamp
 from whitenedcse.app.ranks import Place, placed, run, shared
+from whitenedcse.app.space import stamp
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_NNODES")
 NAMES += ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_USE_AGENT_STORE", "MASTER_ADDR", "MASTER_PORT")

@@ -25,17 +25,22 @@ from omegaconf.errors import OmegaConfBaseException
 from whitenedcse.app.configuration import groups, parameters, plain, refuse_unknown, stems, top
 from whitenedcse.app.identity import (
     command,
+    given,
     inherited,
     jobs,
     leave_out_groups,
     positives,
-    refuse_name,
     refuse_passes,
+    refuse_replaced,
+    searched,
+    settings_of,
+    written,
 )
-from whitenedcse.app.mistakes import ADDED, no_settings, one_line, settings_of, where_from
+from whitenedcse.app.mistakes import ADDED, no_settings, one_line, where_from
 from whitenedcse.app.ranks import placed
 from whitenedcse.app.reading import flat
 from whitenedcse.app.run import Run
+from whitenedcse.app.space import refuse_name
 
 
 def checked(script: str, config: DictConfig) -> Run:
@@ -58,6 +63,7 @@ def refuse(script: str, config: DictConfig, hydras: Any) -> None:
     refuse_values(script, config)
     if script == "train":
         leave_out_idle(config, hydras)
+        refuse_replaced(plain(config), hydras)
     refuse_unknown(plain(config), top(script))
     if script == "train":
         refuse_one_job(hydras)
@@ -110,11 +116,6 @@ def refuse_jobs(script: str, hydras: Any) -> None:
             raise ValueError(f"{named}{one_line(error, [f'{script}.py', *words])}") from error
     if every:
         refuse_idle(config, useless)
-
-
-def given(hydras: Any) -> set[str]:
-    """The names of the settings that the command line has."""
-    return {text.partition("=")[0].lstrip("+") for text in hydras.overrides.task}
 
 
 def idle(config: DictConfig, hydras: Any) -> dict[str, str]:
@@ -258,22 +259,23 @@ def leave_out_idle(config: DictConfig, hydras: Any) -> None:
     """Remove settings that were proposed for another class than that which a group has now.
 
     encoder=small sets loss.temperature, which not each loss has; loss._target_=CLASS replaces the class of an
-    option. What the command line sets is refused; head=dense there has the layer that encoder=small lacks.
+    option. What the command line sets is refused; head=dense, or an option of one's own, keeps its settings.
     """
     asked = given(hydras)
-    encoder = hydras.runtime.choices.get("encoder")
-    folders = [Path(source.path) for source in hydras.runtime.config_sources if source.schema == "file"]
-    proposed = list(settings_of("encoder", str(encoder), folders))
+    choices = hydras.runtime.choices
+    small, own = (settings_of(g, str(choices.get(g)), searched(hydras)) for g in ("encoder", "experiment"))
+    proposed = [name for name in small if not name.startswith("encoder.")]
+    proposed += [name for name in own if name.partition(".")[0] in asked - {"tasks"}]  # of options replaced
     for group in {name.removesuffix("._target_") for name in asked if re.fullmatch(r"\w+\._target_", name)}:
         proposed += [f"{group}.{key}" for key in config.get(group) or {}]
     asked |= {".".join(name.split(".")[:2]) for name in asked}
     for name in proposed:
         group, _, key = name.partition(".")
-        node: Any = config.get(group) if group != "encoder" and name not in asked else None
+        node: Any = config.get(group) if name not in asked else None
         if node is None or key not in node:
             continue
-        if group in asked and hydras.runtime.choices.get(group) == key:  # head=dense is this layer
-            node[key] = settings_of(group, key, folders)[key]
+        if name in small and group in asked and (choices[group] == key or choices[group] not in stems(group)):
+            node[key] = written(group, choices[group], searched(hydras)).get(name, plain(node)[key])
         target = node.get("_target_")
         known = parameters(group, target, imported=False) or parameters(group, target, imported=True)
         if target is None or (known and key not in known):
@@ -284,10 +286,7 @@ def leave_out_idle(config: DictConfig, hydras: Any) -> None:
 
 
 def refuse_choices(script: str, cfg: DictConfig, hydras: Any) -> None:
-    """Raise ValueError for a group with several options, or one that ~GROUP removes from a training.
-
-    Hydra merges several options, so that the settings of one stand beside those of another.
-    """
+    """Raise ValueError for a group with several options, which Hydra merges, or one that ~GROUP removes."""
     words = hydras.overrides.task
     for word in words:
         if (found := re.match(r"\+(\w+)=\[", word)) and found[1] in ADDED:

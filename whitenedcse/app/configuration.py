@@ -22,8 +22,9 @@ from hydra import compose
 from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig, OmegaConf
 
-from whitenedcse.app.identity import encoder_passes, label, stamp, when
+from whitenedcse.app.identity import encoder_passes, when
 from whitenedcse.app.run import Run
+from whitenedcse.app.space import label, stamp
 
 CONF = Path(__file__).parents[1] / "conf"  # in a clone a link to the conf/ beside train.py
 HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
@@ -256,8 +257,7 @@ def tests(config: DictConfig, run: Run) -> DictConfig | None:
     from whitenedcse.training.monitor import SAMPLE
 
     settings = compose("evaluate", ["protocol=posthoc"])
-    settings.model, settings.sample = str(run.path), SAMPLE
-    settings.tasks.names = list(config.tasks.names)
+    settings.model, settings.sample, settings.tasks.names = str(run.path), SAMPLE, list(config.tasks.names)
     return settings
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from itertools import product
@@ -18,7 +17,6 @@ from omegaconf import OmegaConf
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from whitenedcse.app.durable import checksum
-from whitenedcse.app.ranks import shared
 from whitenedcse.app.reading import flat
 
 if TYPE_CHECKING:
@@ -139,42 +137,6 @@ def renamed(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def label(hydra: Any, encoder: str | None, corpus: str | None) -> str:
-    """What a run is named after: its experiment, or another encoder than the experiment's, or its corpus.
-
-    hydra: Hydra's own settings, None where they are not part of the configuration.
-    """
-    experiment = hydra.runtime.choices.get("experiment") if hydra else None
-    if experiment and not own_encoder(hydra.overrides.task):
-        return str(experiment)
-    return Path(encoder).name if encoder else Path(str(corpus)).stem
-
-
-def refuse_name(name: Any, run: Path) -> None:
-    """Raise ValueError for a run= that is no name of a directory in outputs/; an interpolation makes one.
-
-    run: the directory that Hydra makes of it, which is refused where it was meant as a URL.
-    """
-    if meant := next((part for part in run.parts[1:] if part.endswith(":")), None):
-        raise ValueError(
-            f"a run is written to this machine, not to {meant}//: give the name of a directory, and copy the "
-            f"trained encoder by whitenedcse export RUN {meant}//BUCKET/NAME --to transformers"
-        )
-    path = Path(str(name or ""))
-    if path.is_absolute() or ".." in path.parts or not path.parts:
-        where = f"hydra.run.dir={path if path.parts else 'DIR'}"
-        raise ValueError(f"run={name or ''} is no name for a directory in outputs/; elsewhere is {where}")
-
-
-def stamp() -> str:
-    """The end of a run's name: the time, or under srun the job and its step, which stay after requeueing."""
-    if "SLURM_STEP_ID" in os.environ:
-        return f"slurm-{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
-    now = time.strftime("%Y-%m-%d_%H-%M-%S")
-    same = len(list(Path("outputs").glob(f"*-{now}*")))  # runs that were begun within this second
-    return shared("stamp", f"{now}-{same + 1}" if same else now)
-
-
 def when(value: Any, known: Any, then: Any, other: Any) -> Any:
     """A setting's value where another setting is `known`, or else `other`: ${when:${views},2,0.1,0.2}."""
     chosen = then if value == known else other
@@ -222,15 +184,14 @@ def jobs(hydras: Any) -> list[tuple[str, ...]]:
     return list(product(*choices))
 
 
+def given(hydras: Any) -> set[str]:
+    """The names of the settings that the command line has."""
+    return {text.partition("=")[0].lstrip("+") for text in hydras.overrides.task}
+
+
 def inherited(hydras: Any) -> list[str]:
     """The overrides of Hydra's own settings that a job of a sweep inherits: where its files are found."""
     return [text for text in hydras.overrides.hydra if text.startswith("hydra.searchpath")]
-
-
-def refuse_beside_compare(overrides: Iterable[str]) -> None:
-    """Raise ValueError for a setting that evaluate.py does not read where it compares runs."""
-    if rest := [text for text in overrides if text.partition("=")[0] not in ("compare", "draws", "digits")]:
-        raise ValueError(f"compare= reads draws and digits, and writes no file: leave out {' '.join(rest)}")
 
 
 def script_of(argv: list[str]) -> str:
@@ -270,11 +231,6 @@ def leave_out_groups(whitening: Any, given: Iterable[str]) -> None:
             whitening[key] = None
 
 
-def own_encoder(overrides: Iterable[str]) -> bool:
-    """Whether a command line names an encoder, in place of the experiment's."""
-    return any(text.startswith(("encoder=", "encoder.path=")) for text in overrides)
-
-
 def own_class(group: str, options: Sequence[str], argv: list[str]) -> str | None:
     """The class of the user's own that a command line chooses for a group, by name or by a file; else None.
 
@@ -298,3 +254,44 @@ def own_options(argv: list[str], *folders: Path) -> Iterator[tuple[str, dict[Any
             content = OmegaConf.to_container(OmegaConf.load(Path(folder, f"{name}.yaml")))
             if isinstance(content, dict):
                 yield name, content
+
+
+def content_of(group: str, stem: str, folders: Iterable[Path]) -> dict[Any, Any]:
+    """The content of an option's file, in the first of the folders that has it; empty if none has."""
+    files = [path for folder in folders if (path := Path(folder, group, f"{stem}.yaml")).is_file()]
+    content = OmegaConf.to_container(OmegaConf.load(files[0])) if files else {}
+    return content if isinstance(content, dict) else {}
+
+
+def settings_of(group: str, stem: str, folders: Iterable[Path]) -> dict[str, object]:
+    """The settings that an option writes, or takes over from others of its group, by their dotted names."""
+    own = content_of(group, stem, folders)
+    above = [name.rpartition("/")[2] for name in own.pop("defaults", []) if isinstance(name, str)]
+    return {k: value for name in above for k, value in settings_of(group, name, folders).items()} | flat(own)
+
+
+def written(group: str, stem: str, folders: Iterable[Path]) -> dict[str, object]:
+    """The settings of its group that an option's own file writes, by their whole names."""
+    own = {key: value for key, value in content_of(group, stem, folders).items() if key != "defaults"}
+    return flat({group: own.get(group, own)})
+
+
+def searched(hydras: Any) -> list[Path]:
+    """The folders in which Hydra looks for the files of options, the first that has one before the others."""
+    return [Path(source.path) for source in hydras.runtime.config_sources if source.schema == "file"]
+
+
+def refuse_replaced(config: Mapping[str, Any], hydras: Any) -> None:
+    """Raise ValueError for an option on the command line of which an experiment or system replaces a setting.
+
+    As tasks=none beside an experiment with tasks.names. What the option takes over may be replaced.
+    """
+    asked, choices, now = given(hydras), hydras.runtime.choices, flat(config)
+    for above, group in product(("experiment", "system"), sorted(asked & {*choices})):
+        theirs = settings_of(above, str(choices.get(above)), searched(hydras)).keys() - asked
+        for key, value in written(group, str(choices[group]), searched(hydras)).items():
+            needed = value == "???" or (key, value) == ("data.corpus", None)  # of data=file
+            if key in theirs and value != now.get(key) and not needed:
+                chosen, cure = f"{group}={choices[group]}", f"{key}={as_yaml(value)}"
+                said = f"{chosen} has {cure}, which +{above}={choices[above]} replaces"
+                raise ValueError(f"{said}: add {cure}, or leave out {chosen}")

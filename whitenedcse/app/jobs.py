@@ -177,7 +177,7 @@ def evaluate(cfg: DictConfig) -> float | None:
     from whitenedcse.report import comparison, results
 
     if cfg.compare:
-        identity.refuse_beside_compare(HydraConfig.get().overrides.task)
+        mistakes.refuse_beside_compare(HydraConfig.get().overrides.task)
         tables = comparison.compared(list(cfg.compare), cfg.draws, cfg.digits)
         launch.leave_nothing()
         launch.show(tables)

@@ -23,9 +23,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from whitenedcse.app import ranks, terminal
 from whitenedcse.app.configuration import CONF
-from whitenedcse.app.identity import SWEPT, inherited, own_encoder
+from whitenedcse.app.identity import SWEPT, inherited
 from whitenedcse.app.mistakes import mendable, one_line, refuse_options
 from whitenedcse.app.run import OTHER, Run
+from whitenedcse.app.space import own_encoder
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app.configuration import CONF, HYDRA_KEYS, groups, parameters, plain, stems, unknown
-from whitenedcse.app.identity import command, not_on_path, own_class, own_options, script_of
+from whitenedcse.app.identity import command, not_on_path, own_class, own_options, script_of, settings_of
 from whitenedcse.app.reading import flat
 
 ADDED = {"experiment": "", "system": "", "sweep": "-m "}  # groups added by +, and what else they need
@@ -111,7 +111,9 @@ def no_part(key: str, word: str, argv: list[str]) -> str:
 def options_with(group: str, inside: str) -> str:
     """The options of a group that read a setting, as GROUP=ONE or GROUP=OTHER; "" for none."""
     name = f"{group}.{inside}"  # of an option that sets other groups, the whole name
-    having = {s: here for s in stems(group) if {inside, name} & (here := settings_of(group, s)).keys()}
+    having = {
+        s: here for s in stems(group) if {inside, name} & (here := settings_of(group, s, [CONF])).keys()
+    }
     if not having:
         return ""
     from whitenedcse.report.conditions import unread  # and PyTorch, for which other errors do not wait
@@ -175,17 +177,9 @@ def no_word(argv: list[str]) -> str:
     return "a setting is not written as KEY=VALUE; --help lists them"
 
 
-def settings_of(group: str, stem: str, folders: Iterable[Path] = (CONF,)) -> dict[str, object]:
-    """The settings that an option, in one of the folders, writes or takes over, by their dotted names."""
-    files = [path for folder in folders if (path := folder / group / f"{stem}.yaml").is_file()]
-    own = plain(OmegaConf.load(files[0])) if files else {}  # type: ignore[arg-type]
-    above = [name.rpartition("/")[2] for name in own.pop("defaults", []) if isinstance(name, str)]
-    return {k: value for name in above for k, value in settings_of(group, name, folders).items()} | flat(own)
-
-
 def where_from(term: str) -> str:
     """How a term of a loss is added: by the system that has it, or as one's own."""
-    if having := [s for s in stems("system") if f"terms.{term}._target_" in settings_of("system", s)]:
+    if having := [s for s in stems("system") if f"terms.{term}._target_" in settings_of("system", s, [CONF])]:
         return f"add {' or '.join(f'+system={stem}' for stem in having)}, which has it"
     return f"a term of your own begins with its class: +terms.{term}._target_=MODULE.CLASS"
 
@@ -216,6 +210,12 @@ def refuse_options(argv: list[str]) -> None:
     cure = f"the nearest is {last[near[0]]}=VALUE" if near else "--help lists them"
     said = f"no option {strange[0]}: settings are written KEY=VALUE; {cure}"
     raise ValueError(no_part(name, strange[0], argv) or said)
+
+
+def refuse_beside_compare(overrides: Iterable[str]) -> None:
+    """Raise ValueError for a setting that evaluate.py does not read where it compares runs."""
+    if rest := [text for text in overrides if text.partition("=")[0] not in ("compare", "draws", "digits")]:
+        raise ValueError(f"compare= reads draws and digits, and writes no file: leave out {' '.join(rest)}")
 
 
 def known_keys(argv: list[str]) -> list[str]:
@@ -281,7 +281,7 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
         lambda found, _: f"the file of +{found[1] or found[2]} needs as its first line{FIRST}"
     ),
     r"^no setting '_target_'": lambda *_: f"no setting '_target_' at the top level; {NESTED}",
-    r"^(?:no setting '|Key .* full_key: )((\w+)\.([\w.]+))": misplaced,
+    r"^(?:no setting '|.*[Kk]ey .* full_key: )((\w+)\.([\w.]+))": misplaced,
     r"^Ambiguous value for argument '(.+?)' 1\.": lambda found, argv: several(found[1], argv),
     r"^Multiple values for (\w+)\.": lambda found, argv: twice(found[1], argv),
     r"^Config group override must be a string": lambda _, argv: no_null(argv),

@@ -24,9 +24,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app import jobs, launch
 from whitenedcse.app.configuration import CONF, stems
-from whitenedcse.app.identity import stamp
 from whitenedcse.app.mistakes import one_line
 from whitenedcse.app.run import Run
+from whitenedcse.app.space import stamp
 
 Settings = Mapping[str, Any]
 

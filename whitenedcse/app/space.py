@@ -1,4 +1,4 @@
-"""A place to write: one where nothing can be written is refused, and a full disk, with the free bytes.
+"""A place to write: its name, one where nothing can be written, and a full disk, with the free bytes.
 
 Space is reserved before it is mapped.
 """
@@ -9,9 +9,13 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from whitenedcse.app.ranks import shared
 
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a disk says that takes no more
 
@@ -32,6 +36,47 @@ def refuse_orphan(out: Path) -> None:
     """Raise FileNotFoundError for a path in a directory that does not exist."""
     if not out.parent.is_dir():
         raise FileNotFoundError(f"{out.parent}: no such directory; make it first")
+
+
+def label(hydra: Any, encoder: str | None, corpus: str | None) -> str:
+    """What a run is named after: its experiment, or another encoder than the experiment's, or its corpus.
+
+    hydra: Hydra's own settings, None where they are not part of the configuration.
+    """
+    experiment = hydra.runtime.choices.get("experiment") if hydra else None
+    if experiment and not own_encoder(hydra.overrides.task):
+        return str(experiment)
+    return Path(encoder).name if encoder else Path(str(corpus)).stem
+
+
+def own_encoder(overrides: Iterable[str]) -> bool:
+    """Whether a command line names an encoder, in place of the experiment's."""
+    return any(text.startswith(("encoder=", "encoder.path=")) for text in overrides)
+
+
+def refuse_name(name: Any, run: Path) -> None:
+    """Raise ValueError for a run= that is no name of a directory in outputs/; an interpolation makes one.
+
+    run: the directory that Hydra makes of it, which is refused where it was meant as a URL.
+    """
+    if meant := next((part for part in run.parts[1:] if part.endswith(":")), None):
+        raise ValueError(
+            f"a run is written to this machine, not to {meant}//: give the name of a directory, and copy the "
+            f"trained encoder by whitenedcse export RUN {meant}//BUCKET/NAME --to transformers"
+        )
+    path = Path(str(name or ""))
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        where = f"hydra.run.dir={path if path.parts else 'DIR'}"
+        raise ValueError(f"run={name or ''} is no name for a directory in outputs/; elsewhere is {where}")
+
+
+def stamp() -> str:
+    """The end of a run's name: the time, or under srun the job and its step, which stay after requeueing."""
+    if "SLURM_STEP_ID" in os.environ:
+        return f"slurm-{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
+    now = time.strftime("%Y-%m-%d_%H-%M-%S")
+    same = len(list(Path("outputs").glob(f"*-{now}*")))  # runs that were begun within this second
+    return shared("stamp", f"{now}-{same + 1}" if same else now)
 
 
 class Unwritten(OSError):

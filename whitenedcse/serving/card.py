@@ -257,10 +257,13 @@ def difference(a: NDArray[Any], b: NDArray[Any]) -> float:
 def refuse(difference: float, limit: float) -> None:
     """Raise ValueError for a difference above the limit."""
     if not difference <= limit:
+        cure = "A whitening that keeps axes of almost no variance amplifies rounding: --dim keeps fewer; "
+        if limit == LIMIT_INT8:
+            cure = "A whitening amplifies the rounding of int8 weights: leave out one of the two; "
         raise ValueError(
             f"the export gives other vectors than its source: components differ by {difference:.1e}, more "
-            f"than {limit:.0e}, on {len(TEXTS)} test texts; nothing was written. A whitening that keeps axes "
-            "of almost no variance amplifies rounding: --dim keeps fewer; --no-verify does not compare"
+            f"than {limit:.0e}, on {len(TEXTS)} test texts; nothing was written. {cure}--no-verify does not "
+            "compare" + ", and the scores that --int8 prints tell what is lost" * (limit == LIMIT_INT8)
         )
 
 
