@@ -86,7 +86,7 @@ def test_a_run_is_named_by_the_time_and_under_slurm_by_what_a_requeued_job_keeps
 
 def test_runs_begun_within_a_second_have_different_names(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("whitenedcse.app.identity.time.strftime", lambda _: "2026-11-23_10-56-09")
+    monkeypatch.setattr("whitenedcse.app.space.time.strftime", lambda _: "2026-11-23_10-56-09")
     names = []
     for _ in range(3):
         names.append(stamp())
@@ -194,6 +194,28 @@ time.sleep(100)
     asking.join()
     assert all((tmp_path / f"saved{rank}").exists() for rank in (0, 1))
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_while_the_ranks_are_being_started_ends_the_job(rank, monkeypatch):
+    begin = ranks.start
+
+    def start(words, here, *more):
+        if here.rank == rank:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return begin(words, here, *more)
+
+    monkeypatch.setattr(ranks, "start", start)
+    monkeypatch.setattr(ranks, "GRACE", 0.1)
+    usual = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("the signal was not passed on"))
+    try:
+        status = run(command("time.sleep(100)"), 2)
+    except SystemExit as exit:
+        status = exit.code
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+    assert status == 128 + signal.SIGTERM and len(ranks.running) == 2 * rank
+    assert all(process.poll() is not None for process in ranks.running)
 
 
 def test_no_rank_outlives_the_process_in_front_though_that_is_killed(tmp_path):

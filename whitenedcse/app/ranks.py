@@ -192,9 +192,10 @@ def run(command: Sequence[str], count: int, timeout: float = math.inf) -> int:
         said = [Path(folder) / str(rank) for rank in range(count)]
         port = free_port()
         job = running
-        job[:] = [start(command, Place(rank, count, count), port, said[rank]) for rank in range(count)]
-        before = pass_on(ASKING, job)
+        job.clear()
+        before = pass_on(ASKING, job)  # also while the ranks are being started
         try:
+            job.extend(start(command, Place(rank, count, count), port, said[rank]) for rank in range(count))
             failed = first_failed(job, timeout)
             stopped = failed is not None and job[failed].returncode is None
         finally:
@@ -262,6 +263,8 @@ def pass_on(signals: Sequence[signal.Signals], job: Sequence[subprocess.Popen[by
         return {}
 
     def hear(number: int, _: Any) -> None:
+        if not job:  # none is started yet
+            sys.exit(128 + number)
         for rank in job:
             rank.send_signal(number)
 
