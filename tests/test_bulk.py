@@ -31,8 +31,9 @@ from whitenedcse.data.corpus import Corpus
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.head import Final
+from whitenedcse.model.head import Final, ProjectionHead
 from whitenedcse.model.planes import digest_of
+from whitenedcse.model.whitener import WhiteningSettings
 from whitenedcse.serving import bulk as bulk_module
 from whitenedcse.serving import shards, shares
 from whitenedcse.serving.bulk import Filling, Job, arrays, encoded
@@ -314,6 +315,24 @@ def test_going_on_otherwise_is_refused(embedder, corpus, bert, tmp_path):
     corpus_of([*TEXTS[:-1], "the cat"], tmp_path)
     with pytest.raises(ValueError, match="the input is another"):
         encoded(job_of(embedder, corpus, out, form=FORM))
+
+
+def test_a_model_from_elsewhere_is_named_and_not_a_head_that_only_training_used(embedder, corpus, tmp_path):
+    def job(model, source, **head):
+        other = model.replaced(head=ProjectionHead(16, whitening=WhiteningSettings(**head), dense=False))
+        return replace(job_of(other, corpus, tmp_path / "out", form=FORM), source=source)
+
+    encoded(job(embedder, "outputs/a"))
+    with torch.no_grad():
+        embedder.encoder.backbone.embeddings.word_embeddings.weight[7, 0] += 1e-3
+    for source, said in (
+        ("outputs/b", "model was 'outputs/a' and is now 'outputs/b'; repeat"),
+        ("outputs/a", "the encoder, its pooling, "),
+    ):
+        with pytest.raises(ValueError, match=f"holds another job: {said}"):
+            encoded(job(embedder, source, group_width=4))
+    with torch.no_grad():
+        embedder.encoder.backbone.embeddings.word_embeddings.weight[7, 0] -= 1e-3
 
 
 def test_the_setting_of_an_encoder_that_is_another_is_named(embedder, corpus, tmp_path):

@@ -7,6 +7,7 @@ where that library can express the embedding, and ours (`whitenedcse.json`, `hea
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -104,6 +105,11 @@ def settings(embedder: Embedder) -> dict[str, Any]:
         **({"prompt": embedder.prompt} if embedder.prompt else {}),
         **({"prompts": embedder.prompts} if embedder.prompts else {}),
     }
+
+
+def seen(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those settings that vectors show: without those of a head that only training has used."""
+    return {k: value for k, value in settings.items() if k != "head" or settings["embedding"] != "encoder"}
 
 
 def parts(path: str, pooling: Pooling | str | None = None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from whitenedcse.app.terminal import pace
 from whitenedcse.data.corpus import Corpus, Reading, fingerprint, rows, texts
 from whitenedcse.data.remote import fetched, is_url, published
 from whitenedcse.linalg import refuse_infinite
-from whitenedcse.model.checkpoint import settings
+from whitenedcse.model.checkpoint import seen, settings
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.planes import digest_of
 from whitenedcse.model.sentence_transformers import DOCUMENT
@@ -210,7 +210,7 @@ def gathered(embedder: Embedder, corpus: Corpus, out: Path, *, ids: bool = False
     manifest, texts = shards.begun(out), replace(corpus, columns=corpus.columns[:1])
     if manifest and manifest.embedder != digest_of(embedder):
         now = json.loads(json.dumps(settings(embedder)))
-        why = changed(manifest.embedding, now) or OTHER["embedder"]
+        why = changed(seen(manifest.embedding), seen(now)) or OTHER["embedder"]
         raise ValueError(
             f"{out} holds vectors of another embedder: {why}; give the model and the --whiten, --dim, "
             "--prompt, --pooling and --layers with which they were encoded"

@@ -24,8 +24,8 @@ from torch.nn.functional import linear, normalize
 
 from whitenedcse.app.reading import changed
 from whitenedcse.model import sentence_transformers
+from whitenedcse.model.checkpoint import seen
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.sentence_transformers import dense_modules
 
 BATCH = 16  # texts that are padded together
 PLAIN = (
@@ -36,7 +36,7 @@ PLAIN = (
 
 def refuse_transformers(embedder: Embedder) -> None:
     """Raise ValueError if the embedding has steps other than pooling and unit length."""
-    maps = len(dense_modules(embedder)) - (embedder.pooling.kind == "pooler")
+    maps = len(sentence_transformers.dense_modules(embedder)) - (embedder.pooling.kind == "pooler")
     if maps:
         raise ValueError(PLAIN)
 
@@ -136,7 +136,7 @@ class Graph(nn.Module):
         super().__init__()
         self.backbone = embedder.encoder.backbone
         self.kind, self.layers = embedder.pooling.kind, embedder.pooling.layers
-        self.dense = dense_modules(embedder)
+        self.dense = sentence_transformers.dense_modules(embedder)
         self.unit = embedder.unit
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -291,9 +291,10 @@ class Manifest:
 
 def refuse_other(out: Path, then: Manifest, now: dict[str, Any]) -> None:
     """Raise ValueError if the job that was started here is another one."""
-    for name, value in asdict(then).items():
+    for name, value in (old := asdict(then)).items():
         if name in now and name not in FREE and value != now[name]:
             why = OTHER.get(name, f"{name} was {value!r} and is now {now[name]!r}")
             if name == "embedder":
-                why = changed(then.embedding, now.get("embedding", then.embedding)) or why
+                was, is_ = ({"model": job["source"]} | seen(job["embedding"]) for job in (old, old | now))
+                why = changed(was, is_) or why
             raise ValueError(f"{out} holds another job: {why}; repeat its command, or name a new directory")
