@@ -119,7 +119,7 @@ def test_a_rank_that_dies_leaves_its_blocks_to_the_next_start(source, tmp_path, 
         started[0].send_signal(signal.SIGTERM)  # as torchrun or srun -K do; else it waits for 120 s
         assert started[0].wait(60) == 143
     kept = {path.name: path.stat().st_mtime_ns for path in out.glob("shard-*.npy")}
-    assert len(kept) >= 59 if killed == 0 else 6 <= len(kept) < 60
+    assert len(kept) >= (59 if killed == 0 else 6)
     assert ended(ranks(words, 3, tmp_path)) == [0, 0, 0]
     same = [name for name, at in kept.items() if (out / name).stat().st_mtime_ns == at]
     assert len(same) >= len(kept) - 2  # a file whose digest had not been written is encoded again
