@@ -13,7 +13,7 @@ from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.model.scratch import small_bert
-from whitenedcse.training.health import Health
+from whitenedcse.training.health import UNIFORMITY, Health, alarms
 from whitenedcse.training.loggers import Metrics, Record
 from whitenedcse.training.loss import MultiPositiveLoss
 from whitenedcse.training.module import ContrastiveTraining, adamw
@@ -181,6 +181,27 @@ def test_memorising_is_a_vanished_loss_beside_a_fall_of_two_evaluations(devs, lo
 )
 def test_a_collapse_is_half_of_the_axes_lost_beside_a_fall_of_two_evaluations(evaluations, words):
     assert said_of(evaluations) == words
+
+
+@pytest.mark.parametrize(
+    ("near", "warned"),
+    [
+        ([-0.2, -0.0019, -0.0019], True),
+        ([-0.2, -0.0021, -0.0019], False),  # one evaluation is none
+        ([-0.2, -0.0019, -0.0021], False),
+        ([-0.2, -1.3e-5, -2.1e-6], True),
+        ([-0.2, -1.5, -2.1], False),
+        ([-1e-3, -1e-3, -1e-3], False),  # near from the start
+        ([0.0, 0.0, 0.0], False),
+        ([None, None, None], False),
+        ([-0.2, -1e-6], False),
+    ],
+)
+@pytest.mark.parametrize("dev", [60.0, None])  # it may rise; without dev pairs there is none
+def test_vectors_that_near_a_single_one_are_warned_of_though_they_are_ranked_well(dev, near, warned):
+    values = [{"dev/effective_rank": 9.0, UNIFORMITY: u} for u in near]
+    rows = [Row(i, v | ({"dev/spearman": dev + i} if dev else {})) for i, v in enumerate(values)]
+    assert [kind for kind, _ in alarms(rows, 1.0, GUESS)] == ["shrinking"] * warned
 
 
 def test_the_parts_of_the_loss_are_told_apart():

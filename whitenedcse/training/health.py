@@ -157,19 +157,21 @@ def own_address() -> str:
         return str(probe.getsockname()[0])
 
 
-RANK = "dev/effective_rank"
+RANK, UNIFORMITY = "dev/effective_rank", "dev/uniformity"
 VANISHED = 0.01  # of the loss of a guess: nothing left to learn. Good runs get there too, so dev must fall
 FALLEN = 5.0  # points of dev/spearman below its best: good runs go up and down by 1 to 3
 SHRUNK = 0.5  # of the effective rank before training: good quick starts keep 0.65, collapsed ones below
+NEAR = 0.01  # of the uniformity before training, which nears 0 as all vectors near one; good runs lower it
 
 
 class Health(Callback):
-    """Warns of a collapse, with a line for each of two kinds, once in a run, from values logged anyway.
+    """Warns of a collapse, with a line for each of three kinds, once in a run, from values logged anyway.
 
     It follows `monitor` among the callbacks, and examines its last two evaluations after each new one.
     "memorising": dev/spearman fell, and the loss of the batch has vanished. "collapse": dev/spearman fell, or
     never reached its value before training, and the dev sentences fill less than half of the axes that they
-    filled then. A loss that is not finite ends the run: training/trainer.py.
+    filled then. "shrinking": they lie a hundred times nearer to each other than then, though they may still be
+    ranked well. A loss that is not finite ends the run: training/trainer.py.
     """
 
     def __init__(self, monitor: Monitor, say: Callable[[str], None]) -> None:
@@ -235,6 +237,14 @@ def alarms(rows: list[Row], loss: float, guess: float) -> Iterator[tuple[str, st
             "collapse",
             f"{seen} and {RANK} from {known[0]:.1f} (step 0) to {known[-1]:.1f}: the space collapses. "
             "Try a lower optim.lr, a higher loss.temperature or, if pooling is cls, pooling=mean",
+        )
+
+    near = [row.values.get(UNIFORMITY) or 0.0 for row in (before, *last)]
+    if min(near[1:]) > NEAR * near[0]:
+        yield (
+            "shrinking",
+            f"{UNIFORMITY} went from {near[0]:.2g} (step 0) to {near[-1]:.2g}: all vectors near a single one. "
+            "Use a loss that keeps sentences apart, by negatives or by whitening (head.position=after)",
         )
 
 
