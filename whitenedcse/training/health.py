@@ -170,7 +170,7 @@ class Health(Callback):
     It follows `monitor` among the callbacks, and examines its last two evaluations after each new one.
     "memorising": dev/spearman fell, and the loss of the batch has vanished. "collapse": dev/spearman fell, or
     never reached its value before training, and the dev sentences fill less than half of the axes that they
-    filled then. "shrinking": they are a hundred times nearer to each other than then, though they may still be
+    filled then. "shrinking": they are a hundred times nearer to each other than then, even if they are
     ranked well. A loss that is not finite ends the run: training/trainer.py.
     """
 
@@ -243,7 +243,7 @@ def alarms(rows: list[Row], loss: float, guess: float) -> Iterator[tuple[str, st
     if min(near[1:]) > NEAR * near[0]:
         yield (
             "shrinking",
-            f"{UNIFORMITY} went from {near[0]:.2g} (step 0) to {near[-1]:.2g}: all vectors near a single one. Use "
+            f"{UNIFORMITY} went from {near[0]:.2g} (step 0) to {near[-1]:.2g}: all vectors near one. Use "
             "a loss that keeps sentences apart, by negatives or by whitening (head.position=after)",
         )
 
