@@ -263,9 +263,9 @@ def leave_out_idle(config: DictConfig, hydras: Any) -> None:
     """
     asked = given(hydras)
     choices = hydras.runtime.choices
-    small, own = (settings_of(g, str(choices.get(g)), searched(hydras)) for g in ("encoder", "experiment"))
-    proposed = [name for name in small if not name.startswith("encoder.")]
-    proposed += [name for name in own if name.partition(".")[0] in asked - {"tasks"}]  # of options replaced
+    model, above = (settings_of(g, str(choices.get(g)), searched(hydras)) for g in ("encoder", "experiment"))
+    proposed = [name for name in model if not name.startswith("encoder.")]
+    proposed += [name for name in above if name.partition(".")[0] in asked - {"tasks"}]  # of options replaced
     for group in {name.removesuffix("._target_") for name in asked if re.fullmatch(r"\w+\._target_", name)}:
         proposed += [f"{group}.{key}" for key in config.get(group) or {}]
     asked |= {".".join(name.split(".")[:2]) for name in asked}
@@ -274,7 +274,7 @@ def leave_out_idle(config: DictConfig, hydras: Any) -> None:
         node: Any = config.get(group) if name not in asked else None
         if node is None or key not in node:
             continue
-        if name in small and group in asked and (choices[group] == key or choices[group] not in stems(group)):
+        if name in model and group in asked and (choices[group] == key or choices[group] not in stems(group)):
             node[key] = written(group, choices[group], searched(hydras)).get(name, plain(node)[key])
         target = node.get("_target_")
         known = parameters(group, target, imported=False) or parameters(group, target, imported=True)

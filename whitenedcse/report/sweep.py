@@ -126,8 +126,8 @@ def labels(firsts: Sequence[Run]) -> list[str]:
     """A label for each group, given one run of each; no two are equal.
 
     It has the first `FEW` settings that differ, those given to the run before others, those that tell it from
-    other groups, and the number of the rest.
-    What a system or experiment implies is not repeated beside its name, unless a command line has it.
+    other groups, and the number of the rest. What a system or experiment implies is not repeated beside its
+    name, unless a command line has it.
     """
     known, varied, chosen = bases(firsts), asked(firsts, varied=True), options(firsts)
     tables = [texts(run.settings) | {g: chosen[g][i] for g in chosen} for i, run in enumerate(firsts)]
