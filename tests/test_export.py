@@ -403,6 +403,13 @@ def test_what_is_missing_is_named_before_anything_is_written(
 
 
 @pytest.mark.slow
+def test_a_refused_export_names_the_rounding_that_it_has():
+    with pytest.raises(ValueError, match=r"--dim keeps fewer; --no-verify does not compare$"):
+        card_module.refuse(2e-5, card_module.LIMIT)
+    with pytest.raises(ValueError, match="rounding of int8 weights: leave out one of the two; --no-verify "):
+        card_module.refuse(2e-2, card_module.LIMIT_INT8)
+
+
 def test_int8_is_smaller_close_and_measured(tokenizer, tmp_path, monkeypatch):
     from transformers import BertConfig, BertModel
 

@@ -28,8 +28,9 @@ from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
+from whitenedcse.model.head import Final
+from whitenedcse.model.planes import Source, digest_of, vectors
 from whitenedcse.model.planes import Wanted as Vectors
-from whitenedcse.model.planes import digest_of, vectors
 from whitenedcse.report.conditions import differences, without_idle
 from whitenedcse.serving.benchmarks import Mteb
 from whitenedcse.serving.exports import Wanted, export, whitened
@@ -412,6 +413,15 @@ def test_a_source_is_encoded_with_the_prompt_that_is_asked_for(embedder, tmp_pat
     for asked, more in ((None, 0), ("a ", 2)):
         (x,), _ = vectors(source("of_lengths:encode", None, asked), SENTENCES, Vectors([None]))
         assert x[:, 0].tolist() == [len(text) + more for text in SENTENCES]
+
+
+def test_the_transform_with_which_a_model_ends_is_named_beside_its_pooling(bert):
+    plain = embedder_of(bert)
+    assert Source(plain.encode, "mean", plain).steps == Source(plain.encode, "mean").steps == "mean"
+    for weight, said in ((None, "mean"), (torch.eye(16)[:5], "mean, then its own transform to 5 components")):
+        bias = None if weight is None else torch.zeros(5)
+        ended = plain.replaced(final=Final(weight=weight, bias=bias, unit=True, provenance={}))
+        assert Source(ended.encode, "mean", ended).steps == said
 
 
 def test_a_published_row_has_no_prompt():
