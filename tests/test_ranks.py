@@ -341,6 +341,18 @@ BLOCKED = """import ctypes, threading
 """
 
 
+def test_a_rank_that_ends_too_late_says_what_it_may_wait_for(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(ranks, "running", [])
+    assert ranks.late("SIGTERM").startswith("error: this process did not end within ")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert ranks.late("SIGTERM").startswith(
+        "error: this process, which may wait for a lost rank, did not end"
+    )
+
+
 @pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGINT,) * 2], ids=["Ctrl-C", "Ctrl-C twice"])
 @pytest.mark.slow(but=1)
 def test_a_process_that_waits_within_a_library_is_ended_in_time(tmp_path, signals):

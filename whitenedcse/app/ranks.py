@@ -170,7 +170,8 @@ def late(name: str) -> str:
     here = [number for number in here if is_stopped(running[number])] or here
     if running and not here:
         return ""
-    who = f"rank {' and '.join(map(str, here))}" if here else "this process"
+    alone = "this process" if placed() is None else "this process, which may wait for a lost rank,"
+    who = f"rank {' and '.join(map(str, here))}" if here else alone
     return f"error: {who} did not end within {LIMIT:g} s of {name}; killed now. {resumes}\n"
 
 
@@ -191,8 +192,7 @@ def run(command: Sequence[str], count: int, timeout: float = math.inf) -> int:
     with tempfile.TemporaryDirectory() as folder:
         said = [Path(folder) / str(rank) for rank in range(count)]
         port = free_port()
-        job = running
-        job.clear()
+        (job := running).clear()
         before = pass_on(ASKING, job)  # also while the ranks are being started
         try:
             job.extend(start(command, Place(rank, count, count), port, said[rank]) for rank in range(count))
