@@ -300,6 +300,7 @@ def pairs(tmp_path):
     return made
 
 
+@pytest.mark.filterwarnings("ignore:avg_whitened")
 def test_a_corpus_may_be_a_file(made, pairs, tmp_path):
     table, model, rows = tmp_path / "corpus.csv", made().eval(), [text for text in TEXTS if text.strip()]
     with table.open("w") as file:
@@ -362,9 +363,13 @@ def test_an_undefined_score_is_nan(made, tmp_path):
 def test_whitening_on_too_few_sentences_is_undefined_and_no_number(made, tmp_path):
     lines = "".join(f"{i % 5}\t{TEXTS[i]}\t{TEXTS[i + 1]}\n" for i in range(8))  # 9 sentences, width 16
     (tmp_path / "few.tsv").write_text(f"score\tsentence1\tsentence2\n{lines}")
-    metrics = STSEvaluator([str(tmp_path / "few.tsv")], corpus=TEXTS[:16])(made().eval())
+    with pytest.warns(
+        UserWarning, match="avg_whitened_on_corpus_k16: NaN, as the texts .* are too few for so"
+    ):
+        metrics = STSEvaluator([str(tmp_path / "few.tsv")], corpus=TEXTS[:16])(made().eval())
     assert math.isnan(metrics["sts_avg_whitened_on_corpus_k16"])  # of 16 texts 15 components vary
-    metrics = STSEvaluator([str(tmp_path / "few.tsv")], corpus=TEXTS)(made().eval())
+    with pytest.warns(UserWarning, match="^avg_whitened_on_own_k16: NaN, as "):
+        metrics = STSEvaluator([str(tmp_path / "few.tsv")], corpus=TEXTS)(made().eval())
     assert math.isnan(metrics["sts_avg_whitened_on_own_k16"])
     assert math.isfinite(metrics["sts_avg_whitened_on_corpus_k16"])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -56,7 +57,8 @@ class STSEvaluator(BaseEvaluator):  # type: ignore[misc]  # their class has no t
     The metrics are TASK_spearman, TASK_low and TASK_high, the ends of the 95 % interval; the same of avg, the
     mean over the tasks; and avg_whitened_on_own_kK and avg_whitened_on_corpus_kK for K components: what
     whitening alone makes of the same vectors. The primary metric is avg_spearman. Each call adds a row to
-    sts_evaluation_NAME_results.csv in the folder that the trainer gives. An undefined value is NaN.
+    sts_evaluation_NAME_results.csv in the folder that the trainer gives. An undefined value is NaN, as
+    that of a whitening to K components fitted to K texts or fewer, of which a warning tells.
     """
 
     def __init__(
@@ -91,6 +93,10 @@ class STSEvaluator(BaseEvaluator):  # type: ignore[misc]  # their class has no t
             values |= {f"{task}_spearman": result["all"], f"{task}_low": low, f"{task}_high": high}
         for fit in ("own", *self.plan.fits):
             values |= {f"avg_whitened_on_{fit}_k{k}": v for k, v in baselines(x, self.plan, fit).items()}
+        few = [key for key, value in values.items() if value is None and "_whitened_" in key]
+        if few and values["avg_spearman"] is not None:
+            said = "the texts that the whitening is fitted to are too few for so many components"
+            warnings.warn(f"{', '.join(few)}: NaN, as {said}", stacklevel=2)
         metrics = {key: math.nan if value is None else value for key, value in values.items()}
         if output_path is not None:
             add_row(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps} | metrics)
