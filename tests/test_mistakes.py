@@ -169,6 +169,7 @@ MISTAKES = {
     "evaluate model=stopped": "stopped is a run without a checkpoint: one of evaluate.py, or one of tr",
     "evaluate model=runs": "runs is a folder of runs; name one, runs/NAME: a, b",
     "train corpus=my.txt": "no setting 'corpus'; there is data.corpus",
+    "train encoder.depth=3": "no setting 'encoder.depth'; encoder has batches, columns, ",
     "train optimizer=adam": "no setting 'optimizer'; there is optim (",
     "train +system=vicreg loss.temperature=0.1": "no setting 'loss.temperature'; loss has cov",
 }

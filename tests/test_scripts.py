@@ -258,7 +258,7 @@ SLIPS = {  # in an experiment file, and what is said
     "data: {corpus: '${oc.env:NOWHERE}/x.txt'}": "NOWHERE is not set in the environment: set it, or say",
     "optim: {lr: 1e-3, warmup_steps: '${oc.env:N_O_2}'}": "N_O_2 is not set in the environment: set it, ",
     "head: {whitening: {group: 4}}": "no setting 'head.whitening.group'; the nearest is 'head.whitening.gr",
-    "encoder: {path: x}": "no setting 'encoder.path'; the nearest is 'encoder.batches'; encoder=pret",
+    "encoder: {path: x}": "no setting 'encoder.path'; encoder has batches, columns",
     "loss: {dims: [64]}": "no setting 'loss.dims'; loss has denominator, form, hard_negative_log_weight, "
     "temperature, weights; loss=matryoshka has it (",
     "defaults: [override /data: file]\ndta: {corpus: x}": "no setting 'dta'; the nearest is 'data'",

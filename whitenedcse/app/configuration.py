@@ -241,7 +241,7 @@ def description(annotation: Any) -> str:
 def unknown(key: str, known: Iterable[str]) -> str:
     """The message for a key that does not exist: the nearest key that does, or all keys of its group."""
     names = sorted(s for s in {*known} - {"defaults", "hydra"} if not s.rpartition(".")[2].startswith("_"))
-    if near := difflib.get_close_matches(key.lower(), names, n=1, cutoff=0.8):
+    if near := difflib.get_close_matches(key.lower(), names, n=1, cutoff=0.85 if "." in key else 0.8):
         return f"no setting {key!r}; the nearest is {near[0]!r}"
     if same := [s for s in names if "." not in key and (s.endswith(f".{key}") or key.startswith(s))]:
         return f"no setting {key!r}; there is {' and '.join(same[:3])}"
