@@ -287,11 +287,12 @@ def refuse_replaced(config: Mapping[str, Any], hydras: Any) -> None:
     As tasks=none beside an experiment with tasks.names. What the option takes over may be replaced.
     """
     asked, choices, now = given(hydras), hydras.runtime.choices, flat(config)
-    for above, group in product(("experiment", "system"), sorted(asked & {*choices})):
+    for above in ("experiment", "system"):
         theirs = settings_of(above, str(choices.get(above)), searched(hydras)).keys() - asked
-        for key, value in written(group, str(choices[group]), searched(hydras)).items():
-            needed = value == "???" or (key, value) == ("data.corpus", None)  # of data=file
-            if key in theirs and value != now.get(key) and not needed:
-                chosen, cure = f"{group}={choices[group]}", f"{key}={as_yaml(value)}"
-                said = f"{chosen} has {cure}, which +{above}={choices[above]} replaces"
-                raise ValueError(f"{said}: add {cure}, or leave out {chosen}")
+        for group in sorted(asked & {*choices}) if theirs else ():
+            for key, value in written(group, str(choices[group]), searched(hydras)).items():
+                needed = value == "???" or (key, value) == ("data.corpus", None)  # of data=file
+                if key in theirs and value != now.get(key) and not needed:
+                    chosen, cure = f"{group}={choices[group]}", f"{key}={as_yaml(value)}"
+                    said = f"{chosen} has {cure}, which +{above}={choices[above]} replaces"
+                    raise ValueError(f"{said}: add {cure}, or leave out {chosen}")

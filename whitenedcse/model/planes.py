@@ -172,12 +172,9 @@ class Source(NamedTuple):
     def steps(self) -> str:
         """Its pooling in words, and the transform with which the model ends, if it has one."""
         final = self.embedder.final if self.embedder else None
-        more = (
-            f", then its own transform to {len(final.bias)} components"
-            if final and final.bias is not None
-            else ""
-        )
-        return self.pooling + more
+        if final is None or final.bias is None:
+            return self.pooling
+        return f"{self.pooling}, then its own transform to {len(final.bias)} components"
 
 
 class Wanted(NamedTuple):
