@@ -749,7 +749,19 @@ def test_a_setting_of_an_option_of_ones_own_is_added_with_a_plus(option, message
             "encoder/own",
             "_target_: whitenedcse.model.scratch.small_bert\noptim: {lr: 4.0e-3}\n",
             "encoder=own",
-            "a file that sets other groups needs as its first line, with no byte-order mark before it: # @",
+            "a file that names groups needs as its first line, with no byte-order mark before it: # @",
+        ),
+        (
+            "encoder/own",
+            "defaults: [small]\nencoder: {layers: 1}\n",
+            "encoder=own",
+            "a file that names groups needs as its first line, with no byte-order mark before it: # @",
+        ),
+        (
+            "encoder/own",
+            "# @package _global_\ndefaults: [small@encoder]\nencoder: {layers: 1}\n",
+            "encoder=own",
+            "; it takes an option over as '- OPTION', without @encoder",
         ),
     ],
 )

@@ -318,7 +318,7 @@ def test_an_experiment_file_without_its_first_line_is_told_of_it(tmp_path, refus
     (tmp_path / "experiment" / "mine.yaml").write_text(f"{text}\n")
     line = refusal("train", "+experiment=mine", f"hydra.searchpath=[file://{tmp_path}]")
     assert line.startswith(
-        "error: the file of +experiment needs as its first line, with no byte-order mark before it: # @"
+        "error: the file in experiment/ needs as its first line, with no byte-order mark before it: # @"
     )
 
 

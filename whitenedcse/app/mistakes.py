@@ -111,9 +111,8 @@ def no_part(key: str, word: str, argv: list[str]) -> str:
 def options_with(group: str, inside: str) -> str:
     """The options of a group that read a setting, as GROUP=ONE or GROUP=OTHER; "" for none."""
     name = f"{group}.{inside}"  # of an option that sets other groups, the whole name
-    having = {
-        s: here for s in stems(group) if {inside, name} & (here := settings_of(group, s, [CONF])).keys()
-    }
+    every = {stem: settings_of(group, stem, [CONF]) for stem in stems(group)}
+    having = {stem: here for stem, here in every.items() if {inside, name} & here.keys()}
     if not having:
         return ""
     from whitenedcse.report.conditions import unread  # and PyTorch, for which other errors do not wait
@@ -133,8 +132,8 @@ def no_null(argv: list[str]) -> str:
 
 def no_settings(group: str, value: object = "a value") -> str:
     """What to write in place of a value that a file gives to a group."""
-    known = stems(group)
-    option, there = (value, "") if value in known else ("OPTION", f"; there are {', '.join(known)}")
+    option = value if value in (known := stems(group)) else "OPTION"
+    there = f"; there are {', '.join(known)}" * (option == "OPTION")
     said = f"{group}: {'null' if value is None else value} stands in place of settings"
     return f"{said}; {CHOSEN.format(group, option)}{there}"
 
@@ -254,8 +253,9 @@ def misplaced(found: re.Match[str], argv: list[str]) -> str:
     key, group, inside = found.groups()
     if any(key in own for _, own in own_options(argv, CONF)):
         return f"no setting '{key}'; in a file it is nested: '{group}:', and below that '  {inside}: ...'"
-    if inside in groups("train") and inside != group:
-        return f"{found.string}; a file that sets other groups needs as its first line{FIRST}"
+    if inside.partition(".")[0] in groups("train"):
+        over = "; it takes an option over as '- OPTION', without @encoder" * (key == "encoder.encoder")
+        return f"{found.string}; a file that names groups needs as its first line{FIRST}{over}"
     having = options_with(group, inside)
     own = any(name.startswith(f"{group}/") for name, _ in own_options(argv))
     begin = "; your file begins with the option that it changes, defaults: [OPTION]" * own
@@ -278,7 +278,7 @@ CURES: dict[str, Callable[[re.Match[str], list[str]], str]] = {
     r"Error trying to access (\w+)\.\S+ node `\1` is not a container": lambda found, _: no_settings(found[1]),
     r"^\w[\w.]*\(\) (missing|takes|got) .*arguments?\b.*": lambda found, _: f"{found[0]}; {GIVEN}",
     r"^In '\w+/\S+': Could not override '[^']+@(\w+)\.|^no setting '(experiment|system|sweep)'": (
-        lambda found, _: f"the file of +{found[1] or found[2]} needs as its first line{FIRST}"
+        lambda found, _: f"the file in {found[1] or found[2]}/ needs as its first line{FIRST}"
     ),
     r"^no setting '_target_'": lambda *_: f"no setting '_target_' at the top level; {NESTED}",
     r"^(?:no setting '|.*[Kk]ey .* full_key: )((\w+)\.([\w.]+))": misplaced,
