@@ -277,7 +277,8 @@ def test_every_setting_of_an_experiment_reaches_a_parameter(experiment):
 
 def test_the_defaults_of_the_configuration_are_those_of_the_signatures():
     """The paper's settings, which Python users get without a configuration; passes follow the views."""
-    config = composed("+experiment=bert_base", "data=file", "data.corpus=x", "pooling=cls")
+    config = settings("+experiment=bert_base", "data=file", "data.corpus=x", "pooling=cls", name="train")
+    config = OmegaConf.to_container(config, resolve=True)
     compared = 0
     for node in targets({**config, "ours": {"_target_": MODULE, **config}}):
         module, _, name = node["_target_"].rpartition(".")

@@ -247,7 +247,6 @@ def test_the_files_of_ones_own_are_read_as_they_stand(tmp_path, monkeypatch, req
         file.parent.mkdir()
         file.write_text(block)
         words = [option, f"hydra.searchpath=[file://{tmp_path}]"]
-        words += ["encoder=pretrained", "encoder.path=x"] * (name == "loss")  # small proposes a temperature
         with initialize_config_dir(str(configuration.CONF), version_base="1.3"):
             config = configuration.plain(compose("train", words))
         configuration.refuse_unknown(config, configuration.top("train"))

@@ -18,8 +18,8 @@ from test_architecture import composed
 from test_bad_input import place, start  # noqa: F401  fixtures
 
 from whitenedcse.app import checks, configuration, launch, mistakes
-from whitenedcse.app.identity import refuse_replaced
 from whitenedcse.app.mistakes import known_keys, no_word, one_line
+from whitenedcse.app.options import leave_out_idle, refuse_replaced
 from whitenedcse.training import terms
 
 MISTAKES = {
@@ -91,7 +91,7 @@ MISTAKES = {
     "add one that has it: head=group or head=shuffled_group (",
     "train head=dense head.whitening.momentum=0.9": "no setting 'head.whitening.momentum' in this head; add "
     "one that has it: head=pca or head=zca (",
-    "train loss=wmse loss.temperature=0.2": "no setting 'loss.temperature'; loss has none; loss=matryoshka",
+    "train loss=wmse loss.temperature=0.2": "no setting 'loss.temperature' in this loss; add one that has",
     "train +loss.temperature=0.2": "loss.temperature is there already: write loss.temperature=0.2, without a",
     "train +views=2": "views is there already: write views=2, without a plus",
     "train loss._target_=nowhere.Loss loss.a=2": "a setting of a class of your own is added with a plus: +l",
@@ -171,7 +171,7 @@ MISTAKES = {
     "train corpus=my.txt": "no setting 'corpus'; there is data.corpus",
     "train encoder.depth=3": "no setting 'encoder.depth'; encoder has batches, columns, ",
     "train optimizer=adam": "no setting 'optimizer'; there is optim (",
-    "train +system=vicreg loss.temperature=0.1": "no setting 'loss.temperature'; loss has cov",
+    "train +system=vicreg loss.temperature=0.1": "no setting 'loss.temperature' in this loss; add one tha",
 }
 
 
@@ -419,16 +419,35 @@ def test_an_own_file_chooses_its_options_one_by_one_with_override(order, default
     assert code == 2 and line.startswith(f"error: {message}")
 
 
-def test_a_dense_layer_that_is_asked_for_is_there_beside_the_quick_starts_encoder():
-    def dense(*words):
-        with initialize_config_dir(str(configuration.CONF), version_base="1.3"):
-            config = compose("train", list(words), return_hydra_config=True)
-        checks.leave_out_idle(config, config.hydra)
-        return config.head.dense
-
-    assert dense("head=dense") and dense("head='dense'", "encoder.width=64")  # as by whitenedcse.train
-    assert not dense("head=dense", "head.dense=false") and not dense("head=identity")
-    assert not dense() and not dense("head=shuffled_group") and not dense("+system=simcse")
+@pytest.mark.parametrize(
+    ("file", "words", "dense"),
+    [
+        ("", "", False),
+        ("", "head=shuffled_group", False),
+        ("", "+system=simcse", False),
+        ("", "head=dense", True),
+        ("", "head='dense' encoder.width=64", True),  # as by whitenedcse.train
+        ("", "head=dense head.dense=false", False),
+        ("", "head=identity", False),
+        ("", "encoder=bert_base", True),
+        ("", "encoder=bert_base head=identity", False),
+        ("defaults: [override /head: dense]", "+experiment=own", True),
+        ("defaults: [override /head: dense]", "+system=own", True),
+        ("defaults: [override /head: zca]", "+experiment=own", False),
+        ("head: {dense: true}", "+experiment=own", True),
+        ("head: {dense: true}", "+experiment=own head=identity", True),  # and refused
+    ],
+)
+def test_a_dense_layer_that_is_asked_for_is_there_beside_random_weights(file, words, dense, tmp_path):
+    for group in ("experiment", "system"):
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "own.yaml").write_text(f"# @package _global_\n{file}\n")
+    with initialize_config_dir(str(configuration.CONF), version_base="1.3"):
+        given = [f"hydra.searchpath=[file://{tmp_path}]", *words.split()]
+        config = compose("train", given, return_hydra_config=True)
+    assert config.head.dense == dense  # so --help and --cfg job --resolve say it too
+    leave_out_idle(config, config.hydra)
+    assert config.head.dense == dense
 
 
 EXPERIMENT = """# @package _global_
@@ -450,8 +469,8 @@ encoder: {path: here}
         ("monitor=held_out", "monitor.dev=null"),
         ("monitor=held_out monitor.dev=null", ""),
         ("pooling=mean", "pooling.kind=mean"),
-        ("loss=multi_positive", "loss.temperature=0.05"),
-        ("optim=adamw", "optim.lr=3e-05"),
+        ("loss=multi_positive", "loss.temperature=0.15"),
+        ("optim=adamw", "optim.lr=0.004"),
         ("data=wiki1m", "data.corpus=wiki1m"),
         ("data=nli_for_simcse data.corpus=x", ""),  # and columns, which the experiment does not set
         ("encoder=bert_base", "encoder.path=bert-base-uncased"),
@@ -471,7 +490,7 @@ def test_an_option_whose_settings_an_experiment_replaces_is_refused(words, repla
     with initialize_config_dir(str(configuration.CONF), version_base="1.3"):
         config = compose("train", given, return_hydra_config=True)
     hydras = config.hydra
-    checks.leave_out_idle(config, hydras)
+    leave_out_idle(config, hydras)
     if replaced:
         line = f"{words} has {replaced}, which +experiment=own replaces: add {replaced}, or leave out {words}"
         with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
@@ -491,7 +510,7 @@ def test_what_a_system_replaces_of_an_option_is_refused_in_every_job(start):  # 
 
 
 OWN_FILES = {
-    "encoder/groups": "# @package _global_\ndefaults: [small]\nencoder: {layers: 1}\n",
+    "encoder/groups": "# @package _global_\ndefaults: [small@encoder]\nencoder: {layers: 1}\n",
     "encoder/alone": "defaults: [small]\nlayers: 1\n",
     "encoder/above": "defaults: [alone]\n",
     "loss/distances": "_target_: torch.nn.PairwiseDistance\n",
@@ -512,9 +531,13 @@ OWN_FILES = {
         ("loss=own", "defaults: [multi_positive]\nform: l2\n", 0.15, False),  # as loss=multi_positive
         ("head=own", "defaults: [shuffled_group]\ndense: true\n", 0.15, True),
         ("head=own", "defaults: [shuffled_group]\nposition: after\n", 0.15, False),
+        ("head=own", "# @package _global_\ndefaults: [dense@head]\n", 0.15, True),
+        ("head=own", "defaults: [dense]\n", 0.15, True),
+        ("encoder=own", "defaults: [small]\nlayers: 1\n", 0.15, False),
+        ("encoder=own", "defaults: [pretrained]\npath: here\n", 0.05, True),
     ],
 )
-def test_what_an_option_of_ones_own_writes_is_kept_beside_what_an_encoder_proposes(
+def test_what_an_option_of_ones_own_writes_is_kept_beside_random_weights(
     option, file, temperature, dense, tmp_path
 ):
     group = option.partition("=")[0]
@@ -523,39 +546,41 @@ def test_what_an_option_of_ones_own_writes_is_kept_beside_what_an_encoder_propos
     with initialize_config_dir(str(configuration.CONF), version_base="1.3"):
         words = [f"hydra.searchpath=[file://{tmp_path}]", option]
         config = compose("train", words, return_hydra_config=True)
-    checks.leave_out_idle(config, config.hydra)
+    leave_out_idle(config, config.hydra)
     assert (config.loss.temperature, config.head.dense) == (temperature, dense)
 
 
 @pytest.mark.parametrize("encoder", ["groups", "alone", "above"])
 @pytest.mark.parametrize("words", ["+system=vicreg", "loss=none", "loss=distances head=scaled"])
-def test_what_an_encoder_of_ones_own_proposes_is_left_out_beside_a_class_that_lacks_it(
-    words, encoder, tmp_path
-):
+def test_a_class_that_lacks_a_setting_of_random_weights_is_used_without_it(words, encoder, tmp_path):
     for name, text in OWN_FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.yaml").write_text(text)
     words = [f"hydra.searchpath=[file://{tmp_path}]", f"encoder={encoder}", *words.split()]
     with initialize_config_dir(str(configuration.CONF), version_base="1.3"):
         config = compose("train", words, return_hydra_config=True)
-    assert config.loss.temperature == 0.15
-    checks.leave_out_idle(config, config.hydra)
+    leave_out_idle(config, config.hydra)
     assert config.encoder.layers == 1 and config.optim.lr == 4e-3  # what is read stays
     assert "temperature" not in (config.get("loss") or {})
     assert ("dense" in config.head) == ("head=scaled" not in words)
 
 
 @pytest.mark.parametrize("option", ["pretrained", "bert_base"])
-@pytest.mark.parametrize("first", ["# @package _global_\n", ""], ids=["groups", "encoder alone"])
-def test_an_encoder_of_ones_own_builds_on_any_option_with_and_without_other_groups(first, option, tmp_path):
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# @package _global_\ndefaults: [{}@encoder]\nencoder: {{path: here}}\n",
+        "defaults: [{}]\npath: here\n",
+    ],
+    ids=["with its group", "alone"],
+)
+def test_an_encoder_of_ones_own_builds_on_any_option_with_and_without_its_group(text, option, tmp_path):
     (tmp_path / "encoder").mkdir()
-    path = "encoder: {path: here}\npooling: {kind: last}\n" if first else "path: here\n"
-    (tmp_path / "encoder/own.yaml").write_text(f"{first}defaults: [{option}]\n{path}")
+    (tmp_path / "encoder/own.yaml").write_text(text.format(option))
     with initialize_config_dir(str(configuration.CONF), version_base="1.3"):
         config = compose("train", [f"hydra.searchpath=[file://{tmp_path}]", "encoder=own"])
     configuration.refuse_unknown(configuration.plain(config), configuration.top("train"))
     assert config.encoder.path == "here" and config.encoder._target_ == "whitenedcse.model.encoder.pretrained"
-    assert config.pooling.kind == ("last" if first else "mean")
 
 
 @pytest.mark.parametrize(
@@ -607,10 +632,6 @@ def test_an_option_that_is_taken_over_at_the_top_level_is_told_its_place(start, 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (
-            "defaults: ['small@encoder']\nencoder: {layers: 1}",
-            "no setting 'encoder.encoder'; encoder has none (",
-        ),
         (
             "encoder: {layers: 1}",
             "no setting 'encoder.layers'; encoder has none; encoder=small has it; your file begins ",
@@ -759,9 +780,15 @@ def test_a_setting_of_an_option_of_ones_own_is_added_with_a_plus(option, message
         ),
         (
             "encoder/own",
-            "# @package _global_\ndefaults: [small@encoder]\nencoder: {layers: 1}\n",
+            "# @package _global_\ndefaults: [small@encoder]\nencoder: {layers: 1}\nviews: 2\n",
             "encoder=own",
-            "; it takes an option over as '- OPTION', without @encoder",
+            "error: encoder/own.yaml sets views, but an option sets its group alone: write it into DIR",
+        ),
+        (
+            "head/own",
+            "# @package _global_\ndefaults: [dense@head]\nloss: {temperature: 0.3}\noptim: {lr: 1.0e-3}\n",
+            "head=own",
+            "error: head/own.yaml sets loss, but an option sets its group alone: write it into DIR",
         ),
     ],
 )

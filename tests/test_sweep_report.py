@@ -570,6 +570,12 @@ def test_a_label_names_no_setting_that_others_leave_without_effect(labels):
     ]
     adapters = [{"encoder": {"lora": {"r": r, "alpha": alpha}}} for r, alpha in ((0, 1), (0, 2), (4, 3))]
     assert labels(*adapters) == ["encoder.lora.r=0", "encoder.lora.r=4, encoder.lora.alpha=3"]
+    several = [{"trainer": {"devices": n, "num_nodes": n, "timeout": n}} for n in (1, 2)]
+    assert labels(*several) == ["default settings"]  # the same numbers
+    assert labels(*({**each, "gather": False} for each in several)) == [
+        "trainer.devices=1, trainer.num_nodes=1",
+        "trainer.devices=2, trainer.num_nodes=2",
+    ]
     places = [{"head": {"position": place, "whitening": None}} for place in ("before", "after")]
     assert labels(*places) == ["default settings"]
 

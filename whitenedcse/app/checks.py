@@ -19,24 +19,19 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from whitenedcse.app.configuration import groups, parameters, plain, refuse_unknown, stems, top
+from whitenedcse.app.configuration import groups, plain, refuse_unknown, stems, top
 from whitenedcse.app.identity import (
     command,
-    given,
     inherited,
     jobs,
-    leave_out_groups,
     positives,
     refuse_passes,
-    refuse_replaced,
-    searched,
-    settings_of,
-    written,
 )
 from whitenedcse.app.mistakes import ADDED, no_settings, one_line, where_from
+from whitenedcse.app.options import given, leave_out_idle, refuse_others, refuse_replaced
 from whitenedcse.app.ranks import placed
 from whitenedcse.app.reading import flat
 from whitenedcse.app.run import Run
@@ -62,6 +57,7 @@ def refuse(script: str, config: DictConfig, hydras: Any) -> None:
     refuse_choices(script, config, hydras)
     refuse_values(script, config)
     if script == "train":
+        refuse_others(hydras)
         leave_out_idle(config, hydras)
         refuse_replaced(plain(config), hydras)
     refuse_unknown(plain(config), top(script))
@@ -122,7 +118,7 @@ def idle(config: DictConfig, hydras: Any) -> dict[str, str]:
     """The settings of train.py's command line that nothing reads beside the others, and what each is for."""
     from whitenedcse.report.conditions import unread  # and NumPy, for which --help does not wait
 
-    named = flat(plain(config))
+    named = flat(plain(config)) | {"head.dense": OmegaConf.select(config, "head.dense")}  # resolved
     every = {name: use for name, use in unread(named).items() if name in given(hydras) and named.get(name)}
     theirs = [group for group in ("head", "loss") if not ours(config.get(group))]
     return {name: use for name, use in every.items() if name.partition(".")[0] not in theirs}
@@ -253,36 +249,6 @@ def refuse_terms(cfg: DictConfig) -> None:
     for name, node in cfg.terms.items():
         if not OmegaConf.is_dict(node) or "_target_" not in node:
             raise ValueError(f"terms.{name} has no class; {where_from(str(name))}")
-
-
-def leave_out_idle(config: DictConfig, hydras: Any) -> None:
-    """Remove settings that were proposed for another class than that which a group has now.
-
-    encoder=small sets loss.temperature, which not each loss has; loss._target_=CLASS replaces the class of an
-    option. What the command line sets is refused; head=dense, or an option of one's own, keeps its settings.
-    """
-    asked = given(hydras)
-    choices = hydras.runtime.choices
-    model, above = (settings_of(g, str(choices.get(g)), searched(hydras)) for g in ("encoder", "experiment"))
-    proposed = [name for name in model if not name.startswith("encoder.")]
-    proposed += [name for name in above if name.partition(".")[0] in asked - {"tasks"}]  # of options replaced
-    for group in {name.removesuffix("._target_") for name in asked if re.fullmatch(r"\w+\._target_", name)}:
-        proposed += [f"{group}.{key}" for key in config.get(group) or {}]
-    asked |= {".".join(name.split(".")[:2]) for name in asked}
-    for name in proposed:
-        group, _, key = name.partition(".")
-        node: Any = config.get(group) if name not in asked else None
-        if node is None or key not in node:
-            continue
-        if name in model and group in asked and (choices[group] == key or choices[group] not in stems(group)):
-            node[key] = written(group, choices[group], searched(hydras)).get(name, plain(node)[key])
-        target = node.get("_target_")
-        known = parameters(group, target, imported=False) or parameters(group, target, imported=True)
-        if target is None or (known and key not in known):
-            with open_dict(config):
-                del node[key]
-                config[group] = node or None  # of a group that is left out nothing stays
-    leave_out_groups(OmegaConf.select(config, "head.whitening"), asked)
 
 
 def refuse_choices(script: str, cfg: DictConfig, hydras: Any) -> None:

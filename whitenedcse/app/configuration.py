@@ -22,7 +22,7 @@ from hydra import compose
 from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig, OmegaConf
 
-from whitenedcse.app.identity import encoder_passes, when
+from whitenedcse.app.identity import encoder_passes, scratch, when
 from whitenedcse.app.run import Run
 from whitenedcse.app.space import label, stamp
 
@@ -49,7 +49,7 @@ SCRIPT_TYPES: dict[str, Any] = {  # of the settings that train.py and evaluate.p
 # arguments that train.py gives itself, which are no settings
 SUPPLIED = {"optim": {"parameters", "total_steps"}, "head": {"width"}, "mlm": {"encoder"}, "logger": {"run"}}
 SUPPLIED |= {"monitor": {"directory", "say"}, "trainer": {"logger", "callbacks"}}
-RESOLVERS: dict[str, Any] = {"when": when, "label": label, "passes": encoder_passes}
+RESOLVERS: dict[str, Any] = {"when": when, "label": label, "passes": encoder_passes, "scratch": scratch}
 RESOLVERS["options"] = lambda name: options(name)
 RESOLVERS["precision"] = lambda *on: importlib.import_module("whitenedcse.app.compute").quickest(*on)
 for resolver, function in RESOLVERS.items():

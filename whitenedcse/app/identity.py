@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
-from yaml import YAMLError  # type: ignore[import-untyped]
 
 from whitenedcse.app.durable import checksum
 from whitenedcse.app.reading import flat
@@ -24,6 +21,7 @@ if TYPE_CHECKING:
 
 FREE = {"run", "checkpoint_every", "data.corpus"}  # settings that may change
 FREE |= {"trainer.devices", "trainer.num_nodes", "trainer.timeout"}
+SCRATCH = "whitenedcse.model.scratch.small_bert"  # the encoder of random weights
 MOVED = {  # where a symbol of an older config.yaml is now
     "whitenedcse.model.head.Head": "whitenedcse.model.head.ProjectionHead",
     "whitenedcse.model.pooling.Pooling": "whitenedcse.model.head.Pooling",
@@ -32,7 +30,7 @@ MOVED = {  # where a symbol of an older config.yaml is now
     "whitenedcse.training.loss.MaskedLanguageModel": "whitenedcse.training.terms.MaskedLanguageModel",
     "whitenedcse.training.mlm.MaskedLanguageModel": "whitenedcse.training.terms.MaskedLanguageModel",
     "whitenedcse.training.teacher.Teacher": "whitenedcse.training.terms.Teacher",
-    "whitenedcse.model.encoder.small_bert": "whitenedcse.model.scratch.small_bert",
+    "whitenedcse.model.encoder.small_bert": SCRATCH,
     "whitenedcse.evaluation.protocol.Protocol": "whitenedcse.evaluation.tasks.Protocol",
 }
 GONE = (  # settings of an older config.yaml, and those of their values with which it is the same run now
@@ -131,9 +129,7 @@ def present(settings: dict[str, Any]) -> dict[str, Any]:
 def renamed(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings with each symbol that has moved replaced by its present name."""
     for key, value in settings.items():
-        settings[key] = renamed(value) if isinstance(value, dict) else value
-        if isinstance(value, str):
-            settings[key] = MOVED.get(value, value)
+        settings[key] = renamed(value) if isinstance(value, dict) else MOVED.get(str(value), value)
     return settings
 
 
@@ -141,6 +137,11 @@ def when(value: Any, known: Any, then: Any, other: Any) -> Any:
     """A setting's value where another setting is `known`, or else `other`: ${when:${views},2,0.1,0.2}."""
     chosen = then if value == known else other
     return OmegaConf.create(chosen) if isinstance(chosen, list) else chosen  # as --resolve needs a list
+
+
+def scratch(random: Any, pretrained: Any, *, _root_: Any) -> Any:
+    """A setting's value for an encoder of random weights, or else of pretrained ones: ${scratch:A,B}."""
+    return random if OmegaConf.select(_root_, "encoder._target_") == SCRATCH else pretrained
 
 
 def encoder_passes(columns: Sequence[str], views: int) -> int:
@@ -159,10 +160,9 @@ def refuse_passes(config: Any) -> None:
     columns = positives(config.data.columns)
     if (passes := columns * config.data.passes) > config.views:
         of = f" of each of {columns} columns" if columns > 1 else ""
-        raise ValueError(
-            f"data.passes={config.data.passes}{of}: {passes} encoder passes are more than "
-            f"views={config.views}; lower data.passes, or give views={passes}"
-        )
+        more = f"{passes} encoder passes are more than views={config.views}"
+        cure = f"lower data.passes, or give views={passes}"
+        raise ValueError(f"data.passes={config.data.passes}{of}: {more}; {cure}")
 
 
 def positives(columns: Sequence[str]) -> int:
@@ -182,11 +182,6 @@ def jobs(hydras: Any) -> list[tuple[str, ...]]:
         for key, each in swept.items()
     ]
     return list(product(*choices))
-
-
-def given(hydras: Any) -> set[str]:
-    """The names of the settings that the command line has."""
-    return {text.partition("=")[0].lstrip("+") for text in hydras.overrides.task}
 
 
 def inherited(hydras: Any) -> list[str]:
@@ -229,70 +224,3 @@ def leave_out_groups(whitening: Any, given: Iterable[str]) -> None:
     for key in usual.keys() & whitening.keys() - own:
         if (own or whitening.get("kind") in ("pca", "zca")) and whitening[key] not in (None, usual[key]):
             whitening[key] = None
-
-
-def own_class(group: str, options: Sequence[str], argv: list[str]) -> str | None:
-    """The class of the user's own that a command line chooses for a group, by name or by a file; else None.
-
-    options: those of the group that are not the user's own. It is "" where that file is not found.
-    """
-    given = dict(text.lstrip("+").partition("=")[::2] for text in argv[1:])
-    option = given.get(group) if options else None
-    if f"{group}._target_" in given or option in (*options, None):
-        return given.get(f"{group}._target_")
-    return str(dict(own_options(argv)).get(f"{group}/{option}", {}).get("_target_", ""))
-
-
-def own_options(argv: list[str], *folders: Path) -> Iterator[tuple[str, dict[Any, Any]]]:
-    """GROUP/OPTION and the settings of each option of a command line, as files of one's own or of folders."""
-    parsed = get_args_parser().parse_known_args(argv[1:])[0]
-    given = [text.lstrip("+").partition("=") for text in parsed.overrides]
-    names = [f"{group}/{option}" for group, _, options in given for option in options.split(",")]
-    own = re.findall(r"file://([^],'\"]+)", " ".join(parsed.overrides))  # of hydra.searchpath
-    for name, folder in product(names, [*filter(None, [parsed.config_dir]), *own, *folders]):
-        with suppress(YAMLError, FileNotFoundError):
-            content = OmegaConf.to_container(OmegaConf.load(Path(folder, f"{name}.yaml")))
-            if isinstance(content, dict):
-                yield name, content
-
-
-def content_of(group: str, stem: str, folders: Iterable[Path]) -> dict[Any, Any]:
-    """The content of an option's file, in the first of the folders that has it; empty if none has."""
-    files = [path for folder in folders if (path := Path(folder, group, f"{stem}.yaml")).is_file()]
-    content = OmegaConf.to_container(OmegaConf.load(files[0])) if files else {}
-    return content if isinstance(content, dict) else {}
-
-
-def settings_of(group: str, stem: str, folders: Iterable[Path]) -> dict[str, object]:
-    """The settings that an option writes, or takes over from others of its group, by their dotted names."""
-    own = content_of(group, stem, folders)
-    above = [name.rpartition("/")[2] for name in own.pop("defaults", []) if isinstance(name, str)]
-    return {k: value for name in above for k, value in settings_of(group, name, folders).items()} | flat(own)
-
-
-def written(group: str, stem: str, folders: Iterable[Path]) -> dict[str, object]:
-    """The settings of its group that an option's own file writes, by their whole names."""
-    own = {key: value for key, value in content_of(group, stem, folders).items() if key != "defaults"}
-    return flat({group: own.get(group, own)})
-
-
-def searched(hydras: Any) -> list[Path]:
-    """The folders in which Hydra looks for the files of options, the first that has one before the others."""
-    return [Path(source.path) for source in hydras.runtime.config_sources if source.schema == "file"]
-
-
-def refuse_replaced(config: Mapping[str, Any], hydras: Any) -> None:
-    """Raise ValueError for an option on the command line of which an experiment or system replaces a setting.
-
-    As tasks=none beside an experiment with tasks.names. What the option takes over may be replaced.
-    """
-    asked, choices, now = given(hydras), hydras.runtime.choices, flat(config)
-    for above in ("experiment", "system"):
-        theirs = settings_of(above, str(choices.get(above)), searched(hydras)).keys() - asked
-        for group in sorted(asked & {*choices}) if theirs else ():
-            for key, value in written(group, str(choices[group]), searched(hydras)).items():
-                needed = value == "???" or (key, value) == ("data.corpus", None)  # of data=file
-                if key in theirs and value != now.get(key) and not needed:
-                    chosen, cure = f"{group}={choices[group]}", f"{key}={as_yaml(value)}"
-                    said = f"{chosen} has {cure}, which +{above}={choices[above]} replaces"
-                    raise ValueError(f"{said}: add {cure}, or leave out {chosen}")

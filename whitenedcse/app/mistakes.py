@@ -18,7 +18,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app.configuration import CONF, HYDRA_KEYS, groups, parameters, plain, stems, unknown
-from whitenedcse.app.identity import command, not_on_path, own_class, own_options, script_of, settings_of
+from whitenedcse.app.identity import command, not_on_path, script_of
+from whitenedcse.app.options import own_class, own_options, settings_of
 from whitenedcse.app.reading import flat
 
 ADDED = {"experiment": "", "system": "", "sweep": "-m "}  # groups added by +, and what else they need
@@ -254,8 +255,7 @@ def misplaced(found: re.Match[str], argv: list[str]) -> str:
     if any(key in own for _, own in own_options(argv, CONF)):
         return f"no setting '{key}'; in a file it is nested: '{group}:', and below that '  {inside}: ...'"
     if inside.partition(".")[0] in groups("train"):
-        over = "; it takes an option over as '- OPTION', without @encoder" * (key == "encoder.encoder")
-        return f"{found.string}; a file that names groups needs as its first line{FIRST}{over}"
+        return f"{found.string}; a file that names groups needs as its first line{FIRST}"
     having = options_with(group, inside)
     own = any(name.startswith(f"{group}/") for name, _ in own_options(argv))
     begin = "; your file begins with the option that it changes, defaults: [OPTION]" * own

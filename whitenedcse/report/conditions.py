@@ -23,7 +23,8 @@ TRAINING = (
     *("trainer.max_epochs", "trainer.max_steps", "trainer.gradient_clip_val"),
     *("trainer.accumulate_grad_batches", "monitor.dev", "monitor.every"),
 )
-FREE = ("seed", "run", "checkpoint_every")  # by which runs of one group may differ
+FREE = ("seed", "run", "checkpoint_every", "trainer.timeout")  # by which runs of one group may differ
+DEVICES = ("trainer.devices", "trainer.num_nodes")  # by these too, unless gather=false
 BUILT = ("from", "row", "file", "where")  # of a published row: what it is built from, and where scores are
 UNUSUAL = ("prompt", "shrinkage", "power", "update", "top")  # what no published row has
 ADAPTERS = ("alpha", "dropout", "modules")  # settings of adapters, which those of rank 0 do not read
@@ -131,7 +132,8 @@ def counts(name: str) -> bool:
 
 def texts(settings: Mapping[str, Any]) -> dict[str, str | None]:
     """The settings of a run that count, as texts by dotted name; None for one that is `idle`."""
-    left, every = idle(flat(settings)), described(settings)
+    left = idle(flat(settings)) + (DEVICES if settings.get("gather", True) else ())
+    every = described(settings)
     return {name: None if name.startswith(left) else text for name, text in every if counts(name)}
 
 

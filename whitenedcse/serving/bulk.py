@@ -149,7 +149,7 @@ def encoded(job: Job, processes: int | None = None, engine: str | None = None) -
             resume(job.out, job.store)
         recover(job.out)
         if engine:
-            from whitenedcse.serving.ray_engine import Actors
+            from whitenedcse.serving.blocks import Actors
 
             with Actors(partial(Remote, job), processes) as actors:
                 return directed(job, actors.do, actors.threads)
