@@ -104,10 +104,12 @@ def of_embedder(embedder: Embedder) -> str:
     return checksum(json.dumps([of_weights(embedder.encoder.source), settings(embedder)]).encode())
 
 
-def instead(run: Any) -> str:
-    """What else may be meant where a command names the directory of a run with other settings."""
+def instead(run: Any, others: Iterable[str]) -> str:
+    """What else may be meant where a command names the directory of a run with other settings: `others`."""
     if not run.scores:
-        return "; or, to resume it anyway, add --force (in Python, force=True)"
+        devices = any(name.startswith("processes=") for name in others)
+        count = f"; or resume it with trainer.devices={run.facts['processes']}" if devices else ""
+        return f"{count}; or, to resume it anyway, add --force (in Python, force=True)"
     if (run.path.parent / SWEPT).is_file():
         folder = os.path.relpath(run.path.parent)
         return f"; whitenedcse report {folder} outputs/NAME --out DIR shows the jobs of both in one table"

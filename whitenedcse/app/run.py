@@ -273,7 +273,7 @@ class Run:
         others = differences(self.settings, self.facts, asked, exact)
         if others and not force:
             some = ", ".join([*others[:6], *[f"and {len(others) - 6} more"] * (len(others) > 6)])
-            raise ValueError(f"{self.path} holds another run: {some}; {OTHER}{instead(self)}")
+            raise ValueError(f"{self.path} holds another run: {some}; {OTHER}{instead(self, others)}")
         return others
 
     @on_first_rank

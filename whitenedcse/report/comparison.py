@@ -114,10 +114,10 @@ def only_row(group: Group) -> str:
     """The name of a group's row beside rows named by RUN:ROW. Raises ValueError where it has several."""
     rows = dict.fromkeys(row["name"] for run in group.runs for row in run.results["rows"])
     if len(rows) > 1:
-        raise ValueError(
-            f"compare: {group.name} has the rows {', '.join(map(repr, rows))}; name one of them, as "
-            f"{group.name}:{[*rows][-1]}, as of the other"
+        cure = (
+            f"""name one of them too, 'compare=["{group.name}:{[*rows][-1]}","OTHER:ROW"]', with its quotes"""
         )
+        raise ValueError(f"compare: {group.name} has the rows {', '.join(map(repr, rows))}; {cure}")
     return next(iter(rows))
 
 

@@ -86,7 +86,7 @@ def _cells(ax: Axes, values: NDArray[np.float64], low: float, high: float) -> Ax
         dark = shown[i, j] < (low + high) / 2
         ax.text(j, i, f"{shown[i, j]:.1f}", ha="center", va="center", size=7, color="w" if dark else "k")
     ax.add_patch(Rectangle((float(x) - 0.5, float(y) - 0.5), 1, 1, fill=False, color=BEST, linewidth=1.8))
-    label = f"best {shown[y, x]:.2f}\nlayers {x} + {y}"  # in the empty corner
+    label = f"best {shown[y, x]:.2f}\nlayers {x if x == y else f'{x} + {y}'}"  # in the empty corner
     ax.text(0.97, 0.97, label, transform=ax.transAxes, ha="right", va="top", color=BEST)
     ticks = range(0, size, 1 if size <= ANNOTATED else 4)
     ax.set(xticks=ticks, yticks=ticks)
