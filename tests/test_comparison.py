@@ -284,7 +284,10 @@ def test_rows_that_are_named_are_compared_and_others_noted(tmp_path, capsys):
     for given in ([f"{a}:whitened (s3://x)", str(a)], [str(a), f"{b}:as it is"]):
         with pytest.raises(
             ValueError,
-            match=re.escape(f"{a} has the rows 'as it is', 'whitened (s3://x)'; name one of them, as {a}:"),
+            match=re.escape(
+                f"{a} has the rows 'as it is', 'whitened (s3://x)'; name one of them too, "
+                f"""'compare=["{a}:whitened (s3://x)","OTHER:ROW"]', with its quotes"""
+            ),
         ):
             compared(given, 20, 2)
     (grid,) = compared([f"{a}:as it is", f"{a}:whitened"], 20, 2)  # the beginning of a name
