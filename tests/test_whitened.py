@@ -181,7 +181,11 @@ def test_a_fit_to_few_texts_says_so_or_is_refused_where_it_cannot_be(source, emb
         str(few),
     ]
     assert cli.main(made) == 0 and note.format("whitening") in capsys.readouterr().out
-    assert cli.main([*made, "--dim", "5"]) == 0 and "note" not in capsys.readouterr().out
+    assert cli.main([*made, "--dim", "5"]) == 0
+    assert "note: 6 texts are few for 5 components of this whitening, 10 for" in capsys.readouterr().out
+    many = tmp_path / "many.txt"
+    many.write_text("\n".join(TEXTS[:6] * 9))
+    assert cli.main([*made[:-1], str(many), "--dim", "5"]) == 0 and "note" not in capsys.readouterr().out
     refused = "6 components, but only 5 can vary: the transform is fitted to 6 texts; keep 5 or fewer"
     assert cli.main([*made, "--dim", "6"]) == 2 and refused in capsys.readouterr().err
     build = ["search", "build", source, str(few), str(tmp_path / "index"), "--whiten-k", "6"]

@@ -17,6 +17,7 @@ from whitenedcse.app.ranks import placed
 from whitenedcse.app.terminal import pace, say
 from whitenedcse.data.corpus import Corpus, Row, rows
 from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.transforms import SHRUNK
 from whitenedcse.linalg import Moments, refuse_infinite
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving.blocks import Blocks, Starts, counted
@@ -25,6 +26,7 @@ from whitenedcse.serving.shards import STARTS
 from whitenedcse.serving.shares import Lead, Member
 
 BLOCK = 20_000  # rows at a time
+ENOUGH = 10  # texts per component, as a rule of thumb
 
 
 class Fitting:
@@ -87,10 +89,17 @@ def fitted(
 
 
 def say_few(fit: Postprocess, n: int) -> None:
-    """Print one line where all components are kept, and n texts are too few for each of them to vary."""
-    if fit.k is None and fit.most < (d := len(fit.mean)):
+    """Print one line where n texts are few for the components that are kept, or too few for all to vary."""
+    d = len(fit.mean)
+    kept, whitens = fit.k or d, fit.kind in SHRUNK and not fit.shrinkage
+    if fit.k is None and fit.most < d:
         say(
             f"note: {n:,} texts are few for width {d}: {fit.most} components of this {fit.kind} can vary; "
+            "fit it to more texts, or by whiten fit with --shrinkage, or keep fewer components with --dim"
+        )
+    elif whitens and n < ENOUGH * kept:
+        say(
+            f"note: {n:,} texts are few for {kept} components of this {fit.kind}, {ENOUGH} for each are enough; "
             "fit it to more texts, or by whiten fit with --shrinkage, or keep fewer components with --dim"
         )
 
