@@ -99,7 +99,7 @@ def say_few(fit: Postprocess, n: int) -> None:
         )
     elif whitens and n < ENOUGH * kept:
         say(
-            f"note: {n:,} texts are few for {kept} components of this {fit.kind}, {ENOUGH} for each are enough; "
+            f"note: {n:,} texts are few for {kept} components of this {fit.kind}, {ENOUGH} for each do; "
             "fit it to more texts, or by whiten fit with --shrinkage, or keep fewer components with --dim"
         )
 
