@@ -10,6 +10,8 @@ try:
 except ModuleNotFoundError as error:
     sys.stderr.write(f"error: {error.name} is not installed; pip install -c constraints.txt -e .\n")
     sys.exit(2)
+except KeyboardInterrupt:  # the imports take seconds
+    sys.exit(130)
 
 if __name__ == "__main__":
     launch.start(jobs.train)

@@ -385,7 +385,7 @@ def test_a_run_that_was_begun_in_an_export_is_not_replaced(embedder, tmp_path):
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (Wanted("transformers", "x", int8=True), "--int8 is for --to onnx, not for --to transformers"),
+        (Wanted("transformers", "x", int8=True), "int8 is for the format onnx, not for transformers"),
         (Wanted("onnx", "x", verify=False), r"needs onnx and onnxscript: pip install 'whitenedcse\[onnx\]'$"),
         (
             Wanted("sentence-transformers", "x"),
@@ -423,7 +423,7 @@ def test_int8_is_smaller_close_and_measured(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(
         layouts, "quantise", lambda at: (sizes.append((at / "model.onnx").stat().st_size), quantise(at))
     )
-    facts = export(embedder, tmp_path / "out", Wanted("onnx", "x", int8=True))
+    facts = export(embedder, tmp_path / "out", "onnx", int8=True)
     assert (tmp_path / "out" / "model.onnx").stat().st_size < 0.75 * sizes[0]
     found = np.abs(by_onnxruntime(tmp_path / "out", ASKED) - embedder.encode(ASKED)).max()
     assert 1e-5 < found < 1e-2

@@ -20,6 +20,7 @@ from test_bad_input import place, start  # noqa: F401  fixtures
 from whitenedcse.app import checks, configuration, launch, mistakes
 from whitenedcse.app.mistakes import known_keys, no_word, one_line
 from whitenedcse.app.options import leave_out_idle, refuse_replaced
+from whitenedcse.app.reading import flat
 from whitenedcse.training import terms
 
 MISTAKES = {
@@ -33,6 +34,9 @@ MISTAKES = {
     "evaluate --tsaks x": "no option --tsaks: settings are written KEY=VALUE; the nearest is tasks",
     "train --seed 3": "no option --seed: settings are written KEY=VALUE; the nearest is seed=VALUE",
     "train Seed=3": "no setting 'Seed'; the nearest is 'seed'",
+    "train +logger=wandb": "+logger=wandb: this group has an option already; write logger=wandb, without a p",
+    "train +pooling=mean": "+pooling=mean: this group has an option already; write pooling=mean, without a p",
+    "evaluate ++tasks=rte": "++tasks=rte: this group has an option already; write tasks=rte, without a plus",
     "train loss=null": "loss=null: choose loss=none",
     "train +experiment=null": "the name of an option is text, not null or a number: give its file another",
     "train head=null": "head=null: choose head=dense or head=group or ",
@@ -581,6 +585,24 @@ def test_an_encoder_of_ones_own_builds_on_any_option_with_and_without_its_group(
         config = compose("train", [f"hydra.searchpath=[file://{tmp_path}]", "encoder=own"])
     configuration.refuse_unknown(configuration.plain(config), configuration.top("train"))
     assert config.encoder.path == "here" and config.encoder._target_ == "whitenedcse.model.encoder.pretrained"
+
+
+@pytest.mark.parametrize("group", configuration.groups("train"))
+def test_an_option_of_ones_own_may_change_each_setting_of_its_group(group, tmp_path):
+    with initialize_config_dir(str(configuration.CONF), version_base="1.3"):
+        before = compose("train", return_hydra_config=True)
+        default = before.hydra.runtime.choices[group]
+        settings = flat({group: configuration.plain(before)[group]})
+        changed = {name: f"${{oc.env:NONE,{i}}}" for i, name in enumerate(settings) if "_target_" not in name}
+        own = OmegaConf.create()
+        for name, value in changed.items():
+            OmegaConf.update(own, name.removeprefix(f"{group}."), value)
+        (tmp_path / group).mkdir()
+        lines = [f"defaults: [{default}]", OmegaConf.to_yaml(own)] if changed else ["{}"]
+        (tmp_path / group / "own.yaml").write_text("\n".join(lines))
+        config = compose("train", [f"hydra.searchpath=[file://{tmp_path}]", f"{group}=own"])
+    assert flat({group: configuration.plain(config)[group]}).items() >= changed.items()
+    assert changed or group in ("logger", "tasks"), group
 
 
 @pytest.mark.parametrize(

@@ -69,13 +69,13 @@ def refuse_unknown(config: Mapping[str, Any], known: Iterable[str]) -> None:
 
 
 def check(path: str, node: Mapping[str, Any], known: Mapping[str, Any], *, imported: bool) -> None:
-    """Raise ValueError for an unknown key or a mistyped value of one mapping or of those inside it.
+    """Raise ValueError for an unknown key, the last if several, or for a mistyped value, also of mappings inside.
 
     path: what stands before its keys, as "head.whitening.". known: the keys that may be in it with their
     annotations; if it is empty, any may. imported: see `parameters`.
     """
-    if known and (strange := [key for key in node if key not in known]):  # before a value that is missing
-        raise ValueError(unknown(f"{path}{strange[0]}", [f"{path}{key}" for key in set(known) - HYDRA_KEYS]))
+    if known and (strange := sorted([key for key in node if key not in known], key="_target_".__eq__)):
+        raise ValueError(unknown(f"{path}{strange[-1]}", [f"{path}{key}" for key in set(known) - HYDRA_KEYS]))
     for key, value in node.items():
         name = f"{path}{key}"
         if value == "" and key != "prompt":

@@ -19,17 +19,24 @@ from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app.configuration import CONF, HYDRA_KEYS, groups, parameters, plain, stems, unknown
 from whitenedcse.app.identity import command, not_on_path, script_of
-from whitenedcse.app.options import own_class, own_options, settings_of
+from whitenedcse.app.options import (
+    ADDED,
+    CHOSEN,
+    no_default,
+    no_settings,
+    own_class,
+    own_options,
+    refuse_added,
+    settings_of,
+)
 from whitenedcse.app.reading import flat
 
-ADDED = {"experiment": "", "system": "", "sweep": "-m "}  # groups added by +, and what else they need
 OWN = {"data": "data=file data.corpus={}", "encoder": "encoder=pretrained encoder.path={}"}  # a user's own
 OWN |= {"tasks": "tasks.names=[{}]", "experiment": "DIR/experiment/{}.yaml, with --config-dir DIR"}
 FIT = (
     "evaluate fits transforms itself, postprocess=whitening fit=FILE; to evaluate a fit of whiten fit export "
     "a model with it, whitenedcse export MODEL DIR --whiten FIT --to sentence-transformers; then model=DIR"
 )
-CHOSEN = "to choose an option write '- override /{}: {}' under the defaults of the file"
 EMPTY = "has no value yet: add "
 NO_DEVICE = "but PyTorch finds no such device here; leave it out, or use cpu"
 FIRST = ", with no byte-order mark before it: # @package _global_"
@@ -131,30 +138,6 @@ def no_null(argv: list[str]) -> str:
     return f"{group}=null: choose {group}=" + f" or {group}=".join({*stems(group)} & {"none"} or stems(group))
 
 
-def no_settings(group: str, value: object = "a value") -> str:
-    """What to write in place of a value that a file gives to a group."""
-    option = value if value in (known := stems(group)) else "OPTION"
-    there = f"; there are {', '.join(known)}" * (option == "OPTION")
-    said = f"{group}: {'null' if value is None else value} stands in place of settings"
-    return f"{said}; {CHOSEN.format(group, option)}{there}"
-
-
-def no_default(argv: list[str]) -> str:
-    """What to write in a file that gives a value to a group, or whose defaults choose no option; else ""."""
-    every = {*groups("train"), *groups("evaluate")}
-    for file, own in own_options(argv, CONF):
-        wrong = [group for group in every if isinstance(own.get(group), str | int | float | list)]
-        if wrong and file.partition("/")[0] in ADDED:  # another file's keys may be those of its class
-            return no_settings(wrong[0], own[wrong[0]])
-        for key, option in (p for e in own.get("defaults") or [] if isinstance(e, dict) for p in e.items()):
-            near = get_close_matches(re.sub("^(override )? */?", "", key), every, n=1)
-            if near and key != f"override /{near[0]}":
-                return f"{file}: '- {key}: {option}' chooses nothing; {CHOSEN.format(near[0], option)}"
-            if not near and key.startswith("override") and "hydra" not in key:
-                return f"{file}: '- {key}: {option}' names no group; there are {', '.join(sorted(every))}"
-    return ""
-
-
 def no_word(argv: list[str]) -> str:
     """What to write in place of the first word of a command line that Hydra's grammar does not take."""
     for word in get_args_parser().parse_known_args(argv[1:])[0].overrides:
@@ -198,11 +181,11 @@ def no_option(group: str, option: str, options: list[str]) -> str:
 
 
 def refuse_options(argv: list[str]) -> None:
-    """Raise ValueError for an option in the style of other programs, such as --epochs 3."""
+    """Raise ValueError for an option in the style of other programs, such as --epochs 3, or with a plus."""
     strange = ["--run"] * any(re.match("--run(=|$)", text) for text in argv[1:])  # Hydra has one, too
     strange = strange or [t for t in get_args_parser().parse_known_args(argv[1:])[1] if t.startswith("-")]
     if not strange:
-        return
+        return refuse_added(argv)
     name = strange[0].partition("=")[0].lstrip("-")
     keys = sorted(sorted(known_keys(argv), reverse=True), key=lambda key: -key.count("."))
     last = {key.rpartition(".")[2]: key for key in keys}  # of equal names the one least deep, as seed

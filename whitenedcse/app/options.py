@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig, OmegaConf, open_dict
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from whitenedcse.app.configuration import groups, parameters
-from whitenedcse.app.identity import as_yaml, leave_out_groups
+from whitenedcse.app.configuration import CONF, groups, parameters, stems
+from whitenedcse.app.identity import as_yaml, leave_out_groups, script_of
 from whitenedcse.app.reading import flat
+
+ADDED = {"experiment": "", "system": "", "sweep": "-m "}  # groups added by +, and what else they need
+CHOSEN = "to choose an option write '- override /{}: {}' under the defaults of the file"
 
 
 def own_class(group: str, options: Sequence[str], argv: list[str]) -> str | None:
@@ -70,6 +74,39 @@ def given(hydras: Any) -> set[str]:
 def searched(hydras: Any) -> list[Path]:
     """The folders in which Hydra looks for the files of options, the first that has one before the others."""
     return [Path(source.path) for source in hydras.runtime.config_sources if source.schema == "file"]
+
+
+def no_settings(group: str, value: object = "a value") -> str:
+    """What to write in place of a value that a file gives to a group."""
+    option = value if value in (known := stems(group)) else "OPTION"
+    there = f"; there are {', '.join(known)}" * (option == "OPTION")
+    said = f"{group}: {'null' if value is None else value} stands in place of settings"
+    return f"{said}; {CHOSEN.format(group, option)}{there}"
+
+
+def no_default(argv: list[str]) -> str:
+    """What to write in a file that gives a value to a group, or whose defaults choose no option; else ""."""
+    every = {*groups("train"), *groups("evaluate")}
+    for file, own in own_options(argv, CONF):
+        wrong = [group for group in every if isinstance(own.get(group), str | int | float | list)]
+        if wrong and file.partition("/")[0] in ADDED:  # another file's keys may be those of its class
+            return no_settings(wrong[0], own[wrong[0]])
+        for key, option in (p for e in own.get("defaults") or [] if isinstance(e, dict) for p in e.items()):
+            near = get_close_matches(re.sub("^(override )? */?", "", key), every, n=1)
+            if near and key != f"override /{near[0]}":
+                return f"{file}: '- {key}: {option}' chooses nothing; {CHOSEN.format(near[0], option)}"
+            if not near and key.startswith("override") and "hydra" not in key:
+                return f"{file}: '- {key}: {option}' names no group; there are {', '.join(sorted(every))}"
+    return ""
+
+
+def refuse_added(argv: list[str]) -> None:
+    """Raise ValueError for an option that is added with a plus to a group which has one, as +logger=wandb."""
+    for word in get_args_parser().parse_known_args(argv[1:])[0].overrides:
+        if word.startswith("+") and word.partition("=")[0].lstrip("+") in groups(script_of(argv)):
+            raise ValueError(
+                f"{word}: this group has an option already; write {word.lstrip('+')}, without a plus"
+            )
 
 
 def refuse_others(hydras: Any) -> None:

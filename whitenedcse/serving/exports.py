@@ -141,11 +141,14 @@ class Wanted(NamedTuple):
     license: str | None = None
 
 
-def export(embedder: Embedder | str | Path, out: str | Path, to: str | Wanted) -> dict[str, Any]:
+def export(
+    embedder: Embedder | str | Path, out: str | Path, to: str | Wanted, *, int8: bool = False
+) -> dict[str, Any]:
     """Write an embedder for another library, whose vectors are compared; returns the content of export.json.
 
     embedder: or the path of one, e.g. of a run. out: a new directory, that of an earlier export, or a URL.
-    to: "transformers", "sentence-transformers" or "onnx"; or a `Wanted` of this module, with further choices.
+    to: "transformers", "sentence-transformers" or "onnx"; or a `whitenedcse.serving.exports.Wanted`, for a
+    name and a licence in the model card. int8: weights of eight bits, for "onnx".
     Unit length is the last step of what `whitenedcse.serving.exports.scaled(embedder, unit=True)` returns.
     Raises ValueError, nothing written, for an embedder that the format cannot express, for an export whose
     vectors are not the embedder's, and where `out` holds anything but an earlier export.
@@ -155,7 +158,7 @@ def export(embedder: Embedder | str | Path, out: str | Path, to: str | Wanted) -
     ValueError: to='onxx' is not one of transformers, sentence-transformers, onnx
     """
     source = embedder.encoder.source if isinstance(embedder, Embedder) else embedder
-    wanted = Wanted(to, str(source or "random weights")) if isinstance(to, str) else to
+    wanted = Wanted(to, str(source or "random weights"), int8) if isinstance(to, str) else to
     if wanted.to not in layouts.LAYOUTS:
         raise ValueError(f"to={wanted.to!r} is not one of {', '.join(layouts.LAYOUTS)}")
     with published(out, EXPORT) as path:
@@ -207,7 +210,7 @@ def refuse(out: Path, wanted: Wanted) -> None:
     if out.exists() and not is_export(out) and any(out.iterdir()):
         raise ValueError(f"{out} holds something other than an export; choose another name")
     if wanted.int8 and wanted.to != "onnx":
-        raise ValueError(f"--int8 is for --to onnx, not for --to {wanted.to}")
+        raise ValueError(f"int8 is for the format onnx, not for {wanted.to}")
     needed = ["onnx", "onnxscript"] if wanted.to == "onnx" else []
     if wanted.verify or wanted.int8:
         needed += {"onnx": ["onnxruntime"], "sentence-transformers": ["sentence_transformers"]}.get(
