@@ -69,7 +69,7 @@ def refuse_unknown(config: Mapping[str, Any], known: Iterable[str]) -> None:
 
 
 def check(path: str, node: Mapping[str, Any], known: Mapping[str, Any], *, imported: bool) -> None:
-    """Raise ValueError for an unknown key, the last if several, or for a mistyped value, also of mappings inside.
+    """Raise ValueError for an unknown key, of several the last, or a mistyped value, also of mappings inside.
 
     path: what stands before its keys, as "head.whitening.". known: the keys that may be in it with their
     annotations; if it is empty, any may. imported: see `parameters`.
