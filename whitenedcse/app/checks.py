@@ -30,8 +30,16 @@ from whitenedcse.app.identity import (
     positives,
     refuse_passes,
 )
-from whitenedcse.app.mistakes import one_line, where_from
-from whitenedcse.app.options import ADDED, given, leave_out_idle, no_settings, refuse_others, refuse_replaced
+from whitenedcse.app.mistakes import one_line
+from whitenedcse.app.options import (
+    ADDED,
+    given,
+    leave_out_idle,
+    no_settings,
+    refuse_others,
+    refuse_replaced,
+    where_from,
+)
 from whitenedcse.app.ranks import placed
 from whitenedcse.app.reading import flat
 from whitenedcse.app.run import Run

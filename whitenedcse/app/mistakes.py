@@ -8,6 +8,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from traceback import extract_tb
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
@@ -17,7 +18,17 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from whitenedcse.app.configuration import CONF, HYDRA_KEYS, groups, parameters, plain, stems, unknown
+from whitenedcse.app.configuration import (
+    CONF,
+    HYDRA_KEYS,
+    SCRIPT_TYPES,
+    groups,
+    matches,
+    parameters,
+    plain,
+    stems,
+    unknown,
+)
 from whitenedcse.app.identity import command, not_on_path, script_of
 from whitenedcse.app.options import (
     ADDED,
@@ -28,6 +39,7 @@ from whitenedcse.app.options import (
     own_options,
     refuse_added,
     settings_of,
+    where_from,
 )
 from whitenedcse.app.reading import flat
 
@@ -160,13 +172,6 @@ def no_word(argv: list[str]) -> str:
     return "a setting is not written as KEY=VALUE; --help lists them"
 
 
-def where_from(term: str) -> str:
-    """How a term of a loss is added: by the system that has it, or as one's own."""
-    if having := [s for s in stems("system") if f"terms.{term}._target_" in settings_of("system", s, [CONF])]:
-        return f"add {' or '.join(f'+system={stem}' for stem in having)}, which has it"
-    return f"a term of your own begins with its class: +terms.{term}._target_=MODULE.CLASS"
-
-
 def no_option(group: str, option: str, options: list[str]) -> str:
     """What to write in place of an option that a group does not have."""
     if (group, option) in (("hydra/launcher", "joblib"), ("hydra/sweeper", "optuna")):
@@ -203,6 +208,11 @@ def refuse_beside_compare(overrides: Iterable[str]) -> None:
 
 def known_keys(argv: list[str]) -> list[str]:
     """The groups of conf/, and all settings under the groups and the experiment of this command line."""
+    return [*groups(script_of(argv)), *flat(composed(argv))]
+
+
+def composed(argv: list[str]) -> Any:
+    """The configuration by the groups and the experiment of this command line, without its settings."""
     script = script_of(argv)
     chosen = [text for text in argv[1:] if text.partition("=")[0].lstrip("+") in {*groups(script), *ADDED}]
     GlobalHydra.instance().clear()
@@ -210,13 +220,16 @@ def known_keys(argv: list[str]) -> list[str]:
         config = compose(script)
         with suppress(HydraException):
             config = compose(script, chosen)
-    return [*groups(script), *flat(plain(config))]
+    return plain(config)
 
 
 def several(text: str, argv: list[str]) -> str:
     """What to write for a setting with several values."""
     name, _, values = text.partition("=")
-    one = "" if name.lstrip("+") in {*groups(script_of(argv)), *ADDED} else f"; a list is {name}=[{values}]"
+    listed, value = f"{name}=[{values}]", flat(composed(argv)).get(name)
+    if isinstance(value, list) or (name in SCRIPT_TYPES and matches([], SCRIPT_TYPES[name])):
+        return f"{text}: a list is written {listed}"
+    one = "" if name.lstrip("+") in {*groups(script_of(argv)), *ADDED} else f"; a list is {listed}"
     return f"{text}: several values are several runs, {command(argv)} -m {text}{one}"
 
 

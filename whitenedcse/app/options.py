@@ -76,6 +76,13 @@ def searched(hydras: Any) -> list[Path]:
     return [Path(source.path) for source in hydras.runtime.config_sources if source.schema == "file"]
 
 
+def where_from(term: str) -> str:
+    """How a term of a loss is added: by the system that has it, or as one's own."""
+    if having := [s for s in stems("system") if f"terms.{term}._target_" in settings_of("system", s, [CONF])]:
+        return f"add {' or '.join(f'+system={stem}' for stem in having)}, which has it"
+    return f"a term of your own begins with its class: +terms.{term}._target_=MODULE.CLASS"
+
+
 def no_settings(group: str, value: object = "a value") -> str:
     """What to write in place of a value that a file gives to a group."""
     option = value if value in (known := stems(group)) else "OPTION"

@@ -17,6 +17,7 @@ from typing import Any
 
 import gradio as gr
 import numpy as np
+from gradio import Blocks  # an ImportError where only the folder of a removed gradio is left
 
 from whitenedcse.app.terminal import say
 from whitenedcse.evaluation.postprocess import Postprocess
@@ -57,9 +58,9 @@ class Trial:
 TOP = 10
 
 
-def page(trial: Trial, title: str) -> gr.Blocks:
+def page(trial: Trial, title: str) -> Blocks:
     """The page as a gradio.Blocks; `?q=TEXT&k=64` in its address asks a query on loading."""
-    with gr.Blocks(title=title, analytics_enabled=False) as blocks:
+    with Blocks(title=title, analytics_enabled=False) as blocks:
         gr.Markdown(f"# {title}\n{len(trial.sentences):,} sentences, width {trial.width}{few(trial)}")
         label = "k: components that the whitening keeps"
         k = gr.Slider(1, trial.most, begin(trial), step=1, label=label)

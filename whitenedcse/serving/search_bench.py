@@ -242,8 +242,8 @@ def notes(index: Index, n: int, queries: int, white: bool) -> list[str]:
         + ", or by an index of FAISS, named by what --factory takes",
         f"recall@10: of the {TOP} texts that exact search finds by all components of the same kind of "
         "vectors, the share found; as it is: the same of the index's own vectors",
-        f"re-ranked: recall@10 where the index of FAISS proposes {approximate.WIDER} times as many, which are "
-        "compared by their vectors of the same k, as search query does; of exact search it is recall@10",
+        f"re-ranked: recall@10 where the index of FAISS proposes {approximate.WIDER} times as many, which "
+        "are compared by their vectors of the same k, as search query does; of exact search it is recall@10",
         kind,
         "bytes/vector, MB: the vectors in float32, or the index of FAISS; texts and ids add "
         f"{texts:,.1f} MB to each",
