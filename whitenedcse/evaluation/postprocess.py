@@ -104,8 +104,7 @@ class Postprocess:
                 soft = "; soft_zca is zca with a shrinkage, such as 0.1" * (str(value) == "soft_zca")
                 raise ValueError(f"{name}={value!r} must be one of {', '.join(get_args(choices))}{soft}")
         if not (0 <= self.shrinkage < 1 and 0 <= self.power <= 1):
-            bounds = f"shrinkage={self.shrinkage} must lie in [0, 1), and power={self.power} in [0, 1]"
-            raise ValueError(bounds)
+            raise ValueError(f"shrinkage={self.shrinkage} must lie in [0, 1), power={self.power} in [0, 1]")
         for name, unset, kinds in LIMITED:
             if getattr(self, name) != unset and self.kind not in kinds:
                 raise ValueError(f"{name}={getattr(self, name)} is for {', '.join(kinds)}, not {self.kind}")
@@ -211,8 +210,9 @@ class Postprocess:
         Raises ValueError, naming the file, if `save` did not write it or it is damaged.
         """
         with parsing(path := fetched(path), CURE):
-            if "settings" not in (texts := metadata(path, CURE)):
-                raise ValueError(f"{path} was not written by whitenedcse whiten fit; name a file that was")
+            other = path.is_file() and np.fromfile(path, "u1", 9).tobytes()[8:] != b"{"  # than safetensors
+            if other or "settings" not in (texts := metadata(path, CURE)):
+                raise ValueError(f"{path} was not written by whitenedcse whiten fit (a corpus: --whiten-on)")
             arrays = {name: tensor.numpy() for name, tensor in tensors(path).items()}
             if texts.pop("xxh3", None) not in (None, digest(arrays, texts)):  # None in older files
                 raise ValueError("its digest differs")

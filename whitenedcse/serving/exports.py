@@ -41,7 +41,7 @@ def whitened(
 ) -> Embedder:
     """The embedder with the transform `fit` as its last step, then unit length if it had unit length before.
 
-    embedder, fit: or their paths.
+    embedder, fit: or their paths; of `fit` that of a file by `Postprocess.save` or `whitenedcse whiten fit`.
     k: the number of components of a whitening or PCA to keep ([1], section 3.3); None for `fit.k`.
     Raises ValueError for a transform that was fitted to another embedder, with another prompt, or to vectors
     of unit length where it comes before that step, and for more components than its texts can give.
