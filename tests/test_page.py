@@ -174,7 +174,9 @@ def test_what_comes_from_files_is_text(tmp_path):
 def named(folder, word, i):
     """Run i, in which a word stands wherever a page shows what a file says."""
     name = f"{word} {i}"
-    folder = trained(folder / name.replace("/", "|"), 1, 70.0, 60.0, name, series=HEALTH, data__corpus=word)
+    folder = trained(
+        folder / name.replace("/", "|"), 1, 70.0, 60.0, name, series=HEALTH, data__corpus=word, views=i
+    )
     facts, scores = (json.loads((folder / file).read_text()) for file in ("versions.json", "scores.json"))
     facts |= dict.fromkeys(("command", "experiment"), word) | {"machine": {"gpus": [word]}}
     for row in scores["rows"]:
