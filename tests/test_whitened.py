@@ -225,7 +225,7 @@ def test_a_fit_replaces_a_fit_alone(source, corpus, tmp_path, capsys):
     assert cli.main([*words, str(other)]) == 2 and "no earlier fit" in capsys.readouterr().err
     for name in (str(other), corpus.path, str(tmp_path / "mine")):  # another's tensors, a corpus, four bytes
         assert cli.main(["encode", source, corpus.path, str(tmp_path / "x"), "--whiten", name]) == 2
-        line = f"{name} was not written by whitenedcse whiten fit (a corpus: --whiten-on)"
+        line = f"{name} was not written by whiten fit; fit again (a corpus: --whiten-on)"
         assert line in capsys.readouterr().err
     assert cli.main([*words, str(tmp_path / "fit")]) == 0 and "earlier" not in capsys.readouterr().out
     assert cli.main([*words, str(tmp_path / "fit")]) == 0

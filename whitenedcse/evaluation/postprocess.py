@@ -212,7 +212,7 @@ class Postprocess:
         with parsing(path := fetched(path), CURE):
             other = path.is_file() and np.fromfile(path, "u1", 9).tobytes()[8:] != b"{"  # than safetensors
             if other or "settings" not in (texts := metadata(path, CURE)):
-                raise ValueError(f"{path} was not written by whitenedcse whiten fit (a corpus: --whiten-on)")
+                raise ValueError(f"{path} was not written by whiten fit; fit again (a corpus: --whiten-on)")
             arrays = {name: tensor.numpy() for name, tensor in tensors(path).items()}
             if texts.pop("xxh3", None) not in (None, digest(arrays, texts)):  # None in older files
                 raise ValueError("its digest differs")
