@@ -121,8 +121,7 @@ def refuse_others(hydras: Any) -> None:
     for group in groups("train"):
         name, folders = f"{group}/{hydras.runtime.choices.get(group)}", searched(hydras)
         text = next((f.read_text() for folder in folders if (f := folder / f"{name}.yaml").is_file()), "")
-        others = OmegaConf.create(text or "{}").keys() - {group, "defaults"}
-        if "@package _global_" in text and others:
+        if "@package _global_" in text and (others := OmegaConf.create(text).keys() - {group, "defaults"}):
             cure = "write it into DIR/experiment/NAME.yaml, for --config-dir DIR +experiment=NAME"
             raise ValueError(f"{name}.yaml sets {min(others)}, but an option sets its group alone: {cure}")
 

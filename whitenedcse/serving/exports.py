@@ -158,7 +158,8 @@ def export(
     ValueError: to='onxx' is not one of transformers, sentence-transformers, onnx
     """
     source = embedder.encoder.source if isinstance(embedder, Embedder) else embedder
-    wanted = Wanted(to, str(source or "random weights"), int8) if isinstance(to, str) else to
+    wanted = Wanted(to, str(source or "random weights")) if isinstance(to, str) else to
+    wanted = wanted._replace(int8=wanted.int8 or int8)
     if wanted.to not in layouts.LAYOUTS:
         raise ValueError(f"to={wanted.to!r} is not one of {', '.join(layouts.LAYOUTS)}")
     with published(out, EXPORT) as path:
