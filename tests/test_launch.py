@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed
@@ -157,7 +158,7 @@ def test_all_that_a_run_leaves_is_on_the_disk_before_the_scores_have_their_name(
         replace(source, target)
 
     run = Run(tmp_path / "run")
-    run.start("seed: 1\n")
+    run.start("monitor: {dev: STS-B/dev}\n")
     metrics = Metrics(run.metrics, None)
     metrics.log_metrics({"x": 1.0}, step=1)
     monkeypatch.setattr(os, "fsync", fsync)
@@ -242,3 +243,16 @@ def test_an_error_that_is_no_end_is_said(capsys):
         except SystemExit:
             raise OSError("disk") from None
     assert ended.value.code == 2 and "error: disk" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "dev, tests",
+    [("STS-B/dev", ""), ("own.csv", " 'tasks.names=[TESTS.csv]'"), (None, " 'tasks.names=[TESTS.csv]'")],
+)
+def test_a_run_without_tests_proposes_those_that_fit_its_dev_set(dev, tests, capsys):
+    run = SimpleNamespace(
+        settings={"monitor": {"dev": dev}}, path=Path("outputs/a b"), end=lambda *_: None, best="best"
+    )
+    values = {"values_before": {}, "values_best": {}, "before": 1.0, "best": 2.0, "best_step": 1, "n": 9}
+    launch.finish(run, values, [], None)
+    assert f"   whitenedcse evaluate model='outputs/a b'{tests}   " in capsys.readouterr().out

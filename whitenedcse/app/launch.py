@@ -278,9 +278,7 @@ def finish(
     from whitenedcse.report.results import grids, training_grid
 
     scores: dict[str, Any] = {"dev": dev}
-    items = None
-    if evaluated is not None:
-        scores, items, _ = evaluated(run, scores)
+    scores, items, _ = evaluated(run, scores) if evaluated is not None else (scores, None, None)
     for logger in loggers:
         if evaluated is not None:
             logger.log_metrics(logged(scores), dev["last_step"])
@@ -294,7 +292,8 @@ def finish(
     say(f"best checkpoint: {here}/best   metrics: {here}/metrics.csv   scores: {here}/scores.json")
     if single:
         name = quote(str(here))
-        tests = [f"evaluate model={name}"] * (evaluated is None)
+        own = " 'tasks.names=[TESTS.csv]'" * (run.settings["monitor"]["dev"] != "STS-B/dev")
+        tests = [f"evaluate model={name}{own}"] * (evaluated is None)
         after = f"report {name}", *tests, f"export {name} OUT --to transformers"
         say(f"next: {'   '.join(f'whitenedcse {command}' for command in after)}")
     say(f"run: {run.path}")  # the last line, which other programs read
