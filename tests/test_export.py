@@ -472,14 +472,15 @@ def test_the_card_s_own_lines_load_the_vectors(bert, tmp_path, to, kind, monkeyp
 def run_of(folder, embedder):
     """A run directory as train.py leaves it."""
     checkpoint.save(embedder, folder / "best")
-    config = "data: {corpus: mine.txt, sample: 7}\nencoder: {path: owner/base}\n"
+    config = "data: {corpus: mine.txt, sample: 7}\nencoder: {path: owner/base}\nmonitor: {dev: pairs.csv}\n"
     (folder / "config.yaml").write_text(config)
     versions = {"experiment": "tiny", "seed": 3, "commit": "abc", "packages": {"torch": "2"}}
     (folder / "versions.json").write_text(json.dumps(versions))
     interval = {mean: [70.1, 75.9] for mean in ("all", "mean", "wmean")}
     values = {"all": 73.0, "mean": 73.0, "wmean": 73.0, "interval": interval}
     row = {"name": "as it is", "setting": "", "sts": {"tasks": {"STS-B": {**values, "n": 9}}, "avg": values}}
-    (folder / "scores.json").write_text(json.dumps({"rows": [row], "headline": "all"}))
+    dev = {"before": 40.1, "best": 55.25, "best_step": 1200, "n": 2000, "positives": None}
+    (folder / "scores.json").write_text(json.dumps({"rows": [row], "headline": "all", "dev": dev}))
 
 
 @pytest.mark.parametrize("part", ["", "best"])
@@ -490,6 +491,9 @@ def test_the_card_of_a_run_says_what_it_was_trained_on_and_what_it_scored(embedd
     card = (out / "README.md").read_text()
     for said in ("experiment: tiny", "seed: 3", "corpus: mine.txt", "sentences: 7", "torch 2", "commit: abc"):
         assert said in card
+    assert (
+        "dev set: pairs.csv, 2,000 pairs, Spearman x 100: 40.10 before training, 55.25 at step 1,200" in card
+    )
     assert re.search(r"\| STS-B \| 9 \| 73 ±3 \|", card)
     assert ModelCard(card).data.base_model == "owner/base" and str(tmp_path) not in card
 

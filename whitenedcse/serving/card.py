@@ -21,7 +21,7 @@ from whitenedcse.evaluation.sts import Index, pairs_index
 from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.report.results import grids
+from whitenedcse.report.results import grids, number
 
 HUB_ID = r"\w[\w.-]*(/[\w.-]+)?"
 
@@ -152,6 +152,9 @@ def training(run: Run | None) -> str:
     said |= {"encoder": shown(encoder_of(run) or "random weights"), "commit": run.facts.get("commit")}
     with suppress(KeyError, TypeError):
         said |= {"corpus": shown(config["data"]["corpus"]), "sentences": config["data"]["sample"] or "all"}
+    dev = (run.scores or {}).get("dev", {})
+    if dev.get("n"):
+        said["dev set"] = dev_scores(config["monitor"]["dev"], dev)
     if run.scores is None and run.dev:
         said["not finished"] = f"this is its best checkpoint so far, of step {run.dev['best_step']:,}"
     if frozen := untrained(run):
@@ -159,6 +162,12 @@ def training(run: Run | None) -> str:
     lines = [f"- {name}: {value}" for name, value in said.items()]
     packages = ", ".join(f"{name} {number}" for name, number in run.facts.get("packages", {}).items())
     return "\n".join(["## Training", "", *lines, f"- packages: {packages}"])
+
+
+def dev_scores(name: str, dev: Mapping[str, Any]) -> str:
+    """The scores of the dev set before training and at the best checkpoint, which it chose."""
+    scores = f"{number(dev['before'])} before training, {number(dev['best'])} at step {dev['best_step']:,}"
+    return f"{shown(name)}, {dev['n']:,} pairs, Spearman x 100: {scores}, the checkpoint that it chose"
 
 
 def untrained(run: Run) -> list[str]:
