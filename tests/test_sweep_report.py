@@ -207,6 +207,18 @@ def test_the_score_of_a_single_test_has_no_average_beside_it(tmp_path):
     assert by_task.title.startswith("tests by task") and by_task.columns == ["", "pairs.tsv"]
 
 
+def test_a_single_group_has_no_columns_of_differences(tmp_path):
+    for seed, best in enumerate((60.0, 62.0)):
+        trained(tmp_path / str(seed), seed, best)
+    grid = table([tmp_path])[0]
+    assert [
+        name for name in grid.columns if "difference" in name or "interval" in name or "Holm" in name
+    ] == []
+    assert {len(line) for line in grid.rows} == {len(grid.columns)} and not any(
+        "" in line for line in grid.rows
+    )
+
+
 def test_averages_over_different_tests_are_not_compared(tmp_path):
     folder = swept(tmp_path / "s")
     file, *_ = (tmp_path / "s").glob("*/scores.json")

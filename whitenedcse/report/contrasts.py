@@ -91,7 +91,8 @@ def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
         [*line, *tested[group.label]]
         for line, group in zip(means(sweep.groups, scores), sweep.groups, strict=True)
     ]
-    columns = ["", "seeds", *scores, f"difference ({what.partition(' (')[0]})", "95 % interval", "p (Holm)"]
+    differs = [f"difference ({what.partition(' (')[0]})", "95 % interval", "p (Holm)"]
+    columns = ["", "seeds", *scores, *(differs if len(lines) > 1 else ())]
     notes += [
         "± standard deviation over seeds",
         f"dev: Spearman before training and at best, {meaning('all')}",
@@ -164,7 +165,7 @@ def differences(
     tests = {label: paired_by_seed(scores[label], scores[first.label]) for label in others}
     tested = {label: test.p for label, test in tests.items() if test and test.p is not None}
     p = dict(zip(tested, holm(list(tested.values())), strict=True))
-    cells, notes = {first.label: ["", "", ""]}, list[str]()
+    cells, notes = {first.label: ["", "", ""] if others else []}, list[str]()
     if others:
         holms = f", p corrected for {len(p)} by Holm's method" if p else ""
         notes.append(
