@@ -5,10 +5,12 @@ import os
 import socket
 import subprocess
 import sys
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import lightning
 import pytest
 import torch.distributed
 from encoders import COMMIT
@@ -256,3 +258,12 @@ def test_a_run_without_tests_proposes_those_that_fit_its_dev_set(dev, tests, cap
     values = {"values_before": {}, "values_best": {}, "before": 1.0, "best": 2.0, "best_step": 1, "n": 9}
     launch.finish(run, values, [], None)
     assert f"   whitenedcse evaluate model='outputs/a b'{tests}   " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("precision", ["bf16", "16", "32"])
+def test_no_warning_of_lightning_about_the_short_name_of_a_precision(precision):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        launch.quiet()
+        lightning.Trainer(precision=precision, accelerator="cpu", devices=1, logger=False)
+    assert [str(w.message) for w in caught if "historical" in str(w.message)] == []

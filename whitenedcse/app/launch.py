@@ -37,8 +37,8 @@ UNREAD = "error: the standard output was closed, so this ends; the same command 
 sweeps: set[Path] = set()  # the folders of those that this process has started
 QUIET = (
     ".*does not have many workers.*",
-    ".*Experiment logs directory.*exists and is not empty.*",
-    ".*LeafSpec.*",
+    ".*(LeafSpec|Experiment logs directory.*exists and is not empty).*",
+    ".*is supported for historical reasons.*",  # trainer.precision=bf16, which is Lightning's bf16-mixed
     ".*smaller than the logging interval.*",  # of a short run, which its evaluations describe
     ".*Detected call of `lr_scheduler.step.*",  # float16's scaler leaves out the first steps, which overflow
     ".*your dataloader is not resumable.*",  # ours begins at the right batch by itself
