@@ -294,7 +294,7 @@ def test_rows_that_are_named_are_compared_and_others_noted(tmp_path, capsys):
     assert float(cells(grid, "A")["2"].split()[0]) == pytest.approx(wanted[1], abs=0.01)
     with pytest.raises(ValueError, match="no row 'x' in .*/a; it has 'as it is', 'whitened .s3://x.'"):
         compared([f"{a}:x", str(b)], 20, 2)
-    with pytest.raises(FileNotFoundError, match="no run is in .*/none:as it is"):
+    with pytest.raises(FileNotFoundError, match="no run matches .*/none:as it is"):
         compared([str(tmp_path / "none:as it is"), str(b)], 20, 2)
 
 
@@ -320,8 +320,17 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
         ValueError, match="two runs of seed 7, .*twice-a and .*twice-b; a pattern is one system"
     ):
         compared([str(tmp_path / "twice-*")], 20, None)
-    with pytest.raises(FileNotFoundError, match="compare: no run is in .*/typo"):
+    with pytest.raises(FileNotFoundError, match="compare: no run matches .*/typo"):
         compared([str(a), str(tmp_path / "typo")], 20, None)
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "trained/scores.json").write_text('{"dev": {}}')  # without tests, so nothing to compare
+    for name in ("more-1", "more-2"):
+        run(tmp_path / name, 0.2, 0)
+    with pytest.raises(
+        FileNotFoundError, match=f"/typo; there are {tmp_path}/a, .*/c, .*/more-[12], .*, \\.\\.\\.$"
+    ) as error:
+        compared([str(a), str(tmp_path / "typo")], 20, None)
+    assert "trained" not in str(error.value) and str(error.value).count(str(tmp_path)) == 6
     with pytest.raises(ValueError, match="is one; name two runs or more"):
         compared([str(a)], 20, None)
     (tmp_path / "empty").mkdir()

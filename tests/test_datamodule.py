@@ -265,7 +265,7 @@ def test_a_forgotten_tokenizer_is_named(text):
 
 
 def test_a_mistyped_name_asks_no_hub_and_an_owners_data_set_does(data, monkeypatch):
-    with pytest.raises(FileNotFoundError, match="Did you mean 'wiki1m'"):
+    with pytest.raises(FileNotFoundError, match="did you mean 'wiki1m'"):
         data(corpus="wiki1n")
     asked = []
 

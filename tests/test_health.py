@@ -1,5 +1,6 @@
 """The collapse alarm: real small trainings that go wrong, one that does not, and rows at its limits."""
 
+import logging
 import math
 from types import SimpleNamespace
 
@@ -132,6 +133,18 @@ def heard(evaluations, losses, name="train/loss", state=None):
             health.on_train_batch_end(trainer, None, None, SimpleNamespace(n=32), step)
     health.on_train_end(trainer, None)
     return said, health.state_dict()
+
+
+def test_a_warning_is_in_the_log_of_the_run_too(monkeypatch, capsys):
+    logged, handler = [], logging.Handler(logging.WARNING)
+    handler.emit = logged.append
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])  # as train.log
+    dying = [(60.0, 40.0), (20.0, 3.0), (10.0, 2.0), (5.0, 1.5)]
+    assert len(said_of(dying)) == len(logged) == 1
+    assert logged[0].getMessage().startswith("step 2: dev/spearman fell from 60")
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in Python: logging would print it again
+    assert len(said_of(dying)) == len(logged) == 1
+    assert capsys.readouterr() == ("", "")
 
 
 def said_of(evaluations, loss=1.0, **more):

@@ -21,6 +21,7 @@ from whitenedcse.app import checks, configuration, launch, mistakes
 from whitenedcse.app.mistakes import known_keys, no_word, one_line
 from whitenedcse.app.options import leave_out_idle, refuse_replaced
 from whitenedcse.app.reading import flat
+from whitenedcse.app.space import did_you_mean
 from whitenedcse.training import terms
 
 MISTAKES = {
@@ -162,7 +163,7 @@ MISTAKES = {
     "evaluate compare=[a,b] run=c figures=[layers] digits=1": "compare= reads draws and digits, and writes "
     "no file: leave out run=c figures=[layers]",
     "evaluate compare=[a,b] model=c": "compare= reads draws and digits, and writes no file: leave out mod",
-    "evaluate compare=[a]": "compare: no run is in a; there are ",
+    "evaluate compare=[a]": "compare: no run matches a (WHITENEDCSE_TRACEBACK=1 ",
     "evaluate model=bert --whiten w.safetensors": "--whiten: evaluate fits transforms itself, ",
     "evaluate model=bert --whiten=w.safetensors": "--whiten=w.safetensors: evaluate fits transforms itself, ",
     "train --whiten x": "no option --whiten: settings are written KEY=VALUE; ",
@@ -892,3 +893,26 @@ def test_a_launcher_whose_package_is_missing_is_answered_with_its_extra():
         said = one_line(ValueError(hydras.format(plugin, plugin.split("/")[0])), ["train.py"])
         wanted = f"hydra/{plugin.replace('/', '=')} needs a package: pip install 'whitenedcse[sweep]'"
         assert said == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "nearest"),
+    [
+        (["report", "outputs/fist"], "outputs/fist is no directory", "outputs/first"),
+        (["compare=[outputs/first,'outputs/secnd']"], "no run matches outputs/secnd", "outputs/second"),
+        (["tasks.names=[paris.tsv:a:b:c]"], "no task 'paris.tsv:a:b:c': no such file", "pairs.tsv"),
+        (["data.corpus=outputs/first/my.txt"], "outputs/first/my.txt: no such file", ""),  # nothing is near
+        (["data.corpus=gone/pairs.tsv"], "gone/pairs.tsv: no such file", ""),  # nor is there such a folder
+        (["model=outputs/first", "run=fist"], "outputs/third: no such directory", ""),  # of another path
+        (["data.corpus=paris.tsv"], "paris.tsv: did you mean 'wiki1m'", ""),
+    ],
+)
+def test_a_missing_path_is_answered_with_the_nearest_beside_it(tmp_path, monkeypatch, words, text, nearest):
+    monkeypatch.chdir(tmp_path)
+    for name in ("outputs/first", "outputs/second"):
+        Path(name).mkdir(parents=True)
+    Path("pairs.tsv").touch()
+    wanted = f"; did you mean {nearest}?" if nearest else ""
+    assert did_you_mean(FileNotFoundError(text), words) == wanted
+    assert did_you_mean(ValueError(text), words) == ""
+    assert one_line(FileNotFoundError(text), ["train.py", *words]) == text + wanted

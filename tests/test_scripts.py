@@ -222,7 +222,7 @@ def test_runs_are_compared_and_own_texts_evaluated_by_a_python_function(tmp_path
     assert said in " ".join(result.stdout.split())
     rows = json.loads((tmp_path / "outputs/two/scores.json").read_text())["rows"]
     assert rows[0]["transfer"]["tasks"]["texts.csv"]["accuracy"] == 100  # the letter a tells the classes
-    result = started("evaluate.py", "compare=[outputs/one,outputs/t*]", "draws=50", cwd=tmp_path)
+    result = started("evaluate.py", "compare=[outputs/one,outputs/*]", "draws=50", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert (
         "as it is: Spearman x 100, all" in result.stdout and "pca-2 (target): accuracy x 100" in result.stdout

@@ -122,7 +122,7 @@ def test_a_path_wins_then_a_known_place_under_the_first_root(root, tmp_path):
 
 
 def test_an_unknown_name_is_told_the_known_ones():
-    with pytest.raises(FileNotFoundError, match=r"wiki1n: .*'nli'.*Did you mean 'wiki1m'"):
+    with pytest.raises(FileNotFoundError, match=r"wiki1n: .*'nli'.*did you mean 'wiki1m'"):
         located("wiki1n")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from whitenedcse.app import arguments as given
 from whitenedcse.app import ranks, search_commands, serving_commands, terminal
+from whitenedcse.app.space import did_you_mean
 from whitenedcse.app.terminal import Grid, say, show
 from whitenedcse.data import sources
 
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return code
         if terminal.traced() or not isinstance(error, ValueError | OSError):
             raise
-        what = " ".join(str(error).split()) or type(error).__name__
+        what = (" ".join(str(error).split()) or type(error).__name__) + did_you_mean(error, words)
         sys.stderr.write(f"error: {what} ({terminal.TRACEBACK}=1 shows where)\n")
         return 2
 

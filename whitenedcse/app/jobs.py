@@ -178,8 +178,8 @@ def evaluate(cfg: DictConfig) -> float | None:
 
     if cfg.compare:
         mistakes.refuse_beside_compare(HydraConfig.get().overrides.task)
+        launch.leave_nothing()  # first, so that a pattern does not match this process's own directory
         tables = comparison.compared(list(cfg.compare), cfg.draws, cfg.digits)
-        launch.leave_nothing()
         launch.show(tables)
         return None
     scores, items, notes = scored(cfg, run, None)

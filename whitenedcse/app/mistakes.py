@@ -42,6 +42,7 @@ from whitenedcse.app.options import (
     where_from,
 )
 from whitenedcse.app.reading import flat
+from whitenedcse.app.space import did_you_mean
 
 OWN = {"data": "data=file data.corpus={}", "encoder": "encoder=pretrained encoder.path={}"}  # a user's own
 OWN |= {"tasks": "tasks.names=[{}]", "experiment": "DIR/experiment/{}.yaml, with --config-dir DIR"}
@@ -84,7 +85,7 @@ def one_line(error: BaseException, argv: list[str]) -> str:
             return said
     if isinstance(error, PermissionError | FileExistsError | NotADirectoryError):
         return f"{error.filename}: {error.strerror}; write elsewhere with hydra.run.dir=DIR"
-    return text or type(error).__name__
+    return (text or type(error).__name__) + did_you_mean(error, argv[1:])
 
 
 def no_setting(key: str, argv: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""A place to write: its name, one where nothing can be written, and a full disk, with the free bytes.
+"""Places: the names of runs, near misses, one where nothing can be written, a full disk with its free bytes.
 
 Space is reserved before it is mapped.
 """
@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,23 @@ def refuse_name(name: Any, run: Path) -> None:
     if path.is_absolute() or ".." in path.parts or not path.parts:
         where = f"hydra.run.dir={path if path.parts else 'DIR'}"
         raise ValueError(f"run={name or ''} is no name for a directory in outputs/; elsewhere is {where}")
+
+
+def did_you_mean(error: BaseException, argv: Iterable[str]) -> str:
+    """The end of the message of a FileNotFoundError: the existing path nearest to the one it names, or "".
+
+    argv: the command line that has the missing path, as a word or in a setting.
+    """
+    text = str(error)
+    if not isinstance(error, FileNotFoundError) or "did you mean" in text:
+        return ""
+    for given in dict.fromkeys(part for word in argv for part in re.findall(r"[^\s=\[\],'\"]+", word)):
+        for path in map(Path, dict.fromkeys([given, given.partition(":")[0]])):
+            if str(path) in text and not path.exists() and path.parent.is_dir():
+                beside = [other.name for other in path.parent.iterdir() if other.name[0] != "."]
+                if near := get_close_matches(path.name, beside, n=1):
+                    return f"; did you mean {path.parent / near[0]}?"
+    return ""
 
 
 def stamp() -> str:

@@ -90,9 +90,9 @@ def located(name: str) -> str | Path:
     if Path(name).exists() or ("/" in name and is_hub_id(name)):
         return Path(name)
     if name not in CORPORA:
-        near = "".join(f" Did you mean {n!r}?" for n in difflib.get_close_matches(name, CORPORA, 1))
+        near = "".join(f"; did you mean {n!r}?" for n in difflib.get_close_matches(name, CORPORA, 1))
         raise FileNotFoundError(
-            f"{name}: no such file or directory, nor one of the names {list(CORPORA)}.{near}"
+            f"{name}: no such file or directory, nor one of the names {list(CORPORA)}{near}"
         )
     return present(name, roots()) or fetched(name)
 

@@ -141,10 +141,10 @@ def expanded(name: str) -> list[Path]:
     try:
         return sweep.paths([name])
     except FileNotFoundError:
-        runs = sorted(str(file.parent) for file in Path(name).parent.glob("*/scores.json"))[:5]
-        there = f"; there are {', '.join(runs)}" if runs else ""
-        how = "matches" if glob.has_magic(name) else "is in"
-        raise FileNotFoundError(f"compare: no run {how} {name}{there}") from None
+        files = sorted(Path(name).parent.glob("*/scores.json"))
+        runs = [str(file.parent) for file in files if '"rows"' in file.read_text()]  # with tests
+        there = f"; there are {', '.join(runs[:5])}{', ...' * (len(runs) > 5)}" if runs else ""
+        raise FileNotFoundError(f"compare: no run matches {name}{there}") from None
 
 
 def group(name: str, paths: Sequence[Path]) -> Group:

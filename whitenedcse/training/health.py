@@ -9,6 +9,7 @@ behind it as the last resort.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import socket
@@ -27,6 +28,7 @@ from whitenedcse.app.ranks import GRACE, UNANSWERED, placed
 from whitenedcse.training import parallel
 from whitenedcse.training.monitor import METRIC, Monitor, Row
 
+log = logging.getLogger(__name__)
 MARGIN = 10.0  # seconds, or half of the timeout if that is less: the job is ended before collectives time out
 BEAT = struct.Struct("!16sIQ")  # the key of the job, a rank, and the collectives it has reached
 Address = tuple[str, int]
@@ -211,6 +213,10 @@ class Health(Callback):
             if kind not in self.said:
                 self.said = [*self.said, kind]
                 self.say(f"warning: step {step}: {text}")
+                if (
+                    log.hasHandlers()
+                ):  # train.log of the command line; logging without any would print it again
+                    log.warning("step %d: %s", step, text)
 
 
 def alarms(rows: list[Row], loss: float, guess: float) -> Iterator[tuple[str, str]]:
