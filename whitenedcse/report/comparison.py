@@ -232,7 +232,7 @@ def widths(groups: Sequence[Group], draws: int, items: str) -> list[str]:
     """What the intervals of the table cover."""
     note = f"95 % intervals and p: for other test {items}, by {draws:,} bootstrap draws of them"
     if max(len(group.runs) for group in groups) == 1:
-        return [note]
+        return [f"{note}, of which no p is below {2 / (draws + 1):.1g}"]
     return [f"{note}; of several runs also for other seeds, by t; the two half widths are added in squares"]
 
 
