@@ -458,6 +458,7 @@ def test_the_card_s_own_lines_load_the_vectors(bert, tmp_path, to, kind, monkeyp
     embedder = scaled(embedder, unit=kind != "cls")
     export(embedder, tmp_path / "out", Wanted(to, "x/y", verify=False, license="apache-2.0"))
     card = (tmp_path / "out" / "README.md").read_text()
+    assert ("weights of a pooler as missing" in card) == (to == "transformers" and kind != "pooler")
     code, scope = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1], {}
     monkeypatch.chdir(tmp_path)
     with torch.no_grad():

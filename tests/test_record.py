@@ -83,6 +83,16 @@ def test_another_run_is_refused_and_the_difference_named(run, changed, words):
     run.refuse_other(changed, EXACT, force=True)
 
 
+def test_the_seed_of_the_data_is_named_where_it_does_not_follow_from_the_run_s():
+    def named(began, now):
+        of = [{"seed": seed, "data": {"seed": data}} for seed, data in (began, now)]
+        return identity.differences(of[0], {}, of[1], {})
+
+    assert named((1, 1), (2, 2)) == ["seed=2 (it began with 1)"]
+    assert named((1, 1), (1, 2)) == ["data.seed=2 (it began with 1)"]
+    assert len(named((1, 1), (2, 1))) == 1 and len(named((1, 3), (2, 2))) == 2
+
+
 def test_of_a_finished_job_of_a_sweep_the_report_of_both_is_named(run, monkeypatch):
     run.end({"dev": {}})
     (run.path.parent / "multirun.yaml").touch()

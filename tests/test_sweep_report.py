@@ -434,7 +434,7 @@ def test_a_label_is_the_system_and_the_settings_that_differ(labels):
         "views=4",
     ]  # all share the system
     assert labels({}, none) == ["head.whitening=group", "head.whitening=null"]
-    assert labels({"checkpoint_every": 1}) == ["default settings"]
+    assert labels({"checkpoint_every": 1}) == ["all runs"]
     typed = [
         {"head__whitening__kind": kind, "words": f"head.whitening.kind={kind}"} for kind in ("zca", "pca")
     ]
@@ -569,7 +569,7 @@ def test_a_label_names_no_setting_that_others_leave_without_effect(labels):
         {"mlm": {"weight": weight, "probability": p}} for weight, p in ((0.0, 0.1), (0.0, 0.2), (1.0, 0.3))
     ]
     assert labels(mlm[0], mlm[2]) == ["mlm.weight=0.0", "mlm.weight=1.0, mlm.probability=0.3"]
-    assert labels(*mlm[:2]) == ["default settings"]  # the same run twice
+    assert labels(*mlm[:2]) == ["all runs"]  # the same run twice
     newton = [whitened(transform=name, iterations=5) for name in ("zca", "iterative")]
     assert labels(*newton) == [
         "head.whitening.transform=zca",
@@ -584,13 +584,13 @@ def test_a_label_names_no_setting_that_others_leave_without_effect(labels):
     assert labels(*adapters) == ["encoder.lora.r=0", "encoder.lora.r=4, encoder.lora.alpha=3"]
     assert len(labels({}, {"system": "a"}, {"system": "b", "views": 2})) == 2  # equal but for a name
     several = [{"trainer": {"devices": n, "num_nodes": n, "timeout": n}} for n in (1, 2)]
-    assert labels(*several) == ["default settings"]  # the same numbers
+    assert labels(*several) == ["all runs"]  # the same numbers
     assert labels(*({**each, "gather": False} for each in several)) == [
         "trainer.devices=1, trainer.num_nodes=1",
         "trainer.devices=2, trainer.num_nodes=2",
     ]
     places = [{"head": {"position": place, "whitening": None}} for place in ("before", "after")]
-    assert labels(*places) == ["default settings"]
+    assert labels(*places) == ["all runs"]
 
 
 def test_what_some_runs_lack_is_named_last_unless_a_command_line_has_it(labels):
@@ -674,14 +674,12 @@ def test_unfinished_runs_and_repeated_seeds_are_named_and_not_counted(tmp_path):
     trained(tmp_path / "s/2", 3, 99.0, finished=False)
     trained(tmp_path / "s/3", 2, 99.0)
     grid = table([tmp_path / "s"])[0]
-    assert row(grid, "default settings")["dev best"] == f"71.00 ± {np.std([70, 72], ddof=1):.2f}"
+    assert row(grid, "all runs")["dev best"] == f"71.00 ± {np.std([70, 72], ddof=1):.2f}"
     assert any(
-        note.startswith("not finished, not counted:") and note.endswith("s/2 (default settings)")
+        note.startswith("not finished, not counted:") and note.endswith("s/2 (all runs)")
         for note in grid.notes
     )
-    assert any(
-        note.startswith("seed 2 of default settings again") and note.endswith("s/3") for note in grid.notes
-    )
+    assert any(note.startswith("seed 2 of all runs again") and note.endswith("s/3") for note in grid.notes)
     with pytest.raises(ValueError, match="none of 1 runs is finished: .*s/2 has no scores"):
         table([tmp_path / "s/2"])
 

@@ -56,6 +56,8 @@ def differences(
     current = flat(now) | same
     if not (then.get("encoder.lora.r") or current.get("encoder.lora.r")):  # neither has adapters
         then, current = ({k: v for k, v in x.items() if "encoder.lora" not in k} for x in (then, current))
+    if then.get("data.seed") == then.get("seed") and current.get("data.seed") == current.get("seed"):
+        then["data.seed"] = current["data.seed"] = None  # it follows from the other
     return [
         f"{name}={as_yaml(current.get(name))} (it began with {as_yaml(then.get(name))})"
         for name in sorted(then.keys() | current.keys())

@@ -167,7 +167,7 @@ def called(script: str, given: Settings, path: Path, *, force: bool = False) -> 
             getattr(jobs, script)(config)
     except SystemExit as end:
         if end.code in (130, 143):  # 128 + SIGINT or SIGTERM, after a checkpoint was written
-            raise KeyboardInterrupt from end
+            raise KeyboardInterrupt from None
         raise RuntimeError(f"{script} ended with status {end.code}; its last lines say why") from end
     except (ValueError, OSError):
         Run(path.resolve()).discard()

@@ -106,11 +106,14 @@ def settings(runs: Sequence[Run], chosen: Iterable[str] = ()) -> list[str]:
 
 
 def bases(runs: Sequence[Run]) -> list[str]:
-    """For each run the name of its system; also of its experiment, where these differ or it has no system."""
+    """For each run the name of its system; also of its experiment, where these differ or it has no system.
+
+    A single run without either stands for all: "all runs".
+    """
     pairs = [(run.facts.get("experiment"), run.facts.get("system")) for run in runs]
     same = len({experiment for experiment, _ in pairs}) == 1
     shown = [[system] if system and same else [experiment, system] for experiment, system in pairs]
-    return [" ".join(filter(None, names)) for names in shown]
+    return [" ".join(filter(None, names)) or "all runs" * (len(runs) == 1) for names in shown]
 
 
 def options(runs: Sequence[Run]) -> dict[str, list[str]]:

@@ -128,7 +128,9 @@ def loading(embedder: Embedder, to: str, name: str) -> str:
         pool += "\nx = x / x.norm(dim=-1, keepdim=True)"
     text = quoted(f"{embedder.prompt}a sentence")
     code = LOAD[to].format(name=name, k=embedder.width, pool=pool, text=text)
-    return f"## How to load it\n\n```python\n{code}\n```"
+    unused = "\n\nIf Transformers reports weights of a pooler as missing: this vector does not use them."
+    unused *= to == "transformers" and embedder.pooling.kind != "pooler"
+    return f"## How to load it\n\n```python\n{code}\n```{unused}"
 
 
 def quoted(text: str) -> str:
