@@ -905,6 +905,7 @@ def test_a_launcher_whose_package_is_missing_is_answered_with_its_extra():
         (["data.corpus=gone/pairs.tsv"], "gone/pairs.tsv: no such file", ""),  # nor is there such a folder
         (["model=outputs/first", "run=fist"], "outputs/third: no such directory", ""),  # of another path
         (["data.corpus=paris.tsv"], "paris.tsv: did you mean 'wiki1m'", ""),
+        (["x" * 300], f"{'x' * 300}: no such file", ""),  # longer than a name may be
     ],
 )
 def test_a_missing_path_is_answered_with_the_nearest_beside_it(tmp_path, monkeypatch, words, text, nearest):

@@ -11,7 +11,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -79,9 +79,10 @@ def did_you_mean(error: BaseException, argv: Iterable[str]) -> str:
     text = str(error)
     if not isinstance(error, FileNotFoundError) or "did you mean" in text:
         return ""
-    for given in dict.fromkeys(part for word in argv for part in re.findall(r"[^\s=\[\],'\"]+", word)):
-        for path in map(Path, dict.fromkeys([given, given.partition(":")[0]])):
-            if str(path) in text and not path.exists() and path.parent.is_dir():
+    given = [part for word in argv for part in re.findall(r"[^\s=\[\],'\"]+", word)]
+    for path in map(Path, [*given, *(part.partition(":")[0] for part in given)]):
+        with suppress(OSError):  # of a name that is too long, or a directory that may not be read
+            if str(path) in text and not path.exists():
                 beside = [other.name for other in path.parent.iterdir() if other.name[0] != "."]
                 if near := get_close_matches(path.name, beside, n=1):
                     return f"; did you mean {path.parent / near[0]}?"

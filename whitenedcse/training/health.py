@@ -213,9 +213,7 @@ class Health(Callback):
             if kind not in self.said:
                 self.said = [*self.said, kind]
                 self.say(f"warning: step {step}: {text}")
-                if (
-                    log.hasHandlers()
-                ):  # train.log of the command line; logging without any would print it again
+                if log.hasHandlers():  # of train.log; without any, logging would print it again
                     log.warning("step %d: %s", step, text)
 
 
