@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shlex
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from whitenedcse.evaluation.sts import Subset
 from whitenedcse.evaluation.suite import System, evaluated, headline, plan, recorded, seed
 from whitenedcse.evaluation.tasks import Row
 from whitenedcse.evaluation.transfer import Labelled
-from whitenedcse.report.comparison import compared, row_of
+from whitenedcse.report.comparison import compared, manner, row_of
 
 
 def task(n, number):
@@ -162,6 +163,13 @@ def test_groups_are_tested_by_t_over_seeds_with_the_variance_of_the_pairs(tmp_pa
     assert any("the two half widths are added in squares" in said for said in grid.notes)
 
 
+@pytest.mark.parametrize(("seeds", "many"), [([1, 2], "2 seeds"), (None, "2 runs")])
+def test_runs_without_a_seed_are_not_called_seeds(seeds, many):
+    one, two = SimpleNamespace(runs=[1], seeds=[1]), SimpleNamespace(runs=[1, 2], seeds=seeds)
+    for pair in ((one, two), (two, one)):
+        assert manner(*pair, "pairs").startswith(f"one run and {many}, as if the one varied as these do")
+
+
 def test_single_runs_say_nothing_of_other_seeds(tmp_path):
     a, b = run(tmp_path / "a", 0.2, 0), run(tmp_path / "b", 0.3, 1)
     (grid,) = compared([str(a), str(b)], 50, 2)
@@ -215,9 +223,7 @@ def test_accuracies_are_compared_on_the_same_texts(tmp_path):
     assert labels.tolist() == texts.labels.tolist()
     (tmp_path / "b" / "digests.json").unlink()
     np.savez(tmp_path / "b" / "items.npz", **items)
-    with pytest.raises(
-        ValueError, match="b: its items.npz, of before, lacks the labels of MR; evaluate again"
-    ):
+    with pytest.raises(ValueError, match="b: its older items.npz lacks the labels of MR; evaluate again"):
         compared([str(tmp_path / "a"), str(tmp_path / "b")], 20, 2)
     np.savez(tmp_path / "b" / "items.npz", **items, **{"gold/MR": 1 - labels})
     with pytest.raises(ValueError, match="MR: .*/a and .*/b were not evaluated on the same pairs"):
@@ -286,17 +292,49 @@ def test_rows_that_are_named_are_compared_and_others_noted(tmp_path, capsys):
         with pytest.raises(
             ValueError,
             match=re.escape(
-                f"{a} has the rows 'as it is', 'whitened (s3://x)'; name one of them too, "
+                f"{a} has the rows 'as it is', 'whitened (s3://x)'; name one too, "
                 f"""'compare=["{a}:whitened (s3://x)","OTHER:ROW"]', with its quotes"""
             ),
         ):
             compared(given, 20, 2)
     (grid,) = compared([f"{a}:as it is", f"{a}:whitened"], 20, 2)  # the beginning of a name
     assert float(cells(grid, "A")["2"].split()[0]) == pytest.approx(wanted[1], abs=0.01)
+    assert grid.notes[1] == f"2: {a}:whitened (s3://x)"  # in full
     with pytest.raises(ValueError, match="no row 'x' in .*/a; it has 'as it is', 'whitened .s3://x.'"):
         compared([f"{a}:x", str(b)], 20, 2)
     with pytest.raises(FileNotFoundError, match="no run matches .*/none:as it is"):
         compared([str(tmp_path / "none:as it is"), str(b)], 20, 2)
+
+
+def test_runs_of_one_pattern_whose_rows_have_other_names_are_no_seeds_of_one_system(tmp_path):
+    for k in (32, 64):
+        run(tmp_path / f"k{k}", 0.2, k, rows=("as it is", f"whitening-{k}"))
+    names = [f"{tmp_path}/k32:whitening", f"{tmp_path}/k*:whitening"]
+    several = "k*:whitening has the rows 'whitening-32', 'whitening-64'; a pattern is one system, with each "
+    with pytest.raises(ValueError, match=re.escape(several)):
+        compared(names, 20, 2)
+    (grid,) = compared([names[0], f"{tmp_path}/k64:whitening"], 20, 2)
+    assert grid.notes[:2] == [f"1: {tmp_path}/k32:whitening-32", f"2: {tmp_path}/k64:whitening-64"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "fit", "note"),
+    [
+        ("prompt", ("", "query: "), "", "prompt is not the same in all: none, query: "),
+        ("pooling", ("cls", "mean"), "", "pooling is not the same in all: cls, mean"),
+        ("sample", (500, 1000), "my.txt", "sample is not the same in all: 500, 1000"),
+        ("sample", (500, 1000), "target", None),  # which the rows do not read
+    ],
+)
+def test_what_runs_were_not_evaluated_alike_in_is_noted(tmp_path, name, values, fit, note):
+    for folder, value in zip("ab", values, strict=True):
+        path = run(tmp_path / folder, 0.2, 0) / "scores.json"
+        scores = json.loads(path.read_text()) | {name: value}
+        scores["rows"][0]["fit"] = fit
+        path.write_text(json.dumps(scores))
+        (tmp_path / folder / "digests.json").unlink()
+    (grid,) = compared([str(tmp_path / "a"), str(tmp_path / "b")], 20, 2)
+    assert [line for line in grid.notes if "not the same" in line] == [note] * (note is not None)
 
 
 def test_a_row_is_found_by_its_name_or_by_a_beginning_that_no_other_has(tmp_path):
@@ -323,15 +361,6 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
         compared([str(tmp_path / "twice-*")], 20, None)
     with pytest.raises(FileNotFoundError, match="compare: no run matches .*/typo"):
         compared([str(a), str(tmp_path / "typo")], 20, None)
-    (tmp_path / "trained").mkdir()
-    (tmp_path / "trained/scores.json").write_text('{"dev": {}}')  # without tests, so nothing to compare
-    for name in ("more-1", "more-2"):
-        run(tmp_path / name, 0.2, 0)
-    with pytest.raises(
-        FileNotFoundError, match=f"/typo; there are {tmp_path}/a, .*/c, .*/more-[12], .*, \\.\\.\\.$"
-    ) as error:
-        compared([str(a), str(tmp_path / "typo")], 20, None)
-    assert "trained" not in str(error.value) and str(error.value).count(str(tmp_path)) == 6
     with pytest.raises(ValueError, match="is one; name two runs or more"):
         compared([str(a)], 20, None)
     (tmp_path / "empty").mkdir()

@@ -287,6 +287,13 @@ def test_counts_are_told(data, tmp_path):
     )
 
 
+def test_a_small_share_of_truncated_sentences_is_not_called_none(data, tmp_path):
+    (tmp_path / "y.txt").write_text("a cat " * 6 + "\n" + "a cat\n" * 799)
+    assert (
+        "1 of 800 sentences truncated at 12 tokens (0.1 %), " in data(corpus=str(tmp_path / "y.txt")).counts
+    )
+
+
 def test_what_truncation_takes_is_told_of_every_column(data, tmp_path):
     long, endless = "a cat " * 6, "a cat " * 200
     (tmp_path / "y.csv").write_text(f"a,b\na,{long}\n,a\na,a\n{long},{endless}\n" + "a,a\n" * 3)

@@ -130,6 +130,15 @@ def test_the_pages_own_requests_are_answered_and_nothing_else_is_posted():
         assert reached("http", "PUT", "/gradio_api/queue/join", **headers) == ([], [404])
 
 
+def test_sentences_too_few_to_whiten_are_refused_before_they_are_encoded(embedder, tmp_path, capsys):
+    pytest.importorskip("whitenedcse.serving.demo")
+    checkpoint.save(embedder, tmp_path / "best")
+    (tmp_path / "few.txt").write_text("a cat\na dog\na cat\n")
+    assert cli.main(["demo", str(tmp_path / "best"), str(tmp_path / "few.txt")]) == 2
+    said = "few.txt has 2 different sentences; the page whitens them, for which it needs three or more ("
+    assert said in capsys.readouterr().err
+
+
 def test_without_gradio_the_command_says_what_to_install(embedder, tmp_path, capsys, monkeypatch):
     checkpoint.save(embedder, tmp_path / "best")
     (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))

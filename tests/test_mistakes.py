@@ -905,6 +905,11 @@ def test_a_launcher_whose_package_is_missing_is_answered_with_its_extra():
         (["data.corpus=gone/pairs.tsv"], "gone/pairs.tsv: no such file", ""),  # nor is there such a folder
         (["model=outputs/first", "run=fist"], "outputs/third: no such directory", ""),  # of another path
         (["data.corpus=paris.tsv"], "paris.tsv: did you mean 'wiki1m'", ""),
+        (["data=file", "data.corpus=paris.tsv"], "paris.tsv: no such file or directory", "pairs.tsv"),
+        (["data.corpus='my folder'"], "tasks: no such data set; put it there", ""),  # words of the message
+        (["tasks=none", "-m", "files"], "senteval: none of the tasks are in files", ""),
+        (["query", "indx", "tasks"], "indx is not an index: no tasks there", "index"),
+        (["paris.tsv"], "another/paris.tsv: no such file", ""),
         (["x" * 300], f"{'x' * 300}: no such file", ""),  # longer than a name may be
     ],
 )
@@ -912,7 +917,8 @@ def test_a_missing_path_is_answered_with_the_nearest_beside_it(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     for name in ("outputs/first", "outputs/second"):
         Path(name).mkdir(parents=True)
-    Path("pairs.tsv").touch()
+    for name in ("pairs.tsv", "profile", "tests", "index", "noon"):
+        Path(name).touch()
     wanted = f"; did you mean {nearest}?" if nearest else ""
     assert did_you_mean(FileNotFoundError(text), words) == wanted
     assert did_you_mean(ValueError(text), words) == ""

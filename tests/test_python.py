@@ -243,6 +243,8 @@ def test_runs_are_models_and_one_task_needs_no_list(home):
     [
         (lambda: whitenedcse.train("nowhere", "my.txt"), OSError, "nowhere"),
         (lambda: whitenedcse.train("bert", "gone.txt"), FileNotFoundError, "gone.txt"),
+        (lambda: whitenedcse.train("bert", "./mi.txt"), FileNotFoundError, "; did you mean my.txt?"),
+        (lambda: whitenedcse.evaluate("bret", tasks="pairs.tsv"), OSError, "; did you mean bert?"),
         (
             lambda: whitenedcse.train("bert", ["a cat", "a dog"]),
             TypeError,

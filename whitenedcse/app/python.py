@@ -26,7 +26,7 @@ from whitenedcse.app import jobs, launch
 from whitenedcse.app.configuration import CONF, stems
 from whitenedcse.app.mistakes import one_line
 from whitenedcse.app.run import Run
-from whitenedcse.app.space import stamp
+from whitenedcse.app.space import did_you_mean, stamp
 
 Settings = Mapping[str, Any]
 
@@ -169,8 +169,10 @@ def called(script: str, given: Settings, path: Path, *, force: bool = False) -> 
         if end.code in (130, 143):  # 128 + SIGINT or SIGTERM, after a checkpoint was written
             raise KeyboardInterrupt from None
         raise RuntimeError(f"{script} ended with status {end.code}; its last lines say why") from end
-    except (ValueError, OSError):
+    except (ValueError, OSError) as error:
         Run(path.resolve()).discard()
+        if near := did_you_mean(error, words):
+            raise FileNotFoundError(f"{error}{near}") from None
         raise
     finally:
         Run(path.resolve()).release()

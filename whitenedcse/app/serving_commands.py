@@ -220,6 +220,9 @@ def demonstrate(arguments: argparse.Namespace) -> int:
     from whitenedcse.data.corpus import texts
 
     corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample)
-    trial = Trial(given.opened(arguments), list(dict.fromkeys(texts(corpus))))
+    if len(sentences := list(dict.fromkeys(texts(corpus)))) < 3:
+        few = f"{arguments.corpus} has {len(sentences)} different sentences"
+        raise ValueError(f"{few}; the page whitens them, for which it needs three or more")
+    trial = Trial(given.opened(arguments), sentences)
     serve(page(trial, f"{arguments.source} on {arguments.corpus}"), arguments.port)
     return 0

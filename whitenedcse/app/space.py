@@ -74,19 +74,30 @@ def refuse_name(name: Any, run: Path) -> None:
 def did_you_mean(error: BaseException, argv: Iterable[str]) -> str:
     """The end of the message of a FileNotFoundError: the existing path nearest to the one it names, or "".
 
-    argv: the command line that has the missing path, as a word or in a setting.
+    argv: the command line that has the missing path, as a word or as the value of a setting. A path without
+    slash and dot could be any word, and is one only if the message begins with it.
     """
     text = str(error)
     if not isinstance(error, FileNotFoundError) or "did you mean" in text:
         return ""
-    given = [part for word in argv for part in re.findall(r"[^\s=\[\],'\"]+", word)]
-    for path in map(Path, [*given, *(part.partition(":")[0] for part in given)]):
-        with suppress(OSError):  # of a name that is too long, or a directory that may not be read
-            if str(path) in text and not path.exists():
-                beside = [other.name for other in path.parent.iterdir() if other.name[0] != "."]
-                if near := get_close_matches(path.name, beside, n=1):
-                    return f"; did you mean {path.parent / near[0]}?"
+    values = [word.partition("=")[2] if re.match(r"[\w.+~/@-]+=", word) else word for word in argv]
+    given = [part for value in values for part in re.findall(r"[^\s\[\],'\"]+", value)]
+    for name in (*given, *(part.partition(":")[0] for part in given)):
+        start = r"(^|[\s'\"])" if re.search("[./]", name) else "^(encoder )?"
+        if re.search(rf"{start}{re.escape(name)}([\s:;,'\"]|$)", text) and (near := nearest(Path(name))):
+            return f"; did you mean {near}?"
     return ""
+
+
+def nearest(missing: Path) -> Path | None:
+    """The path with the most similar name in the directory of one that does not exist; None for none."""
+    with suppress(OSError):  # a name that is too long, or a directory that may not be read
+        if not missing.exists():
+            beside = [path.name for path in missing.parent.iterdir() if path.name[0] != "."]
+            return next(
+                (missing.parent / name for name in get_close_matches(missing.name, beside, n=1)), None
+            )
+    return None
 
 
 def stamp() -> str:

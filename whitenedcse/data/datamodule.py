@@ -275,10 +275,11 @@ class SentenceData(LightningDataModule):
         longest = CHARACTERS_A_TOKEN * self.max_length
         cut = f" ({c.cut:,} cut to {longest:,} characters)" if c.cut else ""
         held = f", {self.holds_out:,} rows held out, never trained on" if self.hold_out else ""
+        share = f"{100 * self.tokens.truncated / n:.1f}".removesuffix(".0")
         truncated = f"{self.tokens.truncated:,} of {n:,} sentences truncated at {self.max_length} tokens"
         return (
             f"{self.corpus}: {c.total:,} lines, {c.blank:,} blank dropped, {c.kept:,} kept{cut}; "
-            f"{truncated} ({100 * self.tokens.truncated / n:.0f} %), {len(self.tokens.ids):,} tokens kept"
+            f"{truncated} ({share} %), {len(self.tokens.ids):,} tokens kept"
             f"{held}"
         )
 

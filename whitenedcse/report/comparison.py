@@ -97,7 +97,7 @@ def compared(names: Sequence[str], draws: int, digits: int | None) -> list[Grid]
 def by_row(groups: Sequence[Group]) -> tuple[list[list[Group]], list[str]]:
     """The groups for each row to compare, and a note on rows that are not compared; see `compared`."""
     if any(one.row for one in groups):
-        return [[one._replace(row=one.row or only_row(one)) for one in groups]], []
+        return [[in_full(one) for one in groups]], []
     named = [(one.name, [row["name"] for row in run.results["rows"]]) for one in groups for run in one.runs]
     every = dict.fromkeys(row for _, rows in named for row in rows)
     shared = [row for row in every if all(row in rows for _, rows in named)]
@@ -110,21 +110,23 @@ def by_row(groups: Sequence[Group]) -> tuple[list[list[Group]], list[str]]:
     return together, [f"rows that not all runs have: {', '.join(left)}; {pair} compares such rows"]
 
 
-def only_row(group: Group) -> str:
-    """The name of a group's row beside rows named by RUN:ROW. Raises ValueError where it has several."""
-    rows = dict.fromkeys(row["name"] for run in group.runs for row in run.results["rows"])
-    if len(rows) > 1:
-        cure = (
-            f"""name one of them too, 'compare=["{group.name}:{[*rows][-1]}","OTHER:ROW"]', with its quotes"""
-        )
+def in_full(group: Group) -> Group:
+    """The group with the whole name of its row. Raises ValueError where its rows have several names."""
+    named = [[row["name"] for row in run.results["rows"]] for run in group.runs]
+    if group.row is not None:
+        named = [[row_of(run, group.row)[1]["name"]] for run in group.runs]
+    if len(rows := dict.fromkeys(name for names in named for name in names)) > 1:
+        cure = f"""name one too, 'compare=["{group.name}:{[*rows][-1]}","OTHER:ROW"]', with its quotes"""
+        cure = cure if group.row is None else "a pattern is one system, with each seed once"
         raise ValueError(f"compare: {group.name} has the rows {', '.join(map(repr, rows))}; {cure}")
-    return next(iter(rows))
+    (row,) = rows
+    name = group.name if group.row is None else group.name.removesuffix(group.row) + row
+    return group._replace(name=name, row=row)
 
 
 def heading(groups: Sequence[Group]) -> str:
     """The name of the row of all groups, if it is one."""
-    rows = {one.row for one in groups}
-    return groups[0].row or "first rows" if len(rows) == 1 else "rows as named"
+    return groups[0].row or "first rows" if len({one.row for one in groups}) == 1 else "rows as named"
 
 
 def with_row(name: str) -> tuple[list[Path], str | None]:
@@ -141,10 +143,7 @@ def expanded(name: str) -> list[Path]:
     try:
         return sweep.paths([name])
     except FileNotFoundError:
-        files = sorted(Path(name).parent.glob("*/scores.json"))
-        runs = [str(file.parent) for file in files if '"rows"' in file.read_text()]  # with tests
-        there = f"; there are {', '.join(runs[:5])}{', ...' * (len(runs) > 5)}" if runs else ""
-        raise FileNotFoundError(f"compare: no run matches {name}{there}") from None
+        raise FileNotFoundError(f"compare: no run matches {name}") from None
 
 
 def group(name: str, paths: Sequence[Path]) -> Group:
@@ -187,7 +186,9 @@ def grid(groups: Sequence[Group], kind: tuple[str, str, str], draws: int, digits
     tasks = [task for task in every if all(task in c.values for c in columns)]
     if not tasks:
         return None
-    unlike = same_pairs([run for group in groups for run in group.runs], tasks, key)
+    rows = [(run, row_of(run, group.row)[1]) for group in groups for run in group.runs]
+    read = ["sample"] * any(row.get("fit") not in (None, "", "target") for _, row in rows)
+    unlike = same_pairs([run for run, _ in rows], tasks, ["classifier"] * (key == "transfer") + read)
     columns = [averaged(c, tasks) for c in columns]
     left = [task for task in every if task not in tasks]
     tasks += ["average"] * (len(tasks) > 1)
@@ -220,7 +221,8 @@ def manner(first: Group, other: Group, items: str) -> str:
     if first.seeds is not None and first.seeds == other.seeds:
         how, least = f"paired by seed, {n} seeds", n
     elif 1 in (n, m):
-        how, least = f"one run and {max(n, m)} seeds, as if the one varied as these do", max(n, m)
+        many = "seeds" if (first if n > m else other).seeds else "runs"
+        how, least = f"one run and {max(n, m)} {many}, as if the one varied as these do", max(n, m)
     else:
         how, least = f"not paired, {n} and {m} runs whose seeds are not the same", min(n, m)
     wide = half_width([Source(1.0, least - 1)])
@@ -289,9 +291,7 @@ def scored(run: Run, row: str | None, kind: str, draws: int) -> dict[str, tuple[
     for name, task in tasks.items():
         mean, item = run.results["headline"], run.items[f"{number}/{name}"]
         if (gold := run.items.get(f"gold/{name}")) is None:
-            raise ValueError(
-                f"{run.path}: its items.npz, of before, lacks the labels of {name}; evaluate again"
-            )
+            raise ValueError(f"{run.path}: its older items.npz lacks the labels of {name}; evaluate again")
         if kind != "sts":
             out[name] = (task["accuracy"], accuracy_draws(item, draws, seed(gold)))
         elif task[mean] is not None:

@@ -266,8 +266,8 @@ def in_brackets(words: Sequence[str]) -> str:
     return f" ({', '.join(words)})" if words else ""
 
 
-def same_pairs(runs: Sequence[Run], tasks: Sequence[str], kind: str) -> list[str]:
-    """A note for each way in which the runs were evaluated differently; kind: of tasks, "sts" and so on.
+def same_pairs(runs: Sequence[Run], tasks: Sequence[str], read: Sequence[str]) -> list[str]:
+    """A note for each way in which the runs were evaluated differently; read: settings that some tasks read.
 
     Raises ValueError unless all report the same aggregation of the same gold scores.
     """
@@ -282,7 +282,9 @@ def same_pairs(runs: Sequence[Run], tasks: Sequence[str], kind: str) -> list[str
                 raise ValueError(
                     f"{task}: {first.path} and {other.path} were not evaluated on the same pairs"
                 )
-    names = ("case", "max_length", "extra", "bf16", *["classifier"] * (kind == "transfer"))
-    known = [(name, str(run.results[name])) for run in runs for name in names if name in run.results]
+    names = ("pooling", "prompt", "case", "max_length", "extra", "bf16", *read)
+    known = [
+        (name, str(run.results[name]) or "none") for run in runs for name in names if name in run.results
+    ]
     values = {name: dict.fromkeys(value for key, value in known if key == name) for name in names}
     return [f"{name} is not the same in all: {', '.join(v)}" for name, v in values.items() if len(v) > 1]
