@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -761,6 +762,7 @@ def test_a_pattern_leaves_out_what_a_folder_leaves_out(tmp_path, monkeypatch, ca
         ),
         (["empty"], "no run of train.py in empty"),
         (["run", "scored"], "scored is a run of evaluate.py; whitenedcse evaluate compare=[scored,OTHER] s"),
+        (["ks"], "ks/0 is a run of evaluate.py; whitenedcse evaluate compare=[ks/0,OTHER] s"),
         (["run", "--against", "x"], "--against 'x': run is one run"),
         (["run", "--runs", "run"], "--runs and --as go with a published table"),
         (["WhitenedCSE/T1", "--out", "x"], "--out and --against are for runs"),
@@ -776,6 +778,7 @@ def test_a_report_that_cannot_be_made_says_why_in_one_line(argv, message, capsys
     (tmp_path / "empty").mkdir()
     (tmp_path / "scored").mkdir()
     (tmp_path / "scored/config.yaml").write_text("model: x\n")
+    shutil.copytree("scored", "ks/0")
     for name in ("run", "torn", "scoreless", "odd"):
         trained(tmp_path / name)
     (tmp_path / "torn/metrics.csv").write_text("step,a\n1,2\n2,x\n")

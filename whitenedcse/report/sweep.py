@@ -200,9 +200,10 @@ def runs(folders: Sequence[Path]) -> list[Run]:
     found: dict[Path, Path] = {}
     for folder in folders:
         inside = list(below(folder))
-        if not inside and Run(folder).began:
+        jobs = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
+        if not inside and (own := next((path for path in jobs if Run(path).began), None)):
             raise ValueError(
-                f"{folder} is a run of evaluate.py; whitenedcse evaluate compare=[{folder},OTHER] sets it "
+                f"{own} is a run of evaluate.py; whitenedcse evaluate compare=[{own},OTHER] sets it "
                 "beside another run, of train.py or evaluate.py, with the same tests"
             )
         if not inside:
