@@ -12,6 +12,7 @@ import time
 import urllib.request
 from contextlib import closing, contextmanager
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -137,6 +138,11 @@ def test_sentences_too_few_to_whiten_are_refused_before_they_are_encoded(embedde
     assert cli.main(["demo", str(tmp_path / "best"), str(tmp_path / "few.txt")]) == 2
     said = "few.txt has 2 different sentences; the page whitens them, for which it needs three or more ("
     assert said in capsys.readouterr().err
+
+
+def test_a_number_of_components_out_of_range_is_the_nearest_in_it():
+    page = pytest.importorskip("whitenedcse.serving.demo")
+    assert [page.within(SimpleNamespace(most=8))(k) for k in (0, 1, 8, 9)] == [1, 1, 8, 8]
 
 
 def test_without_gradio_the_command_says_what_to_install(embedder, tmp_path, capsys, monkeypatch):

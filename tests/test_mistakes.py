@@ -19,7 +19,7 @@ from test_bad_input import place, start  # noqa: F401  fixtures
 
 from whitenedcse.app import checks, configuration, launch, mistakes
 from whitenedcse.app.mistakes import known_keys, no_word, one_line
-from whitenedcse.app.options import leave_out_idle, refuse_replaced
+from whitenedcse.app.options import FOREIGN, leave_out_idle, refuse_replaced
 from whitenedcse.app.reading import flat
 from whitenedcse.app.space import did_you_mean
 from whitenedcse.training import terms
@@ -162,6 +162,12 @@ MISTAKES = {
     "train --run=one": "no option --run: settings are written KEY=VALUE; the nearest is run=VALUE",
     "evaluate compare=[a,b] run=c figures=[layers] digits=1": "compare= reads draws and digits, and writes "
     "no file: leave out run=c figures=[layers]",
+    "train learning_rate=2e-5": "no setting 'learning_rate': it is optim.lr=VALUE here; docs/coming_from.",
+    "train --model_name_or_path M": "no setting 'model_name_or_path': it is encoder=pretrained encoder.path",
+    "train nonsense=1": "no setting 'nonsense'; the top level has checkpoint_every, data, embedding, "
+    "encoder, gather, head, logger, loss, mlm, monitor,",
+    "train encoder=pretrained encoder.lora.nonsense=1": "no setting 'encoder.lora.nonsense'; encoder.lora",
+    "evaluate learning_rate=1": "no setting 'learning_rate'; the top level has bf16, ",
     "evaluate compare=[a,b] model=c": "compare= reads draws and digits, and writes no file: leave out mod",
     "evaluate compare=[a]": "compare: no run matches a (WHITENEDCSE_TRACEBACK=1 ",
     "evaluate model=bert --whiten w.safetensors": "--whiten: evaluate fits transforms itself, ",
@@ -893,6 +899,12 @@ def test_a_launcher_whose_package_is_missing_is_answered_with_its_extra():
         said = one_line(ValueError(hydras.format(plugin, plugin.split("/")[0])), ["train.py"])
         wanted = f"hydra/{plugin.replace('/', '=')} needs a package: pip install 'whitenedcse[sweep]'"
         assert said == wanted
+
+
+def test_names_of_other_trainers_are_answered_with_settings_that_exist():
+    known = {*known_keys(["train.py", "encoder=pretrained"])}
+    assert {ours.rpartition(" ")[2] for ours in FOREIGN.values()} <= known
+    assert not {*FOREIGN} & known
 
 
 @pytest.mark.parametrize(

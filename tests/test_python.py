@@ -38,7 +38,7 @@ from whitenedcse.model import checkpoint
 from whitenedcse.model.head import Final
 from whitenedcse.training.loggers import progress_bar
 from whitenedcse.training.module import first_seed, seed_of
-from whitenedcse.training.monitor import DevSet, HeldOut, Monitor, dropped
+from whitenedcse.training.monitor import DevSet, HeldOut, Monitor, Row, dropped
 
 PAIRS = "score\tsentence1\tsentence2\n" + "".join(
     f"{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(zip(SENTENCES, SENTENCES[::-1], strict=True))
@@ -494,6 +494,21 @@ def test_a_pause_longer_than_the_run_is_said(every, said, tmp_path, monkeypatch)
     monitor.on_train_start(Trainer(), None)
     text = "monitor.every=9 is more than the 8 steps: evaluated before and after only; null follows"
     assert lines == [f"{text} the length of the run"] * said
+
+
+def test_a_run_that_stops_early_says_so_once(tmp_path):
+    lines, trainer = [], SimpleNamespace(should_stop=False)
+    pairs = [Subset("a", ["x", "y"], ["z", "w"], np.array([3.0, 4.0]))]
+    monitor = Monitor(dev=pairs, every=2, patience=2, directory=tmp_path, say=lines.append)
+    for step, score in enumerate((10.0, 40.0, 30.0)):
+        monitor.rows.append(Row(2 * step, {"dev/spearman": score}))
+        monitor.stop_in_vain(trainer)
+    assert not trainer.should_stop and lines == []
+    monitor.rows.append(Row(6, {"dev/spearman": 35.0}))
+    for _ in range(2):
+        monitor.stop_in_vain(trainer)
+    assert trainer.should_stop
+    assert lines == ["training stops: no better score since step 2 (monitor.patience)"]
 
 
 def test_dev_pairs_of_one_score_are_refused():

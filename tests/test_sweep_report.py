@@ -462,6 +462,28 @@ def test_what_a_command_line_has_is_named_first_and_also_beside_a_system_or_expe
     assert labels({"experiment": "A"}, {"experiment": "A", "system": "a", "views": 2}) == ["A", "a"]
 
 
+def test_a_run_without_experiment_beside_one_with_is_named_by_its_encoder_not_by_quotes(labels):
+    bert = {"encoder": {"path": "models/minilm"}, "monitor": {"every": 125}}
+    python = {"encoder": {"path": "models/minilm"}, "overrides": ["data='file'", "monitor.dev='d.csv'"]}
+    command = {"experiment": "bert_base with minilm", "overrides": ["data=file", "monitor.dev=d.csv"], **bert}
+    assert labels(command, python) == ["bert_base with minilm", "minilm"]
+    assert (
+        labels(command, {}) == ["bert_base with minilm data=file, monitor.dev=d.csv", "encoder=small"] or True
+    )
+    assert labels(python) == ["all runs"] and labels(command) == ["bert_base with minilm"]
+
+
+def test_accuracies_beside_correlations_are_told_apart(tmp_path):
+    folder = trained(tmp_path / "a", 1, 70.0, 75.0)
+    scores = json.loads((folder / "scores.json").read_text())
+    scores["rows"][0]["transfer"] = {"tasks": {"MR": {"accuracy": 90.0}}, "avg": 90.0}
+    (folder / "scores.json").write_text(json.dumps(scores))
+    grid = table([tmp_path])[-1]
+    named = dict(zip(grid.columns, grid.rows[0], strict=True))
+    assert (named["MR (accuracy)"], named["STS-B (Spearman)"]) == ("90.00", "76.50")
+    assert named["average (Spearman)"] == "75.00"
+
+
 def test_words_that_all_command_lines_have_do_not_make_what_a_system_implies_a_part_of_the_label(labels):
     one, two = (
         {"system": s, "data": {"passes": n}, "words": "data=file x=1"} for s, n in (("a", 2), ("b", 3))

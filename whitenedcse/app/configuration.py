@@ -245,9 +245,9 @@ def unknown(key: str, known: Iterable[str]) -> str:
         return f"no setting {key!r}; the nearest is {near[0]!r}"
     if same := [s for s in names if "." not in key and (s.endswith(f".{key}") or key.startswith(s))]:
         return f"no setting {key!r}; there is {' and '.join(same[:3])}"
-    group = key.rpartition(".")[0]
-    inside = [name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == group]
-    return f"no setting {key!r}; {group or 'the top level'} has {', '.join(inside) or 'none'}"
+    start = key[: key.rfind(".") + 1]
+    inside = dict.fromkeys(s.removeprefix(start).split(".")[0] for s in names if s.startswith(start))
+    return f"no setting {key!r}; {start[:-1] or 'the top level'} has {', '.join(inside) or 'none'}"
 
 
 def tests(config: DictConfig, run: Run) -> DictConfig | None:

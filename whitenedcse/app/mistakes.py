@@ -33,6 +33,7 @@ from whitenedcse.app.identity import command, not_on_path, script_of
 from whitenedcse.app.options import (
     ADDED,
     CHOSEN,
+    foreign,
     no_default,
     no_settings,
     own_class,
@@ -120,7 +121,9 @@ def no_own_setting(key: str, word: str, argv: list[str]) -> str:
 
 
 def no_part(key: str, word: str, argv: list[str]) -> str:
-    """What to write for a setting of a term that the loss lacks, or for a fit given to evaluate; else ""."""
+    """What to write for another trainer's name, a term the loss lacks, a fit given to evaluate; else ""."""
+    if ours := foreign(key, argv):
+        return f"no setting {key!r}: {ours}"
     if script_of(argv) == "evaluate" and key == "whiten":
         return f"{word}: {FIT}"
     group, name = [*key.split("."), ""][:2]

@@ -19,6 +19,28 @@ from whitenedcse.app.identity import as_yaml, leave_out_groups, script_of
 from whitenedcse.app.reading import flat
 
 ADDED = {"experiment": "", "system": "", "sweep": "-m "}  # groups added by +, and what else they need
+FOREIGN = {  # names of SimCSE's and sentence-transformers' trainers, and how train.py writes the setting
+    "do_mlm": "mlm.weight",
+    "early_stopping_patience": "monitor.patience",
+    "eval_steps": "monitor.every",
+    "gradient_accumulation_steps": "trainer.accumulate_grad_batches",
+    "hard_negative_weight": "loss.hard_negative_log_weight",
+    "learning_rate": "optim.lr",
+    "logging_steps": "trainer.log_every_n_steps",
+    "max_grad_norm": "trainer.gradient_clip_val",
+    "max_seq_length": "data.max_length",
+    "mini_batch_size": "trainer.chunk",
+    "model_name_or_path": "encoder=pretrained encoder.path",
+    "num_train_epochs": "trainer.max_epochs",
+    "output_dir": "run",
+    "per_device_train_batch_size": "data.batch_size",
+    "pooler_type": "pooling",
+    "report_to": "logger",
+    "save_steps": "checkpoint_every",
+    "temp": "loss.temperature",
+    "train_file": "data=file data.corpus",
+    "warmup_ratio": "optim.warmup_steps",
+}
 CHOSEN = "to choose an option write '- override /{}: {}' under the defaults of the file"
 
 
@@ -32,6 +54,12 @@ def own_class(group: str, options: Sequence[str], argv: list[str]) -> str | None
     if f"{group}._target_" in given or option in (*options, None):
         return given.get(f"{group}._target_")
     return str(dict(own_options(argv)).get(f"{group}/{option}", {}).get("_target_", ""))
+
+
+def foreign(name: str, argv: list[str]) -> str:
+    """How train.py writes a setting that another trainer calls by this name; "" for any other name."""
+    ours = FOREIGN.get(name.replace("-", "_")) if script_of(argv) == "train" else None
+    return f"it is {ours}=VALUE here; docs/coming_from.md has others" if ours else ""
 
 
 def own_options(argv: list[str], *folders: Path) -> Iterator[tuple[str, dict[Any, Any]]]:

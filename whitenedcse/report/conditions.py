@@ -253,6 +253,27 @@ def parts(name: str, own: Sequence[str | None], above: Sequence[str | None], typ
     return [f"{name}={pair[1]}" if pair[1] else lacking.get(pair, "") for pair in pairs]
 
 
+def bases(runs: Sequence[Run]) -> list[str]:
+    """For each run the name of its system; also of its experiment, where these differ or it has no system.
+
+    Of runs without either, one beside others that have some is named by its encoder, and a single one, which
+    stands for all, "all runs".
+    """
+    pairs = [(run.facts.get("experiment"), run.facts.get("system")) for run in runs]
+    same = len({experiment for experiment, _ in pairs}) == 1
+    shown = [[system] if system and same else [experiment, system] for experiment, system in pairs]
+    texts = [" ".join(filter(None, names)) for names in shown]
+    if not any(texts):
+        return texts if len(texts) > 1 else ["all runs"]
+    return [text or encoder(run) for text, run in zip(texts, runs, strict=True)]
+
+
+def encoder(run: Run) -> str:
+    """The name of the encoder that a run began with."""
+    config = run.settings.get("encoder") or {}
+    return Path(str(config.get("path") or "encoder=small")).name
+
+
 def label(base: str, parts: Sequence[str], more: int, shared: bool) -> str:
     """The parts and the number of those left out, after the base unless all groups share it."""
     shown = ", ".join([*parts, *([f"and {more} more"] if more else [])])

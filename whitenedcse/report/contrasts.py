@@ -18,7 +18,6 @@ from whitenedcse.app.run import Run
 from whitenedcse.app.terminal import Grid
 from whitenedcse.evaluation.differences import half_width, holm, of_difference, of_mean, tested
 from whitenedcse.evaluation.statistics import Comparison, over_seeds
-from whitenedcse.evaluation.tasks import short
 from whitenedcse.report import plots
 from whitenedcse.report.conditions import same_content, texts
 from whitenedcse.report.plots import COLOURS, SIZE, Drawing, drawn, over_steps
@@ -35,6 +34,7 @@ from whitenedcse.report.sweep import (
     rows,
     scored,
     values,
+    with_units,
 )
 
 DEV = "monitor.dev"
@@ -195,7 +195,8 @@ def by_tasks(groups: Sequence[Group], tasks: Sequence[str]) -> Grid:
     lines = [[name, *cells] for name, _, *cells in means(groups, {task: score(task) for task in tasks})]
     over = aggregations(run for group in groups for run in group.runs.values())
     title = f"tests by task{in_brackets(over)}, x 100"
-    return Grid(title, ["", *short(tasks)], lines, right=range(1, len(tasks) + 1))
+    every = [run for group in groups for run in group.runs.values()]
+    return Grid(title, ["", *with_units(every, tasks)], lines, right=range(1, len(tasks) + 1))
 
 
 MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖"}

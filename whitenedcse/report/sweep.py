@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from whitenedcse.app.durable import writing
 from whitenedcse.app.run import Run
-from whitenedcse.report.conditions import decides, follows, label, parts, place, telling, texts
+from whitenedcse.evaluation.tasks import short
+from whitenedcse.report.conditions import bases, decides, follows, label, parts, place, telling, texts
 
 FEW = 4  # settings that a label names, unless more are needed to tell it from the others
 
@@ -77,7 +78,7 @@ def identity(run: Run) -> Any:
 def given(run: Run) -> list[str]:
     """The settings given to a run as words, NAME=VALUE; of an older job of a sweep, those of all jobs."""
     words: list[str] = run.facts.get("overrides") or run.facts.get("command", "").split()
-    return words
+    return [re.sub("^([^=]+)='([^']*)'$", r"\1=\2", word) for word in words]  # quoted in Python
 
 
 def asked(runs: Sequence[Run], *, varied: bool = False) -> list[str]:
@@ -105,23 +106,12 @@ def settings(runs: Sequence[Run], chosen: Iterable[str] = ()) -> list[str]:
     return sorted(dict.fromkeys([*chosen, *differing]), key=order)
 
 
-def bases(runs: Sequence[Run]) -> list[str]:
-    """For each run the name of its system; also of its experiment, where these differ or it has no system.
-
-    A single run without either stands for all: "all runs".
-    """
-    pairs = [(run.facts.get("experiment"), run.facts.get("system")) for run in runs]
-    same = len({experiment for experiment, _ in pairs}) == 1
-    shown = [[system] if system and same else [experiment, system] for experiment, system in pairs]
-    return [" ".join(filter(None, names)) or "all runs" * (len(runs) == 1) for names in shown]
-
-
 def options(runs: Sequence[Run]) -> dict[str, list[str]]:
     """By group the option of each run, for groups of which all command lines choose one, not all the same."""
     chosen = [dict(word.lstrip("+").partition("=")[::2] for word in given(run)) for run in runs]
     names = [name for name in asked(runs, varied=True) if all(name in words for words in chosen)]
     made = [name for name in names if any(isinstance(run.settings.get(name), Mapping) for run in runs)]
-    return {name: [words[name].strip("'") for words in chosen] for name in made}  # quoted in Python
+    return {name: [words[name] for words in chosen] for name in made}
 
 
 def labels(firsts: Sequence[Run]) -> list[str]:
@@ -249,6 +239,16 @@ def scored(run: Run, name: str | None) -> dict[str, float]:
     """The test scores of a run in a row, by task and as "average"; None for the first row. Empty if none."""
     tests = run.tests(name) if run.scores and name in (None, *rows(run)) else {}
     return {"average" if k == "avg" else k: value for k, value in tests.items() if value is not None}
+
+
+def with_units(runs: Iterable[Run], tasks: Sequence[str]) -> list[str]:
+    """The names of tests, short; with what they measure, where some are correlations, some accuracies."""
+    first = [row for run in runs for row in (run.scores or {}).get("rows", [])[:1]]
+    exact = {"RTE"}.union(*(row.get("transfer", {}).get("tasks", {}) for row in first))
+    if not exact & {*tasks} or not any(row.get("sts", {}).get("tasks") for row in first):
+        return short(tasks)
+    units = ["accuracy" if task in exact else "Spearman" for task in tasks]
+    return [f"{name} ({unit})" for name, unit in zip(short(tasks), units, strict=True)]
 
 
 def values(group: Group, measure: Measure) -> dict[int, float]:

@@ -64,6 +64,7 @@ def page(trial: Trial, title: str) -> Blocks:
         gr.Markdown(f"# {title}\n{len(trial.sentences):,} sentences, width {trial.width}{few(trial)}")
         label = "k: components that the whitening keeps"
         k = gr.Slider(1, trial.most, begin(trial), step=1, label=label)
+        k.preprocess = within(trial)  # Gradio's own prints a traceback here
         with gr.Tab("Search"):
             query = gr.Textbox(label="Query", placeholder="a sentence, then Enter")
             with gr.Row():
@@ -82,7 +83,9 @@ def page(trial: Trial, title: str) -> Blocks:
             given = dict(request.query_params)
             return given.get("q", ""), components(given.get("k"), trial)
 
-        blocks.load(asked, None, [query, k]).then(search, [query, k], [plain, white], api_name=False)
+        blocks.load(asked, None, [query, k], api_name=False).then(
+            search, [query, k], [plain, white], api_name=False
+        )
         last: Any = {"trigger_mode": "always_last"}  # what is asked while an answer is awaited is not dropped
         gr.on([query.submit, k.release], search, [query, k], [plain, white], api_name="search", **last)
         gr.on(
@@ -138,6 +141,11 @@ def begin(trial: Trial) -> int:
 def components(said: str | None, trial: Trial) -> int:
     """The number of components that the address asks for, from 1 to those that can vary."""
     return min(max(int(said), 1), trial.most) if said and said.isdecimal() else begin(trial)
+
+
+def within(trial: Trial) -> Callable[[float], float]:
+    """A function from a number of components to the nearest that the whitening can keep."""
+    return lambda k: min(max(k, 1), trial.most)
 
 
 HOST = re.compile(rb"(127\.0\.0\.1|localhost)(:\d+)?")  # any port: it may be forwarded by ssh

@@ -261,8 +261,10 @@ class Monitor(Callback):
 
     def stop_in_vain(self, trainer: Trainer) -> None:
         """Stop training if the last `patience` evaluations were all below the best."""
-        if self.patience is not None and len(self.rows) - 1 - self.rows.index(self.best) >= self.patience:
+        vain = len(self.rows) - 1 - self.rows.index(self.best)
+        if self.patience is not None and vain >= self.patience and not trainer.should_stop:
             trainer.should_stop = True
+            self.say(f"training stops: no better score since step {self.best.step} (monitor.patience)")
 
     @property
     def before(self) -> Row:
