@@ -261,8 +261,9 @@ class Monitor(Callback):
 
     def stop_in_vain(self, trainer: Trainer) -> None:
         """Stop training if the last `patience` evaluations were all below the best."""
-        vain = len(self.rows) - 1 - self.rows.index(self.best)
-        if self.patience is not None and vain >= self.patience and not trainer.should_stop:
+        if self.patience is None or trainer.should_stop:
+            return
+        if len(self.rows) - 1 - self.rows.index(self.best) >= self.patience:
             trainer.should_stop = True
             self.say(f"training stops: no better score since step {self.best.step} (monitor.patience)")
 
