@@ -249,8 +249,7 @@ class Monitor(Callback):
         """Evaluate, log, keep the checkpoint if it is the best, and stop if none was for too long."""
         began = time.perf_counter()
         values = self.dev_set.measured(module.embedder, trainer.datamodule, trainer.global_step)  # type: ignore[attr-defined]
-        row = Row(trainer.global_step, values)
-        self.rows.append(row)
+        self.rows.append(row := Row(trainer.global_step, values))
         for logger in trainer.loggers:
             logger.log_metrics({name: v for name, v in row.values.items() if v is not None}, step=row.step)
         self.say(f"step {row.step}: {self.dev_set.said(row.values)}")
