@@ -5,7 +5,9 @@ from functools import partial
 
 import numpy as np
 import pytest
+from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from whitenedcse.app.arguments import drawable
 from whitenedcse.evaluation.postprocess import Postprocess
@@ -13,6 +15,7 @@ from whitenedcse.evaluation.sts import Subset, evaluate
 from whitenedcse.evaluation.suite import System, plan
 from whitenedcse.evaluation.transfer import Labelled
 from whitenedcse.report.figures import Said, component_curves, draw
+from whitenedcse.report.plots import STYLE, legend_below
 
 
 @pytest.fixture
@@ -119,3 +122,17 @@ def test_no_figure_shows_a_score_that_is_undefined(tmp_path, monkeypatch, golds)
         "no average" in said[1]
     ) == (len(golds) == 2)
     assert said[2].startswith("subsets") and ("not drawn" in said[2]) == (len(golds) == 2)
+
+
+@pytest.mark.parametrize("panels", [1, 4])
+@pytest.mark.parametrize("path", ["my.txt", "/work/scratch/data/corpus.txt", "/a/long" * 12 + "/corpus.txt"])
+def test_the_legend_of_components_is_inside_the_figure(panels, path):
+    with rc_context(STYLE):
+        figure = Figure(figsize=(2.6 * panels + 0.4, 2.9), layout="constrained")
+        ax = figure.subplots(1, panels, squeeze=False)[0, 0]
+        for name in ("as it is", f"whitening ({path})", f"zca ({path})"):
+            ax.plot([1, 2], label=name)
+        legend_below(figure, ax)
+        figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.width and box.y0 >= 0

@@ -94,9 +94,8 @@ def nearest(missing: Path) -> Path | None:
     with suppress(OSError):  # a name that is too long, or a directory that may not be read
         if not missing.exists():
             beside = [path.name for path in missing.parent.iterdir() if path.name[0] != "."]
-            return next(
-                (missing.parent / name for name in get_close_matches(missing.name, beside, n=1)), None
-            )
+            near = get_close_matches(missing.name, beside, n=1, cutoff=0.75)
+            return missing.parent / near[0] if near else None
     return None
 
 

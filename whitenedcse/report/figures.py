@@ -27,7 +27,7 @@ from whitenedcse.evaluation import layers
 from whitenedcse.evaluation.sts import MEANING, MEANS
 from whitenedcse.evaluation.suite import Plan, System
 from whitenedcse.evaluation.tasks import short, whole
-from whitenedcse.report.plots import COLOURS, LABEL, STYLE
+from whitenedcse.report.plots import COLOURS, LABEL, STYLE, legend_below
 
 ANNOTATED = 13  # layers; beyond, numbers in cells are too small to read
 BEST = "#c23b22"
@@ -133,14 +133,13 @@ def component_curves(
                 if np.isfinite(by[task]).any()
                 for k in [int(np.nanargmax(by[task]))]
             )
-            _mark(ax, k, value, f"{value:.2f} at k = {k}" + f"\n{of}" * (len(curves) > 1))
+            _mark(ax, k, value, f"{value:.2f} at k = {k}" + f"\n{textwrap.fill(of, 30)}" * (len(curves) > 1))
             ax.set_title(title)
         for ax in axes[len(tasks) :]:
             ax.remove()
         for ax in axes[max(0, len(tasks) - wide) : len(tasks)]:  # a label of the figure would hide the legend
             ax.set_xlabel("components kept, k")
-        labelled = axes[0].get_legend_handles_labels()
-        figure.legend(*labelled, loc="outside lower center", ncols=4, frameon=False)
+        legend_below(figure, axes[0])
         figure.supylabel(LABEL, size=9)
         _title(figure, said)
         return _saved(figure, path)

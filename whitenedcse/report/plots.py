@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -38,6 +39,15 @@ def over_steps(ax: Axes, what: str, zero: bool = False) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if zero:
         ax.set_ylim(0, 1.05 * ax.dataLim.ymax or 1)  # matplotlib's margin is a share of the range of the data
+
+
+def legend_below(figure: Figure, ax: Axes) -> None:
+    """The legend of a plot below the figure, in up to four columns, with long names in several lines."""
+    handles, names = ax.get_legend_handles_labels()
+    room = int(13 * figure.get_figwidth())  # letters of a line
+    columns = max(1, min(4, room // (max(map(len, names), default=0) + 6)))
+    texts = [textwrap.fill(name, room // columns - 6) for name in names]
+    figure.legend(handles, texts, loc="outside lower center", ncols=columns, frameon=False)
 
 
 class Drawing(NamedTuple):
