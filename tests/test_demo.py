@@ -142,7 +142,7 @@ def test_sentences_too_few_to_whiten_are_refused_before_they_are_encoded(embedde
 
 def test_a_number_of_components_out_of_range_is_the_nearest_in_it():
     page = pytest.importorskip("whitenedcse.serving.demo")
-    assert [page.within(SimpleNamespace(most=8))(k) for k in (0, 1, 8, 9)] == [1, 1, 8, 8]
+    assert [page.within(SimpleNamespace(most=8), k) for k in (0, 1, 8, 9)] == [1, 1, 8, 8]
 
 
 def test_without_gradio_the_command_says_what_to_install(embedder, tmp_path, capsys, monkeypatch):

@@ -125,7 +125,7 @@ def test_no_figure_shows_a_score_that_is_undefined(tmp_path, monkeypatch, golds)
 
 
 @pytest.mark.parametrize("panels", [1, 4])
-@pytest.mark.parametrize("path", ["my.txt", "/work/scratch/data/corpus.txt", "/a/long" * 12 + "/corpus.txt"])
+@pytest.mark.parametrize("path", ["my.txt", "/data/of/a/team/corpus.txt", "/a/long" * 12 + "/corpus.txt"])
 def test_the_legend_of_components_is_inside_the_figure(panels, path):
     with rc_context(STYLE):
         figure = Figure(figsize=(2.6 * panels + 0.4, 2.9), layout="constrained")

@@ -112,10 +112,8 @@ def by_row(groups: Sequence[Group]) -> tuple[list[list[Group]], list[str]]:
 
 def in_full(group: Group) -> Group:
     """The group with the whole name of its row. Raises ValueError where its rows have several names."""
-    named = [[row["name"] for row in run.results["rows"]] for run in group.runs]
-    if group.row is not None:
-        named = [[row_of(run, group.row)[1]["name"]] for run in group.runs]
-    if len(rows := dict.fromkeys(name for names in named for name in names)) > 1:
+    chosen = [[row_of(run, group.row)[1]] if group.row else run.results["rows"] for run in group.runs]
+    if len(rows := dict.fromkeys(row["name"] for rows in chosen for row in rows)) > 1:
         cure = f"""name one too, 'compare=["{group.name}:{[*rows][-1]}","OTHER:ROW"]', with its quotes"""
         cure = cure if group.row is None else "a pattern is one system, with each seed once"
         raise ValueError(f"compare: {group.name} has the rows {', '.join(map(repr, rows))}; {cure}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -265,13 +266,16 @@ def bases(runs: Sequence[Run]) -> list[str]:
     texts = [" ".join(filter(None, names)) for names in shown]
     if not any(texts):
         return texts if len(texts) > 1 else ["all runs"]
-    return [text or encoder(run) for text, run in zip(texts, runs, strict=True)]
+    return [
+        text or Path(encoder_of(run) or "encoder=small").name for text, run in zip(texts, runs, strict=True)
+    ]
 
 
-def encoder(run: Run) -> str:
-    """The name of the encoder that a run began with."""
-    config = run.settings.get("encoder") or {}
-    return Path(str(config.get("path") or "encoder=small")).name
+def encoder_of(run: Run) -> str | None:
+    """The encoder that a run started from; None for a new one."""
+    with suppress(KeyError, TypeError):
+        return str(run.settings["encoder"]["path"])
+    return None
 
 
 def label(base: str, parts: Sequence[str], more: int, shared: bool) -> str:

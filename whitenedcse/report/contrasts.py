@@ -193,9 +193,8 @@ def by_tasks(groups: Sequence[Group], tasks: Sequence[str]) -> Grid:
         return lambda run: scored(run, None).get(task)
 
     lines = [[name, *cells] for name, _, *cells in means(groups, {task: score(task) for task in tasks})]
-    over = aggregations(run for group in groups for run in group.runs.values())
-    title = f"tests by task{in_brackets(over)}, x 100"
     every = [run for group in groups for run in group.runs.values()]
+    title = f"tests by task{in_brackets(aggregations(every))}, x 100"
     return Grid(title, ["", *with_units(every, tasks)], lines, right=range(1, len(tasks) + 1))
 
 

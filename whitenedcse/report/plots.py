@@ -44,9 +44,9 @@ def over_steps(ax: Axes, what: str, zero: bool = False) -> None:
 def legend_below(figure: Figure, ax: Axes) -> None:
     """The legend of a plot below the figure, in up to four columns, with long names in several lines."""
     handles, names = ax.get_legend_handles_labels()
-    room = int(13 * figure.get_figwidth())  # letters of a line
-    columns = max(1, min(4, room // (max(map(len, names), default=0) + 6)))
-    texts = [textwrap.fill(name, room // columns - 6) for name in names]
+    width = int(13 * figure.get_figwidth())  # letters of a line
+    columns = max(1, min(4, width // (max(map(len, names), default=0) + 6)))
+    texts = [textwrap.fill(name, width // columns - 6) for name in names]
     figure.legend(handles, texts, loc="outside lower center", ncols=columns, frameon=False)
 
 

@@ -190,8 +190,8 @@ def runs(folders: Sequence[Path]) -> list[Run]:
     found: dict[Path, Path] = {}
     for folder in folders:
         inside = list(below(folder))
-        jobs = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
-        if not inside and (own := next((path for path in jobs if Run(path).began), None)):
+        jobs = [] if inside else [folder, *sorted(folder.iterdir())]
+        if own := next((path for path in jobs if Run(path).began), None):
             raise ValueError(
                 f"{own} is a run of evaluate.py; whitenedcse evaluate compare=[{own},OTHER] sets it "
                 "beside another run, of train.py or evaluate.py, with the same tests"

@@ -21,6 +21,7 @@ from whitenedcse.evaluation.sts import Index, pairs_index
 from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
+from whitenedcse.report.conditions import encoder_of
 from whitenedcse.report.results import grids, number
 
 HUB_ID = r"\w[\w.-]*(/[\w.-]+)?"
@@ -136,13 +137,6 @@ def loading(embedder: Embedder, to: str, name: str) -> str:
 def quoted(text: str) -> str:
     """A text as Python writes it, in double quotes and in one line."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def encoder_of(run: Run) -> str | None:
-    """The encoder that a run started from; None for a new one."""
-    with suppress(KeyError, TypeError):
-        return str(run.settings["encoder"]["path"])
-    return None
 
 
 def training(run: Run | None) -> str:

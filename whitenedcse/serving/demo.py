@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -64,7 +65,7 @@ def page(trial: Trial, title: str) -> Blocks:
         gr.Markdown(f"# {title}\n{len(trial.sentences):,} sentences, width {trial.width}{few(trial)}")
         label = "k: components that the whitening keeps"
         k = gr.Slider(1, trial.most, begin(trial), step=1, label=label)
-        k.preprocess = within(trial)  # Gradio's own prints a traceback here
+        k.preprocess = partial(within, trial)  # Gradio's own prints a traceback here
         with gr.Tab("Search"):
             query = gr.Textbox(label="Query", placeholder="a sentence, then Enter")
             with gr.Row():
@@ -140,12 +141,12 @@ def begin(trial: Trial) -> int:
 
 def components(said: str | None, trial: Trial) -> int:
     """The number of components that the address asks for, from 1 to those that can vary."""
-    return min(max(int(said), 1), trial.most) if said and said.isdecimal() else begin(trial)
+    return within(trial, int(said)) if said and said.isdecimal() else begin(trial)
 
 
-def within(trial: Trial) -> Callable[[float], float]:
-    """A function from a number of components to the nearest that the whitening can keep."""
-    return lambda k: min(max(k, 1), trial.most)
+def within(trial: Trial, k: float) -> int:
+    """The number of components nearest to k that the whitening can keep."""
+    return int(min(max(k, 1), trial.most))
 
 
 HOST = re.compile(rb"(127\.0\.0\.1|localhost)(:\d+)?")  # any port: it may be forwarded by ssh
