@@ -922,6 +922,7 @@ def test_names_of_other_trainers_are_answered_with_settings_that_exist():
         (["tasks=none", "-m", "files"], "senteval: none of the tasks are in files", ""),
         (["query", "indx", "tasks"], "indx is not an index: no tasks there", "index"),
         (["paris.tsv"], "another/paris.tsv: no such file", ""),
+        (["corpus.txt"], "corpus.txt: no such file", ""),  # constraints.txt is not near
         (["x" * 300], f"{'x' * 300}: no such file", ""),  # longer than a name may be
     ],
 )
@@ -929,7 +930,7 @@ def test_a_missing_path_is_answered_with_the_nearest_beside_it(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     for name in ("outputs/first", "outputs/second"):
         Path(name).mkdir(parents=True)
-    for name in ("pairs.tsv", "profile", "tests", "index", "noon"):
+    for name in ("pairs.tsv", "profile", "tests", "index", "noon", "constraints.txt"):
         Path(name).touch()
     wanted = f"; did you mean {nearest}?" if nearest else ""
     assert did_you_mean(FileNotFoundError(text), words) == wanted
