@@ -678,7 +678,8 @@ def test_a_run_that_has_not_finished_says_so(embedder, corpus, tmp_path, capsys)
     said = f"note: {tmp_path}/run has not finished; its best checkpoint so far{{}} is used\n"
     assert cli.main([*words, str(tmp_path / "a")]) == 0
     assert capsys.readouterr().out.startswith(said.format(""))
-    (tmp_path / "run" / "metrics.csv").write_text("step,dev/spearman\n0,50\n1000,60\n2000,55\n")
+    checkpoint.save(embedder, tmp_path / "run" / "best", 1000)
+    (tmp_path / "run" / "metrics.csv").write_text("step,dev/spearman\n0,50\n500,40\n")  # it resumed earlier
     assert cli.main(["encode", f"{tmp_path}/run/best", corpus.path, str(tmp_path / "b")]) == 0
     assert capsys.readouterr().out.startswith(said.format(" (step 1,000)"))
     (tmp_path / "run" / "scores.json").write_text("{}")

@@ -517,7 +517,8 @@ def test_the_card_of_a_run_says_what_was_not_trained(bert, tmp_path):
 def test_the_card_of_a_run_that_has_not_finished_says_so(embedder, tmp_path):
     run_of(tmp_path / "run", embedder)
     (tmp_path / "run/scores.json").unlink()
-    (tmp_path / "run/metrics.csv").write_text("step,dev/spearman\n0,20\n50,61\n100,60\n")
+    checkpoint.save(embedder, tmp_path / "run" / "best", 50)
+    (tmp_path / "run/metrics.csv").write_text("step,dev/spearman\n0,20\n")  # it resumed after step 0
     assert cli.main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--to", "transformers"]) == 0
     said = "- not finished: this is its best checkpoint so far, of step 50\n"
     assert said in (tmp_path / "out" / "README.md").read_text()

@@ -10,7 +10,7 @@ from encoders import SENTENCES, embedder_of, whitening
 from numpy.testing import assert_allclose
 from sentence_transformers import SentenceTransformer
 
-from whitenedcse.app.jobs import fitted_to_unit
+from whitenedcse.evaluation.suite import fitted_to_unit
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Final, ProjectionHead

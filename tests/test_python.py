@@ -245,6 +245,8 @@ def test_runs_are_models_and_one_task_needs_no_list(home):
         (lambda: whitenedcse.train("bert", "gone.txt"), FileNotFoundError, "gone.txt"),
         (lambda: whitenedcse.train("bert", "./mi.txt"), FileNotFoundError, "; did you mean my.txt?"),
         (lambda: whitenedcse.evaluate("bret", tasks="pairs.tsv"), OSError, "; did you mean bert?"),
+        (lambda: whitenedcse.Embedder.load("bret"), OSError, "instead; did you mean bert?"),
+        (lambda: whitenedcse.Embedder.load("./bret"), OSError, "; did you mean bert?"),
         (
             lambda: whitenedcse.train("bert", ["a cat", "a dog"]),
             TypeError,
@@ -319,6 +321,23 @@ def test_what_cannot_work_is_an_exception_of_one_line(home, call, error, said):
     assert said in str(raised.value) and "\n" not in str(raised.value)
     assert not list(Path("outputs").glob("*"))
     assert not GlobalHydra.instance().is_initialized()
+
+
+def test_ctrl_c_after_training_or_in_an_evaluation_says_what_comes_next(home, monkeypatch, capsys):
+    settings, tests = {"trainer.max_steps": 2}, ["pairs.tsv"]
+    with monkeypatch.context() as patch:
+        patch.setattr(suite, "evaluated", lambda *_: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            whitenedcse.train("bert", "my.txt", tests=tests, output="outputs/a", settings=settings, **SMALL)
+        with pytest.raises(KeyboardInterrupt):
+            whitenedcse.evaluate("bert", tasks=tests, output="outputs/e")
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        f"interrupted: the same call with output='{home}/outputs/a' resumes it",
+        f"interrupted: the same call with output='{home}/outputs/e' repeats it",
+    ]
+    whitenedcse.train("bert", "my.txt", tests=tests, output="outputs/a", settings=settings, **SMALL)
+    assert "outputs/a resumes after step 2\n" in capsys.readouterr().out
+    assert whitenedcse.evaluate("bert", tasks=tests, output="outputs/e").results["rows"]
 
 
 @pytest.mark.slow
@@ -509,6 +528,28 @@ def test_a_run_that_stops_early_says_so_once(tmp_path):
         monitor.stop_in_vain(trainer)
     assert trainer.should_stop
     assert lines == ["training stops: no better score since step 2 (monitor.patience)"]
+
+
+@pytest.mark.parametrize(("noted", "best"), [(9, 6), (3, 3), (None, 3)])
+def test_evaluations_whose_checkpoint_was_replaced_before_a_kill_are_not_the_best(
+    embedder, noted, best, tmp_path
+):
+    """best/ of step 9 replaced that of step 3, the run resumed after step 6, and 9 scores lower now."""
+    trainer = SimpleNamespace(should_stop=False, estimated_stepping_batches=90)
+    pairs = [Subset("a", ["x", "y"], ["z", "w"], np.array([3.0, 4.0]))]
+    settings = {"dev": pairs, "every": 3, "patience": None, "directory": tmp_path / "best", "say": print}
+    rows = [(step, {"dev/spearman": score}) for step, score in ((0, 10.0), (3, 50.0), (6, 40.0))]
+    checkpoint.save(embedder, tmp_path / "best", noted)
+    resumed, again = Monitor(**settings), Monitor(**settings)
+    resumed.load_state_dict({"rows": rows})  # as older versions wrote it
+    resumed.on_train_start(trainer, None)
+    assert resumed.best.step == best
+    resumed.rows.append(Row(9, {"dev/spearman": 45.0}))
+    assert resumed.best.step == (9 if noted == 9 else 3)
+    checkpoint.save(embedder, tmp_path / "best", resumed.best.step)
+    again.load_state_dict(resumed.state_dict())
+    again.on_train_start(trainer, None)
+    assert again.best == resumed.best and again.since == (6 if noted == 9 else 0)
 
 
 def test_dev_pairs_of_one_score_are_refused():

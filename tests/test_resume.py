@@ -16,12 +16,14 @@ import pytest
 import torch
 from encoders import SENTENCES, backbone, embedder_of
 from lightning import Callback, seed_everything
+from lightning.pytorch.callbacks import LambdaCallback
 from test_ranks import alive, until
 from test_scripts import ROOT, TINY
 from test_training import DEV, LOSS
 
 from whitenedcse.app import durable
 from whitenedcse.data.datamodule import SentenceData
+from whitenedcse.model.checkpoint import step_of as step_noted
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.lora import LoRA
 from whitenedcse.training import trainer as trainer_module
@@ -102,7 +104,13 @@ def train(tokenizer, tmp_path_factory):
         keep = Safekeeping(run / "checkpoints", seconds, monitor, "", said.append)
         run.mkdir(exist_ok=True)
         trainer = Trainer(
-            callbacks=[keep, Record(), monitor, Cutter(hook, steps, number)],
+            callbacks=[
+                keep,
+                Record(),
+                monitor,
+                Cutter(hook, steps, number),
+                LambdaCallback(on_train_end=keep.finish),
+            ],
             logger=Metrics(run / "metrics.csv", checkpoint),
             **(HERE | SETTINGS | changes),
         )
@@ -247,6 +255,15 @@ def test_a_signal_ends_a_run_after_the_step_with_a_checkpoint(train, whole, tmp_
     assert exit.value.code == 128 + number
     assert last_step(tmp_path / "cut" / "checkpoints") == step
     assert same(train(tmp_path / "cut", **two), whole(**two))
+
+
+def test_a_run_killed_after_a_better_checkpoint_than_it_resumes_from_ends_the_same(train, whole, tmp_path):
+    """Without checkpoints: best/ is of step 3, 6 or 9, and none of these is known when it resumes."""
+    assert train(tmp_path / "cut", "on_train_batch_end", 9, seconds=1e6) is None
+    assert last_step(tmp_path / "cut" / "checkpoints") == 0
+    assert step_noted(tmp_path / "cut" / "best") in (3, 6, 9)
+    end = train(tmp_path / "cut")
+    assert same(end, whole()) and step_noted(tmp_path / "cut" / "best") == end[-1]["best_step"]
 
 
 def still(parameters, *, total_steps):

@@ -5,6 +5,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from whitenedcse.training import trainer
@@ -69,7 +70,12 @@ def test_after_the_last_step_signals_end_the_process_as_before(keep, asked):
     before, handled = [signal.getsignal(number) for number in trainer.ASKING], []
     keep.say, keep.monitor = (lambda text: None), SimpleNamespace(every=100)
     made = trainer.Trainer(
-        chunk=None, devices=1, max_steps=2, callbacks=[keep], logger=False, accelerator="cpu"
+        chunk=None,
+        devices=1,
+        max_steps=2,
+        callbacks=[keep, LambdaCallback(on_train_end=keep.finish)],
+        logger=False,
+        accelerator="cpu",
     )
     if asked:
         with pytest.raises(SystemExit, match=str(128 + asked)):
@@ -78,3 +84,24 @@ def test_after_the_last_step_signals_end_the_process_as_before(keep, asked):
         made.fit(Steps())
     assert handled == [[keep.hear] * 3] * 2 and keep.saved == 2
     assert [signal.getsignal(number) for number in trainer.ASKING] == before
+
+
+@pytest.mark.parametrize("number", trainer.ASKING, ids=lambda number: number.name)
+def test_a_signal_while_the_last_checkpoint_is_written_leaves_it_whole(keep, monkeypatch, number):
+    """By then Lightning would have given the signals back, and the process would end without one."""
+    write = trainer.Checkpoints.save_checkpoint
+
+    def asked_to_stop(self, *content, **options):
+        signal.raise_signal(number)
+        write(self, *content, **options)
+
+    monkeypatch.setattr(trainer.Checkpoints, "save_checkpoint", asked_to_stop)
+    keep.say, keep.monitor = (said := []).append, SimpleNamespace(every=100)
+    callbacks = [keep, LambdaCallback(on_train_end=keep.finish)]
+    made = trainer.Trainer(
+        chunk=None, devices=1, max_steps=2, callbacks=callbacks, logger=False, accelerator="cpu"
+    )
+    with pytest.raises(SystemExit, match=str(128 + number)):
+        made.fit(BoringModel())
+    assert [trainer.step_of(path) for path in trainer.written(keep.directory)] == [2]
+    assert said[-1].endswith("run stopped after step 2; the same command resumes it")

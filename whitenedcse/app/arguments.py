@@ -116,8 +116,10 @@ def say_unfinished(source: str) -> None:
         return
     run = Run.of(source)
     if run and run.best.is_dir() and run.trains and run.scores is None:
-        step = f" (step {run.dev['best_step']:,})" if run.dev else ""
-        say(f"note: {run.path} has not finished; its best checkpoint so far{step} is used")
+        from whitenedcse.model.checkpoint import step_of
+
+        at = "" if (step := step_of(run.best)) is None else f" (step {step:,})"
+        say(f"note: {run.path} has not finished; its best checkpoint so far{at} is used")
 
 
 def opened(arguments: argparse.Namespace) -> Any:

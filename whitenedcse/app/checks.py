@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -188,7 +189,19 @@ def refuse_training(config: DictConfig) -> None:
     watch = config.monitor
     if ours(watch):
         monitor.refuse(watch.get("every"), watch.get("patience"), held_out=watch.dev is None)
-    monitor.note_test_pairs(watch.dev, config.tasks.names)
+    note_test_pairs(watch.dev, config.tasks.names)
+
+
+def note_test_pairs(dev: str | None, tests: Sequence[str]) -> None:
+    """Warn if the pairs that choose the checkpoint are among the tests, whatever columns are named."""
+    files = {name: name if Path(name).exists() else name.partition(":")[0] for name in (*tests, dev or "")}
+    places = {name: Path(file).resolve() if Path(file).is_file() else name for name, file in files.items()}
+    if dev and places[dev] in [places[name] for name in tests]:
+        warnings.warn(
+            f"monitor.dev={dev} chooses the checkpoint and is among the tests, whose score is then too high; "
+            "test on other pairs",
+            stacklevel=2,
+        )
 
 
 def width_of(encoder: DictConfig) -> int | None:

@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from whitenedcse.app import arguments, checks, configuration, identity, launch, mistakes, ranks
+from whitenedcse.app import arguments, checks, configuration, identity, launch, mistakes, ranks, terminal
 from whitenedcse.app.run import Run
 
 SWEEP = "WHITENEDCSE_SWEEP"  # the number of jobs of a sweep and when it was started, for its processes
@@ -100,6 +100,8 @@ def train(cfg: DictConfig) -> float | None:
 def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     """Train in this process, alone or as one of several ranks."""
     # PyTorch and Lightning take seconds to import: the settings are checked before
+    from lightning.pytorch.callbacks import LambdaCallback
+
     from whitenedcse.model.checkpoint import others
     from whitenedcse.training.health import Health, Heartbeat
     from whitenedcse.training.loggers import Metrics, Record, progress_bar
@@ -126,6 +128,7 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
         monitor,
         Health(monitor, launch.say),
         progress_bar(launch.say),
+        LambdaCallback(on_train_end=keep.finish),
     ]
     extra = [as_partial(cfg.logger)(run=run.path)] if cfg.logger else []
     loggers = [Metrics(run.metrics, checkpoint), *extra]
@@ -133,7 +136,8 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
     if trainer.is_global_zero:
         asked = configuration.tests(cfg, run)
-        launch.finish(run, monitor.summary(), loggers, partial(scored, asked) if asked else None)
+        with terminal.interrupted(lambda: f"{launch.again(run)} resumes it"):
+            launch.finish(run, monitor.summary(), loggers, partial(scored, asked) if asked else None)
 
 
 def built(cfg: DictConfig) -> tuple[Any, Any]:
@@ -182,8 +186,9 @@ def evaluate(cfg: DictConfig) -> float | None:
         tables = comparison.compared(list(cfg.compare), cfg.draws, cfg.digits)
         launch.show(tables)
         return None
-    scores, items, notes = scored(cfg, run, None)
-    run.end(scores, items)
+    with terminal.interrupted(lambda: f"{launch.again(run)} repeats it"):
+        scores, items, notes = scored(cfg, run, None)
+        run.end(scores, items)
     launch.show(results.grids(scores, cfg.digits, cfg.pearson))
     for note in notes:
         launch.say(note)
@@ -288,13 +293,4 @@ def scored(
     scores, items = suite.recorded((trained or {}) | model | protocol.facts | used, rows, results, plan)
     drawn = figures.draw(run.path, list(cfg.figures), kept.kinds if kept else {}, systems, plan, scores)
     few = [note for system, row in zip(systems, rows, strict=True) if (note := system.few(plan, row.name))]
-    return scores, items, [*notes, *few, *fitted_to_unit(source.embedder, rows), *drawn]
-
-
-def fitted_to_unit(embedder: Any, rows: Sequence[Any]) -> list[str]:
-    """A note on rows fitted to vectors of unit length, where the encoder ends with that step; else none."""
-    if embedder is None or not embedder.unit:
-        return []
-    names = ", ".join(row.name for row in rows if row.fit and row.pooling is None)
-    before = "whiten fit and exports whiten before that step, so that scores of theirs differ a little"
-    return [f"{names}: fitted to vectors of unit length, with which this model ends; {before}"] * bool(names)
+    return scores, items, [*notes, *few, *suite.fitted_to_unit(source.embedder, rows), *drawn]

@@ -27,6 +27,7 @@ from whitenedcse.app.configuration import CONF, stems
 from whitenedcse.app.mistakes import one_line
 from whitenedcse.app.run import Run
 from whitenedcse.app.space import did_you_mean, stamp
+from whitenedcse.app.terminal import traced
 
 Settings = Mapping[str, Any]
 
@@ -195,7 +196,7 @@ def composed(script: str, words: Sequence[str], path: Path, *, force: bool) -> I
             launch.quiet()
             yield config
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(one_line(error, sys.argv)) from error
+        raise ValueError(one_line(error, sys.argv)) from (error if traced() else None)
     finally:
         os.environ.pop("WHITENEDCSE_FORCE", None)
         sys.argv = argv

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from whitenedcse.app import arguments as given
 from whitenedcse.app.durable import beside
 from whitenedcse.app.ranks import first, refuse
 from whitenedcse.app.space import refuse_orphan
-from whitenedcse.app.terminal import lacking, say
+from whitenedcse.app.terminal import interrupted, lacking, say
 from whitenedcse.data import remote, sources
 
 REPLACED = "; it replaces an earlier one"
@@ -183,12 +182,8 @@ def encode(arguments: argparse.Namespace) -> int:
         out = store.local if store else Path(arguments.out)
         opened = partial(given.ended, arguments)
         job = Job(opened, arguments.source, corpus, out, form, arguments.bf16, store)
-        try:
+        with interrupted(lambda: kept(out, arguments.out) if first() else ""):
             new = encoded(job, arguments.processes, arguments.engine)
-        except (KeyboardInterrupt, SystemExit):  # Ctrl-C or SIGTERM
-            if first():
-                sys.stderr.write(f"interrupted: {kept(out, arguments.out)}\n")
-            raise
         if first() and (manifest := begun(out)):
             here = f"; {manifest.rows - new:,} were encoded before" if new < manifest.rows else ""
             say(f"{manifest.rows:,} rows of width {manifest.width}: {arguments.out}{here}")

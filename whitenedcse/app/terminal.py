@@ -58,6 +58,20 @@ def asked_to_end(error: BaseException | None) -> int:
 
 
 @contextmanager
+def interrupted(cure: Callable[[], str]) -> Iterator[None]:
+    """A context in which Ctrl-C and SIGTERM, before they end the process, print what comes next.
+
+    cure: the text, made then; "" where another process prints it.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if text := cure():
+            sys.stderr.write(f"interrupted: {text}\n")
+        raise
+
+
+@contextmanager
 def unheard() -> Iterator[None]:
     """A context in which a process is started that ignores Ctrl-C: this one hears it and ends the other."""
     if threading.current_thread() is not threading.main_thread():

@@ -115,6 +115,18 @@ def isotropy(shares: Tensor) -> Tensor:
     return (1 / shares.square().sum() - 1) / (len(shares) - 1) if shares.any() else shares.sum() * torch.nan
 
 
+def concentration(variances: Tensor) -> dict[str, float | None]:
+    """The `effective_rank`, and by variance_top{k} the share of the variance on the first k axes.
+
+    variances: by axis, the largest first (d,). k: 1, 2, 4, ... < d. A share is None where nothing varies.
+    """
+    shares = variances / variances.sum() if variances.any() else variances
+    held = shares.cumsum(0).tolist() if shares.any() else [None] * len(shares)
+    powers = [2**i for i in range((len(shares) - 1).bit_length())]
+    tops = {f"variance_top{k}": held[k - 1] for k in powers}
+    return {"effective_rank": float(effective_rank(shares)), **tops}
+
+
 def positives(pairs: Sequence[tuple[Subset, NDArray[np.intp]]]) -> tuple[NDArray[np.intp], dict[str, Any]]:
     """The rows (2, m) of a task's pairs in the top fifth of its scale, and which those are, for scores.json.
 

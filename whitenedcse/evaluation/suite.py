@@ -275,3 +275,12 @@ def logged(scores: Mapping[str, Any]) -> dict[str, float]:
 def headline(scores: Mapping[str, Any]) -> float | None:
     """The average of the first row, which a sweep maximises; None where it is undefined."""
     return by_task(scores["rows"][0], scores["headline"])["avg"]
+
+
+def fitted_to_unit(embedder: Any, rows: Sequence[Any]) -> list[str]:
+    """A note on rows fitted to vectors of unit length, where the encoder ends with that step; else none."""
+    if embedder is None or not embedder.unit:
+        return []
+    names = ", ".join(row.name for row in rows if row.fit and row.pooling is None)
+    before = "whiten fit and exports whiten before that step, so that scores of theirs differ a little"
+    return [f"{names}: fitted to vectors of unit length, with which this model ends; {before}"] * bool(names)

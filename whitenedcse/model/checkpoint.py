@@ -33,20 +33,29 @@ EXPORT = "export.json"  # of an export: what was exported, and from what
 FOREIGN = "not what train.py wrote beside these weights; copy the whole checkpoint again"
 
 
-def save(embedder: Embedder, directory: Path) -> None:
+def save(embedder: Embedder, directory: Path, step: int | None = None) -> None:
     """Write the checkpoint to a draft folder, then rename it: a kill never leaves half of one.
 
-    Raises OSError, or ValueError for a directory that holds something else; it is then unchanged.
+    step: how many optimiser steps were done, noted for `step_of`. Raises OSError, or ValueError for a
+    directory that holds something else; it is then unchanged.
     """
     refuse_file(directory)
     if directory.exists() and not (directory / SETTINGS).is_file() and any(directory.iterdir()):
         raise ValueError(f"{directory} holds something other than a checkpoint; choose another name")
     with drafted(directory, embedder.nbytes) as draft:
-        write(embedder, draft)
+        write(embedder, draft, step)
         seal(draft)
 
 
-def write(embedder: Embedder, directory: Path) -> None:
+def step_of(directory: Path) -> int | None:
+    """After how many optimiser steps a checkpoint was written; None where it does not say, as older ones."""
+    with suppress(ValueError, OSError):
+        step = read_json(directory / SETTINGS).get("step")
+        return step if isinstance(step, int) else None
+    return None
+
+
+def write(embedder: Embedder, directory: Path, step: int | None) -> None:
     """Write the files of a checkpoint into a directory, with low-rank adapters merged."""
     plain = merged(embedder)
     plain.encoder.backbone.save_pretrained(directory)
@@ -58,7 +67,8 @@ def write(embedder: Embedder, directory: Path) -> None:
     sentence_transformers.write(embedder, directory)
     # beside adapters frozen weights are part of the vector
     untrained = {"frozen": list(frozen(embedder.encoder.backbone)) if plain is embedder else []}
-    (directory / SETTINGS).write_text(json.dumps({**settings(embedder), **untrained}, indent=2))
+    noted = {} if step is None else {"step": step}
+    (directory / SETTINGS).write_text(json.dumps({**settings(embedder), **untrained, **noted}, indent=2))
 
 
 def dated(whitening: dict[str, Any]) -> dict[str, Any]:

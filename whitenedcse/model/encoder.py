@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 from whitenedcse import ragged
 from whitenedcse.app.durable import DIGESTS, intact, parsing
 from whitenedcse.app.reading import metadata, refuse_vast
+from whitenedcse.app.space import nearest
 from whitenedcse.data.remote import fetched, is_url
 from whitenedcse.data.sources import SECONDS
 from whitenedcse.model import backbones, packed
@@ -275,9 +276,10 @@ def folder(path: str) -> Path:
     """
     if Path(path).is_dir() or is_url(path):
         return of_run(path, fetched(path))
+    near = f"; did you mean {found}?" if (found := nearest(Path(path))) else ""
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) or path.startswith("."):
         what = "it is a file; name its directory" if Path(path).is_file() else "there is no such directory"
-        raise FileNotFoundError(f"no encoder in {path}: {what} (looked in {Path(path).absolute()})")
+        raise FileNotFoundError(f"no encoder in {path}: {what} (looked in {Path(path).absolute()}){near}")
     hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
         listed = [file.rfilename for file in hub.model_info(path, timeout=SECONDS).siblings or []]
@@ -294,5 +296,5 @@ def folder(path: str) -> Path:
     except Exception:
         raise FileNotFoundError(
             f"encoder {path}: no directory {Path(path).absolute()}, not in the hub cache, and the hub did not"
-            f" give it ({reason}); name a local directory instead"
+            f" give it ({reason}); name a local directory instead{near}"
         ) from None

@@ -151,8 +151,9 @@ def training(run: Run | None) -> str:
     dev = (run.scores or {}).get("dev", {})
     if dev.get("n"):
         said["dev set"] = dev_scores(config["monitor"]["dev"], dev)
-    if run.scores is None and run.dev:
-        said["not finished"] = f"this is its best checkpoint so far, of step {run.dev['best_step']:,}"
+    if run.scores is None:
+        at = "" if (step := checkpoint.step_of(run.best)) is None else f", of step {step:,}"
+        said["not finished"] = f"this is its best checkpoint so far{at}"
     if frozen := untrained(run):
         said["not trained, no part of the vector"] = ", ".join(frozen)
     lines = [f"- {name}: {value}" for name, value in said.items()]

@@ -6,7 +6,6 @@ n: sentences    d: width    k: components kept after whitening
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from whitenedcse.app.compute import without_autocast
 from whitenedcse.data.datamodule import SentenceData
-from whitenedcse.evaluation.geometry import alignment, effective_rank, positives, spread, uniformity
+from whitenedcse.evaluation.geometry import alignment, concentration, positives, spread, uniformity
 from whitenedcse.evaluation.postprocess import Postprocess, ladder
 from whitenedcse.evaluation.sts import Index, Subset, pairs_index, scores_of
 from whitenedcse.model import checkpoint
@@ -34,18 +33,6 @@ EVALUATIONS, STEPS = 20, (10, 125)  # of a run whose monitor.every is null; leas
 DROPPED = 64  # sentences of a batch that is encoded with dropout
 SAME = 1e-12  # spread: rounding leaves 5e-15 of equal vectors; rates that collapse the space, 1e-5 and more
 Values = dict[str, float | None]
-
-
-def note_test_pairs(dev: str | None, tests: Sequence[str]) -> None:
-    """Warn if the pairs that choose the checkpoint are among the tests, whatever columns are named."""
-    files = {name: name if Path(name).exists() else name.partition(":")[0] for name in (*tests, dev or "")}
-    places = {name: Path(file).resolve() if Path(file).is_file() else name for name, file in files.items()}
-    if dev and places[dev] in [places[name] for name in tests]:
-        warnings.warn(
-            f"monitor.dev={dev} chooses the checkpoint and is among the tests, whose score is then too high; "
-            "test on other pairs",
-            stacklevel=2,
-        )
 
 
 def refuse(every: int | None, patience: int | None, *, held_out: bool) -> None:
@@ -103,7 +90,7 @@ class DevSet:
             for k in ladder(dev.shape[1]):
                 few = k > fitted.most or (name == "dev" and fitted.equal_cosines(len(dev), k))
                 values[f"dev/whitened_on_{name}_k{k}"] = None if few else spearman(white[:, :k], self.index)
-        return values | shape(torch.from_numpy(maps["dev"].variances))
+        return values | concentrated(maps["dev"])
 
 
 class HeldOut:
@@ -132,8 +119,7 @@ class HeldOut:
         embedded = torch.from_numpy(x)
         values: Values = {"dev/alignment": float(alignment(left, right))}
         values["dev/uniformity"] = float(uniformity(embedded))
-        variances = Postprocess(kind="whitening").fit(x).variances
-        return values | shape(torch.from_numpy(variances))
+        return values | concentrated(Postprocess(kind="whitening").fit(x))
 
 
 @torch.no_grad()
@@ -152,15 +138,9 @@ def dropped(embedder: Embedder, rows: Ragged, seed: int) -> Tensor:
         embedder.train(was_training)
 
 
-def shape(variances: Tensor) -> Values:
-    """Effective rank, and the shares of the first 1, 2, 4, ... < d axes, of the variances by axis (d,)."""
-    shares = variances / variances.sum() if variances.any() else variances
-    held = shares.cumsum(0).tolist() if shares.any() else [None] * len(shares)  # of no variance, no share
-    powers = [2**i for i in range((len(shares) - 1).bit_length())]
-    return {
-        "dev/effective_rank": float(effective_rank(shares)),
-        **{f"dev/variance_top{k}": held[k - 1] for k in powers},
-    }
+def concentrated(fitted: Postprocess) -> Values:
+    """`concentration` of the variances that a whitening found, under names of the dev set."""
+    return {f"dev/{name}": v for name, v in concentration(torch.from_numpy(fitted.variances)).items()}
 
 
 def refuse_same(dev: NDArray[Any], step: int) -> None:
@@ -212,14 +192,16 @@ class Monitor(Callback):
         self.asked, self.every, self.patience = every, every or 1, patience
         self.directory, self.say = directory, say
         self.rows: list[Row] = []
+        self.since = 0  # the best checkpoint is of a later step
 
     def state_dict(self) -> dict[str, Any]:
         """The evaluations so far, for a run that resumes."""
-        return {"rows": [tuple(row) for row in self.rows]}
+        return {"rows": [tuple(row) for row in self.rows], "since": self.since}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the evaluations of a checkpoint."""
         self.rows = [Row(*row) for row in state_dict["rows"]]
+        self.since = state_dict.get("since", 0)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate the untrained encoder: a broken evaluation shows at once."""
@@ -233,6 +215,8 @@ class Monitor(Callback):
             )
         if not self.rows:
             self.measure(trainer, pl_module)
+        elif self.replaced():
+            self.since = self.rows[-1].step
         self.stop_in_vain(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
@@ -254,7 +238,7 @@ class Monitor(Callback):
             logger.log_metrics({name: v for name, v in row.values.items() if v is not None}, step=row.step)
         self.say(f"step {row.step}: {self.dev_set.said(row.values)}")
         if len(self.rows) > 1 and self.best is row and trainer.is_global_zero:
-            checkpoint.save(module.embedder, self.directory)
+            checkpoint.save(module.embedder, self.directory, row.step)
         self.stop_in_vain(trainer)
         self.evaluating += time.perf_counter() - began
 
@@ -266,6 +250,13 @@ class Monitor(Callback):
             trainer.should_stop = True
             self.say(f"training stops: no better score since step {self.best.step} (monitor.patience)")
 
+    def replaced(self) -> bool:
+        """Whether the checkpoint in the directory is not the best of these evaluations, as after a kill.
+
+        Then it is of a step that will be repeated, and those of the steps before it are gone.
+        """
+        return bool(self.rows[1:]) and checkpoint.step_of(self.directory) not in (None, self.best.step)
+
     @property
     def before(self) -> Row:
         """The evaluation of the untrained encoder."""
@@ -275,13 +266,12 @@ class Monitor(Callback):
     def best(self) -> Row:
         """The evaluation of the best checkpoint.
 
-        It is the first with the highest dev/spearman after step 0 or, without dev pairs, the last.
+        It is the first with the highest dev/spearman after step `since` or, without dev pairs, the last.
         """
         if isinstance(self.dev_set, HeldOut):
             return self.rows[-1]
-        return max(
-            self.rows[1:] or self.rows, key=lambda row: -np.inf if (s := row.values[METRIC]) is None else s
-        )
+        rows = [row for row in self.rows if row.step > self.since] or self.rows[-1:]
+        return max(rows, key=lambda row: -np.inf if (s := row.values[METRIC]) is None else s)
 
     def summary(self) -> dict[str, Any]:
         """The content of `dev` in scores.json."""

@@ -152,9 +152,7 @@ class Safekeeping(Callback):
         again = "; Ctrl-C again stops at once, at the last checkpoint" if number == signal.SIGINT else ""
         self.say(f"stopping after this step{within}{again}")
 
-    def on_train_batch_start(
-        self, trainer: lightning.Trainer, pl_module: LightningModule, batch: Any, index: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Any, pl_module: LightningModule, batch: Any, index: int) -> None:
         """Between two optimiser steps, save if it is time, and end if any rank received a signal."""
         if index % trainer.accumulate_grad_batches:
             return
@@ -181,18 +179,21 @@ class Safekeeping(Callback):
         """Raise ValueError if a loss was not finite, before the last evaluation."""
         self.refuse_bad(trainer)
 
-    def on_load_checkpoint(
-        self, trainer: lightning.Trainer, pl_module: LightningModule, checkpoint: Any
-    ) -> None:
+    def on_load_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: Any) -> None:
         """Note the step of the loaded checkpoint, which need not be written again."""
         self.saved = checkpoint["global_step"]
 
-    def on_fit_end(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
-        """Write the last checkpoint, after the last evaluation, and end if any rank received a signal."""
+    def finish(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
+        """Write the last checkpoint: `on_train_end` of a callback after all that evaluate.
+
+        Lightning gives the signals back before `on_fit_end`, where one would end the process unsaved.
+        """
         if trainer.global_step > self.saved:
             self.save(trainer)
-        asked = max(vote[0] for vote in agreed(self.asked))
-        if asked:
+
+    def on_fit_end(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
+        """End if any rank received a signal."""
+        if asked := max(vote[0] for vote in agreed(self.asked)):
             self.stop(trainer, asked)
 
     def save(self, trainer: lightning.Trainer) -> None:
