@@ -94,7 +94,7 @@ MISTAKES = {
     "mean,cls (",
     "train checkpoint_every=-1": "checkpoint_every=-1 must be 0 or more seconds",
     "evaluate compare=[untested,other]": "compare: untested has no tests: whitenedcse evaluate model="
-    "untested run=NAME makes outputs/NAME to compare instead",
+    "untested run=NAME, on the tasks of the others, makes outputs/NAME",
     "train --zzz": "no option --zzz: settings are written KEY=VALUE; --help lists them",
     "train encoder.path=bert": "no setting 'encoder.path' in this encoder; add one that has it: encoder=pre",
     "train head=dense head.whitening.group_width=4": "no setting 'head.whitening.group_width' in this head; "

@@ -148,8 +148,8 @@ def group(name: str, paths: Sequence[Path]) -> Group:
     """The runs in these directories as a group. Raises ValueError for two runs of one seed."""
     runs = Group(name, [Run(path) for path in paths])
     if bare := next((run for run in runs.runs if "rows" not in run.results), None):
-        cure = f"whitenedcse evaluate model={bare.path} run=NAME makes outputs/NAME to compare instead"
-        raise ValueError(f"compare: {bare.path} has no tests: {cure}")
+        cure = f"whitenedcse evaluate model={bare.path} run=NAME, on the tasks of the others, makes"
+        raise ValueError(f"compare: {bare.path} has no tests: {cure} outputs/NAME")
     if runs.seeds is None:
         return runs
     ordered = sorted(runs.runs, key=lambda run: run.results["seed"])
