@@ -324,17 +324,31 @@ def test_runs_of_one_pattern_whose_rows_have_other_names_are_no_seeds_of_one_sys
         ("pooling", ("cls", "mean"), "", "pooling is not the same in all: cls, mean"),
         ("sample", (500, 1000), "my.txt", "sample is not the same in all: 500, 1000"),
         ("sample", (500, 1000), "target", None),  # which the rows do not read
+        ("sample", (500, 1000), ("my.txt", ""), None),  # one row alone does
     ],
 )
 def test_what_runs_were_not_evaluated_alike_in_is_noted(tmp_path, name, values, fit, note):
-    for folder, value in zip("ab", values, strict=True):
+    fits = (fit, fit) if isinstance(fit, str) else fit
+    for folder, value, fitted in zip("ab", values, fits, strict=True):
         path = run(tmp_path / folder, 0.2, 0) / "scores.json"
         scores = json.loads(path.read_text()) | {name: value}
-        scores["rows"][0]["fit"] = fit
+        scores["rows"][0]["fit"] = fitted
         path.write_text(json.dumps(scores))
         (tmp_path / folder / "digests.json").unlink()
     (grid,) = compared([str(tmp_path / "a"), str(tmp_path / "b")], 20, 2)
     assert [line for line in grid.notes if "not the same" in line] == [note] * (note is not None)
+
+
+def test_a_run_without_tests_is_told_those_of_another(tmp_path):
+    run(tmp_path / "tested", 0.2, 0)
+    (tmp_path / "tested" / "config.yaml").write_text("tasks: {names: [a.csv, my b.csv]}\n")
+    Run(tmp_path / "bare").path.mkdir()
+    (tmp_path / "bare" / "scores.json").write_text('{"dev": {}, "seed": 1}')
+    (tmp_path / "tested" / "digests.json").unlink()
+    said = f"has no tests: whitenedcse evaluate model={tmp_path}/bare 'tasks.names=[a.csv,my b.csv]' "
+    for names in (["bare", "tested"], ["tested", "bare"]):
+        with pytest.raises(ValueError, match=re.escape(f"{said}run=NAME makes outputs/NAME")):
+            compared([str(tmp_path / name) for name in names], 20, 2)
 
 
 def test_a_row_is_found_by_its_name_or_by_a_beginning_that_no_other_has(tmp_path):

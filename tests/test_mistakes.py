@@ -18,6 +18,7 @@ from test_architecture import composed
 from test_bad_input import place, start  # noqa: F401  fixtures
 
 from whitenedcse.app import checks, configuration, launch, mistakes
+from whitenedcse.app.identity import pasted
 from whitenedcse.app.mistakes import known_keys, no_word, one_line
 from whitenedcse.app.options import FOREIGN, leave_out_idle, refuse_replaced
 from whitenedcse.app.reading import flat
@@ -94,7 +95,7 @@ MISTAKES = {
     "mean,cls (",
     "train checkpoint_every=-1": "checkpoint_every=-1 must be 0 or more seconds",
     "evaluate compare=[untested,other]": "compare: untested has no tests: whitenedcse evaluate model="
-    "untested run=NAME, on the tasks of the others, makes outputs/NAME",
+    "untested run=NAME makes outputs/NAME to compare instead",
     "train --zzz": "no option --zzz: settings are written KEY=VALUE; --help lists them",
     "train encoder.path=bert": "no setting 'encoder.path' in this encoder; add one that has it: encoder=pre",
     "train head=dense head.whitening.group_width=4": "no setting 'head.whitening.group_width' in this head; "
@@ -729,7 +730,10 @@ def test_a_refused_command_leaves_a_corrected_one_its_name(start, monkeypatch): 
             "mlm.probability=0.3 has no effect here: it is for",
         ),
         ("train -m pooling.kind=cls,men", "job 2 of 2 (pooling.kind=men): pooling.kind='men' is not one of"),
-        ("train -m system=simcse,sgw run=a/b", "job 1 of 2 (system=simcse): system is added with a plus"),
+        (
+            "train -m system=simcse,sgw run=a/b",
+            "job 1 of 2 (system=simcse): system is added with a plus: whitenedcse train +system=simcse",
+        ),
         ("train -m head=dense,zca views=2,1", "job 2 of 4 (head=dense views=1): views=1: a contrastive loss"),
         ("evaluate -m model=x draws=1,2 views=3", "views is a setting of train.py"),
         (
@@ -752,6 +756,18 @@ def test_devices_beside_other_ranks_of_torchrun_are_to_be_left_out(monkeypatch):
         TorchElasticEnvironment().validate_settings(num_devices=3, num_nodes=1)
     said = "trainer.devices=3, but 2 ranks were started: leave out trainer.devices"
     assert one_line(error.value, ["train.py"]) == said
+
+
+def test_a_command_that_is_shown_can_be_pasted():
+    words = ["tasks.names=[my tests.csv]", "encoder.path='a b'", "run=it's $HOME", "seed=1"]
+    for typed, by in (
+        ("/x/train.py", ["python", "train.py"]),
+        ("whitenedcse train", ["whitenedcse", "train"]),
+    ):
+        assert shlex.split(pasted([typed, *words])) == [*by, *words]
+    assert pasted(["whitenedcse train", *words[:2]]) == (
+        """whitenedcse train 'tasks.names=[my tests.csv]' "encoder.path='a b'\""""
+    )
 
 
 def test_an_installed_command_is_named_as_it_was_typed():

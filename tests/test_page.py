@@ -70,6 +70,22 @@ class Elements(HTMLParser):
 
 
 @pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("train.py seed=1", "python train.py seed=1"),  # as older runs noted it
+        ("/home/me/train.py", "python /home/me/train.py"),
+        ("python train.py seed=1", "python train.py seed=1"),
+        ("whitenedcse train data.corpus=a.py", "whitenedcse train data.corpus=a.py"),
+    ],
+)
+def test_a_run_shows_the_command_that_made_it(tmp_path, command, shown):
+    folder = trained(tmp_path / "run")
+    facts = json.loads((folder / "versions.json").read_text()) | {"command": command}
+    (folder / "versions.json").write_text(json.dumps(facts))
+    assert f"<pre>{shown}</pre>" in written(folder).read_text()
+
+
+@pytest.mark.parametrize(
     ("commit", "shown"),
     [("c0ffee5" * 5, "c0ffee5c0f"), ("beef+changes", "beef with changes"), (None, "unknown")],
 )

@@ -118,7 +118,7 @@ def refuse_jobs(script: str, hydras: Any) -> None:
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             varied = [word for word in words if any(word not in job for job in every)]
             named = f"job {number + 1} of {len(every)} ({' '.join(varied)}): " if varied else ""
-            raise ValueError(f"{named}{one_line(error, [f'{script}.py', *words])}") from error
+            raise ValueError(f"{named}{one_line(error, [sys.argv[0], *words])}") from error
     if every:
         refuse_idle(config, useless)
 

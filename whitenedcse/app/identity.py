@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from itertools import product
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -201,6 +202,18 @@ def script_of(argv: list[str]) -> str:
 def command(argv: list[str]) -> str:
     """How the script of a command line is started."""
     return f"python {Path(argv[0]).name}" if argv[0].endswith(".py") else argv[0]
+
+
+def pasted(argv: list[str]) -> str:
+    """A command line as a shell takes it.
+
+    >>> print(pasted(["train.py", "tasks.names=[my tests.csv]"]))
+    python train.py 'tasks.names=[my tests.csv]'
+    """
+    inside = [
+        f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else quote(word) for word in argv[1:]
+    ]
+    return " ".join([command(argv), *inside])
 
 
 def not_on_path(found: re.Match[str], argv: list[str]) -> str:

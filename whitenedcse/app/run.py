@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 
 from whitenedcse.app import durable, reading
 from whitenedcse.app.durable import DIGESTS, LOCK, as_json, claimed, intact, read_json, seal, writing
-from whitenedcse.app.identity import SWEPT, as_yaml, differences, instead, present
+from whitenedcse.app.identity import SWEPT, as_yaml, differences, instead, pasted, present
 from whitenedcse.app.ranks import first
 from whitenedcse.app.reading import flat, refuse_misfit
 from whitenedcse.data.remote import MARKS
@@ -249,7 +249,7 @@ class Run:
             raise ValueError(f"{self.path} already holds a run; {OTHER}")
         from whitenedcse.app.compute import environment
 
-        self._write(config, {"command": " ".join(sys.argv), **facts, **environment()})
+        self._write(config, {"command": pasted(sys.argv), **facts, **environment()})
 
     def _write(self, config: str, facts: Mapping[str, Any]) -> None:
         """Write both files, last the one that makes the directory a run."""
@@ -283,7 +283,7 @@ class Run:
 
         now, then = flat(environment()), flat(self.facts)
         changed = {name: value for name, value in now.items() if then.get(name) != value}
-        again = {"step": step, "command": " ".join(sys.argv), **changed}
+        again = {"step": step, "command": pasted(sys.argv), **changed}
         self._write(config, {**self.facts, **exact, "resumed": [*self.facts.get("resumed", []), again]})
         return [f"{k}={as_yaml(v)} (it began with {as_yaml(then.get(k))})" for k, v in changed.items()]
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
-from whitenedcse.evaluation.statistics import Comparison
+from whitenedcse.evaluation.statistics import Comparison, Draws, interval
 
 ALPHA = 0.05
 SMALLEST = math.log(1e-100)  # a p below this is 0
@@ -66,6 +66,11 @@ def of_difference(a: Sequence[float], b: Sequence[float], *, paired: bool) -> li
         return [of_mean(a), of_mean(b)]
     several = of_mean(a if len(a) > len(b) else b)
     return [several._replace(variance=several.variance * (1 + max(len(a), len(b))))]
+
+
+def of_draws(draws: Draws) -> Source | None:
+    """The variance over test pairs by the bootstrap; None where too many draws are undefined."""
+    return None if interval(draws) is None else Source(float(np.nanvar(draws)), math.inf)
 
 
 def half_width(sources: Sequence[Source], alpha: float = ALPHA) -> float:

@@ -7,7 +7,6 @@ group; groups are compared by a t test over seeds, with the variance over test p
 from __future__ import annotations
 
 import glob
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ import numpy as np
 from whitenedcse.app.run import Run
 from whitenedcse.app.terminal import Grid
 from whitenedcse.evaluation import mteb_results
-from whitenedcse.evaluation.differences import Source, half_width, of_difference, of_mean, tested
+from whitenedcse.evaluation.differences import Source, half_width, of_difference, of_draws, of_mean, tested
 from whitenedcse.evaluation.statistics import (
     Comparison,
     Draws,
@@ -32,7 +31,7 @@ from whitenedcse.evaluation.statistics import (
 from whitenedcse.evaluation.suite import seed
 from whitenedcse.evaluation.tasks import short
 from whitenedcse.report import mteb_comparison, sweep
-from whitenedcse.report.results import bounds, difference_cells, headed, meaning, same_pairs
+from whitenedcse.report.results import bounds, difference_cells, headed, meaning, refuse_other_pairs, unlike
 
 # key in scores.json, the table's title, and what a test consists of
 KINDS = (
@@ -40,6 +39,7 @@ KINDS = (
     ("transfer", "accuracy x 100", "texts"),
     ("rte", "accuracy x 100", "pairs"),
 )
+READ = ("pooling", "prompt", "case", "max_length", "extra", "bf16")  # of an evaluation, by all tasks
 
 
 class Group(NamedTuple):
@@ -77,7 +77,7 @@ def compared(names: Sequence[str], draws: int, digits: int | None) -> list[Grid]
     every = [path for _, paths, _ in folders for path in paths]
     if any(map(mteb_results.files, every)):
         return [mteb_comparison.grid([mteb_results.read(path) for path in every], digits)]
-    groups = [group(name, paths)._replace(row=row) for name, paths, row in folders]
+    groups = [group(name, paths, every)._replace(row=row) for name, paths, row in folders]
     if len(groups) < 2:
         raise ValueError(f"compare={list(names)} is one; name two runs or more, or two patterns of runs")
     together, notes = by_row(groups)
@@ -144,12 +144,14 @@ def expanded(name: str) -> list[Path]:
         raise FileNotFoundError(f"compare: no run matches {name}") from None
 
 
-def group(name: str, paths: Sequence[Path]) -> Group:
-    """The runs in these directories as a group. Raises ValueError for two runs of one seed."""
+def group(name: str, paths: Sequence[Path], every: Sequence[Path]) -> Group:
+    """The runs in these directories, among those of all groups. Raises ValueError for two of one seed."""
     runs = Group(name, [Run(path) for path in paths])
     if bare := next((run for run in runs.runs if "rows" not in run.results), None):
-        cure = f"whitenedcse evaluate model={bare.path} run=NAME, on the tasks of the others, makes"
-        raise ValueError(f"compare: {bare.path} has no tests: {cure} outputs/NAME")
+        names = [run.settings["tasks"]["names"] for run in map(Run, every) if "rows" in (run.scores or {})]
+        tests = f" 'tasks.names=[{','.join(names[0])}]'" if names else ""
+        cure = f"whitenedcse evaluate model={bare.path}{tests} run=NAME makes outputs/NAME to compare instead"
+        raise ValueError(f"compare: {bare.path} has no tests: {cure}")
     if runs.seeds is None:
         return runs
     ordered = sorted(runs.runs, key=lambda run: run.results["seed"])
@@ -185,8 +187,10 @@ def grid(groups: Sequence[Group], kind: tuple[str, str, str], draws: int, digits
     if not tasks:
         return None
     rows = [(run, row_of(run, group.row)[1]) for group in groups for run in group.runs]
-    read = ["sample"] * any(row.get("fit") not in (None, "", "target") for _, row in rows)
-    unlike = same_pairs([run for run, _ in rows], tasks, ["classifier"] * (key == "transfer") + read)
+    runs = [run for run, _ in rows]
+    fitted = [run for run, row in rows if row.get("fit") not in (None, "", "target")]
+    refuse_other_pairs(runs, tasks)
+    differ = unlike(runs, READ + ("classifier",) * (key == "transfer")) + unlike(fitted, ["sample"])
     columns = [averaged(c, tasks) for c in columns]
     left = [task for task in every if task not in tasks]
     tasks += ["average"] * (len(tasks) > 1)
@@ -198,7 +202,7 @@ def grid(groups: Sequence[Group], kind: tuple[str, str, str], draws: int, digits
     ]
     notes = [
         *legend,
-        *unlike,
+        *differ,
         *([f"left out, as not all have a score: {', '.join(left)}"] if left else []),
         *(f"{i} - 1: {manner(groups[0], other, items)}" for i, other in enumerate(groups[1:], 2)),
         *widths(groups, draws, items),
@@ -258,11 +262,6 @@ def difference(first: Column, other: Column, task: str, by_seed: bool) -> Compar
         return paired(other.draws[task], first.draws[task], apart)
     items = of_draws(other.draws[task] - first.draws[task])
     return None if items is None else tested(apart, [*of_difference(a, b, paired=by_seed), items])
-
-
-def of_draws(draws: Draws) -> Source | None:
-    """The variance over test pairs by the bootstrap; None where too many draws are undefined."""
-    return None if interval(draws) is None else Source(float(np.nanvar(draws)), math.inf)
 
 
 def column(group: Group, kind: str, draws: int) -> Column:

@@ -83,6 +83,7 @@ def of_run(run: Run) -> str:
     """Returns the HTML page of one run, finished or not."""
     here = run.path.resolve()
     is_job = (here.parent / "multirun.yaml").exists()  # which Hydra leaves in a sweep's directory
+    command = run.facts.get("command", "")  # older runs do not say by what a script is run
     return TEMPLATES.get_template("run.html").render(
         title=f"{here.parent.name}/{here.name}" if is_job else here.name,
         about=about(run),
@@ -92,7 +93,7 @@ def of_run(run: Run) -> str:
         files={
             "Settings (config.yaml)": (run.path / "config.yaml").read_text(encoding="utf-8"),
             "Environment (versions.json)": json.dumps(run.facts, indent=2, ensure_ascii=False),
-            "Command": f"python {run.facts.get('command', '')}",
+            "Command": "python " * command.partition(" ")[0].endswith(".py") + command,
         },
     )
 

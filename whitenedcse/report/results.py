@@ -266,11 +266,8 @@ def in_brackets(words: Sequence[str]) -> str:
     return f" ({', '.join(words)})" if words else ""
 
 
-def same_pairs(runs: Sequence[Run], tasks: Sequence[str], read: Sequence[str]) -> list[str]:
-    """A note for each way in which the runs were evaluated differently; read: settings that some tasks read.
-
-    Raises ValueError unless all report the same aggregation of the same gold scores.
-    """
+def refuse_other_pairs(runs: Sequence[Run], tasks: Sequence[str]) -> None:
+    """Raise ValueError unless all runs report the same aggregation of the same gold scores."""
     first = runs[0]
     for other in runs[1:]:
         if other.results["headline"] != first.results["headline"]:
@@ -282,7 +279,10 @@ def same_pairs(runs: Sequence[Run], tasks: Sequence[str], read: Sequence[str]) -
                 raise ValueError(
                     f"{task}: {first.path} and {other.path} were not evaluated on the same pairs"
                 )
-    names = ("pooling", "prompt", "case", "max_length", "extra", "bf16", *read)
+
+
+def unlike(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
+    """A note for each setting of an evaluation that is not the same in all runs."""
     known = [
         (name, str(run.results[name]) or "none") for run in runs for name in names if name in run.results
     ]
