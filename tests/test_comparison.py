@@ -339,6 +339,18 @@ def test_what_runs_were_not_evaluated_alike_in_is_noted(tmp_path, name, values, 
     assert [line for line in grid.notes if "not the same" in line] == [note] * (note is not None)
 
 
+def test_tasks_of_a_kind_that_only_one_run_has_are_named(tmp_path):
+    run(tmp_path / "a", 0.2, 0)
+    path = run(tmp_path / "b", 0.3, 0) / "scores.json"
+    (tmp_path / "b" / "digests.json").unlink()
+    scores = json.loads(path.read_text())
+    scores["rows"][0]["transfer"] = {"tasks": {"of/labelled.csv": {"accuracy": 90.0}}, "avg": 90.0}
+    path.write_text(json.dumps(scores))
+    for names in ("ab", "ba"):
+        (grid,) = compared([str(tmp_path / name) for name in names], 20, 2)
+        assert grid.notes[-1] == "as it is: left out, as not all runs have it: labelled.csv"
+
+
 def test_a_run_without_tests_is_told_those_of_another(tmp_path):
     run(tmp_path / "tested", 0.2, 0)
     (tmp_path / "tested" / "config.yaml").write_text("tasks: {names: [a.csv, my b.csv]}\n")

@@ -214,7 +214,9 @@ def test_a_collapse_is_half_of_the_axes_lost_beside_a_fall_of_two_evaluations(ev
 def test_vectors_that_near_a_single_one_are_warned_of_though_they_are_ranked_well(dev, near, warned):
     values = [{"dev/effective_rank": 9.0, UNIFORMITY: u} for u in near]
     rows = [Row(i, v | ({"dev/spearman": dev + i} if dev else {})) for i, v in enumerate(values)]
-    assert [kind for kind, _ in alarms(rows, 1.0, GUESS)] == ["shrinking"] * warned
+    said = list(alarms(rows, 1.0, GUESS))
+    assert [kind for kind, _ in said] == ["shrinking"] * warned
+    assert all("all vectors near one. Try a lower optim.lr; a loss without" in text for _, text in said)
 
 
 def test_the_parts_of_the_loss_are_told_apart():

@@ -310,7 +310,7 @@ def test_a_bar_reads_the_loss_once_a_second(monkeypatch):
 
 def test_a_line_of_progress_comes_once_a_step(monkeypatch):
     said = []
-    trainer = SimpleNamespace(global_step=0, estimated_stepping_batches=3)
+    trainer = SimpleNamespace(global_step=0, estimated_stepping_batches=3, should_stop=False)
     monkeypatch.setattr("whitenedcse.training.loggers.loss", lambda trainer: 1.0)
     bar = PlainProgress(say=said.append)
     bar.on_train_start(trainer, None)
@@ -322,7 +322,7 @@ def test_a_line_of_progress_comes_once_a_step(monkeypatch):
 
 def test_the_speed_after_a_resume_is_that_of_the_steps_since(monkeypatch):
     said, clock = [], [0.0]
-    trainer = SimpleNamespace(global_step=1000, estimated_stepping_batches=101_000)
+    trainer = SimpleNamespace(global_step=1000, estimated_stepping_batches=101_000, should_stop=False)
     monkeypatch.setattr("whitenedcse.training.loggers.loss", lambda trainer: 1.0)
     monkeypatch.setattr(loggers.time, "monotonic", lambda: clock[0])
     bar = PlainProgress(say=said.append)
@@ -330,3 +330,6 @@ def test_the_speed_after_a_resume_is_that_of_the_steps_since(monkeypatch):
     trainer.global_step, clock[0] = 5 * 5050, (5 * 5050 - 1000) * 2.0  # a line is due at each 5,050th step
     bar.on_train_batch_end(trainer, None)
     assert said == ["step 25250/101000  loss 1.000  0.50 steps/s  left 42:05:00"]  # 75,750 steps of 2 s
+    trainer.global_step, trainer.should_stop = 6 * 5050, True  # monitor.patience has ended it
+    bar.on_train_batch_end(trainer, None)
+    assert said[1].endswith("left 00:00:00")

@@ -14,9 +14,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from whitenedcse.evaluation.differences import of_difference, quantile
+from whitenedcse.evaluation.differences import of_difference, of_scores, quantile
 from whitenedcse.evaluation.statistics import resamples
-from whitenedcse.report.comparison import Column, difference
 
 REPEATS, PAIRS, DRAWS, SD = 6000, 200, 300, 0.3
 COUNTS = resamples(PAIRS, DRAWS, 0) / PAIRS
@@ -31,8 +30,8 @@ def system(rng: np.random.Generator, seeds: int, noise: float, shared: bool, sd:
 
 def ours(a: Floats, b: Floats, by_seed: bool) -> tuple[float, float]:
     """The 95 % interval of the difference by `compare=`."""
-    columns = [Column({"": x.mean(axis=1).tolist()}, {"": COUNTS @ x.mean(axis=0)}) for x in (b, a)]
-    test = difference(*columns, "", by_seed)
+    scores = [(x.mean(axis=1).tolist(), COUNTS @ x.mean(axis=0)) for x in (a, b)]
+    test = of_scores(*scores, by_seed=by_seed)
     assert test is not None
     return test.low, test.high
 

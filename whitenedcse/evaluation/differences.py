@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
-from whitenedcse.evaluation.statistics import Comparison, Draws, interval
+from whitenedcse.evaluation.statistics import Comparison, Draws, interval, paired
 
 ALPHA = 0.05
 SMALLEST = math.log(1e-100)  # a p below this is 0
@@ -108,6 +108,21 @@ def tested(difference: float, sources: Sequence[Source]) -> Comparison:
     if half > CONSTANT:
         p = math.exp(optimize.brentq(beyond, SMALLEST, 0.0, xtol=1e-13)) if beyond(SMALLEST) > 0 else 0.0
     return Comparison(difference, difference - half, difference + half, p)
+
+
+Scores = tuple[Sequence[float], Draws]  # of the runs of a group, and draws of their mean
+
+
+def of_scores(a: Scores, b: Scores, *, by_seed: bool) -> Comparison | None:
+    """What the mean score of a group has over another's, tested; None where scores are undefined too often.
+
+    Two single runs are compared by the draws alone. by_seed: the runs of both have the same seeds, in order.
+    """
+    apart = float(np.mean(a[0]) - np.mean(b[0]))
+    if len(a[0]) == len(b[0]) == 1:
+        return paired(a[1], b[1], apart)
+    items = of_draws(a[1] - b[1])
+    return None if items is None else tested(apart, [*of_difference(a[0], b[0], paired=by_seed), items])
 
 
 def holm(p: Sequence[float]) -> list[float]:

@@ -16,15 +16,13 @@ import numpy as np
 from whitenedcse.app.run import Run
 from whitenedcse.app.terminal import Grid
 from whitenedcse.evaluation import mteb_results
-from whitenedcse.evaluation.differences import Source, half_width, of_difference, of_draws, of_mean, tested
+from whitenedcse.evaluation.differences import Source, half_width, of_draws, of_mean, of_scores, tested
 from whitenedcse.evaluation.statistics import (
-    Comparison,
     Draws,
     accuracy_draws,
     average_draws,
     interval,
     over_seeds,
-    paired,
     task_draws,
     with_interval,
 )
@@ -91,7 +89,18 @@ def compared(names: Sequence[str], draws: int, digits: int | None) -> list[Grid]
         both = " and ".join(group.name for group in groups)
         raise ValueError(f"compare: {both} share no task with a score; give both the same tasks.names")
     notes += [f"no table of {heading(same)}: no task has a score in all" for same, one in made if not one]
+    notes += [note for same in together for kind in KINDS if (note := lacking(same, kind[0]))]
     return [*grids[:-1], grids[-1]._replace(notes=[*grids[-1].notes, *notes])]
+
+
+def lacking(groups: Sequence[Group], key: str) -> str:
+    """A note on a kind of tasks that only some of the runs have, which no table shows; else ""."""
+    rows = [row_of(run, group.row)[1] for group in groups for run in group.runs]
+    having = [row[key].get("tasks", {"RTE": None}) for row in rows if key in row]
+    if len(having) in (0, len(rows)):
+        return ""
+    names = short(list(dict.fromkeys(name for tasks in having for name in tasks)))
+    return f"{heading(groups)}: left out, as not all runs have it: {', '.join(names)}"
 
 
 def by_row(groups: Sequence[Group]) -> tuple[list[list[Group]], list[str]]:
@@ -250,18 +259,9 @@ def cells(columns: Sequence[Column], by_seed: Sequence[bool], task: str, digits:
         sd = "" if spread.sd is None else f" (sd {spread.sd:.2f})"
         shown.append(with_interval(spread.mean, *bounds(ends), digits) + sd)
     for other, same in list(zip(columns, by_seed, strict=True))[1:]:
-        shown += difference_cells(difference(columns[0], other, task, same), digits)
+        pair = [(one.values[task], one.draws[task]) for one in (other, columns[0])]
+        shown += difference_cells(of_scores(*pair, by_seed=same), digits)
     return shown
-
-
-def difference(first: Column, other: Column, task: str, by_seed: bool) -> Comparison | None:
-    """What a group's mean score has over the first's, tested; None where the score is undefined too often."""
-    a, b = other.values[task], first.values[task]
-    apart = float(np.mean(a) - np.mean(b))
-    if len(a) == len(b) == 1:
-        return paired(other.draws[task], first.draws[task], apart)
-    items = of_draws(other.draws[task] - first.draws[task])
-    return None if items is None else tested(apart, [*of_difference(a, b, paired=by_seed), items])
 
 
 def column(group: Group, kind: str, draws: int) -> Column:

@@ -247,8 +247,8 @@ def alarms(rows: list[Row], loss: float, guess: float) -> Iterator[tuple[str, st
     if min(near[1:]) > NEAR * near[0]:
         yield (
             "shrinking",
-            f"{UNIFORMITY} went from {near[0]:.2g} (step 0) to {near[-1]:.2g}: all vectors near one. Use "
-            "a loss that keeps sentences apart, by negatives or by whitening (head.position=after)",
+            f"{UNIFORMITY} went from {near[0]:.2g} (step 0) to {near[-1]:.2g}: all vectors near one. "
+            "Try a lower optim.lr; a loss without negatives needs whitening last (head.position=after)",
         )
 
 

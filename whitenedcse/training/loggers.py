@@ -217,5 +217,5 @@ class PlainProgress(ProgressBar):
             return
         self.last = step
         pace = (time.monotonic() - self.began) / (step - self.first)  # of a run that resumes, since it did
-        left = terminal.duration(pace * (total - step))
+        left = terminal.duration(0 if trainer.should_stop else pace * (total - step))
         self.say(f"step {step}/{total}  loss {loss(trainer):#.4g}  {1 / pace:.2f} steps/s  left {left}")
