@@ -75,7 +75,8 @@ def test_a_run_directory_holds_all_that_a_number_depends_on(trained):
         "machine",
         "threads",
     }
-    assert versions["command"].endswith("run=first logger=wandb")
+    command = versions["command"]
+    assert command.startswith("python train.py ") and command.endswith("run=first logger=wandb")
     assert "group_width: 2" in (run / "config.yaml").read_text()
     assert "${" not in (run / "config.yaml").read_text()  # resolved
     assert not (run / "checkpoints").exists()
