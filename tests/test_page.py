@@ -20,7 +20,7 @@ from test_sweep_report import SCORES, swept, trained
 from whitenedcse.app import terminal
 from whitenedcse.app.reading import Series
 from whitenedcse.app.run import Run
-from whitenedcse.report import contrasts, page, sweep
+from whitenedcse.report import contrasts, page, plots, sweep
 
 HEALTH = {
     "dev/effective_rank": {0: 3.0, 50: 5.0, 100: 6.0},
@@ -162,8 +162,8 @@ def test_the_legend_of_a_sweep_has_the_colour_and_the_mark_of_each_group(tmp_pat
     trained(swept(tmp_path / "s") / "more", 9, system="simcse", finished=False, views=2)
     text = written(tmp_path / "s").read_text()
     found = re.findall(r'<li><span style="color:(.*?)">(.*?)</span>(.*?)</li>', text)
-    looks = [contrasts.look(i) for i in range(len(SCORES))]
-    assert [line[:2] for line in found] == [(colour, contrasts.MARKS[mark]) for colour, mark in looks]
+    looks = [plots.look(i) for i in range(len(SCORES))]
+    assert [line[:2] for line in found] == [(colour, plots.MARKS[mark]) for colour, mark in looks]
     assert [label for *_, label in found] == list(SCORES)
     assert (
         "3 groups, 13 runs, 12 finished; every run is a line of the csv file beside this page"
@@ -324,7 +324,7 @@ def test_the_strip_has_every_seed_the_mean_and_scipys_interval(tmp_path):
         np.testing.assert_allclose(bar.get_segments()[0][:, 0], [low, high])
         dots = next(line for line in ax.lines if len(line.get_xdata()) == 4 and line.get_ydata()[0] == -i)
         assert sorted(dots.get_xdata()) == sorted(best) and ax.texts[i].get_text() == name
-        assert dots.get_color() == contrasts.look(i)[0]
+        assert dots.get_color() == plots.look(i)[0]
 
 
 def test_dev_curves_are_the_mean_and_the_range_of_the_seeds(tmp_path):
@@ -338,7 +338,7 @@ def test_dev_curves_are_the_mean_and_the_range_of_the_seeds(tmp_path):
 
 
 def test_49_groups_look_different():
-    assert len({contrasts.look(i) for i in range(49)}) == 49
+    assert len({plots.look(i) for i in range(49)}) == 49
 
 
 # the browser

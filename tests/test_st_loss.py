@@ -34,7 +34,7 @@ from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.whitener import WhiteningSettings
 from whitenedcse.ragged import ragged
 from whitenedcse.sentence_transformers import HeadInCheckpoints, WhitenedContrastiveLoss, accelerate, whitened
-from whitenedcse.training.loss import MultiPositiveLoss
+from whitenedcse.training.loss import Matryoshka, MultiPositiveLoss
 from whitenedcse.training.module import ContrastiveTraining
 
 OTHERS = [text.replace("the", "every") + " ." for text in SENTENCES]
@@ -236,6 +236,18 @@ def test_matryoshka_works_without_a_head_and_is_refused_with_one(made):
     )
     with pytest.raises(ValueError, match=r"width 8 for a head of width 16.*MatryoshkaLoss.*dense=False"):
         stepped(MatryoshkaLoss(model := made(), WhitenedContrastiveLoss(model), dims), SENTENCES, OTHERS)
+
+
+def test_our_matryoshka_without_a_head_is_theirs_with_the_whole_vector_twice(made):
+    """The row of docs/coming_from.md."""
+    model = made()
+    theirs = MatryoshkaLoss(
+        model, MultipleNegativesRankingLoss(model), [16, 8, 4], matryoshka_weights=[2, 1, 1]
+    )
+    given = tokens(model, SENTENCES, OTHERS)
+    with torch.no_grad():
+        z = torch.stack([model(dict(part))["sentence_embedding"] for part in given])
+        assert_close(Matryoshka(dims=[8, 4])(z, x=z), theirs([dict(part) for part in given], None))
 
 
 def test_the_defaults_are_those_of_our_training():

@@ -261,11 +261,20 @@ def test_dev_scores_of_other_pairs_are_not_compared(tmp_path, devs, comparable, 
             with_dev(
                 trained(tmp_path / f"{i}{seed}", seed, 70.0 + i + seed / 10, average, views=i), name, digest
             )
-    grid = table([tmp_path])[0]
-    note = "not all runs have the same dev pairs: their dev scores cannot be compared"
+    grid, *others = table([tmp_path])
+    note = "not all runs have the same dev set: dev scores and embeddings cannot be compared"
     assert (note in grid.notes) == (not comparable)
     column = grid.columns.index("p (Holm)")
     assert (grid.rows[1][column - 2] == "-") == (not comparable and not tests)
+    (others,) = ([grid.title, *grid.columns[2:]] for grid in others if "by task" not in grid.title)
+    geometry = ["dev embeddings at the best checkpoint", "alignment", "uniformity"]
+    assert others == [*(geometry if comparable else ["speed of training"]), "sentences/s (median)"]
+    groups = sweep.gathered(sweep.runs([tmp_path])).groups
+    charts = [title for title, *_ in contrasts.of_groups(groups)]
+    main = "Test average (all)" if tests else "Dev best (all)"
+    shown = {main: comparable or tests, "Dev score": comparable, "Alignment and uniformity": comparable}
+    shown[f"{main} against throughput"] = comparable or tests
+    assert charts == [title for title, there in shown.items() if there]
 
 
 def test_tests_of_the_same_name_with_other_content_are_not_compared(tmp_path):

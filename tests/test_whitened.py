@@ -167,7 +167,9 @@ def test_a_fit_to_few_texts_says_so_or_is_refused_where_it_cannot_be(source, emb
     note = "note: 6 texts are few for width 16: 5 components of this {} can vary; fit it to more texts, or by"
     for kind in ("whitening", "zca_cor", "cholesky", "pca"):
         assert cli.main(["whiten", "fit", source, str(few), out, "--kind", kind]) == 0
-        assert capsys.readouterr().out.startswith(note.format(kind))
+        said = capsys.readouterr().out
+        assert said.startswith(note.format(kind))
+        assert "keep fewer components (--dim, or in search build --whiten-k)\n" in said
     assert cli.main(["whiten", "fit", source, str(few), out, "--shrinkage", "0.1"]) == 0
     assert cli.main(["whiten", "fit", source, str(few), out, "--kind", "standardise"]) == 0
     assert "note" not in capsys.readouterr().out
@@ -182,7 +184,9 @@ def test_a_fit_to_few_texts_says_so_or_is_refused_where_it_cannot_be(source, emb
     ]
     assert cli.main(made) == 0 and note.format("whitening") in capsys.readouterr().out
     assert cli.main([*made, "--dim", "5"]) == 0
-    assert "note: 6 texts are few for 5 components of this whitening, 10 for" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "note: 6 texts are few for 5 components of this whitening, 10 for" in said
+    assert "keep fewer components (--dim, or in search build --whiten-k)\n" in said
     many = tmp_path / "many.txt"
     many.write_text("\n".join(TEXTS[:6] * 9))
     assert cli.main([*made[:-1], str(many), "--dim", "5"]) == 0 and "note" not in capsys.readouterr().out

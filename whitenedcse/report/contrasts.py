@@ -20,7 +20,7 @@ from whitenedcse.evaluation.differences import half_width, holm, of_difference, 
 from whitenedcse.evaluation.statistics import Comparison, over_seeds
 from whitenedcse.report import plots
 from whitenedcse.report.conditions import same_content, texts
-from whitenedcse.report.plots import COLOURS, SIZE, Drawing, drawn, over_steps
+from whitenedcse.report.plots import SIZE, Drawing, drawn, look, over_steps
 from whitenedcse.report.results import aggregations, in_brackets, meaning, undefined
 from whitenedcse.report.sweep import (
     Group,
@@ -98,7 +98,7 @@ def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
         f"dev: Spearman before training and at best, {meaning('all')}",
     ]
     if not alike:
-        notes.append("not all runs have the same dev pairs: their dev scores cannot be compared")
+        notes.append("not all runs have the same dev set: dev scores and embeddings cannot be compared")
     if tasks and measure is dev_best and alike:
         notes += ["the difference is that of dev best, because not all runs have scores of the same tests"]
     notes += [f"tests: Spearman, {meaning(mean)}" for mean in aggregations(every)]
@@ -108,7 +108,7 @@ def comparison(sweep: Sweep, against: str | None = None) -> list[Grid]:
     notes += sweep.notes
     main = Grid("groups of runs, scores x 100", columns, lines, notes, range(1, len(columns)))
     alone = [task for task in tasks if len(tasks) > 2 or task != "average"]  # of one task it is the score
-    return [main, shape(sweep.groups), *([by_tasks(sweep.groups, alone)] if alone else [])]
+    return [main, *shape(sweep.groups, alike), *([by_tasks(sweep.groups, alone)] if alone else [])]
 
 
 def same_tests(runs: Sequence[Run]) -> bool:
@@ -143,9 +143,12 @@ def means(groups: Sequence[Group], measures: Mapping[str, Measure], digits: int 
     ]
 
 
-def shape(groups: Sequence[Group]) -> Grid:
-    """The table of the groups' geometry at the best checkpoint and of training speed, as far as logged."""
-    names = ("alignment", "uniformity", "effective rank")
+def shape(groups: Sequence[Group], alike: bool) -> list[Grid]:
+    """The table of the groups' geometry at the best checkpoint and of training speed, as far as logged.
+
+    alike: whether all have the same dev set, as measures of other sentences say nothing about a difference.
+    """
+    names = ("alignment", "uniformity", "effective rank") if alike else ()
     measures = {name: at_best(f"dev/{name.replace(' ', '_')}") for name in names}
     measures = {name: m for name, m in measures.items() if any(values(group, m) for group in groups)}
     lines, columns = means(groups, measures, 3), ["", "seeds", *measures]
@@ -153,7 +156,8 @@ def shape(groups: Sequence[Group]) -> Grid:
     if any(fast):
         lines = [[*line, f"{np.median(f):,.0f}" if f else "-"] for line, f in zip(lines, fast, strict=True)]
         columns.append("sentences/s (median)")
-    return Grid("dev embeddings at the best checkpoint", columns, lines, right=range(1, len(columns)))
+    title = "dev embeddings at the best checkpoint" if measures else "speed of training"
+    return [Grid(title, columns, lines, right=range(1, len(columns)))] if columns[2:] else []
 
 
 def differences(
@@ -198,28 +202,17 @@ def by_tasks(groups: Sequence[Group], tasks: Sequence[str]) -> Grid:
     return Grid(title, ["", *with_units(every, tasks)], lines, right=range(1, len(tasks) + 1))
 
 
-MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖"}
-
-
-def look(i: int) -> tuple[str, str]:
-    """The colour and the mark of group i, different for 49 groups."""
-    marks = list(MARKS)
-    return COLOURS[i % len(COLOURS)], marks[(i + i // len(COLOURS)) % len(marks)]
-
-
 def of_groups(groups: Sequence[Group]) -> list[tuple[str, Drawing, str]]:
-    """Title, SVG and caption of each chart that there is data for."""
+    """Title, SVG and caption of each chart that there is data for; of dev scores only of one dev set."""
     what, measure = main_score(groups)
     title = what[0].upper() + what[1:]
     tall = max(SIZE[1], 0.8 + 0.42 * len(groups))
-    charts = [
-        (
-            title,
-            drawn("strip", partial(strip, groups=groups, measure=measure, what=what), tall),
-            "One dot per seed; the mean and its 95 % t interval.",
-        )
-    ]
-    if any(SPEARMAN in run.series for group in groups for run in group.runs.values()):
+    every = [run for group in groups for run in group.runs.values()]
+    alike, charts = same_dev(every), list[tuple[str, Drawing, str]]()
+    if tested := alike or measure is not dev_best:
+        picture = drawn("strip", partial(strip, groups=groups, measure=measure, what=what), tall)
+        charts.append((title, picture, "One dot per seed; the mean and its 95 % t interval."))
+    if alike and any(SPEARMAN in run.series for run in every):
         picture = drawn("dev", partial(quality, groups=groups))
         charts.append(("Dev score", picture, "Mean over seeds, from the lowest to the highest seed."))
     pairs = {
@@ -237,7 +230,8 @@ def of_groups(groups: Sequence[Group]) -> list[tuple[str, Drawing, str]]:
         ),
     }
     for name, (key, x, y, caption) in pairs.items():
-        if any(values(group, x[0]).keys() & values(group, y[0]).keys() for group in groups):
+        comparable = alike if key == "shape" else tested
+        if comparable and any(values(group, x[0]).keys() & values(group, y[0]).keys() for group in groups):
             charts.append((name, drawn(key, partial(scatter, groups=groups, x=x, y=y)), caption))
     return charts
 

@@ -100,10 +100,10 @@ def of_run(run: Run) -> str:
 
 def of_sweep(title: str, sweep: Sweep, tables: Sequence[Grid]) -> str:
     """Returns the HTML page of a sweep; tables: what `sweep.comparison` returns for it."""
-    looks = [(*contrasts.look(i), group.label) for i, group in enumerate(sweep.groups)]
+    looks = [(*plots.look(i), group.label) for i, group in enumerate(sweep.groups)]
     return TEMPLATES.get_template("sweep.html").render(
         title=title,
-        groups=[(colour, contrasts.MARKS[mark], label) for colour, mark, label in looks],
+        groups=[(colour, plots.MARKS[mark], label) for colour, mark, label in looks],
         runs=len(sweep.runs),
         finished=sum(run.scores is not None for run in sweep.runs),
         tables=tables,

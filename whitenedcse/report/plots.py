@@ -26,11 +26,18 @@ STYLE: Any = {
 }
 LABEL = "Spearman x 100"
 
+MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖"}
 # of a page: Okabe and Ito's colours, which a colour-blind eye tells apart; yellow is too pale on white
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 INLINE: Any = STYLE | {"font.size": 10.5, "text.parse_math": False, "legend.frameon": False}
 SIZE = (4.6, 3.1)  # inches; a phone shows it at about this size
 LONGEST = 52  # letters of a name that fit above its dots; the legend has all
+
+
+def look(i: int) -> tuple[str, str]:
+    """The colour and the mark of group i, different for 49 groups."""
+    marks = list(MARKS)
+    return COLOURS[i % len(COLOURS)], marks[(i + i // len(COLOURS)) % len(marks)]
 
 
 def over_steps(ax: Axes, what: str, zero: bool = False) -> None:

@@ -27,6 +27,10 @@ from whitenedcse.serving.shares import Lead, Member
 
 BLOCK = 20_000  # rows at a time
 ENOUGH = 10  # texts per component, as a rule of thumb
+CURE = (
+    "fit it to more texts, or by whiten fit with --shrinkage, or keep fewer components (--dim, or in search "
+    "build --whiten-k)"
+)
 
 
 class Fitting:
@@ -91,17 +95,11 @@ def fitted(
 def say_few(fit: Postprocess, n: int) -> None:
     """Print one line where n texts are few for the components that are kept, or too few for all to vary."""
     d = len(fit.mean)
-    kept, whitens = fit.k or d, fit.kind in SHRUNK and not fit.shrinkage
+    kept, whitens, few = fit.k or d, fit.kind in SHRUNK and not fit.shrinkage, f"{n:,} texts are few for"
     if fit.k is None and fit.most < d:
-        say(
-            f"note: {n:,} texts are few for width {d}: {fit.most} components of this {fit.kind} can vary; "
-            "fit it to more texts, or by whiten fit with --shrinkage, or keep fewer components with --dim"
-        )
+        say(f"note: {few} width {d}: {fit.most} components of this {fit.kind} can vary; {CURE}")
     elif whitens and n < ENOUGH * kept:
-        say(
-            f"note: {n:,} texts are few for {kept} components of this {fit.kind}, {ENOUGH} for each do; "
-            "fit it to more texts, or by whiten fit with --shrinkage, or keep fewer components with --dim"
-        )
+        say(f"note: {few} {kept} components of this {fit.kind}, {ENOUGH} for each do; {CURE}")
 
 
 def led(fitting: Fitting, corpus: Corpus, lead: Lead) -> None:
