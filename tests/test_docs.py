@@ -84,7 +84,7 @@ def files(home):
     write(home / "more.txt", "".join(f"{text}\n" for text in x[:5]))
     write(home / "questions.txt", "".join(f"{text}\n" for text in x[:3]))
     write(home / "docs.csv", "key,text\n" + "".join(f"{i},{text}\n" for i, text in enumerate(some(128))))
-    rows = "".join(f"{x[i]},{x[i - 1]},{x[i - 2]}\n" for i in range(40))
+    rows = "".join(f"{a},{b},{c}\n" for a, b, c in zip(*[iter(some(240))] * 3, strict=True))
     write(home / "triplets.csv", f"anchor,positive,negative\n{rows}")
     pairs = "score\tsentence1\tsentence2\n" + "".join(f"{i % 6}\t{x[i]}\t{x[-i - 1]}\n" for i in range(20))
     for name in ("my_pairs.tsv", "my_folder/a.tsv", "my_folder/b.tsv"):
