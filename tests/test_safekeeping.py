@@ -1,13 +1,17 @@
 """A run stops when it is asked to, whatever else is amiss, and ranks that differ do not begin."""
 
+import io
 import signal
+import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
+from rich.console import Console
 
+from whitenedcse.app import terminal
 from whitenedcse.training import trainer
 from whitenedcse.training.trainer import Safekeeping
 
@@ -104,4 +108,23 @@ def test_a_signal_while_the_last_checkpoint_is_written_leaves_it_whole(keep, mon
     with pytest.raises(SystemExit, match=str(128 + number)):
         made.fit(BoringModel())
     assert [trainer.step_of(path) for path in trainer.written(keep.directory)] == [2]
-    assert said[-1].endswith("run stopped after step 2; the same command resumes it")
+    assert any(text.endswith("run stopped after step 2; the same command resumes it") for text in said)
+
+
+def test_a_line_that_a_signal_interrupts_is_not_repeated(keep, monkeypatch):
+    class Interrupted(io.StringIO):
+        def flush(self):
+            if keep.asked == 0:
+                keep.hear(signal.SIGTERM, None)
+
+    console = Console(file=Interrupted(), width=200)
+    monkeypatch.setattr(terminal, "console", lambda: console)
+    keep.say = terminal.say
+    before = threading.active_count()
+    keep.say("step 7/12")
+    while threading.active_count() > before:
+        time.sleep(0.01)
+    assert console.file.getvalue().splitlines() == [
+        "step 7/12",
+        "stopping after this step, in 6 s at the latest",
+    ]

@@ -150,7 +150,8 @@ class Safekeeping(Callback):
         self.asked = number
         within = "" if number == USR1 else f", in {LIMIT:g} s at the latest"
         again = "; Ctrl-C again stops at once, at the last checkpoint" if number == signal.SIGINT else ""
-        self.say(f"stopping after this step{within}{again}")
+        said = f"stopping after this step{within}{again}"
+        threading.Thread(target=self.say, args=[said]).start()  # within a line, rich would repeat that
 
     def on_train_batch_start(self, trainer: Any, pl_module: LightningModule, batch: Any, index: int) -> None:
         """Between two optimiser steps, save if it is time, and end if any rank received a signal."""
@@ -184,10 +185,7 @@ class Safekeeping(Callback):
         self.saved = checkpoint["global_step"]
 
     def finish(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
-        """Write the last checkpoint: `on_train_end` of a callback after all that evaluate.
-
-        Lightning gives the signals back before `on_fit_end`, where one would end the process unsaved.
-        """
+        """Write the last checkpoint, as the last `on_train_end`: signals are heard no longer after these."""
         if trainer.global_step > self.saved:
             self.save(trainer)
 
@@ -225,8 +223,7 @@ class Safekeeping(Callback):
 
     def stop(self, trainer: lightning.Trainer, number: int) -> None:
         """End the process with status 128 + signal; requeue a SLURM job if its time limit was reached."""
-        run = self.directory.parent
-        self.say(f"{run} stopped after step {self.saved}; {self.again} resumes it")
+        self.say(f"{self.directory.parent} stopped after step {self.saved}; {self.again} resumes it")
         job = os.environ.get("SLURM_JOB_ID")
         if number not in (signal.SIGTERM, signal.SIGINT) and job and trainer.is_global_zero:
             with suppress(OSError):  # no scontrol here, e.g. in a container
