@@ -275,6 +275,8 @@ def test_dev_scores_of_other_pairs_are_not_compared(tmp_path, devs, comparable, 
     shown = {main: comparable or tests, "Dev score": comparable, "Alignment and uniformity": comparable}
     shown[f"{main} against throughput"] = comparable or tests
     assert charts == [title for title, there in shown.items() if there]
+    _, (text, *_) = page.write([str(tmp_path)], None, None)
+    assert ('class="legend"' in Path(text).read_text()) == (comparable or tests)
 
 
 def test_tests_of_the_same_name_with_other_content_are_not_compared(tmp_path):
