@@ -323,6 +323,14 @@ def test_what_cannot_work_is_an_exception_of_one_line(home, call, error, said):
     assert not GlobalHydra.instance().is_initialized()
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_an_unknown_setting_is_one_error_without_hydras_unless_asked(home, monkeypatch, traced):
+    monkeypatch.setenv("WHITENEDCSE_TRACEBACK", str(int(traced)))
+    with pytest.raises(ValueError, match="no setting 'optim.lrr'") as error:
+        whitenedcse.train("bert", "my.txt", settings={"optim.lrr": 1})
+    assert error.value.__suppress_context__ and (error.value.__cause__ is not None) == traced
+
+
 def test_ctrl_c_after_training_or_in_an_evaluation_says_what_comes_next(home, monkeypatch, capsys):
     settings, tests = {"trainer.max_steps": 2}, ["pairs.tsv"]
     with monkeypatch.context() as patch:
