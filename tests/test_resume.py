@@ -23,7 +23,7 @@ from test_training import DEV, LOSS
 
 from whitenedcse.app import durable
 from whitenedcse.data.datamodule import SentenceData
-from whitenedcse.model.checkpoint import step_of as step_noted
+from whitenedcse.model.checkpoint import noted_step
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.lora import LoRA
 from whitenedcse.training import trainer as trainer_module
@@ -261,9 +261,9 @@ def test_a_run_killed_after_a_better_checkpoint_than_it_resumes_from_ends_the_sa
     """Without checkpoints: best/ is of step 3, 6 or 9, and none of these is known when it resumes."""
     assert train(tmp_path / "cut", "on_train_batch_end", 9, seconds=1e6) is None
     assert last_step(tmp_path / "cut" / "checkpoints") == 0
-    assert step_noted(tmp_path / "cut" / "best") in (3, 6, 9)
+    assert noted_step(tmp_path / "cut" / "best") in (3, 6, 9)
     end = train(tmp_path / "cut")
-    assert same(end, whole()) and step_noted(tmp_path / "cut" / "best") == end[-1]["best_step"]
+    assert same(end, whole()) and noted_step(tmp_path / "cut" / "best") == end[-1]["best_step"]
 
 
 def still(parameters, *, total_steps):

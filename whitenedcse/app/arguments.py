@@ -116,9 +116,9 @@ def say_unfinished(source: str) -> None:
         return
     run = Run.of(source)
     if run and run.best.is_dir() and run.trains and run.scores is None:
-        from whitenedcse.model.checkpoint import step_of
+        from whitenedcse.model.checkpoint import noted_step
 
-        at = "" if (step := step_of(run.best)) is None else f" (step {step:,})"
+        at = "" if (step := noted_step(run.best)) is None else f" (step {step:,})"
         say(f"note: {run.path} has not finished; its best checkpoint so far{at} is used")
 
 

@@ -84,19 +84,19 @@ def did_you_mean(error: BaseException, argv: Iterable[str]) -> str:
     given = [part for value in values for part in re.findall(r"[^\s\[\],'\"]+", value)]
     for name in (*given, *(part.partition(":")[0] for part in given)):
         start = r"(^|[\s'\"])" if re.search("[./]", name) else "^(encoder )?"
-        if re.search(rf"{start}{re.escape(name)}([\s:;,'\"]|$)", text) and (near := nearest(Path(name))):
-            return f"; did you mean {near}?"
+        if re.search(rf"{start}{re.escape(name)}([\s:;,'\"]|$)", text) and (said := nearest(Path(name))):
+            return said
     return ""
 
 
-def nearest(missing: Path) -> Path | None:
-    """The path with the most similar name in the directory of one that does not exist; None for none."""
+def nearest(missing: Path) -> str:
+    """The end of a message: the path with the most similar name beside one that does not exist, or ""."""
     with suppress(OSError):  # a name that is too long, or a directory that may not be read
         if not missing.exists():
             beside = [path.name for path in missing.parent.iterdir() if path.name[0] != "."]
             near = get_close_matches(missing.name, beside, n=1, cutoff=0.75)
-            return missing.parent / near[0] if near else None
-    return None
+            return f"; did you mean {missing.parent / near[0]}?" if near else ""
+    return ""
 
 
 def stamp() -> str:

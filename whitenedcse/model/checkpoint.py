@@ -36,7 +36,7 @@ FOREIGN = "not what train.py wrote beside these weights; copy the whole checkpoi
 def save(embedder: Embedder, directory: Path, step: int | None = None) -> None:
     """Write the checkpoint to a draft folder, then rename it: a kill never leaves half of one.
 
-    step: how many optimiser steps were done, noted for `step_of`. Raises OSError, or ValueError for a
+    step: how many optimiser steps were done, noted for `noted_step`. Raises OSError, or ValueError for a
     directory that holds something else; it is then unchanged.
     """
     refuse_file(directory)
@@ -47,7 +47,7 @@ def save(embedder: Embedder, directory: Path, step: int | None = None) -> None:
         seal(draft)
 
 
-def step_of(directory: Path) -> int | None:
+def noted_step(directory: Path) -> int | None:
     """After how many optimiser steps a checkpoint was written; None where it does not say, as older ones."""
     with suppress(ValueError, OSError):
         step = read_json(directory / SETTINGS).get("step")

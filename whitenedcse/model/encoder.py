@@ -274,12 +274,12 @@ def folder(path: str) -> Path:
 
     Only safetensors weights are downloaded where the repository has them. Raises FileNotFoundError.
     """
-    if Path(path).is_dir() or is_url(path):
+    if (place := Path(path)).is_dir() or is_url(path):
         return of_run(path, fetched(path))
-    near = f"; did you mean {found}?" if (found := nearest(Path(path))) else ""
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) or path.startswith("."):
-        what = "it is a file; name its directory" if Path(path).is_file() else "there is no such directory"
-        raise FileNotFoundError(f"no encoder in {path}: {what} (looked in {Path(path).absolute()}){near}")
+        what = "it is a file; name its directory" if place.is_file() else "there is no such directory"
+        where = f"{what} (looked in {place.absolute()}){nearest(place)}"
+        raise FileNotFoundError(f"no encoder in {path}: {where}")
     hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
         listed = [file.rfilename for file in hub.model_info(path, timeout=SECONDS).siblings or []]
@@ -295,6 +295,6 @@ def folder(path: str) -> Path:
         return Path(hub.snapshot_download(path, allow_patterns=patterns, local_files_only=listed is None))
     except Exception:
         raise FileNotFoundError(
-            f"encoder {path}: no directory {Path(path).absolute()}, not in the hub cache, and the hub did not"
-            f" give it ({reason}); name a local directory instead{near}"
+            f"encoder {path}: no directory {place.absolute()}, not in the hub cache, and the hub did not"
+            f" give it ({reason}); name a local directory instead{nearest(place)}"
         ) from None

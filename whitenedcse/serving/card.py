@@ -152,7 +152,7 @@ def training(run: Run | None) -> str:
     if dev.get("n"):
         said["dev set"] = dev_scores(config["monitor"]["dev"], dev)
     if run.scores is None:
-        at = "" if (step := checkpoint.step_of(run.best)) is None else f", of step {step:,}"
+        at = "" if (step := checkpoint.noted_step(run.best)) is None else f", of step {step:,}"
         said["not finished"] = f"this is its best checkpoint so far{at}"
     if frozen := untrained(run):
         said["not trained, no part of the vector"] = ", ".join(frozen)

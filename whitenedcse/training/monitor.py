@@ -255,7 +255,7 @@ class Monitor(Callback):
 
         Then it is of a step that will be repeated, and those of the steps before it are gone.
         """
-        return bool(self.rows[1:]) and checkpoint.step_of(self.directory) not in (None, self.best.step)
+        return bool(self.rows[1:]) and checkpoint.noted_step(self.directory) not in (None, self.best.step)
 
     @property
     def before(self) -> Row:
