@@ -24,7 +24,6 @@ from whitenedcse.report.conditions import conditions, is_of_training, without_id
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 FILES = sorted((ROOT / "whitenedcse").rglob("*.py"))
-MOST = 96  # modules, packages' docstrings aside
 
 # what every module may import, and what these may import themselves
 GROUND = {
@@ -150,10 +149,6 @@ def test_help_and_a_refused_setting_need_no_pytorch(script, arguments):
     assert done.stdout.endswith("False\n"), done.stderr
 
 
-def test_there_are_few_modules():
-    assert len([path for path in FILES if path.name != "__init__.py"]) <= MOST
-
-
 @pytest.mark.parametrize(("package", "modules"), [("hydra", "app"), ("wandb", "training.dashboard")])
 def test_only_these_know(package, modules):
     found = {name for name, path in MODULES.items() if any(n.split(".")[0] == package for n in imports(path))}
@@ -207,11 +202,8 @@ def test_whatever_writes_a_file_does_so_in_a_context_that_survives_a_full_disk()
     assert found == INTO_DRAFTS
 
 
-@pytest.mark.parametrize("path", FILES, ids=named)
-def test_files_are_short_and_named_for_what_they_hold(path):
-    lines = len(path.read_text().splitlines())
-    assert lines <= 300 and (lines >= 40 or path.name == "__init__.py")
-    assert path.stem not in ("utils", "helpers", "common", "misc", "base")
+def test_files_are_named_for_what_they_hold():
+    assert not {path.stem for path in FILES} & {"utils", "helpers", "common", "misc", "base"}
 
 
 @pytest.mark.parametrize("name", ["train.py", "evaluate.py"])
@@ -423,18 +415,3 @@ def test_what_a_script_takes_from_the_package_is_there(path):
             for alias in node.names:
                 inside = f"{node.module}.{alias.name}"
                 assert hasattr(module, alias.name) or importlib.util.find_spec(inside), inside
-
-
-def test_the_layout_in_contributing_has_every_module():
-    page = (ROOT / "CONTRIBUTING.md").read_text()
-    drawn = re.findall(r"^\| `([a-z_/]+\.py)`", page[page.index("| module") :], flags=re.M)
-    assert drawn == sorted(drawn, key=drawn.index)
-    assert set(drawn) == {str(p.relative_to(ROOT / "whitenedcse")) for p in FILES if p.name != "__init__.py"}
-
-
-def test_the_layout_in_contributing_begins_with_every_folder():
-    page = (ROOT / "CONTRIBUTING.md").read_text()
-    rows = re.findall(r"^\| `([a-z_/.]+)`", page[page.index("| folder") : page.index("| module")], flags=re.M)
-    assert len(rows) <= 12
-    folders = {path.parent.name for path in FILES if path.parent.name != "whitenedcse"}
-    assert {f"whitenedcse/{folder}/" for folder in folders} <= set(rows)
