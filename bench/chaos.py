@@ -33,9 +33,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from whitenedcse.app.compute import environment
-from whitenedcse.app.durable import digest
-from whitenedcse.app.terminal import Grid, say
+from whitenedcse.compute import environment
+from whitenedcse.console import Grid, say
+from whitenedcse.files import digest
 from whitenedcse.training.trainer import step_of, written
 
 ROOT = Path(__file__).parents[1]

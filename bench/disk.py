@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.chaos import TINY, disk, fill, refused
-from whitenedcse.app.compute import environment
-from whitenedcse.app.durable import checksum, digest
-from whitenedcse.app.space import held
-from whitenedcse.app.terminal import Grid, say
+from whitenedcse.compute import environment
+from whitenedcse.console import Grid, say
+from whitenedcse.files import checksum, digest, held
 
 ROOT = Path(__file__).parents[1]
 MEGABYTES = 20

@@ -38,16 +38,16 @@ import torch
 
 from bench.lockstep import TEXTS, tiny
 from whitenedcse.app.arguments import source
-from whitenedcse.app.compute import environment
-from whitenedcse.app.durable import intact
-from whitenedcse.app.run import Run
-from whitenedcse.app.terminal import Grid, say
+from whitenedcse.compute import environment
+from whitenedcse.console import Grid, say
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.tokens import identity, token_ids, tokenised
 from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.files import intact
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.planes import planes
+from whitenedcse.run import Run
 from whitenedcse.serving import layouts
 from whitenedcse.serving.bulk import Job, arrays, encoded
 from whitenedcse.serving.exports import Wanted, export

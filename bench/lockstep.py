@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from whitenedcse.app import durable, run
-from whitenedcse.app.durable import writing
-from whitenedcse.app.terminal import Grid, say
+from whitenedcse import files, run
+from whitenedcse.console import Grid, say
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.tokens import token_ids, tokenised
 from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.files import writing
 from whitenedcse.model import plane_files
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling, ProjectionHead
@@ -116,7 +116,7 @@ def index(folder: Path, embedder: Embedder, rank: int, turn: int) -> Any:
 
 def begin(folder: Path, embedder: Embedder, rank: int, turn: int) -> Any:
     """A new run in one directory: one process begins it, and the others are refused."""
-    durable.SECONDS = 0.2
+    files.SECONDS = 0.2
     begun = run.Run(folder / f"run{turn}")
     try:
         begun.start("seed: 0\n", seed=0)

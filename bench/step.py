@@ -46,7 +46,7 @@ from transformers import AutoModel, AutoTokenizer
 from bench import measure
 from bench.measure import Variant
 from bench.peers import BERTS, Loop, Work, corpus, encoder, ours, sentence_transformers, silence, simcse
-from whitenedcse.app.compute import prefers_onednn
+from whitenedcse.compute import prefers_onednn
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model.packed import multiply
 

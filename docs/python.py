@@ -10,7 +10,7 @@ GROUPS: dict[str, dict[str, str]] = {  # public names, and those of their member
     "Train and evaluate": {
         "train": "",
         "evaluate": "",
-        "Run": "embedder tests results scores best_score settings facts series items began",
+        "Run": "tests results scores best_score settings facts series items began",
     },
     "Encode, whiten, search": {
         "Embedder": "load encode similarity save embed",
@@ -43,9 +43,10 @@ heading here is imported from `whitenedcse`; some examples also need `import num
 
 ```python
 import whitenedcse
+from whitenedcse import Embedder
 
 run = whitenedcse.train("bert-base-uncased", "my.txt", dev="my_pairs.tsv", output="outputs/python")
-x = run.embedder.encode(["a sentence", "another one"])
+x = Embedder.load(run).encode(["a sentence", "another one"])
 ```
 
 This page is written from the docstrings by `python docs/python.py`; `help(whitenedcse.train)` prints the

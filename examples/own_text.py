@@ -20,7 +20,7 @@ run = whitenedcse.train(
 )
 print(run, "best dev score:", run.best_score)  # None without PAIRS
 
-embedder = run.embedder
+embedder = whitenedcse.Embedder.load(run)
 x = embedder.encode(["A cat sleeps on the sofa.", "A dog runs in the park.", "The cat is asleep."])
 x /= (x**2).sum(axis=1, keepdims=True) ** 0.5
 print((x @ x.T).round(2))  # cosine similarities

@@ -10,9 +10,9 @@ from encoders import SENTENCES, embedder_of
 from numpy.testing import assert_allclose, assert_array_equal
 
 from whitenedcse.app import cli
-from whitenedcse.app.durable import seal
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.files import seal
 from whitenedcse.model import checkpoint
 from whitenedcse.serving import approximate, search_bench
 from whitenedcse.serving.approximate import centroids, found, made, needed, ranked, trained

@@ -17,22 +17,15 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from whitenedcse.app import configuration
-from whitenedcse.app.reading import flat
 from whitenedcse.report import published
 from whitenedcse.report.conditions import conditions, is_of_training, without_idle
+from whitenedcse.run import flat
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 FILES = sorted((ROOT / "whitenedcse").rglob("*.py"))
 
-# what every module may import, and what these may import themselves
-GROUND = {
-    "app.compute": [],
-    "app.durable": ["app.space"],
-    "app.reading": ["app.durable"],
-    "app.space": ["app.ranks"],  # which share the name of a run
-    "app.terminal": [],
-}
+FLOOR = ["compute", "console", "distributed", "files", "run"]  # what anyone may import: each other alone
 # a folder, or a module beside the folders: what else of the package it may import
 FOLDERS = {
     "linalg": [],
@@ -41,12 +34,19 @@ FOLDERS = {
     "data": ["ragged"],
     "model": ["linalg", "whitening", "ragged", "data"],
     "evaluation": ["linalg", "whitening", "data"],
-    "training": ["whitening", "ragged", "data", "model", "evaluation", "app.ranks", "app.run"],
-    "report": ["evaluation", "app.run"],
+    "training": ["whitening", "ragged", "data", "model", "evaluation"],
+    "report": ["evaluation"],
     "sentence_transformers": ["ragged", "data", "model", "evaluation", "training"],
-    "serving": ["linalg", "data", "model", "evaluation", "report", "app.ranks", "app.run"],
-    "app": ["data", "model", "evaluation", "training", "report", "serving"],
-    "__init__": ["app.python", "app.run", "data", "evaluation", "model", "serving", "training"],
+    "serving": ["linalg", "data", "model", "evaluation", "report"],
+    "app": [
+        "data",
+        "model",
+        "evaluation",
+        "training",
+        "report",
+        "serving",
+    ],
+    "__init__": ["app", "data", "evaluation", "model", "serving", "training"],
 }
 
 GROUPS = {  # conf/<group> builds symbols of
@@ -106,10 +106,8 @@ def within(name, folders):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_imports_only_what_its_folder_may(name):
-    allowed = GROUND.get(name)
-    if allowed is None:
-        folder = name.partition(".")[0]
-        allowed = [folder, *FOLDERS[folder], *GROUND]
+    folder = name.partition(".")[0]
+    allowed = FLOOR if name in FLOOR else [folder, *FOLDERS[folder], *FLOOR]
     assert {other for other in used(MODULES[name]) if not within(other, allowed)} == set()
 
 
@@ -159,7 +157,7 @@ WRITES = r"\b(np\.savez?(_compressed)?|torch\.save|save_pretrained|save_file|wri
 WRITES += r"|write_bytes|onnx\.export|save_model_to_file|copyfileobj|tofile)$"
 GUARDS = ("writing(", "drafted(", "needing_space(")
 INTO_DRAFTS = {  # these write where their callers have such a context, into memory, or to a temporary folder
-    "app.space.reserve",
+    "files.reserve",
     "app.ranks.start",
     "data.sources._extract",
     "model.checkpoint.write",
@@ -185,7 +183,7 @@ def writes(call):
 
 
 def unguarded(node, where, guarded=False):
-    """The functions that write a file outside of a context of `app.durable` or `app.space`."""
+    """The functions that write a file outside of a context of `files`."""
     for child in ast.iter_child_nodes(node):
         inside = f"{where}.{child.name}" if isinstance(child, ast.FunctionDef) else where
         contexts = [ast.unparse(item.context_expr) for item in getattr(child, "items", [])]

@@ -26,7 +26,8 @@ from programs import started
 from tokenizers import normalizers
 from torch.multiprocessing import ProcessRaisedException
 
-from whitenedcse.app import cli, durable
+from whitenedcse import files
+from whitenedcse.app import cli
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model import checkpoint
@@ -399,7 +400,7 @@ def test_bad_input_is_refused_before_anything_is_written(embedder, corpus, tmp_p
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(NotADirectoryError, match="mine is a file, and a directory is written here; choose"):
         encoded(job_of(embedder, corpus, tmp_path / "mine"))
-    monkey(durable, "SECONDS", 0.01)
+    monkey(files, "SECONDS", 0.01)
     with FileLock(out / ".lock"), pytest.raises(ValueError, match="written by another process"):
         encoded(job_of(embedder, corpus, out))
     assert encoded(job_of(embedder, corpus, out)) == 29

@@ -8,7 +8,7 @@ from encoders import SENTENCES, embedder_of
 from numpy.testing import assert_array_equal
 
 from whitenedcse.app import cli
-from whitenedcse.app.durable import checksum
+from whitenedcse.files import checksum
 from whitenedcse.serving import checked, index_files
 from whitenedcse.serving.checked import Checked, seal, sealed
 from whitenedcse.serving.index import Index

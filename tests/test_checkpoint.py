@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from whitenedcse.app import durable
-from whitenedcse.app.durable import digest
+from whitenedcse import files
+from whitenedcse.files import digest
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import pretrained
@@ -190,7 +190,7 @@ def test_best_of_another_run_is_refused_beside_the_scores_of_one_that_has_ended(
     """Checked by its digests.json, which that of the run has the digest of."""
     directory, embedder, old = best
     run = directory.parent
-    durable.seal(run, [f"best/{durable.DIGESTS}"])
+    files.seal(run, [f"best/{files.DIGESTS}"])
     learn(embedder)
     checkpoint.save(embedder, directory)
     Embedder.load(run)  # of a run that has not ended, best/ changes

@@ -13,14 +13,14 @@ from omegaconf import OmegaConf
 from scipy import stats
 from scipy.stats import spearmanr
 
-from whitenedcse.app.run import Run
-from whitenedcse.app.terminal import say
+from whitenedcse.console import say
 from whitenedcse.evaluation.statistics import task_draws
 from whitenedcse.evaluation.sts import Subset
 from whitenedcse.evaluation.suite import System, evaluated, headline, plan, recorded, seed
 from whitenedcse.evaluation.tasks import Row
 from whitenedcse.evaluation.transfer import Labelled
 from whitenedcse.report.comparison import compared, manner, row_of
+from whitenedcse.run import Run
 
 
 def task(n, number):

@@ -16,7 +16,7 @@ from programs import started
 from test_scripts import TINY
 
 from whitenedcse.app import cli
-from whitenedcse.app.reading import by_task
+from whitenedcse.run import by_task
 from whitenedcse.training import dashboard
 from whitenedcse.training.dashboard import sweep, tags, wandb_logger
 

@@ -16,16 +16,15 @@ from encoders import SENTENCES, embedder_of
 
 from bench.chaos import TINY, disk, fill
 from bench.disk import CASES, Place, prepared, tried
-from whitenedcse.app.durable import checksum, seal
-from whitenedcse.app.run import Run
-from whitenedcse.app.space import Unwritten, held
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.tokens import tokenised
 from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.files import Unwritten, checksum, held, seal
 from whitenedcse.model import checkpoint, planes
 from whitenedcse.model.encoding import Manner
 from whitenedcse.model.plane_files import draft
 from whitenedcse.report.figures import write_csv
+from whitenedcse.run import Run
 from whitenedcse.serving import bulk, exports, index
 from whitenedcse.training.loggers import Metrics
 from whitenedcse.training.trainer import Checkpoints

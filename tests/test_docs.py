@@ -25,7 +25,7 @@ from test_architecture import composed
 from test_doctor import COUNTS, MRPC, SICK, write
 
 from whitenedcse.app import configuration
-from whitenedcse.app.reading import flat
+from whitenedcse.run import flat
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FEW = ["trainer.max_steps=2", "trainer.log_every_n_steps=1", "monitor.every=2", "trainer.accelerator=cpu"]

@@ -18,21 +18,23 @@ import numpy as np
 import pytest
 from safetensors import SafetensorError
 
-from whitenedcse.app import durable
-from whitenedcse.app.durable import (
+from whitenedcse import files
+from whitenedcse.files import (
     DIGESTS,
+    Unwritten,
     checksum,
     drafted,
     intact,
+    needing_space,
     read_json,
+    reserve,
     restore,
     seal,
     seal_too,
+    whole_lines,
     write_json,
     writing,
 )
-from whitenedcse.app.reading import whole_lines
-from whitenedcse.app.space import Unwritten, needing_space, reserve
 
 OLD, NEW = b"old" * 1000, b"new!" * 100_000
 
@@ -63,7 +65,7 @@ def test_an_error_leaves_the_old_content_and_no_draft(path, error):
 DYING = """
 import os, resource, signal, sys
 from pathlib import Path
-from whitenedcse.app.durable import writing
+from whitenedcse.files import writing
 
 path, how = Path(sys.argv[1]), sys.argv[2]
 if how == "full":
@@ -204,8 +206,8 @@ def test_a_folder_is_put_on_the_disk_with_all_that_is_in_it(tmp_path, monkeypatc
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/b/c").touch()
     seen = []
-    monkeypatch.setattr(durable, "settle", seen.append)
-    durable.settle_all(tmp_path / "a")
+    monkeypatch.setattr(files, "settle", seen.append)
+    files.settle_all(tmp_path / "a")
     assert sorted(seen) == [tmp_path / "a", tmp_path / "a/b", tmp_path / "a/b/c"]
 
 
@@ -271,7 +273,7 @@ def test_a_reader_never_takes_the_folder_back_from_its_writer(tmp_path, monkeypa
 
 
 def test_a_writer_that_does_not_end_is_named_and_keeps_its_draft(tmp_path, monkeypatch):
-    monkeypatch.setattr(durable, "SECONDS", 0.05)
+    monkeypatch.setattr(files, "SECONDS", 0.05)
     with drafted(tmp_path / "out") as draft:
         (draft / "a").touch()
         with pytest.raises(ValueError, match=r"out.new is being written by another process; wait for it"):
@@ -296,10 +298,10 @@ def test_a_lock_on_what_was_renamed_meanwhile_is_not_taken(tmp_path, monkeypatch
         return flock(handle, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    monkeypatch.setattr(durable, "SECONDS", 0.05)
-    with durable.alone(path, Path.touch):
+    monkeypatch.setattr(files, "SECONDS", 0.05)
+    with files.alone(path, Path.touch):
         assert len(calls) == 2 and path.exists()
-        with pytest.raises(ValueError, match="is being written"), durable.alone(path, Path.touch):
+        with pytest.raises(ValueError, match="is being written"), files.alone(path, Path.touch):
             pass
 
 

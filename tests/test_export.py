@@ -19,10 +19,10 @@ from numpy.testing import assert_allclose
 from safetensors.torch import load_file, save_file
 
 from whitenedcse.app import cli
-from whitenedcse.app.durable import seal, write_json
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.transforms import Kind
+from whitenedcse.files import seal, write_json
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder

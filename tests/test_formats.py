@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from whitenedcse.app.terminal import Grid, as_csv, as_latex, as_markdown, printed, say
+from whitenedcse.console import Grid, as_csv, as_latex, as_markdown, printed, say
 
 AWKWARD = [
     "a & b",

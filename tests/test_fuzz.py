@@ -26,15 +26,13 @@ from test_bulk import corpus_of, job_of
 from test_comparison import run as evaluation
 from test_sweep_report import trained
 
-from whitenedcse.app import reading
-from whitenedcse.app.durable import DEPTH, DIGESTS, intact, read_json, seal, write_json
-from whitenedcse.app.reading import misfit
-from whitenedcse.app.run import Run
+from whitenedcse import files
 from whitenedcse.data import tokens
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.evaluation import mteb_results
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.sts import read_pairs
+from whitenedcse.files import DEPTH, DIGESTS, intact, read_json, seal, write_json
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
@@ -43,6 +41,7 @@ from whitenedcse.model.planes import digest, planes
 from whitenedcse.report import page, published, sweep
 from whitenedcse.report.comparison import compared
 from whitenedcse.report.contrasts import comparison
+from whitenedcse.run import Run, misfit
 from whitenedcse.serving import index_files
 from whitenedcse.serving.bulk import Form, arrays, encoded
 from whitenedcse.serving.index import Index
@@ -153,10 +152,10 @@ READERS = {  # a file: what reads it, given the folder that it is in
     "npy/shard-00000.npy": lambda folder: list(arrays(folder)),
     "parquet/shard-00000.parquet": lambda folder: list(arrays(folder)),
     "index/index.json": lambda folder: index_files.load(folder),
-    "index/part-0/vectors.npy": lambda folder: reading.array(folder / "vectors.npy"),
+    "index/part-0/vectors.npy": lambda folder: files.array(folder / "vectors.npy"),
     "fit.safetensors": lambda folder: Postprocess.load(folder / "fit.safetensors"),
     f"{BEST}/whitenedcse.json": Embedder.load,
-    f"{BEST}/head.safetensors": lambda folder: reading.tensors(folder / "head.safetensors"),
+    f"{BEST}/head.safetensors": lambda folder: files.tensors(folder / "head.safetensors"),
     f"{BEST}/config.json": Embedder.load,
     f"{BEST}/tokenizer.json": Embedder.load,
     f"{BEST}/tokenizer_config.json": Embedder.load,
@@ -176,7 +175,7 @@ READERS = {  # a file: what reads it, given the folder that it is in
     "p.tsv": lambda folder: read_pairs(folder / "p.tsv"),
     "c.jsonl": lambda folder: read(Corpus(str(folder / "c.jsonl"), ("a",)), longest=9),
     "c.parquet": lambda folder: read(Corpus(str(folder / "c.parquet"), ("a",)), longest=9),
-    "step.ckpt": lambda folder: reading.checkpoint(folder / "step.ckpt"),
+    "step.ckpt": lambda folder: files.checkpoint(folder / "step.ckpt"),
 }
 
 

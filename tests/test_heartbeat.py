@@ -9,7 +9,7 @@ import torch.distributed as dist
 from test_distributed import started
 from torch.multiprocessing import ProcessExitedException
 
-from whitenedcse.app import ranks
+from whitenedcse import distributed
 from whitenedcse.training import health, parallel
 from whitenedcse.training.health import Heartbeat, Ledger
 
@@ -17,7 +17,7 @@ from whitenedcse.training.health import Heartbeat, Ledger
 @pytest.fixture(autouse=True)
 def nameless(monkeypatch):
     """No run of a test before has given this process its name."""
-    monkeypatch.setattr(ranks, "resumes", "The same command resumes from the last checkpoint")
+    monkeypatch.setattr(distributed, "resumes", "The same command resumes from the last checkpoint")
 
 
 def told(ledger, seconds, mine, **others):

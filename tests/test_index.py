@@ -16,10 +16,10 @@ from encoders import SENTENCES, embedder_of, paced
 from numpy.testing import assert_allclose, assert_array_equal
 from rich.console import Console
 
-from whitenedcse.app.durable import digest, seal, write_json
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.tasks import corpus_texts
+from whitenedcse.files import digest, seal, write_json
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving import index as index_module

@@ -22,8 +22,8 @@ from omegaconf import OmegaConf
 
 from whitenedcse.app import cli, identity, launch
 from whitenedcse.app.configuration import CONF
-from whitenedcse.app.run import Run
 from whitenedcse.model.encoder import Encoder
+from whitenedcse.run import Run
 from whitenedcse.training.loggers import Metrics
 
 JOB = """

@@ -10,8 +10,8 @@ from encoders import SENTENCES
 from programs import ROOT, started
 from transformers import AutoModel
 
-from whitenedcse.app.run import Run
 from whitenedcse.model.embedder import Embedder
+from whitenedcse.run import Run
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 

@@ -18,11 +18,10 @@ from test_architecture import composed
 from test_bad_input import place, start  # noqa: F401  fixtures
 
 from whitenedcse.app import checks, configuration, launch, mistakes
-from whitenedcse.app.identity import pasted
 from whitenedcse.app.mistakes import known_keys, no_word, one_line
 from whitenedcse.app.options import FOREIGN, leave_out_idle, refuse_replaced
-from whitenedcse.app.reading import flat
 from whitenedcse.app.space import did_you_mean
+from whitenedcse.run import flat, pasted
 from whitenedcse.training import terms
 
 MISTAKES = {

@@ -11,7 +11,7 @@ from test_ranks import until
 from test_resume import last_step, outcome
 from test_scripts import ROOT, TINY
 
-from whitenedcse.app.ranks import free_port
+from whitenedcse.distributed import free_port
 
 pytestmark = pytest.mark.slow
 RUN = [*TINY, "data.sample=512", "monitor.every=40", "trainer.max_epochs=8", "checkpoint_every=0"]  # 64 steps

@@ -17,10 +17,9 @@ from matplotlib.image import imread
 from scipy import stats
 from test_sweep_report import SCORES, swept, trained
 
-from whitenedcse.app import terminal
-from whitenedcse.app.reading import Series
-from whitenedcse.app.run import Run
+from whitenedcse import console
 from whitenedcse.report import contrasts, page, plots, sweep
+from whitenedcse.run import Run, Series
 
 HEALTH = {
     "dev/effective_rank": {0: 3.0, 50: 5.0, 100: 6.0},
@@ -147,7 +146,7 @@ def test_the_best_of_an_unfinished_run_is_the_first_highest_after_step_0(tmp_pat
 
 def test_a_table_has_the_cells_of_its_grid_and_numbers_on_the_right():
     macros = page.TEMPLATES.get_template("macros.html").module
-    grid = terminal.Grid("scores", ["task", "n"], [["a", "1"], ["b", "2"]], ["x & y"], right=(1,))
+    grid = console.Grid("scores", ["task", "n"], [["a", "1"], ["b", "2"]], ["x & y"], right=(1,))
     assert re.sub(r"\s*\n\s*", "", macros.table(grid)) == (
         '<section><h2>scores</h2><div class="wide"><table>'
         '<thead><tr><th>task</th><th class="right">n</th></tr></thead>'

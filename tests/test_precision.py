@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from whitenedcse.app import compute
+from whitenedcse import compute
 from whitenedcse.training.loss import MultiPositiveLoss
 
 

@@ -21,21 +21,22 @@ from hydra.core.hydra_config import HydraConfig
 from programs import ROOT, Forked, forking, server, started, surroundings
 
 import whitenedcse
+from whitenedcse import Embedder
 from whitenedcse.app import launch
 from whitenedcse.app.configuration import CONF
-from whitenedcse.app.durable import checksum
 from whitenedcse.app.python import quoted
-from whitenedcse.app.run import Run
 from whitenedcse.app.space import label
-from whitenedcse.app.terminal import draws
+from whitenedcse.console import draws
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.data.tokens import tokenised
 from whitenedcse.evaluation import suite
 from whitenedcse.evaluation.geometry import alignment, uniformity
 from whitenedcse.evaluation.sts import Subset
+from whitenedcse.files import checksum
 from whitenedcse.model import checkpoint
 from whitenedcse.model.head import Final
+from whitenedcse.run import Run
 from whitenedcse.training.loggers import progress_bar
 from whitenedcse.training.module import first_seed, seed_of
 from whitenedcse.training.monitor import DevSet, HeldOut, Monitor, Row, dropped
@@ -78,7 +79,7 @@ def test_a_call_and_the_command_give_the_same_bits(home):
     assert bits(run.path) == bits("outputs/command")
     call, command = (Run(f"outputs/{name}").settings for name in ("call", "command"))
     assert {**call, "run": ""} == {**command, "run": ""}
-    assert run.embedder.encode(SENTENCES).shape == (8, 16) and repr(run) == "Run('outputs/call')"
+    assert Embedder.load(run).encode(SENTENCES).shape == (8, 16) and repr(run) == "Run('outputs/call')"
     # and leaves no trace: neither Hydra's state, nor the lock, nor the arguments of the process
     assert not GlobalHydra.instance().is_initialized() and not HydraConfig.initialized()
     assert "WHITENEDCSE_FORCE" not in os.environ
@@ -218,7 +219,7 @@ def test_the_own_limit_of_an_encoder_is_kept_and_steps_after_its_pooling_are_sai
     out = capsys.readouterr().out
     note = f"note: what own has after its pooling is left out: {said}; unit length is added again by whitened"
     assert (note in out) if said else ("note: " not in out)
-    assert run.embedder.max_length == 40 and run.embedder.final is None
+    assert Embedder.load(run).max_length == 40 and Embedder.load(run).final is None
 
 
 def test_runs_are_models_and_one_task_needs_no_list(home):
@@ -233,7 +234,7 @@ def test_runs_are_models_and_one_task_needs_no_list(home):
         run.tests("whitened")
     scored = whitenedcse.evaluate(run, tasks=Path("pairs.tsv"), output="outputs/e")
     assert scored.results["rows"][0]["sts"] == run.results["rows"][0]["sts"]
-    assert np.array_equal(whitenedcse.Embedder.load(run).encode(["a"]), run.embedder.encode(["a"]))
+    assert np.array_equal(Embedder.load(run).encode(["a"]), Embedder.load(run.best).encode(["a"]))
     again = whitenedcse.train("outputs/t", "my.txt", output="outputs/u", **more)  # from its best checkpoint
     assert again.facts["encoder"]["path"] == "outputs/t"
 
@@ -417,7 +418,7 @@ def test_every_public_name_can_be_imported_is_explained_and_is_in_the_types():
     ],
 )
 def test_a_bar_is_drawn_where_it_can_be(terminal, jupyter, widgets, bar, monkeypatch):
-    monkeypatch.setattr("whitenedcse.app.terminal.find_spec", lambda name: name if widgets else None)
+    monkeypatch.setattr("whitenedcse.console.find_spec", lambda name: name if widgets else None)
     console = SimpleNamespace(is_terminal=terminal, is_jupyter=jupyter)
     assert draws(console) is bar
     monkeypatch.setattr("rich.get_console", lambda: console)

@@ -14,9 +14,11 @@ import pytest
 import torch.distributed as dist
 from hydra._internal.hydra import Hydra
 
-from whitenedcse.app import compute, launch, ranks
-from whitenedcse.app.ranks import Place, placed, run, shared
-from whitenedcse.app.space import stamp
+from whitenedcse import compute
+from whitenedcse.app import launch, ranks
+from whitenedcse.app.ranks import run
+from whitenedcse.distributed import Place, placed, shared
+from whitenedcse.run import stamp
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_NNODES")
 NAMES += ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_USE_AGENT_STORE", "MASTER_ADDR", "MASTER_PORT")
@@ -86,7 +88,7 @@ def test_a_run_is_named_by_the_time_and_under_slurm_by_what_a_requeued_job_keeps
 
 def test_runs_begun_within_a_second_have_different_names(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("whitenedcse.app.space.time.strftime", lambda _: "2026-11-23_10-56-09")
+    monkeypatch.setattr("whitenedcse.run.time.strftime", lambda _: "2026-11-23_10-56-09")
     names = []
     for _ in range(3):
         names.append(stamp())
@@ -226,7 +228,7 @@ if rank == 1:
     Path("pid1").write_text(str(os.getpid()))
     while not Path("go").exists():
         time.sleep(0.02)
-from whitenedcse.app.ranks import end_with_parent
+from whitenedcse.distributed import end_with_parent
 end_with_parent()
 Path(f"pid{rank}").write_text(str(os.getpid()))
 time.sleep(60)

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from filelock import FileLock, Timeout
 
-from whitenedcse.app import compute, durable, identity
-from whitenedcse.app import run as run_module
-from whitenedcse.app.run import Run
+from whitenedcse import compute, files
+from whitenedcse import run as run_module
+from whitenedcse.app import identity
 from whitenedcse.evaluation.sts import Subset
 from whitenedcse.evaluation.transfer import Labelled
 from whitenedcse.report.conditions import is_of_training, without_idle
+from whitenedcse.run import Run
 
 CONFIG = "run: a\nseed: 1\ndata: {corpus: here.txt, columns: []}\ntrainer: {devices: 1, max_steps: 9}\n"
 EXACT = {"corpus": "c0ffee", "tokenizer": "beef", "processes": 1}
@@ -35,7 +36,7 @@ def run(tmp_path):
 def held(monkeypatch):
     """No lock outlives a test."""
     monkeypatch.setattr(run_module, "held", {})
-    monkeypatch.setattr(durable, "SECONDS", 0.2)
+    monkeypatch.setattr(files, "SECONDS", 0.2)
     yield run_module.held
     for lock in run_module.held.values():
         lock.release()
@@ -86,7 +87,7 @@ def test_another_run_is_refused_and_the_difference_named(run, changed, words):
 def test_the_seed_of_the_data_is_named_where_it_does_not_follow_from_the_run_s():
     def named(began, now):
         of = [{"seed": seed, "data": {"seed": data}} for seed, data in (began, now)]
-        return identity.differences(of[0], {}, of[1], {})
+        return run_module.differences(of[0], {}, of[1], {})
 
     assert named((1, 1), (2, 2)) == ["seed=2 (it began with 1)"]
     assert named((1, 1), (1, 2)) == ["data.seed=2 (it began with 1)"]

@@ -21,7 +21,7 @@ from test_ranks import alive, until
 from test_scripts import ROOT, TINY
 from test_training import DEV, LOSS
 
-from whitenedcse.app import durable
+from whitenedcse import files
 from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.model.checkpoint import noted_step
 from whitenedcse.model.encoder import Encoder
@@ -357,7 +357,7 @@ def test_a_run_that_is_killed_stopped_and_forced_on_ends_with_the_bits_of_one_th
     run = home / "outputs" / "cut"
     monkeypatch.chdir(home)
     monkeypatch.setenv("WHITENEDCSE_CACHE", str(home / "cache"))
-    monkeypatch.setattr(durable, "SECONDS", 0.1)
+    monkeypatch.setattr(files, "SECONDS", 0.1)
 
     def refused(*arguments):
         monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # a start sets it

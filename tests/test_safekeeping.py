@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
 from rich.console import Console
 
-from whitenedcse.app import terminal
 from whitenedcse.training import trainer
 from whitenedcse.training.trainer import Safekeeping
 
@@ -118,8 +117,8 @@ def test_a_line_that_a_signal_interrupts_is_not_repeated(keep, monkeypatch):
                 keep.hear(signal.SIGTERM, None)
 
     console = Console(file=Interrupted(), width=200)
-    monkeypatch.setattr(terminal, "console", lambda: console)
-    keep.say = terminal.say
+    monkeypatch.setattr(console, "console", lambda: console)
+    keep.say = console.say
     before = threading.active_count()
     keep.say("step 7/12")
     while threading.active_count() > before:

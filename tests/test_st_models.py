@@ -23,7 +23,7 @@ from sentence_transformers.sentence_transformer.modules import BoW, Normalize, T
 from test_st_loss import DATA, OTHERS, arguments, gradients, opened, saved, tokens
 from torch.testing import assert_close
 
-from whitenedcse.app.compute import autocast_type
+from whitenedcse.compute import autocast_type
 from whitenedcse.evaluation.sts import cosine
 from whitenedcse.model import packed
 from whitenedcse.sentence_transformers import (

@@ -16,12 +16,12 @@ from omegaconf import OmegaConf
 from scipy import stats
 
 from whitenedcse.app import cli, configuration
-from whitenedcse.app.reading import series
-from whitenedcse.app.run import Run
 from whitenedcse.evaluation.differences import holm
 from whitenedcse.model.whitener import KINDS, WhiteningSettings
 from whitenedcse.report import contrasts, page, plots, results, sweep
 from whitenedcse.report.conditions import FOLLOWING, idle
+from whitenedcse.run import Run
+from whitenedcse.run import logged as series
 
 SCORES = {  # by system and seed: dev best, test average; no pattern
     "simcse": {1: (70.1, 66.0), 2: (69.2, 65.1), 3: (71.7, 67.9), 4: (70.9, 66.4)},

@@ -16,7 +16,7 @@ from test_ranks import until
 from test_scripts import TINY
 
 from whitenedcse.app.jobs import SWEEP, Sweep, progress
-from whitenedcse.app.run import Run
+from whitenedcse.run import Run
 
 SMALL = [*TINY, "encoder.width=48", "trainer.max_steps=4", "tasks=none", "data=file", "data.batch_size=16"]
 SMALL += ["monitor=quickstart"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from whitenedcse.app.compute import alone, each
+from whitenedcse.compute import alone, each
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])

@@ -17,7 +17,7 @@ TRAIN += " monitor.dev=p.tsv monitor.every=100 tasks.names=[p.tsv] run=trained" 
 EVALUATE = "model=outputs/trained tasks.names=[p.tsv] figures=[projection] run=evaluated"
 PROGRAMS = {  # arguments, and the call from which on the program may be killed
     "train.py": (TRAIN.split(), "whitenedcse.training.trainer:Safekeeping.on_train_end"),
-    "evaluate.py": (EVALUATE.split(), "whitenedcse.app.run:Run.start"),
+    "evaluate.py": (EVALUATE.split(), "whitenedcse.run:Run.start"),
 }
 SHARES = 10  # tests of each program
 SPEED = "train/sentences_per_second"

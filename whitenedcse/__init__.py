@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from whitenedcse.app.python import evaluate, train
-    from whitenedcse.app.run import Run
     from whitenedcse.data.datamodule import SentenceData
     from whitenedcse.evaluation.postprocess import Postprocess
     from whitenedcse.model.embedder import Embedder
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from whitenedcse.model.head import Pooling, ProjectionHead
     from whitenedcse.model.lora import LoRA
     from whitenedcse.model.whitenings import GroupWhitening, ShuffledGroupWhitening, Whitening
+    from whitenedcse.run import Run
     from whitenedcse.serving.exports import export, whitened
     from whitenedcse.serving.index import Index
     from whitenedcse.training.decorrelation import (
@@ -70,7 +70,7 @@ __all__ = [
 ]
 HOMES = {
     "app.python": ["evaluate", "train"],
-    "app.run": ["Run"],
+    "run": ["Run"],
     "data.datamodule": ["SentenceData"],
     "evaluation.postprocess": ["Postprocess"],
     "model.embedder": ["Embedder"],

@@ -25,7 +25,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from whitenedcse.app.compute import full_precision, sentences_by_channels
+from whitenedcse.compute import full_precision, sentences_by_channels
 from whitenedcse.linalg import Ridge, Root, eigh, inverse_root, mean_variance
 
 Gradient = Literal["full", "centre", "none"]

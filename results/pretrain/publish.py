@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
 from whitenedcse.app.jobs import built
-from whitenedcse.app.run import Run
 from whitenedcse.ragged import Ragged, taken
 from whitenedcse.report.page import smoothed
 from whitenedcse.report.plots import COLOURS, STYLE
+from whitenedcse.run import Run
 from whitenedcse.training.module import ContrastiveTraining
 
 HERE = Path(__file__).parent

@@ -11,11 +11,10 @@ from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from whitenedcse.app.durable import parsing
-from whitenedcse.app.reading import DAMAGED
-from whitenedcse.app.terminal import lacking, say
+from whitenedcse.console import lacking, say
 from whitenedcse.data import sources
 from whitenedcse.data.remote import is_url
+from whitenedcse.files import DAMAGED, parsing
 
 if TYPE_CHECKING:
     from whitenedcse.evaluation.suite import Plan
@@ -109,8 +108,8 @@ def refuse_numbers(arguments: argparse.Namespace) -> None:
 
 def say_unfinished(source: str) -> None:
     """Print one line where the model is of a run of train.py that has not ended."""
-    from whitenedcse.app.ranks import first
-    from whitenedcse.app.run import Run
+    from whitenedcse.distributed import first
+    from whitenedcse.run import Run
 
     if not first() or parent_process():  # one of several processes, the first of which says it
         return

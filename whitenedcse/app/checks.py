@@ -24,13 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app.configuration import groups, plain, refuse_unknown, stems, top
-from whitenedcse.app.identity import (
-    command,
-    inherited,
-    jobs,
-    positives,
-    refuse_passes,
-)
+from whitenedcse.app.identity import inherited, jobs, positives, refuse_passes
 from whitenedcse.app.mistakes import one_line
 from whitenedcse.app.options import (
     ADDED,
@@ -41,10 +35,9 @@ from whitenedcse.app.options import (
     refuse_replaced,
     where_from,
 )
-from whitenedcse.app.ranks import placed
-from whitenedcse.app.reading import flat
-from whitenedcse.app.run import Run
 from whitenedcse.app.space import refuse_name
+from whitenedcse.distributed import placed
+from whitenedcse.run import Run, command, flat
 
 
 def checked(script: str, config: DictConfig) -> Run:

@@ -15,10 +15,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from whitenedcse import console
 from whitenedcse.app import arguments as given
-from whitenedcse.app import ranks, search_commands, serving_commands, terminal
+from whitenedcse.app import ranks, search_commands, serving_commands
 from whitenedcse.app.space import did_you_mean
-from whitenedcse.app.terminal import Grid, say, show
+from whitenedcse.console import Grid, say, show
 from whitenedcse.data import sources
 
 SCRIPTS = {
@@ -45,12 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         with ranks.ending_when_asked():
             return int(arguments.run(arguments))
     except (Exception, KeyboardInterrupt) as error:
-        if code := terminal.asked_to_end(error):
+        if code := console.asked_to_end(error):
             return code
-        if terminal.traced() or not isinstance(error, ValueError | OSError):
+        if console.traced() or not isinstance(error, ValueError | OSError):
             raise
         what = (" ".join(str(error).split()) or type(error).__name__) + did_you_mean(error, words)
-        sys.stderr.write(f"error: {what} ({terminal.TRACEBACK}=1 shows where)\n")
+        sys.stderr.write(f"error: {what} ({console.TRACEBACK}=1 shows where)\n")
         return 2
 
 

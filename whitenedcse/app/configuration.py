@@ -23,8 +23,8 @@ from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig, OmegaConf
 
 from whitenedcse.app.identity import encoder_passes, scratch, when
-from whitenedcse.app.run import Run
-from whitenedcse.app.space import label, stamp
+from whitenedcse.app.space import label
+from whitenedcse.run import Run, stamp
 
 CONF = Path(__file__).parents[1] / "conf"  # in a clone a link to the conf/ beside train.py
 HYDRA_KEYS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}
@@ -51,7 +51,7 @@ SUPPLIED = {"optim": {"parameters", "total_steps"}, "head": {"width"}, "mlm": {"
 SUPPLIED |= {"monitor": {"directory", "say"}, "trainer": {"logger", "callbacks"}}
 RESOLVERS: dict[str, Any] = {"when": when, "label": label, "passes": encoder_passes, "scratch": scratch}
 RESOLVERS["options"] = lambda name: options(name)
-RESOLVERS["precision"] = lambda *on: importlib.import_module("whitenedcse.app.compute").quickest(*on)
+RESOLVERS["precision"] = lambda *on: importlib.import_module("whitenedcse.compute").quickest(*on)
 for resolver, function in RESOLVERS.items():
     OmegaConf.register_new_resolver(resolver, function, replace=True)
 OmegaConf.register_new_resolver("stamp", stamp, use_cache=True, replace=True)

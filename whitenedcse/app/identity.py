@@ -3,72 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from whitenedcse.app.durable import checksum
-from whitenedcse.app.reading import flat
+from whitenedcse.files import checksum
+from whitenedcse.run import SCRATCH, command
 
 if TYPE_CHECKING:
     from whitenedcse.model.embedder import Embedder
 
-FREE = {"run", "checkpoint_every", "data.corpus"}  # settings that may change
-FREE |= {"trainer.devices", "trainer.num_nodes", "trainer.timeout"}
-SCRATCH = "whitenedcse.model.scratch.small_bert"  # the encoder of random weights
-MOVED = {  # where a symbol of an older config.yaml is now
-    "whitenedcse.model.head.Head": "whitenedcse.model.head.ProjectionHead",
-    "whitenedcse.model.pooling.Pooling": "whitenedcse.model.head.Pooling",
-    "whitenedcse.model.head.Whitening": "whitenedcse.model.whitener.WhiteningSettings",
-    "whitenedcse.training.optim.adamw": "whitenedcse.training.module.adamw",
-    "whitenedcse.training.loss.MaskedLanguageModel": "whitenedcse.training.terms.MaskedLanguageModel",
-    "whitenedcse.training.mlm.MaskedLanguageModel": "whitenedcse.training.terms.MaskedLanguageModel",
-    "whitenedcse.training.teacher.Teacher": "whitenedcse.training.terms.Teacher",
-    "whitenedcse.model.encoder.small_bert": SCRATCH,
-    "whitenedcse.evaluation.protocol.Protocol": "whitenedcse.evaluation.tasks.Protocol",
-}
-GONE = (  # settings of an older config.yaml, and those of their values with which it is the same run now
-    ("loss", "force_literal", (True, False)),
-    ("monitor", "sample", (2048,)),
-)
-ADDED = {"transform": "zca", "iterations": 5, "slice": None}  # to head.whitening: what older runs did
-SWEPT = "multirun.yaml"  # what Hydra writes in the folder of a sweep
 WEIGHTS = ("config.json", "*.safetensors", "*.bin")  # the files of an encoder beside those of its tokenizer
-
-
-def differences(
-    began: Mapping[str, Any], facts: Mapping[str, Any], now: Mapping[str, Any], exact: Mapping[str, Any]
-) -> list[str]:
-    """What is not as it was when a run began, as "NAME=VALUE (it began with VALUE)".
-
-    began, now: settings. facts: what the run noted. exact: those facts that decide each bit, as they are now;
-    one that the run did not note, being older, is no difference.
-    """
-    noted = flat(facts)
-    same = {name: value for name, value in flat(exact).items() if name in noted}
-    then = flat(began) | {name: noted[name] for name in same}
-    current = flat(now) | same
-    if not (then.get("encoder.lora.r") or current.get("encoder.lora.r")):  # neither has adapters
-        then, current = ({k: v for k, v in x.items() if "encoder.lora" not in k} for x in (then, current))
-    if then.get("data.seed") == then.get("seed") and current.get("data.seed") == current.get("seed"):
-        then["data.seed"] = current["data.seed"] = None  # it follows from the other
-    return [
-        f"{name}={as_yaml(current.get(name))} (it began with {as_yaml(then.get(name))})"
-        for name in sorted(then.keys() | current.keys())
-        if then.get(name) != current.get(name) and name not in FREE and not name.startswith("logger")
-    ]
-
-
-def as_yaml(value: Any) -> str:
-    """A value as it is written after NAME= on a command line: text without quotes, null, true, numbers."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def content(
@@ -105,37 +55,6 @@ def of_embedder(embedder: Embedder) -> str:
 
     assert embedder.encoder.source is not None
     return checksum(json.dumps([of_weights(embedder.encoder.source), settings(embedder)]).encode())
-
-
-def instead(run: Any, others: Iterable[str]) -> str:
-    """What else may be meant where a command names the directory of a run with other settings: `others`."""
-    if not run.scores:
-        devices = any(name.startswith("processes=") for name in others)
-        count = f"; or resume it with trainer.devices={run.facts['processes']}" if devices else ""
-        return f"{count}; or, to resume it anyway, add --force (in Python, force=True)"
-    if (run.path.parent / SWEPT).is_file():
-        folder = os.path.relpath(run.path.parent)
-        return f"; whitenedcse report {folder} outputs/NAME --out DIR shows the jobs of both in one table"
-    further = f"; to train it further, give the new run encoder=pretrained encoder.path={run.path}"
-    return further if run.trains else ""
-
-
-def present(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of an older run in the names of this version: as in `MOVED`, without `GONE`, with `ADDED`."""
-    for group, name, idle in GONE:
-        if isinstance(part := settings.get(group), dict) and part.get(name) in idle:
-            del part[name]
-    if isinstance(head := settings.get("head"), dict) and isinstance(head.get("whitening"), dict):
-        head["whitening"] = {**ADDED, **head["whitening"]}
-        leave_out_groups(head["whitening"], ())
-    return renamed(settings)
-
-
-def renamed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings with each symbol that has moved replaced by its present name."""
-    for key, value in settings.items():
-        settings[key] = renamed(value) if isinstance(value, dict) else MOVED.get(str(value), value)
-    return settings
 
 
 def when(value: Any, known: Any, then: Any, other: Any) -> Any:
@@ -199,45 +118,8 @@ def script_of(argv: list[str]) -> str:
     return Path(argv[0]).stem.split()[-1]
 
 
-def command(argv: list[str]) -> str:
-    """How the script of a command line is started."""
-    return f"python {Path(argv[0]).name}" if argv[0].endswith(".py") else argv[0]
-
-
-def pasted(argv: list[str]) -> str:
-    """A command line as a shell takes it.
-
-    >>> print(pasted(["train.py", "tasks.names=[my tests.csv]"]))
-    python train.py 'tasks.names=[my tests.csv]'
-    """
-    inside = [
-        f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else quote(word) for word in argv[1:]
-    ]
-    return " ".join([command(argv), *inside])
-
-
 def not_on_path(found: re.Match[str], argv: list[str]) -> str:
     """What to write where Python does not find the module of a class; a file of that name may be here."""
     here = Path(f"{found[1]}.py").is_file()
     where = f"{found[1]}.py is in this folder: " if here else f"for {found[1]}.py in another folder, "
     return f"{found[0]}; {where}write PYTHONPATH={'.' if here else 'FOLDER'} {command(argv)}"
-
-
-def leave_out_groups(whitening: Any, given: Iterable[str]) -> None:
-    """Set groups that an experiment proposed to null, where a command line replaces them.
-
-    They are for another kind of whitening than "pca" or "zca", or beside its own number or width of groups.
-    whitening: settings of a head's, if it has any. given: the names of settings on the command line.
-
-    >>> settings = {"kind": "group", "groups": 384, "group_width": 3}
-    >>> leave_out_groups(settings, ["head.whitening.groups"])
-    >>> settings
-    {'kind': 'group', 'groups': 384, 'group_width': None}
-    """
-    if not isinstance(whitening, MutableMapping):
-        return
-    usual = {"groups": None, "group_width": 2}
-    own = {key for key in usual if f"head.whitening.{key}" in given}
-    for key in usual.keys() & whitening.keys() - own:
-        if (own or whitening.get("kind") in ("pca", "zca")) and whitening[key] not in (None, usual[key]):
-            whitening[key] = None

@@ -20,8 +20,9 @@ from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from whitenedcse.app import arguments, checks, configuration, identity, launch, mistakes, ranks, terminal
-from whitenedcse.app.run import Run
+from whitenedcse import console, distributed
+from whitenedcse.app import arguments, checks, configuration, identity, launch, mistakes
+from whitenedcse.run import Run
 
 SWEEP = "WHITENEDCSE_SWEEP"  # the number of jobs of a sweep and when it was started, for its processes
 as_partial = partial(instantiate, _partial_=True)  # a function of what the run knows: its path, a width...
@@ -89,7 +90,7 @@ def train(cfg: DictConfig) -> float | None:
         if note.category is UserWarning:  # ours, and not that of a library on its import
             launch.say(f"note: {note.message}")
     plain = as_partial(cfg.trainer, _convert_="all")(logger=False)
-    ranks.resumes = f"T{launch.again(run)[1:]} resumes from the last checkpoint"
+    distributed.resumes = f"T{launch.again(run)[1:]} resumes from the last checkpoint"
     if launch.mine(run, settings, plain.num_devices, cfg.trainer.timeout):
         trained(cfg, run, settings, plain.strategy.root_device)
     if run.scores:
@@ -98,7 +99,7 @@ def train(cfg: DictConfig) -> float | None:
 
 
 def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
-    """Train in this process, alone or as one of several ranks."""
+    """Train in this process, alone or as one of several distributed."""
     # PyTorch and Lightning take seconds to import: the settings are checked before
     from lightning.pytorch.callbacks import LambdaCallback
 
@@ -136,7 +137,7 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
     if trainer.is_global_zero:
         asked = configuration.tests(cfg, run)
-        with terminal.interrupted(lambda: f"{launch.again(run)} resumes it"):
+        with console.interrupted(lambda: f"{launch.again(run)} resumes it"):
             launch.finish(run, monitor.summary(), loggers, partial(scored, asked) if asked else None)
 
 
@@ -176,7 +177,7 @@ def term(node: DictConfig, encoder: Any) -> Any:
 def evaluate(cfg: DictConfig) -> float | None:
     """One model on its tasks, or runs compared; returns the average that the protocol prints."""
     run = checks.checked("evaluate", cfg)
-    ranks.refuse("evaluate.py")
+    distributed.refuse("evaluate.py")
     from whitenedcse.evaluation.suite import headline
     from whitenedcse.report import comparison, results
 
@@ -186,7 +187,7 @@ def evaluate(cfg: DictConfig) -> float | None:
         tables = comparison.compared(list(cfg.compare), cfg.draws, cfg.digits)
         launch.show(tables)
         return None
-    with terminal.interrupted(lambda: f"{launch.again(run)} repeats it"):
+    with console.interrupted(lambda: f"{launch.again(run)} repeats it"):
         scores, items, notes = scored(cfg, run, None)
         run.end(scores, items)
     launch.show(results.grids(scores, cfg.digits, cfg.pearson))

@@ -21,12 +21,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from whitenedcse.app import ranks, terminal
+from whitenedcse import console, distributed
+from whitenedcse.app import ranks
 from whitenedcse.app.configuration import CONF
-from whitenedcse.app.identity import SWEPT, inherited
+from whitenedcse.app.identity import inherited
 from whitenedcse.app.mistakes import mendable, one_line, refuse_options
-from whitenedcse.app.run import OTHER, Run
 from whitenedcse.app.space import own_encoder
+from whitenedcse.run import OTHER, SWEPT, Run
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
@@ -45,10 +46,10 @@ QUIET = (
 )
 
 
-def say(content: str | terminal.Grid) -> None:
+def say(content: str | console.Grid) -> None:
     """Print a line or a table, once however many ranks there are."""
-    if ranks.first():
-        terminal.say(content)
+    if distributed.first():
+        console.say(content)
 
 
 def start(script: Callable[[DictConfig], Any]) -> None:
@@ -56,11 +57,11 @@ def start(script: Callable[[DictConfig], Any]) -> None:
     os.environ["WHITENEDCSE_FORCE"] = "1" if "--force" in sys.argv else ""
     sys.argv = in_one_place([text for text in sys.argv if text != "--force"])
     if "WHITENEDCSE_FRONT" in os.environ:  # which started this rank, and ends the others
-        ranks.end_with_parent()
-    if (here := ranks.placed()) is not None:
+        distributed.end_with_parent()
+    if (here := distributed.placed()) is not None:
         sys.argv += ["hydra.job_logging.root.handlers=[]"] if here.rank else []
-    if here is None or terminal.TRACEBACK not in os.environ:  # the process that starts ranks asks once
-        os.environ[terminal.TRACEBACK] = "1" if terminal.traced() else ""
+    if here is None or console.TRACEBACK not in os.environ:  # the process that starts ranks asks once
+        os.environ[console.TRACEBACK] = "1" if console.traced() else ""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that errors reach this place
     Hydra.format_config_groups = lambda *_: ""  # type: ignore[method-assign]  # half of the time of --help
     main = hydra.main(version_base="1.3", config_path=str(CONF), config_name=script.__name__)
@@ -106,9 +107,9 @@ def explained(unread: int | str = 1) -> Iterator[None]:
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
-        if code := terminal.asked_to_end(error):
+        if code := console.asked_to_end(error):
             sys.exit(code)
-        if isinstance(error, BrokenPipeError) and terminal.unread():
+        if isinstance(error, BrokenPipeError) and console.unread():
             sys.exit(unread)  # with 1 rich ends a program whose table nobody reads
         if isinstance(error, RuntimeError):
             ranks.let_others_speak()
@@ -127,9 +128,9 @@ def give_back() -> None:
 
 def refuse(error: BaseException) -> NoReturn:
     """End the process with exit code 2 and the error in one line on the standard error."""
-    if os.environ.get(terminal.TRACEBACK) == "1":
+    if os.environ.get(console.TRACEBACK) == "1":
         raise error
-    sys.stderr.write(f"error: {one_line(error, sys.argv)} ({terminal.TRACEBACK}=1 shows where)\n")
+    sys.stderr.write(f"error: {one_line(error, sys.argv)} ({console.TRACEBACK}=1 shows where)\n")
     leave_nothing()
     sys.exit(BAD_INPUT)
 
@@ -149,7 +150,7 @@ def leave_nothing() -> None:
             os.removedirs(folder.relative_to(Path.cwd()))
 
 
-def show(grids: Iterable[terminal.Grid]) -> None:
+def show(grids: Iterable[console.Grid]) -> None:
     """Print tables."""
     for grid in grids:
         say(grid)
@@ -179,7 +180,7 @@ def several(run: Run, devices: int, timeout: float) -> bool:
     rank would sweep by itself.
     """
     hydras = HydraConfig.get()
-    if ranks.placed() is not None:
+    if distributed.placed() is not None:
         if hydras.mode == RunMode.MULTIRUN and "SLURM_JOB_ID" not in os.environ:
             raise ValueError(
                 "torchrun would run the sweep once in each rank; use whitenedcse train -m trainer.devices=N"
@@ -248,7 +249,7 @@ def begin(run: Run, settings: str, facts: Mapping[str, Any], digests: Mapping[st
     digests: of data, tokenizer and `content`. Raises ValueError if they, the settings or the number of
     processes are not what the run began with.
     """
-    here = ranks.placed()
+    here = distributed.placed()
     exact = {**digests, "processes": here.world if here else 1}
     others = run.refuse_other(settings, exact, force=forced())
     from whitenedcse.training.trainer import newest, step_of

@@ -29,7 +29,7 @@ from whitenedcse.app.configuration import (
     stems,
     unknown,
 )
-from whitenedcse.app.identity import command, not_on_path, script_of
+from whitenedcse.app.identity import not_on_path, script_of
 from whitenedcse.app.options import (
     ADDED,
     CHOSEN,
@@ -42,8 +42,8 @@ from whitenedcse.app.options import (
     settings_of,
     where_from,
 )
-from whitenedcse.app.reading import flat
 from whitenedcse.app.space import did_you_mean
+from whitenedcse.run import command, flat
 
 OWN = {"data": "data=file data.corpus={}", "encoder": "encoder=pretrained encoder.path={}"}  # a user's own
 OWN |= {"tasks": "tasks.names=[{}]", "experiment": "DIR/experiment/{}.yaml, with --config-dir DIR"}

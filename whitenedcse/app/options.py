@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from whitenedcse.app.configuration import CONF, groups, parameters, stems
-from whitenedcse.app.identity import as_yaml, leave_out_groups, script_of
-from whitenedcse.app.reading import flat
+from whitenedcse.app.identity import script_of
+from whitenedcse.run import as_yaml, flat, leave_out_groups
 
 ADDED = {"experiment": "", "system": "", "sweep": "-m "}  # groups added by +, and what else they need
 FOREIGN = {  # names of SimCSE's and sentence-transformers' trainers, and how train.py writes the setting

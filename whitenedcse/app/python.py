@@ -25,9 +25,9 @@ from omegaconf.errors import OmegaConfBaseException
 from whitenedcse.app import jobs, launch
 from whitenedcse.app.configuration import CONF, stems
 from whitenedcse.app.mistakes import one_line
-from whitenedcse.app.run import Run
-from whitenedcse.app.space import did_you_mean, stamp
-from whitenedcse.app.terminal import traced
+from whitenedcse.app.space import did_you_mean
+from whitenedcse.console import traced
+from whitenedcse.run import Run, stamp
 
 Settings = Mapping[str, Any]
 

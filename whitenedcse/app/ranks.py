@@ -16,87 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-USR1 = getattr(signal, "SIGUSR1", signal.SIGTERM)  # SLURM's "your time is nearly over"
-ASKING = (signal.SIGTERM, signal.SIGINT, USR1)  # to stop
-STOPPED = {128 + number for number in ASKING}  # exit codes of ranks that were asked to
-UNANSWERED = 124  # the exit code where a rank did not answer in time, as of the command `timeout`
-GRACE = 2.0  # seconds for the ranks that are left to end by themselves when one has failed
+from whitenedcse import distributed
+from whitenedcse.distributed import ASKING, GRACE, LIMIT, STOPPED, UNANSWERED, Place, free_port, placed
+
 PATIENCE = 60.0  # the same when all were asked to stop by SIGUSR1
-LIMIT = 6.0  # the same after Ctrl-C or SIGTERM: on a busy machine the rest of 10 s passes meanwhile
-resumes = "The same command resumes from the last checkpoint"  # the command line adds the name of the run
 running: list[subprocess.Popen[bytes]] = []  # the ranks that this process has started
-
-
-class Place(NamedTuple):
-    """The place of this process: its rank of `world`, and the number of ranks on its machine."""
-
-    rank: int
-    world: int
-    on_machine: int
-
-
-def placed() -> Place | None:
-    """The place that torchrun, srun or `run` gave this process; None if it was started alone."""
-    env = os.environ
-    if "RANK" in env and "WORLD_SIZE" in env:
-        world = int(env["WORLD_SIZE"])
-        return Place(int(env["RANK"]), world, int(env.get("LOCAL_WORLD_SIZE", world)))
-    if int(env.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in env:
-        world = int(env["SLURM_NTASKS"])
-        return Place(int(env["SLURM_PROCID"]), world, world // int(env.get("SLURM_NNODES", 1)))
-    return None
-
-
-def first() -> bool:
-    """Whether this process is the first rank of its job, or the only one."""
-    here = placed()
-    return here is None or here.rank == 0
-
-
-def refuse(what: str) -> None:
-    """Raise ValueError in one of several ranks: this job is for one process."""
-    if (here := placed()) is not None and here.world > 1:
-        raise ValueError(
-            f"{what} works in one process; start it without torchrun or srun (now {here.world} ranks)"
-        )
-
-
-def shared(name: str, value: str) -> str:
-    """The first rank's value of this name, on every rank, and again after torchrun has restarted them.
-
-    Raises ValueError where ranks cannot communicate.
-    """
-    here, env = placed(), os.environ
-    if here is None or here.world == 1:
-        return value
-    if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        raise ValueError("these ranks cannot agree on a name for the run; add run=NAME")
-    import torch.distributed as dist
-
-    store = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined]
-    if here.rank == 0:
-        store.compare_set(f"whitenedcse/{name}", "", value)
-    return store.get(f"whitenedcse/{name}").decode()
-
-
-def end_with_parent(parent: int | None = None) -> None:
-    """End this process soon after the one that started it, however that ends, so that no rank is left alone.
-
-    parent: its process id; None for that of `run`, or this process's parent.
-    """
-    parent = parent or int(os.environ.get("WHITENEDCSE_FRONT", os.getppid()))
-    said = f"error: process {parent}, which started this one, has ended; so does this one\n"
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        with suppress(OSError):  # the terminal may have gone, too
-            os.write(2, said.encode())
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def let_others_speak() -> None:
@@ -172,7 +98,7 @@ def late(name: str) -> str:
         return ""
     alone = "this process" if placed() is None else "this process, which may wait for a lost rank,"
     who = f"rank {' and '.join(map(str, here))}" if here else alone
-    return f"error: {who} did not end within {LIMIT:g} s of {name}; killed now. {resumes}\n"
+    return f"error: {who} did not end within {LIMIT:g} s of {name}; killed now. {distributed.resumes}\n"
 
 
 def is_stopped(rank: subprocess.Popen[bytes]) -> bool:
@@ -207,7 +133,8 @@ def run(command: Sequence[str], count: int, timeout: float = math.inf) -> int:
         if stopped:
             who = f"rank {failed} (process {job[failed].pid})"
             sys.stderr.write(
-                f"error: {who} was stopped for {timeout:g} s (trainer.timeout); the job is ended. {resumes}\n"
+                f"error: {who} was stopped for {timeout:g} s (trainer.timeout); the job is ended. "
+                f"{distributed.resumes}\n"
             )
             return UNANSWERED
         status = int(job[failed].returncode)
@@ -218,21 +145,14 @@ def run(command: Sequence[str], count: int, timeout: float = math.inf) -> int:
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         sys.stderr.write(
             f"error: rank {failed} (process {job[failed].pid}) {how}; the other ranks were ended too."
-            f" {resumes}\n"
+            f" {distributed.resumes}\n"
         )
         return status if status > 0 else 128 - status
 
 
-def free_port() -> int:
-    """The number of a free port of this machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def start(command: Sequence[str], here: Place, port: int, said: Path) -> subprocess.Popen[bytes]:
     """Start one rank, in a session of its own, so that Ctrl-C reaches it once, from `pass_on`."""
-    from whitenedcse.app.compute import cores
+    from whitenedcse.compute import cores
 
     env = {
         "RANK": here.rank,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from whitenedcse.app import arguments as given
-from whitenedcse.app.terminal import Grid, say, show
+from whitenedcse.console import Grid, say, show
 from whitenedcse.data import remote, sources
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from whitenedcse.app import arguments as given
-from whitenedcse.app.durable import beside
-from whitenedcse.app.ranks import first, refuse
-from whitenedcse.app.space import refuse_orphan
-from whitenedcse.app.terminal import interrupted, lacking, say
+from whitenedcse.console import interrupted, lacking, say
 from whitenedcse.data import remote, sources
+from whitenedcse.distributed import first, refuse
+from whitenedcse.files import beside, refuse_orphan
 
 REPLACED = "; it replaces an earlier one"
 UNFITTED = {  # kinds that evaluate.py knows and whiten fit does not

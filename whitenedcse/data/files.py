@@ -21,7 +21,7 @@ from operator import length_hint
 from pathlib import Path
 from typing import Any
 
-from whitenedcse.app.terminal import lacking
+from whitenedcse.console import lacking
 
 NAMED = (".tsv", ".csv", ".jsonl")  # rows with named fields
 BLOCK = 1 << 16  # bytes read at a time

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock
 
-from whitenedcse.app.durable import alone, beside, checksum, drafted
-from whitenedcse.app.terminal import pace
+from whitenedcse.console import pace
 from whitenedcse.data.files import filesystem
 from whitenedcse.data.sources import cache
+from whitenedcse.files import alone, beside, checksum, drafted
 
 MARKS = ("config.json", "modules.json", "export.json", "index.json", "manifest.json")
 TAGS = ("ETag", "etag", "blob_id")  # of a version: S3 and the web, Google and Azure, the hub

@@ -13,10 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from whitenedcse.app.durable import digest
-from whitenedcse.app.space import Unwritten, needing_space
 from whitenedcse.data.corpus import Corpus, Row, is_hub_id
 from whitenedcse.data.files import filesystem
+from whitenedcse.files import Unwritten, digest, needing_space
 
 SIMCSE = "princeton-nlp/datasets-for-simcse"  # data sets of the Hugging Face hub
 MNLI, SNLI = "nyu-mll/multi_nli", "stanfordnlp/snli"

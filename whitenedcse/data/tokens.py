@@ -20,13 +20,13 @@ import torch
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from whitenedcse.app.compute import cores
-from whitenedcse.app.durable import DIGESTS, drafted, intact, read_json, seal, writing
-from whitenedcse.app.terminal import pace, say
+from whitenedcse.compute import cores
+from whitenedcse.console import pace, say
 from whitenedcse.data import sources
 from whitenedcse.data.corpus import Corpus, Counts, files, fingerprint, read
 from whitenedcse.data.remote import stamp
 from whitenedcse.data.words import Ids, flat, ids_of_several, listed, memory
+from whitenedcse.files import DIGESTS, drafted, intact, read_json, seal, writing
 from whitenedcse.ragged import Ragged
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whitenedcse.app.durable import digest
 from whitenedcse.data import corpus
 from whitenedcse.data.sources import CORPORA, RTE, SENTEVAL, candidate_paths, files_of, present, roots
 from whitenedcse.evaluation import transfer
 from whitenedcse.evaluation.sts import TASKS, read
 from whitenedcse.evaluation.transfer import TRANSFER
+from whitenedcse.files import digest
 
 PAIRS = {  # scored pairs of each subset, in the order of sts.TASKS
     "STS12": (750, 750, 459, 750, 399),

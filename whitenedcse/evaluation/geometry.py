@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from whitenedcse.app.compute import at_least_float32, full_precision
+from whitenedcse.compute import at_least_float32, full_precision
 from whitenedcse.evaluation.sts import Subset
 
 CHUNK = 256  # rows that uniformity compares with all others at a time, few enough for a processor's cache

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from whitenedcse.app.durable import parsing, read_json
+from whitenedcse.files import parsing, read_json
 
 
 class Part(NamedTuple):

@@ -21,11 +21,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from safetensors.numpy import save
 
-from whitenedcse.app.durable import checksum, parsing, writing
-from whitenedcse.app.reading import metadata, tensors
 from whitenedcse.data.remote import fetched, published
 from whitenedcse.evaluation import transforms
 from whitenedcse.evaluation.transforms import ORDERED, Array, Kind
+from whitenedcse.files import checksum, metadata, parsing, tensors, writing
 from whitenedcse.linalg import Moments, Update, refuse_infinite
 
 CURE = "copy it again, or fit it again with whitenedcse whiten fit"

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from whitenedcse.app.reading import by_task
 from whitenedcse.evaluation import transfer, transforms
 from whitenedcse.evaluation.classifiers import Classify
 from whitenedcse.evaluation.geometry import described, positives
@@ -25,6 +24,7 @@ from whitenedcse.evaluation.statistics import Draws, accuracy_draws, average_dra
 from whitenedcse.evaluation.sts import MEANS, Index, Subset, averaged, cosine, pairs_index, score
 from whitenedcse.evaluation.tasks import OWN, Row, Task, own_texts, setting, texts
 from whitenedcse.evaluation.transfer import Labelled
+from whitenedcse.run import by_task
 
 FIGURES = ("alignment", "uniformity", "mean_cosine", "isotropy", "effective_rank")
 Rows = NDArray[np.intp]

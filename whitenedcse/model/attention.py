@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 from torch.nn import functional as F
 
-from whitenedcse.app.compute import at_least_float32
+from whitenedcse.compute import at_least_float32
 from whitenedcse.ragged import Ragged
 
 varlen_attn: Any = None  # since PyTorch 2.10; it has no dropout

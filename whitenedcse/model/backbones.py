@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whitenedcse.app.compute import without_autocast
+from whitenedcse.compute import without_autocast
 from whitenedcse.model.attention import jagged_attention
 from whitenedcse.ragged import Ragged, places, ragged
 

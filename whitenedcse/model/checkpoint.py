@@ -15,9 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save_file
 
-from whitenedcse.app.durable import DIGESTS, digest, drafted, intact, parsing, read_json, restore, seal
-from whitenedcse.app.reading import tensors
-from whitenedcse.app.space import refuse_file
+from whitenedcse.files import (
+    DIGESTS,
+    digest,
+    drafted,
+    intact,
+    parsing,
+    read_json,
+    refuse_file,
+    restore,
+    seal,
+    tensors,
+)
 from whitenedcse.model import sentence_transformers
 from whitenedcse.model.backbones import causal, frozen
 from whitenedcse.model.encoder import CHANGED, folder, pretrained

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from whitenedcse.app.compute import full_precision
-from whitenedcse.app.durable import parsing
+from whitenedcse.compute import full_precision
 from whitenedcse.data.remote import published
+from whitenedcse.files import parsing
 from whitenedcse.model import checkpoint
 from whitenedcse.model.backbones import causal
 from whitenedcse.model.encoder import Encoder, pretrained

@@ -21,11 +21,9 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from whitenedcse import ragged
-from whitenedcse.app.durable import DIGESTS, intact, parsing
-from whitenedcse.app.reading import metadata, refuse_vast
-from whitenedcse.app.space import nearest
 from whitenedcse.data.remote import fetched, is_url
 from whitenedcse.data.sources import SECONDS
+from whitenedcse.files import DIGESTS, intact, metadata, nearest, parsing, refuse_vast
 from whitenedcse.model import backbones, packed
 from whitenedcse.model.attention import way
 from whitenedcse.model.lora import LoRA

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whitenedcse.app.compute import alone, each, without_autocast
-from whitenedcse.app.terminal import pace
+from whitenedcse.compute import alone, each, without_autocast
+from whitenedcse.console import pace
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.ragged import Ragged, concatenate, ragged, taken
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
-from whitenedcse.app.compute import at_least_float32, full_precision
+from whitenedcse.compute import at_least_float32, full_precision
 from whitenedcse.model.whitener import Whitener, WhiteningSettings
 
 POSITIONS = ("before", "after", "both")

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from whitenedcse.app.compute import without_autocast
-from whitenedcse.app.terminal import lacking
+from whitenedcse.compute import without_autocast
+from whitenedcse.console import lacking
 
 if TYPE_CHECKING:
     from whitenedcse.model.embedder import Embedder

@@ -20,7 +20,7 @@ from torch.autograd.function import Function, once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from whitenedcse.app.compute import at_least_float32, autocast_type, prefers_onednn
+from whitenedcse.compute import at_least_float32, autocast_type, prefers_onednn
 from whitenedcse.model.attention import (
     Plan,
     Seed,

@@ -26,9 +26,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from whitenedcse.app.durable import DIGESTS, intact, read_json, seal
-from whitenedcse.app.space import needing_space, reserve
-from whitenedcse.app.terminal import say
+from whitenedcse.console import say
+from whitenedcse.files import DIGESTS, intact, needing_space, read_json, reserve, seal
 
 Plane = tuple[str, int]  # its kind of pooling, and its layer
 LIMIT = 20 * 2**30  # bytes of all planes together, beyond which the encoder unused for longest gives way

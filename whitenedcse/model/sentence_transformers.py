@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from whitenedcse.app.durable import intact, parsing, read_json
-from whitenedcse.app.reading import DAMAGED, tensors
+from whitenedcse.files import DAMAGED, intact, parsing, read_json, tensors
 from whitenedcse.model.backbones import pooler_layer
 from whitenedcse.model.encoder import CHANGED, Encoder, pretrained
 from whitenedcse.model.head import Final, Pooling, ProjectionHead

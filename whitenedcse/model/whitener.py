@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from whitenedcse import whitening
-from whitenedcse.app.compute import full_precision
+from whitenedcse.compute import full_precision
 from whitenedcse.linalg import (
     Ridge,
     Root,

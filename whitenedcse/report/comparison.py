@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from whitenedcse.app.run import Run
-from whitenedcse.app.terminal import Grid
+from whitenedcse.console import Grid
 from whitenedcse.evaluation import mteb_results
 from whitenedcse.evaluation.differences import Source, half_width, of_draws, of_mean, of_scores, tested
 from whitenedcse.evaluation.statistics import (
@@ -30,6 +29,7 @@ from whitenedcse.evaluation.suite import seed
 from whitenedcse.evaluation.tasks import short
 from whitenedcse.report import mteb_comparison, sweep
 from whitenedcse.report.results import bounds, difference_cells, headed, meaning, refuse_other_pairs, unlike
+from whitenedcse.run import Run
 
 # key in scores.json, the table's title, and what a test consists of
 KINDS = (

@@ -14,9 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whitenedcse.app.reading import flat
-from whitenedcse.app.run import Run
 from whitenedcse.evaluation.tasks import OWN, particular
+from whitenedcse.run import Run, flat
 
 TRAINING = (
     *("data", "pooling", "head", "loss", "terms", "optim", "mlm", "views", "embedding", "gather"),

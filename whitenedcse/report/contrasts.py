@@ -13,9 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from whitenedcse.app.reading import SPEARMAN
-from whitenedcse.app.run import Run
-from whitenedcse.app.terminal import Grid
+from whitenedcse.console import Grid
 from whitenedcse.evaluation.differences import half_width, holm, of_difference, of_mean, tested
 from whitenedcse.evaluation.statistics import Comparison, over_seeds
 from whitenedcse.report import plots
@@ -36,6 +34,7 @@ from whitenedcse.report.sweep import (
     values,
     with_units,
 )
+from whitenedcse.run import SPEARMAN, Run
 
 DEV = "monitor.dev"
 ONE_SEED = "-: a test needs two seeds or more that both groups have, as by seed=1,2"

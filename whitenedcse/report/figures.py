@@ -22,11 +22,11 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from whitenedcse.app.durable import writing
 from whitenedcse.evaluation import layers
 from whitenedcse.evaluation.sts import MEANING, MEANS
 from whitenedcse.evaluation.suite import Plan, System
 from whitenedcse.evaluation.tasks import short, whole
+from whitenedcse.files import writing
 from whitenedcse.report.plots import COLOURS, LABEL, STYLE, legend_below
 
 ANNOTATED = 13  # layers; beyond, numbers in cells are too small to read

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whitenedcse.app.terminal import Grid
+from whitenedcse.console import Grid
 from whitenedcse.evaluation.differences import (
     ALPHA,
     Source,

@@ -19,10 +19,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from whitenedcse.app.durable import writing
-from whitenedcse.app.reading import SPEARMAN
-from whitenedcse.app.run import Run
-from whitenedcse.app.terminal import Grid
+from whitenedcse.console import Grid
+from whitenedcse.files import writing
 from whitenedcse.report import contrasts, plots
 from whitenedcse.report.contrasts import comparison
 from whitenedcse.report.plots import COLOURS, Drawing, drawn, over_steps
@@ -37,6 +35,7 @@ from whitenedcse.report.sweep import (
     scored,
     write_csv,
 )
+from whitenedcse.run import SPEARMAN, Run
 
 RANK = "dev/effective_rank"
 BLUE, RED, GREEN = COLOURS[:3]

@@ -17,10 +17,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from whitenedcse.app.run import Run
-from whitenedcse.app.terminal import Grid
+from whitenedcse.console import Grid
 from whitenedcse.report.conditions import Evaluation, conditions, content, differences, found, training
 from whitenedcse.report.results import meaning, number
+from whitenedcse.run import Run
 
 STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from whitenedcse.app.run import Run
-from whitenedcse.app.terminal import Grid
+from whitenedcse.console import Grid
 from whitenedcse.evaluation.statistics import Comparison, shown, with_interval
 from whitenedcse.evaluation.sts import MEANING, MEANS
 from whitenedcse.evaluation.tasks import short
+from whitenedcse.run import Run
 
 MARKS = ((0.01, "**"), (0.05, "*"))
 NO_PAIRS = "no dev pairs: neither number says which checkpoint is best (monitor.dev=FILE would)"

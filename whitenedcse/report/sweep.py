@@ -15,10 +15,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whitenedcse.app.durable import writing
-from whitenedcse.app.run import Run
 from whitenedcse.evaluation.tasks import short
+from whitenedcse.files import writing
 from whitenedcse.report.conditions import bases, decides, follows, label, parts, place, telling, texts
+from whitenedcse.run import Run
 
 FEW = 4  # settings that a label names, unless more are needed to tell it from the others
 

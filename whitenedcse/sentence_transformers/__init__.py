@@ -6,7 +6,7 @@ accelerate(model).encode(texts)               # the same vectors, without comput
 whitened(model, texts, k=256).save("white")   # a plain model of that library, which ends with the whitening
 """
 
-from whitenedcse.app.terminal import lacking
+from whitenedcse.console import lacking
 
 try:
     from whitenedcse.sentence_transformers.loss import HeadInCheckpoints, WhitenedContrastiveLoss

@@ -19,7 +19,7 @@ from sentence_transformers.base.losses.gradcache import CachedLossMixin
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from whitenedcse.app.compute import at_least_float32
+from whitenedcse.compute import at_least_float32
 from whitenedcse.model.head import PAPER, ProjectionHead
 from whitenedcse.model.whitener import Whitener, WhiteningSettings
 from whitenedcse.training.loss import MultiPositiveLoss

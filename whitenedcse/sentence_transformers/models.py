@@ -24,8 +24,7 @@ from sentence_transformers.base.evaluation.evaluator import BaseEvaluator
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Transformer
 from torch import Tensor, nn
 
-from whitenedcse.app.compute import autocast_type, cores, each
-from whitenedcse.app.durable import writing
+from whitenedcse.compute import autocast_type, cores, each
 from whitenedcse.data.corpus import texts
 from whitenedcse.data.sources import named
 from whitenedcse.evaluation.classifiers import classifier
@@ -34,6 +33,7 @@ from whitenedcse.evaluation.sts import TASKS, Index, scores_of
 from whitenedcse.evaluation.suite import Plan, System, evaluated, plan
 from whitenedcse.evaluation.tasks import short, subsets
 from whitenedcse.evaluation.transforms import refuse_beyond
+from whitenedcse.files import writing
 from whitenedcse.model import packed
 from whitenedcse.model.attention import way
 from whitenedcse.ragged import Ragged, offsets, places

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from whitenedcse.app.durable import parsing
-from whitenedcse.app.terminal import lacking, pace
+from whitenedcse.console import lacking, pace
+from whitenedcse.files import parsing
 from whitenedcse.model.head import Final
 from whitenedcse.serving.checked import CURE, Blocks, Stream
 from whitenedcse.serving.nearest import Array, Rows, Vectors, nearest, pieces, products, taken

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whitenedcse.app.terminal import lacking
+from whitenedcse.console import lacking
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.planes import digest_of
 

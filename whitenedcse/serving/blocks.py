@@ -16,10 +16,10 @@ from typing import Any, Self
 
 import torch
 
-from whitenedcse.app.durable import parsing, read_json, write_json
-from whitenedcse.app.terminal import lacking, pace, say
+from whitenedcse.console import lacking, pace, say
 from whitenedcse.data.corpus import Corpus, Place, Reading, Row, files
 from whitenedcse.data.files import COMPRESSIONS, filesystem
+from whitenedcse.files import parsing, read_json, write_json
 from whitenedcse.serving.shares import Fold, Work
 
 

@@ -24,15 +24,15 @@ import torch
 from numpy.typing import NDArray
 from torch.multiprocessing.spawn import ProcessException, spawn
 
-from whitenedcse.app import reading
-from whitenedcse.app.compute import threads
-from whitenedcse.app.durable import DIGESTS, checksum, intact, seal, seal_too, write_json
-from whitenedcse.app.ranks import Place, end_with_parent, placed
-from whitenedcse.app.terminal import pace, unheard
+from whitenedcse import files
+from whitenedcse.compute import threads
+from whitenedcse.console import pace, unheard
 from whitenedcse.data.corpus import Corpus, fingerprint
 from whitenedcse.data.remote import Store, fetched
 from whitenedcse.data.sources import refuse_columns
 from whitenedcse.data.tokens import CHARACTERS_A_TOKEN
+from whitenedcse.distributed import Place, end_with_parent, placed
+from whitenedcse.files import DIGESTS, checksum, intact, seal, seal_too, write_json
 from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.planes import digest_of
@@ -71,7 +71,7 @@ def arrays(directory: str | Path) -> Iterator[NDArray[Any]]:
         raise ValueError(f"{lacking}; repeat its whitenedcse encode, which resumes")
     for number in range(manifest.shards):
         intact(out, AGAIN, [manifest.name(number)])
-        x = reading.vectors(out / manifest.name(number))
+        x = files.vectors(out / manifest.name(number))
         if x.shape != (shape := (manifest.count(number), manifest.width)) or x.dtype != manifest.dtype:
             raise ValueError(f"{out / manifest.name(number)} is damaged: {x.dtype} {x.shape}, not {shape}")
         yield x

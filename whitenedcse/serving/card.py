@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whitenedcse.app.durable import read_json
-from whitenedcse.app.run import Run
-from whitenedcse.app.terminal import as_markdown
+from whitenedcse.console import as_markdown
 from whitenedcse.data.sources import present, roots
 from whitenedcse.evaluation import sts
 from whitenedcse.evaluation.sts import Index, pairs_index
 from whitenedcse.evaluation.tasks import subsets
+from whitenedcse.files import read_json
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.report.conditions import encoder_of
 from whitenedcse.report.results import grids, number
+from whitenedcse.run import Run
 
 HUB_ID = r"\w[\w.-]*(/[\w.-]+)?"
 

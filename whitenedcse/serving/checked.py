@@ -17,8 +17,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from whitenedcse.app.durable import DIGESTS, checksum, read_json, write_json
-from whitenedcse.app.reading import array
+from whitenedcse.files import DIGESTS, array, checksum, read_json, write_json
 
 BLOCK, DIGITS = 1 << 20, 32
 CURE = "copy the whole index again"

@@ -20,7 +20,7 @@ import gradio as gr
 import numpy as np
 from gradio import Blocks  # an ImportError where only the folder of a removed gradio is left
 
-from whitenedcse.app.terminal import say
+from whitenedcse.console import say
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving.exports import scaled

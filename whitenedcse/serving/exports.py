@@ -19,12 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from whitenedcse.app.durable import drafted, seal, write_json
-from whitenedcse.app.space import refuse_place
-from whitenedcse.app.terminal import lacking
+from whitenedcse.console import lacking
 from whitenedcse.data.remote import published
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.transforms import refuse_beyond
+from whitenedcse.files import drafted, refuse_place, seal, write_json
 from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.checkpoint import EXPORT, settings
 from whitenedcse.model.embedder import Embedder

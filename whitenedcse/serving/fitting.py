@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from whitenedcse.app.ranks import placed
-from whitenedcse.app.terminal import pace, say
+from whitenedcse.console import pace, say
 from whitenedcse.data.corpus import Corpus, Row, rows
+from whitenedcse.distributed import placed
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.transforms import SHRUNK
 from whitenedcse.linalg import Moments, refuse_infinite

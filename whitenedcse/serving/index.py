@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whitenedcse.app.reading import changed
-from whitenedcse.app.terminal import pace
+from whitenedcse.console import pace
 from whitenedcse.data.corpus import Corpus, Reading, fingerprint, rows, texts
 from whitenedcse.data.remote import fetched, is_url, published
 from whitenedcse.linalg import refuse_infinite
@@ -23,6 +22,7 @@ from whitenedcse.model.checkpoint import seen, settings
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.planes import digest_of
 from whitenedcse.model.sentence_transformers import DOCUMENT
+from whitenedcse.run import changed
 from whitenedcse.serving import approximate, bulk, index_files, shards
 from whitenedcse.serving.exports import scaled
 from whitenedcse.serving.index_files import Part, Strings

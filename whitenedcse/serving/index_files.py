@@ -27,10 +27,20 @@ from filelock import FileLock
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 from numpy.typing import NDArray
 
-from whitenedcse.app.durable import digest, drafted, parsing, read_json, settle, settle_all, write_json
-from whitenedcse.app.reading import array
-from whitenedcse.app.space import Unwritten, needing_space, refuse_place
 from whitenedcse.data.remote import is_url
+from whitenedcse.files import (
+    Unwritten,
+    array,
+    digest,
+    drafted,
+    needing_space,
+    parsing,
+    read_json,
+    refuse_place,
+    settle,
+    settle_all,
+    write_json,
+)
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving import approximate

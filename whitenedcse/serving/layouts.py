@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
-from whitenedcse.app.reading import changed
 from whitenedcse.model import sentence_transformers
 from whitenedcse.model.checkpoint import seen
 from whitenedcse.model.embedder import Embedder
+from whitenedcse.run import changed
 
 BATCH = 16  # texts that are padded together
 PLAIN = (

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from whitenedcse.app.durable import writing
-from whitenedcse.app.terminal import Grid, pace
+from whitenedcse.console import Grid, pace
 from whitenedcse.evaluation.postprocess import Postprocess, ladder
 from whitenedcse.evaluation.transforms import ORDERED
+from whitenedcse.files import writing
 from whitenedcse.serving import approximate
 from whitenedcse.serving.index import Index
 from whitenedcse.serving.nearest import (

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whitenedcse.app.durable import (
+from whitenedcse.console import say
+from whitenedcse.data.remote import Store, clear, held
+from whitenedcse.files import (
     DIGESTS,
     LOCK,
     checksum,
@@ -22,12 +24,10 @@ from whitenedcse.app.durable import (
     intact,
     parsing,
     read_json,
+    refuse_place,
     seal_too,
     writing,
 )
-from whitenedcse.app.space import refuse_place
-from whitenedcse.app.terminal import say
-from whitenedcse.data.remote import Store, clear, held
 from whitenedcse.linalg import refuse_infinite
 from whitenedcse.serving.layouts import Manifest
 from whitenedcse.serving.shares import results

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from whitenedcse.app.durable import read_json, write_json, writing
+from whitenedcse.files import read_json, write_json, writing
 
 Work = Callable[[int], bytes]  # from the number of a block to what comes of it
 Fold = Callable[[Mapping[int, bytes]], None]  # takes what came of some blocks, in any order

@@ -18,10 +18,9 @@ from urllib.parse import ParseResult, urlparse
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from whitenedcse.app.durable import writing
-from whitenedcse.app.reading import by_task
-from whitenedcse.app.run import Run
-from whitenedcse.app.terminal import lacking
+from whitenedcse.console import lacking
+from whitenedcse.files import writing
+from whitenedcse.run import Run, by_task
 
 STEP = "trainer/global_step"  # optimiser steps done, as Lightning logs them: the x axis of every series
 TABLE = "final"  # a row a system, a column a task

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from whitenedcse.app.compute import full_precision
+from whitenedcse.compute import full_precision
 from whitenedcse.training.loss import Step, refuse_shapes
 from whitenedcse.whitening import covariance
 

@@ -23,8 +23,8 @@ from typing import Any
 
 from lightning import Callback, LightningModule, Trainer
 
-from whitenedcse.app import ranks
-from whitenedcse.app.ranks import GRACE, UNANSWERED, placed
+from whitenedcse import distributed
+from whitenedcse.distributed import GRACE, UNANSWERED, placed
 from whitenedcse.training import parallel
 from whitenedcse.training.monitor import METRIC, Monitor, Row
 
@@ -144,7 +144,7 @@ class Heartbeat(Callback):
             who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
             sys.stderr.write(
                 f"error: {who} did not answer for {self.limit:g} s (trainer.timeout={self.seconds:g}):"
-                f" stopped, lost or stuck; the job is ended. {ranks.resumes}\n"
+                f" stopped, lost or stuck; the job is ended. {distributed.resumes}\n"
             )
             sys.stderr.flush()
         else:

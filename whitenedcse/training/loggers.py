@@ -19,11 +19,9 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from whitenedcse.app import terminal
-from whitenedcse.app.durable import settle, writing
-from whitenedcse.app.reading import table
-from whitenedcse.app.space import needing_space
+from whitenedcse import console
 from whitenedcse.evaluation.geometry import diversity
+from whitenedcse.files import needing_space, settle, table, writing
 from whitenedcse.training.trainer import step_of
 
 
@@ -162,7 +160,7 @@ def clock(trainer: Any) -> float:
 def tensorboard_logger(*, run: Path) -> TensorBoardLogger:
     """TensorBoard event files in the run directory. Raises ValueError where TensorBoard is not installed."""
     if find_spec("tensorboard") is None:
-        raise terminal.lacking("logger=tensorboard", "tensorboard", "tensorboard")
+        raise console.lacking("logger=tensorboard", "tensorboard", "tensorboard")
     return TensorBoardLogger(save_dir=run.parent, name=run.name, version="", sub_dir="tensorboard")
 
 
@@ -171,7 +169,7 @@ LINES = 20  # in a run
 
 def progress_bar(say: Callable[[str], None]) -> ProgressBar:
     """A bar in a terminal or a notebook, plain lines elsewhere."""
-    return Bar() if terminal.draws(rich.get_console()) else PlainProgress(say=say)
+    return Bar() if console.draws(rich.get_console()) else PlainProgress(say=say)
 
 
 class Bar(RichProgressBar):
@@ -217,5 +215,5 @@ class PlainProgress(ProgressBar):
             return
         self.last = step
         pace = (time.monotonic() - self.began) / (step - self.first)  # of a run that resumes, since it did
-        left = terminal.duration(0 if trainer.should_stop else pace * (total - step))
+        left = console.duration(0 if trainer.should_stop else pace * (total - step))
         self.say(f"step {step}/{total}  loss {loss(trainer):#.4g}  {1 / pace:.2f} steps/s  left {left}")

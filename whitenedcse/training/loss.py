@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize
 
-from whitenedcse.app.compute import full_precision
+from whitenedcse.compute import full_precision
 from whitenedcse.data.datamodule import Batch
 
 FORMS = ("l1", "l2")

@@ -25,7 +25,7 @@ from torch.nn import Parameter
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from whitenedcse.app.compute import autocast_type, cores, full_precision
+from whitenedcse.compute import autocast_type, cores, full_precision
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.model.backbones import unread
 from whitenedcse.model.embedder import Embedder

@@ -16,7 +16,7 @@ from lightning import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whitenedcse.app.compute import without_autocast
+from whitenedcse.compute import without_autocast
 from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.evaluation.geometry import alignment, concentration, positives, spread, uniformity
 from whitenedcse.evaluation.postprocess import Postprocess, ladder

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
-from whitenedcse.app.compute import cores, each
+from whitenedcse.compute import cores, each
 from whitenedcse.ragged import Ragged, taken
 
 Value = TypeVar("Value")

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForMaskedLM
 
 from whitenedcse import ragged
-from whitenedcse.app.compute import autocast_type, cores, full_precision
+from whitenedcse.compute import autocast_type, cores, full_precision
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.model import packed
 from whitenedcse.model.embedder import Embedder

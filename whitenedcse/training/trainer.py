@@ -28,10 +28,9 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from whitenedcse.app import reading
-from whitenedcse.app.durable import digest, settle, writing
-from whitenedcse.app.ranks import ASKING, LIMIT, USR1, placed
-from whitenedcse.app.space import needing_space
+from whitenedcse import files
+from whitenedcse.distributed import ASKING, LIMIT, USR1, placed
+from whitenedcse.files import digest, needing_space, settle, writing
 from whitenedcse.training import parallel
 from whitenedcse.training.parallel import agreed, everyones, place
 
@@ -63,7 +62,7 @@ class Checkpoints(CheckpointIO):
 
     def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: Any = True) -> Any:
         """The content of one checkpoint file."""
-        return reading.checkpoint(Path(path))
+        return files.checkpoint(Path(path))
 
     def remove_checkpoint(self, path: Any) -> None:
         """Delete one checkpoint file."""

@@ -1,21 +1,27 @@
-"""Writing files and folders so that a kill cannot leave them half written."""
+"""Files: written so that a kill cannot leave them half written, and read so that damage is named."""
 
 from __future__ import annotations
 
+import csv
+import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import xxhash
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
-from whitenedcse.app.space import needing_space
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
 
 DIGESTS = "digests.json"  # of a folder: the digest of each file in it
 LOCK = ".lock"
@@ -297,3 +303,216 @@ def claimed(path: Path, hint: str = "wait for it") -> AcquireReturnProxy[Any]:
         return FileLock(path / LOCK).acquire(timeout=SECONDS)
     except Timeout:
         raise ValueError(f"{path} is being written by another process; {hint}") from None
+
+
+REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # what a disk says that takes no more
+
+
+def refuse_place(out: Path) -> None:
+    """Raise OSError for a path where no directory can be written: a file is there, or it has no parent."""
+    refuse_file(out)
+    refuse_orphan(out)
+
+
+def refuse_file(out: Path) -> None:
+    """Raise NotADirectoryError for the path of a file where a directory is to be written."""
+    if out.is_file():
+        raise NotADirectoryError(f"{out} is a file, and a directory is written here; choose another name")
+
+
+def refuse_orphan(out: Path) -> None:
+    """Raise FileNotFoundError for a path in a directory that does not exist."""
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"{out.parent}: no such directory; make it first")
+
+
+def nearest(missing: Path) -> str:
+    """The end of a message: the path with the most similar name beside one that does not exist, or ""."""
+    with suppress(OSError):  # a name that is too long, or a directory that may not be read
+        if not missing.exists():
+            beside = [path.name for path in missing.parent.iterdir() if path.name[0] != "."]
+            near = get_close_matches(missing.name, beside, n=1, cutoff=0.75)
+            return f"; did you mean {missing.parent / near[0]}?" if near else ""
+    return ""
+
+
+class Unwritten(OSError):
+    """A disk took no more: of which file or folder, how many bytes it needs at least, how many are free."""
+
+    path = Path()
+    needed = 0  # bytes
+
+
+@contextmanager
+def needing_space(path: Path, draft: Path | None = None, nbytes: int = 0) -> Iterator[None]:
+    """A context that writes `path`, by way of a draft: a file or folder that any error removes.
+
+    nbytes: how many will be written, if that is known. Raises `Unwritten` where the disk is full, or takes no
+    more for another reason, in whatever way a library says so.
+    """
+    try:
+        yield
+    except BaseException as error:
+        used = held(draft)
+        discard(draft)
+        if isinstance(error, Unwritten):
+            if draft is not None and error.path.is_relative_to(draft):  # else it is of something else
+                name, needed = path / error.path.relative_to(draft), max(nbytes, used + error.needed)
+                raise unwritten(name, error_number(error), needed) from error
+        elif isinstance(error, Exception) and (number := error_number(error)) in REFUSED:
+            raise unwritten(path, number, max(nbytes, used + bool(used))) from error
+        raise
+
+
+def discard(draft: Path | None) -> None:
+    """Delete a file or folder, if there is one, and free its space, also that of a file still open."""
+    if draft is not None and draft.is_file():
+        os.truncate(draft, 0)
+        draft.unlink()
+    elif draft is not None:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def unwritten(path: Path, number: int | None, needed: int) -> Unwritten:
+    """The error, in one line, that a file or folder of at least `needed` bytes could not be written.
+
+    It leaves out how many are needed where that bound says nothing: as many are free.
+    """
+    assert number is not None
+    free = shutil.disk_usage(next(folder for folder in path.absolute().parents if folder.exists())).free
+    space = (
+        f"{needed:,} bytes or more are needed, {free:,} are free"
+        if needed > free
+        else f"{free:,} bytes are free"
+    )
+    error = Unwritten(f"{path}: not written: {os.strerror(number)}: {space}; free some space and start again")
+    error.errno, error.path, error.needed = number, path, needed
+    return error
+
+
+def error_number(error: BaseException | None) -> int | None:
+    """The system's number (errno) of the error that this one is, comes from or tells of; None if none.
+
+    Libraries wrap an OSError (torch.save), tell of one in words (those in Rust), or have words of their own.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno:
+            return error.errno
+        if said := re.search(r"\(os error (\d+)\)", str(error)):
+            return int(said[1])
+        if re.search(r"\d+ requested and \d+ written", str(error)):  # NumPy
+            return errno.ENOSPC
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def held(path: Path | None) -> int:
+    """The bytes that a file, or all files in a folder, have on disk; 0 for none."""
+    files = [path, *path.rglob("*")] if path is not None and path.exists() else []
+    return sum(file.stat().st_blocks * 512 for file in files if file.is_file())
+
+
+def reserve(path: Path) -> None:
+    """Have the disk keep space for a whole file, whose length is final. Raises OSError where it has not.
+
+    Without it, writing to a memory map of the file kills the process (SIGBUS) when the disk is full.
+    """
+    if hasattr(os, "posix_fallocate"):  # macOS has none
+        with path.open("r+b") as stream:
+            os.posix_fallocate(stream.fileno(), 0, path.stat().st_size)
+
+
+DAMAGED = "copy or download it again"
+MOST_LAYERS, MOST = 1000, 2**24  # in a config.json: layers, and other numbers; more take minutes to build
+
+
+def tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by name."""
+    from safetensors.torch import load_file
+
+    with parsing(file, DAMAGED):
+        return load_file(file)
+
+
+def metadata(file: Path, cure: str = DAMAGED) -> dict[str, str]:
+    """The metadata of a safetensors file, after all its header was checked; cure: of a damaged file."""
+    from safetensors import safe_open
+
+    with parsing(file, cure), safe_open(file, "numpy") as opened:
+        return opened.metadata() or {}
+
+
+def array(file: Path) -> NDArray[Any]:
+    """The array of a .npy file, memory-mapped; never one of objects, which would be a pickle."""
+    import numpy as np
+
+    with parsing(file, DAMAGED):
+        return np.lib.format.open_memmap(file, mode="r")
+
+
+def vectors(file: Path) -> NDArray[Any]:
+    """The vectors (n, k) of a .npy file, or of the column `vector` of a .parquet file, memory-mapped."""
+    if file.suffix == ".npy":
+        return array(file)
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    with parsing(file, DAMAGED):
+        column = pq.read_table(file, columns=["vector"], memory_map=True)["vector"].combine_chunks()
+        return column.flatten().to_numpy().reshape(len(column), -1)
+
+
+def arrays(file: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of a .npz file by name; none of objects."""
+    import numpy as np
+
+    with parsing(file, DAMAGED), np.load(file, allow_pickle=False) as content:
+        found = Named(content)
+        found.path = file
+        return found
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file that is appended to, without a last one that a kill cut short; none if missing."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def table(file: Path) -> list[dict[str, str]]:
+    """The lines of a CSV file that is appended to, by column; without a last one that a kill cut short."""
+    with parsing(file, "delete its damaged lines"):
+        header, *lines = [*csv.reader(whole_lines(file))] or [["step"]]
+        for number, cells in enumerate(lines, 2):
+            if len(cells) != len(header):
+                raise ValueError(f"{file}:{number}: {len(cells)} fields, {len(header)} expected")
+        return [dict(zip(header, cells, strict=True)) for cells in lines]
+
+
+def refuse_vast(file: Path) -> None:
+    """Raise ValueError for an encoder's config.json with numbers so large that building it does not end."""
+    level = [("", read_json(file))] if file.is_file() else []
+    while level:
+        for name, value in level:
+            most = MOST_LAYERS if re.search("layer|depth|block|expert|num_labels", name) else MOST
+            if isinstance(value, (int, float)) and value > most and "theta" not in name:
+                raise ValueError(f"{file}: {name}={value!s:.30} is above {most:,}; {DAMAGED}")
+        level = [pair for name, value in level for pair in named(name, value)]
+
+
+def named(name: str, value: Any) -> list[tuple[str, Any]]:
+    """The values inside a value of JSON, each with its name, in a list that of the list."""
+    return list(value.items()) if isinstance(value, dict) else [(name, one) for one in inside(value)]
+
+
+def checkpoint(file: Path) -> dict[str, Any]:
+    """The content of a file of torch.save: tensors and plain values; anything else in it is refused."""
+    import torch
+
+    with parsing(file, "delete it, and the run resumes from the one before"):
+        content = torch.load(file, map_location="cpu", weights_only=True)
+        return {**content}
+
+
+NUMBER, TEXT, WHOLE = (float, int), (str, None), (int, None)
+
+# of an export, an index or an encoded corpus: the file without which nothing of ours opens its folder
+MARKS = ("config.json", "modules.json", "export.json", "index.json", "manifest.json")

@@ -1,0 +1,96 @@
+"""Several processes for one job: the rank of this one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import NamedTuple
+
+USR1 = getattr(signal, "SIGUSR1", signal.SIGTERM)  # SLURM's "your time is nearly over"
+ASKING = (signal.SIGTERM, signal.SIGINT, USR1)  # to stop
+STOPPED = {128 + number for number in ASKING}  # exit codes of ranks that were asked to
+UNANSWERED = 124  # the exit code where a rank did not answer in time, as of the command `timeout`
+GRACE = 2.0  # seconds for the ranks that are left to end by themselves when one has failed
+LIMIT = 6.0  # the same after Ctrl-C or SIGTERM: on a busy machine the rest of 10 s passes meanwhile
+resumes = "The same command resumes from the last checkpoint"  # the command line adds the name of the run
+
+
+class Place(NamedTuple):
+    """The place of this process: its rank of `world`, and the number of ranks on its machine."""
+
+    rank: int
+    world: int
+    on_machine: int
+
+
+def placed() -> Place | None:
+    """The place that torchrun, srun or `run` gave this process; None if it was started alone."""
+    env = os.environ
+    if "RANK" in env and "WORLD_SIZE" in env:
+        world = int(env["WORLD_SIZE"])
+        return Place(int(env["RANK"]), world, int(env.get("LOCAL_WORLD_SIZE", world)))
+    if int(env.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in env:
+        world = int(env["SLURM_NTASKS"])
+        return Place(int(env["SLURM_PROCID"]), world, world // int(env.get("SLURM_NNODES", 1)))
+    return None
+
+
+def first() -> bool:
+    """Whether this process is the first rank of its job, or the only one."""
+    here = placed()
+    return here is None or here.rank == 0
+
+
+def refuse(what: str) -> None:
+    """Raise ValueError in one of several ranks: this job is for one process."""
+    if (here := placed()) is not None and here.world > 1:
+        raise ValueError(
+            f"{what} works in one process; start it without torchrun or srun (now {here.world} ranks)"
+        )
+
+
+def shared(name: str, value: str) -> str:
+    """The first rank's value of this name, on every rank, and again after torchrun has restarted them.
+
+    Raises ValueError where ranks cannot communicate.
+    """
+    here, env = placed(), os.environ
+    if here is None or here.world == 1:
+        return value
+    if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        raise ValueError("these ranks cannot agree on a name for the run; add run=NAME")
+    import torch.distributed as dist
+
+    store = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False)  # type: ignore[attr-defined]
+    if here.rank == 0:
+        store.compare_set(f"whitenedcse/{name}", "", value)
+    return store.get(f"whitenedcse/{name}").decode()
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """End this process soon after the one that started it, however that ends, so that no rank is left alone.
+
+    parent: its process id; None for that of `run`, or this process's parent.
+    """
+    parent = parent or int(os.environ.get("WHITENEDCSE_FRONT", os.getppid()))
+    said = f"error: process {parent}, which started this one, has ended; so does this one\n"
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        with suppress(OSError):  # the terminal may have gone, too
+            os.write(2, said.encode())
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def free_port() -> int:
+    """The number of a free port of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,625 @@
+"""A run directory as one object: settings, what they were run with, checkpoints, series and scores.
+
+config.yaml      the resolved settings; a directory that holds it is a run
+versions.json    `facts`: command, packages, commit, hardware, data, and each resumption
+checkpoints/     of train.py, until it ends: step-STEP-CHECKSUM.ckpt, to resume it
+best/            of train.py: the best checkpoint
+metrics.csv      of train.py: `series`, a column each
+items.npz        `items`: by "row/task", what each pair or text of a test scored
+digests.json     the digests of all these, checked when an ended run is read
+scores.json      `scores`: dev scores of train.py, tests of evaluate.py. Written last, it marks a run as ended
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from contextlib import suppress
+from functools import cached_property, wraps
+from pathlib import Path
+from shlex import quote
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from filelock import BaseFileLock, FileLock
+from numpy.typing import NDArray
+from omegaconf import OmegaConf
+
+from whitenedcse.distributed import first, shared
+from whitenedcse.files import (
+    DEPTH,
+    DIGESTS,
+    LOCK,
+    MARKS,
+    arrays,
+    as_json,
+    claimed,
+    intact,
+    parsing,
+    read_json,
+    seal,
+    table,
+    write_json,
+    writing,
+)
+
+SEALED = ("config.yaml", "versions.json", "metrics.csv", "items.npz", f"best/{DIGESTS}")
+BEGUN = ("config.yaml", "versions.json", "metrics.csv", "train.log", "evaluate.log")  # before the first step
+OTHER = "choose another name with run=NAME (in Python, output=DIR)"
+CURE = f"copy the whole run again or, if the change is yours, delete the {DIGESTS} beside it"
+held: dict[Path, BaseFileLock] = {}  # the directories that this process has claimed, until it ends
+fresh: set[Path] = set()  # those without a run when this process was asked for one
+
+
+def on_first_rank(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator: the method does nothing and returns None on ranks other than the first."""
+
+    @wraps(method)
+    def called(*arguments: Any, **settings: Any) -> Any:
+        return method(*arguments, **settings) if first() else None
+
+    return called
+
+
+class Run:
+    """A run of `train` or `evaluate` in a directory: finished, unfinished or not yet started.
+
+    path: the directory. `settings` is what the run was started with, `facts` the packages and hardware it
+    ran on, `series` the logged values by name, and `results` the scores. `scores` is the same, but None until
+    the run has ended. `Embedder.load(run)` is its best checkpoint. Reading a damaged file raises ValueError.
+
+    >>> Run("outputs/none").began
+    False
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.checkpoints, self.best = self.path / "checkpoints", self.path / "best"
+        self.metrics, self.config = self.path / "metrics.csv", self.path / "config.yaml"
+        self._scores: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @classmethod
+    def of(cls, model: str | Path) -> Run | None:
+        """The run that a model is the directory or the best checkpoint of; None for any other model."""
+        folders = (Path(model), Path(model).parent) if Path(model).exists() else ()
+        return next((run for run in map(cls, folders) if run.began), None)
+
+    @property
+    def began(self) -> bool:
+        """Whether train.py or evaluate.py has started a run in this directory."""
+        return self.config.is_file()
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is a run of train.py; a run of evaluate.py has no monitor."""
+        return self.began and "monitor" in self.settings
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """config.yaml as dictionaries, old names replaced by today's. Raises ValueError if it is not YAML."""
+        self._check(self.config.name)
+        content = _settings(self.config)
+        refuse_misfit(self.config, content)
+        return present(content)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """The content of versions.json, or {} without that file. Raises ValueError if not a JSON object."""
+        return self._json("versions.json") or {}
+
+    @property
+    def scores(self) -> dict[str, Any] | None:
+        """The content of scores.json; None until the run ends. Raises ValueError if not a JSON object."""
+        if self._scores is None:
+            self._scores = self._json("scores.json")
+        return self._scores
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """The `scores` of a run that has ended. Raises FileNotFoundError if it has not."""
+        return self.scores or self._lacks("scores.json")
+
+    def _lacks(self, name: str) -> NoReturn:
+        sweep = f"a sweep: name runs of it, as {self.path}/0, or all as '{self.path}/*'"
+        cure = f"; evaluate model={self.path} makes a run" * (self.path / "whitenedcse.json").is_file()
+        kind = sweep if (self.path / SWEPT).is_file() else f"not a run that has ended: it has no {name}{cure}"
+        raise FileNotFoundError(f"{self.path} is {kind}")
+
+    def _check(self, name: str) -> None:
+        """Raise ValueError if this run has ended and the file is not as it was then."""
+        if (self.path / "scores.json").is_file():
+            intact(self.path, CURE, [name])
+
+    def _json(self, name: str) -> dict[str, Any] | None:
+        self._check(name)
+        if not (self.path / name).is_file():
+            return None
+        content = read_json(self.path / name)
+        refuse_misfit(self.path / name, content)
+        return content
+
+    @cached_property
+    def items(self) -> dict[str, NDArray[Any]]:
+        """The arrays of evaluate.py's items.npz by name. Raises FileNotFoundError without that file."""
+        self._check("items.npz")
+        if not (self.path / "items.npz").is_file():
+            self._lacks("items.npz")
+        return arrays(self.path / "items.npz")
+
+    @cached_property
+    def series(self) -> dict[str, Series]:
+        """The columns of metrics.csv by name: for each, the steps (n,) and the finite values (n,)."""
+        self._check(self.metrics.name)
+        return logged(self.metrics)
+
+    def at(self, name: str, step: int) -> float | None:
+        """The value of a series at a step; None if there is none."""
+        return self.series[name].at(step) if name in self.series else None
+
+    @property
+    def dev(self) -> dict[str, Any] | None:
+        """`dev` of scores.json, or its equivalent from the evaluations so far; None before the first."""
+        return dict(self.scores["dev"]) if self.scores is not None else dev(self.series)
+
+    def tests(self, row: str | None = None) -> dict[str, float | None]:
+        """The test scores x 100 in a row of the table, by task and "avg"; {} without tests.
+
+        row: its name or that name's beginning; None for the first. Correlations are aggregated as the
+        protocol does; "avg" is theirs, or of accuracies. Raises FileNotFoundError before the run's end.
+        """
+        rows = self.results.get("rows", [])
+        names = [line["name"] for line in rows]
+        like = [row] if row and row in names else [name for name in names if name.startswith(row or "")]
+        if row and len(like) != 1:
+            found = f"{len(like)} rows that begin with {row!r}" if like else f"no row {row!r} of test scores"
+            raise ValueError(f"{self.path} has {found}: {', '.join(like or names) or 'none'}")
+        return by_task(rows[names.index(like[0])], self.results["headline"]) if rows else {}
+
+    @property
+    def best_score(self) -> float | None:
+        """The dev score of the best checkpoint; None without dev pairs or training, or before its end."""
+        return (self.scores or {}).get("dev", {}).get("best")
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Experiment, system, seed and `Encoder.provenance`; None where one is not known."""
+        return {key: self.facts.get(key) for key in ("experiment", "system", "seed", "encoder")}
+
+    def checked(self) -> Run:
+        """This run of train.py, all files read. Raises ValueError, naming the file, if one cannot be."""
+        if self.scores is not None and "dev" not in self.scores:
+            raise ValueError(
+                f"{self.path / 'scores.json'} has no dev scores; train.py writes them when a run ends"
+            )
+        _ = self.settings, self.facts, self.series
+        return self
+
+    def refuse_taken(self, *, sweep: bool = False) -> None:
+        """Raise ValueError if the directory holds anything other than a run or, if `sweep`, than a sweep."""
+        own = {"a run": (self.config.name,)} if sweep else {"a sweep": (SWEPT,)}
+        for kind, names in {**own, "something other than a run": MARKS}.items():
+            if any((self.path / name).exists() for name in names):
+                raise ValueError(f"{self.path} holds {kind}; {OTHER}")
+
+    @on_first_rank
+    def claim(self) -> None:
+        """Keep others from writing here until this process ends. ValueError if one does or it is no run's."""
+        self.refuse_taken()
+        self.path.mkdir(parents=True, exist_ok=True)
+        if self.path not in held:
+            held[self.path] = claimed(self.path, f"wait, or {OTHER}").lock
+        self._forget()  # what was read before another process wrote it
+
+    def release(self) -> None:
+        """Let other processes write here again, before this one ends."""
+        if lock := held.pop(self.path, None):
+            lock.release()
+
+    def asked(self) -> Run:
+        """This run, noted as one that `discard` may remove if nothing has been started here yet."""
+        (fresh.discard if self.began else fresh.add)(self.path)
+        return self
+
+    @on_first_rank
+    def discard(self) -> None:
+        """Remove what a refused job wrote, unless the run made a step, was here before or is another's."""
+        with suppress(OSError, ValueError):
+            if self.path in fresh and self.path.is_dir():
+                if self.path not in held:
+                    held[self.path] = FileLock(self.path / LOCK).acquire(timeout=0).lock
+                steps = (series.steps for series in self.series.values())  # 0 is the untouched encoder's
+                made = self.path.glob("scores.json"), self.checkpoints.glob("*"), self.best.glob("*"), *steps
+                for name in () if any(map(any, made)) else (*BEGUN, LOCK):
+                    (self.path / name).unlink(missing_ok=True)
+                self.release()
+        with suppress(OSError):
+            self.path.rmdir()  # refused by the system if it holds anything
+
+    @on_first_rank
+    def start(self, config: str, **facts: Any) -> None:
+        """Write config.yaml and, with `facts`, versions.json.
+
+        Raises ValueError if there is a run here that has ended, or an unfinished one with other settings.
+        """
+        self.claim()
+        if self.began and (self.scores is not None or self.refuse_other(config, {}, force=True)):
+            raise ValueError(f"{self.path} already holds a run; {OTHER}")
+        from whitenedcse.compute import environment
+
+        self._write(config, {"command": pasted(sys.argv), **facts, **environment()})
+
+    def _write(self, config: str, facts: Mapping[str, Any]) -> None:
+        """Write both files, last the one that makes the directory a run."""
+        write_json(self.path / "versions.json", facts)
+        with writing(self.config, "w") as stream:
+            stream.write(config)
+        self._forget()
+
+    def _forget(self) -> None:
+        for name in ("settings", "facts"):
+            self.__dict__.pop(name, None)
+
+    def refuse_other(self, config: str, exact: Mapping[str, Any], *, force: bool = False) -> list[str]:
+        """Raise ValueError if the run here was started with other settings or facts; `force` returns them.
+
+        config: the resolved settings as YAML. exact: what else decides each bit, e.g. digests of the data.
+        """
+        if not self.began:
+            return []
+        asked: Any = OmegaConf.to_container(OmegaConf.create(config))
+        others = differences(self.settings, self.facts, asked, exact)
+        if others and not force:
+            some = ", ".join([*others[:6], *[f"and {len(others) - 6} more"] * (len(others) > 6)])
+            raise ValueError(f"{self.path} holds another run: {some}; {OTHER}{instead(self, others)}")
+        return others
+
+    @on_first_rank
+    def resume(self, config: str, exact: Mapping[str, Any], step: int) -> list[str]:
+        """Note that the run resumes after a step; returns what in `environment` changed since it started."""
+        from whitenedcse.compute import environment
+
+        now, then = flat(environment()), flat(self.facts)
+        changed = {name: value for name, value in now.items() if then.get(name) != value}
+        again = {"step": step, "command": pasted(sys.argv), **changed}
+        self._write(config, {**self.facts, **exact, "resumed": [*self.facts.get("resumed", []), again]})
+        return [f"{k}={as_yaml(v)} (it began with {as_yaml(then.get(k))})" for k, v in changed.items()]
+
+    def end(self, scores: dict[str, Any], items: Mapping[str, NDArray[Any]] | None = None) -> None:
+        """Write items.npz, if there are items, digests.json and, last, scores.json: the run has ended.
+
+        All else that the run leaves must have been written: by the one rename of scores.json it is complete.
+        """
+        if items is not None:
+            with writing(self.path / "items.npz") as stream:
+                np.savez_compressed(stream, **items)  # type: ignore[arg-type]
+        seal(self.path, SEALED, {"scores.json": as_json(scores)})
+        write_json(self.path / "scores.json", scores)
+        self._scores = scores
+
+
+FREE = {"run", "checkpoint_every", "data.corpus"}  # settings that may change
+FREE |= {"trainer.devices", "trainer.num_nodes", "trainer.timeout"}
+SCRATCH = "whitenedcse.model.scratch.small_bert"  # the encoder of random weights
+MOVED = {  # where a symbol of an older config.yaml is now
+    "whitenedcse.model.head.Head": "whitenedcse.model.head.ProjectionHead",
+    "whitenedcse.model.pooling.Pooling": "whitenedcse.model.head.Pooling",
+    "whitenedcse.model.head.Whitening": "whitenedcse.model.whitener.WhiteningSettings",
+    "whitenedcse.training.optim.adamw": "whitenedcse.training.module.adamw",
+    "whitenedcse.training.loss.MaskedLanguageModel": "whitenedcse.training.terms.MaskedLanguageModel",
+    "whitenedcse.training.mlm.MaskedLanguageModel": "whitenedcse.training.terms.MaskedLanguageModel",
+    "whitenedcse.training.teacher.Teacher": "whitenedcse.training.terms.Teacher",
+    "whitenedcse.model.encoder.small_bert": SCRATCH,
+    "whitenedcse.evaluation.protocol.Protocol": "whitenedcse.evaluation.tasks.Protocol",
+}
+GONE = (  # settings of an older config.yaml, and those of their values with which it is the same run now
+    ("loss", "force_literal", (True, False)),
+    ("monitor", "sample", (2048,)),
+)
+ADDED = {"transform": "zca", "iterations": 5, "slice": None}  # to head.whitening: what older runs did
+SWEPT = "multirun.yaml"  # what Hydra writes in the folder of a sweep
+
+
+def differences(
+    began: Mapping[str, Any], facts: Mapping[str, Any], now: Mapping[str, Any], exact: Mapping[str, Any]
+) -> list[str]:
+    """What is not as it was when a run began, as "NAME=VALUE (it began with VALUE)".
+
+    began, now: settings. facts: what the run noted. exact: those facts that decide each bit, as they are now;
+    one that the run did not note, being older, is no difference.
+    """
+    noted = flat(facts)
+    same = {name: value for name, value in flat(exact).items() if name in noted}
+    then = flat(began) | {name: noted[name] for name in same}
+    current = flat(now) | same
+    if not (then.get("encoder.lora.r") or current.get("encoder.lora.r")):  # neither has adapters
+        then, current = ({k: v for k, v in x.items() if "encoder.lora" not in k} for x in (then, current))
+    if then.get("data.seed") == then.get("seed") and current.get("data.seed") == current.get("seed"):
+        then["data.seed"] = current["data.seed"] = None  # it follows from the other
+    return [
+        f"{name}={as_yaml(current.get(name))} (it began with {as_yaml(then.get(name))})"
+        for name in sorted(then.keys() | current.keys())
+        if then.get(name) != current.get(name) and name not in FREE and not name.startswith("logger")
+    ]
+
+
+def as_yaml(value: Any) -> str:
+    """A value as it is written after NAME= on a command line: text without quotes, null, true, numbers."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def instead(run: Any, others: Iterable[str]) -> str:
+    """What else may be meant where a command names the directory of a run with other settings: `others`."""
+    if not run.scores:
+        devices = any(name.startswith("processes=") for name in others)
+        count = f"; or resume it with trainer.devices={run.facts['processes']}" if devices else ""
+        return f"{count}; or, to resume it anyway, add --force (in Python, force=True)"
+    if (run.path.parent / SWEPT).is_file():
+        folder = os.path.relpath(run.path.parent)
+        return f"; whitenedcse report {folder} outputs/NAME --out DIR shows the jobs of both in one table"
+    further = f"; to train it further, give the new run encoder=pretrained encoder.path={run.path}"
+    return further if run.trains else ""
+
+
+def present(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of an older run in the names of this version: as in `MOVED`, without `GONE`, with `ADDED`."""
+    for group, name, idle in GONE:
+        if isinstance(part := settings.get(group), dict) and part.get(name) in idle:
+            del part[name]
+    if isinstance(head := settings.get("head"), dict) and isinstance(head.get("whitening"), dict):
+        head["whitening"] = {**ADDED, **head["whitening"]}
+        leave_out_groups(head["whitening"], ())
+    return renamed(settings)
+
+
+def renamed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings with each symbol that has moved replaced by its present name."""
+    for key, value in settings.items():
+        settings[key] = renamed(value) if isinstance(value, dict) else MOVED.get(str(value), value)
+    return settings
+
+
+def command(argv: list[str]) -> str:
+    """How the script of a command line is started."""
+    return f"python {Path(argv[0]).name}" if argv[0].endswith(".py") else argv[0]
+
+
+def pasted(argv: list[str]) -> str:
+    """A command line as a shell takes it.
+
+    >>> print(pasted(["train.py", "tasks.names=[my tests.csv]"]))
+    python train.py 'tasks.names=[my tests.csv]'
+    """
+    inside = [
+        f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else quote(word) for word in argv[1:]
+    ]
+    return " ".join([command(argv), *inside])
+
+
+def leave_out_groups(whitening: Any, given: Iterable[str]) -> None:
+    """Set groups that an experiment proposed to null, where a command line replaces them.
+
+    They are for another kind of whitening than "pca" or "zca", or beside its own number or width of groups.
+    whitening: settings of a head's, if it has any. given: the names of settings on the command line.
+
+    >>> settings = {"kind": "group", "groups": 384, "group_width": 3}
+    >>> leave_out_groups(settings, ["head.whitening.groups"])
+    >>> settings
+    {'kind': 'group', 'groups': 384, 'group_width': None}
+    """
+    if not isinstance(whitening, MutableMapping):
+        return
+    usual = {"groups": None, "group_width": 2}
+    own = {key for key in usual if f"head.whitening.{key}" in given}
+    for key in usual.keys() & whitening.keys() - own:
+        if (own or whitening.get("kind") in ("pca", "zca")) and whitening[key] not in (None, usual[key]):
+            whitening[key] = None
+
+
+def stamp() -> str:
+    """The end of a run's name: the time, or under srun the job and its step, which stay after requeueing."""
+    if "SLURM_STEP_ID" in os.environ:
+        return f"slurm-{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
+    now = time.strftime("%Y-%m-%d_%H-%M-%S")
+    same = len(list(Path("outputs").glob(f"*-{now}*")))  # runs that were begun within this second
+    return shared("stamp", f"{now}-{same + 1}" if same else now)
+
+
+SPEARMAN = "dev/spearman"  # the name of the dev score in metrics.csv
+
+
+def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """All values of nested mappings by their dotted names."""
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{path}{key}"
+        values |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return values
+
+
+def changed(then: Mapping[str, Any], now: Mapping[str, Any], most: int = 2) -> str:
+    """What nested mappings differ in: for at most so many values, "NAME was VALUE and is now VALUE".
+
+    A mapping that is None in one of them is named first, without its values.
+    """
+    for name in sorted(then.keys() & now.keys()):
+        if (before := isinstance(then[name], Mapping)) != (after := isinstance(now[name], Mapping)):
+            what = f"{name} step{' (a whitening, or division by the length)' * (name == 'final')}"
+            return f"there was {'a' if before else 'no'} {what} and is {'one' if after else 'none'} now"
+    was, is_ = flat(then), flat(now)
+    names = [name for name in sorted(was.keys() | is_.keys()) if was.get(name) != is_.get(name)]
+    said = {n: n.replace("final.provenance.", "the whitening's ") for n in names[:most]}
+    return "; ".join(f"{said[n]} was {was.get(n)!r} and is now {is_.get(n)!r}" for n in said)
+
+
+class Series(NamedTuple):
+    """The values logged under one name: steps (n,) of the optimiser and finite values (n,)."""
+
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+    def at(self, step: int) -> float | None:
+        """The last value that was logged at a step; None if none was."""
+        values = self.values[self.steps == step]
+        return float(values[-1]) if len(values) else None
+
+    @property
+    def median(self) -> float:
+        """The median of the values."""
+        import numpy as np
+
+        return float(np.median(self.values))
+
+
+def logged(file: Path) -> dict[str, Series]:
+    """The columns of metrics.csv, finite values only. Raises ValueError, naming file and line, if damaged."""
+    import numpy as np
+
+    columns: dict[str, list[tuple[int, float]]] = {}
+    for number, line in enumerate(table(file), 2):
+        try:
+            step = int(line.pop("step"))
+            for name, cell in line.items():
+                columns.setdefault(name, []).extend([(step, float(cell))] if cell else [])
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"{file}:{number}: not a step and numbers by column: {error}") from None
+    finite = {name: [(s, v) for s, v in pairs if np.isfinite(v)] for name, pairs in columns.items()}
+    return {
+        name: Series(np.array([s for s, _ in pairs]), np.array([v for _, v in pairs]))
+        for name, pairs in finite.items()
+        if pairs
+    }
+
+
+def dev(columns: Mapping[str, Series]) -> dict[str, Any] | None:
+    """The equivalent of `dev` in scores.json of the evaluations so far; None before the first."""
+    if SPEARMAN not in columns:
+        return None
+    steps, values = columns[SPEARMAN]
+    best = int(values[1:].argmax()) + 1 if len(values) > 1 else 0
+    summary = {"before": values[0], "best": values[best], "best_step": int(steps[best]), "n": None}
+    scores = {name: column for name, column in columns.items() if name.startswith("dev/")}
+    for key, step in (("values_before", steps[0]), ("values_best", steps[best])):
+        summary[key] = {name: column.at(int(step)) for name, column in scores.items()}
+    return summary
+
+
+def by_task(row: Mapping[str, Any], headline: str) -> dict[str, float | None]:
+    """The scores of each task in a row of scores.json and, last, "avg", the average a sweep maximises."""
+    scores: dict[str, float | None] = {}
+    if "rte" in row:
+        scores |= {"RTE": row["rte"]["accuracy"], "avg": row["rte"]["accuracy"]}
+    if "transfer" in row:
+        scores |= {name: task["accuracy"] for name, task in row["transfer"]["tasks"].items()}
+        scores["avg"] = row["transfer"]["avg"]
+    if "sts" in row:
+        scores |= {name: task[headline] for name, task in row["sts"]["tasks"].items()}
+        scores["avg"] = row["sts"]["avg"][headline]
+    return scores | {"avg": scores.pop("avg")}  # last
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """The content of a YAML file, unresolved.
+
+    Aliases (*) of other parts are refused: a few lines of them may stand for billions of values.
+    """
+    import yaml  # type: ignore[import-untyped]
+    from omegaconf import OmegaConf
+
+    with parsing(file, "copy it again, or name a new run"):
+        text = file.read_text(encoding="utf-8")
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):  # lazily
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEPTH or isinstance(event, yaml.AliasEvent):
+                raise ValueError(f"it has an alias (*), or values inside each other, over {DEPTH} deep")
+        content = OmegaConf.to_container(OmegaConf.create(text)) if text.strip() else {}
+        if not isinstance(content, Mapping):
+            raise ValueError("it is not a mapping of names and values")
+        return {str(name): value for name, value in content.items()}
+
+
+# What the files of a run hold. A form is a type; a tuple, of which one must fit; a list, which must have
+# these elements, or with ... one or more of its first; or a dictionary of forms by key, with "*" for all
+# others. Any key may be missing.
+LARGEST = 1e15  # no number of a run is larger
+NUMBER, TEXT, WHOLE = (float, int), (str, None), (int, None)
+SCORE = (*NUMBER, None)
+ENDS = ([NUMBER, NUMBER], None)
+MEANS: dict[str, Any] = {"all": SCORE, "mean": SCORE, "wmean": SCORE}
+CORRELATION = MEANS | {"interval": dict.fromkeys(MEANS, ENDS), "pearson": MEANS, "n": int, "why": str}
+ACCURACY = {"accuracy": NUMBER, "interval": ENDS, "seconds": NUMBER, "majority": NUMBER}
+POSITIVES = ({"n": int, "of": int, "above": NUMBER, "scale": [NUMBER, NUMBER]}, None)
+ROW = {
+    "name": str,
+    "setting": str,
+    "pooling": str,
+    "fit": str,
+    "postprocess": ({"kind": TEXT, "k": WHOLE}, None),
+    "sts": {"avg": CORRELATION, "tasks": {"*": CORRELATION}},
+    "transfer": {"avg": SCORE, "interval": ENDS, "tasks": {"*": ACCURACY}},
+    "rte": ACCURACY | {"confusion": {"*": {"*": int}}},
+    "geometry": {
+        **dict.fromkeys(("alignment", "uniformity", "mean_cosine", "isotropy", "effective_rank"), SCORE),
+        **{"task": str, "positives": POSITIVES},
+    },
+}
+DEV = {"before": SCORE, "best": SCORE, "best_step": int, "n": WHOLE, "positives": POSITIVES}
+DEV |= dict.fromkeys(("values_before", "values_best"), {"*": SCORE})
+ENCODER = ({"path": str, "commit": TEXT, "architecture": TEXT}, None)
+NAMES: Any = ([], [str, ...])
+ORIGIN = {"experiment": TEXT, "system": TEXT, "overrides": NAMES, "seed": WHOLE, "encoder": ENCODER}
+FORMS: dict[str, Any] = {
+    "scores.json": {"dev": DEV, "rows": [ROW, ...], "headline": str, "model": TEXT, "prompt": TEXT, **ORIGIN},
+    "versions.json": {
+        **{"command": str, "commit": TEXT, "packages": {"*": str}, "resumed": [{}, ...], **ORIGIN},
+        "machine": {"cores": int, "gpus": NAMES},
+    },
+    "config.yaml": {"seed": int, "data": {"corpus": TEXT}, "encoder": {"path": TEXT}},
+}
+
+
+def refuse_misfit(file: Path, content: Any) -> None:
+    """Raise ValueError if one of a run's files, by its name, does not hold what it is read for."""
+    if wrong := misfit(content, FORMS[file.name]):
+        raise ValueError(f"{file}: {wrong}; copy or make it again")
+
+
+def misfit(content: Any, form: Any, name: str = "") -> str:
+    """What is wrong with the value of a name; "" for nothing.
+
+    >>> misfit({"a": {"b": [1, "x"]}}, {"a": {"b": [int, ...]}})
+    "a.b.1 is str 'x'"
+    """
+    if isinstance(form, tuple):
+        wrong = [misfit(content, one, name) for one in form]
+        return "" if "" in wrong else max(wrong, key=len)
+    if isinstance(form, dict) and isinstance(content, dict):
+        known = ((key, form.get(key, form.get("*"))) for key in content)
+        inner = [(key, content[key], one) for key, one in known if one is not None]
+    elif isinstance(form, list) and isinstance(content, list) and fits(len(content), form):
+        inner = [(i, value, form[0]) for i, value in enumerate(content)]
+    else:
+        right = content is None if form is None else isinstance(form, type) and isinstance(content, form)
+        large = isinstance(content, (int, float)) and abs(content) > LARGEST
+        return "" if right and not large else f"{name or 'it'} is {said(content)}"
+    below = (misfit(value, one, f"{name}.{key}".lstrip(".")) for key, value, one in inner)
+    return next(filter(None, below), "")
+
+
+def said(content: Any) -> str:
+    """A value as text, shortened."""
+    return f"{type(content).__name__} {content!r:.50}" if content is not None else "null"
+
+
+def fits(length: int, form: list[Any]) -> bool:
+    """Whether a list of this length can have the form."""
+    return length > 0 if ... in form else length == len(form)
