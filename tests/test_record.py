@@ -254,8 +254,8 @@ def test_a_run_is_a_path(tmp_path):
 
 
 def test_a_commit_is_marked_where_the_code_or_the_settings_differ(tmp_path, monkeypatch):
-    monkeypatch.setattr(compute, "__file__", str(tmp_path / "package/app/compute.py"))
-    for folder in ("package/app", "conf"):
+    monkeypatch.setattr(compute, "__file__", str(tmp_path / "package/compute.py"))
+    for folder in ("package", "conf"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "file").touch()
     assert compute.commit() is None

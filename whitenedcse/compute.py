@@ -233,7 +233,7 @@ def commit() -> str | None:
     try:
         said = [
             subprocess.run([*git, *asked], capture_output=True, text=True, check=True).stdout.strip()
-            for asked in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", "..", "../../conf"])
+            for asked in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", ".", "../conf"])
         ]
     except (OSError, subprocess.CalledProcessError):
         return None
