@@ -20,7 +20,7 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.whitener import WhiteningSettings
 from whitenedcse.ragged import ragged
-from whitenedcse.training.loss import MultiPositiveLoss
+from whitenedcse.training.loss import ContrastiveLoss
 from whitenedcse.training.module import ContrastiveTraining
 
 LOSS = {"form": "l1", "temperature": 0.05, "weights": [1.0], "denominator": "view"}
@@ -80,7 +80,7 @@ def measured(model: str, n: int, chunk: int | None, tokens: int) -> tuple[float,
     )
     module = ContrastiveTraining(
         embedder=Embedder(encoder=plain.encoder, pooling=plain.pooling, head=head, embedding="encoder"),
-        loss=MultiPositiveLoss(**LOSS, hard_negative_log_weight=0.0),
+        loss=ContrastiveLoss(**LOSS, hard_negative_log_weight=0.0),
         optimizer=lambda parameters, total_steps: None,
         views=2,
         mlm=None,

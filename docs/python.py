@@ -23,9 +23,9 @@ GROUPS: dict[str, dict[str, str]] = {  # public names, and those of their member
     "Parts of a training": {
         "ContrastiveTraining": "",
         "SentenceData": "counts",
-        "MultiPositiveLoss": "__call__",
+        "ContrastiveLoss": "__call__",
         "Matryoshka": "__call__",
-        **dict.fromkeys(["VICReg", "BarlowTwins", "WMSE", "SIGReg", "CovariancePenalty", "TraceLoss"], ""),
+        "CovariancePenalty": "",
         "pretrained": "",
         "LoRA": "",
         "ProjectionHead": "forward",

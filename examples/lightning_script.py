@@ -10,9 +10,9 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 
 from whitenedcse import (
+    ContrastiveLoss,
     ContrastiveTraining,
     Embedder,
-    MultiPositiveLoss,
     Pooling,
     ProjectionHead,
     SentenceData,
@@ -25,7 +25,7 @@ arguments = parser.parse_args()
 embedder = Embedder(encoder=arguments.encoder, pooling=Pooling("mean"))
 embedder.head = ProjectionHead(embedder.encoder.width, position="after")  # dense, tanh, then SGW
 data = SentenceData(corpus=arguments.corpus, tokenizer=embedder.encoder.tokenizer, batch_size=32, passes=2)
-module = ContrastiveTraining(embedder=embedder, loss=MultiPositiveLoss(temperature=0.1), views=4)
+module = ContrastiveTraining(embedder=embedder, loss=ContrastiveLoss(temperature=0.1), views=4)
 trainer = lightning.Trainer(
     max_steps=100,
     gradient_clip_val=1.0,

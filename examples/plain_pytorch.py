@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from whitenedcse import MultiPositiveLoss, ProjectionHead
+from whitenedcse import ContrastiveLoss, ProjectionHead
 
 parser = ArgumentParser(description=__doc__)
 parser.add_argument("encoder", help="a directory of Transformers, or a hub id such as bert-base-uncased")
@@ -17,7 +17,7 @@ if not Path(arguments.corpus).is_file():
     parser.error(f"{arguments.corpus} is no file")
 tokenizer = AutoTokenizer.from_pretrained(arguments.encoder)
 model = AutoModel.from_pretrained(arguments.encoder).float()  # weights in float16 train to NaN
-head, loss = ProjectionHead(model.config.hidden_size), MultiPositiveLoss()  # SGW, linear layer, tanh
+head, loss = ProjectionHead(model.config.hidden_size), ContrastiveLoss()  # SGW, linear layer, tanh
 optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=3e-5)
 sentences = [line for line in Path(arguments.corpus).read_text().splitlines() if line.strip()]
 random.Random(0).shuffle(sentences)

@@ -163,7 +163,7 @@ TRAINING = [
     ({}, "loss.hard_negative_log_weight=nan data.columns=[a,b,c]",
      ["loss.hard_negative_log_weight=nan must be finite"]),
     ({}, "loss.form=l3", ["loss.form='l3' is not one of l1, l2"]),
-    ({}, "loss=foo", ["no loss=foo; there are", "multi_positive"]),
+    ({}, "loss=foo", ["no loss=foo; there are", "contrastive"]),
     ({}, "head=foo", ["no head=foo; there are", "shuffled_group"]),
     ({}, "pooling=foo", ["no pooling=foo; there are", "cls, first_last, last, max, mean, pooler"]),
     ({}, "pooling.kind=foo", ["pooling.kind='foo' is not one of cls, mean, max, last, pooler; first_last"]),
@@ -731,16 +731,11 @@ VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_s
 W = {"kind": "group", "groups": None, "group_width": 2, "eps": 1e-5, "shrinkage": 0.0, "gradient": "centre"}
 W |= {"floor": 0.0, "partition": "view", "momentum": 0.99, "transform": "zca", "iterations": 5, "slice": None}
 BUILT = {  # a symbol, its settings, and what a script gives it
-    "training.loss.MultiPositiveLoss": (
+    "training.loss.ContrastiveLoss": (
         {"form": "l1", "temperature": 0.05, "weights": [1.0], "denominator": "view",
          "hard_negative_log_weight": 0.0}, {},
     ),
     "model.whitener.WhiteningSettings": (W, {}),
-    "training.decorrelation.VICReg": ({"invariance": 25.0, "variance": 25.0, "covariance": 1.0}, {}),
-    "training.decorrelation.BarlowTwins": ({"redundancy": 0.005}, {}),
-    "training.decorrelation.SIGReg": ({"share": 0.05, "directions": 1024}, {}),
-    "training.decorrelation.CovariancePenalty": ({"weight": 1.0, "of": "x"}, {}),
-    "training.decorrelation.TraceLoss": ({"weight": 1.0}, {}),
     "model.head.ProjectionHead": ({"whitening": None, "dense": True, "position": "before"}, {"width": 16}),
     "model.head.Pooling": ({"kind": "mean", "layers": [1, -1]}, {}),
     "data.datamodule.SentenceData": (

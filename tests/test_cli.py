@@ -73,7 +73,7 @@ def test_a_folder_of_the_clones_name_does_not_hide_the_package(tmp_path):
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     code = "import whitenedcse, whitenedcse.data.remote; print(whitenedcse.__all__[0])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=env)
-    assert (done.stdout, done.stderr) == ("BarlowTwins\n", "")
+    assert (done.stdout, done.stderr) == ("ContrastiveLoss\n", "")
 
 
 def test_it_says_its_version(capsys):

@@ -21,9 +21,9 @@ from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.ragged import Ragged, concatenate, offsets, ragged
 from whitenedcse.training import parallel
-from whitenedcse.training.loss import MultiPositiveLoss
+from whitenedcse.training.loss import ContrastiveLoss
 from whitenedcse.training.module import ContrastiveTraining
-from whitenedcse.training.terms import MaskedLanguageModel, Teacher
+from whitenedcse.training.terms import MaskedLanguageModel
 
 META = torch.device("meta")
 COPIES = ("aten::_to_copy", "aten::copy_")
@@ -96,7 +96,7 @@ def module_of(encoder, *, kind="cls", head="pairs", layers=(-1,), mlm=False, chu
             head=ProjectionHead(width=encoder.width, whitening=HEADS[head], dense=True, position="before"),
             embedding="encoder",
         ),
-        loss=MultiPositiveLoss(**(settings | loss)),
+        loss=ContrastiveLoss(**(settings | loss)),
         optimizer=None,
         views=2,
         mlm=MaskedLanguageModel(encoder=encoder, weight=0.1, probability=0.15) if mlm else None,
@@ -104,13 +104,6 @@ def module_of(encoder, *, kind="cls", head="pairs", layers=(-1,), mlm=False, chu
         gather=True,
         chunk=chunk,
     )
-
-
-def taught(module, encoder, tmp_path):
-    """The module with a teacher beside its loss."""
-    Embedder(encoder=encoder, pooling=Pooling(kind="mean", layers=(-1,))).save(tmp_path / "teacher")
-    module.terms = {"teacher": Teacher(path=str(tmp_path / "teacher"), encoder=encoder)}
-    return module
 
 
 def stepped(strict, module, *, hard=False):
@@ -127,19 +120,6 @@ def stepped(strict, module, *, hard=False):
     grads = [p.grad for p in module.parameters() if p.grad is not None]
     assert len(grads) > 20 and {g.device for g in grads} == {META}
     return grads
-
-
-@pytest.mark.parametrize("batches", ["packed", "padded"])
-@pytest.mark.slow(but=1)
-def test_a_training_step_with_a_teacher(batches, bert, strict, tmp_path):
-    bert.batches = batches
-    module = taught(module_of(bert, head="dense"), bert, tmp_path)
-    module.terms["teacher"].embedder.encoder.batches = batches
-    stepped(strict, module)  # which brings the teacher's weights there
-    strict.waited, strict.attended = [], []
-    stepped(strict, module)
-    assert strict.waited == []
-    assert strict.attended == ([0.1] * 3 + [0.0] * 3 if batches == "packed" else [])
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -27,7 +27,7 @@ from whitenedcse.model import encoding
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.ragged import between, concatenate, ragged, rows, split
-from whitenedcse.training.loss import MultiPositiveLoss
+from whitenedcse.training.loss import ContrastiveLoss
 from whitenedcse.training.module import ContrastiveTraining, reseed, seed_of
 from whitenedcse.training.monitor import Monitor
 from whitenedcse.training.parallel import agreed, equal_sizes, everyones, from_first, gathered, place, summed
@@ -96,7 +96,7 @@ def module_of(encoder, head="none", views=2, form="l1", layers=(-2, -1), **setti
         layers=layers,
         head=ProjectionHead(width=WIDTH, whitening=white, dense=head != "none", position="before"),
     ).to(encoder.backbone.dtype)
-    loss = MultiPositiveLoss(
+    loss = ContrastiveLoss(
         form=form,
         temperature=0.05,
         weights=[1.0],

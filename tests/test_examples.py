@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[1]
 FILES = {str(path.relative_to(ROOT)): path.read_text() for path in sorted(ROOT.glob("whitenedcse/**/*.py"))}
 METHOD = (
     "whitening",
-    "training/loss",
     "model/head",
     "evaluation/postprocess",
     "evaluation/transforms",

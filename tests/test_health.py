@@ -16,7 +16,7 @@ from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.model.scratch import small_bert
 from whitenedcse.training.health import UNIFORMITY, Health, alarms
 from whitenedcse.training.loggers import Metrics, Record
-from whitenedcse.training.loss import MultiPositiveLoss
+from whitenedcse.training.loss import ContrastiveLoss
 from whitenedcse.training.module import ContrastiveTraining, adamw
 from whitenedcse.training.monitor import Monitor, Row
 from whitenedcse.training.trainer import Trainer
@@ -56,7 +56,7 @@ def trained(tmp_path, monkeypatch):
         loss = {"weights": [1.0], "denominator": "view", "hard_negative_log_weight": 0.0}
         module = ContrastiveTraining(
             embedder=embedder,
-            loss=MultiPositiveLoss(form="l1", temperature=temperature, **loss),
+            loss=ContrastiveLoss(form="l1", temperature=temperature, **loss),
             optimizer=lambda parameters, total_steps: adamw(
                 parameters, total_steps=total_steps, lr=lr, weight_decay=0.0, warmup_steps=0
             ),

@@ -32,6 +32,7 @@ def home(with_bert):
         pytest.param("lightning_script", [], "trained/head.safetensors", marks=pytest.mark.slow),
         ("plain_pytorch", [], "plain/model.safetensors"),
         ("sentence_transformers_loss", [], "theirs/modules.json"),
+        ("losses", [], "vicreg/model.safetensors"),
         ("whiten_and_search", ["a red fish"], "index/index.json"),
     ],
 )
@@ -44,7 +45,10 @@ def test_an_example_runs_in_an_empty_folder(name, words, written, home):
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 @pytest.mark.slow(but=2)
 def test_an_example_explains_itself_and_refuses_other_arguments_in_words(path, tmp_path):
-    few, reads = ["bert"], path.stem not in ("own_text", "lightning_script")  # whose corpus may be a name
+    few, reads = (
+        ["bert"],
+        path.stem not in ("own_text", "lightning_script", "losses"),
+    )  # whose corpus may be a name
     missing = [["bert", "no.txt", "query"][: 3 if path.stem == "whiten_and_search" else 2]] * reads
     for words, code in (
         (["--help"], 0),

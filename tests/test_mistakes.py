@@ -485,7 +485,7 @@ encoder: {path: here}
         ("monitor=held_out", "monitor.dev=null"),
         ("monitor=held_out monitor.dev=null", ""),
         ("pooling=mean", "pooling.kind=mean"),
-        ("loss=multi_positive", "loss.temperature=0.15"),
+        ("loss=contrastive", "loss.temperature=0.15"),
         ("optim=adamw", "optim.lr=0.004"),
         ("data=wiki1m", "data.corpus=wiki1m"),
         ("data=nli_for_simcse data.corpus=x", ""),  # and columns, which the experiment does not set
@@ -544,7 +544,7 @@ OWN_FILES = {
             False,
         ),
         ("loss=own", "defaults: [multi_positive]\ntemperature: 0.2\n", 0.2, False),
-        ("loss=own", "defaults: [multi_positive]\nform: l2\n", 0.15, False),  # as loss=multi_positive
+        ("loss=own", "defaults: [multi_positive]\nform: l2\n", 0.15, False),  # as loss=contrastive
         ("head=own", "defaults: [shuffled_group]\ndense: true\n", 0.15, True),
         ("head=own", "defaults: [shuffled_group]\nposition: after\n", 0.15, False),
         ("head=own", "# @package _global_\ndefaults: [dense@head]\n", 0.15, True),

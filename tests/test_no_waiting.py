@@ -17,7 +17,7 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.ragged import concatenate, ragged
 from whitenedcse.training.loggers import PlainProgress, Record
-from whitenedcse.training.loss import MultiPositiveLoss
+from whitenedcse.training.loss import ContrastiveLoss
 from whitenedcse.training.module import ContrastiveTraining, adamw
 from whitenedcse.training.trainer import Safekeeping, Trainer
 
@@ -76,7 +76,7 @@ def watched(encoder, tmp_path, kind, head, log_every=100):
             head=ProjectionHead(width=encoder.width, whitening=head, dense=True, position="before"),
             embedding="encoder",
         ),
-        loss=MultiPositiveLoss(
+        loss=ContrastiveLoss(
             form="l1", temperature=0.05, weights=[1.0], denominator="view",
             hard_negative_log_weight=0.0,
         ),

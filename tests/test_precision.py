@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from whitenedcse import compute
-from whitenedcse.training.loss import MultiPositiveLoss
+from whitenedcse.training.loss import ContrastiveLoss
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_bfloat16_is_chosen_where_the_hardware_multiplies_it(accelerator, flags,
 
 def test_tensors_by_name_are_taken_as_those_by_place():
     z, negatives = torch.randn(2, 4, 4), torch.randn(4, 4)
-    loss = MultiPositiveLoss()
+    loss = ContrastiveLoss()
     assert torch.equal(loss(z=z, negatives=negatives), loss(z, negatives))
     half = loss(z.bfloat16(), negatives=negatives.bfloat16())
     assert half.dtype == torch.float32 and torch.equal(half, loss(z.bfloat16(), negatives.bfloat16()))

@@ -30,7 +30,6 @@ from whitenedcse.training import trainer as trainer_module
 from whitenedcse.training.loggers import Metrics, Record
 from whitenedcse.training.module import ContrastiveTraining, adamw
 from whitenedcse.training.monitor import Monitor
-from whitenedcse.training.terms import Teacher
 from whitenedcse.training.trainer import Safekeeping, Trainer, newest, step_of
 
 BATCHES, SIZE = 7, 4
@@ -82,7 +81,6 @@ def train(tokenizer, tmp_path_factory):
         chunk=None,
         optimizer=fast,
         lora=None,
-        teacher=None,
         number=None,
         seconds=0.0,
         **changes,
@@ -92,7 +90,6 @@ def train(tokenizer, tmp_path_factory):
         torch.manual_seed(0)  # of the adapters
         bert = Encoder(backbone("bert", len(tokenizer)), tokenizer, lora=lora)
         parts = {"embedder": embedder_of(bert), "loss": LOSS, "optimizer": optimizer, "mlm": None}
-        parts |= {} if teacher is None else {"terms": {"teacher": Teacher(path=teacher, encoder=bert)}}
         module = ContrastiveTraining(**parts, views=3, seed=5, gather=True, chunk=chunk)
         sizes = {"sample": None, "max_length": 16, "batch_size": SIZE, "batch_tokens": None, "passes": 3}
         data = SentenceData(corpus=str(home / "x.txt"), columns=[], repetition=0.0, seed=5, **sizes)
@@ -231,17 +228,6 @@ def test_and_so_it_does_with_other_settings(train, whole, tmp_path, name, steps)
     settings = OTHERS[name][0]
     assert train(tmp_path / "cut", "on_train_batch_end", steps, **settings) is None
     assert same(train(tmp_path / "cut", **settings), whole(**settings))
-
-
-@pytest.mark.parametrize("steps", [1, 4, 8])
-@pytest.mark.slow
-def test_and_so_it_does_with_a_teacher(train, whole, tmp_path, bert, steps):
-    """Which is in no checkpoint: the same one is loaded again."""
-    embedder_of(bert, kind="mean").save(tmp_path / "teacher")
-    settings = {"teacher": str(tmp_path / "teacher")}
-    assert train(tmp_path / "cut", "on_train_batch_end", steps, **settings) is None
-    end = whole(**settings)
-    assert same(train(tmp_path / "cut", **settings), end) and not same(end, whole())
 
 
 @pytest.mark.parametrize(("hook", "step"), [("on_train_batch_end", 2), ("on_train_batch_start", 3)])

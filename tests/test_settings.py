@@ -20,7 +20,7 @@ from whitenedcse.app.configuration import (
     unknown,
 )
 
-LOSS = {"_target_": "whitenedcse.training.loss.MultiPositiveLoss", "form": "l1", "temperature": 0.05}
+LOSS = {"_target_": "whitenedcse.training.loss.ContrastiveLoss", "form": "l1", "temperature": 0.05}
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.whitener import WhiteningSettings
 from whitenedcse.ragged import ragged
 from whitenedcse.sentence_transformers import HeadInCheckpoints, WhitenedContrastiveLoss, accelerate, whitened
-from whitenedcse.training.loss import Matryoshka, MultiPositiveLoss
+from whitenedcse.training.loss import ContrastiveLoss, Matryoshka
 from whitenedcse.training.module import ContrastiveTraining
 
 OTHERS = [text.replace("the", "every") + " ." for text in SENTENCES]
@@ -155,7 +155,7 @@ def test_the_first_columns_are_views_and_the_others_hard_negatives(made):
 def test_a_hard_negative_of_its_own_anchor_is_weighted(made):
     """Against a loop over anchors, with two columns of negatives of which the first is weighted."""
     x = torch.randn(4, 6, 16, dtype=torch.float64)
-    weighted = MultiPositiveLoss(hard_negative_log_weight=1.5)
+    weighted = ContrastiveLoss(hard_negative_log_weight=1.5)
     loss = WhitenedContrastiveLoss(made(), views=2, loss=weighted, **NONE)
     expected = 0.0
     for i in range(6):
@@ -264,7 +264,7 @@ def test_the_defaults_are_those_of_our_training():
         ({"passes": 4}, "passes=4 must be from 1 to views=3"),
         ({"positives": 3}, "positives=3 must be from 1 to 2, as the anchor is one of views=3; give views=4"),
         ({"mini_batch_size": 0}, "mini_batch_size=0"),
-        ({"loss": MultiPositiveLoss(weights=(1.0, 2.0, 3.0))}, "for 2 positives"),
+        ({"loss": ContrastiveLoss(weights=(1.0, 2.0, 3.0))}, "for 2 positives"),
         ({"whitening": whitening(group_width=5)}, "5"),
     ],
 )

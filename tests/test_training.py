@@ -31,14 +31,14 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.ragged import concatenate, ragged
-from whitenedcse.training.loss import Matryoshka, MultiPositiveLoss
+from whitenedcse.training.loss import ContrastiveLoss, Matryoshka
 from whitenedcse.training.module import ContrastiveTraining, adamw, reseed, seed_of
 from whitenedcse.training.monitor import DevSet, Monitor
 from whitenedcse.training.terms import MaskedLanguageModel
 
 GOLD = np.array([5.0, 4.5, 4.2, 3.5, 2.0, 1.0, 0.5, 0.0])
 DEV = Subset("dev", SENTENCES, SENTENCES[3:] + SENTENCES[:3], GOLD)
-LOSS = MultiPositiveLoss(
+LOSS = ContrastiveLoss(
     form="l1",
     temperature=0.05,
     weights=[1.0],
@@ -203,7 +203,7 @@ def test_from_the_pooled_vectors_to_the_loss_no_number_has_few_digits(bert, kind
     embedder, watch = embedder_of(bert, head=head), Seen()
     x, hard = (torch.randn(3, 40, 16, generator=torch.Generator().manual_seed(i)) for i in range(2))
     x = torch.cat([x, hard[:1]]).to(kind).requires_grad_()
-    loss = MultiPositiveLoss(**(vars(LOSS) | {"denominator": "symmetric"}))
+    loss = ContrastiveLoss(**(vars(LOSS) | {"denominator": "symmetric"}))
     with watch:
         with torch.autocast("cpu", kind):
             value = loss(*embedder.project(x, passes=3, views=3))

@@ -26,23 +26,16 @@ if TYPE_CHECKING:
     from whitenedcse.run import Run
     from whitenedcse.serving.exports import export, whitened
     from whitenedcse.serving.index import Index
-    from whitenedcse.training.decorrelation import (
-        WMSE,
-        BarlowTwins,
-        CovariancePenalty,
-        SIGReg,
-        TraceLoss,
-        VICReg,
-    )
-    from whitenedcse.training.loss import Matryoshka, MultiPositiveLoss
+    from whitenedcse.training.loss import ContrastiveLoss, Matryoshka
     from whitenedcse.training.module import ContrastiveTraining
+    from whitenedcse.training.terms import CovariancePenalty
 
 # Before torch is imported, whose library reads it then. Threads that spin while they wait take the core that
 # another process needs: training beside one took 4 times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __all__ = [
-    "BarlowTwins",
+    "ContrastiveLoss",
     "ContrastiveTraining",
     "CovariancePenalty",
     "Embedder",
@@ -50,17 +43,12 @@ __all__ = [
     "Index",
     "LoRA",
     "Matryoshka",
-    "MultiPositiveLoss",
     "Pooling",
     "Postprocess",
     "ProjectionHead",
     "Run",
-    "SIGReg",
     "SentenceData",
     "ShuffledGroupWhitening",
-    "TraceLoss",
-    "VICReg",
-    "WMSE",
     "Whitening",
     "evaluate",
     "export",
@@ -80,9 +68,9 @@ HOMES = {
     "model.whitenings": ["GroupWhitening", "ShuffledGroupWhitening", "Whitening"],
     "serving.exports": ["export", "whitened"],
     "serving.index": ["Index"],
-    "training.decorrelation": ["BarlowTwins", "CovariancePenalty", "SIGReg", "TraceLoss", "VICReg", "WMSE"],
-    "training.loss": ["Matryoshka", "MultiPositiveLoss"],
+    "training.loss": ["ContrastiveLoss", "Matryoshka"],
     "training.module": ["ContrastiveTraining"],
+    "training.terms": ["CovariancePenalty"],
 }
 
 

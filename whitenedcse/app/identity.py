@@ -33,8 +33,6 @@ def content(
     if "path" in config.encoder:
         commit = encoder.provenance(config.encoder.path)["commit"]
         digests["encoder.path"] = commit or of_weights(encoder.source)
-    teachers = {name: term.embedder for name, term in terms.items() if hasattr(term, "embedder")}
-    digests |= {f"terms.{name}.path": of_embedder(model) for name, model in teachers.items()}
     return {"content": digests}
 
 

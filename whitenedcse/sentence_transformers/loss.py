@@ -22,10 +22,10 @@ from transformers import TrainerCallback
 from whitenedcse.compute import at_least_float32
 from whitenedcse.model.head import PAPER, ProjectionHead
 from whitenedcse.model.whitener import Whitener, WhiteningSettings
-from whitenedcse.training.loss import MultiPositiveLoss
+from whitenedcse.training.loss import ContrastiveLoss
 from whitenedcse.training.parallel import agreed, gathered
 
-PAPER_LOSS = MultiPositiveLoss()
+PAPER_LOSS = ContrastiveLoss()
 CITATION = """
 @inproceedings{zhuo2023whitenedcse,
     title = {{WhitenedCSE}: Whitening-based Contrastive Learning of Sentence Embeddings},
@@ -54,7 +54,7 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
 
     views: v, the anchor included. whitening, dense: of the head, see `ProjectionHead`; with None and False
         there is no head, and v = 2 is the library's MultipleNegativesRankingLoss.
-    loss: what compares the views, with a temperature, as MultiPositiveLoss(temperature=0.1) of
+    loss: what compares the views, with a temperature, as ContrastiveLoss(temperature=0.1) of
         `whitenedcse.training.loss`. passes: p for one column, from 1 to v; None for v.
     gather_across_devices: whether statistics and negatives are those of all processes, so that W processes
         of n sentences compute what one of W n does. False is only for a loss without a head.
@@ -85,7 +85,7 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         views: int = 3,
         whitening: WhiteningSettings | Whitener | None = PAPER,
         dense: bool = True,
-        loss: MultiPositiveLoss = PAPER_LOSS,
+        loss: ContrastiveLoss = PAPER_LOSS,
         passes: int | None = None,
         positives: int = 1,
         gather_across_devices: bool = True,

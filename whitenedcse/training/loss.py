@@ -1,4 +1,4 @@
-"""Contrastive losses over several views.
+"""The contrastive loss over several views, and what a loss or a term of one's own is.
 
 v: views, the anchor first    n: sentences    d: width    h: hard negatives    tau: temperature
 s_pij: cosine of anchor i with sentence j in view p, over tau
@@ -21,19 +21,18 @@ from torch.nn.functional import logsigmoid, normalize
 from whitenedcse.compute import full_precision
 from whitenedcse.data.datamodule import Batch
 
-FORMS = ("l1", "l2")
-DENOMINATORS = ("view", "joint", "symmetric")
+CHOICES = {"form": ("l1", "l2"), "denominator": ("view", "joint", "symmetric")}
 
 
 class Loss(Protocol):
-    """A loss of views z: (v, n, d), and of hard negatives (h, d) if any -> scalar.
+    """A loss of views z: (v, n, d), and of hard negatives (h, d) if any -> scalar in float32 or float64.
 
     >>> def distance(z, negatives=None): return (z[0] - z[1]).square().mean()
     >>> loss: Loss = distance  # ContrastiveTraining(loss=distance) trains by it
     """
 
     def __call__(self, z: Tensor, negatives: Tensor | None = None) -> Tensor:
-        """The loss, in float32 or float64; its gradient reaches z."""
+        """The loss; its gradient reaches z."""
         ...
 
 
@@ -71,29 +70,29 @@ class Term(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiPositiveLoss:
-    """A contrastive loss: all other views are positives of the anchor view, other sentences are negatives.
+class ContrastiveLoss:
+    """Every other view of a sentence is a positive of its anchor, other sentences are negatives ([1] Eq. 7).
 
-    z: (v, n, d), negatives: (h, d) or None -> scalar, averaged over sentences. v = 2 is SimCSE's loss. In
-    float32 the gradient is float64's to 1e-4 for losses down to 1e-34, near the smallest float32 number.
+    z: (v, n, d), negatives: (h, d) or None -> scalar, averaged over sentences. v = 2 is SimCSE's loss [2].
+    With the defaults it is these four lines; it is written otherwise because in float32 they round a small
+    loss and its gradient to 0, where ours are float64's to 1e-4 for losses down to 1e-34.
 
-    form: "l1" is the weighted sum of one cross-entropy for each positive ([1] Eq. 7).
-        "l2" is log sum_p lambda_p e^(cross-entropy_p); with one denominator for all positives that is
-        log(sum_p lambda_p e^(-s_p)) + log(sum_j e^(s_j)), s being cosines over temperature. It punishes the
-        least similar positive most, as the text below [1] Eq. 8 asks; Eq. 8 as printed has the opposite sign
-        and would push positives apart.
+    form: "l1" is the weighted sum of one cross-entropy for each positive. "l2" is log sum_p lambda_p
+        e^(cross-entropy_p), which is above all that of the least similar positive, as the text below [1]
+        Eq. 8 asks; Eq. 8 as printed has the opposite sign and would push positives apart.
     denominator: which sentences are candidates: those of the positive's own view ("view"), the same with each
         positive also serving as anchor ("symmetric"), or those of all positive views ("joint"; another
         positive of the same sentence is never a negative).
     weights: lambda of each positive, v - 1 numbers, or one number for all.
-    hard_negative_log_weight: added to the logit of an anchor's own hard negative, so that 0 is weight 1; as
-        in the code of [2].
+    hard_negative_log_weight: added to the logit of an anchor's own hard negative; 0 is weight 1, as in [2].
 
-    >>> loss = MultiPositiveLoss()  # of the paper: temperature 0.05, all weights 1
-    >>> f"{loss(torch.eye(4).expand(2, 4, 4)):.1e}"  # both views agree, sentences are orthogonal: 3 e^-20
-    '6.2e-09'
-    >>> f"{loss(torch.ones(2, 4, 4)):.4f}"  # all sentences have one vector: a guess among four, log 4
-    '1.3863'
+    >>> z = torch.randn(3, 8, 16)
+    >>> u = normalize(z, dim=-1)
+    >>> s = u[0] @ u[1:].mT / 0.05  # (v - 1, n, n)
+    >>> cross_entropy = s.logsumexp(dim=-1) - s.diagonal(dim1=-2, dim2=-1)
+    >>> textbook = cross_entropy.sum(dim=0).mean()
+    >>> torch.allclose(ContrastiveLoss()(z), textbook)
+    True
     """
 
     form: str = "l1"
@@ -103,40 +102,31 @@ class MultiPositiveLoss:
     hard_negative_log_weight: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, allowed in {"form": FORMS, "denominator": DENOMINATORS}.items():
+        for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"loss.{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
-        positive = len(self.weights) > 0 and all(0 < weight < math.inf for weight in self.weights)
-        for name, sound, words in (
-            ("temperature", 0 < self.temperature < math.inf, "finite and above 0"),
-            ("weights", positive, "one or more positive numbers"),
-            ("hard_negative_log_weight", math.isfinite(self.hard_negative_log_weight), "finite"),
-        ):
-            if not sound:
-                raise ValueError(f"loss.{name}={getattr(self, name)} must be {words}")
+        for name in ("temperature", "weights"):
+            check_positive(name, getattr(self, name))
+        if not math.isfinite(self.hard_negative_log_weight):
+            raise ValueError(f"loss.hard_negative_log_weight={self.hard_negative_log_weight} must be finite")
 
     @full_precision
     def __call__(self, z: Tensor, negatives: Tensor | None = None) -> Tensor:
-        """The loss of views z: (v, n, d), and hard negatives (h, d) if any -> scalar in float32 or float64.
-
-        Raises ValueError for other shapes, and for fewer than two views or two sentences.
-        """
-        refuse_shapes("a contrastive loss", z, negatives)
+        """The loss of views z: (v, n, d), and hard negatives (h, d) if any -> scalar, at least float32."""
+        check_shapes("a contrastive loss", z, negatives)
         z = normalize(z, dim=-1)
         positives = z[1:]
         s = z[0] @ positives.mT / self.temperature  # (v - 1, n, n)
-        extra = self.negative_logits(z[:1], negatives)
-        loss = self.combined(s, extra)
+        loss = self.combined(s, self.negative_logits(z[:1], negatives))
         if self.denominator == "symmetric":
             loss = (loss + self.combined(s.mT, self.negative_logits(positives, negatives))) / 2
         return loss
 
     def combined(self, s: Tensor, extra: Tensor) -> Tensor:
-        """The loss from cosines over temperature: s (v - 1, n, n), and extra (v - 1 or 1, n, h) -> scalar.
+        """The loss from cosines over temperature: s (v - 1, n, n), extra (v - 1 or 1, n, h) -> scalar.
 
-        extra: logits of the hard negatives. A cross-entropy is log(1 + e^(o - s_p)), o being the log of the
-        sum over the other candidates. In this form it and its gradient keep their precision however small
-        they are; log(sum) - s_p does not.
+        A cross-entropy is log(1 + e^(o - s_p)), o being the log of the sum over the other candidates, which
+        keeps its digits however small it is; log(sum) - s_p does not.
         """
         positive = s.diagonal(dim1=-2, dim2=-1)  # (v - 1, n)
         cross_entropy = -logsigmoid(positive - self.others(s, extra))
@@ -146,10 +136,7 @@ class MultiPositiveLoss:
         return log_mean_exp(cross_entropy, weights).mean() + math.log(sum(weights))
 
     def others(self, s: Tensor, extra: Tensor) -> Tensor:
-        """The log of the sum of e^logit over all candidates but the positive: (v - 1 or 1, n).
-
-        s: (v - 1, n, n), extra: (v - 1 or 1, n, h).
-        """
+        """The log of the sum of e^logit over all candidates but the positive: (v - 1 or 1, n)."""
         own = torch.eye(s.shape[-1], dtype=torch.bool, device=s.device)
         rest = s.masked_fill(own, -math.inf)
         if self.denominator == "joint":
@@ -157,10 +144,7 @@ class MultiPositiveLoss:
         return torch.cat([rest, extra.expand(len(rest), -1, -1)], dim=-1).logsumexp(dim=-1)
 
     def negative_logits(self, anchors: Tensor, negatives: Tensor | None) -> Tensor:
-        """The logits of the hard negatives for each anchor: (k, n, d), (h, d) -> (k, n, h).
-
-        The i-th of the first n hard negatives is anchor i's own, and gets `hard_negative_log_weight` added.
-        """
+        """The logits of the hard negatives for each anchor, the i-th being anchor i's own: (k, n, h)."""
         if negatives is None:
             return anchors.new_empty(*anchors.shape[:2], 0)
         logits = anchors @ normalize(negatives, dim=-1).mT / self.temperature
@@ -168,29 +152,25 @@ class MultiPositiveLoss:
         return logits + self.hard_negative_log_weight * own
 
     def lambdas(self, positives: int) -> list[float]:
-        """The weight of each positive, as a list.
-
-        Raises ValueError unless there is one weight, or one for each.
-        """
+        """The weight of each positive. Raises ValueError unless there is one weight, or one for each."""
         if len(self.weights) not in (1, positives):
-            wanted = (
-                "1 positive; give 1" if positives == 1 else f"{positives} positives; give 1 or {positives}"
+            wanted = "1" if positives == 1 else f"1 or {positives}"
+            raise ValueError(
+                f"loss.weights={list(self.weights)} for {positives} positives, views - 1; give {wanted}"
             )
-            raise ValueError(f"loss.weights={list(self.weights)} for {wanted}")
         return list(self.weights) * (positives if len(self.weights) == 1 else 1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matryoshka(MultiPositiveLoss):
+class Matryoshka(ContrastiveLoss):
     """The loss of z plus that of x, the embedding that evaluation sees, and of prefixes of x.
 
     loss(z) + loss(x) + sum_m c_m loss(x[..., :m]); the last two terms are Eq. 1 of [3], with cosines in place
     of its classifiers. With embedding=encoder, x is the pooled output before the head: the head mixes the
     channels of x, so that prefixes of z tell nothing about those of x (results/matryoshka). The views of x
-    are the encoder passes, not whitened. The other settings are those of `MultiPositiveLoss`.
+    are the encoder passes, not whitened. The other settings are those of `ContrastiveLoss`.
 
     dims: how many channels each prefix has. dim_weights: c_m, a number for each prefix, or one for all.
-    Raises ValueError for sizes or weights that are not above 0, and for a wrong number of weights.
 
     >>> z = torch.eye(4).expand(2, 4, 4)
     >>> f"{Matryoshka(dims=[1])(z, x=torch.ones(2, 4, 4)):.4f}"  # z is perfect, x a guess among four: 2 log 4
@@ -202,26 +182,18 @@ class Matryoshka(MultiPositiveLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        weights = list(self.dim_weights)
-        if not self.dims or min(self.dims) < 1:
-            raise ValueError(f"loss.dims={list(self.dims)} must be one or more sizes above 0")
-        if len(weights) not in (1, len(self.dims)) or not all(0 < w < math.inf for w in weights):
-            raise ValueError(f"loss.dim_weights={weights} must be numbers above 0: one, or as many as dims")
+        for name in ("dims", "dim_weights"):
+            check_positive(name, getattr(self, name))
+        if len(self.dim_weights) not in (1, len(self.dims)):
+            raise ValueError(f"loss.dim_weights={list(self.dim_weights)}: give one, or as many as loss.dims")
 
-    def refuse_width(self, d: int) -> None:
+    def check_width(self, d: int) -> None:
         """Raise ValueError for a prefix of more than d channels."""
         if max(self.dims) > d:
             fit = [k for k in self.dims if k <= d] or [d // 4, d // 2]
             raise ValueError(
                 f"loss.dims={list(self.dims)}: {max(self.dims)} is more than the embedding's width {d};"
                 f" leave out what is above it, as loss.dims=[{','.join(map(str, fit))}]"
-            )
-
-    def refuse_passes(self, passes: int) -> None:
-        """Raise ValueError for fewer encoder passes than can be compared."""
-        if passes < 2:
-            raise ValueError(
-                f"loss=matryoshka compares encoder passes: data.passes={passes} must be 2 or more"
             )
 
     def __call__(
@@ -236,45 +208,45 @@ class Matryoshka(MultiPositiveLoss):
 
         negatives, x_negatives: hard negatives (h, d) of z and of x, if any. Without x, prefixes are of z.
         """
-        refuse_shapes("loss=matryoshka", z, negatives)
         weights = list(self.dim_weights) * (len(self.dims) if len(self.dim_weights) == 1 else 1)
         sizes = dict(zip(self.dims, weights, strict=True))
+        total = super().__call__(z, negatives)
         if x is None:
             x, x_negatives = z, negatives
         else:
-            refuse_shapes("loss=matryoshka", x, x_negatives)
+            check_shapes("loss=matryoshka, which compares encoder passes,", x, x_negatives)
             sizes.setdefault(x.shape[-1], 1.0)
-        self.refuse_width(x.shape[-1])
-        total = super().__call__(z, negatives)
+        self.check_width(x.shape[-1])
         for m, weight in sizes.items():
             cut = None if x_negatives is None else x_negatives[:, :m]
             total = total + weight * super().__call__(x[..., :m], cut)
         return total
 
 
-def refuse_shapes(name: str, z: Tensor, negatives: Tensor | None = None, *, views: int = 2) -> None:
-    """Raise ValueError for vectors that a loss or term, named so, cannot use; only shapes are looked at.
+def check_positive(name: str, value: float | Sequence[float]) -> None:
+    """Raise ValueError unless a setting of a loss is one or more finite numbers above 0."""
+    numbers = value if isinstance(value, Sequence) else [value]
+    if not numbers or not all(0 < number < math.inf for number in numbers):
+        raise ValueError(f"loss.{name}={value} must be finite and above 0")
 
-    views: how many it needs at least, each of two sentences or more.
 
-    >>> refuse_shapes("this loss", torch.ones(2, 8, 4), negatives=torch.ones(3, 4))
-    """
+def check_shapes(name: str, z: Tensor, negatives: Tensor | None = None, *, views: int = 2) -> None:
+    """Raise ValueError unless z is (v, n, d), v at least `views`, n at least 2, and negatives are (h, d)."""
     if z.ndim != 3 or len(z) < views or z.shape[1] < 2:
-        few = f"{views} view{'s' * (views > 1)} of 2 sentences"
         raise ValueError(
-            f"{name} needs a tensor of shape (views, sentences, width), at least {few}; got {tuple(z.shape)}"
+            f"{name} needs a tensor of shape (views, sentences, width), at least {views} x 2 of them;"
+            f" got {tuple(z.shape)}"
         )
     if negatives is not None and (negatives.ndim != 2 or negatives.shape[1] != z.shape[2]):
         raise ValueError(
-            f"{name} needs hard negatives of shape (sentences, {z.shape[2]}), as its views are"
-            f" {tuple(z.shape)}; got {tuple(negatives.shape)}"
+            f"{name} needs hard negatives of shape (sentences, {z.shape[2]}); got {tuple(negatives.shape)}"
         )
 
 
 def scalar(maker: Any, value: Any) -> Tensor:
     """The value that a loss or term gave. Raises ValueError if it is not a tensor of one number.
 
-    >>> scalar(MultiPositiveLoss(), torch.ones(()))
+    >>> scalar(ContrastiveLoss(), torch.ones(()))
     tensor(1.)
     """
     if isinstance(value, Tensor) and value.numel() == 1:
@@ -285,9 +257,7 @@ def scalar(maker: Any, value: Any) -> Tensor:
 
 
 def log_mean_exp(x: Tensor, weights: Sequence[float]) -> Tensor:
-    """The log of the weighted mean of e^x over the first axis, precise for values near 0 too.
-
-    x: (p, n), p weights -> (n,).
+    """The log of the weighted mean of e^x over the first axis, precise for values near 0 too: (p, n) -> (n,).
 
     >>> log_mean_exp(torch.tensor([[0.0], [0.0]]), [1.0, 3.0])
     tensor([0.])

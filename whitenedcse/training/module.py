@@ -30,7 +30,7 @@ from whitenedcse.data.datamodule import Batch
 from whitenedcse.model.backbones import unread
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.ragged import Ragged, concatenate, split
-from whitenedcse.training.loss import Loss, Matryoshka, MultiPositiveLoss, Step, Term, scalar
+from whitenedcse.training.loss import ContrastiveLoss, Loss, Matryoshka, Step, Term, scalar
 from whitenedcse.training.parallel import Manner, cut, encoded, equal_sizes, gathered, place
 from whitenedcse.training.terms import MaskedLanguageModel
 
@@ -102,7 +102,7 @@ def adamw(
     return optimizer, LambdaLR(optimizer, factor)
 
 
-PAPER = MultiPositiveLoss()
+PAPER = ContrastiveLoss()
 NO_TERMS: Mapping[str, Term] = {}
 EXACT = ("32-true", "bf16-mixed", "16-mixed", "64-true")  # of Lightning's, those that may train
 SHORT = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed", "64": "64-true"}
@@ -147,7 +147,7 @@ class ContrastiveTraining(LightningModule):
         refuse(views, chunk, terms, masked=mlm is not None, compared=loss is not None)
         refuse_weights(terms)
         if isinstance(loss, Matryoshka):
-            loss.refuse_width(embedder.encoder.width)
+            loss.check_width(embedder.encoder.width)
         if mlm is None:  # several devices would wait for a gradient of layers that pooling does not read
             for weight in unread(embedder.encoder, embedder.pooling.layers):
                 weight.requires_grad_(False)
@@ -210,7 +210,6 @@ class ContrastiveTraining(LightningModule):
         assert self.loss is not None
         if not isinstance(self.loss, Matryoshka) or self.embedder.embedding == "head":
             return self.loss(z, negatives)
-        self.loss.refuse_passes(passes)
         seen = x if self.embedder.embedding == "encoder" else full_precision(self.embedder.head.dense)(x)
         more = None if len(x) == passes else seen[passes:].flatten(0, 1)
         return self.loss(z, negatives, x=seen[:passes], x_negatives=more)

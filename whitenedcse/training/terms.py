@@ -1,17 +1,16 @@
-"""Terms of a loss that encode more than the batch's embeddings: masked language modelling, and a teacher.
+"""Terms beside the loss: a penalty of covariances, and masked language modelling.
 
-v: views    p: encoder passes    n: sentences    t: tokens of all sentences    m: tokens that are predicted
-d: width    s_ij: cosine of sentences i and j
+n: sentences    t: tokens of all sentences    d: width    C: the covariance of d channels over n sentences
 
-[1] Devlin et al., BERT, arXiv:1810.04805, section 3.1
-[2] RankCSE, arXiv:2305.16726    [3] Cao et al., Learning to Rank (ListNet), ICML 2007
+[1] VICReg, arXiv:2105.04906    [2] Devlin et al., BERT, arXiv:1810.04805, section 3.1
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +19,44 @@ from transformers import AutoModelForMaskedLM
 
 from whitenedcse import ragged
 from whitenedcse.compute import autocast_type, cores, full_precision
-from whitenedcse.data.datamodule import Batch
 from whitenedcse.model import packed
-from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.ragged import Ragged
-from whitenedcse.training.loss import Step
-from whitenedcse.training.parallel import Manner, cut, encoded, gathered
+from whitenedcse.training.loss import Step, check_shapes
+from whitenedcse.training.parallel import Manner, cut, encoded
+from whitenedcse.whitening import covariance
 
 IGNORED = -100  # the label of a token that is not predicted
+
+
+@dataclass(frozen=True, kw_only=True)
+class CovariancePenalty:
+    """A soft form of whitening: squared covariances between channels, sum_{i != j} C_ij^2 / d ([1] Eq. 3, 4).
+
+    Step -> scalar, averaged over the views of z, or over the encoder passes of x, those of hard negatives
+    included. Covariances are divided by n - 1. The penalty of x grows with the fourth power of its scale.
+
+    weight: the weight of the term in the loss. of: "x" for pooled vectors, or "z" for projected ones.
+
+    >>> x = torch.tensor([[[1.0, 1.0], [-1.0, -1.0]]])  # C_12 = C_21 = 2
+    >>> CovariancePenalty(weight=1.0)(Step(None, x=x, z=x[..., :1]))
+    tensor(4.)
+    """
+
+    weight: float
+    of: Literal["x", "z"] = "x"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < math.inf or self.of not in ("x", "z"):
+            raise ValueError(f"terms: weight={self.weight} must be finite and above 0, of={self.of!r} x or z")
+
+    def __call__(self, step: Step) -> Tensor:
+        """The penalty of one step, before its weight."""
+        vectors = step.x if self.of == "x" else step.z
+        check_shapes(f"the covariance penalty of {self.of}", vectors, views=1)
+        n, d = vectors.shape[-2:]
+        c = covariance(vectors) * (n / (n - 1))
+        return (c - c.diagonal(dim1=-2, dim2=-1).diag_embed()).square().sum(dim=(-2, -1)).mean() / d
 
 
 def refuse_call(loss: Any) -> None:
@@ -55,7 +83,7 @@ class MaskedLanguageModel(nn.Module):
     """The language-model head of the checkpoint (a new one where it has none) on the shared encoder.
 
     n sentences as a `Ragged` -> scalar cross-entropy over the masked tokens. Of the share `probability` of
-    tokens chosen, 80 % become the mask token, 10 % a random one and 10 % stay [1]. Special tokens are never
+    tokens chosen, 80 % become the mask token, 10 % a random one and 10 % stay [2]. Special tokens are never
     chosen. BERT and RoBERTa are not padded; on a CPU words are predicted for chosen tokens alone.
     Raises ValueError for a tokenizer without a mask token.
 
@@ -150,113 +178,3 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     tensor(4.6052)
     """
     return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
-
-
-class Teacher:
-    """A term of the loss: of each sentence, the others are to be as similar as a teacher finds them.
-
-    Let s be the cosines of the views z, t those of the teacher's embeddings, a = temperature, and b =
-    teacher_temperature. For the anchor's sentences i and those of another view, j, the term is
-
-        mean over i of -sum over j != i of softmax_j(t_ij / b) log softmax_j(s_ij / a)
-
-    averaged over the other views: ListNet's cross-entropy of top-one probabilities [3], by which [2] distils
-    rankings. The paper of [2] could not be read here, and so no equation of it is named: the form and the
-    temperatures are those of ListNet in github.com/perceptiveshawty/RankCSE, which is not its authors'. That
-    code has a second teacher and a term of consistency between views besides.
-
-    path: the teacher, whatever `Embedder.load` takes: a run, its `best/`, an encoder, a hub id. It embeds the
-        tokens of the batch as its checkpoint defines, with a whitening at its end if it has one, in eval mode
-        and without gradient. Its weights are no parameters of the training and are in no checkpoint.
-    encoder: the one that is trained, whose token ids the teacher is given. Its prompt is part of them.
-    Raises ValueError for no path, another tokenizer, or numbers that are not above 0.
-
-    >>> cosines = torch.tensor([[1.0, 0.6, 0.0], [0.6, 1.0, 0.8], [0.0, 0.8, 1.0]])
-    >>> others(cosines)  # of each sentence, its cosine with itself left out
-    tensor([[0.6000, 0.0000],
-            [0.6000, 0.8000],
-            [0.0000, 0.8000]])
-    """
-
-    def __init__(
-        self,
-        *,
-        path: str | None,
-        encoder: Encoder,
-        weight: float = 1.0,
-        temperature: float = 0.05,
-        teacher_temperature: float = 0.025,
-    ) -> None:
-        numbers = {"weight": weight, "temperature": temperature, "teacher_temperature": teacher_temperature}
-        if path is None:
-            raise ValueError(
-                "the teacher's path is null: TEACHER=outputs/NAME whitenedcse train +system=teacher"
-            )
-        for name, value in numbers.items():
-            if not 0 < value < float("inf"):
-                raise ValueError(f"{name}={value} of the teacher {path} must be finite and above 0")
-        self.weight, self.temperature, self.teacher_temperature = weight, temperature, teacher_temperature
-        self.path, self.embedder = path, Embedder.load(path).requires_grad_(False)
-        refuse_other_tokens(path, self.embedder.encoder.tokenizer, encoder.tokenizer)
-
-    def __call__(self, step: Step) -> Tensor:
-        """The cross-entropy above for the sentences of all ranks, or of this one if vectors are not gathered.
-
-        Raises ValueError for sentences longer than the teacher's limit.
-        """
-        t = self.vectors(step.batch)
-        if step.z.shape[1] != step.batch.n:
-            t = gathered(t)
-        return listwise(step.z, t, (self.temperature, self.teacher_temperature))
-
-    def vectors(self, batch: Batch) -> Tensor:
-        """The teacher's embeddings of the passes of this rank's sentences: (p, n, d), without gradient."""
-        tokens, limit, device = batch.positives, self.embedder.encoder.max_length, batch.positives.ids.device
-        if tokens.longest > limit:
-            raise ValueError(
-                f"sentences of {tokens.longest} tokens, but the teacher {self.path} takes {limit}: "
-                f"use data.max_length={limit} or less, or another teacher"
-            )
-        if device.type == "cpu":  # over all cores, and equal passes once
-            rounded = autocast_type("cpu") == torch.bfloat16
-            x = torch.from_numpy(self.embedder.encode_rows(tokens, bf16=rounded))
-        else:
-            with torch.no_grad():
-                x = self.embedder.to(device).embed(tokens)
-        return x.unflatten(0, (-1, batch.n))
-
-
-def refuse_other_tokens(path: str, theirs: Any, ours: Any) -> None:
-    """Raise ValueError unless two tokenizers give each token, special ones too, the same id."""
-    if theirs.get_vocab() == ours.get_vocab() and theirs.special_tokens_map == ours.special_tokens_map:
-        return
-    sizes = f"{len(theirs)} entries, the trained encoder's {len(ours)}"
-    raise ValueError(
-        f"the teacher {path} has another tokenizer ({sizes}), so that token ids mean other words to it; "
-        "use one with the tokenizer of the encoder that is trained, such as a run that began with it"
-    )
-
-
-@full_precision
-def listwise(z: Tensor, t: Tensor, temperatures: tuple[float, float]) -> Tensor:
-    """The cross-entropy of `Teacher`, views z: (v, n, d), the teacher's passes t: (p, n, d') -> scalar.
-
-    temperatures: of z and of t. The passes serve the views in turn, as in `ProjectionHead.project`.
-    """
-    turned = torch.stack([t[view % len(t)] for view in range(len(z))])
-    lists, targets = (others(cosines(x)) / tau for x, tau in zip((z, turned), temperatures, strict=True))
-    return F.cross_entropy(lists.flatten(0, -2), targets.flatten(0, -2).softmax(dim=-1))
-
-
-def cosines(x: Tensor) -> Tensor:
-    """The cosines of the first view's sentences with those of each other view: (v, n, d) -> (v - 1, n, n)."""
-    unit = F.normalize(x, dim=-1)
-    return unit[0] @ unit[1:].mT
-
-
-def others(square: Tensor) -> Tensor:
-    """Square matrices without their diagonals: (..., n, n) -> (..., n, n - 1)."""
-    n = square.shape[-1]
-    return (
-        square.flatten(-2)[..., 1:].unflatten(-1, (n - 1, n + 1))[..., :-1].reshape(*square.shape[:-1], n - 1)
-    )
