@@ -316,7 +316,6 @@ MOVED = {  # where a symbol of an older config.yaml is now
     "whitenedcse.training.optim.adamw": "whitenedcse.training.module.adamw",
     "whitenedcse.training.loss.MaskedLanguageModel": "whitenedcse.training.terms.MaskedLanguageModel",
     "whitenedcse.training.mlm.MaskedLanguageModel": "whitenedcse.training.terms.MaskedLanguageModel",
-    "whitenedcse.training.teacher.Teacher": "whitenedcse.training.terms.Teacher",
     "whitenedcse.model.encoder.small_bert": SCRATCH,
     "whitenedcse.evaluation.protocol.Protocol": "whitenedcse.evaluation.tasks.Protocol",
 }

@@ -42,30 +42,28 @@ def test_the_loss_and_its_gradient_are_those_of_the_textbooks_four_lines():
         assert_close(found, wanted, rtol=1e-8, atol=1e-12)
 
 
-def naive(z, form, temperature, weights, denominator, negatives=(), own=0.0):
-    """The definition as a loop over sentences, positives and candidates; negatives: hard ones."""
+def candidates(z, i, p, q, denominator):
+    """The views and sentences in the denominator of anchor i, whose positive is in view q, beside view p."""
+    if denominator == "joint":
+        return [(k, j) for k in range(1, len(z)) for j in range(z.shape[1]) if j != i] + [(p, i)]
+    return [(q, j) for j in range(z.shape[1])]
+
+
+def naive(z, form, weights, denominator, negatives=(), own=0.0):
+    """The definition at temperature 0.5 as a loop over sentences, positives and candidates."""
     v, n, _ = z.shape
+    s = lambda a, b: float(cosine_similarity(a, b, dim=0)) / 0.5  # noqa: E731
+    ways = (True, False) if denominator == "symmetric" else (True,)
     total = 0.0
-    s = lambda a, b: float(cosine_similarity(a, b, dim=0)) / temperature  # noqa: E731
-    for i in range(n):
+    for i, forth in product(range(n), ways):
         terms = []
         for p in range(1, v):
-            ways = [(z[0], p)] if denominator != "symmetric" else [(z[0], p), (z[p], 0)]
-            for anchors, q in ways:
-                there = [(q, j) for j in range(n)]
-                if denominator == "joint":
-                    there = [(k, j) for k in range(1, v) for j in range(n) if j != i] + [(p, i)]
-                logits = [s(anchors[i], z[k, j]) for k, j in there]
-                logits += [s(anchors[i], h) + own * (i == j) for j, h in enumerate(negatives)]
-                below = sum(map(math.exp, logits))
-                terms.append((weights[p - 1], math.exp(s(anchors[i], z[q, i])), below))
-        each = len(terms) // (v - 1)
-        for way in range(each):
-            mine = terms[way::each]
-            if form == "l1":
-                total += sum(-w * math.log(positive / below) for w, positive, below in mine) / each
-            else:
-                total += math.log(sum(w * below / positive for w, positive, below in mine)) / each
+            anchor, q = (z[0, i], p) if forth else (z[p, i], 0)
+            logits = [s(anchor, z[k, j]) for k, j in candidates(z, i, p, q, denominator)]
+            logits += [s(anchor, h) + own * (i == j) for j, h in enumerate(negatives)]
+            terms.append((weights[p - 1], sum(map(math.exp, logits)) / math.exp(s(anchor, z[q, i]))))
+        sums = sum(w * math.log(x) for w, x in terms), math.log(sum(w * x for w, x in terms))
+        total += sums[form == "l2"] / len(ways)
     return total / n
 
 
@@ -74,11 +72,9 @@ def test_every_form_is_its_definition_written_as_a_loop_and_its_gradient_is_righ
     for form, denominator, v in product(FORMS, DENOMINATORS, (2, 3, 6)):
         z, weights = views(v), [1.0, 0.8, 0.3, 0.9, 0.2][: v - 1]
         settings = {"form": form, "denominator": denominator, "weights": weights}
-        assert float(loss(**settings)(z)) == pytest.approx(
-            naive(z, form, 0.5, weights, denominator), rel=1e-9
-        )
+        assert float(loss(**settings)(z)) == pytest.approx(naive(z, form, weights, denominator), rel=1e-9)
         given = loss(**settings, hard_negative_log_weight=0.7)
-        wanted = naive(z, form, 0.5, weights, denominator, hard, 0.7)
+        wanted = naive(z, form, weights, denominator, hard, 0.7)
         assert float(given(z, hard)) == pytest.approx(wanted, rel=1e-9)
         if v == 3:
             assert torch.autograd.gradcheck(given, (z.requires_grad_(), hard.clone().requires_grad_()))
