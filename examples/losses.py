@@ -61,7 +61,6 @@ if __name__ == "__main__":
         embedder.encoder.width, whitening=None, dense=False
     )  # after tanh, none is 1
     data = SentenceData(corpus=arguments.corpus, tokenizer=embedder.encoder.tokenizer, passes=2)
-    off = {"use_distributed_sampler": False, "enable_checkpointing": False, "logger": False}
-    trainer = lightning.Trainer(max_steps=50, gradient_clip_val=1.0, **off)
+    trainer = lightning.Trainer(max_steps=50, use_distributed_sampler=False, logger=False)
     trainer.fit(ContrastiveTraining(embedder=embedder, loss=VICReg(), views=2), data)
     embedder.save("vicreg")
