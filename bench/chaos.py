@@ -47,7 +47,13 @@ LIMIT = 3600.0  # seconds for one job
 GONE = 30.0  # seconds for all processes of a job to end after one was killed: the promise
 TRIES = 8  # of a round, where the run ended before its kill
 VICTIMS = ("all", "front", "rank 1", "rank 0")
-FILES = ("draft.new", ".best.new", "draft", "scores.json.new", ".best.old")  # seen while something is written
+FILES = (
+    ".draft.*.new",
+    ".best.*.new",
+    "draft",
+    ".scores.json.*.new",
+    ".best.old",
+)  # seen while something is written
 SPEED = "train/sentences_per_second"
 numbers = itertools.count()
 

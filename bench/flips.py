@@ -36,17 +36,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from bench.lockstep import TEXTS, tiny
 from whitenedcse.app.arguments import source
 from whitenedcse.compute import environment
 from whitenedcse.console import Grid, say
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.tokens import identity, token_ids, tokenised
 from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.files import intact
+from whitenedcse.files import intact, writing
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.model.planes import planes
+from whitenedcse.model.scratch import small_bert
 from whitenedcse.run import Run
 from whitenedcse.serving import layouts
 from whitenedcse.serving.bulk import Job, arrays, encoded
@@ -59,6 +60,20 @@ ROOT = Path(__file__).parents[1]
 KINDS = ("refused", "rebuilt", "harmless", "unclear", "traceback", "SILENT")
 CURE = re.compile(r"again|delete|choose|name a new|make one")  # one of the words of a way out
 RUN = ["encoder.width=16", "encoder.layers=1", "encoder.heads=2", "trainer.max_steps=20", "monitor.every=10"]
+WORDS = "the a cat dog bird fish tree house river stone sees hears likes finds old new red blue small".split()
+TEXTS = [" ".join(WORDS[i * j % len(WORDS)] for j in range(1, 3 + i % 7)) for i in range(1, 41)]
+
+
+def tiny(folder: Path) -> Embedder:
+    """A tiny random embedder, with the tokenizer of `TEXTS`; corpus.txt in the folder holds them."""
+    with writing(folder / "corpus.txt", "w") as stream:
+        stream.write("\n".join(TEXTS))
+    torch.manual_seed(0)
+    shape = {"vocabulary": 60, "layers": 2, "width": 8, "heads": 2}
+    encoder = small_bert(corpus=str(folder / "corpus.txt"), columns=(), **shape)
+    head = ProjectionHead(width=8, whitening=None, dense=True, position="before")
+    pooling = Pooling(kind="mean", layers=[-1])
+    return Embedder(encoder=encoder, pooling=pooling, head=head, embedding="encoder").eval()
 
 
 class Artefact(NamedTuple):

@@ -155,9 +155,9 @@ def test_only_these_know(package, modules):
 
 WRITES = r"\b(np\.savez?(_compressed)?|torch\.save|save_pretrained|save_file|write_table|savefig|write_text"
 WRITES += r"|write_bytes|onnx\.export|save_model_to_file|copyfileobj|tofile)$"
-GUARDS = ("writing(", "drafted(", "needing_space(")
+GUARDS = ("writing(", "drafted(", "naming(")
 INTO_DRAFTS = {  # these write where their callers have such a context, into memory, or to a temporary folder
-    "files.reserve",
+    "model.plane_files.reserve",
     "app.ranks.start",
     "data.sources._extract",
     "model.checkpoint.write",

@@ -325,12 +325,12 @@ EVALUATION = [
     ({"x/model.safetensors": half("bert/model.safetensors")}, "model=x", ["x/model.safetensors is damaged"]),
     ({"y/head.safetensors": "no"}, "model=y", ["y/head.safetensors is not as it was written", "again"]),
     ({"y/whitenedcse.json": None}, "model=y", ["y/whitenedcse.json is missing", "again"]),
-    (OLD | {"y/whitenedcse.json": "{"}, "model=y", ["y/whitenedcse.json is not JSON", "again"]),
+    (OLD | {"y/whitenedcse.json": "{"}, "model=y", ["y/whitenedcse.json is damaged", "again"]),
     (OLD | {"y/whitenedcse.json": "{}"}, "model=y",
      ["y/whitenedcse.json lacks 'head'", "copy"]),
     (OLD | {"y/head.safetensors": "no"}, "model=y", ["y/head.safetensors is damaged", "again"]),
     (OLD | {"y/whitenedcse.json": None, "y/modules.json": "{"}, "model=y",
-     ["y/modules.json is not JSON", "again"]),
+     ["y/modules.json is damaged", "again"]),
     ({"file": ""}, "hydra.run.dir=file/x", ["file/x: Not a directory; write elsewhere with"]),
 ]  # fmt: skip
 PAIRS_FILES = {

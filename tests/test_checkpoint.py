@@ -112,7 +112,7 @@ def test_all_of_it_is_on_the_disk_before_it_has_its_name(best, monkeypatch):
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "rename", renamed)
     checkpoint.save(embedder, directory)
-    new = str(directory.with_name(".best.new"))
+    new = str(files.draft_of(directory))
     first = told.index(f"{directory} -> .best.old")
     inside = {str(path).replace(str(directory), new) for path in directory.rglob("*")}
     assert inside | {new} <= set(told[:first])
@@ -127,7 +127,7 @@ def test_a_full_disk_leaves_the_old_one(best, monkeypatch):
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(OSError, match=rf"^{directory}: not written: No space left on device: "):
+    with pytest.raises(OSError, match=rf"No space left on device: '{directory}'$"):
         checkpoint.save(embedder, directory)
     assert value(Embedder.load(directory)) == old
 
@@ -180,7 +180,7 @@ def test_a_flipped_bit_in_any_file_is_named_and_so_is_a_missing_one(best):
             if other is None and path.name == "digests.json":
                 continue  # that is an older checkpoint
             path.unlink() if other is None else path.write_bytes(other)
-            with pytest.raises(ValueError, match=f"{directory}.* delete the digests.json beside it|not JSON"):
+            with pytest.raises(ValueError, match="delete the digests.json|is damaged"):
                 Embedder.load(directory)
         path.write_bytes(content)
     Embedder.load(directory)

@@ -116,10 +116,10 @@ def test_how_far_it_is_is_told(embedder, monkeypatch):
 def test_a_part_is_on_the_disk_before_the_index_names_it(embedder, tmp_path, monkeypatch):
     index, seen = Index.build(embedder, TEXTS[:40]), []
     index.save(tmp_path / "index")
-    monkeypatch.setattr(index_files, "settle_all", lambda folder: seen.append(folder.name))
+    monkeypatch.setattr(index_files, "settle", lambda path: seen.append(path.name))
     monkeypatch.setattr(index_files, "write_json", lambda file, content: seen.append(file.name))
     index.add(TEXTS[40:]).save(tmp_path / "index")
-    assert seen == ["part-1", "index.json"]
+    assert "part-1" in seen and seen[-2:] == ["index", "index.json"]
 
 
 def test_ids_and_any_text_travel_along(embedder, tmp_path):

@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 
 from whitenedcse.app import cli, identity, launch
 from whitenedcse.app.configuration import CONF
+from whitenedcse.files import draft_of
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.run import Run
 from whitenedcse.training.loggers import Metrics
@@ -167,8 +168,8 @@ def test_all_that_a_run_leaves_is_on_the_disk_before_the_scores_have_their_name(
     monkeypatch.setattr(os, "replace", replaced)
     monkeypatch.setattr("whitenedcse.report.results.training_grid", lambda dev: "")
     launch.finish(run, {"best": 1.0}, [metrics], None)
-    whole = [("sync", "digests.json.new"), ("name", "digests.json"), ("sync", "run")]
-    scores = [("sync", "scores.json.new"), ("name", "scores.json"), ("sync", "run")]
+    whole = [("sync", draft_of(run.path / "digests.json").name), ("name", "digests.json"), ("sync", "run")]
+    scores = [("sync", draft_of(run.path / "scores.json").name), ("name", "scores.json"), ("sync", "run")]
     assert told == [("sync", "metrics.csv"), *whole, *scores]
     assert Run(run.path).scores == {"dev": {"best": 1.0}}
 

@@ -12,7 +12,7 @@ from whitenedcse.app import arguments as given
 from whitenedcse.console import interrupted, lacking, say
 from whitenedcse.data import remote, sources
 from whitenedcse.distributed import first, refuse
-from whitenedcse.files import beside, refuse_orphan
+from whitenedcse.files import beside
 
 REPLACED = "; it replaces an earlier one"
 UNFITTED = {  # kinds that evaluate.py knows and whiten fit does not
@@ -99,7 +99,8 @@ def refuse_place(out: Path) -> None:
     """Raise OSError for a path where no fit can be written, or with another file, before hours of work."""
     from whitenedcse.evaluation.postprocess import Postprocess
 
-    refuse_orphan(out)
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"{out.parent}: no such directory; make it first")
     if out.is_file():
         try:
             Postprocess.load(out)

@@ -21,9 +21,8 @@ from filelock import FileLock
 from whitenedcse.console import pace
 from whitenedcse.data.files import filesystem
 from whitenedcse.data.sources import cache
-from whitenedcse.files import alone, beside, checksum, drafted
+from whitenedcse.files import MARKS, beside, checksum, drafted
 
-MARKS = ("config.json", "modules.json", "export.json", "index.json", "manifest.json")
 TAGS = ("ETag", "etag", "blob_id")  # of a version: S3 and the web, Google and Azure, the hub
 VERSION = (*TAGS, "created", "mtime")  # the times where a store has no tags
 
@@ -116,9 +115,8 @@ def download(url: str, files: dict[str, Held], copy: Path) -> None:
         shutil.rmtree(old)
     if outside := [name for name in files if ".." in Path(name).parts]:
         raise ValueError(f"{url}: {outside[0]!r} would be copied to another folder; it is not read")
-    size = sum(file.size for file in files.values())
     copying = pace(f"files of {url} copied", len(files))
-    with drafted(copy.parent, size) as draft, filesystem(url) as (system, _), copying as more:
+    with drafted(copy.parent) as draft, filesystem(url) as (system, _), copying as more:
         for name, file in files.items():
             target = draft / copy.name / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -243,7 +241,7 @@ def published(out: str | Path, mark: str | None) -> Iterator[Path]:
             return
         if (before := held(store.url)) and mark not in before:
             raise FileExistsError(f"{store.url} exists; choose another name")
-        with alone(beside(store.local, "writer"), Path.touch):
+        with FileLock(beside(store.local, "writer")):
             clear(store.local)
             yield store.local
             try:

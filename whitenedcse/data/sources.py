@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from whitenedcse.data.corpus import Corpus, Row, is_hub_id
 from whitenedcse.data.files import filesystem
-from whitenedcse.files import Unwritten, digest, needing_space
+from whitenedcse.files import digest, naming, refused
 
 SIMCSE = "princeton-nlp/datasets-for-simcse"  # data sets of the Hugging Face hub
 MNLI, SNLI = "nyu-mll/multi_nli", "stanfordnlp/snli"
@@ -187,11 +187,11 @@ def _absent(name: str, candidates: Sequence[str], reason: str) -> str:
 def _fetched(name: str, repository: str, file: str, folder: Path, candidates: Sequence[str]) -> Path:
     """Download a file of the hub into a folder. Raises FileNotFoundError saying how to get it."""
     try:
-        with needing_space(folder / file):
+        with naming(folder / file):
             return _downloaded(repository, file, folder)
-    except Unwritten:
-        raise
     except Exception as error:  # the hub library's own kinds differ between releases and share no class
+        if refused(error):  # by the disk
+            raise
         what = " ".join(str(error).split())[:200]
         reason = f"{file} could not be downloaded from {repository} ({type(error).__name__}: {what})"
         raise FileNotFoundError(_absent(name, candidates, reason)) from error
@@ -247,7 +247,7 @@ def _unpacked(archive: Path) -> Path:
     """Unpack an archive's SentEval folder to `senteval` beside it, which appears only when complete."""
     target = archive.parent / "senteval"
     with (
-        needing_space(target),
+        naming(target),
         tempfile.TemporaryDirectory(prefix=".senteval.", dir=archive.parent) as draft,
     ):
         inside = Path(draft) / "archive"

@@ -286,7 +286,7 @@ def _write(
             truncated += int(cut.sum())
             more(len(lengths))
     offsets = np.concatenate(counted).cumsum()
-    with writing(folder / "offsets", nbytes=offsets.nbytes) as stream:
+    with writing(folder / "offsets") as stream:
         stream.write(offsets.tobytes())
     meta = {
         "tokens": int(offsets[-1]),

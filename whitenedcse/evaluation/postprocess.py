@@ -199,7 +199,7 @@ class Postprocess:
         tensors = {name: np.ascontiguousarray(array) for name, array in self.fitted._asdict().items()}
         metadata["xxh3"] = digest(tensors, metadata)
         content = save(tensors, metadata)
-        with published(path, mark="") as out, writing(out, nbytes=len(content)) as stream:
+        with published(path, mark="") as out, writing(out) as stream:
             stream.write(content)
 
     @classmethod

@@ -22,7 +22,6 @@ from whitenedcse.files import (
     intact,
     parsing,
     read_json,
-    refuse_file,
     restore,
     seal,
     tensors,
@@ -48,10 +47,9 @@ def save(embedder: Embedder, directory: Path, step: int | None = None) -> None:
     step: how many optimiser steps were done, noted for `noted_step`. Raises OSError, or ValueError for a
     directory that holds something else; it is then unchanged.
     """
-    refuse_file(directory)
     if directory.exists() and not (directory / SETTINGS).is_file() and any(directory.iterdir()):
         raise ValueError(f"{directory} holds something other than a checkpoint; choose another name")
-    with drafted(directory, embedder.nbytes) as draft:
+    with drafted(directory) as draft:
         write(embedder, draft, step)
         seal(draft)
 

@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 from whitenedcse import ragged
 from whitenedcse.data.remote import fetched, is_url
 from whitenedcse.data.sources import SECONDS
-from whitenedcse.files import DIGESTS, intact, metadata, nearest, parsing, refuse_vast
+from whitenedcse.files import DIGESTS, intact, metadata, nearest, parsing
 from whitenedcse.model import backbones, packed
 from whitenedcse.model.attention import way
 from whitenedcse.model.lora import LoRA
@@ -192,7 +192,6 @@ def pretrained(path: str, *, batches: Batches = "auto", lora: LoRA | None = None
     for file in sorted(source.glob("*.safetensors")):
         metadata(file)
     try:
-        refuse_vast(source / "config.json")
         backbone, info = AutoModel.from_pretrained(source, output_loading_info=True, **OWN)
         tokenizer = AutoTokenizer.from_pretrained(source, **OWN)
     except Exception as error:  # the kinds that Transformers raises share no class

@@ -13,7 +13,6 @@ process removes, others that opened it still read.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import shutil
 import tempfile
@@ -27,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whitenedcse.console import say
-from whitenedcse.files import DIGESTS, intact, needing_space, read_json, reserve, seal
+from whitenedcse.files import DIGESTS, intact, naming, read_json, seal
 
 Plane = tuple[str, int]  # its kind of pooling, and its layer
 LIMIT = 20 * 2**30  # bytes of all planes together, beyond which the encoder unused for longest gives way
@@ -96,6 +95,13 @@ def gathered(shards: Sequence[Shard], names: NDArray[np.str_], plane: Plane) -> 
     return out
 
 
+def reserve(path: Path) -> None:
+    """Have the disk keep space for a whole file: with none, writing to a memory map kills the process."""
+    if hasattr(os, "posix_fallocate"):  # macOS has none
+        with path.open("r+b") as stream:
+            os.posix_fallocate(stream.fileno(), 0, path.stat().st_size)
+
+
 @contextmanager
 def draft(folder: Path, planes: Sequence[Plane], names: NDArray[np.str_], width: int) -> Iterator[Shard]:
     """A context with a new shard, whose planes are to be filled, and which on exit is kept in the folder.
@@ -107,7 +113,7 @@ def draft(folder: Path, planes: Sequence[Plane], names: NDArray[np.str_], width:
     draft, shape = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent)), (len(names), width)
     content = hashlib.blake2b(names.tobytes() + repr(planes).encode(), digest_size=8)
     shard = folder / content.hexdigest()
-    with needing_space(shard, draft, names.nbytes + 4 * len(planes) * math.prod(shape)):
+    with naming(shard, draft):
         np.save(draft / "names.npy", names)
         paths = {plane: draft / file_of(plane) for plane in planes}
         for path in paths.values():

@@ -73,7 +73,7 @@ def write(names: Sequence[str], out: Path | None, against: str | None) -> tuple[
     file.parent.mkdir(parents=True, exist_ok=True)
     if files[1:]:
         write_csv(sweep, files[1])
-    with writing(file, "w", len(page.encode())) as stream:
+    with writing(file, "w") as stream:
         stream.write(page)
     return tables, files
 

@@ -23,7 +23,7 @@ from whitenedcse.console import lacking
 from whitenedcse.data.remote import published
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.transforms import refuse_beyond
-from whitenedcse.files import drafted, refuse_place, seal, write_json
+from whitenedcse.files import check_place, drafted, seal, write_json
 from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.checkpoint import EXPORT, settings
 from whitenedcse.model.embedder import Embedder
@@ -176,7 +176,7 @@ def written(embedder: Embedder, out: Path, wanted: Wanted) -> dict[str, Any]:
     layout = layouts.LAYOUTS[wanted.to]
     refuse_infinite(embedder.encode([PROBE]), lambda _: f"the vector of {PROBE!r}")
     layout.refuse(embedder)
-    with drafted(out, embedder.nbytes) as draft:
+    with drafted(out) as draft:
         layout.write(embedder, draft)
         facts = {"whitenedcse": version("whitenedcse"), **wanted._asdict(), "prompt": embedder.prompt}
         facts |= quantised(embedder, draft) if wanted.int8 else {}
@@ -206,7 +206,7 @@ def refuse(out: Path, wanted: Wanted) -> None:
     That is where `out` is a file or holds anything but an earlier export, for int8 in another format than
     ONNX, and for a package that is not installed.
     """
-    refuse_place(out)
+    check_place(out)
     if out.exists() and not is_export(out) and any(out.iterdir()):
         raise ValueError(f"{out} holds something other than an export; choose another name")
     if wanted.int8 and wanted.to != "onnx":

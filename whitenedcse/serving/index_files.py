@@ -29,16 +29,14 @@ from numpy.typing import NDArray
 
 from whitenedcse.data.remote import is_url
 from whitenedcse.files import (
-    Unwritten,
     array,
+    check_place,
     digest,
     drafted,
-    needing_space,
+    naming,
     parsing,
     read_json,
-    refuse_place,
     settle,
-    settle_all,
     write_json,
 )
 from whitenedcse.model import checkpoint
@@ -125,7 +123,7 @@ def write(directory: Path, embedder: Embedder, parts: Iterable[Part], factory: s
 
 def refuse_occupied(directory: Path) -> None:
     """Raise OSError if the directory exists or there is a file, or its parent does not exist."""
-    refuse_place(directory)
+    check_place(directory)
     if (directory / INDEX).is_file():
         raise FileExistsError(f"{directory} holds an index; choose another name, or delete it")
     if directory.exists():
@@ -149,15 +147,16 @@ def append(directory: Path, n: int, parts: Iterable[Part]) -> None:
             raise ValueError(f"{directory} holds {held:,} texts, not {n:,}: it has changed; load it again")
         new = directory / f"part-{len(content['parts'])}"
         shutil.rmtree(new, ignore_errors=True)  # of a kill
-        with needing_space(new, new):
+        with naming(new, new):
             content["parts"].append(written(new, parts))
             content["format"] = FORMAT
             seal(new, [file.name for file in sorted(new.iterdir())])
-            settle_all(new)
+            for file in (*new.rglob("*"), new):
+                settle(file)
         settle(directory)
         try:
             write_json(directory / INDEX, content)
-        except Unwritten:  # so index.json is the old one
+        except OSError:  # so index.json is the old one
             shutil.rmtree(new)
             raise
 

@@ -19,12 +19,12 @@ from whitenedcse.data.remote import Store, clear, held
 from whitenedcse.files import (
     DIGESTS,
     LOCK,
+    check_place,
     checksum,
     claimed,
     intact,
     parsing,
     read_json,
-    refuse_place,
     seal_too,
     writing,
 )
@@ -80,7 +80,7 @@ def locked(out: Path, *, alone: bool = True) -> Iterator[None]:
     A job that ends before it has begun, as one that is refused, leaves nothing new there. alone: not so where
     ranks that others started still read there why.
     """
-    refuse_place(out)
+    check_place(out)
     begun(out)  # refuses before it touches
     before = {path.name for path in out.iterdir()} if (there := out.exists()) else set()
     out.mkdir(exist_ok=True)
@@ -136,7 +136,7 @@ def write(out: Path, manifest: Manifest, number: int, x: NDArray[Any]) -> str:
         x = np.ascontiguousarray(x, dtype=manifest.dtype)
     first = number * manifest.shard
     refuse_infinite(x, lambda row: f"the vector of row {first + row} of {manifest.input} in {manifest.dtype}")
-    with writing(file := out / manifest.name(number), nbytes=x.nbytes) as stream:
+    with writing(file := out / manifest.name(number)) as stream:
         if manifest.to == "npy":
             np.save(stream, x, allow_pickle=False)
         else:

@@ -236,7 +236,7 @@ class Member(Rank):
         done = []
         for number in numbers:
             result = work(number)
-            with writing(self.folder / f"block-{number}", nbytes=len(result)) as stream:
+            with writing(self.folder / f"block-{number}") as stream:
                 stream.write(result)
             done.append(number)
         return done

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from whitenedcse import console
 from whitenedcse.evaluation.geometry import diversity
-from whitenedcse.files import needing_space, settle, table, writing
+from whitenedcse.files import naming, settle, table, writing
 from whitenedcse.training.trainer import step_of
 
 
@@ -58,7 +58,7 @@ class Metrics(Logger):
             self.columns += new
             self.rewrite([*lines, line])
         else:
-            with needing_space(self.path), self.path.open("a") as stream:
+            with naming(self.path), self.path.open("a") as stream:
                 csv.DictWriter(stream, self.columns, lineterminator="\n").writerow(line)
 
     def lines(self) -> list[dict[str, str]]:

@@ -26,11 +26,10 @@ from lightning import Callback, LightningModule
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from whitenedcse import files
 from whitenedcse.distributed import ASKING, LIMIT, USR1, placed
-from whitenedcse.files import digest, needing_space, settle, writing
+from whitenedcse.files import digest, settle, writing
 from whitenedcse.training import parallel
 from whitenedcse.training.parallel import agreed, everyones, place
 
@@ -50,8 +49,7 @@ class Checkpoints(CheckpointIO):
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
         draft = folder / "draft"
-        nbytes = sum(leaf.nbytes for leaf in tree_leaves(checkpoint) if isinstance(leaf, Tensor))
-        with needing_space(folder, draft), writing(draft, nbytes=nbytes) as stream:
+        with writing(draft) as stream:
             torch.save(checkpoint, stream)
         draft.rename(folder / f"step-{checkpoint['global_step']:08}-{digest(draft)[:16]}.ckpt")
         settle(folder)
@@ -81,7 +79,7 @@ def newest(folder: Path, say: Callable[[str], None]) -> Path | None:
     `say` is told of any other file, and of a damaged checkpoint, which is skipped. Raises ValueError if all
     are damaged.
     """
-    for draft in folder.glob("draft*"):  # of a process that was killed
+    for draft in (*folder.glob("draft*"), *folder.glob(".draft*")):  # of a process that was killed
         draft.unlink(missing_ok=True)
     for path in sorted(set(folder.glob("*")) - set(written(folder))):
         say(f"{path} is no checkpoint of train.py (those are step-STEP-CHECKSUM.ckpt); it is ignored")
