@@ -238,7 +238,7 @@ def nowhere():
 
 def whitening(**changes):
     """SGW with two channels a group, and what a test changes of it."""
-    settings = {"kind": "shuffled_group", "groups": None, "group_width": 2, "eps": 1e-5, "floor": 0.0}
+    settings = {"kind": "shuffled_group", "group_width": 2, "eps": 1e-5}
     settings |= {"shrinkage": 0.0, "gradient": "centre", "partition": "view", "momentum": 0.99}
     return WhiteningSettings(**(settings | changes))
 

@@ -81,7 +81,7 @@ HEADS = {
     "groups": whitening(group_width=4, shrinkage=0.1),
     "zca": whitening(kind="zca", group_width=None),
     "pca": whitening(kind="pca", group_width=None),
-    "joint": whitening(partition="joint"),
+    "official": whitening(partition="official_slice"),
     "dense": None,
 }
 

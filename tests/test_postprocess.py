@@ -166,16 +166,9 @@ def test_pieces_and_merges_fit_what_the_whole_does(x, kind):
     assert pieces.fit(x[:90]).transform(OTHER) == pytest.approx(middle, rel=1e-9, abs=1e-9)  # and forget
 
 
-def test_the_papers_recursion_can_be_asked_for_and_cannot_merge(x):
-    biased = fit(x, update="paper")
-    assert 1.005 < biased.variances.sum() / fit(x).variances.sum() < 1.06  # 1 + 5.87 / 199 on average
-    with pytest.raises(ValueError, match="cannot merge"):
-        biased.merge(Postprocess(kind="whitening", update="paper").partial_fit(x))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_transform_comes_back_bit_for_bit(tmp_path, x, kind):
-    special = {"whitening": {"k": 5, "shrinkage": 0.1}, "pca": {"update": "paper"}, "abtt": {"top": 2}}
+    special = {"whitening": {"k": 5, "shrinkage": 0.1}, "abtt": {"top": 2}}
     fitted = fit(x, kind, **special.get(kind, {}))
     provenance = {"corpus": "wiki", "sentences": 200, "nested": {"layers": [-1, 0], "é": None}}
     fitted.save(tmp_path / "fit", provenance)
@@ -311,7 +304,6 @@ REFUSED = [
         "kind='ica' must be one of whitening, pca, zca, pca_cor, zca_cor, chol",
     ),
     (lambda x: Postprocess("soft_zca"), "; soft_zca is zca with a shrinkage, such as 0.1"),
-    (lambda x: Postprocess(kind="pca", update="mean"), "update='mean' must be one of exact, paper"),
     (lambda x: Postprocess(kind="zca", k=3), "k=3 is for whitening, pca, pca_cor, prefix, not zca"),
     (lambda x: Postprocess(kind="whitening", top=3), "top=3 is for abtt, not whitening"),
     (

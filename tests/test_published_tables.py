@@ -236,14 +236,6 @@ def test_settings_that_an_older_run_did_not_record_are_named(tmp_path):
     assert "case=null, the row has as_is" in note
 
 
-def test_of_settings_that_exclude_each_other_the_one_that_is_read_is_named(tmp_path):
-    wanted = conditions(named("WhitenedCSE/T1", "WhitenedCSE-BERT base"))
-    assert wanted["head.whitening.group_width"] == 2 and "head.whitening.groups" not in wanted
-    number = run(tmp_path / "x", wanted | {"head.whitening.groups": 8})
-    (note,) = [n for n in report("WhitenedCSE/T1", [number]).notes if "near miss" in n]
-    assert "head.whitening.groups=8, the row has none" in note and "group_width" not in note
-
-
 @pytest.mark.parametrize(
     ("encoder", "fits"),
     [

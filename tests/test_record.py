@@ -361,8 +361,8 @@ head: {whitening: {kind: group, transform: zca, iterations: 5, slice: null}}
         assert hasattr(importlib.import_module(module), name)
     with pytest.raises(ValueError, match="loss.form=l2"):
         run.refuse_other(now.replace("l1", "l2"), {})
-    with pytest.raises(ValueError, match=r"whitening.transform=cholesky \(it began with zca\)"):
-        run.refuse_other(now.replace("transform: zca", "transform: cholesky"), {})
+    with pytest.raises(ValueError, match=r"whitening.transform=iterative \(it began with zca\)"):
+        run.refuse_other(now.replace("transform: zca", "transform: iterative"), {})
     whole = Run(tmp_path / "zca")  # which noted the groups of its experiment
     whole.start(then.replace("kind: group", "kind: zca, group_width: 6"))
     whole.refuse_other(now.replace("kind: group", "kind: zca, group_width: null"), {})

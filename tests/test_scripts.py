@@ -176,7 +176,7 @@ def test_pooling_of_a_plain_encoder_can(bert, tmp_path):
             "error: no encoder=smal; the nearest is encoder=small; there are bert_base, ",
         ),
         (["loss.temperature=0"], "error: loss.temperature=0 must be finite and above 0"),
-        (["head.whitening.groups=3"], "error: groups=3"),
+        (["head.whitening.group_width=3"], "error: group_width=3"),
         (["data.batch_size=1"], "error: batch_size=1"),
         (["data=file", "data.corpus=my.txt"], "error: my.txt"),
     ],

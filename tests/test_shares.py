@@ -22,13 +22,13 @@ from programs import Forked, server, surroundings
 from test_bulk import FORM, TEXTS, contents, corpus_of, job_of, many
 
 from whitenedcse.data import files
-from whitenedcse.linalg import Moments
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving import shares
 from whitenedcse.serving.bulk import Filling, arrays, encoded
 from whitenedcse.serving.layouts import Form
 from whitenedcse.serving.shards import SHARED
 from whitenedcse.serving.shares import Lead, Member
+from whitenedcse.whitening import Moments
 
 SHARD = 100
 

@@ -574,26 +574,13 @@ def test_a_number_of_settings_that_are_not_named_tells_no_groups_apart():
 
 
 def whitened(**settings):
-    return {"head": {"whitening": {"kind": "group", "groups": None, "group_width": 2} | settings}}
+    return {"head": {"whitening": {"kind": "group", "group_width": 2} | settings}}
 
 
 def test_a_label_names_no_setting_that_others_leave_without_effect(labels):
-    assert labels(whitened(), whitened(groups=8)) == [
-        "head.whitening.group_width=2",
-        "head.whitening.groups=8",
-    ]
-    assert labels(whitened(groups=8), whitened(group_width=4), whitened()) == [
-        "head.whitening.groups=8",
-        "head.whitening.group_width=4",
-        "head.whitening.group_width=2",
-    ]
-    assert labels(whitened(groups=8, group_width=4), whitened(groups=6, words=1)) == [
-        "head.whitening.groups=8, no head.whitening.words",
-        "head.whitening.groups=6, head.whitening.words=1",
-    ]
     all_channels = [whitened(kind=kind, group_width=i) for i, kind in enumerate(("pca", "zca"))]
     assert labels(*all_channels) == ["head.whitening=pca", "head.whitening=zca"]
-    assert labels(whitened(kind="zca", groups=8), {"views": 2, **whitened(kind="zca")}) == [
+    assert labels(whitened(kind="zca", group_width=8), {"views": 2, **whitened(kind="zca")}) == [
         "views=3",
         "views=2",
     ]
@@ -639,26 +626,16 @@ def test_what_some_runs_lack_is_named_last_unless_a_command_line_has_it(labels):
 
 def test_runs_that_differ_only_in_what_is_not_read_are_one_group(tmp_path):
     for i in range(3):
-        trained(tmp_path / str(i), i, **whitened(kind="zca", group_width=i, groups=i))
+        trained(tmp_path / str(i), i, **whitened(kind="zca", group_width=i))
     (group,) = sweep.gathered(sweep.runs([tmp_path])).groups
     assert list(group.runs) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("groups", [None, 4])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_width_or_number_of_groups_is_read_unless_it_is_idle(kind, groups):
-    left = idle({"head.whitening.kind": kind, "head.whitening.groups": groups})
-    settings = {"groups": groups or 4, "group_width": 3}  # 4 groups of 24 channels have 6
-    for name, value in settings.items():
-        beside = {"groups": groups} if name == "group_width" else {}
-        try:  # of the settings that are not null one is read, and what is refused is not
-            read = WhiteningSettings(kind=kind, **beside, **{name: value}).width(24) == 24 // value
-            read = (
-                read if name == "groups" else value == WhiteningSettings(kind=kind, group_width=3).width(24)
-            )
-        except ValueError:
-            read = False
-        assert (f"head.whitening.{name}" in left) != (read and (name != "groups" or groups is not None))
+def test_a_width_of_groups_is_read_unless_it_is_idle(kind):
+    left = idle({"head.whitening.kind": kind})
+    read = WhiteningSettings(kind=kind, group_width=3).width(24) == 3
+    assert ("head.whitening.group_width" in left) != read
 
 
 def test_a_label_names_the_first_settings_that_differ_and_counts_the_others(labels, tmp_path):

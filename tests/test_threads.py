@@ -107,7 +107,7 @@ def test_one_item_is_no_work_for_threads(threaded):
 def test_a_forked_child_has_threads_of_its_own(threaded):
     threaded(2)
     list(each(abs, range(4)))
-    code = "import torch; torch.set_num_threads(2); import os; from whitenedcse.app.compute import each\n"
+    code = "import torch; torch.set_num_threads(2); import os; from whitenedcse.compute import each\n"
     code += "list(each(abs, range(4))); pid = os.fork()\n"
     code += "print(list(each(abs, range(4))), flush=True); os._exit(0) if pid == 0 else os.waitpid(pid, 0)"
     said = subprocess.run(
@@ -118,7 +118,7 @@ def test_a_forked_child_has_threads_of_its_own(threaded):
 
 @pytest.mark.slow
 def test_omp_num_threads_is_obeyed_and_without_it_all_cores_are_taken():
-    code = "from whitenedcse.app.compute import cores; print(cores())"
+    code = "from whitenedcse.compute import cores; print(cores())"
     free = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     said = [subprocess.check_output([sys.executable, "-c", code], env=env) for env in (
         free | {"OMP_NUM_THREADS": "1"}, free

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from whitenedcse.model.encoder import pretrained
     from whitenedcse.model.head import Pooling, ProjectionHead
     from whitenedcse.model.lora import LoRA
-    from whitenedcse.model.whitenings import GroupWhitening, ShuffledGroupWhitening, Whitening
-    from whitenedcse.run import Run
+    from whitenedcse.model.whitener import GroupWhitening, ShuffledGroupWhitening, Whitening
     from whitenedcse.serving.exports import export, whitened
     from whitenedcse.serving.index import Index
     from whitenedcse.training.loss import ContrastiveLoss, Matryoshka
@@ -65,7 +64,7 @@ HOMES = {
     "model.encoder": ["pretrained"],
     "model.head": ["Pooling", "ProjectionHead"],
     "model.lora": ["LoRA"],
-    "model.whitenings": ["GroupWhitening", "ShuffledGroupWhitening", "Whitening"],
+    "model.whitener": ["GroupWhitening", "ShuffledGroupWhitening", "Whitening"],
     "serving.exports": ["export", "whitened"],
     "serving.index": ["Index"],
     "training.loss": ["ContrastiveLoss", "Matryoshka"],

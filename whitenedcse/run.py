@@ -400,23 +400,18 @@ def pasted(argv: list[str]) -> str:
 
 
 def leave_out_groups(whitening: Any, given: Iterable[str]) -> None:
-    """Set groups that an experiment proposed to null, where a command line replaces them.
+    """Set the width of groups that an experiment proposed to null, where the kind has no groups.
 
-    They are for another kind of whitening than "pca" or "zca", or beside its own number or width of groups.
     whitening: settings of a head's, if it has any. given: the names of settings on the command line.
 
-    >>> settings = {"kind": "group", "groups": 384, "group_width": 3}
-    >>> leave_out_groups(settings, ["head.whitening.groups"])
+    >>> settings = {"kind": "zca", "group_width": 3}
+    >>> leave_out_groups(settings, [])
     >>> settings
-    {'kind': 'group', 'groups': 384, 'group_width': None}
+    {'kind': 'zca', 'group_width': None}
     """
-    if not isinstance(whitening, MutableMapping):
-        return
-    usual = {"groups": None, "group_width": 2}
-    own = {key for key in usual if f"head.whitening.{key}" in given}
-    for key in usual.keys() & whitening.keys() - own:
-        if (own or whitening.get("kind") in ("pca", "zca")) and whitening[key] not in (None, usual[key]):
-            whitening[key] = None
+    if isinstance(whitening, MutableMapping) and "head.whitening.group_width" not in given:
+        if whitening.get("kind") in ("pca", "zca") and whitening.get("group_width") not in (None, 2):
+            whitening["group_width"] = None
 
 
 def stamp() -> str:

@@ -1,35 +1,50 @@
-"""Whitening: transforms after which a batch has zero mean and identity covariance.
+"""Whitening: maps after which a batch has zero mean and identity covariance; running moments of many rows.
 
     n: sentences in the batch    d: embedding width    g: groups    w = d / g: channels in a group
 
-Three engines give one symmetric (ZCA) transform; the shape decides which. bench.whitening on one EPYC thread,
-n = 64 (results/whitening): speed of 3 views, d = 768, over the official layer (constant matrix) / autograd of
-eigh (full); largest error against float64 at a condition (l_max + r) / (l_min + r) of 10 / 1e3 / 1e5.
+Shuffled group whitening (SGW) of one view x: (n, d), by a random permutation p of its channels, is [1] Eq.
+3 to 6:
 
-    w == 2  pair   closed form, elementwise                4.3x / 3.6x           4e-7 / 4e-5 / 2e-3
-    w <= n  eigen  eigenvectors of the (w, w) covariance   1.6x / 1.25x (w = 6)  3e-6 / 6e-5 / 1e-3 (w = 24)
-    w > n   Gram   eigenvectors of the (n, n) Gram matrix  95x / 114x (768)      2e-6 / 4e-5 / 3e-3 (768)
+    groups = x[:, p].unflatten(1, (-1, w)).transpose(0, 1)               # shuffle, cut: (g, n, w)
+    centred = groups - groups.mean(dim=1, keepdim=True)
+    variances, u = torch.linalg.eigh(centred.mT @ centred / n)
+    white = centred @ (u / (variances + r).sqrt().unsqueeze(1)) @ u.mT   # by (C + r I) ** -1/2
+    z = white.transpose(0, 1).flatten(1)[:, p.argsort()]                 # put the channels back
+
+with r = eps times the mean variance of the group, where the paper adds nothing. `shuffled_group_whiten`
+computes just that, but three engines stand in for `eigh`; the shape decides which. bench.whitening on one
+EPYC thread, n = 64 (results/whitening): speed of 3 views, d = 768, over the official layer (constant
+matrix) / autograd of eigh (full); largest error against float64 at a condition (l_max + r) / (l_min + r) of
+10 / 1e3 / 1e5.
+
+    w == 2  pair   closed form; no channel is moved         4.3x / 3.6x           4e-7 / 4e-5 / 2e-3
+    w <= n  eigen  eigenvectors of the (w, w) covariance    1.6x / 1.25x (w = 6)  3e-6 / 6e-5 / 1e-3 (w = 24)
+    w > n   Gram   eigenvectors of the (n, n) Gram matrix   95x / 114x (768)      2e-6 / 4e-5 / 3e-3 (768)
 
 Everything runs in float32 (float64 stays) with autocast off, because bfloat16 statistics whiten to 1e-2 only.
-`torch.set_float32_matmul_precision` still applies, so leave it at "highest": training refuses anything else.
+Nothing here waits for a GPU, but PyTorch's `eigh` does: pairs and "iterative" never call it.
 
 [1] WhitenedCSE, arXiv:2305.17746    [2] Kessy et al., Optimal Whitening, arXiv:1512.00809
+[3] Huang et al., IterNorm, arXiv:1904.03441    [4] Su et al., BERT-whitening, arXiv:2103.15316
+[5] Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm, COMPSTAT 1982
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
-from typing import Literal, get_args
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, Self, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
 
 from whitenedcse.compute import full_precision, sentences_by_channels
-from whitenedcse.linalg import Ridge, Root, eigh, inverse_root, mean_variance
 
 Gradient = Literal["full", "centre", "none"]
-_warned = False
+Root = Callable[[Tensor, Tensor], Tensor]  # covariance (..., w, w), r (..., 1, 1) -> matrix for row vectors
+LEAST = 1e-30  # the variance of numbers that are all zero
 
 
 @full_precision
@@ -45,6 +60,11 @@ def covariance(x: Tensor) -> Tensor:
     n, _ = sentences_by_channels(x)
     xc = x - x.mean(dim=-2, keepdim=True)
     return xc.mT @ xc / n
+
+
+def mean_variance(cov: Tensor) -> Tensor:
+    """The mean of a covariance's diagonal: (..., d, d) -> (..., 1, 1)."""
+    return cov.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
 
 
 @full_precision
@@ -63,42 +83,53 @@ def shrink(cov: Tensor, amount: float, *, variance: Tensor | None = None) -> Ten
     if amount == 0:
         return cov
     variance = mean_variance(cov) if variance is None else variance
-    sphere = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
-    return (1 - amount) * cov + amount * variance * sphere
+    return (1 - amount) * cov + amount * variance * _identity(cov)
+
+
+def ridge(variance: Tensor, eps: float, mean: Tensor) -> Tensor:
+    """What is added to each variance before a root is taken: eps times the mean variance, (..., 1, 1).
+
+    Inputs of any scale so come out white. The variance of 100 rounding errors of the mean (..., w) is added
+    too: it keeps those of a constant channel from being scaled up to variance 1, and matters only where a
+    mean is 10,000 standard deviations (float32).
+    """
+    noise = 100 * torch.finfo(mean.dtype).eps
+    floor = (noise * mean.detach()).square().mean(-1)[..., None, None]
+    return (eps * variance + floor).clamp_min(LEAST)
 
 
 @full_precision
-def zca(cov: Tensor, *, eps: float, floor: float | Tensor = 0.0) -> Tensor:
-    """The symmetric inverse square root of cov + r I: the whitening matrix that moves points least [2].
+def zca(cov: Tensor, r: Tensor) -> Tensor:
+    """(cov + r I) ** -1/2, symmetric: the whitening matrix that moves points least [2].
 
-    cov: (..., d, d) -> (..., d, d). r: `Ridge(eps, floor)` of the mean variance; eps = 0 only for full rank.
-    Differentiable at equal eigenvalues too. zca(c cov) = zca(cov) / sqrt(c): inputs of any scale come out
-    white.
+    cov: (..., w, w), r: (..., 1, 1), of any scale -> (..., w, w). The gradient is right at equal eigenvalues
+    too, where autograd's of `eigh` is NaN.
 
     >>> cov = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
-    >>> w = zca(cov, eps=0.0)
+    >>> w = zca(cov, torch.zeros(1, 1))
     >>> torch.allclose(w @ cov @ w, torch.eye(2), atol=1e-5)
     True
     """
-    return inverse_root(cov, Ridge(eps, floor).of(mean_variance(cov)))
+    scale = (mean_variance(cov) + r).detach()  # taken out, so that no square over- or underflows
+    root = _root_of_pairs if cov.shape[-1] == 2 else _InverseSquareRoot.apply
+    return root(cov / scale, r / scale) * scale.rsqrt()
 
 
 @full_precision
 @torch.no_grad()
-def pca(cov: Tensor, *, eps: float, floor: float | Tensor = 0.0) -> Tensor:
-    """The whitening matrix that rotates x to its principal axes, columns by descending variance.
+def pca(cov: Tensor, r: Tensor) -> Tensor:
+    """U diag(l + r) ** -1/2, which rotates x to its principal axes U, columns by descending variance l.
 
-    cov: (..., d, d) -> (..., d, d), for x @ pca(cov). `Ridge(eps, floor)` of the mean variance is added to
-    each variance; eps = 0 only for full rank. Signs are those of `principal_axes`. No gradient: eigenvectors
-    have none at equal eigenvalues.
+    cov: (..., w, w), r: (..., 1, 1) -> (..., w, w). Signs are those of `principal_axes`. No gradient:
+    eigenvectors have none at equal eigenvalues.
 
     >>> cov = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
-    >>> w = pca(cov, eps=0.0)
+    >>> w = pca(cov, torch.zeros(1, 1))
     >>> torch.allclose(w.mT @ cov @ w, torch.eye(2), atol=1e-5)
     True
     """
     variances, axes = principal_axes(cov)
-    return axes * (variances.unsqueeze(-2) + Ridge(eps, floor).of(mean_variance(cov))).rsqrt()
+    return axes * (variances.unsqueeze(-2) + r).rsqrt()
 
 
 @torch.no_grad()
@@ -117,44 +148,63 @@ def principal_axes(cov: Tensor) -> tuple[Tensor, Tensor]:
     return variances.clamp_min(0).flip(-1), (axes * signs).flip(-1)
 
 
+def iterated(cov: Tensor, r: Tensor, iterations: int = 5) -> Tensor:
+    """`zca` by some Newton-Schulz iterations, without eigenvectors [3].
+
+    cov: (..., w, w), r: (..., 1, 1) -> (..., w, w). With A = (cov + r I) / trace, P_0 = I and P_k+1 = (3
+    P_k - P_k ** 3 A) / 2 it is P_k / sqrt(trace), symmetric. An axis with a share s of the sum of variances
+    comes out with at most s 2.25 ** k, so few iterations whiten softly. Y_k = P_k A is iterated beside P_k,
+    which alone would amplify rounding errors.
+
+    >>> cov = torch.tensor([[2.0, 1.0], [1.0, 2.0]])  # variances 3 and 1 along its axes
+    >>> w = iterated(cov, torch.zeros(1, 1), iterations=3)
+    >>> torch.linalg.eigvalsh(w @ cov @ w).round(decimals=2)
+    tensor([0.9500, 1.0000])
+    """
+    scale = (mean_variance(cov) + r).detach()  # as in `zca`
+    a = (cov + r * _identity(cov)) / scale
+    trace, unit = a.shape[-1] * mean_variance(a), 3 * _identity(a)
+    step = root = (unit - (y := a / trace)) / 2
+    for _ in range(iterations - 1):
+        y = y @ step
+        step = (unit - root @ y) / 2
+        root = step @ root  # these two orders of factors are the stable ones
+    return root * (trace * scale).rsqrt()
+
+
 @full_precision
 def whiten(
-    x: Tensor, *,
-    eps: float, floor: float = 0.0, gradient: Gradient = "centre", shrinkage: float = 0.0,
-    root: Root = inverse_root,
-) -> Tensor:  # fmt: skip
-    """ZCA-whiten all channels over the batch: (x - mean) (covariance + r I) ** -1/2 ([1] Eq. 3).
+    x: Tensor, *, eps: float, gradient: Gradient = "centre", shrinkage: float = 0.0, root: Root = zca
+) -> Tensor:
+    """Whiten all channels over the batch: (x - mean) (covariance + r I) ** -1/2 ([1] Eq. 3).
 
-    x: (..., n, d) -> (..., n, d). Leading axes never share statistics. r: `Ridge(eps, floor)`; eps is a share
-    of the mean variance, so that x may have any scale. shrinkage: the amount of `shrink`. gradient: "full"
-    goes through mean and matrix; "centre" takes the matrix as a constant, as the official code of [1] does in
-    effect; "none" takes both as constants. root: for another matrix than ZCA's, as `linalg.cholesky_root`.
+    x: (..., n, d) -> (..., n, d). Leading axes never share statistics. eps: r as a share of the mean
+    variance, so that x may have any scale. shrinkage: the amount of `shrink`. gradient: "full" goes through
+    mean and matrix; "centre" takes the matrix as a constant, as the official code of [1] does in effect;
+    "none" takes both as constants. root: the matrix, `zca`, `iterated` or one of your own.
     With n <= d the covariance is singular, and eps alone bounds the gain, at 1 / sqrt(eps) relative to the
-    scale of x; the first time there is a warning. Raises ValueError for eps or floor below 0, or both 0.
+    scale of x. Raises ValueError for eps that is not above 0.
 
     >>> x = torch.randn(2, 64, 3, generator=torch.Generator().manual_seed(0))  # two views of 64 sentences
     >>> torch.allclose(covariance(whiten(x, eps=1e-6)), torch.eye(3), atol=1e-4)
     True
     """
     n, d = sentences_by_channels(x)
-    symmetric = root is inverse_root  # for others there is one engine
-    if d == 2 and symmetric:
-        return group_whiten(x, width=2, eps=eps, floor=floor, gradient=gradient, shrinkage=shrinkage)
-    xc, mean = _centred(x, d, Ridge(eps, floor), gradient)
-    ridge = Ridge(eps, floor).above(mean.squeeze(-2))
-    if d > n and symmetric:
-        return _whiten_by_gram(xc, ridge, shrinkage, through_matrix=gradient == "full")
+    if d == 2 and root is zca:
+        return group_whiten(x, width=2, eps=eps, gradient=gradient, shrinkage=shrinkage)
+    xc, mean = _centred(x, eps, gradient)
+    if d > n and root is zca:
+        return _whiten_by_gram(xc, mean, eps, shrinkage, through_matrix=gradient == "full")
     with torch.set_grad_enabled(gradient == "full" and torch.is_grad_enabled()):
         cov = shrink(xc.mT @ xc / n, shrinkage)
-        matrix = root(cov, ridge.of(mean_variance(cov)))
+        matrix = root(cov, ridge(mean_variance(cov), eps, mean))
     return xc @ matrix
 
 
 @full_precision
 def group_whiten(  # noqa: PLR0913  those of whiten, and the width
     x: Tensor, *,
-    width: int, eps: float, floor: float = 0.0, gradient: Gradient = "centre", shrinkage: float = 0.0,
-    root: Root = inverse_root,
+    width: int, eps: float, gradient: Gradient = "centre", shrinkage: float = 0.0, root: Root = zca,
 ) -> Tensor:  # fmt: skip
     """Whiten each block of `width` consecutive channels on its own ([1], section 3.2.1, Eq. 5).
 
@@ -166,24 +216,25 @@ def group_whiten(  # noqa: PLR0913  those of whiten, and the width
     (True, False)
     """
     _, d = sentences_by_channels(x)
-    if group_width(d, width=width) == 2 and root is inverse_root:
+    check_divides(width, d)
+    if width == 2 and root is zca:
         partner = torch.arange(d, device=x.device).expand(*x.shape[:-2], d) ^ 1  # 1 0 3 2 5 4 ...
-        return _whiten_pairs(x, partner, Ridge(eps, floor), gradient, shrinkage)
+        return _whiten_pairs(x, partner, eps, gradient, shrinkage)
     # (..., g, n, w); one copy here saves one in each batched product: 5-20 % of the whole
     blocks = x.reshape(*x.shape[:-1], d // width, width).movedim(-2, -3).contiguous()
-    y = whiten(blocks, eps=eps, floor=floor, gradient=gradient, shrinkage=shrinkage, root=root)
+    y = whiten(blocks, eps=eps, gradient=gradient, shrinkage=shrinkage, root=root)
     return y.movedim(-3, -2).flatten(-2)
 
 
 @full_precision
 def shuffled_group_whiten(  # noqa: PLR0913  those of group_whiten, and the permutations
     x: Tensor, permutations: Tensor, *,
-    width: int, eps: float, floor: float = 0.0, gradient: Gradient = "centre", shrinkage: float = 0.0,
-    root: Root = inverse_root,
+    width: int, eps: float, gradient: Gradient = "centre", shrinkage: float = 0.0, root: Root = zca,
 ) -> Tensor:  # fmt: skip
-    """Shuffle channels, whiten in groups, put the channels back ([1], section 3.2.2, Eq. 6).
+    """SGW: shuffle channels, whiten in groups, put the channels back ([1], section 3.2.2, Eq. 6).
 
     x: (..., n, d), permutations: (..., d) int64, one for each view -> (..., n, d). Limits: see `whiten`.
+    Pairs are not moved: each channel is whitened with the partner that the permutation gives it.
     Raises ValueError for permutations of another shape.
 
     >>> x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
@@ -196,11 +247,11 @@ def shuffled_group_whiten(  # noqa: PLR0913  those of group_whiten, and the perm
         raise ValueError(f"permutations are {tuple(permutations.shape)}, not {expected} as x asks for")
     channels = torch.arange(d, device=x.device).expand_as(permutations)
     inverse = torch.empty_like(permutations).scatter_(-1, permutations, channels)
-    if group_width(d, width=width) == 2 and root is inverse_root:  # moves channels once, not twice
-        partner = permutations.gather(-1, inverse ^ 1)
-        return _whiten_pairs(x, partner, Ridge(eps, floor), gradient, shrinkage)
+    if width == 2 and root is zca:
+        check_divides(width, d)
+        return _whiten_pairs(x, permutations.gather(-1, inverse ^ 1), eps, gradient, shrinkage)
     x = x.gather(-1, permutations.unsqueeze(-2).expand_as(x))
-    x = group_whiten(x, width=width, eps=eps, floor=floor, gradient=gradient, shrinkage=shrinkage, root=root)
+    x = group_whiten(x, width=width, eps=eps, gradient=gradient, shrinkage=shrinkage, root=root)
     return x.gather(-1, inverse.unsqueeze(-2).expand_as(x))
 
 
@@ -217,30 +268,26 @@ def permutations(leading_shape: Sequence[int], d: int, *, device: str | torch.de
     return keys.argsort(-1).to(device)
 
 
-def group_width(d: int, *, groups: int | None = None, width: int | None = None) -> int:
-    """The number of channels in a group, w = d / g, from `groups` or `width`, or from both where they agree.
-
-    The "group size 384" of [1] is a number of groups: 768 / 384 = 2 channels each. Raises ValueError where
-    a number does not divide d, where the two contradict each other, or where neither is given.
-
-    >>> group_width(768, groups=384)
-    2
-    """
-    name, count = ("width", width) if groups is None else ("groups", groups)
-    if count is None:
-        raise ValueError("give groups or group_width: both are None (null)")
-    if count < 1 or d % count:
-        divisors = sorted((k for k in range(1, d + 1) if d % k == 0), key=lambda k: abs(k - count))
-        raise ValueError(f"{name}={count} does not divide d={d}; nearest that do: {sorted(divisors[:2])}")
-    size = count if groups is None else d // count
-    if width not in (None, size):
+def check_divides(width: int, d: int) -> None:
+    """Raise ValueError unless groups of `width` channels make up d."""
+    if width < 1 or d % width:
+        divisors = sorted((k for k in range(1, d + 1) if d % k == 0), key=lambda k: abs(k - width))
         raise ValueError(
-            f"groups={groups} of d={d} have {size} channels each, not width={width}; give only one"
+            f"group_width={width} does not divide d={d}; nearest that do: {sorted(divisors[:2])}"
         )
-    return size
 
 
-def _whiten_by_gram(xc: Tensor, ridge: Ridge, shrinkage: float, *, through_matrix: bool) -> Tensor:
+def _centred(x: Tensor, eps: float, gradient: Gradient) -> tuple[Tensor, Tensor]:
+    """x minus its mean over the batch, and that mean, (..., d)."""
+    if not eps > 0 or gradient not in get_args(Gradient):
+        raise ValueError(f"eps={eps} must be above 0, {gradient=} one of {', '.join(get_args(Gradient))}")
+    mean = x.mean(dim=-2, keepdim=True)
+    return x - (mean.detach() if gradient == "none" else mean), mean.squeeze(-2)
+
+
+def _whiten_by_gram(
+    xc: Tensor, mean: Tensor, eps: float, shrinkage: float, *, through_matrix: bool
+) -> Tensor:
     """Whiten centred xc: (..., n, d) by the eigenvectors of its Gram matrix, for n < d.
 
     xc W, W = (xc' xc / n + r I) ** -1/2, is V diag(1 / s) V' xc with xc xc' / n = V diag(l) V', s = sqrt(l +
@@ -249,14 +296,14 @@ def _whiten_by_gram(xc: Tensor, ridge: Ridge, shrinkage: float, *, through_matri
     """
     n, d = xc.shape[-2:]
     variance = xc.square().mean((-2, -1), keepdim=True)
-    r = ridge.of(variance)
-    scale = (variance + r).detach()  # taken out, as in `inverse_root`
+    r = ridge(variance, eps, mean)
+    scale = (variance + r).detach()  # taken out, as in `zca`
     xc, variance, r = xc * scale.rsqrt(), variance / scale, r / scale
     # The last term lifts the constant vector, which centring left in the null space, to the mean eigenvalue:
     # no result depends on it, and its rounding is no longer amplified (10 to 20 times less error up to 1e2).
     gram = shrink(xc @ xc.mT / n, shrinkage, variance=variance) + variance * d / n**2
     if through_matrix:
-        return inverse_root(gram, r) @ xc
+        return zca(gram, r) @ xc
     with torch.no_grad():
         eigenvalues, v = eigh(gram)
         s = (eigenvalues.clamp_min(0).unsqueeze(-2) + r).sqrt()
@@ -267,32 +314,163 @@ def _whiten_by_gram(xc: Tensor, ridge: Ridge, shrinkage: float, *, through_matri
     return value + (linear - linear.detach())
 
 
-def _whiten_pairs(x: Tensor, partner: Tensor, ridge: Ridge, gradient: Gradient, shrinkage: float) -> Tensor:
+def _whiten_pairs(x: Tensor, partner: Tensor, eps: float, gradient: Gradient, shrinkage: float) -> Tensor:
     """Whiten each channel with its partner. x: (..., n, d), partner: (..., d), its own inverse."""
-    xc, mean = _centred(x, 2, ridge, gradient)
+    xc, mean = _centred(x, eps, gradient)
     mate = xc.gather(-1, partner.unsqueeze(-2).expand_as(xc))
-    mean = mean.squeeze(-2)
-    ridge = ridge.above(torch.stack((mean, mean.gather(-1, partner)), dim=-1))
+    means = torch.stack((mean, mean.gather(-1, partner)), dim=-1)
     with torch.set_grad_enabled(gradient == "full" and torch.is_grad_enabled()):
         variance, product = (xc * xc).mean(dim=-2), (xc * mate).mean(dim=-2)
         cov = torch.stack((variance, product, product, variance.gather(-1, partner)), dim=-1)
         cov = shrink(cov.reshape(*variance.shape, 2, 2), shrinkage)
-        own, other = inverse_root(cov, ridge.of(mean_variance(cov)))[..., 0, :].unsqueeze(-3).unbind(-1)
+        own, other = zca(cov, ridge(mean_variance(cov), eps, means))[..., 0, :].unsqueeze(-3).unbind(-1)
     return xc * own + mate * other
 
 
-def _centred(x: Tensor, width: int, ridge: Ridge, gradient: Gradient) -> tuple[Tensor, Tensor]:
-    """x minus its mean over the batch, and that mean. Raises ValueError for invalid settings of `whiten`."""
-    global _warned
-    n, (eps, floor) = x.shape[-2], ridge
-    if not (eps >= 0 and floor >= 0 and eps + floor > 0):
-        raise ValueError(f"eps={eps}, floor={floor}: they must not be negative, and one must be positive, as "
-                         "they alone bound the gain of a singular batch")  # fmt: skip
-    if gradient not in get_args(Gradient):
-        raise ValueError(f"gradient={gradient!r} must be one of {', '.join(get_args(Gradient))}")
-    if n <= width and not _warned:
-        bound = f"eps={eps}, floor={floor} alone bound the gain"
-        warnings.warn(f"rank-deficient: {n} sentences <= {width} channels in a group; {bound}", stacklevel=2)
-        _warned = True  # after the warning: where a filter makes it an error, it stays one
-    mean = x.mean(dim=-2, keepdim=True)
-    return x - (mean.detach() if gradient == "none" else mean), mean
+def _root_of_pairs(a: Tensor, r: Tensor) -> Tensor:
+    """(a + r I) ** -1/2 of a: (..., 2, 2) in closed form.
+
+    With A = a + r I, s = sqrt(det A) and t = sqrt(trace A + 2 s) it is (adj A + s I) / (s t).
+    """
+    x, b, y, r = a[..., 0, 0], a[..., 0, 1], a[..., 1, 1], r[..., 0, 0]
+    # with A = a + r I: det a >= 0, so det A >= r (trace A - r), which rounding must not undercut
+    s = ((x * y - b * b).clamp_min(0) + r * (x + y + r)).sqrt()
+    t = (x + y + 2 * (r + s)).sqrt()
+    return (torch.stack((y + r + s, -b, -b, x + r + s), dim=-1) / (s * t).unsqueeze(-1)).reshape(a.shape)
+
+
+class _InverseSquareRoot(Function):
+    """(A + r I) ** -1/2 of a symmetric A = U diag(l) U', with a gradient that is stable at equal eigenvalues.
+
+    In the eigenbasis its derivative (p_i - p_j) / (l_i - l_j), p = 1 / s and s = sqrt(l + r), is written -p_i
+    p_j / (s_i + s_j), which has no pole at equal eigenvalues. The derivative with respect to r is its trace.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, r: Tensor) -> Tensor:
+        eigenvalues, u = eigh(a)
+        s = (eigenvalues.clamp_min(0).unsqueeze(-2) + r).sqrt()
+        ctx.save_for_backward(u, s)
+        return (u / s) @ u.mT
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        u, s = ctx.saved_tensors
+        inner = (u.mT @ grad @ u) / (-s * s.mT * (s + s.mT))
+        return u @ inner @ u.mT, inner.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+
+
+def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (..., w), ascending, and eigenvectors (..., w, w) as columns, of symmetric a: (..., w, w).
+
+    NaN for a matrix that is not finite. On CPU for Apple's GPUs, which have no such operation.
+    """
+    finite = a.isfinite().all(dim=(-2, -1), keepdim=True)  # for NaN the solver raises, blaming the matrix
+    given = torch.where(finite, a, _identity(a)).to("cpu" if a.device.type == "mps" else a.device)
+    values, vectors = (x.to(a.device) for x in torch.linalg.eigh(given))
+    return values.where(finite.squeeze(-1), torch.nan), vectors.where(finite, torch.nan)
+
+
+def _identity(a: Tensor) -> Tensor:
+    return torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+
+
+Array = NDArray[np.float64]
+BLOCK = 4096  # rows in float64 at a time: 25 MB of width 768
+
+
+def check_finite(x: NDArray[Any], name: Callable[[int], str]) -> None:
+    """Raise ValueError, with the name of the first such row, for NaN or infinity in x: (n, d).
+
+    >>> check_finite(np.array([[1.0], [np.nan]]), lambda row: f"the vector of sentence {row}")
+    Traceback (most recent call last):
+    ValueError: NaN or infinity in the vector of sentence 1
+    """
+    if not (finite := np.isfinite(x).all(axis=1)).all():
+        raise ValueError(f"NaN or infinity in {name(int(np.argmin(finite)))}")
+
+
+class _Part(NamedTuple):
+    """Mean (d,) of n rows, and the sum (d, d) of the products of their deviations from it."""
+
+    n: int
+    mean: Array
+    scatter: Array
+
+
+def _joined(a: _Part, b: _Part) -> _Part:
+    """Mean and products of the rows of a and b together, one of which has rows: formula of [5]."""
+    n, delta = a.n + b.n, b.mean - a.mean
+    scatter = a.scatter + b.scatter + np.outer(delta, delta) * (a.n * b.n / n)
+    return _Part(n, a.mean + delta * (b.n / n), scatter)
+
+
+class Moments:
+    """Streaming mean and covariance of rows (n, d), in float64.
+
+    Any chunking and any order of merges give the same to 1e-12. Sums are kept relative to the first row: a
+    mean far from zero costs no digits, and equal rows give exact zeros. Blocks are joined by [5]; the
+    recursion that [4] prints (section 3.4, Eq. 10-11) makes variances 1 + H / (n - 1) times too large on
+    average, with H the harmonic number of n - 1, and is not used.
+    """
+
+    def __init__(self, d: int) -> None:
+        self.d = d
+        self._origin = np.zeros(d)
+        self._part = _Part(0, np.zeros(d), np.zeros((d, d)))  # about the origin
+
+    def update(self, x: NDArray[Any]) -> Self:
+        """Add rows x: (n, d), which may be a memory map.
+
+        Raises ValueError for another width, NaN or infinity; then no row of x has been added.
+        """
+        if x.ndim != 2 or x.shape[1] != self.d:
+            raise ValueError(f"rows must have the shape (n, {self.d}), not {x.shape}")
+        origin, part = self._origin, self._part
+        for start in range(0, len(x), BLOCK):
+            block = np.asarray(x[start : start + BLOCK], np.float64)
+            check_finite(block, lambda row, start=start: f"row {start + row}")  # type: ignore[misc]
+            origin = origin if part.n else block[0].copy()
+            rows = block - origin
+            rows -= (mean := rows.mean(axis=0))
+            part = _joined(part, _Part(len(rows), mean, rows.T @ rows))
+        self._origin, self._part = origin, part
+        return self
+
+    def merge(self, other: Moments) -> Self:
+        """Add the rows that `other` has seen; either may have seen none."""
+        if other.d != self.d:
+            raise ValueError(f"moments of width {other.d} cannot merge into those of width {self.d}")
+        if other.n:
+            self._origin = self._origin if self.n else other._origin
+            shift = other._origin - self._origin
+            self._part = _joined(self._part, other._part._replace(mean=other._part.mean + shift))
+        return self
+
+    @property
+    def n(self) -> int:
+        """The number of rows added so far."""
+        return self._part.n
+
+    @property
+    def mean(self) -> Array:
+        """The mean of the rows, (d,)."""
+        return self._origin + self._part.mean
+
+    @property
+    def covariance(self) -> Array:
+        """The covariance of the rows, (d, d), divided by n; NaN before the first row."""
+        return self._part.scatter / (self.n or np.nan)
+
+    @property
+    def state(self) -> Array:
+        """All that it holds, in one array (d + 3, d) for `restored`."""
+        return np.vstack([self._part.scatter, self._part.mean, self._origin, np.full(self.d, self.n)])
+
+    @classmethod
+    def restored(cls, state: Array) -> Self:
+        """Moments with this `state`, to the last bit."""
+        new = cls(state.shape[1])
+        new._part, new._origin = _Part(int(state[-1, 0]), state[-3], state[:-3]), state[-2]
+        return new

@@ -229,11 +229,10 @@ def refuse_groups(config: DictConfig, settings: Any, width: int) -> None:
     try:
         settings.width(width)
     except ValueError as error:
-        name = "group_width" if settings.groups is None else "groups"
-        another = f"set head.whitening.{name}, or choose a system without groups of that width"
+        another = "set head.whitening.group_width, or choose a system without groups of that width"
         raise ValueError(f"{error}; {another}") from error
     if config.data.batch_size:  # which data.batch_tokens replaces
-        whitener.refuse(settings, width, n=config.data.batch_size, views=config.views)
+        whitener.check_rows(settings, width, n=config.data.batch_size)
 
 
 def ours(node: Any) -> bool:

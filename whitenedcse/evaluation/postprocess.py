@@ -25,7 +25,7 @@ from whitenedcse.data.remote import fetched, published
 from whitenedcse.evaluation import transforms
 from whitenedcse.evaluation.transforms import ORDERED, Array, Kind
 from whitenedcse.files import checksum, metadata, parsing, tensors, writing
-from whitenedcse.linalg import Moments, Update, refuse_infinite
+from whitenedcse.whitening import Moments, check_finite
 
 CURE = "copy it again, or fit it again with whitenedcse whiten fit"
 LIMITED = (  # settings that are for some kinds alone: what they are where they are not given, and these kinds
@@ -71,7 +71,6 @@ class Postprocess:
         (1 - s) l + s m, where m is the mean variance. Soft-ZCA [5], which takes l + eps, is zca with
         s = eps / (eps + m), except that its vectors are all (1 - s) ** 1/2 times as long.
     top: the number of axes that abtt removes; None for d // 100, at least 1, the rule of thumb of [3].
-    update: how further rows change the moments, "exact", or "paper" for the recursion of [1], section 3.4.
     power: p, from 0 to 1, for whitening, zca, pca_cor and zca_cor. Variances l become l ** (1 - 2 p), and zca
         and zca_cor keep the axes. 1/2 whitens, and a smaller p whitens in part. With 0, whitening centres and
         rotates, zca only centres, and pca_cor and zca_cor do the same after standardising.
@@ -90,7 +89,6 @@ class Postprocess:
     kind: Kind
     k: int | None = None
     shrinkage: float = 0.0
-    update: Update = "exact"
     top: int | None = None
     power: float = 0.5
     provenance: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
@@ -98,10 +96,9 @@ class Postprocess:
     _fitted: Fitted | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, value, choices in (("kind", self.kind, Kind), ("update", self.update, Update)):
-            if value not in get_args(choices):
-                soft = "; soft_zca is zca with a shrinkage, such as 0.1" * (str(value) == "soft_zca")
-                raise ValueError(f"{name}={value!r} must be one of {', '.join(get_args(choices))}{soft}")
+        if self.kind not in get_args(Kind):
+            soft = "; soft_zca is zca with a shrinkage, such as 0.1" * (str(self.kind) == "soft_zca")
+            raise ValueError(f"kind={self.kind!r} must be one of {', '.join(get_args(Kind))}{soft}")
         if not (0 <= self.shrinkage < 1 and 0 <= self.power <= 1):
             raise ValueError(f"shrinkage={self.shrinkage} must lie in [0, 1), power={self.power} in [0, 1]")
         for name, unset, kinds in LIMITED:
@@ -132,7 +129,7 @@ class Postprocess:
     def merge(self, other: Postprocess) -> Self:
         """Add the rows that another `Postprocess` was fitted to.
 
-        Raises ValueError if the settings differ, if one of the two was loaded, or for update="paper".
+        Raises ValueError if the settings differ, or if one of the two was loaded.
         """
         if other.settings != self.settings:
             raise ValueError(f"{other} cannot merge into {self}: their settings differ")
@@ -221,7 +218,7 @@ class Postprocess:
             d = len(loaded.mean)
             if [a.shape for a in loaded.fitted] != [(d,), (d, d), (d,)] or loaded.matrix.dtype != np.float64:
                 raise ValueError(f"its arrays are {[a.shape for a in loaded.fitted]}")
-            refuse_infinite(np.vstack(loaded.fitted), lambda row: f"row {row} of mean, matrix and variances")
+            check_finite(np.vstack(loaded.fitted), lambda row: f"row {row} of mean, matrix and variances")
         return loaded
 
     @property
@@ -263,7 +260,7 @@ class Postprocess:
         """The moments to which rows of width d can be added. Raises ValueError for a loaded transform."""
         if self.moments is None and self._fitted is not None:
             raise ValueError("a loaded transform has no moments to add to; fit it again")
-        return self.moments or Moments(d, self.update)
+        return self.moments or Moments(d)
 
     def _solved(self) -> Fitted:
         moments, n = self.moments, self.moments.n if self.moments else 0
@@ -273,7 +270,7 @@ class Postprocess:
             raise ValueError(f"{self.kind} is fitted to two rows or more, not to {n}")
         if not (self.k is None or 1 <= self.k <= moments.d):
             raise ValueError(f"k={self.k} components of width {moments.d}; give from 1 to {moments.d}")
-        refuse_infinite(moments.covariance, lambda row: f"the covariances of channel {row}")
+        check_finite(moments.covariance, lambda row: f"the covariances of channel {row}")
         mean = np.zeros(moments.d) if self.kind == "prefix" else moments.mean
         matrix, variances = transforms.solved(
             self.kind, moments.covariance, shrinkage=self.shrinkage, power=self.power, top=self.top

@@ -31,7 +31,7 @@ from whitenedcse.model.backbones import causal, frozen
 from whitenedcse.model.encoder import CHANGED, folder, pretrained
 from whitenedcse.model.head import Final, Pooling, ProjectionHead
 from whitenedcse.model.lora import merged
-from whitenedcse.model.whitener import WHOLE, WIDTH, WhiteningSettings
+from whitenedcse.model.whitener import WhiteningSettings
 
 if TYPE_CHECKING:
     from whitenedcse.model.embedder import Embedder
@@ -78,36 +78,20 @@ def write(embedder: Embedder, directory: Path, step: int | None) -> None:
     (directory / SETTINGS).write_text(json.dumps({**settings(embedder), **untrained, **noted}, indent=2))
 
 
-def dated(whitening: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a head's whitening, brought up to date: without `floor`, eps was an absolute variance.
-
-    What had no effect and is refused now is left out: group_width beside groups, and both for pca and zca.
-    """
-    made = whitening if "floor" in whitening else {**whitening, "eps": 0.0, "floor": whitening["eps"]}
-    whole = made["kind"] in WHOLE
-    if made["group_width"] not in (None, WIDTH) and (whole or made["groups"] is not None):
-        made = {**made, "group_width": WIDTH}
-    return {**made, "groups": None} if whole else made
-
-
 def kept(head: ProjectionHead) -> ProjectionHead:
-    """The head that a checkpoint holds: none in place of one of a user's class, whose code may be missing."""
-    own = type(head) is ProjectionHead
-    return head if own else ProjectionHead(1, whitening=None, dense=False)
+    """The head that a checkpoint holds: none in place of a user's own, whose code may be missing."""
+    return ProjectionHead(1, whitening=None, dense=False) if head.own else head
 
 
 def settings(embedder: Embedder) -> dict[str, Any]:
     """What makes the embedding beside the weights, as plain values for `whitenedcse.json`.
 
-    Prompts, another transform than ZCA and slices are named only where there are any, so that digests of all
-    others stay what they were.
+    Prompts and another transform than ZCA are named only where there are any.
     """
     head, final = kept(embedder.head), embedder.final
     whitening = None if head.whitening is None else asdict(head.whitening)
     if whitening and whitening["transform"] == "zca":
         del whitening["transform"], whitening["iterations"]
-    if whitening and whitening["slice"] is None:
-        del whitening["slice"]
     return {
         "pooling": {"kind": embedder.pooling.kind, "layers": list(embedder.pooling.layers)},
         "head": {
@@ -222,7 +206,7 @@ def ours(directory: Path) -> dict[str, Any]:
                 raise ValueError(f"{name} is not as it was written: its digest differs")
         whitening = content["head"].pop("whitening")
         head = ProjectionHead(
-            whitening=WhiteningSettings(**dated(whitening)) if whitening else None, **content["head"]
+            whitening=WhiteningSettings(**whitening) if whitening else None, **content["head"]
         )
         head.load_state_dict(weights)
         pooling, embedding, limit = (content[key] for key in ("pooling", "embedding", "max_length"))

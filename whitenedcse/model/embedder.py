@@ -70,10 +70,10 @@ class Embedder(nn.Module):
             raise ValueError(
                 f"the head is a {type(head).__name__}, which must be a subclass of ProjectionHead"
             )
-        if embedding != "encoder" and type(head) is not ProjectionHead:
+        if embedding != "encoder" and head.own:
             raise ValueError(
-                f"embedding={embedding} with a head of the class {type(head).__name__}, which a checkpoint "
-                "cannot hold; such a head takes part in training alone, with embedding=encoder"
+                f"embedding={embedding} with a head or whitening of a class of your own, which a checkpoint "
+                "cannot hold; it takes part in training alone, with embedding=encoder"
             )
         refuse_embedding(embedding, head)
         refuse_pooling(pooling, encoder)

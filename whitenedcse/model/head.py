@@ -13,6 +13,7 @@ The head of WhitenedCSE (arXiv:2305.17746, section 4.1) is SGW -> Linear(d, d) -
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -20,10 +21,17 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
 from whitenedcse.compute import at_least_float32, full_precision
-from whitenedcse.model.whitener import Whitener, WhiteningSettings
+from whitenedcse.model.whitener import (
+    GroupWhitening,
+    ShuffledGroupWhitening,
+    Whitener,
+    Whitening,
+    WhiteningSettings,
+)
 
 POSITIONS = ("before", "after", "both")
 PAPER = WhiteningSettings()
+STOCK = (Whitener, Whitening, GroupWhitening, ShuffledGroupWhitening)
 KINDS = ("cls", "mean", "max", "last", "pooler")
 NAMED = {"first_last": ("mean", (1, -1))}
 
@@ -122,9 +130,10 @@ class ProjectionHead(nn.Module):
     x: (v, n, d) or (n, d) -> z of the same shape. The default is that of the paper: SGW, then a linear layer
     and tanh (section 4.1; the official code has the same order). Without whitening and dense layer z is x.
 
-    whitening: settings, or a module such as `ShuffledGroupWhitening(width)`, of which only the settings are
-    used; None for no whitening. dense: whether there is a linear layer with tanh. position: where to whiten,
-    "before" or "after" that layer, or "both". Raises ValueError for any other position or width.
+    whitening: settings, or a module that is used as it is: one of `whitenedcse.model.whitener`, such as
+    `ShuffledGroupWhitening(width)`, or of your own; None for no whitening. dense: whether there is a linear
+    layer with tanh. position: where to whiten, "before" or "after" that layer, or "both" (there a module is
+    copied). Raises ValueError for any other position or width.
 
     >>> x = torch.randn(2, 64, 768)
     >>> bool((ProjectionHead(768)(x).abs() < 1).all())  # tanh comes last
@@ -137,30 +146,37 @@ class ProjectionHead(nn.Module):
         self,
         width: int,
         *,
-        whitening: WhiteningSettings | Whitener | None = PAPER,
+        whitening: WhiteningSettings | nn.Module | None = PAPER,
         dense: bool = True,
         position: str = "before",
     ) -> None:
         super().__init__()
         if position not in POSITIONS:
             raise ValueError(f"head.position={position!r} is not one of {', '.join(POSITIONS)}")
-        if isinstance(whitening, Whitener):
-            if len(whitening.mean) != width:
-                raise ValueError(f"a whitening of width {len(whitening.mean)} in a head of width {width}")
-            whitening = whitening.settings
-        if not isinstance(whitening, WhiteningSettings | None):
-            raise TypeError(
-                f"whitening={whitening!r:.50} must be None or a WhiteningSettings of "
-                'whitenedcse.model.whitener, such as WhiteningSettings(kind="zca", group_width=None)'
-            )
-        self.whitening, self.position = whitening, position
+        if not isinstance(whitening, WhiteningSettings | nn.Module | None):
+            raise TypeError(f"whitening={whitening!r:.50} must be None, a WhiteningSettings or a module")
+        if isinstance(whitening, Whitener) and len(whitening.mean) != width:
+            raise ValueError(f"a whitening of width {len(whitening.mean)} in a head of width {width}")
+        self.position = position
+        module = Whitener(width, whitening) if isinstance(whitening, WhiteningSettings) else whitening
         first, last = position in ("before", "both") or not dense, position in ("after", "both") and dense
-        self.before = Whitener(width, whitening) if whitening and first else None
+        self.before: Any = module if first else None
         self.linear = nn.Linear(width, width) if dense else None
-        self.after = Whitener(width, whitening) if whitening and last else None
+        self.after: Any = (deepcopy(module) if first else module) if last else None
         if self.linear is not None:  # as BERT initialises its layers, and SimCSE its head
             nn.init.normal_(self.linear.weight, std=0.02)
             nn.init.zeros_(self.linear.bias)
+
+    @property
+    def whitening(self) -> WhiteningSettings | None:
+        """The settings of its whitening; None without one, or for a module without settings."""
+        return getattr(self.before or self.after, "settings", None)
+
+    @property
+    def own(self) -> bool:
+        """Whether its class or that of its whitening is a user's, which a checkpoint cannot hold."""
+        parts = [part for part in (self.before, self.after) if part is not None]
+        return type(self) is not ProjectionHead or any(type(part) not in STOCK for part in parts)
 
     @full_precision
     def forward(self, x: Tensor) -> Tensor:

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from whitenedcse.data.sources import cache
 from whitenedcse.data.tokens import identity, token_ids
-from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.backbones import causal
 from whitenedcse.model.checkpoint import settings
 from whitenedcse.model.embedder import Embedder
@@ -29,6 +28,7 @@ from whitenedcse.model.encoding import Manner, fill
 from whitenedcse.model.head import Pooling, pooled
 from whitenedcse.model.plane_files import Plane, draft, gathered, here, prune
 from whitenedcse.ragged import Ragged, ragged
+from whitenedcse.whitening import check_finite
 
 Rows = Sequence[Sequence[int]]
 Encode = Callable[[list[str]], Any]
@@ -103,9 +103,7 @@ def planes(
         with draft(folder, every, np.array(list(new)), encoder.width) as shard:
             encode(encoder, missing, shard.planes, Manner(progress=True, bf16=bf16))
             for plane in shard.planes.values():
-                refuse_infinite(
-                    plane, lambda i: f"the vector of {encoder.tokenizer.decode(missing[i])!r:.80}"
-                )
+                check_finite(plane, lambda i: f"the vector of {encoder.tokenizer.decode(missing[i])!r:.80}")
         shards.append(shard)
         prune(folder.parent, keep=folder)
     lengths = np.array([len(row) for row in rows])

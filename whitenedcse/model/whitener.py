@@ -2,8 +2,7 @@
 
 v: views    n: sentences    d: width    g: groups    w = d / g: channels in a group
 
-[1] WhitenedCSE, arXiv:2305.17746    [2] Kessy et al., Optimal Whitening, arXiv:1512.00809
-[3] Huang et al., IterNorm, arXiv:1904.03441    [4] Ermolov et al., W-MSE, arXiv:2007.06346
+[1] WhitenedCSE, arXiv:2305.17746    [2] Huang et al., IterNorm, arXiv:1904.03441
 """
 
 from __future__ import annotations
@@ -13,34 +12,29 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from whitenedcse import whitening
 from whitenedcse.compute import full_precision
-from whitenedcse.linalg import (
-    Ridge,
-    Root,
-    cholesky_root,
-    correlation_root,
-    inverse_root,
-    iterated_root,
-    mean_variance,
-)
-from whitenedcse.whitening import Gradient
+from whitenedcse.whitening import Gradient, Root
 
-KINDS = ("pca", "zca", "group", "shuffled_group")
-WHOLE = ("pca", "zca")  # those that whiten all channels together
-WIDTH = 2  # of a group, if nothing else is said
-PARTITIONS = ("view", "joint", "official_slice", "slices")
-TRANSFORMS = {
-    "zca": inverse_root,
-    "cholesky": cholesky_root,
-    "zca_cor": correlation_root,
-    "iterative": iterated_root,
-}
+
+def shuffled(x: Tensor, **options: Any) -> Tensor:
+    """SGW by permutations drawn here, another for each view: (..., n, d) -> (..., n, d)."""
+    order = whitening.permutations(x.shape[:-2], x.shape[-1], device=x.device)
+    return whitening.shuffled_group_whiten(x, order, **options)
+
+
+# The one place for another whitening. A function of x: (..., n, d) and the keyword arguments of
+# `group_whiten`, entered in BATCHWISE, is `head.whitening.kind=NAME`; a matrix for its covariances, in
+# ROOTS, `transform=NAME`.
+BATCHWISE: dict[str, Callable[..., Tensor]] = {"group": whitening.group_whiten, "shuffled_group": shuffled}
+ROOTS: dict[str, Root] = {"zca": whitening.zca, "iterative": whitening.iterated}
+WHOLE = ("pca", "zca")  # kinds that whiten all channels together, by running statistics
+PARTITIONS = ("view", "official_slice")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,39 +43,33 @@ class WhiteningSettings:
 
     kind: "pca" and "zca" whiten all d channels with momentum statistics ([1] Eq. 13, Table 3); "group" and
         "shuffled_group" whiten groups with the statistics of the batch ([1] Eq. 5, 6).
-    groups: the NUMBER of groups (the paper's "group size"); None derives it from group_width.
-    group_width: channels in a group. Beside `groups` the default counts as not given; another must agree.
-    eps, floor: what is added to each variance: a share of the group's mean variance, and a fixed amount.
+    group_width: channels in a group, for kinds with groups; the paper's "group size 384" is their number, and
+        2 channels each in BERT-base.
+    eps: the share of a group's mean variance that is added to each of its variances.
     gradient: "full", "centre" (the matrix is a constant, as in the official code) or "none".
-    partition: "view" (each view on its own, [1] section 3.2.2), "joint" (all views together),
-        "official_slice" (v consecutive parts of the sentence-major batch, as the official code cuts it), or
-        "slices" (in each view, random parts of `slice` sentences, other ones in each step: [4] section 3).
+    partition: "view" (each view on its own, [1] section 3.2.2) or "official_slice" (v consecutive parts of
+        the sentence-major batch, as in the official code).
     momentum: beta of Eq. 13; the running statistics serve evaluation, and training for pca and zca.
-    transform: the matrix. "zca" (symmetric), "cholesky" (triangular, as in [4]), "zca_cor" (ZCA of the
-        correlations [2]), or "iterative": `iterations` of Newton-Schulz towards "zca" [3].
-    slice: sentences that are whitened together, for partition="slices"; it divides the batch.
+    transform: the matrix, "zca" or "iterative": `iterations` of Newton-Schulz towards "zca" [2].
     Raises ValueError for settings that are unknown, out of range or contradictory.
 
-    >>> WhiteningSettings(groups=384).width(768)
+    >>> WhiteningSettings(group_width=2).width(768)
     2
     """
 
     kind: str = "shuffled_group"
-    groups: int | None = None
-    group_width: int | None = WIDTH
+    group_width: int | None = 2
     eps: float = 1e-5
-    floor: float = 0.0
     shrinkage: float = 0.0
     gradient: Gradient = "centre"
     partition: str = "view"
     momentum: float = 0.99
     transform: str = "zca"
     iterations: int = 5
-    slice: int | None = None
 
     def __post_init__(self) -> None:
-        choices: dict[str, Any] = {"kind": KINDS, "gradient": ("full", "centre", "none")}
-        choices |= {"partition": PARTITIONS, "transform": tuple(TRANSFORMS)}
+        choices: dict[str, Any] = {"kind": (*WHOLE, *BATCHWISE), "gradient": get_args(Gradient)}
+        choices |= {"partition": PARTITIONS, "transform": tuple(ROOTS)}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(
@@ -90,71 +78,59 @@ class WhiteningSettings:
         if self.kind == "pca" and (self.gradient == "full" or self.transform != "zca"):
             raise ValueError("whitening.kind=pca has no full gradient (eigenvectors) and no other transform;"
                              " use gradient=centre and transform=zca")  # fmt: skip
-        whole = self.kind in WHOLE
-        none = f"null (None): kind={self.kind} whitens all channels together, without groups"
-        sliced = self.slice is None if self.partition != "slices" else (self.slice or 0) >= 2
         for name, sound, words in (
             ("momentum", 0 <= self.momentum < 1, "in [0, 1)"),
             ("shrinkage", 0 <= self.shrinkage <= 1, "in [0, 1]"),
-            ("eps", 0 < self.eps + self.floor < math.inf, "finite and above 0, if whitening.floor is not"),
-            ("floor", self.floor >= 0 <= self.eps, "0 or above, as whitening.eps must be"),
-            ("groups", not (whole and self.groups is not None), none),
-            ("group_width", not (whole and self.group_width not in (None, WIDTH)), none),
+            ("eps", 0 < self.eps < math.inf, "finite and above 0"),
+            ("group_width", self.kind in WHOLE or (self.group_width or 0) >= 1, "1 or more channels"),
             ("iterations", self.iterations >= 1, "1 or above"),
-            ("slice", sliced, "2 or more sentences for partition=slices, and null for others"),
         ):
             if not sound:
                 raise ValueError(f"whitening.{name}={getattr(self, name)} is not {words}")
 
     @property
     def root(self) -> Root:
-        """The function from a covariance (..., w, w) and a ridge (..., 1, 1) to the matrix of `transform`."""
+        """The function from a covariance (..., w, w) and a ridge (..., 1, 1) to the whitening matrix."""
+        if self.kind == "pca":
+            return whitening.pca
         if self.transform == "iterative":
-            return partial(iterated_root, iterations=self.iterations)
-        return TRANSFORMS[self.transform]
+            return partial(whitening.iterated, iterations=self.iterations)
+        return ROOTS[self.transform]
 
     def width(self, d: int) -> int:
-        """The number of channels in a group, for an embedding of width d.
+        """The number of channels whitened together, for an embedding of width d.
 
-        Raises ValueError where the groups do not divide d, or have another width than a given group_width.
+        Raises ValueError where the groups do not divide d.
         """
-        if self.kind in WHOLE:
+        if self.kind in WHOLE or self.group_width is None:
             return d
-        width = None if self.groups is not None and self.group_width == WIDTH else self.group_width
-        return whitening.group_width(d, groups=self.groups, width=width)
+        whitening.check_divides(self.group_width, d)
+        return self.group_width
 
 
-def refuse(settings: WhiteningSettings | None, d: int, *, n: int, views: int) -> None:
+def check_rows(settings: WhiteningSettings | None, d: int, *, n: int) -> None:
     """Raise ValueError if a batch has too few rows to whiten the channels of a group at full rank.
 
-    n: sentences of a batch, views: of each sentence, d: width of the embedding. With no more rows than
-    channels eps alone bounds the gain, at 1 / sqrt(eps), and the loss would see noise. Shrinkage bounds the
-    gain too, and is accepted. "pca" and "zca" average over batches, so that only their first steps suffer:
-    for these there is a warning. A slice that does not divide the batch is refused too.
+    n: sentences of a batch, d: width of the embedding. With no more rows than channels eps alone bounds the
+    gain, at 1 / sqrt(eps), and the loss would see noise. Shrinkage bounds the gain too, and is accepted.
+    "pca" and "zca" average over batches, so that only their first steps suffer: for these there is a warning.
 
     >>> pairs = WhiteningSettings(group_width=2)
-    >>> refuse(pairs, 768, n=64, views=2)  # 64 sentences suffice for 2 channels, 2 do not
-    >>> refuse(pairs, 768, n=2, views=2)  # doctest: +ELLIPSIS
+    >>> check_rows(pairs, 768, n=64)  # 64 sentences suffice for 2 channels, 2 do not
+    >>> check_rows(pairs, 768, n=2)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ValueError: ...
     """
-    if settings is None:
+    if settings is None or n > (width := settings.width(d)) or settings.shrinkage > 0:
         return
-    width, rows = settings.width(d), n * views if settings.partition == "joint" else settings.slice or n
-    if n % (settings.slice or 1):
-        raise ValueError(f"head.whitening.slice={rows} does not divide a batch of {n} sentences: use a slice"
-                         " that does, or another data.batch_size")  # fmt: skip
-    if rows > width or settings.shrinkage > 0:
-        return
-    said = f"{rows} sentence{'s' * (rows != 1)} cannot whiten {width} channels"
+    said = f"{n} sentence{'s' * (n != 1)} cannot whiten {width} channels"
     said += f", where eps={settings.eps} alone bounds the gain"
-    if settings.kind in ("pca", "zca"):
+    if settings.kind in WHOLE:
         later = f"head={settings.kind} averages over batches, so that only the first steps suffer"
         warnings.warn(f"{said}; {later}; a larger data.batch_size helps", stacklevel=2)
         return
-    larger = "head.whitening.slice" if settings.slice else "data.batch_size"
     raise ValueError(
-        f"{said}: use {larger} above {width} on each device, a smaller head.whitening.group_width "
+        f"{said}: use data.batch_size above {width} on each device, a smaller head.whitening.group_width "
         "(more groups), or head.whitening.shrinkage above 0"
     )
 
@@ -168,9 +144,10 @@ class Whitener(nn.Module):
     Numbers are not checked, because every step would have to wait for a GPU: in training mode one that is not
     finite makes its group of channels NaN in all sentences whitened together, and in the running statistics
     for good. train.py ends a run whose loss is not finite.
+    A subclass with an `over_batch` of its own is used as it is by `ProjectionHead(whitening=...)`.
     Raises ValueError for another width or number of dimensions.
 
-    >>> settings = WhiteningSettings(kind="group", groups=1, eps=1e-6)
+    >>> settings = WhiteningSettings(kind="group", group_width=3, eps=1e-6)
     >>> whitener, x = Whitener(3, settings), torch.randn(2, 64, 3)
     >>> torch.allclose(whitening.covariance(whitener(x)), torch.eye(3), atol=1e-3)
     True
@@ -185,12 +162,11 @@ class Whitener(nn.Module):
     def __init__(self, width: int, settings: WhiteningSettings) -> None:
         super().__init__()
         self.settings = settings
-        self.group_width = settings.width(width)
+        self.group_width = w = settings.width(width)
         self.register_buffer("mean", torch.zeros(width))
-        self.register_buffer(
-            "covariance", torch.eye(self.group_width).repeat(width // self.group_width, 1, 1)
-        )
+        self.register_buffer("covariance", torch.eye(w).repeat(width // w, 1, 1))
         self.register_buffer("batches", torch.zeros((), dtype=torch.long))
+        self._fixed: tuple[Tensor, Tensor, Tensor] | None = None
 
     @full_precision
     def forward(self, x: Tensor) -> Tensor:
@@ -202,47 +178,51 @@ class Whitener(nn.Module):
         if x.ndim == 2:
             return self(x.unsqueeze(0)).squeeze(0)
         if not self.training:
-            return self.affine(x, self.mean, self.covariance)
-        batchwise = self.settings.kind in ("group", "shuffled_group")
+            return self.affine(x, self.mean, self.fixed)
+        batchwise = self.settings.kind in BATCHWISE
         with torch.set_grad_enabled(torch.is_grad_enabled() and not batchwise):
             mean, covariance = self.blended(x)
         self.remember(mean.detach(), covariance.detach())
         if batchwise:
-            refuse(self.settings, x.shape[-1], n=x.shape[-2], views=len(x))
-            return rearranged(x, self.settings.partition, self.over_batch, size=self.settings.slice)
-        return self.affine(x, mean, covariance)
-
-    def over_batch(self, x: Tensor) -> Tensor:
-        """x whitened by the statistics of each view, shuffled if set: (v, ..., n, d) -> (v, ..., n, d)."""
-        settings = self.settings
-        names = ("eps", "floor", "gradient", "shrinkage", "root")
-        options: Any = {"width": self.group_width, **{name: getattr(settings, name) for name in names}}
-        if settings.kind == "group":
-            return whitening.group_whiten(x, **options)
-        order = whitening.permutations(x.shape[:-2], x.shape[-1], device=x.device)
-        return whitening.shuffled_group_whiten(x, order, **options)
-
-    def affine(self, x: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
-        """x whitened by the given statistics: (v, n, d), (d,), (g, w, w) -> (v, n, d)."""
+            check_rows(self.settings, width, n=x.shape[-2])
+            return rearranged(x, self.settings.partition, self.over_batch)
         if self.settings.gradient != "full":
             covariance = covariance.detach()
-        if self.settings.gradient == "none":
-            mean = mean.detach()
+        mean = mean.detach() if self.settings.gradient == "none" else mean
+        return self.affine(x, mean, self.matrix(mean, covariance))
+
+    def over_batch(self, x: Tensor) -> Tensor:
+        """x whitened by the statistics of each view: (v, n, d) -> (v, n, d)."""
+        names = ("eps", "gradient", "shrinkage", "root")
+        options: Any = {name: getattr(self.settings, name) for name in names}
+        return BATCHWISE[self.settings.kind](x, width=self.group_width, **options)
+
+    def affine(self, x: Tensor, mean: Tensor, matrix: Tensor) -> Tensor:
+        """(x - mean) times the matrix of each group: (v, n, d), (d,), (g, w, w) -> (v, n, d)."""
         grouped = (x - mean).unflatten(-1, (-1, self.group_width)).unsqueeze(-2)  # (v, n, g, 1, w)
-        return (grouped @ self.matrix(mean, covariance)).flatten(-3)
+        return (grouped @ matrix).flatten(-3)
 
     def matrix(self, mean: Tensor, covariance: Tensor) -> Tensor:
         """Whitening matrices for row vectors, from mean (d,) and covariances (g, w, w): (g, w, w)."""
         settings = self.settings
         covariance = whitening.shrink(covariance, settings.shrinkage)
-        ridge = Ridge(settings.eps, settings.floor).above(mean.unflatten(-1, (-1, self.group_width)))
-        if settings.kind == "pca":
-            return whitening.pca(covariance, eps=ridge.eps, floor=ridge.floor)
-        return settings.root(covariance, ridge.of(mean_variance(covariance)))
+        means = mean.unflatten(-1, (-1, self.group_width))
+        return settings.root(
+            covariance, whitening.ridge(whitening.mean_variance(covariance), settings.eps, means)
+        )
+
+    @property
+    def fixed(self) -> Tensor:
+        """The matrix of the running statistics, (g, w, w), computed once while they stay the same."""
+        now, then = (self.mean, self.covariance), self._fixed
+        if then is None or not all(map(equal, now, then)):
+            with torch.inference_mode(False), torch.no_grad():  # which a later call with gradient can use
+                then = self._fixed = (self.mean.clone(), self.covariance.clone(), self.matrix(*now))
+        return then[2]
 
     def dense(self) -> tuple[Tensor, Tensor]:
         """Weight (d, d) and bias (d,) with which eval mode is y = x @ weight.T + bias."""
-        matrix = torch.block_diag(*self.matrix(self.mean, self.covariance))
+        matrix = torch.block_diag(*self.fixed)
         return matrix.T, -self.mean @ matrix
 
     def blended(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -262,27 +242,96 @@ class Whitener(nn.Module):
         self.batches += 1
 
 
-def rearranged(
-    x: Tensor, partition: str, function: Callable[[Tensor], Tensor], *, size: int | None = None
-) -> Tensor:
+def rearranged(x: Tensor, partition: str, function: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply `function` to the rows of x in the views that `partition` names, and put the rows back.
 
-    x: (v, n, d) -> (v, n, d). partition: see `WhiteningSettings`. function: (v, n, d) -> (v, n, d) of the
-    rows so divided; for "joint" it is given (1, v n, d), for "slices" of `size` sentences (v, n / size, size,
-    d), where all views are divided alike.
-
-    >>> x = torch.tensor([[[1.0]], [[3.0]]])  # two views of one sentence
-    >>> def centred(x): return x - x.mean(dim=1, keepdim=True)
-    >>> rearranged(x, "view", centred).flatten(), rearranged(x, "joint", centred).flatten()
-    (tensor([0., 0.]), tensor([-1.,  1.]))
+    x: (v, n, d) -> (v, n, d). function: (v, n, d) -> (v, n, d) of the rows so divided.
     """
     if partition == "view":
         return function(x)
-    if partition == "joint":
-        return function(x.flatten(0, 1).unsqueeze(0)).view_as(x)
-    if partition == "slices":
-        order = whitening.permutations((), x.shape[1], device=x.device)
-        slices = x[:, order].unflatten(1, (-1, size or x.shape[1]))
-        return function(slices).flatten(1, 2)[:, order.argsort()]
     sliced = x.transpose(0, 1).reshape(x.shape)  # sentence-major rows, cut into v consecutive parts
     return function(sliced).reshape(x.shape[1], x.shape[0], -1).transpose(0, 1)
+
+
+def equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same type, device and numbers."""
+    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+
+
+class Whitening(Whitener):
+    """Whitening of all d channels by running (momentum) statistics, ZCA or PCA ([1] Eq. 3, 13, Table 3).
+
+    x: (v, n, d) or (n, d) -> the same shape. Train mode first updates the running mean and covariance with
+    the batch; eval mode leaves them. The first batch should have more sentences than channels. A number that
+    is not finite is not noticed: in train mode it makes all of the batch NaN, and the statistics for good.
+
+    kind: "zca" keeps the axes, "pca" rotates to the principal axes. eps: the share of the mean variance that
+    is added to each variance. gradient: "full" goes through mean and covariance of the batch (ZCA only),
+    "centre" through the mean only, "none" through neither. momentum: beta of Eq. 13. Raises ValueError for
+    other values, and for x of another shape.
+
+    >>> import torch
+    >>> from whitenedcse.whitening import covariance
+    >>> whiten, x = Whitening(3), torch.randn(512, 3) @ torch.randn(3, 3)
+    >>> torch.allclose(covariance(whiten(x)), torch.eye(3), atol=1e-3)
+    True
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        kind: Literal["zca", "pca"] = "zca",
+        eps: float = WhiteningSettings.eps,
+        gradient: Gradient = WhiteningSettings.gradient,
+        momentum: float = WhiteningSettings.momentum,
+    ) -> None:
+        super().__init__(width, WhiteningSettings(kind=kind, eps=eps, gradient=gradient, momentum=momentum))
+
+
+class GroupWhitening(Whitener):
+    """Whitening of consecutive groups of channels by the statistics of the batch ([1] section 3.2.1, Eq. 5).
+
+    x: (v, n, d) or (n, d) -> the same shape; each view is whitened on its own. Eval mode uses running
+    statistics. A batch needs more sentences than a group has channels, and raises ValueError otherwise, as x
+    of another shape does. A number that is not finite is not noticed: in train mode it makes its group NaN in
+    all sentences of its view, and in the running statistics for good.
+
+    group_width: channels in a group; it must divide `width`. eps: the share of a group's mean variance that
+    is added to each of its variances. gradient: see `Whitening`.
+
+    >>> import torch
+    >>> from whitenedcse.whitening import covariance
+    >>> x = GroupWhitening(6, group_width=3)(torch.randn(512, 6))
+    >>> torch.allclose(covariance(x[:, :3]), torch.eye(3), atol=1e-3)
+    True
+    """
+
+    kind = "group"
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        group_width: int = 2,
+        eps: float = WhiteningSettings.eps,
+        gradient: Gradient = WhiteningSettings.gradient,
+    ) -> None:
+        settings = WhiteningSettings(kind=self.kind, group_width=group_width, eps=eps, gradient=gradient)
+        super().__init__(width, settings)
+
+
+class ShuffledGroupWhitening(GroupWhitening):
+    """SGW: each view's channels are shuffled, whitened in groups and put back ([1] section 3.2.2, Eq. 6).
+
+    Settings and shapes are those of `GroupWhitening`. The same tensor given as two views is shuffled, and so
+    whitened, differently in each. The shuffle draws from PyTorch's generator; eval mode does not shuffle.
+
+    >>> import torch
+    >>> x = torch.randn(64, 768)
+    >>> z = ShuffledGroupWhitening(768)(torch.stack([x, x]))  # groups of 2, as the paper's 384 of BERT-base
+    >>> z.shape, torch.equal(z[0], z[1])
+    (torch.Size([2, 64, 768]), False)
+    """
+
+    kind = "shuffled_group"

@@ -76,7 +76,7 @@ def without_idle(named: Mapping[str, Any]) -> dict[str, Any]:
 def idle(named: Mapping[str, Any]) -> tuple[str, ...]:
     """How the names of the settings begin that others leave without effect, as what is below a null one.
 
-    >>> "head.whitening.group_width" in idle({"head.whitening.kind": "group", "head.whitening.groups": 8})
+    >>> "head.whitening.group_width" in idle({"head.whitening.kind": "zca"})
     True
     """
     return (*(f"{name}." for name, value in named.items() if value is None), *unread(named))
@@ -90,22 +90,16 @@ def unread(named: Mapping[str, Any]) -> dict[str, str]:
     >>> unread({"mlm.weight": 0.0, "encoder.lora.r": 8})["mlm.probability"]
     'mlm.weight above 0'
     """
-    kind, count = named.get("head.whitening.kind"), named.get("head.whitening.groups")
+    kind = named.get("head.whitening.kind")
     whole = kind in ("pca", "zca")
     grouped = "head=group or head=shuffled_group; this head whitens all channels together"
-    other = f"head.whitening.groups=null; groups={count} is set"
     beside = "head.whitening" in named or named.get("head.dense") is False
     momentum = "head=zca, head=pca or embedding=head; groups are whitened by the statistics of the batch"
     rules = {
         "mlm.probability": (not named.get("mlm.weight"), "mlm.weight above 0"),
         "head.position": (beside, "a head with whitening and a dense layer, head.dense=true"),
-        "head.whitening.groups": (whole or count is None, grouped),
-        "head.whitening.group_width": (whole or count is not None, grouped if whole else other),
+        "head.whitening.group_width": (whole, grouped),
         "head.whitening.partition": (whole, grouped),
-        "head.whitening.slice": (
-            whole or named.get("head.whitening.partition") != "slices",
-            "partition=slices",
-        ),
         "head.whitening.momentum": (
             kind is not None and not whole and named.get("embedding") != "head",
             momentum,

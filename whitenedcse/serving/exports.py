@@ -24,12 +24,12 @@ from whitenedcse.data.remote import published
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.transforms import refuse_beyond
 from whitenedcse.files import check_place, drafted, seal, write_json
-from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.checkpoint import EXPORT, settings
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Final
 from whitenedcse.model.lora import merged
 from whitenedcse.serving import card, layouts
+from whitenedcse.whitening import check_finite
 
 PROBE = "one text, by whose vector an embedder is known again"
 ALIKE = 0.9995  # cosine of two such vectors: bfloat16 and other machines stay above, other encoders below
@@ -174,7 +174,7 @@ def export(
 def written(embedder: Embedder, out: Path, wanted: Wanted) -> dict[str, Any]:
     """Write an export of an embedder in eval mode, on the CPU, without adapters; see `export`."""
     layout = layouts.LAYOUTS[wanted.to]
-    refuse_infinite(embedder.encode([PROBE]), lambda _: f"the vector of {PROBE!r}")
+    check_finite(embedder.encode([PROBE]), lambda _: f"the vector of {PROBE!r}")
     layout.refuse(embedder)
     with drafted(out) as draft:
         layout.write(embedder, draft)

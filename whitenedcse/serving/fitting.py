@@ -18,12 +18,12 @@ from whitenedcse.data.corpus import Corpus, Row, rows
 from whitenedcse.distributed import placed
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.transforms import SHRUNK
-from whitenedcse.linalg import Moments, refuse_infinite
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving.blocks import Blocks, Starts, counted
 from whitenedcse.serving.exports import probe, scaled
 from whitenedcse.serving.shards import STARTS
 from whitenedcse.serving.shares import Lead, Member
+from whitenedcse.whitening import Moments, check_finite
 
 BLOCK = 20_000  # rows at a time
 ENOUGH = 10  # texts per component, as a rule of thumb
@@ -45,7 +45,7 @@ class Fitting:
         """Those of the vectors of a block's texts, without blank ones."""
         texts = [text for row in block for text in row if text.strip()]
         x = self.embedder.encode(texts, bf16=self.bf16)
-        refuse_infinite(x, lambda row: f"the vector of {texts[row]!r:.80}")
+        check_finite(x, lambda row: f"the vector of {texts[row]!r:.80}")
         return Moments(self.embedder.width).update(x)
 
     def merge(self, number: int, moments: Moments) -> int:

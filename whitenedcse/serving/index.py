@@ -17,7 +17,6 @@ import numpy as np
 from whitenedcse.console import pace
 from whitenedcse.data.corpus import Corpus, Reading, fingerprint, rows, texts
 from whitenedcse.data.remote import fetched, is_url, published
-from whitenedcse.linalg import refuse_infinite
 from whitenedcse.model.checkpoint import seen, settings
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.planes import digest_of
@@ -28,6 +27,7 @@ from whitenedcse.serving.exports import scaled
 from whitenedcse.serving.index_files import Part, Strings
 from whitenedcse.serving.layouts import OTHER
 from whitenedcse.serving.nearest import Array, nearest, unit
+from whitenedcse.whitening import check_finite
 
 BLOCK = 20_000  # texts at a time
 
@@ -252,6 +252,6 @@ def encoded(embedder: Embedder, pairs: Iterable[tuple[str, str]], *, bf16: bool)
         while block := list(islice(pairs, BLOCK)):
             ids, texts = zip(*block, strict=True)
             vectors = embedder.encode(texts, bf16=bf16)
-            refuse_infinite(vectors, lambda row: f"the vector of {texts[row]!r:.80}")  # noqa: B023
+            check_finite(vectors, lambda row: f"the vector of {texts[row]!r:.80}")  # noqa: B023
             yield Part(vectors, Strings.of(texts), Strings.of(ids))
             more(len(block))

@@ -28,9 +28,9 @@ from whitenedcse.files import (
     seal_too,
     writing,
 )
-from whitenedcse.linalg import refuse_infinite
 from whitenedcse.serving.layouts import Manifest
 from whitenedcse.serving.shares import results
+from whitenedcse.whitening import check_finite
 
 MANIFEST, STARTS = "manifest.json", "starts.json"
 SHARED = ".ranks"  # the folder through which ranks share a job
@@ -135,7 +135,7 @@ def write(out: Path, manifest: Manifest, number: int, x: NDArray[Any]) -> str:
     with np.errstate(over="ignore"):
         x = np.ascontiguousarray(x, dtype=manifest.dtype)
     first = number * manifest.shard
-    refuse_infinite(x, lambda row: f"the vector of row {first + row} of {manifest.input} in {manifest.dtype}")
+    check_finite(x, lambda row: f"the vector of row {first + row} of {manifest.input} in {manifest.dtype}")
     with writing(file := out / manifest.name(number)) as stream:
         if manifest.to == "npy":
             np.save(stream, x, allow_pickle=False)
