@@ -34,6 +34,7 @@ def shuffled(x: Tensor, **options: Any) -> Tensor:
 BATCHWISE: dict[str, Callable[..., Tensor]] = {"group": whitening.group_whiten, "shuffled_group": shuffled}
 ROOTS: dict[str, Root] = {"zca": whitening.zca, "iterative": whitening.iterated}
 WHOLE = ("pca", "zca")  # kinds that whiten all channels together, by running statistics
+KINDS = (*WHOLE, *BATCHWISE)
 PARTITIONS = ("view", "official_slice")
 
 
@@ -68,7 +69,7 @@ class WhiteningSettings:
     iterations: int = 5
 
     def __post_init__(self) -> None:
-        choices: dict[str, Any] = {"kind": (*WHOLE, *BATCHWISE), "gradient": get_args(Gradient)}
+        choices: dict[str, Any] = {"kind": KINDS, "gradient": get_args(Gradient)}
         choices |= {"partition": PARTITIONS, "transform": tuple(ROOTS)}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
