@@ -84,14 +84,9 @@ def kept(head: ProjectionHead) -> ProjectionHead:
 
 
 def settings(embedder: Embedder) -> dict[str, Any]:
-    """What makes the embedding beside the weights, as plain values for `whitenedcse.json`.
-
-    Prompts and another transform than ZCA are named only where there are any.
-    """
+    """What makes the embedding beside the weights, as plain values for `whitenedcse.json`."""
     head, final = kept(embedder.head), embedder.final
     whitening = None if head.whitening is None else asdict(head.whitening)
-    if whitening and whitening["transform"] == "zca":
-        del whitening["transform"], whitening["iterations"]
     return {
         "pooling": {"kind": embedder.pooling.kind, "layers": list(embedder.pooling.layers)},
         "head": {
