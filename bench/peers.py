@@ -29,7 +29,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
-from whitenedcse.app.configuration import CONF
+from whitenedcse.app.config import CONF
 from whitenedcse.app.jobs import built
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.datamodule import EpochOrder

@@ -13,7 +13,7 @@ from bench import measure
 from bench.measure import Variant
 from bench.peers import silence, trained
 from bench.step import Baton
-from whitenedcse.app.configuration import CONF
+from whitenedcse.app.config import CONF
 
 SWEEP = OmegaConf.load(CONF / "sweep" / "study.yaml")
 SYSTEMS = SWEEP.hydra.sweeper.params.system.split(",")

@@ -16,7 +16,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from whitenedcse.app import configuration
+from whitenedcse.app import config
 from whitenedcse.report import published
 from whitenedcse.report.conditions import conditions, is_of_training, without_idle
 from whitenedcse.run import flat
@@ -134,12 +134,8 @@ def test_what_only_reads_starts_without_what_trains_and_classifies():
 
 
 @pytest.mark.parametrize("script", ["train", "evaluate"])
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["trainer.max_steps=x"], ["sed=1"], ["+loss.form=l1", "loss.temperature=x"]]
-)
-@pytest.mark.slow(but=2)
-def test_help_and_a_refused_setting_need_no_pytorch(script, arguments):
-    code = f"import runpy, sys; sys.argv = {[f'{script}.py', *arguments]}\n"
+def test_help_needs_no_pytorch(script):
+    code = f"import runpy, sys; sys.argv = {[f'{script}.py', '--help']}\n"
     code += f"try: runpy.run_path('{ROOT / script}.py', run_name='__main__')\n"
     code += "except SystemExit: pass\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
@@ -308,13 +304,13 @@ def test_every_file_of_settings_opens_with_what_it_is_for(path):
 @pytest.mark.parametrize("group", ["experiment", "system", "sweep"])
 def test_a_lab_note_begins_with_what_help_says_in_a_line(group):
     for path in (CONF / group).glob("*.yaml"):
-        said = configuration.note(path)
+        said = config.note(path)
         assert 15 < len(said) <= 105 and "python train.py" not in said, path.stem
 
 
 def test_a_note_may_speak_of_the_environment(tmp_path):
     (tmp_path / "x.yaml").write_text("# @package _global_\n# From $HOME, in\n# 2.5 steps. More.\nviews: 2\n")
-    assert configuration.note(tmp_path / "x.yaml") == "From $$HOME, in 2.5 steps"
+    assert config.note(tmp_path / "x.yaml") == "From $$HOME, in 2.5 steps"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from programs import ROOT, Forked, server, started, started_anew, surroundings
 from test_architecture import composed
 from test_doctor import COUNTS, MRPC, SICK, write
 
-from whitenedcse.app import configuration
+from whitenedcse.app.config import CONF, check_keys, plain, top
 from whitenedcse.run import flat
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -249,9 +249,9 @@ def test_the_files_of_ones_own_are_read_as_they_stand(tmp_path, monkeypatch, req
         file.parent.mkdir()
         file.write_text(block)
         words = [option, f"hydra.searchpath=[file://{tmp_path}]"]
-        with initialize_config_dir(str(configuration.CONF), version_base="1.3"):
-            config = configuration.plain(compose("train", words))
-        configuration.refuse_unknown(config, configuration.top("train"))
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = plain(compose("train", words))
+        check_keys("", config, top("train"))
         own = OmegaConf.to_container(OmegaConf.load(file))
         for key, value in flat({k: v for k, v in own.items() if k != "defaults"}).items():
             assert flat(config)[key if key.split(".")[0] in config else f"{name}.{key}"] == value
@@ -315,8 +315,7 @@ def moved():
 @pytest.mark.slow(but=4)
 def test_what_others_call_differently_is_a_setting_here(script, text):
     config = composed(*shlex.split(text), name=script)
-    names = [*OmegaConf.load(configuration.CONF / f"{script}.yaml"), *configuration.groups(script)]
-    configuration.refuse_unknown(config, names)
+    check_keys("", config, top(script))
 
 
 def test_each_row_for_those_who_come_from_elsewhere_has_a_cure():

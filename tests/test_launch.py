@@ -21,7 +21,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from whitenedcse.app import cli, identity, launch
-from whitenedcse.app.configuration import CONF
+from whitenedcse.app.config import CONF
 from whitenedcse.files import draft_of
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.run import Run

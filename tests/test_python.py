@@ -23,9 +23,8 @@ from programs import ROOT, Forked, forking, server, started, surroundings
 import whitenedcse
 from whitenedcse import Embedder
 from whitenedcse.app import launch
-from whitenedcse.app.configuration import CONF
+from whitenedcse.app.config import CONF, label
 from whitenedcse.app.python import quoted
-from whitenedcse.app.space import label
 from whitenedcse.console import draws
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.datamodule import SentenceData

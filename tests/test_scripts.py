@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
 from whitenedcse.app import cli
-from whitenedcse.app.configuration import CONF, groups
+from whitenedcse.app.config import CONF, groups
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from scipy import stats
 
-from whitenedcse.app import cli, configuration
+from whitenedcse.app import cli
+from whitenedcse.app.config import CONF
 from whitenedcse.evaluation.differences import holm
 from whitenedcse.model.whitener import KINDS, WhiteningSettings
 from whitenedcse.report import contrasts, page, plots, results, sweep
@@ -540,7 +541,7 @@ def test_jobs_of_a_sweep_are_named_by_their_own_settings(labels):
 @pytest.mark.parametrize("name", FOLLOWING)
 def test_what_may_follow_others_is_written_so_in_some_option(name):
     group, _, key = name.partition(".")
-    files = [*(configuration.CONF / group).glob("*.yaml"), *(configuration.CONF / "encoder").glob("*.yaml")]
+    files = [*(CONF / group).glob("*.yaml"), *(CONF / "encoder").glob("*.yaml")]
     contents = [OmegaConf.to_container(OmegaConf.load(file)) for file in files]
     values = [content.get(key) or (content.get(group) or {}).get(key) for content in contents]
     assert any("${" in str(value) for value in values)

@@ -124,7 +124,7 @@ def test_jobs_run_at_a_time_as_they_do_one_by_one(tmp_path):
 )
 def test_a_sweep_counts_its_jobs(sweeper, command, jobs, monkeypatch):
     monkeypatch.setenv(SWEEP, "")
-    monkeypatch.setattr("whitenedcse.app.checks.refuse_jobs", lambda *_: None)
+    monkeypatch.setattr("whitenedcse.app.jobs.check_jobs", lambda *_: None)
     hydras = {"sweeper": sweeper, "overrides": {"task": command}, "sweep": {"dir": "nothing/here"}}
     hydras |= {"job": {"config_name": "train"}}
     config = OmegaConf.create({"hydra": hydras})

@@ -18,7 +18,6 @@ from typing import Any
 from whitenedcse import console
 from whitenedcse.app import arguments as given
 from whitenedcse.app import ranks, search_commands, serving_commands
-from whitenedcse.app.space import did_you_mean
 from whitenedcse.console import Grid, say, show
 from whitenedcse.data import sources
 
@@ -39,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return script(*words)
     parser = _parser()
     try:
-        arguments, unknown = parser.parse_known_args(words)
+        arguments, unknown = parser.parse_known_args([word for word in words if word != "--debug"])
         if unknown:
             raise ValueError(no_argument(unknown, words, parser))
         given.refuse_numbers(arguments)
@@ -48,10 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if code := console.asked_to_end(error):
             return code
-        if console.traced() or not isinstance(error, ValueError | OSError):
+        if "--debug" in words or console.traced() or not isinstance(error, ValueError | OSError):
             raise
+        from whitenedcse.app.config import did_you_mean
+
         what = (" ".join(str(error).split()) or type(error).__name__) + did_you_mean(error, words)
-        sys.stderr.write(f"error: {what} ({console.TRACEBACK}=1 shows where)\n")
+        sys.stderr.write(f"error: {what} (--debug shows where)\n")
         return 2
 
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
@@ -21,7 +22,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from whitenedcse import console, distributed
-from whitenedcse.app import arguments, checks, configuration, identity, launch, mistakes
+from whitenedcse.app import arguments, identity, launch
+from whitenedcse.app.config import check, check_jobs, check_name, jobs, plain
 from whitenedcse.run import Run
 
 SWEEP = "WHITENEDCSE_SWEEP"  # the number of jobs of a sweep and when it was started, for its processes
@@ -36,7 +38,7 @@ class Noted(Callback):
         launch.sweeps.add(Path(config.hydra.sweep.dir).resolve())
         with launch.explained():  # Hydra turns an error of a callback into a warning
             Run(config.hydra.sweep.dir).refuse_taken(sweep=True)
-            checks.refuse_jobs(str(config.hydra.job.config_name), config.hydra)
+            check_jobs(str(config.hydra.job.config_name), config.hydra)
 
 
 class Sweep(Noted):
@@ -45,8 +47,8 @@ class Sweep(Noted):
     def on_multirun_start(self, config: DictConfig, **more: Any) -> None:
         """Count the jobs before the first."""
         super().on_multirun_start(config, **more)
-        jobs = config.hydra.sweeper.get("n_trials") or len(identity.jobs(config.hydra))
-        os.environ[SWEEP] = f"{jobs} {time.time()}"
+        count = config.hydra.sweeper.get("n_trials") or len(jobs(config.hydra))
+        os.environ[SWEEP] = f"{count} {time.time()}"
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Print what `whitenedcse report` does of the runs, if all jobs have ended."""
@@ -78,10 +80,31 @@ def progress(run: Run) -> str | None:
     return f"{text}, about {left} left"
 
 
+def begun(script: str, cfg: DictConfig) -> Run:
+    """The run of these settings, which are checked; it is named after its directory."""
+    hydras = HydraConfig.get()
+    run = Run(hydras.runtime.output_dir).asked()
+    check(script, cfg, hydras)
+    check_name(str(plain(cfg)["run"]), run.path)
+    cfg.run = run.path.name
+    return run
+
+
+def tests_of(cfg: DictConfig, run: Run) -> DictConfig | None:
+    """The settings of evaluate.py that score a run of train.py on its tests; None where it has none."""
+    if not cfg.tasks.names:
+        return None
+    from whitenedcse.training.monitor import SAMPLE
+
+    settings = compose("evaluate", ["protocol=posthoc"])
+    settings.model, settings.sample, settings.tasks.names = str(run.path), SAMPLE, list(cfg.tasks.names)
+    return settings
+
+
 def train(cfg: DictConfig) -> float | None:
     """One run, begun or resumed; returns the best dev score, for a sweeper to maximise."""
     with warnings.catch_warnings(record=True) as notes:
-        run = checks.checked("train", cfg)
+        run = begun("train", cfg)
     settings = OmegaConf.to_yaml(cfg, resolve=True)
     launch.refuse_search(cfg.monitor.dev)
     if said := None if run.scores else progress(run):
@@ -136,7 +159,7 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     trainer: Any = as_partial(cfg.trainer, _convert_="all")(logger=loggers, callbacks=callbacks)
     trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
     if trainer.is_global_zero:
-        asked = configuration.tests(cfg, run)
+        asked = tests_of(cfg, run)
         with console.interrupted(lambda: f"{launch.again(run)} resumes it"):
             launch.finish(run, monitor.summary(), loggers, partial(scored, asked) if asked else None)
 
@@ -176,13 +199,12 @@ def term(node: DictConfig, encoder: Any) -> Any:
 
 def evaluate(cfg: DictConfig) -> float | None:
     """One model on its tasks, or runs compared; returns the average that the protocol prints."""
-    run = checks.checked("evaluate", cfg)
+    run = begun("evaluate", cfg)
     distributed.refuse("evaluate.py")
     from whitenedcse.evaluation.suite import headline
     from whitenedcse.report import comparison, results
 
     if cfg.compare:
-        mistakes.refuse_beside_compare(HydraConfig.get().overrides.task)
         launch.leave_nothing()  # first, so that a pattern does not match this process's own directory
         tables = comparison.compared(list(cfg.compare), cfg.draws, cfg.digits)
         launch.show(tables)
@@ -231,7 +253,10 @@ def fitted_on(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[
     name: "training" is the corpus of the model's own run.
     """
     if name.endswith(".safetensors"):
-        raise ValueError(f"fit={name}: {mistakes.FIT}")
+        raise ValueError(
+            f"fit={name} is fitted already: whitenedcse export MODEL DIR --whiten {name} --to "
+            "sentence-transformers makes a model with it, for model=DIR"
+        )
     if name != "training":
         return name, list(columns), None
     if run := Run.of(model):

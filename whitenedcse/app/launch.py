@@ -16,17 +16,13 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import hydra
-from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from whitenedcse import console, distributed
 from whitenedcse.app import ranks
-from whitenedcse.app.configuration import CONF
-from whitenedcse.app.identity import inherited
-from whitenedcse.app.mistakes import mendable, one_line, refuse_options
-from whitenedcse.app.space import own_encoder
+from whitenedcse.app.config import CONF, check_words, help_page, inherited, mendable, message, own_encoder
 from whitenedcse.run import OTHER, SWEPT, Run
 
 if TYPE_CHECKING:
@@ -53,9 +49,10 @@ def say(content: str | console.Grid) -> None:
 
 
 def start(script: Callable[[DictConfig], Any]) -> None:
-    """Run a function on the configuration of its name; WHITENEDCSE_TRACEBACK=1 shows tracebacks."""
+    """Run a function on the configuration of its name; --debug shows the traceback of an error."""
     os.environ["WHITENEDCSE_FORCE"] = "1" if "--force" in sys.argv else ""
-    sys.argv = in_one_place([text for text in sys.argv if text != "--force"])
+    os.environ.update({console.TRACEBACK: "1"} if "--debug" in sys.argv else {})
+    sys.argv = in_one_place([text for text in sys.argv if text not in ("--force", "--debug")])
     if "WHITENEDCSE_FRONT" in os.environ:  # which started this rank, and ends the others
         distributed.end_with_parent()
     if (here := distributed.placed()) is not None:
@@ -63,11 +60,13 @@ def start(script: Callable[[DictConfig], Any]) -> None:
     if here is None or console.TRACEBACK not in os.environ:  # the process that starts ranks asks once
         os.environ[console.TRACEBACK] = "1" if console.traced() else ""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that errors reach this place
-    Hydra.format_config_groups = lambda *_: ""  # type: ignore[method-assign]  # half of the time of --help
     main = hydra.main(version_base="1.3", config_path=str(CONF), config_name=script.__name__)
     with ranks.ending_when_asked(), explained():
-        refuse_options(sys.argv)
-        main(job(script))()
+        check_words(sys.argv)
+        if {"--help", "-h"} & {*sys.argv}:
+            sys.stdout.write(help_page(script.__name__, sys.argv[1:]))
+        else:
+            main(job(script))()
 
 
 def in_one_place(argv: list[str]) -> list[str]:
@@ -97,8 +96,8 @@ def job(script: Callable[..., Result]) -> Callable[..., Result]:
 
 def quiet() -> None:
     """Ignore the warnings of other libraries that say nothing about a run."""
-    for message in QUIET:
-        warnings.filterwarnings("ignore", message=message)
+    for text in QUIET:
+        warnings.filterwarnings("ignore", message=text)
 
 
 @contextmanager
@@ -113,8 +112,8 @@ def explained(unread: int | str = 1) -> Iterator[None]:
             sys.exit(unread)  # with 1 rich ends a program whose table nobody reads
         if isinstance(error, RuntimeError):
             ranks.let_others_speak()
-        if (known := mendable(error)) is not None:
-            refuse(known)
+        if mendable(error):
+            refuse(error)
         raise
 
 
@@ -130,7 +129,7 @@ def refuse(error: BaseException) -> NoReturn:
     """End the process with exit code 2 and the error in one line on the standard error."""
     if os.environ.get(console.TRACEBACK) == "1":
         raise error
-    sys.stderr.write(f"error: {one_line(error, sys.argv)} ({console.TRACEBACK}=1 shows where)\n")
+    sys.stderr.write(f"error: {message(error, sys.argv)} (--debug shows where)\n")
     leave_nothing()
     sys.exit(BAD_INPUT)
 

@@ -23,9 +23,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.app import jobs, launch
-from whitenedcse.app.configuration import CONF, stems
-from whitenedcse.app.mistakes import one_line
-from whitenedcse.app.space import did_you_mean
+from whitenedcse.app.config import CONF, did_you_mean, message, stems
 from whitenedcse.console import traced
 from whitenedcse.run import Run, stamp
 
@@ -196,7 +194,7 @@ def composed(script: str, words: Sequence[str], path: Path, *, force: bool) -> I
             launch.quiet()
             yield config
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(one_line(error, sys.argv)) from (error if traced() else None)
+        raise ValueError(message(error, sys.argv)) from (error if traced() else None)
     finally:
         os.environ.pop("WHITENEDCSE_FORCE", None)
         sys.argv = argv

@@ -1,0 +1,466 @@
+"""The settings of a run: conf/, composed by Hydra and checked against the signatures that it builds.
+
+Hydra merges a misspelt key of an experiment file without a word. `check` refuses it, and a value of a wrong
+type, before anything starts; for a sweep, before the first of its jobs. Other mistakes have the words of the
+library that finds them, and `CURES` adds to those that people make often what to write instead.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+import types
+import typing
+import warnings
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+from functools import cache
+from itertools import product
+from pathlib import Path
+from string import Template
+from typing import Any, Literal, get_args, get_origin
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from whitenedcse.distributed import placed
+from whitenedcse.files import nearest as nearest_path
+from whitenedcse.run import SCRATCH, flat, stamp
+
+CONF = Path(__file__).parents[1] / "conf"  # in a clone a link to the conf/ beside train.py
+HYDRAS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}  # keys that Hydra reads itself
+TYPES: dict[str, Any] = {  # of the settings that train.py and evaluate.py read themselves
+    **dict.fromkeys(("seed", "views", "draws"), int),
+    **dict.fromkeys(("gather", "bf16", "pearson"), bool),
+    **dict.fromkeys(("run", "embedding", "fit", "classifier"), str),
+    **dict.fromkeys(("model", "prompt", "monitor.dev"), str | None),
+    **dict.fromkeys(("k", "sample"), int | None),
+    **dict.fromkeys(("columns", "tasks.names"), Sequence[str]),
+    "checkpoint_every": float,
+    "terms": Mapping[str, Mapping[str, Any]],
+    "layers": Sequence[int] | None,
+    "figures": Sequence[Literal["layers", "subsets", "components", "projection"]],
+    "compare": Sequence[str] | None,
+    "digits": Literal[0, 1, 2, 3, 4, 5, 6] | None,
+}
+SCALARS = {int: (int,), float: (int, float), bool: (bool,), str: (str,), types.NoneType: (types.NoneType,)}
+FLAGS = "-(h|c|p|r|m|sc|cp|cn|cd|i)|--(help|hydra-help|version|cfg|resolve|package|multirun|shell-completion"
+FLAGS += "|config-path|config-name|config-dir|experimental-rerun|info)"  # the options of Hydra
+OWN = {"data": "data=file data.corpus=FILE", "encoder": "encoder=pretrained encoder.path=DIR_OR_HUB_ID"}
+OWN |= {"tasks": "tasks.names=[FILE]", "experiment": "DIR/experiment/NAME.yaml, with --config-dir DIR"}
+
+
+def check(script: str, config: DictConfig, hydras: Any) -> None:
+    """Raise ValueError for a setting that nothing reads, or whose value has another type than is read.
+
+    script: "train" or "evaluate". hydras: Hydra's own settings. From `config` the settings of a class that
+    another class replaces are removed: see `leave_out_replaced`.
+    """
+    changes = [word for word in hydras.overrides.task if re.match(r"\+(experiment|system|sweep)=", word)]
+    if any(word.startswith("+experiment=") for word in changes[1:]):
+        raise ValueError(f"{changes[0]} changes what +experiment sets: put it after +experiment")
+    if hydras.mode == RunMode.RUN and placed() is None and hydras.runtime.choices.get("sweep"):
+        raise ValueError(f"+sweep={hydras.runtime.choices.sweep} is several runs: add -m")
+    leave_out_replaced(script, config, hydras)
+    check_keys("", plain(config), top(script))
+    if script == "train":
+        check_values(config)
+
+
+def check_values(config: DictConfig) -> None:
+    """Raise ValueError for a value out of range, if a part is made of settings alone; warn of test pairs."""
+    for name in ("data", "pooling", "loss", "head.whitening"):
+        part = OmegaConf.select(config, name)
+        if part and part._target_.startswith("whitenedcse."):
+            instantiate(part)
+    if (dev := config.monitor.dev) in config.tasks.names:
+        said = (
+            "chooses the checkpoint and is among the tests, whose score is then too high; test on other pairs"
+        )
+        warnings.warn(f"monitor.dev={dev} {said}", stacklevel=2)
+
+
+def leave_out_replaced(script: str, config: DictConfig, hydras: Any) -> None:
+    """Remove from each part whose class was replaced by `_target_` the settings of the class that was there.
+
+    What the command line sets stays, and what a file sets beside the new class, unless the command line names
+    that class. An option of one's own that begins with `defaults: [OPTION]` replaces no class.
+    """
+    given = {word.partition("=")[0].lstrip("+") for word in hydras.overrides.task}
+    every = dict(parts(plain(config)))
+    own = {path for path, part in every.items() if not part["_target_"].startswith("whitenedcse.")}
+    if not own and not any(f"{path}._target_" in given for path in every):
+        return
+    choices = hydras.runtime.choices
+    words = [f"{group}={choices[group]}" for group in groups(script) if group in choices]
+    before = dict(parts(plain(compose(script, [*inherited(hydras), *words]))))
+    for path, part in every.items():
+        old = before.get(path, part)
+        named = f"{path}._target_" in given
+        theirs = {key for key in part if named or (key in old and old[key] == part[key])} - HYDRAS
+        for key in theirs if old["_target_"] != part["_target_"] else ():
+            if not any(f"{name}.".startswith(f"{path}.{key}.") for name in given):
+                with open_dict(config):
+                    del OmegaConf.select(config, path)[key]
+
+
+def parts(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """The mappings with a `_target_`, by their dotted names."""
+    for key, inner in node.items():
+        if isinstance(inner, dict):
+            yield from [(f"{path}{key}", inner)] if "_target_" in inner else []
+            yield from parts(inner, f"{path}{key}.")
+
+
+def check_name(name: str, path: Path) -> None:
+    """Raise ValueError for a run= that is no name of a directory in outputs/; an interpolation makes one."""
+    if url := next((part for part in path.parts[1:] if part.endswith(":")), None):
+        raise ValueError(f"{url}//: a run is written to this machine; whitenedcse export RUN URL copies it")
+    if Path(name).is_absolute() or ".." in Path(name).parts or not name:
+        raise ValueError(f"run={name} is no name of a directory in outputs/; elsewhere is hydra.run.dir=DIR")
+
+
+def check_jobs(script: str, hydras: Any) -> None:
+    """Raise ValueError, naming the job, if `check` or a part of a sweep's job refuses its settings.
+
+    The trials of a search are not known. Only what is made from settings alone is built.
+    """
+    every = [] if hydras.sweeper.get("n_trials") else jobs(hydras)
+    for number, words in enumerate(every):
+        try:
+            config = compose(script, [*inherited(hydras), *words], return_hydra_config=True)
+            own = config.hydra
+            config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+            check(script, config, own)
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            varied = [word for word in words if any(word not in job for job in every)]
+            named = f"job {number + 1} of {len(every)} ({' '.join(varied)}): " if varied else ""
+            raise ValueError(f"{named}{message(error, [sys.argv[0], *words])}") from error
+
+
+def check_keys(path: str, node: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Raise ValueError for the first key of a mapping, or of those inside, that is unknown or mistyped.
+
+    path: what stands before its keys, as "head.whitening.". known: the keys that may be in it with their
+    annotations; if it is empty, any may.
+    """
+    for key, value in node.items():
+        name = f"{path}{key}"
+        if known and key not in known and key not in HYDRAS:
+            raise ValueError(f"no setting {name!r}; {nearest(name, [f'{path}{key}' for key in known])}")
+        hint = TYPES.get(name, known.get(key, Any))
+        if not fits(value, hint):
+            said = re.sub(r"(\w+\.)+(?=\w)", "", inspect.formatannotation(hint))
+            raise ValueError(f"{name}={json.dumps(value, default=str)} must be {said}")
+        if isinstance(value, Mapping):
+            check_keys(f"{name}.", value, parameters(name, value.get("_target_")))
+
+
+def top(script: str) -> dict[str, Any]:
+    """The names at the top of a script's configuration, its settings and groups, with their types."""
+    names = [str(key) for key in OmegaConf.load(CONF / f"{script}.yaml") if key not in ("defaults", "hydra")]
+    return {name: TYPES.get(name, Mapping[str, Any] | None) for name in [*names, *groups(script)]}
+
+
+def parameters(path: str, target: str | None) -> dict[str, Any]:
+    """The arguments of a class or function with their annotations; empty where it takes any.
+
+    path: the name of the mapping that has this `_target_`. Where **settings go to the class above, its
+    arguments too. A group without a `_target_` has no settings. Raises ValueError if there is no such symbol.
+    """
+    if target is None:
+        none = {"names": Any} if path == "tasks" else {"_target_": Any}
+        return none if (CONF / path).is_dir() else {}
+    hints: dict[str, Any] = {}
+    for part in getattr(symbol := imported(path, target), "__mro__", [symbol]):
+        arguments = signature(part).parameters.values() if part is not object else ()
+        named = [a for a in arguments if a.kind not in (a.VAR_KEYWORD, a.VAR_POSITIONAL)]
+        hints = {a.name: Any if a.annotation is a.empty else a.annotation for a in named} | hints
+        if all(a.kind != a.VAR_KEYWORD for a in arguments):
+            return hints if part is not object else {}
+    return {}
+
+
+def imported(path: str, target: str) -> Any:
+    """The class or function of a `_target_`, also of a module in the folder where the command was started."""
+    module, _, name = target.rpartition(".")
+    sys.path += [here] if (here := str(Path.cwd())) not in sys.path else []
+    try:
+        return getattr(__import__(module, fromlist=[name]), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path}._target_={target} is no function or class to import: {error}") from error
+
+
+def signature(part: Any) -> inspect.Signature:
+    """The signature of a class or function; annotations that name what is not imported stay text."""
+    with suppress(NameError):
+        return inspect.signature(part, eval_str=True)
+    return inspect.signature(part)
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value from YAML has an annotated type: an int is a float, a bool no int, a list any sequence.
+
+    A mapping with a `_target_` is an object of any class. An interpolation, as ${views}, has every type:
+    what it stands for is checked at its own key.
+    """
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind in (typing.Union, types.UnionType):
+        return any(fits(value, one) for one in inner)
+    if kind is Literal:
+        return any(value == one and type(value) is type(one) for one in inner)
+    if kind is Any or not isinstance(kind, type) or (isinstance(value, str) and "${" in value):
+        return True
+    return type(value) in SCALARS[kind] if kind in SCALARS else fits_class(value, kind, inner)
+
+
+def fits_class(value: Any, kind: type, inner: Sequence[Any]) -> bool:
+    """Whether a value is a list or mapping of such a class, or describes an object."""
+    if isinstance(value, Mapping):
+        like = issubclass(dict, kind) and (not inner or all(fits(one, inner[-1]) for one in value.values()))
+        return like or "_target_" in value
+    if isinstance(value, list):
+        like = issubclass(list, kind) or issubclass(kind, tuple | set | frozenset)
+        return like and (not inner or all(fits(one, inner[0]) for one in value))
+    return kind is object or (issubclass(kind, Path) and isinstance(value, str))
+
+
+def nearest(key: str, names: Iterable[str]) -> str:
+    """What there is in place of a key that does not exist: the nearest key, or all beside it.
+
+    >>> nearest("optim.lrr", ["optim.lr", "seed"]), nearest("corpus", ["data.corpus"])
+    ("the nearest is 'optim.lr'", 'there is data.corpus')
+    """
+    names = sorted({*names} - HYDRAS)
+    if near := get_close_matches(key.lower(), names, n=1, cutoff=0.85 if "." in key else 0.8):
+        return f"the nearest is {near[0]!r}"
+    if same := [name for name in names if name.endswith(f".{key}") or key.startswith(name)]:
+        return f"there is {' and '.join(same[:3])}"
+    start = key[: key.rfind(".") + 1]
+    beside = dict.fromkeys(name[len(start) :].partition(".")[0] for name in names if name.startswith(start))
+    return f"{start[:-1] or 'the top level'} has {', '.join(beside) or 'none'}"
+
+
+def known_keys(argv: Sequence[str]) -> list[str]:
+    """The groups of conf/, and all settings under the options that a command line chooses."""
+    script = Path(argv[0]).stem.split()[-1]  # of train.py or `whitenedcse train`
+    names = {*groups(script), "experiment", "system"}
+    chosen = [word for word in argv[1:] if word.partition("=")[0].lstrip("+") in names and "," not in word]
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose(script)
+        with suppress(HydraException):
+            config = compose(script, chosen)
+    return [*groups(script), *flat(plain(config))]
+
+
+def no_option(group: str, option: str) -> str:
+    """What to write in place of an option that a group does not have."""
+    if group in ("hydra/launcher", "hydra/sweeper"):
+        return "pip install 'whitenedcse[sweep]' brings joblib and optuna"
+    near = get_close_matches(option.lower(), stems(group), n=1)
+    return (
+        f"the nearest is {group}={near[0]}"
+        if near
+        else f"your own is {OWN.get(group, f'{group}._target_=CLASS')}"
+    )
+
+
+# what is added to the message of a mistake that people make often, by a pattern that the message has
+CURES: list[tuple[str, str | Callable[..., str]]] = [
+    (r"Could not override 'encoder\.path'", "the quick start's encoder has no files: add encoder=pretrained"),
+    (
+        r"Could not override '(?!experiment|system|sweep)([^']+)'",
+        lambda key, argv: nearest(key, known_keys(argv)),
+    ),
+    (
+        r"Could not find '((?:hydra/)?[^/']+)/([^']+)'",
+        lambda group, option, argv: no_option(group, option),
+    ),
+    (r"^Multiple values for (\w+)", "write {0}=OPTION once, without a plus where there is one already"),
+    (
+        r"parsing override|LexerNo|no viable alternative|mismatched input",
+        "settings are written KEY=VALUE; a value with brackets, quotes or spaces inside has quotes of its "
+        """own, as "KEY='VALUE'" or 'KEY=["VALUE","VALUE"]'""",
+    ),
+    (r"^no setting '(experiment|system|sweep)", "the file in {0}/ begins with a line # @package _global_"),
+    (r"^(\w+)=.* must be Mapping", "a file chooses by '- override /{0}: OPTION' under its defaults"),
+    (r"^data\.corpus=null", "add data.corpus=FILE"),
+    (
+        r"^\w[\w.]*\(\) (?:missing|takes|got) .*argument",
+        "a class is given its settings (+loss.NAME=VALUE adds one), a head width= and optim total_steps= too",
+    ),
+    (r"out of memory", "trainer.chunk=16 gives the same gradient with less memory"),
+    (r"\bMPS\b", "use trainer.accelerator=cpu"),
+    (r"No supported gpu backend|Accelerator` can not run", "PyTorch finds no such device: leave it out"),
+]
+NOISE = r"^In '[\w/]+': | Config search path:.*| See https://hydra\.cc\S+ for details| full_key: .*"
+
+
+def mendable(error: BaseException) -> bool:
+    """Whether an error is one that a user can mend, which is shown in one line, without a traceback."""
+    names = {kind.__name__ for kind in type(error).__mro__}  # whose packages need not be imported for this
+    ours = isinstance(error, HydraException | OmegaConfBaseException | ValueError | OSError)
+    theirs = names & {"MisconfigurationException", "YAMLError", "OutOfMemoryError", "DistNetworkError"}
+    return ours or bool(theirs) or re.search(r"\bMPS\b", str(error)) is not None
+
+
+def message(error: BaseException, argv: Sequence[str]) -> str:
+    """An error as one line of text, with what to write instead where `CURES` knows it.
+
+    argv: the command line. A file that is missing is followed by the path that is nearest to it.
+    """
+    while isinstance(error, HydraException) and error.__cause__ and "Error in call to target" in str(error):
+        error = error.__cause__
+    said = str(error) or str(error.__cause__ or type(error).__name__)
+    text = re.sub(NOISE, "", " ".join(said.split()))
+    for pattern, cure in CURES:
+        if found := re.search(pattern, text):
+            more = cure.format(*found.groups()) if isinstance(cure, str) else cure(*found.groups(), argv)
+            return f"{text}; {more}"
+    return text + did_you_mean(error, argv[1:])
+
+
+def did_you_mean(error: BaseException, words: Iterable[str]) -> str:
+    """The end of the message that a path is missing: the path nearest to one of the words that it names."""
+    for word in words if isinstance(error, FileNotFoundError) and "did you mean" not in str(error) else ():
+        for path in re.findall(r"[^\s=\[\],'\"]+", word):
+            if path in str(error) and (said := nearest_path(Path(path))):
+                return said
+    return ""
+
+
+def check_words(argv: Sequence[str]) -> None:
+    """Raise ValueError for an option in the style of other programs, such as --epochs 3."""
+    for word in argv[1:]:
+        if word.startswith("-") and not re.fullmatch(FLAGS, word.partition("=")[0]):
+            last = {key.rpartition(".")[2]: key for key in reversed(known_keys(argv))}
+            near = [last[name] for name in get_close_matches(word.partition("=")[0].lstrip("-"), last, n=1)]
+            cure = f"the nearest is {near[0]}=VALUE" if near else "--help lists them"
+            raise ValueError(f"no option {word}: settings are written KEY=VALUE; {cure}")
+
+
+def help_page(script: str, words: Sequence[str]) -> str:
+    """The text of --help: what to start, the options of all groups, the settings as these words make them."""
+    parser = ArgumentParser(add_help=False)
+    parser.add_argument("--config-dir", "-cd")
+    own = parser.parse_known_args(words)[0].config_dir
+    given = [word for word in words if "=" in word and not word.startswith("-")]
+    with initialize_config_dir(str(CONF), version_base="1.3", job_name=script):
+        found = [f"hydra.searchpath=[file://{Path(own).resolve()}]"] if own else []
+        config = compose(script, [*given, *found], return_hydra_config=True)
+    settings = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    return Template(config.hydra.help.template).substitute(CONFIG=OmegaConf.to_yaml(settings))
+
+
+def options(name: str, *, _root_: Any) -> str:
+    """For --help: the options of a script's groups; or of one group, the user's too, with how each begins."""
+    if not (CONF / name).is_dir():
+        return "\n".join(f"  {group:12}{', '.join(stems(group))}" for group in groups(name))
+    own = [Path(folder.removeprefix("file://")) for folder in _root_.hydra.searchpath]
+    files = [path for folder in {CONF, *own} for path in (folder / name).glob("*.yaml")]
+    return "\n".join(f"  {f.stem:20}{note(f)}" for f in sorted(files, key=lambda file: file.stem))
+
+
+@cache
+def groups(script: str) -> tuple[str, ...]:
+    """The groups that train.yaml or evaluate.yaml has an option of."""
+    defaults = OmegaConf.load(CONF / f"{script}.yaml").defaults
+    return tuple(str(name) for entry in defaults if isinstance(entry, DictConfig) for name in entry)
+
+
+def stems(group: str) -> list[str]:
+    """The options of a group."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def note(file: Path) -> str:
+    """The first sentence of the comment that a file opens with."""
+    lines = [
+        line for line in file.read_text().splitlines() if line.startswith("# ") and "@package" not in line
+    ]
+    return " ".join(line[2:] for line in lines).partition(". ")[0].removesuffix(".").replace("$", "$$")
+
+
+def plain(config: DictConfig) -> Any:
+    """A configuration as plain dictionaries and lists, with interpolations unresolved."""
+    return OmegaConf.to_container(config)
+
+
+def precision(accelerator: str) -> str:
+    """Lightning's name of the fastest sound precision on an accelerator."""
+    from whitenedcse.compute import quickest  # and PyTorch, for which --help does not wait
+
+    return quickest(accelerator)
+
+
+def when(value: Any, known: Any, then: Any, other: Any) -> Any:
+    """A setting's value where another setting is `known`, or else `other`: ${when:${views},2,0.1,0.2}."""
+    chosen = then if value == known else other
+    return OmegaConf.create(chosen) if isinstance(chosen, list) else chosen  # as --resolve needs a list
+
+
+def scratch(random: Any, pretrained: Any, *, _root_: Any) -> Any:
+    """A setting's value for an encoder of random weights, or else of pretrained ones: ${scratch:A,B}."""
+    return random if OmegaConf.select(_root_, "encoder._target_") == SCRATCH else pretrained
+
+
+def passes(columns: Sequence[str], views: int) -> int:
+    """How often each column of positives goes through the encoder, so that all together make `views` at most.
+
+    columns: those of a corpus; [] for one. A third column has hard negatives.
+
+    >>> [passes(columns, 3) for columns in ([], ["text"], ["anchor", "positive"])]
+    [3, 3, 1]
+    """
+    return max(1, views // min(2, max(1, len(columns))))
+
+
+def label(hydras: Any, encoder: str | None, corpus: str | None) -> str:
+    """What a run is named after: its experiment, or another encoder than the experiment's, or its corpus.
+
+    hydras: Hydra's own settings, None where they are not part of the configuration.
+    """
+    experiment = hydras.runtime.choices.get("experiment") if hydras else None
+    if experiment and not own_encoder(hydras.overrides.task):
+        return str(experiment)
+    return Path(encoder).name if encoder else Path(str(corpus)).stem
+
+
+def own_encoder(words: Iterable[str]) -> bool:
+    """Whether a command line names an encoder, in place of the experiment's."""
+    return any(word.startswith(("encoder=", "encoder.path=")) for word in words)
+
+
+def jobs(hydras: Any) -> list[tuple[str, ...]]:
+    """The words of each job of a sweep, in Hydra's order."""
+    texts = [f"{key}={value}" for key, value in (hydras.sweeper.get("params") or {}).items()]
+    parsed = OverridesParser.create().parse_overrides([*texts, *hydras.overrides.task])
+    swept = {each.get_key_element(): each for each in parsed}  # the last of a name counts
+    choices = [
+        [f"{key}={text}" for text in each.sweep_string_iterator()]
+        if each.is_sweep_override()
+        else [f"{key}={each.get_value_element_as_str()}"]
+        for key, each in swept.items()
+    ]
+    return list(product(*choices))
+
+
+def inherited(hydras: Any) -> list[str]:
+    """The overrides of Hydra's own settings that a job of a sweep inherits: where its files are found."""
+    return [text for text in hydras.overrides.hydra if text.startswith("hydra.searchpath")]
+
+
+for resolver in (when, label, scratch, passes, options, precision):
+    OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
+OmegaConf.register_new_resolver("stamp", stamp, use_cache=True, replace=True)
