@@ -17,8 +17,6 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from whitenedcse.app import config
-from whitenedcse.report import published
-from whitenedcse.report.conditions import conditions, is_of_training, without_idle
 from whitenedcse.run import flat
 
 ROOT = Path(__file__).parents[1]
@@ -371,30 +369,6 @@ def test_views_are_whitenings_of_one_pass_or_of_as_many():
 
 def test_every_sweep_was_counted():
     assert SWEEPS == sorted([*COUNTS, "search"])
-
-
-@pytest.mark.parametrize("table", ["T3", "T4", "T5", "T6"])
-@pytest.mark.slow(but=1)
-def test_the_jobs_of_a_table_s_sweep_are_its_rows(table):
-    """One and only one job has the settings of training that a row's conditions name."""
-    made = [without_idle({k: v for k, v in flat(job).items() if is_of_training(k)})
-            for job in jobs(f"table{table[1]}", "+experiment=bert_base")]  # fmt: skip
-    rows = published.tables()[f"WhitenedCSE/{table}"]["rows"]
-    assert len(rows) == len(made)
-    for row in rows:
-        asked = {name: value for name, value in conditions(row).items() if is_of_training(name)}
-        del asked["pooling"]  # of the evaluation
-        assert made.count(asked) == 1, row["label"]
-
-
-@pytest.mark.parametrize("row", published.tables()["WhitenedCSE/T1"]["rows"], ids=lambda row: row["label"])
-def test_the_conditions_of_a_trained_row_are_the_settings_of_its_command(row):
-    if row["conditions"] and row["conditions"]["trained"]:
-        words = row["command"].split(" && ")[0].split()[2:]
-        made = flat(OmegaConf.to_container(OmegaConf.create(composed(*words)), resolve=True))
-        made = without_idle({name: value for name, value in made.items() if is_of_training(name)})
-        wanted = {name: value for name, value in conditions(row).items() if name in made or "." in name}
-        assert made == wanted
 
 
 SCRIPTS = [path for folder in ("results", "bench", "data") for path in sorted((ROOT / folder).rglob("*.py"))]

@@ -31,7 +31,6 @@ from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Final
 from whitenedcse.model.planes import Source, digest_of, vectors
 from whitenedcse.model.planes import Wanted as Vectors
-from whitenedcse.report.conditions import differences, without_idle
 from whitenedcse.serving.benchmarks import Mteb
 from whitenedcse.serving.exports import Wanted, export, whitened
 from whitenedcse.serving.fitting import fitted
@@ -422,24 +421,6 @@ def test_the_transform_with_which_a_model_ends_is_named_beside_its_pooling(bert)
         bias = None if weight is None else torch.zeros(5)
         ended = plain.replaced(final=Final(weight=weight, bias=bias, unit=True, provenance={}))
         assert Source(ended.encode, "mean", ended).steps == said
-
-
-def test_a_published_row_has_no_prompt():
-    encoder = {"encoder": {"path": "x", "architecture": None, "commit": "1"}}
-    wanted = {"encoder": "x", "views": 3}
-    plain = without_idle({**encoder, "views": 3, "prompt": "", "data.prompt": None})
-    assert differences(wanted, plain, {}) == []
-    for name in ("prompt", "data.prompt"):
-        said = differences(wanted, {**plain, name: "the "}, {})
-        assert said == [f"{name}=the , the row has not recorded"]
-
-
-@pytest.mark.parametrize("fit", ["target", "year", "my.txt"])
-def test_a_whitening_fitted_to_the_tests_own_sentences_lacks_no_sample(fit):
-    encoder = {"encoder": {"path": "x", "architecture": None, "commit": "1"}, "transform": "whitening"}
-    wanted = {"encoder": "x", "transform": "whitening", "fit": "nli", "sample": None}
-    said = differences(wanted, encoder | {"fit": fit} | ({"sample": 5} if fit == "my.txt" else {}), {})
-    assert said == [f"fit={fit}, the row has nli", *["sample=5, the row has null"] * (fit == "my.txt")]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from whitenedcse import run as run_module
 from whitenedcse.app import identity
 from whitenedcse.evaluation.sts import Subset
 from whitenedcse.evaluation.transfer import Labelled
-from whitenedcse.report.conditions import is_of_training, without_idle
 from whitenedcse.run import Run
 
 CONFIG = "run: a\nseed: 1\ndata: {corpus: here.txt, columns: []}\ntrainer: {devices: 1, max_steps: 9}\n"
@@ -137,13 +136,6 @@ def test_adapters_of_rank_0_are_none_as_in_runs_from_before_there_were_any(run):
     assert run.refuse_other(CONFIG + lora.replace("R", "0"), EXACT) == []
     with pytest.raises(ValueError, match="encoder.lora.r=2 .it began with null."):
         run.refuse_other(CONFIG + lora.replace("R", "2"), EXACT)
-
-
-def test_adapters_are_a_condition_of_training_and_none_are_none():
-    named = {"encoder.lora.r": 0, "encoder.lora.alpha": 16.0, "encoder.batches": "auto"}
-    assert {name for name in named if is_of_training(name)} == {"encoder.lora.r", "encoder.lora.alpha"}
-    assert without_idle(named) == {"encoder.batches": "auto"}
-    assert without_idle(named | {"encoder.lora.r": 2}) == named | {"encoder.lora.r": 2}
 
 
 def test_texts_scores_weights_and_configuration_have_a_part_in_the_digests(tmp_path):

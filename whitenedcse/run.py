@@ -319,7 +319,7 @@ GONE = (  # settings of an older config.yaml, and those of their values with whi
     ("loss", "force_literal", (True, False)),
     ("monitor", "sample", (2048,)),
 )
-ADDED = {"transform": "zca", "iterations": 5, "slice": None}  # to head.whitening: what older runs did
+ADDED = {"transform": "zca", "iterations": 5}  # to head.whitening: what older runs did
 SWEPT = "multirun.yaml"  # what Hydra writes in the folder of a sweep
 
 

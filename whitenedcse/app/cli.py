@@ -207,6 +207,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 def report_published(arguments: argparse.Namespace) -> int:
     """Print a published table beside our numbers."""
+    from whitenedcse.app.config import composed
     from whitenedcse.report import published
 
     if arguments.out or arguments.against:
@@ -223,7 +224,7 @@ def report_published(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--as {wrong[0]}: NAME=DIR is expected, e.g. bert-base-uncased=DIR")
     runs = arguments.runs or [path for path in [Path("outputs")] if path.is_dir()]
     aliases = dict(alias.split("=", 1) for alias in arguments.aliases)
-    show([published.report(arguments.what[0], runs, aliases)], arguments.to)
+    show([published.report(arguments.what[0], composed, runs, aliases)], arguments.to)
     return 0
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shlex
 import sys
 import types
 import typing
@@ -454,6 +455,19 @@ def jobs(hydras: Any) -> list[tuple[str, ...]]:
         for key, each in swept.items()
     ]
     return list(product(*choices))
+
+
+@cache
+def composed(command: str, job: int = 0) -> dict[str, Any]:
+    """The resolved settings of `python train.py ...` or `python evaluate.py ...`; of a sweep, of one job."""
+    _, script, *words = shlex.split(command)
+    name = script.removesuffix(".py")
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        if "-m" in words:
+            words.remove("-m")
+            words = list(jobs(compose(name, words, return_hydra_config=True).hydra)[job])
+        return dict(OmegaConf.to_container(compose(name, words), resolve=True))  # type: ignore[arg-type]
 
 
 def inherited(hydras: Any) -> list[str]:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from whitenedcse.evaluation.tasks import OWN, particular
 from whitenedcse.run import Run, flat
 
 TRAINING = (
@@ -32,45 +30,6 @@ COLUMNS = ("anchor", "positive", "negative")  # of a corpus with hard negatives
 # settings whose defaults follow others, in conf/
 FOLLOWING = ("data.passes", "data.repetition", "monitor.dev", "monitor.every", "tasks.names")
 ALIASES = ("google-bert", "FacebookAI", "distilbert", "albert")  # owners of ids that had none before
-
-
-@cache
-def content() -> dict[str, Any]:
-    """The content of published.json."""
-    return json.loads(Path(__file__).with_name("published.json").read_text())
-
-
-class Evaluation(NamedTuple):
-    """A run of evaluate.py, or of train.py with tests: its directory, scores, and the run of its model.
-
-    trained: the run of train.py that made the model; None for an encoder as it was published.
-    """
-
-    path: Path
-    scores: dict[str, Any]
-    trained: Run | None
-
-
-def training(model: str, path: Path) -> Run | None:
-    """The run of train.py that made a model, or None; its path may be relative to a parent of `path`."""
-    runs = (Run.of(base / model) for base in (Path(), *path.resolve().parents))
-    return next((run for run in runs if run and run.trains), None)
-
-
-def conditions(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The conditions of a published row, by name; those below a null setting are left out."""
-    own = row["conditions"]
-    named: dict[str, Any] = {"transform": None, "fit": ""}
-    for name in own["from"]:
-        named |= content()["conditions"][name]
-    return without_idle(named | {key: value for key, value in own.items() if key not in BUILT})
-
-
-def without_idle(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Conditions by name, without those that have no effect: `idle` ones, and those that are not set."""
-    unset = ("prompt", "data.prompt", "data.crop", "data.cutoff", "encoder.lora.r")
-    left = (*idle(named), "data.seed", *(name for name in unset if not named.get(name)))
-    return {name: value for name, value in named.items() if not name.startswith(left)}
 
 
 def idle(named: Mapping[str, Any]) -> tuple[str, ...]:
@@ -140,75 +99,11 @@ def described(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
         yield from described(value, f"{above}{key}.") if inside else ()
 
 
-def found(run: Evaluation, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The conditions under which a row of a run's scores was made, by the names of published.json."""
-    scores, transform = run.scores, row["postprocess"] or {}
-    named = {name: scores.get(name) for name in ("protocol", "case", "max_length", "extra", "bf16")}
-    named |= {"encoder": scores.get("encoder"), "trained": run.trained is not None}
-    named |= {"pooling": row["pooling"], "transform": transform.get("kind"), "fit": row["fit"]}
-    named |= {"prompt": scores.get("prompt")}
-    named |= {"k": transform.get("k"), **particular(transform)} if transform else {}
-    named |= {"sample": scores.get("sample")} if row["fit"] and row["fit"] not in OWN else {}
-    named |= {"classifier": scores.get("classifier")} if "transfer" in row else {}
-    if run.trained:
-        settings = flat(run.trained.settings).items()
-        named |= {name: value for name, value in settings if is_of_training(name)}
-    return without_idle(named)
-
-
-def is_of_training(name: str) -> bool:
-    """Whether a setting decides what is trained."""
-    inside = any(name == part or name.startswith(f"{part}.") for part in TRAINING)
-    return inside and not name.rpartition(".")[2].startswith("_")
-
-
-def differences(wanted: Mapping[str, Any], here: Mapping[str, Any], aliases: Mapping[str, str]) -> list[str]:
-    """What differs between the conditions of a published row and those found, in words."""
-    said = [] if is_encoder(wanted["encoder"], here["encoder"], aliases) else [other_encoder(wanted, here)]
-    more = [name for name in here if name not in wanted and (is_of_training(name) or name in UNUSUAL)]
-    for name in [*wanted, *more]:
-        parents = [name.rsplit(".", i)[0] for i in range(1, name.count(".") + 1)]
-        below = any(other.get(parent, "") is None for parent in parents for other in (wanted, here))
-        below |= name == "sample" and here.get("fit") in OWN  # a sample of no corpus: the fit differs
-        mine = here.get(name, "not recorded")
-        own = wanted.get(name, "none" if name.startswith(idle(wanted)) else "not recorded")
-        if name != "encoder" and not below and not name.startswith(idle(here)) and own != mine:
-            said.append(f"{name}={shown(mine)}, the row has {shown(own)}")
-    return said
-
-
 def same_content(runs: Iterable[Run], beginning: str) -> bool:
     """Whether the files in settings with this beginning had the same content in all runs that noted it."""
     noted = {item for run in runs for item in run.facts.get("content", {}).items()}
     found = [name for name, _ in noted if name.startswith(beginning)]
     return len(found) == len(set(found))
-
-
-def shown(value: Any) -> str:
-    """A value as it is written in a setting."""
-    return value if isinstance(value, str) and value else json.dumps(value)
-
-
-def other_encoder(wanted: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """What an encoder is, if it is not the one of a row."""
-    own = here["encoder"] or {"path": "not recorded", "architecture": None}
-    return f"encoder={own['path']} ({own['architecture']}), the row has {wanted['encoder']}"
-
-
-def is_encoder(name: str, here: Mapping[str, Any] | None, aliases: Mapping[str, str]) -> bool:
-    """Whether an encoder is the one with this hub id: from the hub, or a directory of that architecture.
-
-    The directory has the id's last part as its name, or is the alias of the id.
-    """
-    if not here:
-        return False
-    path = str(here["path"])
-    if here["commit"]:
-        return path in (name, *(f"{owner}/{name}" for owner in ALIASES))
-    same = Path(path).name == Path(name).name
-    if alias := aliases.get(name):
-        same |= Path(alias).resolve() == Path(path).resolve()
-    return same and here["architecture"] == content()["encoders"][name]
 
 
 def place(name: str, words: Sequence[str]) -> int:

@@ -1,9 +1,8 @@
 """The tables and figures of the three papers, and beside each number the scores of the given runs.
 
-published.json holds, for each row that a paper made itself, the command that makes it and the conditions
-under which it was made: encoder, corpus, head, views, pooling, protocol, what a transform is fitted to and
-more. A run fills a row if it agrees with all of them; one that differs in little is shown beside it with what
-differs.
+published.json holds, for each row that a paper made itself, the command that makes it. A run fills a row if
+it was made under the conditions that this command composes to: settings of training, encoder, protocol,
+pooling, transform and what it was fitted to. One that differs in little is shown with what differs.
 
 WhitenedCSE, arXiv:2305.17746    WhiteningBERT, arXiv:2104.01767    BERT-whitening, arXiv:2103.15316
 """
@@ -12,19 +11,39 @@ from __future__ import annotations
 
 import csv
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+import json
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from whitenedcse.console import Grid
-from whitenedcse.report.conditions import Evaluation, conditions, content, differences, found, training
+from whitenedcse.evaluation.tasks import OWN, particular
 from whitenedcse.report.results import meaning, number
-from whitenedcse.run import Run
+from whitenedcse.run import Run, flat
 
 STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
 NEAR = 3  # differences, up to which a run is shown beside a row
+TRAINING = (  # settings, and groups of settings, that decide what is trained
+    *("data", "pooling", "head", "loss", "terms", "optim", "mlm", "views", "embedding", "gather"),
+    *("encoder.lora", "trainer.max_epochs", "trainer.max_steps", "trainer.gradient_clip_val"),
+    *("trainer.accumulate_grad_batches", "monitor.dev", "monitor.every"),
+)
+OWNERS = ("google-bert", "FacebookAI", "distilbert", "albert")  # of hub ids that had none before
+Compose = Callable[[str, int], Mapping[str, Any]]  # the settings of a command, of a sweep those of one job
+
+
+class Made(NamedTuple):
+    """A row of a run's scores, the run of train.py that made its model, if one did, and its conditions."""
+
+    path: Path
+    scores: Mapping[str, Any]
+    trained: Run | None
+    row: Mapping[str, Any]
+    conditions: Mapping[str, Any]
 
 
 class Scored(NamedTuple):
@@ -35,12 +54,10 @@ class Scored(NamedTuple):
     differences: tuple[str, ...] = ()
 
 
-class Made(NamedTuple):
-    """A row of a run's scores, and the conditions under which it was made."""
-
-    run: Evaluation
-    row: Mapping[str, Any]
-    conditions: Mapping[str, Any]
+@cache
+def content() -> dict[str, Any]:
+    """published.json: `tables` by key, and the architecture of each of `encoders` by hub id."""
+    return json.loads(Path(__file__).with_name("published.json").read_text())
 
 
 def tables() -> dict[str, Any]:
@@ -53,28 +70,26 @@ def names() -> dict[str, str]:
     return {key: f"{table['title']} ({table['source']})" for key, table in tables().items()}
 
 
-def report(key: str, runs: Iterable[str | Path] = (), aliases: Mapping[str, str] | None = None) -> Grid:
+def report(
+    key: str, compose: Compose, runs: Iterable[str | Path] = (), aliases: Mapping[str, str] | None = None
+) -> Grid:
     """A published table with our numbers below its own, and the commands for those that are missing.
 
     runs: directories of evaluate.py, or folders that may contain some. Several seeds of a row are averaged.
     aliases: {"bert-base-uncased": "DIR"} says that the encoder in DIR is that one, which its architecture
-    must confirm. Raises ValueError for a key that does not exist or an alias that no row asks for.
+    must confirm. Raises ValueError for a key that does not exist or an alias of no encoder.
     """
-    every = tables()
-    if key not in every:
-        near = difflib.get_close_matches(key, every, n=3, cutoff=0.0)
+    if key not in tables():
+        near = difflib.get_close_matches(key, tables(), n=3, cutoff=0.0)
         raise ValueError(f"no published table {key!r}; the nearest are {', '.join(near)}")
-    table, aliases = every[key], aliases or {}
-    refuse_unused(aliases, table["rows"])
-    made = [Made(run, row, found(run, row)) for run in evaluations_in(runs) for row in run.scores["rows"]]
-    possible = {
-        row["label"]: list(candidates(row, table, made, aliases)) if row["conditions"] else []
-        for row in table["rows"]
-    }
+    table, aliases = tables()[key], aliases or {}
+    check_aliases(aliases)
+    made = list(rows_in(runs))
+    possible = {row["label"]: list(candidates(row, table, made, compose, aliases)) for row in table["rows"]}
     own = {label: fitting(every) for label, every in possible.items()}
     beside = nearest(possible, [label for label, models in own.items() if not models])
     rows: list[tuple[str, ...]] = []
-    notes: list[str] = []
+    notes = heading(table)
     missing: dict[str, list[str]] = {}
     for row in table["rows"]:
         label, models = row["label"], own[row["label"]]
@@ -85,7 +100,7 @@ def report(key: str, runs: Iterable[str | Path] = (), aliases: Mapping[str, str]
         if row["command"] and not models:
             missing.setdefault(row["command"], []).append(label)
     notes += without_effect(aliases, made)
-    columns, notes = ("row", "", *table["columns"]), [*heading(table), *notes]
+    columns = ("row", "", *table["columns"])
     return Grid(f"{key}: {table['title']}", columns, rows, notes, range(2, len(columns)), missing)
 
 
@@ -95,48 +110,155 @@ def heading(table: Mapping[str, Any]) -> list[str]:
     return [f"{table['source']}. {table['metric']}{how}.", *table["notes"]]
 
 
-def evaluations_in(paths: Iterable[str | Path]) -> list[Evaluation]:
-    """The runs with scores of tests in directories or below them, oldest first.
+def asked(row: Mapping[str, Any], compose: Compose) -> dict[str, Any]:
+    """The conditions of a published row: those of the row of scores that its command makes."""
+    parts = {part.split()[1]: part for part in row["command"].split(" && ") if part.startswith("python")}
+    words = shlex.split(parts.get("evaluate.py", "python evaluate.py"))
+    model = next((word.removeprefix("model=") for word in words if word.startswith("model=")), None)
+    test = compose(shlex.join(word for word in words if not word.startswith("model=")), 0)
+    pooling, layers = test.get("pooling") or {}, test["layers"]
+    named: dict[str, Any] = {"encoder": model, "trained": "train.py" in parts}
+    if command := parts.get("train.py"):
+        settings = compose(command, row.get("job", 0))
+        pooling, layers = settings["pooling"], None
+        named |= of_training(settings) | {"encoder": settings["encoder"]["path"]}
+    protocol = test["protocol"]
+    row = next(line for line in protocol["rows"] if line["name"] == row.get("row", "as it is"))
+    kind, places = pooling.get("kind"), layers or pooling.get("layers")
+    own: dict[str, Any] = {"pooling": f"{row.get('pooling', kind)} over layers {row.get('layers', places)}"}
+    own |= {"postprocess": row.get("map"), "fit": row.get("fit", "")}
+    facts = {**protocol, "protocol": protocol["name"], **{k: test[k] for k in ("bf16", "prompt", "sample")}}
+    facts |= {"classifier": test["classifier"] if set(test["tasks"]["names"]) & {*TRANSFER} else None}
+    return named | of_evaluation(facts, own)
 
-    Raises FileNotFoundError for a path that does not exist, and ValueError for a directory of a run that was
-    not evaluated on tests.
+
+def found(scores: Mapping[str, Any], row: Mapping[str, Any], trained: Run | None) -> dict[str, Any]:
+    """The conditions under which a row of a run's scores was made, by the same names as in `asked`."""
+    facts = {**scores, "classifier": scores.get("classifier") if "transfer" in row else None}
+    settings = of_training(trained.settings) if trained else {}
+    return {"encoder": scores.get("encoder"), "trained": bool(trained), **settings} | of_evaluation(
+        facts, row
+    )
+
+
+def of_evaluation(facts: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """The conditions of an evaluation. facts: of all its rows. Those of a sample only where one is read."""
+    transform, fit = row["postprocess"] or {}, row["fit"]
+    named = {name: facts.get(name) for name in ("protocol", "case", "max_length", "extra", "bf16")}
+    named |= {"prompt": facts.get("prompt") or None, "pooling": row["pooling"]}
+    named |= {"transform": transform.get("kind"), "fit": fit}
+    named |= {"k": transform.get("k"), **particular(transform)} if transform else {}
+    named |= {"sample": facts.get("sample")} if fit and fit not in OWN else {}
+    return named | ({"classifier": facts["classifier"]} if facts["classifier"] else {})
+
+
+def of_training(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run of train.py that decide what is trained, by their dotted names."""
+    inside = (*(f"{part}." for part in TRAINING), *TRAINING)
+    free = ("data.seed", "_partial_", "_convert_")
+    return {
+        name: value
+        for name, value in flat(settings).items()
+        if (name in TRAINING or name.startswith(inside)) and not name.endswith(free)
+    }
+
+
+def rows_in(paths: Iterable[str | Path]) -> Iterator[Made]:
+    """The rows of the runs with scores of tests in directories or below them, oldest run first."""
+    runs = {run.path.resolve(): run for path in paths for run in evaluated(Path(path))}
+    for run in sorted(runs.values(), key=lambda run: (run.path / "scores.json").stat().st_mtime):
+        trained = training(run.results["model"], run.path)
+        for row in run.results["rows"]:
+            yield Made(run.path, run.results, trained, row, found(run.results, row, trained))
+
+
+def evaluated(path: Path) -> list[Run]:
+    """The runs with scores of tests in a directory or below it.
+
+    Raises FileNotFoundError for a path that does not exist, and ValueError for a run without such scores.
     """
-    runs: dict[Path, Evaluation] = {}
-    for path in map(Path, paths):
-        if not path.exists():
-            raise FileNotFoundError(
-                f"{path}: no such directory; whitenedcse evaluate model=MODEL makes a run"
-            )
-        for file in [path / "scores.json"] if (path / "scores.json").is_file() else path.rglob("scores.json"):
-            scores = Run(file.parent).scores or {}
-            if "rows" in scores:
-                trained = training(scores["model"], file.parent)
-                runs[file.parent.resolve()] = Evaluation(file.parent, scores, trained)
-            elif file.parent == path:
-                raise ValueError(
-                    f"{path} was not evaluated on tests: first whitenedcse evaluate model={path}"
-                )
-    return sorted(runs.values(), key=lambda run: (run.path / "scores.json").stat().st_mtime)
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such directory; whitenedcse evaluate model=MODEL makes a run")
+    alone = (path / "scores.json").is_file()
+    runs = [Run(path)] if alone else [Run(file.parent) for file in path.rglob("scores.json")]
+    tested = [run for run in runs if "rows" in (run.scores or {})]
+    if alone and not tested:
+        raise ValueError(f"{path} was not evaluated on tests: first whitenedcse evaluate model={path}")
+    return tested
+
+
+def training(model: str, path: Path) -> Run | None:
+    """The run of train.py that made a model, or None; its path may be relative to a parent of `path`."""
+    runs = (Run.of(base / model) for base in (Path(), *path.resolve().parents))
+    return next((run for run in runs if run and run.trains), None)
 
 
 def candidates(
-    row: Mapping[str, Any], table: Mapping[str, Any], made: Iterable[Made], aliases: Mapping[str, str]
+    row: Mapping[str, Any],
+    table: Mapping[str, Any],
+    made: Iterable[Made],
+    compose: Compose,
+    aliases: Mapping[str, str],
 ) -> Iterator[tuple[Made, Scored]]:
     """The rows of scores that might stand for a published row, each with its scores and what differs.
 
     What a published row reads from a file of a run stands beside all rows of the run: the nearest has it.
     """
-    wanted, once = conditions(row), row["conditions"].get("file") not in (None, "geometry")
     found: dict[Any, tuple[Made, Scored]] = {}
-    for one in made:
-        if all(one.conditions[name] == wanted[name] for name in ("trained", "transform")):
-            values = read(row["conditions"], table, one.run, one.row)
-            if any(cell(column, values) is not None for column in table["columns"]):
-                differ = differences(wanted, one.conditions, aliases)
-                key = one.run.path if once else (one.run.path, one.row["name"])
-                if key not in found or len(differ) < len(found[key][1].differences):
-                    found[key] = one, Scored(values, (str(one.run.path),), tuple(differ))
+    trains = "train.py" in (row["command"] or "")
+    same = [one for one in made if row["command"] and one.conditions["trained"] == trains]
+    wanted = asked(row, compose) if same else {}  # composing takes a third of a second
+    for one in same:
+        values = read(row, table, one)
+        some = any(cell(column, values) is not None for column in table["columns"])
+        if some and one.conditions["transform"] == wanted["transform"]:
+            differ = tuple(differences(wanted, one.conditions, aliases))
+            key = one.path if row.get("file") not in (None, "geometry") else (one.path, one.row["name"])
+            if key not in found or len(differ) < len(found[key][1].differences):
+                found[key] = one, Scored(values, (str(one.path),), differ)
     yield from found.values()
+
+
+def differences(
+    wanted: Mapping[str, Any], here: Mapping[str, Any], aliases: Mapping[str, str]
+) -> Iterator[str]:
+    """What differs between the conditions of a published row and those found, in words.
+
+    A group of settings that only one of them has is one difference.
+    """
+    if not is_encoder(wanted["encoder"], here["encoder"], aliases):
+        own = here["encoder"] or {"path": "not recorded", "architecture": None}
+        yield f"encoder={own['path']} ({own['architecture']}), the row has {wanted['encoder']}"
+    absent = "not recorded"
+    for name in dict.fromkeys([*wanted, *here]):
+        a, b = here.get(name, absent), wanted.get(name, absent)
+        above = [name.rsplit(".", i)[0] for i in range(1, name.count(".") + 1)]
+        told = any(side.get(part, "") is None for part in above for side in (wanted, here))
+        told |= name == "sample" and here.get("fit") in OWN  # of no corpus: the fit differs
+        told |= name == "classifier" and name not in wanted  # of other tasks that the run has too
+        if name != "encoder" and not told and a != b:
+            yield f"{name}={written(a)}, the row has {written('none' if b == absent else b)}"
+
+
+def written(value: Any) -> str:
+    """A value as it is written in a setting."""
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def is_encoder(name: str, here: Mapping[str, Any] | None, aliases: Mapping[str, str]) -> bool:
+    """Whether an encoder is the one with this hub id: from the hub, or a directory of that architecture.
+
+    The directory has the id's last part as its name, or is the alias of the id.
+    """
+    if not here:
+        return False
+    path = str(here["path"])
+    if here["commit"]:
+        return path in (name, *(f"{owner}/{name}" for owner in OWNERS))
+    same = Path(path).name == Path(name).name
+    if alias := aliases.get(name):
+        same |= Path(alias).resolve() == Path(path).resolve()
+    return same and here["architecture"] == content()["encoders"][name]
 
 
 def fitting(candidates: Iterable[tuple[Made, Scored]]) -> list[Scored]:
@@ -145,9 +267,9 @@ def fitting(candidates: Iterable[tuple[Made, Scored]]) -> list[Scored]:
     A later run replaces and completes the scores of an earlier one.
     """
     models: dict[int | None, Scored] = {}
-    for (run, _, _), scored in candidates:
+    for made, scored in candidates:
         if not scored.differences:
-            seed = run.scores.get("seed") if run.trained else None
+            seed = made.scores.get("seed") if made.trained else None
             before = models.get(seed, Scored({}, ()))
             models[seed] = Scored(before.values | scored.values, before.paths + scored.paths)
     return list(models.values())
@@ -158,7 +280,7 @@ def nearest(every: Mapping[str, list[tuple[Made, Scored]]], empty: Iterable[str]
     best: dict[tuple[Path, str], tuple[str, Scored]] = {}
     for label, candidates in every.items():
         for made, scored in candidates:
-            key = (made.run.path, made.row["name"])
+            key = (made.path, made.row["name"])
             if key not in best or len(scored.differences) < len(best[key][1].differences):
                 best[key] = (label, scored)
     near: dict[str, list[Scored]] = {}
@@ -168,23 +290,20 @@ def nearest(every: Mapping[str, list[tuple[Made, Scored]]], empty: Iterable[str]
     return near
 
 
-def read(
-    wanted: Mapping[str, Any], table: Mapping[str, Any], run: Evaluation, row: Mapping[str, Any]
-) -> dict[str, float]:
-    """The scores of a run by column of a table: of a row of scores.json, or of a file of the run."""
-    file, mean = wanted.get("file"), table["aggregation"]
-    if file == "dev" and run.trained and run.trained.scores:
-        dev = run.trained.scores["dev"]["values_best"]
+def read(wanted: Mapping[str, Any], table: Mapping[str, Any], made: Made) -> dict[str, float]:
+    """The scores by column of a table: of a row of scores.json, or of the file that a published row names."""
+    file, mean, row = wanted.get("file"), table["aggregation"], made.row
+    values: Mapping[str, float | None]
+    if file == "dev" and made.trained and made.trained.scores:
+        dev = made.trained.scores["dev"]["values_best"]
         values = {name: dev.get(f"dev/{name}") for name in table["columns"]}
-    elif file == "diversity" and run.trained:
-        series = run.trained.series
-        values = {
-            n: float(s.values[-1]) for n in table["columns"] if (s := series.get(f"train/diversity_{n}"))
-        }
-    elif file == "geometry" and (run.path / "projection.csv").is_file():
+    elif file == "diversity" and made.trained:
+        series = {name: made.trained.series.get(f"train/diversity_{name}") for name in table["columns"]}
+        values = {name: float(s.values[-1]) for name, s in series.items() if s}
+    elif file == "geometry" and (made.path / "projection.csv").is_file():
         values = {name: row["geometry"][name] for name in table["columns"] if name in row.get("geometry", {})}
     elif file:
-        values = drawn(run.path / file, mean, wanted.get("where", {}))
+        values = drawn(made.path / file, mean, wanted.get("where", {}))
     elif mean:
         values = {name: task[mean] for name, task in row.get("sts", {}).get("tasks", {}).items()}
     else:
@@ -202,21 +321,21 @@ def drawn(file: Path, mean: str, where: Mapping[str, str]) -> dict[str, float]:
         return {}
     with file.open(newline="", encoding="utf-8") as stream:
         records = [record for record in csv.DictReader(stream) if record[mean]]
-    chosen = [record for record in records if all(record[k] == v for k, v in where.items())]
-    tasks = {record["task"] for record in records}
     best: dict[str, float] = {}
-    for record in chosen:
-        name = "Avg" if record["task"] == "average" else record["task"]
-        best[name] = max(best.get(name, -100.0), float(record[mean]))
+    for record in records:
+        if all(record[column] == value for column, value in where.items()):
+            name = "Avg" if record["task"] == "average" else record["task"]
+            best[name] = max(best.get(name, -100.0), float(record[mean]))
+    tasks = {record["task"] for record in records}
     return {name: value for name, value in best.items() if name != "Avg" or tasks == {*STS, "average"}}
 
 
-def refuse_unused(aliases: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Raise ValueError for an alias of an encoder that no row asks for, or to a path that does not exist."""
-    asked = sorted({row["conditions"]["encoder"] for row in rows if row["conditions"]})
+def check_aliases(aliases: Mapping[str, str]) -> None:
+    """Raise ValueError for an alias of an encoder that no row has, or to a path that does not exist."""
     for name, alias in aliases.items():
-        if name not in asked:
-            raise ValueError(f"no row asks for {name!r}; the rows ask for {', '.join(asked) or 'no model'}")
+        if name not in content()["encoders"]:
+            known = ", ".join(sorted(content()["encoders"]))
+            raise ValueError(f"no row asks for {name!r}; the rows ask for {known}")
         if not Path(alias).is_dir():
             raise ValueError(f"{name}={alias}: {alias} is no directory")
 
@@ -254,16 +373,12 @@ def block(
     lines = [(label, "cited" if row["cited"] else "published", *map(number, theirs))]
     if models:
         ours = [round(fmean(values), 2) if values else None for values in over_models(columns, models)]
-        lines.append((label, "ours", *map(number, ours)))
-        lines.append((label, "difference", *map(difference, ours, theirs)))
+        pairs = zip(ours, theirs, strict=True)
+        apart = ["-" if a is None or b is None else f"{a - b:+.2f}" for a, b in pairs]
+        lines += [(label, "ours", *map(number, ours)), (label, "difference", *apart)]
     for other in near:
         lines.append((label, "near miss", *(number(cell(column, other.values)) for column in columns)))
     return lines
-
-
-def difference(ours: float | None, theirs: float | None) -> str:
-    """The difference of two numbers with its sign, as text; "-" if one is missing."""
-    return "-" if ours is None or theirs is None else f"{ours - theirs:+.2f}"
 
 
 def account(label: str, columns: list[str], models: list[Scored]) -> str:

@@ -12,8 +12,8 @@ from encoders import architecture, byte_level, model_hub
 from programs import started
 from test_docs import datasets, some
 
+from whitenedcse.app.config import composed
 from whitenedcse.report import published
-from whitenedcse.report.conditions import content
 
 SIZES = {  # width, as many as the most components kept; rows of a set, for a whitening more; sentences
     "WhitenedCSE/T1 T2 F1 F3": (288, 24, 700),  # of 64 a step enough to log a tenth one
@@ -34,7 +34,7 @@ SHAPES = {  # what architectures need besides
 
 def save_encoder(folder, name, tokenizer, width, layers):
     """A random encoder of the architecture that the papers' has, in the files that a hub would hold."""
-    kind = content()["encoders"][name].partition(" ")[0]
+    kind = published.content()["encoders"][name].partition(" ")[0]
     tokenizer = byte_level(ends=False) if kind == "gpt2" else tokenizer
     shape = {"hidden_size": width, "num_hidden_layers": layers, "intermediate_size": 16}
     shape |= {"embedding_size": width} if kind == "squeezebert" else {}
@@ -87,8 +87,8 @@ def test_each_printed_command_fills_its_rows_and_no_others(keys, hub, tmp_path, 
         file.parent.mkdir(parents=True, exist_ok=True)
         pandas.DataFrame({"premise": x, "hypothesis": x[::-1]}).to_parquet(file)
     tables = tables_of(keys)
-    rows = [row for table in tables.values() for row in table["rows"] if row["conditions"]]
-    for name in sorted({row["conditions"]["encoder"] for row in rows}):
+    rows = [row for table in tables.values() for row in table["rows"] if row["command"]]
+    for name in sorted({published.asked(row, composed)["encoder"] for row in rows}):
         twelfth = name == "bert-base-uncased" and keys.startswith(
             "WhiteningBERT/"
         )  # a row there is of layer 12
@@ -110,11 +110,11 @@ def test_each_printed_command_fills_its_rows_and_no_others(keys, hub, tmp_path, 
     for key, table in tables.items():
         for command in dict.fromkeys(row["command"] for row in table["rows"] if row["command"]):
             runs = [run for part in command.split(" && ") for run in made[part]]
-            grid = published.report(key, runs)
+            grid = published.report(key, composed, runs)
             ours = [row[0] for row in grid.rows if row[1] == "ours"]
             assert ours == [row["label"] for row in table["rows"] if filled(row, command, made)], command
             assert all(set(row[2:]) != {"-"} for row in grid.rows if row[1] == "ours")
-        grid = published.report(key, [home / "outputs"])
+        grid = published.report(key, composed, [home / "outputs"])
         asked = [row["label"] for row in table["rows"] if row["command"]]
         assert [row[0] for row in grid.rows if row[1] == "ours"] == asked
         assert not [row for row in grid.rows if row[1] == "near miss"]
