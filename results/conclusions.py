@@ -14,6 +14,7 @@ from statistics import fmean
 
 import numpy as np
 
+from results.claim import table as claim
 from results.lab import answers as lab
 from results.markdown import listed, table, text
 from results.pretrain.scores import pretrained
@@ -247,9 +248,16 @@ through `SentenceTransformer`, is ours within {test:.4f} points.
 
 
 BLOCKS: dict[str, list[Callable[[], str]]] = {
-    "README.md": [lab.lab, study.readme],
+    "README.md": [claim.comparison, claim.sentences],
     "docs/distributed.md": [gather],
     "docs/planning.md": [planned.sizes, planned.memory, planned.checks, planned.within, planned.engines],
+    "results/claim/README.md": [
+        claim.progress,
+        claim.comparison,
+        claim.by_test,
+        claim.alike,
+        claim.rates,
+    ],
     "results/study/README.md": [study.like, by_share, systems, by_task, study.holds, study.fails],
     "results/wiki_mini/README.md": [wiki_mini, rounding],
     "results/exact/README.md": [exact],
@@ -259,7 +267,10 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
     "results/pretrain/README.md": [pretrained, untouched_encoder],
     "results/lab/README.md": [
         lab.reached,
-        *map(lab.question, lab.QUESTIONS),
+        lab.question("paper"),
+        lab.question("shuffle"),
+        lab.pooled,
+        *(lab.question(name) for name in lab.QUESTIONS if name not in ("paper", "shuffle")),
         lab.question("classification"),
         lab.where,
         lab.predicted,

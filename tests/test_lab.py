@@ -127,7 +127,8 @@ def test_what_helped_is_above_zero_on_one_encoder_and_below_on_none(monkeypatch)
             (2, one): unsure,
         },
         "views": {(1, one): above},
-        "halves": {(0, one): above},  # not of the plan
+        "halves": {(0, one): above},  # not of the plan, as is the next
+        "paper": {(0, one): above},
     }
     monkeypatch.setattr(answers, "asked", lambda n: {k: (d, 1.0) for k, d in every.get(n, {}).items()})
     assert answers.helped() == ["`sgw_6` minus `group_6`", "`whitenedcse` minus `dropout_whitened`"]
@@ -139,7 +140,7 @@ def test_what_helped_is_above_zero_on_one_encoder_and_below_on_none(monkeypatch)
 def test_a_difference_whose_interval_holds_zero_is_not_shown():
     made = [Comparison(1.0, low, 1.5, p) for low, p in ((0.5, 0.01), (-0.5, 0.2))]
     assert answers.cell((made[0], 0.02)) == "+1.00 (+0.50 .. +1.50, p 0.02)"
-    assert answers.cell((made[1], 0.4)) == "+1.00 (-0.50 .. +1.50, p 0.4, n.s.)"
+    assert answers.cell((made[1], 0.4), 1.4) == "+1.00 (-0.50 .. +1.50, p 0.4, n.s., below 1.40)"
     assert answers.cell(None) == "no runs yet"
 
 

@@ -98,7 +98,8 @@ def pilot(cells: list[Cell], seed: int, scores: dict[str, float]) -> Iterator[Jo
     for cell in cells:
         means = tried(cell, before, scores)
         least = max(means.values(), default=0.0) - BEHIND
-        yield from (Job(cell, rate, seed) for rate in RATES[cell.bed] if means.get(rate, 100.0) >= least)
+        left = [rate for rate in RATES[cell.bed] if not before or means.get(rate, 0.0) >= least]
+        yield from (Job(cell, rate, seed) for rate in left)
 
 
 def chosen(cell: Cell, scores: dict[str, float]) -> str | None:

@@ -2,7 +2,8 @@
 
 An answer is a paired difference over the seeds that both systems have, for each encoder: of the average of
 seven STS tests, or for "classification" of seven transfer tasks. Within a question p is corrected by Holm for
-its comparisons on both encoders. A comparison with fewer than two common seeds has no answer yet.
+its comparisons on both encoders. Beside a difference with p >= 0.05 stands what it is shown to be smaller
+than. A comparison with fewer than two common seeds has no answer yet.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import rankdata, spearmanr
 
-from results.markdown import listed, table
+from results.markdown import listed, table, text
+from results.paired import apart, bound, compared
 from results.study.contrasts import AFTER, AS_IS, score
 from whitenedcse.evaluation.differences import ALPHA, holm
 from whitenedcse.evaluation.statistics import Comparison
@@ -41,16 +43,19 @@ class Arm(NamedTuple):
         return f"`{self.system}`" + (" whitened" if self.row == AFTER else "")
 
 
+SIMCSE, WHITENEDCSE = "dropout", "dropout_whitened"  # the paper's two systems; `simcse` here has crops
 QUESTIONS = {
+    "paper": [(Arm(WHITENEDCSE), Arm(SIMCSE)), (Arm(WHITENEDCSE), Arm(SIMCSE, AFTER))],
     "shuffle": [(Arm("whitenedcse"), Arm("group"))]
     + [(Arm(f"sgw_{width}"), Arm(f"group_{width}")) for width in (6, 24)],
     "statistics": [(Arm("official_slice"), Arm("whitenedcse")), (Arm("official"), Arm("sgw_6"))],
     "during": [(Arm("sgw"), Arm("simcse", AFTER)), (Arm("whitenedcse"), Arm("multi_positive", AFTER))],
     "soft": [(Arm(name), Arm("sgw")) for name in ("covariance", "vicreg", "sigreg")],
     "kinds": [(Arm("iterative"), Arm("whitenedcse"))],
-    "views": [(Arm("simcse"), Arm("dropout")), (Arm("whitenedcse"), Arm("dropout_whitened"))],
+    "views": [(Arm("simcse"), Arm(SIMCSE)), (Arm("whitenedcse"), Arm(WHITENEDCSE))],
     "halves": [(Arm("sgw"), Arm("simcse")), (Arm("whitenedcse"), Arm("multi_positive"))],
 }
+LATER = ("paper", "halves")  # asked after the runs
 TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
 CLASSIFIED = ("simcse", "multi_positive", "sgw", "whitenedcse", "official")
 CLASSIFICATION = QUESTIONS["halves"] + [(Arm(name, AFTER), Arm(name)) for name in CLASSIFIED]
@@ -106,7 +111,7 @@ def systems(encoder: str) -> list[str]:
 
 def asked(name: str) -> dict[tuple[int, str], tuple[Comparison, float]]:
     """Differences and corrected p of a question by number of comparison and encoder, of those with runs."""
-    measure = averages if name in QUESTIONS else accuracies
+    measure = measured(name)
     found = {
         (i, encoder): d
         for i, pair in enumerate(EVERY[name])
@@ -117,24 +122,36 @@ def asked(name: str) -> dict[tuple[int, str], tuple[Comparison, float]]:
     return {key: (d, p) for (key, d), p in zip(found.items(), corrected, strict=True)}
 
 
-def cell(answer: tuple[Comparison, float] | None) -> str:
-    """A difference, its interval and its corrected p as text; n.s. is not significant, p >= ALPHA."""
+def measured(name: str) -> Callable[[str, Arm], dict[int, float]]:
+    """What the comparisons of a question are of: averages of STS tests, or of transfer tasks."""
+    return averages if name in QUESTIONS else accuracies
+
+
+def cell(answer: tuple[Comparison, float] | None, least: float = 0.0) -> str:
+    """A difference, its interval and its corrected p as text; n.s. is p >= ALPHA; least: `bound` of it."""
     if answer is None:
         return "no runs yet"
     d, p = answer
-    unsure = "" if p < ALPHA else ", n.s."
+    unsure = "" if p < ALPHA else f", n.s., below {least:.2f}"
     return f"{d.difference:+z.2f} ({d.low:+z.2f} .. {d.high:+z.2f}, p {p:.2g}{unsure})"
+
+
+def cells(name: str, i: int) -> list[str]:
+    """The answer to comparison i of a question on each encoder, as text."""
+    answers, measure = asked(name), measured(name)
+    return [
+        cell(answers.get((i, encoder)), bound(apart(*(measure(encoder, arm) for arm in EVERY[name][i]))))
+        if (i, encoder) in answers
+        else cell(None)
+        for encoder in ENCODERS
+    ]
 
 
 def question(name: str) -> Callable[[], str]:
     """A function that makes the table of a question, for results/conclusions.py."""
 
     def answered() -> str:
-        answers = asked(name)
-        lines = [
-            [f"{one} minus {other}", *(cell(answers.get((i, encoder))) for encoder in ENCODERS)]
-            for i, (one, other) in enumerate(EVERY[name])
-        ]
+        lines = [[f"{one} minus {other}", *cells(name, i)] for i, (one, other) in enumerate(EVERY[name])]
         return table(["", *ENCODERS.values()], lines)
 
     answered.__name__ = name
@@ -146,12 +163,12 @@ def where() -> str:
     lines = []
     for encoder, name in ENCODERS.items():
         for one, other in CLASSIFICATION:
-            apart = [
+            found = [
                 paired_by_seed(*(accuracies(encoder, arm, [task]) for arm in (one, other)))
                 for task in TRANSFER
             ]
-            cells = [f"{d.difference:+z.2f}" for d in apart if d]
-            lines += [[name, f"{one} minus {other}", *cells]] if cells else []
+            means = [f"{d.difference:+z.2f}" for d in found if d]
+            lines += [[name, f"{one} minus {other}", *means]] if means else []
     return table(["encoder", "", *TRANSFER], lines)
 
 
@@ -161,25 +178,24 @@ def reached() -> str:
     return ", ".join(f"{count} of {PLANNED} on the encoder {name}" for name, count in counts.items())
 
 
-def lab() -> str:
-    """The comparisons of WhitenedCSE, for README.md."""
-    chosen = {
-        "no whitening (`multi_positive`)": ("halves", 1),
-        "whitening afterwards (`multi_positive`, whitened)": ("during", 1),
-        "groups without the shuffle (`group`)": ("shuffle", 0),
-        "dropout in place of crops (`dropout_whitened`)": ("views", 1),
-    }
-    lines = [
-        [name, *(cell(asked(question).get((i, encoder))) for encoder in ENCODERS)]
-        for name, (question, i) in chosen.items()
-    ]
-    return table(["`whitenedcse` minus", *ENCODERS.values()], lines)
+def pooled() -> str:
+    """The shuffle over the three widths and both encoders together."""
+    means = []
+    for encoder in ENCODERS:
+        every = [apart(*(averages(encoder, arm) for arm in pair)) for pair in QUESTIONS["shuffle"]]
+        means += [fmean(widths) for widths in zip(*every, strict=True)]
+    d = compared(means)
+    said = cell((d, 1.0 if d.p is None else d.p), bound(means))
+    return text(f"""
+Over the three widths and both encoders together, which was asked after the runs, the shuffle gives {said},
+p uncorrected: the mean over widths of each of {len(means)} pairs of an encoder and a seed.
+""")
 
 
 def helped() -> list[str]:
     """The comparisons with an interval above zero on one encoder and not below zero on the other."""
     found = []
-    for name in [name for name in QUESTIONS if name != "halves"]:  # which is not of the plan
+    for name in [name for name in QUESTIONS if name not in LATER]:  # of the plan
         answers = asked(name)
         for i, (one, other) in enumerate(QUESTIONS[name]):
             d = [answers[i, encoder][0] for encoder in ENCODERS if (i, encoder) in answers]

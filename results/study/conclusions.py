@@ -51,16 +51,6 @@ def percent(one: Arm, other: Arm) -> str:
     return f"{100 * share(one, other, 'SICK-R'):.0f} %"
 
 
-def readme() -> str:
-    """What the study shows of dropout as views, for README.md."""
-    return text(f"""
-- With dropout as views, 20,000 sentences and minilm-mlm's CLS vectors, WhitenedCSE scores higher than
-  SimCSE, {figures(contrast(*WHOLE))}, and SICK-R alone makes {percent(*WHOLE)} of that; over the same
-  training without whitening it gains {figures(contrast(*during(3)))} (p uncorrected, loss in bfloat16:
-  [results/study](results/study/README.md)).
-""")
-
-
 def like() -> str:
     """Whitening while training beside whitening afterwards, at equal v."""
     against = "\n".join(
@@ -75,8 +65,8 @@ def like() -> str:
 {against}
 - **Over no whitening**, whitening while training gains {on(*during(2))} at v = 2 and
   {on(*during(3))} at v = 3; whitening afterwards, which adds nothing to training, gains
-  {on(*whitened("simcse"))} and {on(*whitened("multi_positive"))}. No paper has that baseline;
-  without it, what it gives would be credited
+  {on(*whitened("simcse"))} and {on(*whitened("multi_positive"))}. The WhitenedCSE paper lacks that baseline
+  (Forooghi et al., arXiv:2407.12886, whiten trained encoders); without it, what it gives would be credited
   to training.
 - **SICK-R alone** makes {percent(*during(2))} of the gain over no whitening at v = 2, {percent(*during(3))}
   at v = 3, and {percent(*WHOLE)} of WhitenedCSE's over SimCSE. On the other six tests (a choice made after

@@ -1,0 +1,331 @@
+"""The paper's comparison, here: python -m results.claim.table writes comparison.png and the tables of pages.
+
+WhitenedCSE (v = 3) minus SimCSE (v = 2), both with dropout as views, in every set of runs that holds it: of
+results/study, of results/lab, and of runs.csv beside this file, as far as that study has come.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from results.claim.collect import HERE, Row, read
+from results.claim.collect import TASKS as TESTS
+from results.lab import answers as lab
+from results.markdown import listed, table, text
+from results.paired import apart, bound, compared
+from results.study import contrasts as study
+from whitenedcse.evaluation.differences import ALPHA, holm
+from whitenedcse.report.contrasts import spread
+from whitenedcse.report.plots import COLOURS, STYLE
+from whitenedcse.report.published import tables
+
+Scores = dict[int, list[float]]  # the seven tests of TESTS by seed
+PAPER_STEPS = "BERT-base, first token, 1,000,000 sentences, 15,625 steps"
+BEDS = {
+    "minilm": ("minilm-mlm, mean", "5,000 sentences, 78 steps"),
+    "scratch": ("from scratch, mean", "10,000 sentences, 156 steps"),
+    "cls": ("minilm-mlm, first token", "10,000 sentences, 156 steps"),
+}
+PLANNED = {"minilm": 20, "scratch": 20, "cls": 8}  # seeds of the study
+PILOT = (100, 101, 102)
+RATES = {"minilm": ("1e-4", "3e-4", "1e-3"), "scratch": ("3e-5", "1e-4", "3e-4"), "cls": ("5e-5",)}
+
+
+class Compared(NamedTuple):
+    """A set of runs of the two systems: on what, how trained, how the rate was chosen, and the scores.
+
+    untouched: the average of the encoder before training, read as the trained ones are. family: of the
+    comparisons whose p are corrected together.
+    """
+
+    encoder: str
+    training: str
+    rate: str
+    untouched: float
+    simcse: Scores
+    whitened: Scores
+    family: str = "before"
+
+    @property
+    def averages(self) -> tuple[dict[int, float], dict[int, float]]:
+        """The averages of SimCSE and of WhitenedCSE over the seven tests, by seed."""
+        one, other = ({s: fmean(x) for s, x in scores.items()} for scores in (self.simcse, self.whitened))
+        return one, other
+
+    @property
+    def differences(self) -> list[float]:
+        """WhitenedCSE minus SimCSE by seed."""
+        return apart(*reversed(self.averages))
+
+
+@cache
+def rows() -> list[Row]:
+    """The rows of runs.csv."""
+    return read(HERE / "runs.csv")
+
+
+def paper(system: str) -> list[float]:
+    """The seven tests and the average of a row of the paper's Table 1."""
+    (row,) = (row for row in tables()["WhitenedCSE/T1"]["rows"] if row["label"] == system)
+    return list(row["values"])
+
+
+def of_study() -> Compared:
+    """That of results/study."""
+
+    def every(system: str) -> Scores:
+        return {
+            seed: [study.score(run, study.AS_IS, [test]) for test in TESTS]
+            for seed, run in study.of(system).items()
+        }
+
+    return Compared(
+        "minilm-mlm, first token",
+        "20,000 sentences, 312 steps",
+        "5e-5, not tuned",
+        study.score(study.untouched(), study.AS_IS),
+        every("simcse"),
+        every("whitenedcse"),
+    )
+
+
+def of_lab(encoder: str) -> Compared:
+    """That of results/lab on an encoder."""
+
+    def every(system: str) -> Scores:
+        by_test = [
+            lab.by_seed(encoder, system, lambda run, t=test: study.score(run, study.AS_IS, [t]))
+            for test in TESTS
+        ]
+        return {seed: [values[seed] for values in by_test] for seed in by_test[0]}
+
+    bed = "minilm" if encoder == "lab_minilm" else "scratch"
+    before = study.score(lab.untouched(encoder), study.AS_IS)
+    return Compared(
+        *BEDS[bed],
+        "3e-4 for both, chosen with crops",
+        before,
+        every(lab.SIMCSE),
+        every(lab.WHITENEDCSE),
+    )
+
+
+def rate(bed: str, system: str) -> str:
+    """The rate at which a system was studied: that of its runs with seeds that are not the pilot's."""
+    found = {row["rate"] for row in rows() if (row["bed"], row["system"]) == (bed, system) and fresh(row)}
+    return listed(sorted(found), "-")
+
+
+def fresh(row: Row) -> bool:
+    """Whether a row is of the study with dropout as views: no pilot, and scored on the tests."""
+    return bool(row["best"]) and row["views"] == "dropout" and int(row["seed"]) not in PILOT
+
+
+def of_claim(bed: str, readout: str) -> Compared | None:
+    """That of runs.csv with a readout, "raw" or "best"; None before two seeds have both systems."""
+
+    def scores(row: Row) -> list[float]:
+        return [float(row[f"{readout} {test}"]) for test in TESTS]
+
+    def every(system: str) -> Scores:
+        mine = (row for row in rows() if (row["bed"], row["system"]) == (bed, system) and fresh(row))
+        return {int(row["seed"]): scores(row) for row in mine}
+
+    simcse, whitened = every("none2"), every("sgw3")
+    if len(common := simcse.keys() & whitened.keys()) < 2:
+        return None
+    before = next(row for row in rows() if row["run"] == f"untouched-{bed}")
+    encoder, training = BEDS[bed]
+    own = f"{rate(bed, 'none2')} and {rate(bed, 'sgw3')}"
+    how = f"{own}, " + ("not tuned" if len(RATES[bed]) == 1 else "each system's best on STS-B dev")
+    return Compared(
+        encoder + (", at the best readout" if readout == "best" else ""),
+        training,
+        how,
+        fmean(scores(before)),
+        *({seed: every[seed] for seed in sorted(common)} for every in (simcse, whitened)),
+        family=bed if bed == "cls" else readout,
+    )
+
+
+def everything() -> list[Compared]:
+    """Every comparison that runs hold."""
+    claim = [of_claim(bed, readout) for bed in BEDS for readout in ("raw", "best")]
+    committed = [of_study(), *(of_lab(encoder) for encoder in reversed(lab.ENCODERS))]
+    return committed + [each for each in claim if each]
+
+
+def corrected(every: list[Compared]) -> list[float]:
+    """The p of each comparison, by Holm for those of its family."""
+    found = [1.0 if (p := compared(each.differences).p) is None else p for each in every]
+    for family in {each.family for each in every}:
+        at = [i for i, each in enumerate(every) if each.family == family]
+        for i, p in zip(at, holm([found[i] for i in at]), strict=True):
+            found[i] = p
+    return found
+
+
+def difference(values: list[float], p: float | None = None) -> str:
+    """A mean difference with its interval and p; its `bound` where p >= 0.05, or the interval holds zero."""
+    d = compared(values)
+    said = f"{d.difference:+z.2f} ({d.low:+z.2f} .. {d.high:+z.2f}"
+    said += "" if p is None else f", p {p:.2g}"
+    if p is None:
+        return f"{said})" if d.low > 0 or d.high < 0 else f"{said}, below {bound(values):.2f})"
+    return f"{said})" if p < ALPHA else f"{said}, n.s., below {bound(values):.2f})"
+
+
+def comparison() -> str:
+    """The paper's comparison, here: a table with the paper's own row first."""
+    simcse, whitened = (paper(f"{system}-BERT base")[-1] for system in ("SimCSE", "WhitenedCSE"))
+    before = paper("BERT base, first-last average")[-1]
+    lines = [
+        [
+            f"the paper: {PAPER_STEPS}",
+            *(f"{x:.2f}" for x in (before, simcse, whitened)),
+            f"{whitened - simcse:+.2f}",
+            "1",
+            "3e-5",
+        ]
+    ]
+    every = everything()
+    for each, p in zip(every, corrected(every), strict=True):
+        one, other = each.averages
+        cells = [f"{each.untouched:.2f}", spread(one), spread(other), difference(each.differences, p)]
+        seeds = str(len(each.differences))
+        lines.append([f"{each.encoder}, {each.training}", *cells, seeds, each.rate])
+    head = ["encoder, training", "untouched", "SimCSE", "WhitenedCSE", "difference", "seeds", "learning rate"]
+    return table(head, lines)
+
+
+def by_test() -> str:
+    """WhitenedCSE minus SimCSE by test, the paper's own first."""
+    simcse, whitened = (paper(f"{system}-BERT base") for system in ("SimCSE", "WhitenedCSE"))
+    gains = [f"{b - a:+.2f}" for a, b in zip(simcse, whitened, strict=True)]
+    lines = [[f"the paper: {PAPER_STEPS}", *gains]]
+    for each in everything():
+        found = [
+            compared(
+                apart(*({s: x[i] for s, x in scores.items()} for scores in (each.whitened, each.simcse)))
+            )
+            for i in range(len(TESTS))
+        ]
+        cells = [
+            f"{d.difference:+z.2f} ± {(d.high - d.low) / 2:.2f}" for d in [*found, compared(each.differences)]
+        ]
+        lines.append([f"{each.encoder}, {each.training}", *cells])
+    return table(["", *TESTS, "average"], lines)
+
+
+def alike() -> str:
+    """Whether the tests gain here as they do in the paper."""
+    simcse, whitened = (paper(f"{system}-BERT base")[:-1] for system in ("SimCSE", "WhitenedCSE"))
+    published = np.subtract(whitened, simcse)
+    found = {}
+    for each in everything():
+        scores = (np.mean([*every.values()], axis=0) for every in (each.whitened, each.simcse))
+        r = np.corrcoef(published, np.subtract(*scores))[0, 1]
+        found[f"{each.encoder}, {each.training}"] = f"{r:+.2f}"
+    return text(f"""
+The correlation of the seven differences with the paper's is
+{listed(f"{r} ({name})" for name, r in found.items())}.
+""")
+
+
+def sentences() -> str:
+    """What README.md says below the table."""
+    cls, mean, scratch = of_study(), *(of_lab(encoder) for encoder in reversed(lab.ENCODERS))
+    two, three = (difference(apart(*(study.tests(arm) for arm in study.during(v)))) for v in (2, 3))
+    after = difference(apart(*(study.tests(arm) for arm in study.after(3))))
+    crops = [
+        difference(apart(*(lab.averages(encoder, arm) for arm in lab.QUESTIONS["halves"][1])))
+        for encoder in reversed(lab.ENCODERS)
+    ]
+    gain = paper("WhitenedCSE-BERT base")[-1] - paper("SimCSE-BERT base")[-1]
+    scores = " and ".join(f"{fmean(values.values()):.1f}" for values in scratch.averages)
+    return text(f"""
+- **Against SimCSE** WhitenedCSE gains {difference(cls.differences)} by minilm-mlm's first token (paper:
+  {gain:+.2f}) and {difference(mean.differences)} by its mean, which is n.s. once corrected. The encoder from
+  scratch cannot carry the question: neither system reaches the untouched one ({scores} against
+  {scratch.untouched:.1f}).
+- **Whitening's own part**, by first token: {two} with two views, {three} with three; {after} over whitening
+  three views afterwards. With crops as views none is shown (asked after the runs): {crops[0]} on minilm-mlm,
+  {crops[1]} from scratch.
+- **Open:** no rate was tuned for either system, and untouched encoders have better readouts.
+  [The study that tunes both](results/claim/README.md) has {seeds_done()}.
+""")
+
+
+def seeds_done() -> str:
+    """How many seeds of the paper's comparison are there, as a phrase."""
+    done = {bed: 0 if (each := of_claim(bed, "raw")) is None else len(each.differences) for bed in BEDS}
+    return listed(f"{done[bed]} of {PLANNED[bed]} seeds ({BEDS[bed][0]})" for bed in BEDS)
+
+
+def progress() -> str:
+    """How far the study has come."""
+    pilots = sum(bool(row["seed"]) and int(row["seed"]) in PILOT for row in rows())
+    return text(f"""
+The study has {pilots} runs of its pilot and, of the paper's comparison, {seeds_done()}; a seed is two runs.
+""")
+
+
+def rates() -> str:
+    """STS-B dev by system and rate, of the pilot's runs."""
+    lines = []
+    found: dict[tuple[str, str, str, str], dict[int, float]] = {}
+    for row in rows():
+        if row["seed"] and int(row["seed"]) in PILOT:
+            key = (row["bed"], row["system"], row["views"], row["rate"])
+            found.setdefault(key, {})[int(row["seed"])] = float(row["dev"])
+    for bed, system, views in dict.fromkeys(key[:3] for key in found):
+        for at in RATES[bed]:
+            if scores := found.get((bed, system, views, at)):
+                cells = [spread(scores), str(len(scores))]
+                lines.append([BEDS[bed][0], f"{NAMES[system]}, {views}", at, *cells])
+    return table(["encoder", "system, views", "learning rate", "STS-B dev", "seeds"], lines)
+
+
+NAMES = {
+    "none2": "SimCSE (v = 2)",
+    "none3": "no whitening, v = 3",
+    "sgw3": "WhitenedCSE (v = 3)",
+}
+
+
+def picture() -> None:
+    """Draw comparison.png: the difference of each set of runs with its 95 % interval, and the paper's."""
+    every = everything()
+    gain = paper("WhitenedCSE-BERT base")[-1] - paper("SimCSE-BERT base")[-1]
+    labels = [f"the paper, one run:\n{PAPER_STEPS}"]
+    labels += [f"{each.encoder}:\n{each.training}, {len(each.differences)} seeds" for each in every]
+    with rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 0.5 * len(labels) + 0.8), layout="constrained")
+        axis = figure.subplots()
+        axis.plot(gain, 0, "D", color="0.4", ms=5)
+        for i, each in enumerate(every, start=1):
+            d = compared(each.differences)
+            error = [[d.difference - d.low], [d.high - d.difference]]
+            colour = COLOURS["best" in each.encoder]
+            axis.errorbar(d.difference, -i, xerr=error, fmt="o", color=colour, capsize=2, ms=5)
+        axis.axvline(0, color="0.6", linewidth=0.8)
+        axis.set_yticks(range(0, -len(labels), -1), labels)
+        axis.set(xlabel="WhitenedCSE minus SimCSE, points (95 % interval)")
+        figure.savefig(HERE / "comparison.png")
+
+
+def main() -> None:
+    """Draw the picture and print the tables."""
+    picture()
+    for made in (comparison, sentences, progress, by_test, alike, rates):
+        print(made(), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()
