@@ -30,7 +30,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from whitenedcse.app.config import CONF
-from whitenedcse.app.jobs import built
+from whitenedcse.app.train import built
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.datamodule import EpochOrder
 from whitenedcse.data.sources import located, roots

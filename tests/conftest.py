@@ -77,4 +77,3 @@ def pytest_terminal_summary(terminalreporter, config):
 def no_tracebacks(monkeypatch):
     """A script that was started in this process asks for them, and would for every test that follows."""
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    monkeypatch.delenv("WHITENEDCSE_TRACEBACK", raising=False)

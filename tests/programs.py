@@ -2,7 +2,7 @@
 
 One server imports the large packages and forks for each start, and for each rank that one starts; a fork
 has the environment, the directory and the output of a program of its own. What happens while Python starts is
-tried in new interpreters: tests/test_threads.py, test_wheel.py, test_resume.py and test_ranks.py.
+tried in new interpreters: tests/test_threads.py, test_wheel.py, test_resume.py and test_place.py.
 """
 
 import atexit
@@ -230,16 +230,12 @@ def placed(environment):
     """Give this process the session and the network that its environment tells of."""
     if "TORCHELASTIC_RUN_ID" in environment:  # a rank: of torchrun, or of train.py
         os.setsid()
-    if "WHITENEDCSE_FRONT" in environment:
-        os.environ["WHITENEDCSE_FRONT"] = str(os.getppid())
     if namespace := environment.get("NETWORK"):
         ctypes.CDLL(None).setns(os.open(f"/var/run/netns/{namespace}", os.O_RDONLY), 0)
 
 
 def script(command, forks):
-    from whitenedcse.app import ranks
-
-    ranks.subprocess = forks
+    agent_of(forks)
     runpy.run_path(command[0], run_name="__main__")
 
 
@@ -251,10 +247,16 @@ def whitenedcse(command, forks):
 
 def torchrun(command, forks):
     from torch.distributed import run
+
+    agent_of(forks)
+    run.main(command[1:])
+
+
+def agent_of(forks):
+    """Have torchrun's agent in this process start each rank as a fork."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
     subprocess_handler.Popen = forks.Popen
-    run.main(command[1:])
 
 
 def code(command, forks):
@@ -266,7 +268,7 @@ PROGRAMS = {"whitenedcse": whitenedcse, "torchrun": torchrun, "-c": code}
 
 
 def forking(address, cwd, files):
-    """Stands for `subprocess` in app/ranks.py and in torchrun: each rank is a fork of the server's.
+    """Stands for `subprocess` in torchrun's agent: each rank is a fork of the server's.
 
     In the file that RANKS names, where it does, each process id follows the last.
     """
@@ -282,6 +284,22 @@ def forking(address, cwd, files):
         return process
 
     return SimpleNamespace(Popen=rank, TimeoutExpired=subprocess.TimeoutExpired)
+
+
+def alive(pid):
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def until(truth, seconds=60.0):
+    """Wait for it; fail if it does not come true in that time."""
+    end = time.monotonic() + seconds
+    while not truth():
+        assert time.monotonic() < end, f"not true after {seconds} s"
+        time.sleep(0.02)
 
 
 def few_rows():

@@ -151,7 +151,6 @@ WRITES += r"|write_bytes|onnx\.export|save_model_to_file|copyfileobj|tofile)$"
 GUARDS = ("writing(", "drafted(", "naming(")
 INTO_DRAFTS = {  # these write where their callers have such a context, into memory, or to a temporary folder
     "model.plane_files.reserve",
-    "app.ranks.start",
     "data.sources._extract",
     "model.checkpoint.write",
     "model.sentence_transformers.dump",

@@ -16,7 +16,7 @@ from test_doctor import copy, edited
 from test_sources import TEXT, hub, root  # noqa: F401 (fixtures)
 
 import whitenedcse
-from whitenedcse.app import cli, launch, serving_commands
+from whitenedcse.app import cli, serving_commands
 from whitenedcse.app.serving_commands import refuse_place
 
 PACKAGE = Path(cli.__file__).parent
@@ -55,16 +55,6 @@ def test_a_reader_that_leaves_is_no_error(command, tmp_path):
     done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
-
-
-def test_another_broken_pipe_is_an_error(monkeypatch):
-    def broken(*_):
-        raise BrokenPipeError
-
-    monkeypatch.setattr(launch, "give_back", lambda: None)
-    with pytest.raises(SystemExit) as end:
-        launch.job(broken)()
-    assert end.value.code == 2
 
 
 def test_a_folder_of_the_clones_name_does_not_hide_the_package(tmp_path):
@@ -145,11 +135,9 @@ def test_a_wrong_command_is_one_line_that_names_its_help(argv, said, capsys):
     assert f"; {said.partition(':')[0]} --help lists what it takes (" in error
 
 
-@pytest.mark.parametrize("name", ["WHITENEDCSE_TRACEBACK", "HYDRA_FULL_ERROR"])
-def test_a_traceback_only_if_asked_for(tmp_path, monkeypatch, name):
-    monkeypatch.setenv(name, "1")
+def test_a_traceback_only_if_asked_for(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such folder"):
-        cli.main(["data", "check", str(tmp_path / "nowhere")])
+        cli.main(["data", "check", str(tmp_path / "nowhere"), "--debug"])
 
 
 @pytest.mark.parametrize(

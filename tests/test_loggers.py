@@ -14,7 +14,7 @@ from lightning import Callback
 from test_training import EightSentences, module_of, monitor_of
 from torch.utils.data import DataLoader
 
-from whitenedcse.app import jobs
+from whitenedcse.app import train
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.evaluation.geometry import diversity
@@ -46,7 +46,7 @@ def test_tensorboard_that_is_not_installed_is_one_line(tmp_path, monkeypatch):
 
 def test_and_before_data_is_read(refusal, monkeypatch):
     monkeypatch.setattr(loggers, "find_spec", {}.get)
-    monkeypatch.setattr(jobs, "built", lambda cfg: pytest.fail("the parts of the run are made"))
+    monkeypatch.setattr(train, "built", lambda cfg: pytest.fail("the parts of the run are made"))
     assert refusal("train", "logger=tensorboard").startswith(
         "error: logger=tensorboard needs tensorboard: pip"
     )

@@ -6,8 +6,7 @@ import subprocess
 from contextlib import suppress
 
 import pytest
-from programs import Forked, server, started, surroundings
-from test_ranks import until
+from programs import Forked, server, started, surroundings, until
 from test_resume import last_step, outcome
 from test_scripts import ROOT, TINY
 

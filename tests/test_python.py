@@ -22,7 +22,7 @@ from programs import ROOT, Forked, forking, server, started, surroundings
 
 import whitenedcse
 from whitenedcse import Embedder
-from whitenedcse.app import launch
+from whitenedcse.app import train as scripts
 from whitenedcse.app.config import CONF, label
 from whitenedcse.app.python import quoted
 from whitenedcse.console import draws
@@ -81,9 +81,8 @@ def test_a_call_and_the_command_give_the_same_bits(home):
     assert Embedder.load(run).encode(SENTENCES).shape == (8, 16) and repr(run) == "Run('outputs/call')"
     # and leaves no trace: neither Hydra's state, nor the lock, nor the arguments of the process
     assert not GlobalHydra.instance().is_initialized() and not HydraConfig.initialized()
-    assert "WHITENEDCSE_FORCE" not in os.environ
     claimed = subprocess.run(
-        [sys.executable, "-c", "from whitenedcse.app.run import Run; Run('outputs/call').claim()"],
+        [sys.executable, "-c", "from whitenedcse.run import Run\nwith Run('outputs/call').claim(): pass"],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert claimed.returncode == 0
@@ -323,12 +322,10 @@ def test_what_cannot_work_is_an_exception_of_one_line(home, call, error, said):
     assert not GlobalHydra.instance().is_initialized()
 
 
-@pytest.mark.parametrize("traced", [False, True])
-def test_an_unknown_setting_is_one_error_without_hydras_unless_asked(home, monkeypatch, traced):
-    monkeypatch.setenv("WHITENEDCSE_TRACEBACK", str(int(traced)))
+def test_an_unknown_setting_is_one_error_without_hydras(home):
     with pytest.raises(ValueError, match="no setting 'optim.lrr'") as error:
         whitenedcse.train("bert", "my.txt", settings={"optim.lrr": 1})
-    assert error.value.__suppress_context__ and (error.value.__cause__ is not None) == traced
+    assert error.value.__suppress_context__ and error.value.__cause__ is None
 
 
 def test_ctrl_c_after_training_or_in_an_evaluation_says_what_comes_next(home, monkeypatch, capsys):
@@ -376,7 +373,8 @@ def test_ctrl_c_is_an_exception_and_the_same_call_resumes_to_the_same_bits(home)
 @pytest.mark.slow
 def test_two_devices_are_two_processes_as_of_the_command(home, monkeypatch):
     ranks = forking(server(), str(home), [str(home / "said")] * 2)
-    monkeypatch.setattr("whitenedcse.app.ranks.subprocess", ranks)
+    agent = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+    monkeypatch.setattr(f"{agent}.Popen", ranks.Popen)
     more = {"trainer.accelerator": "cpu", "trainer.max_steps": 3}
     run = whitenedcse.train("bert", "my.txt", output="outputs/two", devices=2, settings=more, **SMALL)
     assert run.facts["processes"] == 2 and run.results["dev"]["last_step"] == 3
@@ -628,9 +626,9 @@ def test_a_thread_can_train_too(home):
 
 def test_a_search_asks_for_dev_pairs(monkeypatch):
     sweeper = {"direction": "maximize"}
-    monkeypatch.setattr(launch.HydraConfig, "get", lambda: SimpleNamespace(sweeper=sweeper))
-    launch.refuse_search("STS-B/dev")
+    monkeypatch.setattr(scripts.HydraConfig, "get", lambda: SimpleNamespace(sweeper=sweeper))
+    scripts.check_search("STS-B/dev")
     with pytest.raises(ValueError, match=r"a search maximises the dev score: .* monitor.dev=FILE"):
-        launch.refuse_search(None)
+        scripts.check_search(None)
     sweeper.clear()  # a list of settings needs none
-    launch.refuse_search(None)
+    scripts.check_search(None)

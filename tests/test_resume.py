@@ -17,7 +17,7 @@ import torch
 from encoders import SENTENCES, backbone, embedder_of
 from lightning import Callback, seed_everything
 from lightning.pytorch.callbacks import LambdaCallback
-from test_ranks import alive, until
+from programs import alive, until
 from test_scripts import ROOT, TINY
 from test_training import DEV, LOSS
 
@@ -411,8 +411,8 @@ def test_so_does_a_run_of_two_processes_and_none_of_them_is_left_running(home):
         assert not any(map(alive, both))
     error = [line for line in (home / "said").read_text().splitlines() if line.startswith("error:")]
     assert error == [
-        f"error: rank 1 (process {second}) was ended by SIGKILL; the other ranks were ended too."
-        " The same command with run=two resumes from the last checkpoint"
+        f"error: rank 1 (process {second}) was ended by SIGKILL, and the others with it;"
+        " the same command with run=two resumes"
     ]
 
     finished(home, str(ROOT / "train.py"), *RUN, two, "trainer.devices=2", "run=two")

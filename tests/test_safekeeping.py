@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
 from rich.console import Console
 
+from whitenedcse import console
 from whitenedcse.training import trainer
 from whitenedcse.training.trainer import Safekeeping
 
@@ -116,14 +117,14 @@ def test_a_line_that_a_signal_interrupts_is_not_repeated(keep, monkeypatch):
             if keep.asked == 0:
                 keep.hear(signal.SIGTERM, None)
 
-    console = Console(file=Interrupted(), width=200)
-    monkeypatch.setattr(console, "console", lambda: console)
+    terminal = Console(file=Interrupted(), width=200)
+    monkeypatch.setattr(console, "console", lambda: terminal)
     keep.say = console.say
     before = threading.active_count()
     keep.say("step 7/12")
     while threading.active_count() > before:
         time.sleep(0.01)
-    assert console.file.getvalue().splitlines() == [
+    assert terminal.file.getvalue().splitlines() == [
         "step 7/12",
-        "stopping after this step, in 6 s at the latest",
+        "stopping after this step, once its checkpoint is written",
     ]

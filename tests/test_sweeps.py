@@ -4,19 +4,13 @@ import importlib.util
 import json
 import os
 import sys
-import time
-from types import SimpleNamespace
 
-import programs
 import pytest
-from hydra.types import RunMode
 from omegaconf import OmegaConf
 from programs import ROOT, started, started_anew
-from test_ranks import until
 from test_scripts import TINY
 
-from whitenedcse.app.jobs import SWEEP, Sweep, progress
-from whitenedcse.run import Run
+from whitenedcse.app.train import progress
 
 SMALL = [*TINY, "encoder.width=48", "trainer.max_steps=4", "tasks=none", "data=file", "data.batch_size=16"]
 SMALL += ["monitor=quickstart"]
@@ -113,81 +107,24 @@ def test_jobs_run_at_a_time_as_they_do_one_by_one(tmp_path):
     assert len(scores[0]) == 2 and scores[0] == scores[1]
 
 
-@pytest.mark.parametrize(
-    ("sweeper", "command", "jobs"),
-    [
-        ({"params": {"seed": "1,2,3", "system": "simcse,sgw"}}, [], 6),
-        ({"params": {"seed": "1,2,3"}}, ["seed=range(1,6)", "views=choice(2,3)", "run=x"], 10),
-        ({"params": None}, ["data.columns=[a,b]"], 1),
-        ({"params": {"optim.lr": "interval(1, 2)"}, "n_trials": 20}, [], 20),
-    ],
-)
-def test_a_sweep_counts_its_jobs(sweeper, command, jobs, monkeypatch):
-    monkeypatch.setenv(SWEEP, "")
-    monkeypatch.setattr("whitenedcse.app.jobs.check_jobs", lambda *_: None)
-    hydras = {"sweeper": sweeper, "overrides": {"task": command}, "sweep": {"dir": "nothing/here"}}
-    hydras |= {"job": {"config_name": "train"}}
-    config = OmegaConf.create({"hydra": hydras})
-    Sweep().on_multirun_start(config)
-    assert os.environ[SWEEP].split()[0] == str(jobs)
-    Sweep().on_multirun_end(config)
-    assert SWEEP not in os.environ
-
-
 def test_a_job_of_a_sweep_says_how_far_it_is(tmp_path, monkeypatch):
-    hydras = SimpleNamespace(mode=RunMode.MULTIRUN, job=SimpleNamespace(num=4))
-    monkeypatch.setattr("whitenedcse.app.jobs.HydraConfig.get", lambda: hydras)
-    monkeypatch.setattr("whitenedcse.app.jobs.time.time", lambda: 10_600.0)
-    monkeypatch.setenv(SWEEP, "10 10000")
-    run = Run(tmp_path / "4")
-    assert progress(run) == "job 5 of 10: 0 finished"
+    def swept(command, **sweeper):
+        hydras = {"sweeper": sweeper, "overrides": {"task": command}}
+        (tmp_path / "multirun.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create({"hydra": hydras})))
+        os.utime(tmp_path / "multirun.yaml", (10_000, 10_000))
+        return progress(tmp_path, 4)
+
+    monkeypatch.setattr("whitenedcse.app.train.time.time", lambda: 10_600.0)
+    assert swept([], params={"seed": "1,2,3", "system": "simcse,sgw"}) == "job 5 of 6: 0 finished"
+    assert swept(["seed=range(1,6)", "views=choice(2,3)", "run=x"], params={"seed": "1,2,3"}).startswith(
+        "job 5 of 10"
+    )
+    assert swept(["data.columns=[a,b]"], params=None) == "job 5 of 1: 0 finished"
+    search = {"params": {"optim.lr": "interval(1, 2)"}, "n_trials": 20}
+    assert swept([], **search) == "job 5 of 20: 0 finished"
     for number, at in enumerate((9_000, 10_300, 10_600)):  # one of an earlier start, two within ten minutes
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "scores.json").touch()
         os.utime(tmp_path / str(number) / "scores.json", (at, at))
-    assert progress(run) == "job 5 of 10: 3 finished, about 35 min left"
-    monkeypatch.setenv(SWEEP, "40 10000")
-    assert progress(run) == "job 5 of 40: 3 finished, about 3.1 h left"
-    hydras.mode = RunMode.RUN
-    assert progress(run) is None
-
-
-def table(sweep):
-    """The scores that `whitenedcse report` makes of a sweep; what follows them is how fast it was."""
-    done = started("whitenedcse", "report", sweep, "--to", "csv", cwd=sweep)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.partition("\n\n")[0]
-
-
-@pytest.mark.slow
-def test_a_killed_sweep_resumes_to_the_table_of_an_uninterrupted_one(tmp_path):
-    arguments = [
-        "-m",
-        *SMALL,
-        "tasks=quickstart",
-        "+sweep=table3",
-        "system=simcse,group",
-        "monitor.every=4",
-    ]
-    whole = started("train.py", *arguments, "run=whole", cwd=tmp_path)
-    assert whole.returncode == 0, whole.stderr
-    environment = programs.surroundings(tmp_path, {})
-    command, files = [str(ROOT / "train.py"), *arguments, "run=killed"], [str(tmp_path / "said")] * 2
-    process = programs.Forked(programs.server(), command, str(tmp_path), environment, files)
-    killed = tmp_path / "outputs" / "killed"
-    try:
-        until(lambda: (killed / "1" / "config.yaml").exists(), 200)
-        time.sleep(0.5)
-    finally:
-        process.kill()
-        process.wait(60)
-    assert len(jobs(tmp_path, "killed")) == 1
-    again = started("train.py", *arguments, "run=killed", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert "outputs/killed/0 is finished and not changed" in again.stdout
-    finished = jobs(tmp_path, "killed")  # before the kill, and the interrupted one
-    assert len(finished) == 2 and all((job / "best" / "model.safetensors").exists() for job in finished)
-    assert not any((job / "checkpoints").exists() for job in finished)
-    assert json.loads((killed / "0" / "scores.json").read_text())["system"] == "simcse"
-    assert table(killed).count("\n") == 2  # a header and two systems
-    assert table(killed) == table(tmp_path / "outputs" / "whole")
+    assert swept(["seed=range(1,11)"]) == "job 5 of 10: 3 finished, about 35 min left"
+    assert swept(["seed=range(1,41)"]) == "job 5 of 40: 3 finished, about 3.1 h left"

@@ -22,7 +22,7 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
 from whitenedcse import ragged as ragged_module
-from whitenedcse.app import launch
+from whitenedcse.app import start
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.evaluation.sts import Subset
@@ -623,7 +623,7 @@ def test_pythons_search_for_garbage_leaves_out_what_a_run_is_made_of(bert, tmp_p
 
     with pytest.raises(ValueError, match="no more"):
         fit(module_of(bert), tmp_path, Ended(), steps=2)
-    launch.give_back()
+    start.give_back()
     assert gc.get_freeze_count() == 0
 
 

@@ -35,14 +35,6 @@ LATEX = str.maketrans(
 )
 
 
-TRACEBACK = "WHITENEDCSE_TRACEBACK"  # set to 1, it shows the traceback of an error that else is one line
-
-
-def traced() -> bool:
-    """Whether the user asks for the traceback of an error, by this variable or by Hydra's own."""
-    return "1" in (os.environ.get(TRACEBACK), os.environ.get("HYDRA_FULL_ERROR"))
-
-
 def asked_to_end(error: BaseException | None) -> int:
     """The exit code, 128 + signal, of a process that a signal asked to end; 0 if none did.
 
@@ -55,6 +47,19 @@ def asked_to_end(error: BaseException | None) -> int:
             return error.code
         error = error.__context__
     return 0
+
+
+@contextmanager
+def ending_when_asked() -> Iterator[None]:
+    """A context in which SIGTERM raises SystemExit, as Ctrl-C raises KeyboardInterrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    usual = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, usual)
 
 
 @contextmanager

@@ -1,4 +1,8 @@
-"""Several processes for one job: the rank of this one."""
+"""Several processes for one job: the place of this one, as torchrun, srun or `trainer.devices=N` gave it.
+
+It is read from the environment, before PyTorch is imported and before the processes have met. What they tell
+each other once they have is in training/parallel.py.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,6 @@ from typing import NamedTuple
 
 USR1 = getattr(signal, "SIGUSR1", signal.SIGTERM)  # SLURM's "your time is nearly over"
 ASKING = (signal.SIGTERM, signal.SIGINT, USR1)  # to stop
-STOPPED = {128 + number for number in ASKING}  # exit codes of ranks that were asked to
-UNANSWERED = 124  # the exit code where a rank did not answer in time, as of the command `timeout`
-GRACE = 2.0  # seconds for the ranks that are left to end by themselves when one has failed
-LIMIT = 6.0  # the same after Ctrl-C or SIGTERM: on a busy machine the rest of 10 s passes meanwhile
-resumes = "The same command resumes from the last checkpoint"  # the command line adds the name of the run
 
 
 class Place(NamedTuple):
@@ -28,7 +27,7 @@ class Place(NamedTuple):
 
 
 def placed() -> Place | None:
-    """The place that torchrun, srun or `run` gave this process; None if it was started alone."""
+    """The place that this process was given; None if it was started alone."""
     env = os.environ
     if "RANK" in env and "WORLD_SIZE" in env:
         world = int(env["WORLD_SIZE"])
@@ -39,13 +38,18 @@ def placed() -> Place | None:
     return None
 
 
-def first() -> bool:
+def is_first() -> bool:
     """Whether this process is the first rank of its job, or the only one."""
     here = placed()
     return here is None or here.rank == 0
 
 
-def refuse(what: str) -> None:
+def has_agent() -> bool:
+    """Whether torchrun, or this package as it does, started this process and watches it."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def check_alone(what: str) -> None:
     """Raise ValueError in one of several ranks: this job is for one process."""
     if (here := placed()) is not None and here.world > 1:
         raise ValueError(
@@ -74,9 +78,9 @@ def shared(name: str, value: str) -> str:
 def end_with_parent(parent: int | None = None) -> None:
     """End this process soon after the one that started it, however that ends, so that no rank is left alone.
 
-    parent: its process id; None for that of `run`, or this process's parent.
+    parent: its process id; None for this process's parent now.
     """
-    parent = parent or int(os.environ.get("WHITENEDCSE_FRONT", os.getppid()))
+    parent = parent or os.getppid()
     said = f"error: process {parent}, which started this one, has ended; so does this one\n"
 
     def watch() -> None:

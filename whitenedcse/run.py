@@ -16,19 +16,18 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from contextlib import suppress
-from functools import cached_property, wraps
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
-from filelock import BaseFileLock, FileLock
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from whitenedcse.distributed import first, shared
+from whitenedcse.distributed import is_first, shared
 from whitenedcse.files import (
     DIGESTS,
     LOCK,
@@ -46,21 +45,29 @@ from whitenedcse.files import (
 )
 
 SEALED = ("config.yaml", "versions.json", "metrics.csv", "items.npz", f"best/{DIGESTS}")
-BEGUN = ("config.yaml", "versions.json", "metrics.csv", "train.log", "evaluate.log")  # before the first step
+BEGUN = ("config.yaml", "versions.json", "metrics.csv", "train.log", "evaluate.log", LOCK)
 OTHER = "choose another name with run=NAME (in Python, output=DIR)"
 CURE = f"copy the whole run again or, if the change is yours, delete the {DIGESTS} beside it"
-held: dict[Path, BaseFileLock] = {}  # the directories that this process has claimed, until it ends
-fresh: set[Path] = set()  # those without a run when this process was asked for one
-
-
-def on_first_rank(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator: the method does nothing and returns None on ranks other than the first."""
-
-    @wraps(method)
-    def called(*arguments: Any, **settings: Any) -> Any:
-        return method(*arguments, **settings) if first() else None
-
-    return called
+SWEPT = "multirun.yaml"  # what Hydra writes in the folder of a sweep
+FREE = {"run", "force", "checkpoint_every", "data.corpus"}  # settings that may change
+FREE |= {"trainer.devices", "trainer.num_nodes", "trainer.timeout"}
+SCRATCH = "whitenedcse.model.scratch.small_bert"  # the encoder of random weights
+SPEARMAN = "dev/spearman"  # the name of the dev score in metrics.csv
+MOVED = {  # where a symbol of an older config.yaml is now
+    "whitenedcse.model.head.Head": "whitenedcse.model.head.ProjectionHead",
+    "whitenedcse.model.pooling.Pooling": "whitenedcse.model.head.Pooling",
+    "whitenedcse.model.head.Whitening": "whitenedcse.model.whitener.WhiteningSettings",
+    "whitenedcse.training.optim.adamw": "whitenedcse.training.module.adamw",
+    "whitenedcse.training.loss.MaskedLanguageModel": "whitenedcse.training.terms.MaskedLanguageModel",
+    "whitenedcse.training.mlm.MaskedLanguageModel": "whitenedcse.training.terms.MaskedLanguageModel",
+    "whitenedcse.model.encoder.small_bert": SCRATCH,
+    "whitenedcse.evaluation.protocol.Protocol": "whitenedcse.evaluation.tasks.Protocol",
+}
+GONE = (  # settings of an older config.yaml, and those of their values with which it is the same run now
+    ("loss", "force_literal", (True, False)),
+    ("monitor", "sample", (2048,)),
+)
+ADDED = {"transform": "zca", "iterations": 5}  # to head.whitening: what older runs did
 
 
 class Run:
@@ -78,7 +85,6 @@ class Run:
         self.path = Path(path)
         self.checkpoints, self.best = self.path / "checkpoints", self.path / "best"
         self.metrics, self.config = self.path / "metrics.csv", self.path / "config.yaml"
-        self._scores: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -92,6 +98,8 @@ class Run:
         folders = (Path(model), Path(model).parent) if Path(model).exists() else ()
         return next((run for run in map(cls, folders) if run.began), None)
 
+    # what it holds
+
     @property
     def began(self) -> bool:
         """Whether train.py or evaluate.py has started a run in this directory."""
@@ -104,20 +112,26 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """config.yaml as dictionaries, old names replaced by today's. Raises ValueError if it is not YAML."""
+        """The content of config.yaml. Raises ValueError if it is not YAML."""
         self._check(self.config.name)
-        return present(_settings(self.config))
+        with parsing(self.config, "copy it again, or name a new run"):
+            content: Any = OmegaConf.to_container(OmegaConf.load(self.config))
+            return present({str(name): value for name, value in content.items()})
 
     @cached_property
     def facts(self) -> dict[str, Any]:
         """The content of versions.json, or {} without that file. Raises ValueError if not a JSON object."""
         return self._json("versions.json") or {}
 
+    @cached_property
+    def _scores(self) -> dict[str, Any]:
+        return self._json("scores.json") or {}
+
     @property
     def scores(self) -> dict[str, Any] | None:
         """The content of scores.json; None until the run ends. Raises ValueError if not a JSON object."""
-        if self._scores is None:
-            self._scores = self._json("scores.json")
+        if not (self.path / "scores.json").is_file():
+            return None
         return self._scores
 
     @property
@@ -138,10 +152,7 @@ class Run:
 
     def _json(self, name: str) -> dict[str, Any] | None:
         self._check(name)
-        if not (self.path / name).is_file():
-            return None
-        content: dict[str, Any] = read_json(self.path / name)
-        return content
+        return read_json(self.path / name) if (self.path / name).is_file() else None
 
     @cached_property
     def items(self) -> dict[str, NDArray[Any]]:
@@ -199,72 +210,64 @@ class Run:
         _ = self.settings, self.facts, self.series
         return self
 
-    def refuse_taken(self, *, sweep: bool = False) -> None:
+    # how it is written, from its beginning to its end; of several ranks, by the first
+
+    @contextmanager
+    def claim(self) -> Iterator[None]:
+        """A context in which no other process writes here. Raises ValueError if one does."""
+        lock = None
+        if is_first():
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = claimed(self.path, f"wait, or {OTHER}")
+        self._forget()  # what was read before another process wrote it
+        try:
+            yield
+        finally:
+            if lock is not None:
+                lock.lock.release()
+
+    def _forget(self) -> None:
+        for name in ("settings", "facts", "_scores", "series", "items"):
+            self.__dict__.pop(name, None)
+
+    @contextmanager
+    def tidied(self) -> Iterator[None]:
+        """A context in which an error before the first step of a new run leaves nothing here.
+
+        Raises ValueError if the directory holds anything other than a run.
+        """
+        self.check_free()
+        fresh = is_first() and not self.began
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            if fresh and not (isinstance(error, SystemExit) and error.code not in (1, 2)):
+                self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Remove what a refused start wrote here, unless it made a step, and folders that are empty then."""
+        with suppress(OSError, ValueError):
+            # step 0 is the untouched encoder's
+            stepped = any(series.steps.any() for series in self.series.values())
+            made = [self.path / "scores.json", *self.checkpoints.glob("*"), *self.best.glob("*")]
+            if not stepped and not any(path.exists() for path in made):
+                for name in BEGUN:
+                    (self.path / name).unlink(missing_ok=True)
+        with suppress(OSError, ValueError):  # refused by the system for a folder that holds anything
+            self.path.rmdir()
+            if [path.name for path in self.path.parent.iterdir()] == [SWEPT]:
+                (self.path.parent / SWEPT).unlink()
+            os.removedirs(self.path.parent.relative_to(Path.cwd()))
+
+    def check_free(self, *, sweep: bool = False) -> None:
         """Raise ValueError if the directory holds anything other than a run or, if `sweep`, than a sweep."""
         own = {"a run": (self.config.name,)} if sweep else {"a sweep": (SWEPT,)}
         for kind, names in {**own, "something other than a run": MARKS}.items():
             if any((self.path / name).exists() for name in names):
                 raise ValueError(f"{self.path} holds {kind}; {OTHER}")
 
-    @on_first_rank
-    def claim(self) -> None:
-        """Keep others from writing here until this process ends. ValueError if one does or it is no run's."""
-        self.refuse_taken()
-        self.path.mkdir(parents=True, exist_ok=True)
-        if self.path not in held:
-            held[self.path] = claimed(self.path, f"wait, or {OTHER}").lock
-        self._forget()  # what was read before another process wrote it
-
-    def release(self) -> None:
-        """Let other processes write here again, before this one ends."""
-        if lock := held.pop(self.path, None):
-            lock.release()
-
-    def asked(self) -> Run:
-        """This run, noted as one that `discard` may remove if nothing has been started here yet."""
-        (fresh.discard if self.began else fresh.add)(self.path)
-        return self
-
-    @on_first_rank
-    def discard(self) -> None:
-        """Remove what a refused job wrote, unless the run made a step, was here before or is another's."""
-        with suppress(OSError, ValueError):
-            if self.path in fresh and self.path.is_dir():
-                if self.path not in held:
-                    held[self.path] = FileLock(self.path / LOCK).acquire(timeout=0).lock
-                steps = (series.steps for series in self.series.values())  # 0 is the untouched encoder's
-                made = self.path.glob("scores.json"), self.checkpoints.glob("*"), self.best.glob("*"), *steps
-                for name in () if any(map(any, made)) else (*BEGUN, LOCK):
-                    (self.path / name).unlink(missing_ok=True)
-                self.release()
-        with suppress(OSError):
-            self.path.rmdir()  # refused by the system if it holds anything
-
-    @on_first_rank
-    def start(self, config: str, **facts: Any) -> None:
-        """Write config.yaml and, with `facts`, versions.json.
-
-        Raises ValueError if there is a run here that has ended, or an unfinished one with other settings.
-        """
-        self.claim()
-        if self.began and (self.scores is not None or self.refuse_other(config, {}, force=True)):
-            raise ValueError(f"{self.path} already holds a run; {OTHER}")
-        from whitenedcse.compute import environment
-
-        self._write(config, {"command": pasted(sys.argv), **facts, **environment()})
-
-    def _write(self, config: str, facts: Mapping[str, Any]) -> None:
-        """Write both files, last the one that makes the directory a run."""
-        write_json(self.path / "versions.json", facts)
-        with writing(self.config, "w") as stream:
-            stream.write(config)
-        self._forget()
-
-    def _forget(self) -> None:
-        for name in ("settings", "facts"):
-            self.__dict__.pop(name, None)
-
-    def refuse_other(self, config: str, exact: Mapping[str, Any], *, force: bool = False) -> list[str]:
+    def check_same(self, config: str, exact: Mapping[str, Any], *, force: bool = False) -> list[str]:
         """Raise ValueError if the run here was started with other settings or facts; `force` returns them.
 
         config: the resolved settings as YAML. exact: what else decides each bit, e.g. digests of the data.
@@ -275,10 +278,25 @@ class Run:
         others = differences(self.settings, self.facts, asked, exact)
         if others and not force:
             some = ", ".join([*others[:6], *[f"and {len(others) - 6} more"] * (len(others) > 6)])
-            raise ValueError(f"{self.path} holds another run: {some}; {OTHER}{instead(self, others)}")
+            cure = ""
+            if not self.scores:
+                count = any(name.startswith("processes=") for name in others)
+                cure = f"; or resume it with trainer.devices={self.facts['processes']}" if count else ""
+                cure += "; or, to resume it anyway, add --force (in Python, force=True)"
+            raise ValueError(f"{self.path} holds another run: {some}; {OTHER}{cure}")
         return others
 
-    @on_first_rank
+    def start(self, config: str, **facts: Any) -> None:
+        """Write versions.json, of `facts` and the environment, and config.yaml.
+
+        Raises ValueError if there is a run here that has ended, or an unfinished one with other settings.
+        """
+        if self.began and (self.scores is not None or self.check_same(config, {}, force=True)):
+            raise ValueError(f"{self.path} already holds a run; {OTHER}")
+        from whitenedcse.compute import environment
+
+        self._write(config, {"command": pasted(sys.argv), **facts, **environment()})
+
     def resume(self, config: str, exact: Mapping[str, Any], step: int) -> list[str]:
         """Note that the run resumes after a step; returns what in `environment` changed since it started."""
         from whitenedcse.compute import environment
@@ -288,6 +306,15 @@ class Run:
         again = {"step": step, "command": pasted(sys.argv), **changed}
         self._write(config, {**self.facts, **exact, "resumed": [*self.facts.get("resumed", []), again]})
         return [f"{k}={as_yaml(v)} (it began with {as_yaml(then.get(k))})" for k, v in changed.items()]
+
+    def _write(self, config: str, facts: Mapping[str, Any]) -> None:
+        """Write both files, last the one that makes the directory a run."""
+        if is_first():
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(self.path / "versions.json", facts)
+            with writing(self.config, "w") as stream:
+                stream.write(config)
+        self._forget()
 
     def end(self, scores: dict[str, Any], items: Mapping[str, NDArray[Any]] | None = None) -> None:
         """Write items.npz, if there are items, digests.json and, last, scores.json: the run has ended.
@@ -299,28 +326,67 @@ class Run:
                 np.savez_compressed(stream, **items)  # type: ignore[arg-type]
         seal(self.path, SEALED, {"scores.json": as_json(scores)})
         write_json(self.path / "scores.json", scores)
-        self._scores = scores
+        self._forget()
 
 
-FREE = {"run", "checkpoint_every", "data.corpus"}  # settings that may change
-FREE |= {"trainer.devices", "trainer.num_nodes", "trainer.timeout"}
-SCRATCH = "whitenedcse.model.scratch.small_bert"  # the encoder of random weights
-MOVED = {  # where a symbol of an older config.yaml is now
-    "whitenedcse.model.head.Head": "whitenedcse.model.head.ProjectionHead",
-    "whitenedcse.model.pooling.Pooling": "whitenedcse.model.head.Pooling",
-    "whitenedcse.model.head.Whitening": "whitenedcse.model.whitener.WhiteningSettings",
-    "whitenedcse.training.optim.adamw": "whitenedcse.training.module.adamw",
-    "whitenedcse.training.loss.MaskedLanguageModel": "whitenedcse.training.terms.MaskedLanguageModel",
-    "whitenedcse.training.mlm.MaskedLanguageModel": "whitenedcse.training.terms.MaskedLanguageModel",
-    "whitenedcse.model.encoder.small_bert": SCRATCH,
-    "whitenedcse.evaluation.protocol.Protocol": "whitenedcse.evaluation.tasks.Protocol",
-}
-GONE = (  # settings of an older config.yaml, and those of their values with which it is the same run now
-    ("loss", "force_literal", (True, False)),
-    ("monitor", "sample", (2048,)),
-)
-ADDED = {"transform": "zca", "iterations": 5}  # to head.whitening: what older runs did
-SWEPT = "multirun.yaml"  # what Hydra writes in the folder of a sweep
+class Series(NamedTuple):
+    """The values logged under one name: steps (n,) of the optimiser and finite values (n,)."""
+
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+    def at(self, step: int) -> float | None:
+        """The last value that was logged at a step; None if none was."""
+        values = self.values[self.steps == step]
+        return float(values[-1]) if len(values) else None
+
+    @property
+    def median(self) -> float:
+        """The median of the values."""
+        return float(np.median(self.values))
+
+
+def logged(file: Path) -> dict[str, Series]:
+    """The columns of metrics.csv, finite values only. Raises ValueError, naming the file, if damaged."""
+    columns: dict[str, list[tuple[int, float]]] = {}
+    with parsing(file, "delete its damaged lines"):
+        for line in table(file):
+            step = int(line.pop("step"))
+            for name, cell in line.items():
+                columns.setdefault(name, []).extend([(step, float(cell))] if cell else [])
+    finite = {name: [(s, v) for s, v in pairs if np.isfinite(v)] for name, pairs in columns.items()}
+    return {
+        name: Series(np.array([s for s, _ in pairs]), np.array([v for _, v in pairs]))
+        for name, pairs in finite.items()
+        if pairs
+    }
+
+
+def dev(columns: Mapping[str, Series]) -> dict[str, Any] | None:
+    """The equivalent of `dev` in scores.json of the evaluations so far; None before the first."""
+    if SPEARMAN not in columns:
+        return None
+    steps, values = columns[SPEARMAN]
+    best = int(values[1:].argmax()) + 1 if len(values) > 1 else 0
+    summary = {"before": values[0], "best": values[best], "best_step": int(steps[best]), "n": None}
+    scores = {name: column for name, column in columns.items() if name.startswith("dev/")}
+    for key, step in (("values_before", steps[0]), ("values_best", steps[best])):
+        summary[key] = {name: column.at(int(step)) for name, column in scores.items()}
+    return summary
+
+
+def by_task(row: Mapping[str, Any], headline: str) -> dict[str, float | None]:
+    """The scores of each task in a row of scores.json and, last, "avg", the average a sweep maximises."""
+    scores: dict[str, float | None] = {}
+    if "rte" in row:
+        scores |= {"RTE": row["rte"]["accuracy"], "avg": row["rte"]["accuracy"]}
+    if "transfer" in row:
+        scores |= {name: task["accuracy"] for name, task in row["transfer"]["tasks"].items()}
+        scores["avg"] = row["transfer"]["avg"]
+    if "sts" in row:
+        scores |= {name: task[headline] for name, task in row["sts"]["tasks"].items()}
+        scores["avg"] = row["sts"]["avg"][headline]
+    return scores | {"avg": scores.pop("avg")}  # last
 
 
 def differences(
@@ -351,17 +417,28 @@ def as_yaml(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def instead(run: Any, others: Iterable[str]) -> str:
-    """What else may be meant where a command names the directory of a run with other settings: `others`."""
-    if not run.scores:
-        devices = any(name.startswith("processes=") for name in others)
-        count = f"; or resume it with trainer.devices={run.facts['processes']}" if devices else ""
-        return f"{count}; or, to resume it anyway, add --force (in Python, force=True)"
-    if (run.path.parent / SWEPT).is_file():
-        folder = os.path.relpath(run.path.parent)
-        return f"; whitenedcse report {folder} outputs/NAME --out DIR shows the jobs of both in one table"
-    further = f"; to train it further, give the new run encoder=pretrained encoder.path={run.path}"
-    return further if run.trains else ""
+def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """All values of nested mappings by their dotted names."""
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{path}{key}"
+        values |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return values
+
+
+def changed(then: Mapping[str, Any], now: Mapping[str, Any], most: int = 2) -> str:
+    """What nested mappings differ in: for at most so many values, "NAME was VALUE and is now VALUE".
+
+    A mapping that is None in one of them is named first, without its values.
+    """
+    for name in sorted(then.keys() & now.keys()):
+        if (before := isinstance(then[name], Mapping)) != (after := isinstance(now[name], Mapping)):
+            what = f"{name} step{' (a whitening, or division by the length)' * (name == 'final')}"
+            return f"there was {'a' if before else 'no'} {what} and is {'one' if after else 'none'} now"
+    was, is_ = flat(then), flat(now)
+    names = [name for name in sorted(was.keys() | is_.keys()) if was.get(name) != is_.get(name)]
+    said = {n: n.replace("final.provenance.", "the whitening's ") for n in names[:most]}
+    return "; ".join(f"{said[n]} was {was.get(n)!r} and is now {is_.get(n)!r}" for n in said)
 
 
 def present(settings: dict[str, Any]) -> dict[str, Any]:
@@ -421,105 +498,3 @@ def stamp() -> str:
     now = time.strftime("%Y-%m-%d_%H-%M-%S")
     same = len(list(Path("outputs").glob(f"*-{now}*")))  # runs that were begun within this second
     return shared("stamp", f"{now}-{same + 1}" if same else now)
-
-
-SPEARMAN = "dev/spearman"  # the name of the dev score in metrics.csv
-
-
-def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """All values of nested mappings by their dotted names."""
-    values: dict[str, Any] = {}
-    for key, value in config.items():
-        name = f"{path}{key}"
-        values |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
-    return values
-
-
-def changed(then: Mapping[str, Any], now: Mapping[str, Any], most: int = 2) -> str:
-    """What nested mappings differ in: for at most so many values, "NAME was VALUE and is now VALUE".
-
-    A mapping that is None in one of them is named first, without its values.
-    """
-    for name in sorted(then.keys() & now.keys()):
-        if (before := isinstance(then[name], Mapping)) != (after := isinstance(now[name], Mapping)):
-            what = f"{name} step{' (a whitening, or division by the length)' * (name == 'final')}"
-            return f"there was {'a' if before else 'no'} {what} and is {'one' if after else 'none'} now"
-    was, is_ = flat(then), flat(now)
-    names = [name for name in sorted(was.keys() | is_.keys()) if was.get(name) != is_.get(name)]
-    said = {n: n.replace("final.provenance.", "the whitening's ") for n in names[:most]}
-    return "; ".join(f"{said[n]} was {was.get(n)!r} and is now {is_.get(n)!r}" for n in said)
-
-
-class Series(NamedTuple):
-    """The values logged under one name: steps (n,) of the optimiser and finite values (n,)."""
-
-    steps: NDArray[np.int64]
-    values: NDArray[np.float64]
-
-    def at(self, step: int) -> float | None:
-        """The last value that was logged at a step; None if none was."""
-        values = self.values[self.steps == step]
-        return float(values[-1]) if len(values) else None
-
-    @property
-    def median(self) -> float:
-        """The median of the values."""
-        import numpy as np
-
-        return float(np.median(self.values))
-
-
-def logged(file: Path) -> dict[str, Series]:
-    """The columns of metrics.csv, finite values only. Raises ValueError, naming file and line, if damaged."""
-    import numpy as np
-
-    columns: dict[str, list[tuple[int, float]]] = {}
-    for number, line in enumerate(table(file), 2):
-        try:
-            step = int(line.pop("step"))
-            for name, cell in line.items():
-                columns.setdefault(name, []).extend([(step, float(cell))] if cell else [])
-        except (ValueError, KeyError) as error:
-            raise ValueError(f"{file}:{number}: not a step and numbers by column: {error}") from None
-    finite = {name: [(s, v) for s, v in pairs if np.isfinite(v)] for name, pairs in columns.items()}
-    return {
-        name: Series(np.array([s for s, _ in pairs]), np.array([v for _, v in pairs]))
-        for name, pairs in finite.items()
-        if pairs
-    }
-
-
-def dev(columns: Mapping[str, Series]) -> dict[str, Any] | None:
-    """The equivalent of `dev` in scores.json of the evaluations so far; None before the first."""
-    if SPEARMAN not in columns:
-        return None
-    steps, values = columns[SPEARMAN]
-    best = int(values[1:].argmax()) + 1 if len(values) > 1 else 0
-    summary = {"before": values[0], "best": values[best], "best_step": int(steps[best]), "n": None}
-    scores = {name: column for name, column in columns.items() if name.startswith("dev/")}
-    for key, step in (("values_before", steps[0]), ("values_best", steps[best])):
-        summary[key] = {name: column.at(int(step)) for name, column in scores.items()}
-    return summary
-
-
-def by_task(row: Mapping[str, Any], headline: str) -> dict[str, float | None]:
-    """The scores of each task in a row of scores.json and, last, "avg", the average a sweep maximises."""
-    scores: dict[str, float | None] = {}
-    if "rte" in row:
-        scores |= {"RTE": row["rte"]["accuracy"], "avg": row["rte"]["accuracy"]}
-    if "transfer" in row:
-        scores |= {name: task["accuracy"] for name, task in row["transfer"]["tasks"].items()}
-        scores["avg"] = row["transfer"]["avg"]
-    if "sts" in row:
-        scores |= {name: task[headline] for name, task in row["sts"]["tasks"].items()}
-        scores["avg"] = row["sts"]["avg"][headline]
-    return scores | {"avg": scores.pop("avg")}  # last
-
-
-def _settings(file: Path) -> dict[str, Any]:
-    """The content of a YAML file, unresolved."""
-    with parsing(file, "copy it again, or name a new run"):
-        content = OmegaConf.to_container(OmegaConf.load(file))
-        if not isinstance(content, Mapping):
-            raise ValueError("it is not a mapping of names and values")
-        return {str(name): value for name, value in content.items()}

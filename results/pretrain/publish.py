@@ -17,7 +17,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
-from whitenedcse.app.jobs import built
+from whitenedcse.app.train import built
 from whitenedcse.ragged import Ragged, taken
 from whitenedcse.report.page import smoothed
 from whitenedcse.report.plots import COLOURS, STYLE

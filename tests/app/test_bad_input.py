@@ -1,7 +1,6 @@
 """What a user can mend is one line on the standard error, exit code 2, and leaves nothing behind."""
 
 import json
-import os
 import runpy
 import shutil
 import sys
@@ -58,7 +57,6 @@ def start(place, monkeypatch, capfd):
         words = list({word.partition("=")[0]: word for word in arguments}.values())  # the last of a name
         monkeypatch.setattr(sys, "argv", [str(ROOT / f"{name}.py"), *words])
         monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # a start sets it
-        monkeypatch.setenv("WHITENEDCSE_TRACEBACK", "")
         code = None
         with warnings.catch_warnings():
             try:
@@ -157,7 +155,6 @@ def test_bad_input_is_one_line_that_names_it_and_leaves_nothing_behind(script, u
 def test_the_traceback_is_shown_on_request(start, monkeypatch):
     with pytest.raises(ValueError, match="data.max_length"):
         start("train", *TRAIN.split(), "data.max_length=x", "--debug")
-    os.environ.pop("WHITENEDCSE_TRACEBACK", None)
 
 
 @pytest.mark.parametrize(

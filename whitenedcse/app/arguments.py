@@ -108,10 +108,10 @@ def refuse_numbers(arguments: argparse.Namespace) -> None:
 
 def say_unfinished(source: str) -> None:
     """Print one line where the model is of a run of train.py that has not ended."""
-    from whitenedcse.distributed import first
+    from whitenedcse.distributed import is_first
     from whitenedcse.run import Run
 
-    if not first() or parent_process():  # one of several processes, the first of which says it
+    if not is_first() or parent_process():  # one of several processes, the first of which says it
         return
     run = Run.of(source)
     if run and run.best.is_dir() and run.trains and run.scores is None:

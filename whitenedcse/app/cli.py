@@ -1,7 +1,7 @@
 """The command line `whitenedcse COMMAND`; --help explains. Its commands for data and reports are here.
 
 A command is a parser, and a function from its arguments to an exit status that imports what it needs.
-`train` and `evaluate` take Hydra's words, as train.py and evaluate.py do, and are started by `launch`.
+`train` and `evaluate` take Hydra's words, as train.py and evaluate.py do, and are started by `start`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from whitenedcse import console
 from whitenedcse.app import arguments as given
-from whitenedcse.app import ranks, search_commands, serving_commands
+from whitenedcse.app import search_commands, serving_commands
 from whitenedcse.console import Grid, say, show
 from whitenedcse.data import sources
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status.
 
     0: success. 1: it ran and found something wrong. 2: an error, with its traceback if the environment has
-    WHITENEDCSE_TRACEBACK=1 or HYDRA_FULL_ERROR=1. 130: Ctrl-C.
+    --debug. 130: Ctrl-C.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     if words[:1] in (["train"], ["evaluate"]):
@@ -42,12 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if unknown:
             raise ValueError(no_argument(unknown, words, parser))
         given.refuse_numbers(arguments)
-        with ranks.ending_when_asked():
+        with console.ending_when_asked():
             return int(arguments.run(arguments))
     except (Exception, KeyboardInterrupt) as error:
         if code := console.asked_to_end(error):
             return code
-        if "--debug" in words or console.traced() or not isinstance(error, ValueError | OSError):
+        if "--debug" in words or not isinstance(error, ValueError | OSError):
             raise
         from whitenedcse.app.config import did_you_mean
 
@@ -87,10 +87,12 @@ def commands(parser: ArgumentParser, before: str = "") -> Iterator[tuple[str, Ar
 
 def script(name: str, *words: str) -> int:
     """Run train.py or evaluate.py with these words; returns the exit status."""
-    from whitenedcse.app import jobs, launch
+    from whitenedcse.app.evaluate import evaluate
+    from whitenedcse.app.start import start
+    from whitenedcse.app.train import train
 
     sys.argv = [f"whitenedcse {name}", *words]
-    launch.start(getattr(jobs, name))
+    start({"train": train, "evaluate": evaluate}[name])
     return 0
 
 

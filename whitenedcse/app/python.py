@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,9 +22,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from whitenedcse.app import jobs, launch
 from whitenedcse.app.config import CONF, did_you_mean, message, stems
-from whitenedcse.console import traced
+from whitenedcse.app.evaluate import evaluate as evaluated
+from whitenedcse.app.start import quiet
+from whitenedcse.app.train import train as trained
 from whitenedcse.run import Run, stamp
 
 Settings = Mapping[str, Any]
@@ -94,9 +95,9 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
     }
     given |= {"loss.temperature": temperature, "optim.lr": lr, "data.batch_size": batch_size}
     given |= {"data.max_length": max_length, "trainer.max_epochs": epochs, "seed": seed}
-    given |= {"trainer.devices": devices, **(settings or {})}
+    given |= {"trainer.devices": devices, "force": force, **(settings or {})}
     path = Path(output or Path("outputs", f"{Path(encoder).name}-{stamp()}"))
-    return called("train", given, path, force=force)
+    return called(trained, given, path)
 
 
 def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by name
@@ -138,7 +139,7 @@ def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by na
         given["tasks.names"] = listed("tasks", tasks)
     given |= {"pooling": pooling} if pooling else {}
     path = Path(output or Path("outputs", f"evaluate-{stamp()}"))
-    return called("evaluate", given | dict(settings or {}), path)
+    return called(evaluated, given | dict(settings or {}), path)
 
 
 def refuse_object(name: str, value: Any, wanted: str) -> None:
@@ -158,45 +159,40 @@ def listed(name: str, tasks: Any) -> list[str]:
     return [str(task) for task in tasks]
 
 
-def called(script: str, given: Settings, path: Path, *, force: bool = False) -> Run:
+def called(script: Callable[[DictConfig], Any], given: Settings, path: Path) -> Run:
     """Run a script with settings in this process, in the run directory `path`; see `train` for errors."""
     words = [f"{name}={quoted(value)}" for name, value in given.items()]
     try:
-        with composed(script, words, path, force=force) as config:
-            getattr(jobs, script)(config)
+        with composed(script.__name__, words, path) as config:
+            script(config)
     except SystemExit as end:
         if end.code in (130, 143):  # 128 + SIGINT or SIGTERM, after a checkpoint was written
             raise KeyboardInterrupt from None
-        raise RuntimeError(f"{script} ended with status {end.code}; its last lines say why") from end
-    except (ValueError, OSError) as error:
-        Run(path.resolve()).discard()
+        raise RuntimeError(f"{script.__name__} ended with status {end.code}; its last lines say why") from end
+    except FileNotFoundError as error:
         if near := did_you_mean(error, words):
             raise FileNotFoundError(f"{error}{near}") from None
         raise
-    finally:
-        Run(path.resolve()).release()
     return Run(path)
 
 
 @contextmanager
-def composed(script: str, words: Sequence[str], path: Path, *, force: bool) -> Iterator[DictConfig]:
+def composed(script: str, words: Sequence[str], path: Path) -> Iterator[DictConfig]:
     """The configuration of a script with these words; inside, the process is as the command would have it."""
     state, argv = Singleton.get_state(), sys.argv
     try:
         sys.argv = [f"whitenedcse {script}", *words]
-        os.environ["WHITENEDCSE_FORCE"] = "1" if force else ""
         with initialize_config_dir(str(CONF), version_base="1.3", job_name=script), warnings.catch_warnings():
             config = compose(script, list(words), return_hydra_config=True)
             with open_dict(config):
                 config.hydra.runtime.output_dir = str(path.resolve())
                 HydraConfig.instance().set_config(config)
                 config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-            launch.quiet()
+            quiet()
             yield config
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(message(error, sys.argv)) from (error if traced() else None)
+        raise ValueError(message(error, sys.argv)) from None
     finally:
-        os.environ.pop("WHITENEDCSE_FORCE", None)
         sys.argv = argv
         Singleton.set_state(state)
 

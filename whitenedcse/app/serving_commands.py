@@ -11,7 +11,7 @@ from typing import Any
 from whitenedcse.app import arguments as given
 from whitenedcse.console import interrupted, lacking, say
 from whitenedcse.data import remote, sources
-from whitenedcse.distributed import first, refuse
+from whitenedcse.distributed import check_alone, is_first
 from whitenedcse.files import beside
 
 REPLACED = "; it replaces an earlier one"
@@ -80,7 +80,7 @@ def whiten_fit(arguments: argparse.Namespace) -> int:
     fit = Postprocess(arguments.kind, shrinkage=arguments.shrinkage, power=arguments.power)
     corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample)
     if remote.is_url(arguments.out):
-        refuse(f"a fit that is written to {arguments.out}")
+        check_alone(f"a fit that is written to {arguments.out}")
     before = remote.present(arguments.out)
     if before is not None:
         refuse_place(before)
@@ -182,12 +182,12 @@ def encode(arguments: argparse.Namespace) -> int:
         out = store.local if store else Path(arguments.out)
         opened = partial(given.ended, arguments)
         job = Job(opened, arguments.source, corpus, out, form, arguments.bf16, store)
-        with interrupted(lambda: kept(out, arguments.out) if first() else ""):
+        with interrupted(lambda: kept(out, arguments.out) if is_first() else ""):
             new = encoded(job, arguments.processes, arguments.engine)
-        if first() and (manifest := begun(out)):
+        if is_first() and (manifest := begun(out)):
             here = f"; {manifest.rows - new:,} were encoded before" if new < manifest.rows else ""
             say(f"{manifest.rows:,} rows of width {manifest.width}: {arguments.out}{here}")
-        if first() and store:
+        if is_first() and store:
             remote.clear(out)
     return 0
 

@@ -29,7 +29,6 @@ from whitenedcse.ragged import Ragged, taken
 
 Value = TypeVar("Value")
 timeout: timedelta | None = None  # of groups of processes that are yet to be made; None: PyTorch's own
-entered = 0  # the number of collectives that this process has reached, which every rank enters in one order
 
 
 def place() -> tuple[int, int]:
@@ -37,12 +36,6 @@ def place() -> tuple[int, int]:
     if not (dist.is_available() and dist.is_initialized()):
         return 0, 1
     return dist.get_rank(), dist.get_world_size()
-
-
-def reached() -> None:
-    """Count a collective that this process is about to enter."""
-    global entered
-    entered += 1
 
 
 def gathered(x: Tensor) -> Tensor:
@@ -57,7 +50,6 @@ class _Gather(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(place()[1])]
-        reached()
         dist.all_gather(parts, x.contiguous())
         return torch.cat(parts, dim=1)
 
@@ -66,7 +58,6 @@ class _Gather(Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         rank, world = place()
         grad = grad.contiguous().clone()
-        reached()
         dist.all_reduce(grad)
         return grad.chunk(world, dim=1)[rank]
 
@@ -78,7 +69,6 @@ def agreed(*numbers: int) -> list[list[int]]:
         return [list(numbers)]
     table = torch.zeros(world, len(numbers), dtype=torch.long)
     table[rank] = torch.tensor(numbers)
-    reached()
     dist.all_reduce(table, group=_hosts())
     return table.tolist()
 
@@ -93,7 +83,6 @@ def equal_sizes(n: int) -> None:
 def summed(array: NDArray[Any]) -> NDArray[Any]:
     """The sum over all ranks of an array of each, on every rank."""
     if place()[1] > 1:
-        reached()
         dist.all_reduce(torch.from_numpy(array), group=_hosts())
     return array
 
@@ -104,7 +93,6 @@ def from_first(make: Callable[[], Value]) -> Value:
     if world == 1:
         return make()
     box = [make() if rank == 0 else None]
-    reached()
     dist.broadcast_object_list(box, group=_hosts())
     return box[0]  # type: ignore[return-value]
 
@@ -113,7 +101,6 @@ def everyones(value: Value) -> list[Value]:
     """The values of all ranks as a list, in the order of ranks."""
     box: list[Any] = [value] * place()[1]
     if len(box) > 1:
-        reached()
         dist.all_gather_object(box, value, group=_hosts())
     return box
 
@@ -183,7 +170,6 @@ class _Pieces(Function):
         shares, parts = shared(len(ctx.pieces), ctx.manner), grad.split(ctx.sizes)
         gradient = partial(gradients, ctx, parts)
         every = list(each(gradient, shares) if ctx.manner.parallel else map(gradient, shares))
-        reached()  # DDP waits next, for the gradients of all ranks
         return None, None, *summed_over_pieces(every)
 
 

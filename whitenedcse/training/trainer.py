@@ -28,10 +28,10 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from torch import Tensor
 
 from whitenedcse import files
-from whitenedcse.distributed import ASKING, LIMIT, USR1, placed
+from whitenedcse.distributed import ASKING, has_agent, placed
 from whitenedcse.files import digest, settle, writing
 from whitenedcse.training import parallel
-from whitenedcse.training.parallel import agreed, everyones, place
+from whitenedcse.training.parallel import agreed, everyones
 
 NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.ckpt")
 WHOLE = ("auto", "ddp", "ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false")
@@ -53,7 +53,6 @@ class Checkpoints(CheckpointIO):
             torch.save(checkpoint, stream)
         draft.rename(folder / f"step-{checkpoint['global_step']:08}-{digest(draft)[:16]}.ckpt")
         settle(folder)
-        parallel.reached()
         past = [path for path in written(folder) if step_of(path) <= checkpoint["global_step"]]
         for other in set(written(folder)) - set(past[:KEEP]):  # a later one was damaged
             other.unlink()
@@ -145,9 +144,8 @@ class Safekeeping(Callback):
         if number == self.asked == signal.SIGINT:
             os._exit(128 + number)
         self.asked = number
-        within = "" if number == USR1 else f", in {LIMIT:g} s at the latest"
         again = "; Ctrl-C again stops at once, at the last checkpoint" if number == signal.SIGINT else ""
-        said = f"stopping after this step{within}{again}"
+        said = f"stopping after this step, once its checkpoint is written{again}"
         threading.Thread(target=self.say, args=[said]).start()  # within a line, rich would repeat that
 
     def on_train_batch_start(self, trainer: Any, pl_module: LightningModule, batch: Any, index: int) -> None:
@@ -197,8 +195,6 @@ class Safekeeping(Callback):
         for logger in trainer.loggers:
             logger.save()
         began = time.monotonic()
-        if place()[0]:  # and waits for the first rank, which counts when it has written
-            parallel.reached()
         trainer.save_checkpoint(self.directory)
         self.saved, self.last = trainer.global_step, time.monotonic()
         self.pause = max(self.seconds, SHARE * (self.last - began))
@@ -289,6 +285,7 @@ def refuse(settings: Mapping[Any, Any], timeout: float | None) -> None:
 def slurm() -> list[SLURMEnvironment]:
     """Lightning's plugin where srun started this process, else none; ValueError for wrong srun options."""
     try:  # Safekeeping requeues the job
-        return [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
+        by_srun = SLURMEnvironment.detect() and not has_agent()  # which may run in a job of sbatch
+        return [SLURMEnvironment(auto_requeue=False)] if by_srun else []
     except RuntimeError as error:
         raise ValueError("Lightning refuses srun --ntasks=N; use srun --ntasks-per-node=N") from error

@@ -1,0 +1,256 @@
+"""Starting a script: its words, its errors in one line, its ranks, and what a job leaves in memory."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import lightning
+import pytest
+import torch.distributed
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+
+from whitenedcse.app import cli, start
+from whitenedcse.run import Run
+
+JOB = """
+from whitenedcse.app import start
+
+kept, seen = [], []
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+def script():
+    blocks = [bytearray(b"x") * 100_000 for _ in range(3000)]  # below what malloc maps by itself
+    kept.append(blocks.pop())  # on top of the heap, so that to free alone gives nothing back
+    blocks.clear()
+    seen.append(resident())
+    if FAILS:
+        raise KeyError
+
+before = resident()
+try:
+    start.job(script)()
+except KeyError:
+    pass
+print(seen[0] - before, resident() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_job_frees_is_free_for_the_next_one(fails):
+    if not hasattr(ctypes.CDLL(None), "malloc_trim"):
+        pytest.skip("this C library has no malloc_trim")
+    code = JOB.replace("FAILS", str(fails))
+    said = subprocess.check_output([sys.executable, "-c", code], text=True)  # a heap without holes
+    at_end, afterwards = map(int, said.split())
+    assert at_end > 200e6 and afterwards < 100e6
+
+
+def test_memory_is_given_back_only_where_another_job_may_follow(monkeypatch):
+    seen = []
+    monkeypatch.setattr(start, "give_back", lambda: seen.append(1))
+    for mode, given in ((RunMode.RUN, 0), (RunMode.MULTIRUN, 1)):
+        monkeypatch.setattr(HydraConfig.instance(), "cfg", OmegaConf.create({"hydra": {"mode": mode}}))
+        start.job(lambda: None)()
+        assert len(seen) == given
+
+
+def test_what_resumes_a_run_is_said_with_its_name(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    cases = [
+        (RunMode.RUN, "outputs/a/b", "the same command with run=a/b"),
+        (RunMode.MULTIRUN, "outputs/a/0", "the same command with run=a"),
+        (RunMode.RUN, "/x/y", "the same command with hydra.run.dir=/x/y"),
+        (RunMode.MULTIRUN, "/x/y/0", "the same command with hydra.sweep.dir=/x/y"),
+        (None, "/x/y", "the same call with output='/x/y'"),
+    ]
+    for mode, path, said in cases:
+        monkeypatch.setattr(HydraConfig.instance(), "cfg", OmegaConf.create({"hydra": {"mode": mode}}))
+        assert start.again(Run(tmp_path / path)) == said
+
+
+def ended(error, **settings):
+    """The exit code of a job that raises an error."""
+
+    def script():
+        raise error
+
+    with pytest.raises(SystemExit) as end:
+        start.job(script, **settings)()
+    return end.value.code
+
+
+def test_what_a_user_can_mend_is_one_line_and_other_errors_keep_their_traceback(capsys):
+    apple = RuntimeError("Placeholder storage has not been allocated on MPS device!")
+    for error, said in (
+        (ValueError("no"), "no (--debug"),
+        (apple, "MPS device!; use trainer.accelerator=cpu"),
+    ):
+        assert ended(error) == 2
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1 and line.startswith("error: ") and said in line
+    for error, settings in ((TypeError("of ours"), {}), (ValueError("no"), {"debug": True})):
+        with pytest.raises(type(error)), start.explained(**settings):
+            raise error
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(SystemExit), start.explained():
+        torch.distributed.TCPStore("127.0.0.1", other.getsockname()[1], is_master=True)
+    assert str(other) and capsys.readouterr().err.count("\n") == 1
+
+
+def test_settings_may_stand_before_and_behind_an_option():
+    cases = {
+        "run=a --config-dir d=1 loss=own": "--config-dir d=1 run=a loss=own",
+        "--config-dir=d a=1 -m b=2 +c.d=3 ~e": "--config-dir=d -m a=1 b=2 +c.d=3 ~e",
+        "-cd d=1 seed=1,2 -m": "-cd d=1 -m seed=1,2",
+        "-c job a=1 --resolve": "-c job --resolve a=1",
+        "": "",
+    }
+    for words, wanted in cases.items():
+        assert start.settings_last(["train.py", *words.split()]) == ["train.py", *wanted.split()]
+
+
+def test_a_run_whose_output_nobody_reads_says_so(monkeypatch):
+    monkeypatch.setattr(start, "unread", lambda: True)
+    monkeypatch.setattr(start, "give_back", lambda: None)
+    monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
+    monkeypatch.setattr(HydraConfig, "get", lambda: OmegaConf.create({"mode": None}))
+    assert ended(BrokenPipeError()) == start.UNREAD
+    monkeypatch.setattr(start, "unread", lambda: False)
+    assert ended(BrokenPipeError()) == 2
+
+
+class Unfinished:
+    """A file of a library that complains where its writing is broken off, as torch.save's does."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        raise OSError("unexpected position")
+
+
+@pytest.mark.parametrize(("end", "code"), [(SystemExit(143), 143), (KeyboardInterrupt(), 130)])
+def test_an_error_raised_over_the_exit_after_a_signal_is_not_said(end, code, capsys, monkeypatch):
+    with pytest.raises(SystemExit) as raised, start.explained(), Unfinished():
+        raise end
+    assert raised.value.code == code
+
+    class BrokenOff(Unfinished):
+        def __enter__(self):
+            with Unfinished():
+                raise end
+
+    monkeypatch.setattr(cli.console, "ending_when_asked", BrokenOff)
+    assert cli.main(["report", "--list"]) == code and capsys.readouterr().err == ""
+
+
+def test_no_warning_of_lightning_about_the_short_name_of_a_precision():
+    for precision in ("bf16", "16", "32"):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            start.quiet()
+            lightning.Trainer(precision=precision, accelerator="cpu", devices=1, logger=False)
+        assert [str(w.message) for w in caught if "historical" in str(w.message)] == []
+
+
+@pytest.fixture
+def launched(tmp_path, monkeypatch):
+    """A function from the code of a rank to the exit status of two, which have two seconds' grace."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "script.py")])
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def run(code, count=2):
+        words = "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
+        (tmp_path / "script.py").write_text(words + code)
+        status = start.launched(["a=1"], count, "the same command")
+        assert {number: signal.getsignal(number) for number in before} == before
+        return status
+
+    return run
+
+
+def test_ranks_that_end_well_are_a_job_that_ended_well(launched, tmp_path, capfd):
+    code = """
+names = ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+open(str(rank), "w").write(" ".join([*sys.argv[1:], *(os.environ[name] for name in names)]))
+"""
+    assert launched(code, 3) == 0
+    said = [(tmp_path / str(rank)).read_text() for rank in range(3)]
+    assert said == [f"a=1 3 {rank} 3 127.0.0.1" for rank in range(3)] and capfd.readouterr() == ("", "")
+
+
+FAILING = """
+from whitenedcse.app import start
+start.LATER, start.LOST = 1.0, 9.0
+signal.signal(signal.SIGTERM, lambda *_: None)  # as training does, until its step is done
+errors = [RuntimeError("a " + "consequence")] * 2
+try:
+    with start.explained():
+        open(str(rank), "w").close()
+        while not all(os.path.exists(str(other)) for other in (0, 1)):
+            time.sleep(0.01)
+        CODE
+        raise errors[rank]
+except BaseException as error:
+    start.leave(error)
+"""
+
+
+@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_rank_that_fails_says_why_once_and_ends_the_others(launched, capfd, first):
+    """The other one learns of it by an error of its own, or says the same of its own accord."""
+    same = "errors = [ValueError('the ' + 'cause')] * 2"
+    for code, status in ((f"errors[{first}] = TypeError('the ' + 'cause')", 1), (same, 2)):
+        began = time.monotonic()
+        assert launched(FAILING.replace("CODE", code)) == status and time.monotonic() - began < 60
+        said = capfd.readouterr().err
+        assert said.count("the cause") == 1 and "a consequence" not in said
+        assert ("Traceback" in said) == (status == 1)
+
+
+@pytest.mark.slow
+def test_a_rank_that_was_killed_is_named_with_the_signal(launched, capfd):
+    assert launched("os.kill(os.getpid(), 9) if rank else time.sleep(100)") == 137
+    said = capfd.readouterr().err
+    assert said.startswith("error: rank 1 (process ") and "was ended by SIGKILL" in said
+    assert said.endswith("; the same command resumes\n") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda n: n.name)
+@pytest.mark.slow(but=1)
+def test_a_signal_reaches_all_ranks_once_and_the_last_has_time_to_write(launched, tmp_path, capfd, number):
+    code = f"""
+def hear(number, _):
+    with open(f"heard{{rank}}", "a") as file:
+        file.write("x")
+    time.sleep(0.0 if rank else 2.0)  # the first rank writes a checkpoint
+    open(f"saved{{rank}}", "w").close()
+    os._exit(128 + number)
+signal.signal({int(number)}, hear)
+open(f"ready{{rank}}", "w").close()
+time.sleep(100)
+"""
+
+    def ask():
+        while not all((tmp_path / f"ready{rank}").exists() for rank in (0, 1)):
+            time.sleep(0.02)
+        os.kill(os.getpid(), number)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert launched(code) == 128 + number
+    asking.join()
+    assert all((tmp_path / f"saved{rank}").exists() for rank in (0, 1)) and capfd.readouterr().err == ""
+    assert [(tmp_path / f"heard{rank}").read_text() for rank in (0, 1)] == ["x", "x"]

@@ -1,0 +1,83 @@
+"""A process reads its place from its environment, agrees on a name, and does not outlive its parent."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from whitenedcse.distributed import Place, check_alone, is_first, placed, shared
+
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_NNODES")
+NAMES += ("TORCHELASTIC_USE_AGENT_STORE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """Nothing of this machine's own launcher is seen."""
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_process_reads_its_place_from_its_environment(monkeypatch):
+    cases = [
+        ({}, None),
+        ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, Place(5, 8, 4)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, Place(1, 2, 2)),
+        ({"RANK": "1"}, None),
+        ({"SLURM_NTASKS": "6", "SLURM_PROCID": "4", "SLURM_NNODES": "3"}, Place(4, 6, 2)),
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, Place(1, 2, 2)),
+        ({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
+        ({"SLURM_NTASKS": "4"}, None),  # sbatch without srun
+        ({"RANK": "0", "WORLD_SIZE": "2", "SLURM_NTASKS": "4", "SLURM_PROCID": "3"}, Place(0, 2, 2)),
+    ]
+    for environment, place in cases:
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            assert placed() == place and is_first() == (place is None or place.rank == 0)
+            if place is not None:
+                with pytest.raises(ValueError, match=rf"evaluate.py works in one .*now {place.world} ranks"):
+                    check_alone("evaluate.py")
+    check_alone("evaluate.py")
+
+
+def test_ranks_agree_on_the_first_ones_value(monkeypatch):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environment = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2"}
+    for name, value in (environment | {"MASTER_PORT": str(store.port)}).items():
+        monkeypatch.setenv(name, value)
+    for rank in (0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        assert shared("x", f"of rank {rank}") == "of rank 0"
+    monkeypatch.setenv("RANK", "0")
+    assert shared("x", "after a restart") == "of rank 0"
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+    with pytest.raises(ValueError, match="add run=NAME"):
+        shared("x", "y")
+
+
+CHILD = """
+import os, sys, time
+from pathlib import Path
+from whitenedcse.distributed import end_with_parent
+end_with_parent()
+Path("child").write_text(str(os.getpid()))
+time.sleep(60)
+"""
+PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+
+
+def test_a_rank_ends_soon_after_its_parent_was_killed(tmp_path):
+    here = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    start = {"cwd": tmp_path, "env": os.environ | here, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", PARENT, CHILD], **start) as parent:
+        end = time.monotonic() + 60
+        while not (tmp_path / "child").exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        parent.kill()
+        said = parent.stderr.read()  # to the end of the child, whose standard error it is too
+    assert said == f"error: process {parent.pid}, which started this one, has ended; so does this one\n"

@@ -1,0 +1,248 @@
+"""A directory belongs to one run with its settings and to one process; its files stay as they were."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filelock import FileLock, Timeout
+
+from whitenedcse import compute, files
+from whitenedcse import run as run_module
+from whitenedcse.run import Run, by_task, differences, logged, stamp
+
+CONFIG = "run: a\nseed: 1\ndata: {corpus: here.txt, columns: []}\ntrainer: {devices: 1, max_steps: 9}\n"
+CONTENT = {"monitor.dev": "d0", "tasks.mine.tsv": "e1", "encoder.path": "f2"}
+EXACT = {"corpus": "c0ffee", "tokenizer": "beef", "processes": 1, "content": CONTENT}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that began."""
+    began = Run(tmp_path / "run")
+    began.start(CONFIG, seed=1, **EXACT)
+    return began
+
+
+def test_a_directory_is_claimed_by_one_process_also_after_a_kill(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "SECONDS", 0.2)
+    path = tmp_path / "run"
+    code = f"""
+import os, signal
+from whitenedcse.run import Run
+with Run({str(path)!r}).claim():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -9
+    with Run(path).claim(), pytest.raises(Timeout):
+        FileLock(path / ".lock").acquire(timeout=0)
+    with FileLock(path / ".lock"), pytest.raises(ValueError, match=rf"{path} is being written by .*run="):
+        with Run(path).claim():
+            pass
+
+
+def test_another_run_is_refused_and_each_difference_named(run):
+    cases = {
+        CONFIG.replace("seed: 1", "seed: 2"): "seed=2 (it began with 1)",
+        CONFIG.replace("max_steps: 9", "max_steps: 10"): "trainer.max_steps=10 (it began with 9)",
+        CONFIG.replace("seed: 1\n", ""): "seed=null (it began with 1)",
+        CONFIG + "views: 3\n": "views=3 (it began with null)",
+        CONFIG.replace("[]", "[a, b]"): 'data.columns=["a", "b"] (it began with [])',
+    }
+    for changed, words in cases.items():
+        with pytest.raises(ValueError) as raised:
+            run.check_same(changed, EXACT)
+        said = f"{run.path} holds another run: {words}; choose another name with run="
+        assert str(raised.value).startswith(said) and "--force" in str(raised.value)
+        assert run.check_same(changed, EXACT, force=True) == [words]
+    with pytest.raises(ValueError, match=r"a=0 .*, and 2 more; choose another name"):
+        run.check_same(CONFIG + "".join(f"{name}: 0\n" for name in "abcdefgh"), {})
+    assert Run(run.path / "none").check_same(CONFIG, EXACT) == []
+
+
+def test_so_are_other_data_content_tokenizer_and_number_of_processes(run):
+    for name, value in {"corpus": "new", "tokenizer": "new", "processes": 2}.items():
+        with pytest.raises(ValueError, match=rf"{name}={value} \(it began with {EXACT[name]}\)"):
+            run.check_same(CONFIG, EXACT | {name: value})
+    with pytest.raises(ValueError, match=r"or resume it with trainer.devices=1; or, to resume it anyway"):
+        run.check_same(CONFIG, EXACT | {"processes": 2})
+    for name in CONTENT:
+        other = EXACT | {"content": CONTENT | {name: "new"}}
+        words = f"content.{name}=new (it began with {CONTENT[name]})"
+        with pytest.raises(ValueError, match=re.escape(f"{run.path} holds another run: {words}; choose")):
+            run.check_same(CONFIG, other)
+    run.resume(CONFIG, other, 1)
+    assert run.check_same(CONFIG, other) == []
+
+
+def test_where_data_lie_and_where_it_runs_may_change(run):
+    free = CONFIG.replace("here", "elsewhere").replace("run: a", "run: b").replace("devices: 1", "devices: 2")
+    more = "checkpoint_every: 3\nforce: true\nlogger: {_target_: x, project: y}\n"
+    run.check_same(free + more, EXACT)
+
+
+def test_the_seed_of_the_data_is_named_where_it_does_not_follow_from_the_run_s():
+    def named(began, now):
+        of = [{"seed": seed, "data": {"seed": data}} for seed, data in (began, now)]
+        return differences(of[0], {}, of[1], {})
+
+    assert named((1, 1), (2, 2)) == ["seed=2 (it began with 1)"]
+    assert named((1, 1), (1, 2)) == ["data.seed=2 (it began with 1)"]
+    assert len(named((1, 1), (2, 1))) == 1 and len(named((1, 3), (2, 2))) == 2
+
+
+def test_adapters_of_rank_0_are_none(run):
+    lora = "encoder: {lora: {_target_: LoRA, r: R, alpha: 16.0}}\n"
+    assert run.check_same(CONFIG + lora.replace("R", "0"), EXACT) == []
+    with pytest.raises(ValueError, match="encoder.lora.r=2 .it began with null."):
+        run.check_same(CONFIG + lora.replace("R", "2"), EXACT)
+
+
+def test_a_run_is_begun_once_and_its_files_are_there_together(run, monkeypatch):
+    assert run.config.read_text() == CONFIG and Path(run) == run.path
+    facts = json.loads((run.path / "versions.json").read_text())
+    assert facts.items() >= (EXACT | {"seed": 1}).items() and facts["packages"]["torch"]
+    with pytest.raises(ValueError, match="already holds a run; choose another name with run=NAME"):
+        run.start(CONFIG.replace("seed: 1", "seed: 2"))
+    run.start(CONFIG)  # of an evaluation that was cut short: it begins again
+    run.end({})
+    with pytest.raises(ValueError, match="already holds a run; choose another name with run=NAME"):
+        run.start(CONFIG)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(run_module, "writing", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        Run(run.path / "other").start(CONFIG)  # versions.json is written
+    assert not Run(run.path / "other").began
+
+
+def test_each_resumption_is_noted_with_what_changed(run, monkeypatch):
+    began = json.loads((run.path / "versions.json").read_text())
+    assert run.resume(CONFIG, EXACT, 7) == []
+    monkeypatch.setattr(compute, "commit", lambda: "another")
+    (line,) = run.resume(CONFIG + "checkpoint_every: 3\n", EXACT, 8)
+    assert line == f"commit=another (it began with {began['commit'] or 'null'})"
+    now = json.loads((run.path / "versions.json").read_text())
+    first, second = now.pop("resumed")
+    assert (first["step"], second["step"], second["commit"]) == (7, 8, "another") and "commit" not in first
+    assert now == began and run.config.read_text().endswith("checkpoint_every: 3\n")
+
+
+def refused(run, error):
+    with pytest.raises(type(error)), run.tidied():
+        run.start(CONFIG)
+        (run.path / "train.log").touch()
+        run.metrics.write_text("step,dev/spearman\n0,55.0\n")  # of the untouched encoder
+        raise error
+
+
+def test_what_a_refused_start_wrote_is_removed_and_a_sweep_of_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for error in (ValueError(), OSError(), TypeError(), SystemExit(2)):
+        run = Run(tmp_path / "outputs" / "sweep" / "0")
+        (run.path.parent).mkdir(parents=True)
+        (run.path.parent / "multirun.yaml").touch()
+        refused(run, error)
+        assert not list(tmp_path.iterdir())
+    for error in (KeyboardInterrupt(), SystemExit(143)):  # it may resume
+        refused(Run(tmp_path / "a"), error)
+        assert Run(tmp_path / "a").began
+    refused(Run(tmp_path / "a"), ValueError())  # it was here before
+    assert Run(tmp_path / "a").began
+
+
+@pytest.mark.parametrize("made", ["scores.json", "checkpoints/step-1.ckpt", "best/config", "metrics.csv"])
+def test_a_run_that_made_a_step_stays(tmp_path, made):
+    run = Run(tmp_path / "run")
+    with pytest.raises(ValueError), run.tidied():
+        run.start(CONFIG)
+        (run.path / made).parent.mkdir(exist_ok=True)
+        (run.path / made).write_text("step,train/loss\n1,0.5\n" if made == "metrics.csv" else "{}")
+        raise ValueError
+    assert (run.path / made).exists() and run.config.exists()
+
+
+def test_a_run_is_not_begun_in_a_directory_of_another_kind(tmp_path):
+    for name in ("export.json", "index.json", "manifest.json", "config.json", "modules.json"):
+        (tmp_path / name).write_text("{}")
+        with pytest.raises(ValueError, match="holds something other than a run; choose another name"):
+            with Run(tmp_path).tidied():
+                pass
+        (tmp_path / name).unlink()
+    (tmp_path / "multirun.yaml").touch()
+    with pytest.raises(ValueError, match="holds a sweep"):
+        Run(tmp_path).check_free()
+    Run(tmp_path).check_free(sweep=True)
+
+
+READERS = {  # a file of an ended run, and what reads it
+    "config.yaml": lambda run: run.settings,
+    "versions.json": lambda run: (run.facts, run.origin),
+    "metrics.csv": lambda run: run.series,
+    "items.npz": lambda run: run.items,
+    "scores.json": lambda run: run.scores,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_file_of_an_ended_run_that_changed_is_named_by_what_reads_it(run, name):
+    run.metrics.write_text("step,dev/spearman\n0,1.5\n")
+    assert run.scores is None and run.best_score is None
+    run.end({"dev": {"best": 51.5}}, {"0/x": np.arange(9)})
+    assert run.best_score == 51.5 and run.checked().dev == {"best": 51.5}
+    for read in READERS.values():
+        read(Run(run.path))
+    file = run.path / name
+    content = file.read_bytes()
+    for other in (content.replace(b"5", b"6"), content[:-1], b"", None):
+        if other == content:
+            continue
+        file.unlink() if other is None else file.write_bytes(other)
+        if other is None and name == "scores.json":  # a run that has not ended
+            assert Run(run.path).scores is None
+            continue
+        words = "is missing" if other is None else "is not as it was written"
+        with pytest.raises(ValueError, match=rf"{file} {words}.*copy the whole run again or, if the change"):
+            READERS[name](Run(run.path))
+        for another, read in READERS.items():
+            assert another == name or read(Run(run.path)) is not None  # what is not read is not checked
+
+
+def test_what_is_no_run_that_has_ended_says_what_it_is(tmp_path):
+    with pytest.raises(FileNotFoundError, match="is not a run that has ended: it has no scores.json"):
+        _ = Run(tmp_path).results
+    (tmp_path / "multirun.yaml").touch()
+    with pytest.raises(FileNotFoundError, match=rf"is a sweep: name runs of it, as {tmp_path}/0"):
+        _ = Run(tmp_path).results
+
+
+def test_a_series_is_the_finite_values_of_whole_lines(tmp_path):
+    file = tmp_path / "metrics.csv"
+    file.write_text("step,a,b\n0,1.5,\n10,nan,2\n20,3.5,inf\n30,9")
+    found = {name: (s.steps.tolist(), s.values.tolist()) for name, s in logged(file).items()}
+    assert found == {"a": ([0, 20], [1.5, 3.5]), "b": ([10], [2.0])}
+    assert logged(tmp_path / "none.csv") == {}
+    file.write_text("step,a\nx,1.5\n")
+    with pytest.raises(ValueError, match=f"^{file} is damaged"):
+        logged(file)
+
+
+def test_scores_by_task_end_with_their_average():
+    row = {"sts": {"tasks": {"STS-B": {"all": 1.0}}, "avg": {"all": 2.0}}}
+    assert list(by_task(row, "all").items()) == [("STS-B", 1.0), ("avg", 2.0)]
+
+
+def test_a_run_is_named_by_the_time_and_under_slurm_by_what_a_requeued_job_keeps(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("SLURM_STEP_ID", "RANK", "WORLD_SIZE", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(run_module.time, "strftime", lambda _: "2026-11-23_10-56-09")
+    names = []
+    for _ in range(3):  # within a second
+        names.append(stamp())
+        (tmp_path / "outputs" / f"evaluate-{names[-1]}").mkdir(parents=True)
+    assert names == ["2026-11-23_10-56-09", "2026-11-23_10-56-09-2", "2026-11-23_10-56-09-3"]
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    assert stamp() == "slurm-7.0"

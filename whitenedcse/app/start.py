@@ -1,0 +1,231 @@
+"""Starting train.py and evaluate.py: an error in one line, a process for each device, and how each ends.
+
+Several ranks on this machine are started by torchrun's agent within this process. It ends the others when one
+fails, and passes Ctrl-C and SIGTERM on to all. A rank that hangs in a collective is ended by the timeout of
+the process group (`trainer.timeout`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import wraps
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+from uuid import uuid4
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from whitenedcse import console
+from whitenedcse.app.config import CONF, check_jobs, check_words, help_page, mendable, message
+from whitenedcse.console import asked_to_end, ending_when_asked, unread
+from whitenedcse.distributed import ASKING, end_with_parent, has_agent, is_first, placed
+from whitenedcse.run import Run
+
+Result = TypeVar("Result")
+BAD_INPUT = 2  # the exit code of what a user can mend
+UNREAD = "error: the standard output was closed, so this ends; the same command resumes a run with a name"
+PATIENCE = 300  # seconds that a rank which was asked to stop may take, for its step and its checkpoint
+LATER = 2.0  # seconds after which another rank than the first says why it failed, if it is not the only one
+LOST = 4.0  # the same where the cause may be another rank, which then has said it
+QUIET = (
+    ".*does not have many workers.*",
+    ".*(LeafSpec|Experiment logs directory.*exists and is not empty).*",
+    ".*is supported for historical reasons.*",  # trainer.precision=bf16, which is Lightning's bf16-mixed
+    ".*smaller than the logging interval.*",  # of a short run, which its evaluations describe
+    ".*Detected call of `lr_scheduler.step.*",  # float16's scaler leaves out the first steps, which overflow
+    ".*your dataloader is not resumable.*",  # ours begins at the right batch by itself
+)
+
+
+def start(script: Callable[[DictConfig], Any]) -> None:
+    """Run a function on the configuration of its name; --debug shows the traceback of an error."""
+    debug, here = "--debug" in sys.argv, placed()
+    words = ["force=true" if word == "--force" else word for word in sys.argv if word != "--debug"]
+    sys.argv = settings_last(words) + ["hydra.job_logging.root.handlers=[]"] * bool(here and here.rank)
+    if has_agent():
+        end_with_parent()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra's own: errors reach this place
+    main = hydra.main(version_base="1.3", config_path=str(CONF), config_name=script.__name__)
+    try:
+        with ending_when_asked(), explained(debug=debug):
+            check_words(sys.argv)
+            if {"--help", "-h"} & {*sys.argv}:
+                sys.stdout.write(help_page(script.__name__, sys.argv[1:]))
+            else:
+                main(job(script, debug=debug))()
+    except BaseException as error:
+        if here is None:
+            raise
+        leave(error)
+
+
+def say(content: str | console.Grid) -> None:
+    """Print a line or a table, once however many ranks there are."""
+    if is_first():
+        console.say(content)
+
+
+def settings_last(argv: list[str]) -> list[str]:
+    """A command line with its settings last: Hydra takes none behind an option that follows others."""
+
+    def is_setting(i: int) -> bool:
+        return bool(re.match("[^-].*=|~", argv[i])) and not re.fullmatch("--config[^=]*|-c.", argv[i - 1])
+
+    return [argv[0], *(argv[i] for i in sorted(range(1, len(argv)), key=is_setting))]
+
+
+def job(script: Callable[..., Result], *, debug: bool = False) -> Callable[..., Result]:
+    """A decorator: an error that a user can mend ends the process with one line."""
+
+    @wraps(script)
+    def one_line_at_most(*arguments: Any) -> Result:
+        quiet()  # here, not in `start`: a launcher's own process begins here
+        try:
+            with explained(debug=debug):
+                return script(*arguments)
+        finally:
+            if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.RUN:  # others may follow
+                give_back()
+
+    return one_line_at_most
+
+
+def quiet() -> None:
+    """Ignore the warnings of other libraries that say nothing about a run, and all in a later rank."""
+    for text in QUIET:
+        warnings.filterwarnings("ignore", message=text)
+    if (here := placed()) is not None and here.rank:
+        warnings.simplefilter("ignore")
+
+
+@contextmanager
+def explained(*, debug: bool = False) -> Iterator[None]:
+    """A context that ends the process with one line for an error that a user can mend; `debug`: with all."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        if code := asked_to_end(error):
+            sys.exit(code)
+        if isinstance(error, BrokenPipeError) and unread():
+            sys.exit(UNREAD if HydraConfig.initialized() else 1)
+        let_others_speak(error)
+        if debug or not mendable(error):
+            raise
+        sys.stderr.write(f"error: {message(error, sys.argv)} (--debug shows where)\n")
+        sys.exit(BAD_INPUT)
+
+
+def give_back() -> None:
+    """Return to the system what a job has freed: glibc keeps it, and a sweep continues in this process."""
+    gc.unfreeze()  # a run that ended early has frozen
+    gc.collect()
+    with suppress(AttributeError, OSError, TypeError):  # other systems have no such thing, or need none
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def launched(words: Sequence[str], count: int, again: str) -> int:
+    """Run this script with words as `count` ranks on this machine; returns the exit status of the job.
+
+    again: what resumes the job, for a rank that could not say itself how it ended.
+    """
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    cli = ["-m", "whitenedcse.app.cli", sys.argv[0].split()[-1]]  # of the command `whitenedcse train`
+    script = [sys.argv[0]] if sys.argv[0].endswith(".py") else cli
+    config = LaunchConfig(1, 1, count, run_id=uuid4().hex, max_restarts=0)
+    config.rdzv_backend, config.rdzv_endpoint, config.local_addr = "c10d", "127.0.0.1:0", "127.0.0.1"
+    config.signals_to_handle = ",".join(number.name for number in (*ASKING, signal.SIGHUP, signal.SIGQUIT))
+    config.shutdown_timeout = PATIENCE
+    try:
+        with agent_is_quiet():
+            elastic_launch(config, sys.executable)(*script, *words)
+    except SignalException as asked:
+        return 128 + asked.sigval
+    except ChildFailedError as failed:
+        rank, failure = failed.get_first_failure()
+        if failure.exitcode > 0:  # it has said why
+            return failure.exitcode
+        name = signal.Signals(-failure.exitcode).name
+        who = f"rank {rank} (process {failure.pid})"
+        sys.stderr.write(f"error: {who} was ended by {name}, and the others with it; {again} resumes\n")
+        return 128 - failure.exitcode
+    return 0
+
+
+@contextmanager
+def agent_is_quiet() -> Iterator[None]:
+    """A context in which torchrun's agent says nothing; it gives back the signals that the agent handles."""
+    log = logging.getLogger("torch.distributed.elastic")
+    log.addHandler(logging.NullHandler())
+    log.propagate = False
+    numbers = (*ASKING, signal.SIGHUP, signal.SIGQUIT)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def let_others_speak(error: BaseException) -> None:
+    """Wait, in a rank that failed, so that the rank that failed first is the one reported.
+
+    The agent ends this process meanwhile, if another rank has ended.
+    """
+    if (here := placed()) is not None and here.world > 1:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(LATER * (here.rank > 0) + LOST * isinstance(error, RuntimeError))
+
+
+def leave(error: BaseException) -> NoReturn:
+    """End a rank at once after an error: at the end of Python, NCCL would wait for the other ranks."""
+    status = error.code if isinstance(error, SystemExit) else 1
+    if isinstance(status, str):
+        sys.stderr.write(f"{status}\n")
+    elif not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(int(bool(status)) if isinstance(status, str) or status is None else int(status))
+
+
+def again(run: Run) -> str:
+    """What resumes a run that is stopped: the same command, or the same call in Python, in its directory."""
+    hydras = HydraConfig.get()
+    if hydras.mode is None:  # `whitenedcse.train`
+        return f"the same call with output={str(run.path)!r}"
+    folder, outputs = run.path if hydras.mode == RunMode.RUN else run.path.parent, Path.cwd() / "outputs"
+    if folder.is_relative_to(outputs):
+        return f"the same command with run={folder.relative_to(outputs)}"
+    kind = "run" if hydras.mode == RunMode.RUN else "sweep"
+    return f"the same command with hydra.{kind}.dir={folder}"
+
+
+class Checked(Callback):
+    """Checks all jobs of a sweep before the first."""
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """End the process if a job would be refused."""
+        with explained():  # Hydra turns an error of a callback into a warning
+            Run(config.hydra.sweep.dir).check_free(sweep=True)
+            check_jobs(str(config.hydra.job.config_name), config.hydra)

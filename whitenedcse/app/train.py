@@ -1,0 +1,329 @@
+"""What train.py does: its settings are checked, built, begun or resumed, fitted, tested and ended as a run.
+
+The parts are built here from the configuration, and nothing below `app` knows of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from whitenedcse import console
+from whitenedcse.app import arguments
+from whitenedcse.app.config import check, check_name, inherited, jobs, own_encoder, plain
+from whitenedcse.app.evaluate import scored
+from whitenedcse.app.start import Checked, again, launched, say
+from whitenedcse.distributed import placed
+from whitenedcse.files import checksum
+from whitenedcse.run import OTHER, SWEPT, Run
+
+as_partial = partial(instantiate, _partial_=True)  # a function of what the run knows: its path, a width...
+WEIGHTS = ("config.json", "*.safetensors", "*.bin")  # the files of an encoder beside those of its tokenizer
+
+
+def train(cfg: DictConfig) -> float | None:
+    """One run, begun or resumed; returns the best dev score, for a sweeper to maximise."""
+    run = Run(HydraConfig.get().runtime.output_dir)
+    with run.tidied():
+        with saying_notes():
+            check("train", cfg, HydraConfig.get())
+        check_name(str(plain(cfg)["run"]), run.path)
+        check_search(cfg.monitor.dev)
+        cfg.run = run.path.name
+        settings = OmegaConf.to_yaml(cfg, resolve=True)
+        trainer = as_partial(cfg.trainer, _convert_="all")(logger=False)
+        if not finished(run, settings, force=cfg.force) and not several(run, trainer.num_devices):
+            with run.claim():
+                if not finished(run, settings, force=cfg.force):  # by the process that had it
+                    trained(cfg, run, settings, trainer.strategy.root_device)
+    if run.scores:
+        shutil.rmtree(run.checkpoints, ignore_errors=True)  # which only resume a run; best/ stays
+    return run.best_score
+
+
+def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
+    """Train in this process, alone or as one of several ranks, and test and end the run in the first."""
+    from lightning.pytorch.callbacks import LambdaCallback
+
+    from whitenedcse.training.health import Health
+    from whitenedcse.training.loggers import Metrics, Record, progress_bar
+    from whitenedcse.training.module import seed_everything
+    from whitenedcse.training.trainer import Safekeeping
+
+    share_cores()
+    tests, dev = arguments.inputs(cfg)
+    seed_everything(cfg.seed)
+    module, data = built(cfg)
+    facts, exact = noted(cfg, module, data, device), data.tokens.digests | content(cfg, module, tests, dev)
+    checkpoint = begun(run, settings, facts, exact, force=cfg.force)
+    monitor = as_partial(cfg.monitor)(dev=dev, directory=run.best, say=say)
+    same = f"{settings}resumes from: {checkpoint.name if checkpoint else 'the start'}"  # for all ranks
+    keep = Safekeeping(run.checkpoints, cfg.checkpoint_every, monitor, same, say, again(run))
+    callbacks = [keep, Record(), monitor, Health(monitor, say), progress_bar(say)]
+    callbacks += [LambdaCallback(on_train_end=keep.finish)]
+    loggers = [Metrics(run.metrics, checkpoint)]
+    loggers += [as_partial(cfg.logger)(run=run.path)] if cfg.logger else []
+    trainer: Any = as_partial(cfg.trainer, _convert_="all")(logger=loggers, callbacks=callbacks)
+    trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
+    if trainer.is_global_zero:
+        with console.interrupted(lambda: f"{again(run)} resumes it"):
+            ended(cfg, run, monitor.summary(), loggers)
+
+
+def built(cfg: DictConfig) -> tuple[Any, Any]:
+    """The ContrastiveTraining module and its SentenceData."""
+    from whitenedcse.model.checkpoint import own
+    from whitenedcse.model.embedder import Embedder
+    from whitenedcse.training.module import ContrastiveTraining
+    from whitenedcse.training.terms import refuse_call
+
+    encoder = instantiate(cfg.encoder)
+    limit = own(encoder.source).get("max_length") if encoder.source else None
+    made: Any = {"encoder": encoder, "pooling": instantiate(cfg.pooling), "max_length": limit}
+    made["head"] = as_partial(cfg.head)(width=encoder.width)
+    data: Any = instantiate(cfg.data)
+    data.tokenizer, data.hold_out = encoder.tokenizer, cfg.monitor.dev is None
+    data.setup("fit")
+    parts = {
+        "embedder": Embedder(**made, embedding=cfg.embedding, prompt=data.prompt),
+        "loss": instantiate(cfg.loss) if cfg.get("loss") else None,
+        "terms": {name: term(node, encoder) for name, node in cfg.terms.items()},
+        "optimizer": as_partial(cfg.optim),
+        "mlm": as_partial(cfg.mlm)(encoder=encoder) if cfg.mlm.weight else None,
+    }
+    if parts["loss"] is not None:
+        refuse_call(parts["loss"])
+    settings = {"views": cfg.views, "seed": cfg.seed, "gather": cfg.gather, "chunk": cfg.trainer.chunk}
+    return ContrastiveTraining(**parts, **settings), data
+
+
+def term(node: DictConfig, encoder: Any) -> Any:
+    """A term of the loss; one with `_partial_` is completed by the encoder that is trained."""
+    made = instantiate(node)
+    return made(encoder=encoder) if isinstance(made, partial) else made
+
+
+def noted(cfg: DictConfig, module: Any, data: Any, device: Any) -> dict[str, Any]:
+    """What names a run and its encoder, and what it computes on, which is printed."""
+    from whitenedcse.model.checkpoint import others
+
+    encoder, hydras = module.embedder.encoder, HydraConfig.get()
+    attention = encoder.attention(device)
+    say(f"{data.counts}; attention: {attention}")
+    for note in others(module.embedder, cfg.encoder.get("path")):
+        say(note)
+    names = {name: hydras.runtime.choices.get(name) for name in ("experiment", "system")}
+    if names["experiment"] and "path" in cfg.encoder and own_encoder(hydras.overrides.task):
+        names["experiment"] += f" with {Path(cfg.encoder.path).name}"
+    source = encoder.provenance(cfg.encoder.path) if "path" in cfg.encoder else None
+    words = [word for word in hydras.overrides.task if not word.startswith("force=")]
+    facts = {**names, "overrides": words, "seed": cfg.seed, "encoder": source}
+    return {**facts, "device": device.type, "attention": attention}
+
+
+def content(cfg: Any, module: Any, tasks: Iterable[Any], dev: Any) -> dict[str, Any]:
+    """The digests of what the settings name beside the corpus, by setting, and the number of processes.
+
+    An encoder of the hub has its commit. One with random weights has none: settings and corpus decide it.
+    """
+    digests = {} if dev is None else {"monitor.dev": digest_of_texts(dev)}
+    named = zip(cfg.tasks.names, tasks, strict=True)
+    digests |= {f"tasks.{name}": digest_of_texts(task) for name, task in named}
+    if "path" in cfg.encoder:
+        encoder = module.embedder.encoder
+        commit = encoder.provenance(cfg.encoder.path)["commit"]
+        digests["encoder.path"] = commit or digest_of_weights(encoder.source)
+    here = placed()
+    return {"content": digests, "processes": here.world if here else 1}
+
+
+def digest_of_texts(task: Any) -> str:
+    """The digest of a task as `tasks.task` gives it: texts in their order, with their scores or labels."""
+    return checksum(json.dumps(task, default=lambda array: array.tolist()).encode())
+
+
+def digest_of_weights(folder: Path) -> str:
+    """The digest of an encoder's configuration and weights in a local directory."""
+    files = sorted(file for pattern in WEIGHTS for file in folder.glob(pattern))
+    return checksum(json.dumps([(file.name, checksum(file)) for file in files]).encode())
+
+
+def finished(run: Run, settings: str, *, force: bool) -> bool:
+    """Whether this run has ended before, which is then printed; `force` changes no such run."""
+    run.check_same(settings, {}, force=force and run.scores is None)
+    if run.scores is None:
+        return False
+    say(f"{run.path} is finished and not changed; for a new run, {OTHER}")
+    say(f"run: {run.path}")
+    return True
+
+
+def several(run: Run, devices: int) -> bool:
+    """Run this job as one process per device, unless this process is one of them; returns whether it did.
+
+    Ends this process if the job failed. Raises ValueError for a sweep inside of ranks started elsewhere: each
+    rank would sweep by itself.
+    """
+    hydras = HydraConfig.get()
+    if placed() is not None:
+        if hydras.mode == RunMode.MULTIRUN and "SLURM_JOB_ID" not in os.environ:
+            raise ValueError(
+                "torchrun would run the sweep once in each rank; use whitenedcse train -m trainer.devices=N"
+            )
+        return False
+    if devices < 2:
+        return False
+    words = sys.argv[1:] if hydras.mode == RunMode.RUN else [*hydras.overrides.task, *inherited(hydras)]
+    if status := launched([*words, f"hydra.run.dir={run.path}"], devices, again(run)):
+        sys.exit(status)
+    return True
+
+
+def share_cores() -> None:
+    """Give each of several ranks of this machine its share of the cores: all would wait for each other."""
+    if (here := placed()) is not None and "OMP_NUM_THREADS" not in os.environ:
+        import torch
+
+        torch.set_num_threads(max(1, torch.get_num_threads() // here.on_machine))
+
+
+def begun(
+    run: Run, settings: str, facts: Mapping[str, Any], exact: Mapping[str, Any], *, force: bool
+) -> Path | None:
+    """The checkpoint from which an unfinished run resumes, or None: the run starts at step 0.
+
+    Raises ValueError if the settings, or the facts that decide each bit, are not what the run began with.
+    """
+    from whitenedcse.training.trainer import newest, step_of
+
+    others = run.check_same(settings, exact, force=force)
+    checkpoint = newest(run.checkpoints, say)
+    if not run.began:
+        run.start(settings, **facts, **exact)
+        return None
+    step = step_of(checkpoint)
+    changed = run.resume(settings, exact, step)
+    say(f"{run.path} resumes after step {step}")
+    if others:
+        say(f"--force: what came before this step was made with something else: {', '.join(others)}")
+    if changed:
+        say(f"results may differ in the last bits: {', '.join(changed)}")
+    return checkpoint
+
+
+def ended(cfg: DictConfig, run: Run, dev: dict[str, Any], loggers: list[Any]) -> None:
+    """Evaluate the best checkpoint on the tests, if there are any; log, write and show the scores.
+
+    What the loggers write is on disk before the run is marked as ended.
+    """
+    from whitenedcse.evaluation.suite import logged
+    from whitenedcse.report.results import grids, training_grid
+
+    scores, items, tests = {"dev": dev}, None, tests_of(cfg, run)
+    if tests is not None:
+        scores, items, _ = scored(tests, run, scores)
+    for logger in loggers:
+        if tests is not None:
+            logger.log_metrics(logged(scores), dev["last_step"])
+        logger.finalize("success")
+        if hasattr(logger, "finish"):  # the dashboard's
+            logger.finish(run.best, scores)
+    run.end(scores, items)
+    alone = HydraConfig.get().mode != RunMode.MULTIRUN
+    for grid in [training_grid(dev), *(grids(scores, None) if tests is not None else [])] if alone else []:
+        say(grid)
+    say_next(run, tested=tests is not None, own=cfg.monitor.dev != "STS-B/dev", alone=alone)
+
+
+def say_next(run: Run, *, tested: bool, own: bool, alone: bool) -> None:
+    """Print where the run is and, where it is alone, what is next; own: it has other dev pairs than STS-B."""
+    here = run.path.relative_to(Path.cwd()) if run.path.is_relative_to(Path.cwd()) else run.path
+    say(f"best checkpoint: {here}/best   metrics: {here}/metrics.csv   scores: {here}/scores.json")
+    if alone:
+        name = quote(str(here))
+        tests = " 'tasks.names=[TESTS.csv]'" * own
+        more = [] if tested else [f"evaluate model={name}{tests}"]
+        after = f"report {name}", *more, f"export {name} OUT --to transformers"
+        say(f"next: {'   '.join(f'whitenedcse {command}' for command in after)}")
+    say(f"run: {run.path}")  # the last line, which other programs read
+
+
+def tests_of(cfg: DictConfig, run: Run) -> DictConfig | None:
+    """The settings of evaluate.py that score a run of train.py on its tests; None where it has none."""
+    if not cfg.tasks.names:
+        return None
+    from whitenedcse.training.monitor import SAMPLE
+
+    settings = compose("evaluate", ["protocol=posthoc"])
+    settings.model, settings.sample, settings.tasks.names = str(run.path), SAMPLE, list(cfg.tasks.names)
+    return settings
+
+
+@contextmanager
+def saying_notes() -> Iterator[None]:
+    """A context after which our own warnings are printed as notes."""
+    with warnings.catch_warnings(record=True) as notes:
+        yield
+    for note in notes:
+        if note.category is UserWarning:  # ours, and not that of a library on its import
+            say(f"note: {note.message}")
+
+
+def check_search(dev: str | None) -> None:
+    """Raise ValueError for a search, which maximises the dev score, without dev pairs."""
+    if dev is None and "direction" in (HydraConfig.get().sweeper or {}):
+        raise ValueError(
+            "a search maximises the dev score: name scored pairs by monitor.dev=FILE or monitor=sts_b"
+        )
+
+
+class Sweep(Checked):
+    """Says in a sweep of train.py how far it is, and reports on it at the end."""
+
+    def on_job_start(self, config: DictConfig, **_: Any) -> None:
+        """Print how many jobs have ended, if this is one of several."""
+        folder = Path(config.hydra.runtime.output_dir).parent
+        ended = Path(config.hydra.runtime.output_dir, "scores.json").is_file()
+        if config.hydra.mode == RunMode.MULTIRUN and (folder / SWEPT).is_file() and not ended:
+            say(progress(folder, config.hydra.job.num))
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        """Print what `whitenedcse report` does of the runs, if all jobs have ended."""
+        folder = Path(config.hydra.sweep.dir)
+        if any(folder.glob("*/scores.json")):
+            from whitenedcse.report import page
+
+            tables, files = page.write([str(folder)], None, None)
+            for table in tables:
+                say(table)
+            say(f"written: {', '.join(map(str, files))}")
+
+
+def progress(folder: Path, job: int) -> str:
+    """How far a sweep is, and how long it takes if each job takes as long as those so far."""
+    sweep: Any = OmegaConf.load(folder / SWEPT)  # which Hydra writes when it starts
+    count = sweep.hydra.sweeper.get("n_trials") or len(jobs(sweep.hydra))
+    began = (folder / SWEPT).stat().st_mtime
+    ended = [path.stat().st_mtime for path in folder.glob("*/scores.json")]
+    text = f"job {job + 1} of {count}: {len(ended)} finished"
+    if not (since := sum(at >= began for at in ended)):
+        return text
+    seconds = (time.time() - began) / since * max(count - len(ended), 1)
+    left = f"{max(seconds / 60, 1):.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return f"{text}, about {left} left"
