@@ -3,21 +3,16 @@
 The device is PyTorch's "meta", whose tensors have shapes and no numbers: whatever reads one raises.
 """
 
-from contextlib import nullcontext
-from itertools import product
-
 import pytest
 import torch
-from encoders import SENTENCES, architecture, whitening
+from encoders import SENTENCES, whitening
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import CONFIG_MAPPING
 
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
-from whitenedcse.model import attention, backbones, head, packed
+from whitenedcse.model import attention, head, packed
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.ragged import Ragged, concatenate, offsets, ragged
 from whitenedcse.training import parallel
@@ -54,15 +49,14 @@ class Strict(TorchDispatchMode):
 
 @pytest.fixture
 def strict(monkeypatch):
-    """Attention is that of CUDA, with a stand-in: its kernels have none for this device."""
+    """Attention is that of CUDA: its kernels tell the shapes of what they would give."""
 
-    def stand_in(q, k, v, *, heads, p, batch):
-        assert q.device == k.device == v.device == batch.offsets.device == META
+    def noted(q, k, v, *, heads, p, bounds):
+        assert q.device == k.device == v.device == bounds.tokens.device == bounds.firsts.device == META
         mode.attended.append(p)
-        return q * 1.0 + v[: len(q)] * 0.0 + k[: len(q)] * 0.0
+        return attention.unpadded_attention(q, k, v, heads=heads, p=p, bounds=bounds)
 
-    for module in (packed, backbones):
-        monkeypatch.setattr(module, "jagged_attention", stand_in)
+    monkeypatch.setattr(packed, "unpadded_attention", noted)
     monkeypatch.setattr(
         "whitenedcse.model.encoder.way",
         lambda device, width: attention.way("cuda" if device == "meta" else device, width),
@@ -156,24 +150,6 @@ def test_a_training_step_of_another_kind(settings, batches, bert, strict):
     assert strict.waited == []
 
 
-@pytest.mark.parametrize("kind", backbones.KINDS)
-@pytest.mark.slow(but=2)
-def test_encoders_with_attention_of_ours(kind, tokenizer, strict, monkeypatch):
-    if kind not in CONFIG_MAPPING:
-        pytest.skip(f"this release of Transformers has no {kind}")
-    encoder = Encoder(architecture(kind, len(tokenizer)), tokenizer)
-    if encoder.batches == "padded":
-        pytest.skip(f"this release of Transformers' {kind} takes no attention of others")
-    module = module_of(encoder)
-    module.train()
-    stepped(strict, module)
-    assert len(strict.attended) == 3 and strict.waited == []
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda x: torch.zeros(x.shape))
-    with strict:
-        module.embedder.encode(SENTENCES)
-    assert strict.waited == []
-
-
 @pytest.mark.parametrize("kind", ["cls", "mean", "max", "last", "pooler"])
 @pytest.mark.parametrize("embedding", ["encoder", "dense", "head"])
 @pytest.mark.parametrize("batches", ["packed", "padded"])
@@ -254,7 +230,7 @@ def test_a_cpu_waits_for_what_arrives(device, waits, monkeypatch):
     ("device", "width", "expected"),
     [
         ("cpu", 26, "tiles"),
-        ("cuda", 64, "jagged"),
+        ("cuda", 64, "unpadded"),
         ("cuda", 26, "padded"),
         ("cuda", 512, "padded"),
         ("mps", 64, "padded"),
@@ -273,46 +249,6 @@ def test_a_width_of_a_head_that_the_kernels_do_not_take_is_padded_there(bert, st
     monkeypatch.setattr(attention, "WIDEST", 4)
     stepped(strict, module_of(bert))
     assert strict.attended == [] and bert.batches == "packed"
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_varlen_attention_is_taken_without_gradient_and_dropout_and_gets_what_it_asks_for(first, monkeypatch):
-    """Its stand-in is a loop over sentences."""
-    q, k, v = (torch.randn(9, 16).bfloat16() for _ in range(3))
-    lengths = [4, 2, 3]
-    batch = Ragged(torch.zeros(9, dtype=torch.long), offsets(lengths), 4)
-    q = q[batch.offsets[:-1]] if first else q
-    asked = []
-
-    def stand_in(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k):
-        asked.append((cu_seq_q.dtype, cu_seq_k.dtype, max_q, max_k))
-        out = []
-        for i in range(3):
-            rows, keys = (slice(*x[i : i + 2].tolist()) for x in (cu_seq_q, cu_seq_k))
-            a, b, c = q[rows].float(), k[keys].float(), v[keys].float()
-            weights = (torch.einsum("qhd,khd->hqk", a, b) * a.shape[-1] ** -0.5).softmax(-1)
-            out.append(torch.einsum("hqk,khd->qhd", weights, c))
-        return torch.cat(out).to(q.dtype)
-
-    monkeypatch.setattr(attention, "varlen_attn", stand_in)
-    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", lambda *_, **__: pytest.fail("jagged"))
-    with torch.no_grad():
-        found = attention.jagged_attention(q, k, v, heads=2, p=0.0, batch=batch)
-    assert asked == [(torch.int32, torch.int32, 1 if first else 4, 4)]
-    plan = attention.planned([2, 3, 4], 2, 9, 3)
-    order = torch.tensor([1, 2, 0])
-    rows = torch.cat([torch.arange(4, 6), torch.arange(6, 9), torch.arange(4)])
-    settings = attention.Settings(plan, first, 0.0, 0)
-    expected = attention.attention(q[order] if first else q[rows], k[rows], v[rows], settings)
-    torch.testing.assert_close(
-        found[order if first else rows].float(), expected.float(), atol=1e-2, rtol=1e-2
-    )
-    for p, kind, context in product(
-        [0.0, 0.1], [torch.float32, torch.bfloat16], [torch.no_grad, nullcontext]
-    ):
-        if (p, kind, context) != (0.0, torch.bfloat16, torch.no_grad):
-            with context(), pytest.raises(BaseException, match="jagged"):
-                attention.jagged_attention(*(x.to(kind) for x in (q, k, v)), heads=2, p=p, batch=batch)
 
 
 @pytest.mark.parametrize("kind", ["mean", "max"])

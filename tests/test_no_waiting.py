@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import packed
+from whitenedcse.model.attention import bounds
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.ragged import concatenate, ragged
@@ -108,10 +109,10 @@ HEADS = {
 @pytest.mark.slow(but=1)
 def test_a_step_between_two_logged_ones_waits_for_nothing(kind, head, bert, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        packed, "laid_out", lambda b, *_: packed.Layout(b, None, None, len(b.ids), b.n, None, 0)
+        packed, "laid_out", lambda b, *_: packed.Layout(b, None, None, len(b.ids), b.n, None, bounds(b), 0)
     )
-    monkeypatch.setattr(  # PyTorch's jagged attention has other kernels on a CPU
-        packed, "jagged_attention", lambda q, k, v, **_: q + (k + v).mean(0)
+    monkeypatch.setattr(  # the kernels of a GPU
+        packed, "unpadded_attention", lambda q, k, v, **_: q + (k + v).mean(0)
     )
     assert watched(bert, tmp_path, kind, HEADS[head]) == []
 

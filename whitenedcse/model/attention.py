@@ -1,17 +1,18 @@
-"""Attention of each sentence's tokens to its own tokens, in a batch without padding.
+"""Attention of each sentence's tokens to its own tokens, in a batch without padding, and dropout.
 
 t: tokens    n: sentences    d: width    h: heads    c: sentences of a tile    l: tokens of its longest
 
 On CPU sentences of similar length are laid into tiles, padded to the longest of the tile, so that a few large
-matrix products replace one for each length. That padding exists only inside the attention.
+matrix products replace one for each length. That padding exists only inside the attention. On CUDA the
+kernels of PyTorch that take sequences of varying length are called directly: its nested tensors reach the
+same kernels by 3.3 ms of Python for a layer, the direct call by 0.04 (results/findings: A1).
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
-from inspect import signature
 from math import prod
 from typing import Any, NamedTuple
 
@@ -20,14 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
-from torch.nn import functional as F
 
 from whitenedcse.compute import at_least_float32
 from whitenedcse.ragged import Ragged
-
-varlen_attn: Any = None  # since PyTorch 2.10; it has no dropout
-with suppress(ImportError):
-    from torch.nn.attention.varlen import varlen_attn
 
 HALF = torch.float16, torch.bfloat16
 WIDEST = 256  # channels of a head that the kernels for CUDA take
@@ -49,27 +45,53 @@ def scale(p: float) -> float:
     return LEVELS / max(1, LEVELS - round(p * LEVELS))
 
 
-class Tile(NamedTuple):
-    """c sentences as (c, l) tokens.
+class _Masked(Function):
+    """x times a mask and a factor, and onto added if given; only the mask is kept for the gradient."""
 
-    valid: (c, l, 1), 1 for a token and 0 for padding; None without padding.
-    """
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, onto: Tensor | None, mask: Tensor, factor: float) -> Tensor:
+        wide = at_least_float32(x)
+        ctx.save_for_backward(mask)
+        ctx.factor, ctx.dtype, mask = factor, x.dtype, mask.to(wide.dtype)
+        if onto is None:
+            product = mask.mul_(wide)
+            return (product if factor == 1 else product.mul_(factor)).to(x.dtype)
+        return torch.addcmul(onto, wide, mask, value=factor)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        wide, (mask,) = at_least_float32(grad), ctx.saved_tensors
+        own = mask.to(wide.dtype).mul_(wide)
+        own = own if ctx.factor == 1 else own.mul_(ctx.factor)
+        return own.to(ctx.dtype), grad if ctx.needs_input_grad[1] else None, None, None
+
+
+def dropped(x: Tensor, p: float, seed: Seed, onto: Tensor | None = None) -> Tensor:
+    """Dropout of x on CPU by `kept`, added to `onto` if given: (t, d) -> (t, d)."""
+    return _Masked.apply(x, onto, kept(x.shape, p, seed), scale(p))  # type: ignore[no-untyped-call]
+
+
+class Tile(NamedTuple):
+    """c sentences as (c, l) tokens. absent: (c, 1, l), 0 or at padding -inf; None without padding."""
 
     sentences: int
     length: int
-    valid: Tensor | None
+    absent: Tensor | None
 
 
 class Rows(NamedTuple):
     """An index that reorders rows (t, d), split into h heads, by tile, head and sentence; and back.
 
-    take: (places,) for each place in the new order, its row and head in the old one. back: (rows * h,) for
-    each row and head, its place. Rows that belong to no sentence have one more place after the last, which is
-    zero.
+    take: (places,) for each place in the new order, its row and head in the old one; any for padding. back:
+    (rows * h,) for each row and head, its place. Those after the first `filled` belong to no sentence. real:
+    (places, 1), 0 for padding and else 1; None without padding.
     """
 
     take: Tensor
     back: Tensor
+    filled: int
+    real: Tensor | None
 
 
 class Plan(NamedTuple):
@@ -94,8 +116,8 @@ def planned(lengths: Sequence[int], heads: int, rows: int, firsts: int) -> Plan:
         valid = np.arange(top) < length[low:high, None]
         every.append(np.where(valid, starts[low:high, None] + np.arange(top), -1))
         first.append(np.arange(low, high)[:, None])
-        mask = None if valid.all() else torch.from_numpy(valid[..., None].astype(np.float32))
-        tiles.append(Tile(high - low, top, mask))
+        absent = None if valid.all() else torch.from_numpy(np.where(valid, 0, -np.inf)[:, None])
+        tiles.append(Tile(high - low, top, absent))
     return Plan(heads, tiles, split_rows(every, heads, rows), split_rows(first, heads, firsts))
 
 
@@ -114,10 +136,47 @@ def split_rows(tiles: Sequence[NDArray[np.int64]], heads: int, rows: int) -> Row
     head = np.arange(heads)[:, None]
     slots = [np.where(tile.ravel() < 0, -1, tile.ravel() * heads + head).ravel() for tile in tiles]
     flat = np.concatenate(slots)
-    back = np.full(rows * heads, len(flat))
-    real = np.flatnonzero(flat >= 0)
-    back[flat[real]] = real
-    return Rows(torch.from_numpy(flat.clip(0)), torch.from_numpy(back))
+    back, places = np.zeros(rows * heads, np.int64), np.flatnonzero(flat >= 0)
+    back[flat[places]] = places
+    real = None if len(places) == len(flat) else torch.from_numpy((flat >= 0).astype(np.float32)[:, None])
+    return Rows(torch.from_numpy(flat.clip(0)), torch.from_numpy(back), len(places), real)
+
+
+class _Tiled(Function):
+    """Rows by sentence (rows, d) -> by tile and head (places, d / h). Its gradient gathers, as it does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Rows, heads: int) -> Tensor:
+        ctx.rows, ctx.heads = rows, heads
+        return x.reshape(len(x) * heads, -1).index_select(0, rows.take)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return merged(grad, ctx.rows, ctx.heads), None, None
+
+
+class _Merged(Function):
+    """Rows by tile and head (places, d / h) -> by sentence (rows, d), zeros for rows of no sentence."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Rows, heads: int) -> Tensor:
+        ctx.rows, ctx.heads = rows, heads
+        return merged(x, rows, heads)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        rows = ctx.rows
+        own = grad.reshape(len(grad) * ctx.heads, -1).index_select(0, rows.take)
+        return own if rows.real is None else own.mul_(rows.real), None, None
+
+
+def merged(x: Tensor, rows: Rows, heads: int) -> Tensor:
+    """Rows by tile and head -> by sentence: (places, d / h) -> (rows, d)."""
+    made = x.index_select(0, rows.back)
+    made[rows.filled :] = 0
+    return made.view(-1, heads * x.shape[-1])
 
 
 class Settings(NamedTuple):
@@ -131,27 +190,18 @@ class Settings(NamedTuple):
     p: float
     seed: Seed
 
-    @property
-    def queries(self) -> Rows:
-        """The index of the queries in the tiles."""
-        return self.plan.firsts if self.first else self.plan.tokens
-
-    def slots(self, queries: bool) -> list[tuple[slice, tuple[int, int]]]:
-        """For each tile its range of places and its shape (h c, l), l = 1 for queries of first tokens."""
-        every, start = [], 0
-        for tile in self.plan.tiles:
-            shape = self.plan.heads * tile.sentences, 1 if queries and self.first else tile.length
-            every.append((slice(start, start + shape[0] * shape[1]), shape))
-            start += shape[0] * shape[1]
-        return every
+    def shapes(self, queries: bool) -> list[tuple[int, int]]:
+        """For each tile the shape (h c, l) of its queries, l = 1 if they are first tokens, or of its keys."""
+        heads, one = self.plan.heads, queries and self.first
+        return [(heads * tile.sentences, 1 if one else tile.length) for tile in self.plan.tiles]
 
     def masks(self) -> list[Tensor | None]:
         """For each tile its dropout mask (h c, l, l), 1 for what is kept; None without dropout."""
         if self.p == 0:
             return [None] * len(self.plan.tiles)
-        both = zip(self.slots(True), self.slots(False), strict=True)
-        shapes = [(hc, rows, length) for (_, (hc, rows)), (_, (_, length)) in both]
-        sizes = [hc * rows * length for hc, rows, length in shapes]
+        both = zip(self.shapes(True), self.shapes(False), strict=True)
+        shapes = [(hc, rows, length) for (hc, rows), (_, length) in both]
+        sizes = [prod(shape) for shape in shapes]
         parts = kept([sum(sizes)], self.p, self.seed).split(sizes)
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
@@ -160,134 +210,102 @@ def attention(q: Tensor, k: Tensor, v: Tensor, settings: Settings) -> Tensor:
     """Softmax attention on CPU, in float32 or float64: bfloat16 is slower there for short sentences.
 
     q: (rows, d) of all tokens or of first tokens, k, v: (rows, d) -> the shape of q. Rows that belong to no
-    sentence become zero.
+    sentence become zero. With dropout, which PyTorch's kernel for CPU lacks.
     """
+    plan = settings.plan
+    queries, keys = plan.firsts if settings.first else plan.tokens, plan.tokens
     with torch.autocast("cpu", enabled=False):
-        return _Attention.apply(q, k, v, settings)  # type: ignore[no-untyped-call]
+        scaled = at_least_float32(q) * (q.shape[-1] // plan.heads) ** -0.5
+        every = [
+            in_tiles(at_least_float32(x), rows, plan.heads, settings.shapes(own))
+            for x, rows, own in ((scaled, queries, True), (k, keys, False), (v, keys, False))
+        ]
+        out = []
+        for tile, a, b, c, mask in zip(plan.tiles, *every, settings.masks(), strict=True):
+            weights = probabilities(a, b, tile)
+            if mask is not None:
+                weights = _Masked.apply(weights, None, mask, 1.0)  # type: ignore[no-untyped-call]
+            out.append(torch.bmm(weights, c).flatten(0, 1))
+        seen = _Merged.apply(torch.cat(out), queries, plan.heads)  # type: ignore[no-untyped-call]
+        return (seen if settings.p == 0 else seen * scale(settings.p)).to(q.dtype)
 
 
-def tiled(x: Tensor, rows: Rows, heads: int) -> Tensor:
-    """Rows by sentence -> by tile and head: (rows, d) -> (places, d / h)."""
-    return at_least_float32(x).reshape(len(x) * heads, -1).index_select(0, rows.take)
-
-
-def merged(x: Tensor, rows: Rows, heads: int) -> Tensor:
-    """Rows by tile and head, and one of zeros last -> by sentence: (places + 1, d / h) -> (rows, d)."""
-    return x.index_select(0, rows.back).view(-1, heads * x.shape[-1])
-
-
-def places_like(x: Tensor) -> Tensor:
-    """An array to be filled for x: (places, d / h) -> (places + 1, d / h), with zeros in the last row."""
-    made = x.new_empty(len(x) + 1, x.shape[-1])
-    made[-1] = 0
-    return made
+def in_tiles(x: Tensor, rows: Rows, heads: int, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Rows by sentence (rows, d) -> for each tile (h c, l, d / h)."""
+    flat = _Tiled.apply(x, rows, heads)  # type: ignore[no-untyped-call]
+    parts = flat.split([hc * length for hc, length in shapes])
+    return [part.view(*shape, -1) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def probabilities(a: Tensor, b: Tensor, tile: Tile) -> Tensor:
-    """Attention probabilities of a tile: queries a and keys b (h c, l, d / h) -> (h c, l, l)."""
-    scores = torch.bmm(a, b.mT).mul_(a.shape[-1] ** -0.5)
-    if tile.valid is not None:
-        absent = tile.valid.mT.to(scores.dtype).log()  # (c, 1, l): 0, or -inf at padding
-        scores.view(-1, tile.sentences, *scores.shape[1:]).add_(absent)
-    return scores.softmax(dim=-1)
-
-
-class _Attention(Function):
-    """Attention tile by tile, with dropout, which PyTorch's kernel for CPU lacks."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, settings: Settings) -> Tensor:
-        plan, queries = settings.plan, settings.queries
-        a, b, c = (
-            tiled(x, rows, plan.heads) for x, rows in ((q, queries), (k, plan.tokens), (v, plan.tokens))
-        )
-        out, saved, masks = places_like(a), [], settings.masks()
-        where = zip(plan.tiles, settings.slots(True), settings.slots(False), masks, strict=True)
-        for tile, (rows, some), (keys, every), mask in where:
-            weights = probabilities(a[rows].view(*some, -1), b[keys].view(*every, -1), tile)
-            used = weights if mask is None else mask.to(weights.dtype).mul_(weights)
-            product(used, c[keys].view(*every, -1), scale(settings.p), out[rows].view(*some, -1))
-            saved.append(weights)
-        ctx.settings, ctx.dtypes = settings, [x.dtype for x in (q, k, v)]
-        ctx.save_for_backward(a, b, c, *saved, *masks)
-        return merged(out, queries, plan.heads).to(q.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.autocast("cpu", enabled=False):
-            grads = gradients(ctx.settings, grad, *ctx.saved_tensors)
-        each = zip(grads, ctx.dtypes, strict=True)
-        return *(x.to(dtype) for x, dtype in each), None
-
-
-def product(a: Tensor, b: Tensor, factor: float, out: Tensor) -> None:
-    """Write factor * a @ b to `out`."""
-    torch.baddbmm(out, a, b, beta=0, alpha=factor, out=out)
-
-
-def gradients(settings: Settings, grad: Tensor, a: Tensor, b: Tensor, c: Tensor, *saved: Any) -> list[Tensor]:
-    """The gradients of queries, keys and values.
-
-    a, b, c: those three, tiled. saved: the probabilities of each tile, then the dropout mask of each.
-    """
-    plan, factor, dim = settings.plan, scale(settings.p), a.shape[-1]
-    g, outs = tiled(grad, settings.queries, plan.heads), [places_like(x) for x in (a, b, c)]
-    pairs = zip(saved[: len(plan.tiles)], saved[len(plan.tiles) :], strict=True)
-    where = zip(plan.tiles, settings.slots(True), settings.slots(False), pairs, strict=True)
-    for tile, (rows, some), (keys, every), (weights, mask) in where:
-        x = g[rows].view(*some, dim)
-        if tile.valid is not None and not settings.first:  # padding has no gradient
-            x.view(-1, tile.sentences, tile.length, dim).mul_(tile.valid)
-        used = weights if mask is None else mask.to(weights.dtype)
-        s = torch.bmm(x, c[keys].view(*every, dim).mT)
-        s = torch.ops.aten._softmax_backward_data(s if mask is None else s.mul_(used), weights, -1, s.dtype)
-        used = used if mask is None else used.mul_(weights)
-        for out, at, shape, left, right in (
-            (outs[0], rows, some, s, b[keys].view(*every, dim)),
-            (outs[1], keys, every, s.mT, a[rows].view(*some, dim)),
-        ):
-            product(left, right, factor * dim**-0.5, out[at].view(*shape, dim))
-        product(used.mT, x, factor, outs[2][keys].view(*every, dim))
-    each = zip(outs, (settings.queries, plan.tokens, plan.tokens), strict=True)
-    return [merged(out, rows, plan.heads) for out, rows in each]
+    """Attention probabilities of a tile: scaled queries a and keys b (h c, l, d / h) -> (h c, l, l)."""
+    if tile.absent is None:
+        return torch.bmm(a, b.mT).softmax(dim=-1)
+    absent = tile.absent.to(a.dtype).repeat(len(a) // tile.sentences, 1, 1)
+    return torch.baddbmm(absent, a, b.mT).softmax(dim=-1)
 
 
 def way(device: str, width: int) -> str:
-    """How attention is computed on a kind of device, for heads of this width: "tiles", "jagged" or "padded".
+    """How attention is computed on a kind of device, for heads of this width: "tiles", "unpadded" or
+    "padded".
 
-    "tiles" is `attention`, on CPU. "jagged" is `jagged_attention`, PyTorch's kernels for sequences of varying
-    length, for CUDA and widths that are a multiple of 8. "padded" is Transformers' own, for anything else.
+    "tiles" is `attention`, on CPU. "unpadded" is `unpadded_attention`, for CUDA and widths that are a
+    multiple of 8. "padded" is Transformers' own, for anything else.
     """
     if device == "cpu":
         return "tiles"
-    return "jagged" if device == "cuda" and width % 8 == 0 and width <= WIDEST else "padded"
+    return "unpadded" if device == "cuda" and width % 8 == 0 and width <= WIDEST and kernels() else "padded"
 
 
-def jagged_attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, p: float, batch: Ragged) -> Tensor:
+class Bounds(NamedTuple):
+    """Where sentences begin and end, as the kernels for CUDA take it, made once a batch.
+
+    tokens, firsts: (n + 1,) int32 of all tokens and of first tokens alone. longest: as in `Ragged`.
+    """
+
+    tokens: Tensor
+    firsts: Tensor
+    longest: int
+
+
+def bounds(batch: Ragged) -> Bounds:
+    """The bounds of a batch, on its device."""
+    firsts = torch.arange(batch.n + 1, dtype=torch.int32, device=batch.offsets.device)
+    return Bounds(batch.offsets.to(torch.int32), firsts, batch.longest)
+
+
+def unpadded_attention(q: Tensor, k: Tensor, v: Tensor, *, heads: int, p: float, bounds: Bounds) -> Tensor:
     """Softmax attention by PyTorch's CUDA kernels for sequences of varying length.
 
-    q: (t, d), or (n, d) of first tokens; k, v: (t, d) -> the shape of q. Without gradient and dropout, in
-    float16 and bfloat16, it is `varlen_attn`, where PyTorch has it.
+    q: (t, d), or (n, d) of first tokens; k, v: (t, d) -> the shape of q. FlashAttention's kernel in float16
+    and bfloat16 where the GPU has it, else the memory-efficient one.
     """
-    first = torch.arange(batch.n + 1, device=q.device)
-    of_queries = (batch.offsets, batch.longest) if len(q) == len(k) else (first, 1)
-    if varlen_attn is not None and p == 0 and not torch.is_grad_enabled() and q.dtype in HALF:
-        bounds = (x.to(torch.int32) for x in (of_queries[0], batch.offsets))
-        split = (x.unflatten(-1, (heads, -1)) for x in (q, k, v))
-        return varlen_attn(*split, *bounds, of_queries[1], batch.longest).flatten(-2)
-
-    def jagged(x: Tensor, offsets: Tensor, longest: int) -> Tensor:
-        x = x.unflatten(-1, (heads, -1))
-        sizes: Any = {"min_seqlen": 1, "max_seqlen": longest} if takes_sizes() else {}
-        return torch.nested.nested_tensor_from_jagged(x, offsets, **sizes).transpose(1, 2)
-
-    keys, values = (jagged(x, batch.offsets, batch.longest) for x in (k, v))
-    out = F.scaled_dot_product_attention(jagged(q, *of_queries), keys, values, dropout_p=p)
-    return out.transpose(1, 2).values().flatten(-2)
+    starts, most = (bounds.tokens, bounds.longest) if len(q) == len(k) else (bounds.firsts, 1)
+    where = starts, bounds.tokens, most, bounds.longest, p
+    split = [x.unflatten(-1, (heads, -1)) for x in (q, k, v)]
+    if q.dtype in HALF and flashes(q.device):
+        return torch.ops.aten._flash_attention_forward(*split, *where, False, False)[0].flatten(-2)
+    one = (x.unsqueeze(0) for x in split)
+    needs = torch.is_grad_enabled() and any(x.requires_grad for x in split)
+    return torch.ops.aten._efficient_attention_forward(*one, None, *where, 0, needs)[0].squeeze(0).flatten(-2)
 
 
 @cache
-def takes_sizes() -> bool:
-    """Whether jagged tensors can be given their lengths; PyTorch 2.4 waits for the device to find them."""
-    return "max_seqlen" in signature(torch.nested.nested_tensor_from_jagged).parameters
+def flashes(device: torch.device) -> bool:
+    """Whether a GPU is of a generation that FlashAttention's kernel is for: Ampere or a later one."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@cache
+def kernels() -> bool:
+    """Whether this PyTorch has those kernels, tried on tensors without memory; a warning where it has not."""
+    try:
+        for kind in (torch.bfloat16, torch.float32):
+            x = torch.empty(3, 8, dtype=kind, device="meta", requires_grad=True)
+            ends = torch.empty(2, dtype=torch.int32, device="meta")
+            unpadded_attention(x, x, x, heads=1, p=0.1, bounds=Bounds(ends, ends, 3)).sum().backward()
+    except (AttributeError, RuntimeError, TypeError) as error:
+        said = f"PyTorch {torch.__version__} has not the attention that skips padding"
+        warnings.warn(f"{said} ({error}): batches are padded", stacklevel=2)
+        return False
+    return True

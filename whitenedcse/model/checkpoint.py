@@ -11,71 +11,50 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors.torch import save_file
 
-from whitenedcse.files import (
-    DIGESTS,
-    digest,
-    drafted,
-    intact,
-    parsing,
-    read_json,
-    restore,
-    seal,
-    tensors,
-)
+from whitenedcse.data.remote import published
+from whitenedcse.files import DIGESTS, drafted, intact, parsing, read_json, restore, seal, tensors
 from whitenedcse.model import sentence_transformers
-from whitenedcse.model.backbones import causal, frozen
+from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import CHANGED, folder, pretrained
 from whitenedcse.model.head import Final, Pooling, ProjectionHead
-from whitenedcse.model.lora import merged
 from whitenedcse.model.whitener import WhiteningSettings
 
-if TYPE_CHECKING:
-    from whitenedcse.model.embedder import Embedder
-
-SETTINGS, FINAL = "whitenedcse.json", "final.safetensors"
+SETTINGS, HEAD, FINAL = "whitenedcse.json", "head.safetensors", "final.safetensors"
 EXPORT = "export.json"  # of an export: what was exported, and from what
+FORMAT = "0.3"  # the first version that writes checkpoints so
 FOREIGN = "not what train.py wrote beside these weights; copy the whole checkpoint again"
 
 
 def save(embedder: Embedder, directory: Path, step: int | None = None) -> None:
     """Write the checkpoint to a draft folder, then rename it: a kill never leaves half of one.
 
-    step: how many optimiser steps were done, noted for `noted_step`. Raises OSError, or ValueError for a
-    directory that holds something else; it is then unchanged.
+    Low-rank adapters are merged. step: how many optimiser steps were done, noted for `noted_step`. Raises
+    OSError, or ValueError for a directory that holds something else; it is then unchanged.
     """
-    if directory.exists() and not (directory / SETTINGS).is_file() and any(directory.iterdir()):
+    if directory.is_dir() and not (directory / SETTINGS).is_file() and any(directory.iterdir()):
         raise ValueError(f"{directory} holds something other than a checkpoint; choose another name")
+    embedder = embedder.merged()
     with drafted(directory) as draft:
-        write(embedder, draft, step)
+        embedder.encoder.backbone.save_pretrained(draft)
+        embedder.encoder.tokenizer.save_pretrained(draft)
+        head = kept(embedder.head).state_dict()
+        save_file({name: value.contiguous() for name, value in head.items()}, draft / HEAD)
+        if embedder.final is not None:
+            save_file(dict(embedder.final.state_dict()), draft / FINAL)
+        sentence_transformers.write(embedder, draft)
+        noted = {"whitenedcse": FORMAT, **settings(embedder), **({} if step is None else {"step": step})}
+        (draft / SETTINGS).write_text(json.dumps(noted, indent=2))
         seal(draft)
 
 
-def noted_step(directory: Path) -> int | None:
-    """After how many optimiser steps a checkpoint was written; None where it does not say, as older ones."""
-    with suppress(ValueError, OSError):
-        step = read_json(directory / SETTINGS).get("step")
-        return step if isinstance(step, int) else None
-    return None
-
-
-def write(embedder: Embedder, directory: Path, step: int | None) -> None:
-    """Write the files of a checkpoint into a directory, with low-rank adapters merged."""
-    plain = merged(embedder)
-    plain.encoder.backbone.save_pretrained(directory)
-    embedder.encoder.tokenizer.save_pretrained(directory)
-    head = {name: value.contiguous() for name, value in kept(embedder.head).state_dict().items()}
-    save_file(head, directory / "head.safetensors")
-    if embedder.final is not None:
-        save_file(dict(embedder.final.state_dict()), directory / FINAL)
-    sentence_transformers.write(embedder, directory)
-    # beside adapters frozen weights are part of the vector
-    untrained = {"frozen": list(frozen(embedder.encoder.backbone)) if plain is embedder else []}
-    noted = {} if step is None else {"step": step}
-    (directory / SETTINGS).write_text(json.dumps({**settings(embedder), **untrained, **noted}, indent=2))
+def publish(embedder: Embedder, directory: str | Path) -> None:
+    """`save` to a directory or a URL."""
+    with published(directory, SETTINGS) as out:
+        save(embedder, out)
 
 
 def kept(head: ProjectionHead) -> ProjectionHead:
@@ -86,20 +65,19 @@ def kept(head: ProjectionHead) -> ProjectionHead:
 def settings(embedder: Embedder) -> dict[str, Any]:
     """What makes the embedding beside the weights, as plain values for `whitenedcse.json`."""
     head, final = kept(embedder.head), embedder.final
-    whitening = None if head.whitening is None else asdict(head.whitening)
     return {
         "pooling": {"kind": embedder.pooling.kind, "layers": list(embedder.pooling.layers)},
         "head": {
             "width": embedder.encoder.width,
-            "whitening": whitening,
+            "whitening": None if head.whitening is None else asdict(head.whitening),
             "dense": head.linear is not None,
             "position": head.position,
         },
         "embedding": embedder.embedding,
         "max_length": embedder.max_length,
-        "final": final and {"unit": final.unit, "provenance": final.provenance},
-        **({"prompt": embedder.prompt} if embedder.prompt else {}),
-        **({"prompts": embedder.prompts} if embedder.prompts else {}),
+        "final": final and {"unit": final.unit, "tanh": final.tanh, "provenance": final.provenance},
+        "prompt": embedder.prompt,
+        "prompts": embedder.prompts,
     }
 
 
@@ -108,22 +86,85 @@ def seen(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {k: value for k, value in settings.items() if k != "head" or settings["embedding"] != "encoder"}
 
 
-def parts(path: str, pooling: Pooling | str | None = None) -> dict[str, Any]:
-    """The keyword arguments of `Embedder`, from any source that `Embedder.load` takes."""
+def read(directory: Path) -> dict[str, Any]:
+    """The content of a checkpoint's `whitenedcse.json`. Raises ValueError for a version before 0.3."""
+    content: dict[str, Any] = read_json(directory / SETTINGS)
+    if content.get("whitenedcse") != FORMAT:
+        raise ValueError(
+            f"{directory / SETTINGS} was written by version 0.2.0 or before, which this one cannot read; "
+            "export it with that version (pip install whitenedcse==0.2.0), or train it again"
+        )
+    return content
+
+
+def noted_step(directory: Path) -> int | None:
+    """After how many optimiser steps a checkpoint was written; None where it does not say."""
+    with suppress(ValueError, OSError):
+        step = read(directory).get("step")
+        return step if isinstance(step, int) else None
+    return None
+
+
+def load(path: str, pooling: Pooling | str | None = None) -> Embedder:
+    """The embedder in a directory or with a hub id: see `Embedder.load`."""
     restore(Path(path) if Path(path).name == "best" else Path(path) / "best")
     directory = folder(path)
     if directory.name == "best" and (directory.parent / "scores.json").is_file():  # of a run that has ended
         intact(directory.parent, CHANGED, [f"best/{DIGESTS}"])
     own, modules = directory / SETTINGS, directory / "modules.json"
-    if not (own.exists() or modules.exists()):
-        return plain(directory, pooling)
-    if pooling is not None:
+    if pooling is not None and (own.exists() or modules.exists()):
         name = own.name if own.exists() else modules.name
         raise ValueError(
             f"{path} carries its own pooling ({name}); leave pooling= and layers= out. Other layers of it are"
             " pooled by evaluate.py's protocol=whiteningbert and protocol=bert_whitening"
         )
-    return ours(directory) if own.exists() else sentence_transformers.read(directory)
+    if own.exists():
+        parts = ours(directory)
+    elif modules.exists():
+        parts = sentence_transformers.read(directory)
+    else:
+        parts = plain(directory, pooling)
+    return Embedder(**parts).eval()
+
+
+def ours(directory: Path) -> dict[str, Any]:
+    """The keyword arguments of `Embedder` for a checkpoint that `save` wrote."""
+    content, encoder = read(directory), pretrained(path=str(directory))
+    last: dict[str, Any] = tensors(directory / FINAL) if content["final"] else {}
+    with parsing(directory / SETTINGS, FOREIGN):
+        whitening = content["head"].pop("whitening")
+        head = ProjectionHead(
+            whitening=WhiteningSettings(**whitening) if whitening else None, **content["head"]
+        )
+        head.load_state_dict(tensors(directory / HEAD))
+        last = {"weight": None, "bias": None, **last, **(content["final"] or {})}
+        parts = {name: content[name] for name in ("embedding", "max_length", "prompt", "prompts")}
+        parts["pooling"] = Pooling(**content["pooling"])
+        parts["final"] = Final(**last) if content["final"] else None
+        return {"encoder": encoder, "head": head, **parts}
+
+
+def plain(directory: Path, pooling: Pooling | str | None) -> dict[str, Any]:
+    """The keyword arguments of `Embedder` for an encoder without modules after it.
+
+    An export for Transformers notes its pooling, prompt and unit length; any other encoder has none of them.
+    """
+    encoder = pretrained(path=str(directory))
+    head = ProjectionHead(width=encoder.width, whitening=None, dense=False)
+    parts = {"encoder": encoder, "pooling": None, "head": head} | exported(directory)
+    return parts | ({"pooling": pooling} if pooling else {})
+
+
+def exported(directory: Path) -> dict[str, Any]:
+    """What an export for Transformers notes of its vectors: pooling, prompt, last step. Empty for others."""
+    if not (directory / EXPORT).is_file():
+        return {}
+    content = read_json(directory / EXPORT)
+    with parsing(directory / EXPORT, FOREIGN):
+        if content["to"] != "transformers":
+            return {}
+        last = Final(weight=None, bias=None, unit=True, provenance={}) if content["unit"] else None
+        return {"pooling": Pooling(**content["pooling"]), "prompt": content["prompt"], "final": last}
 
 
 def own(directory: Path) -> dict[str, Any]:
@@ -134,14 +175,13 @@ def own(directory: Path) -> dict[str, Any]:
     """
     with suppress(ValueError, OSError, KeyError, TypeError):
         if (directory / SETTINGS).exists():
-            content = read_json(directory / SETTINGS)
-            after = [content["embedding"]] * (content["embedding"] != "encoder")
-            last = content.get("final") or {}
+            content = read(directory)
+            last, after = content["final"] or {}, [content["embedding"]] * (content["embedding"] != "encoder")
             if last and tensors(directory / FINAL):  # empty where the last step is unit length alone
                 after.append("linear")
             after += ["unit length"] * last.get("unit", False)
-            kept = {"prompt": content.get("prompt", ""), "max_length": content["max_length"], "after": after}
-            return {"pooling": Pooling(**content["pooling"]), **kept}
+            has = {name: content[name] for name in ("prompt", "max_length")}
+            return {"pooling": Pooling(**content["pooling"]), "after": after, **has}
         if (directory / "modules.json").exists():
             return sentence_transformers.pooled(directory)
         has = exported(directory)
@@ -164,49 +204,3 @@ def others(embedder: Embedder, path: str | None) -> list[str]:
         unit = "; unit length is added again by whitenedcse export --unit" * ("unit length" in after)
         notes.append(f"note: what {path} has after its pooling is left out: {', '.join(after)}{unit}")
     return notes
-
-
-def plain(directory: Path, pooling: Pooling | str | None) -> dict[str, Any]:
-    """The keyword arguments of `Embedder` for an encoder without modules after it.
-
-    An export for Transformers notes its pooling, prompt and unit length; any other encoder has none of them.
-    """
-    encoder = pretrained(path=str(directory))
-    usual = Pooling(kind="last" if causal(encoder) else "cls", layers=[-1])
-    head = ProjectionHead(width=encoder.width, whitening=None, dense=False, position="before")
-    parts = {"encoder": encoder, "pooling": usual, "head": head, "embedding": "encoder"} | exported(directory)
-    return parts | ({"pooling": pooling} if pooling else {})
-
-
-def exported(directory: Path) -> dict[str, Any]:
-    """What an export for Transformers notes of its vectors: pooling, prompt, last step. Empty for others."""
-    if not (directory / EXPORT).is_file():
-        return {}
-    content = read_json(directory / EXPORT)
-    with parsing(directory / EXPORT, FOREIGN):
-        if content["to"] != "transformers" or "pooling" not in content:  # the latter of an older version
-            return {}
-        last = Final(weight=None, bias=None, unit=True, provenance={}) if content["unit"] else None
-        return {"pooling": Pooling(**content["pooling"]), "prompt": content["prompt"], "final": last}
-
-
-def ours(directory: Path) -> dict[str, Any]:
-    """The keyword arguments of `Embedder` for a checkpoint that `save` wrote."""
-    encoder, content = pretrained(path=str(directory)), read_json(directory / SETTINGS)
-    weights = tensors(directory / "head.safetensors")
-    last: dict[str, Any] = tensors(directory / FINAL) if content.get("final") else {}
-    with parsing(directory / SETTINGS, FOREIGN):
-        for name, then in content.get("sha256", {}).items():  # of older versions
-            if digest(directory / name) != then:
-                raise ValueError(f"{name} is not as it was written: its digest differs")
-        whitening = content["head"].pop("whitening")
-        head = ProjectionHead(
-            whitening=WhiteningSettings(**whitening) if whitening else None, **content["head"]
-        )
-        head.load_state_dict(weights)
-        pooling, embedding, limit = (content[key] for key in ("pooling", "embedding", "max_length"))
-        parts: dict[str, Any] = {"pooling": Pooling(**pooling), "embedding": embedding, "max_length": limit}
-        parts |= {name: content[name] for name in ("prompt", "prompts") if name in content}
-        if final := content.get("final"):
-            parts["final"] = Final(**{"weight": None, "bias": None, **last, **final})
-        return {"encoder": encoder, "head": head, **parts}

@@ -1,31 +1,38 @@
 """The embedder: encoder, pooling and head as one thing that turns sentences into vectors.
 
 v: views    n: sentences    d: width
+
+Sentences are encoded in batches of like length and a limited number of tokens, equal ones once.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from copy import deepcopy
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from whitenedcse.compute import full_precision
-from whitenedcse.data.remote import published
-from whitenedcse.files import parsing
-from whitenedcse.model import checkpoint
-from whitenedcse.model.backbones import causal
+from whitenedcse.compute import alone, each, full_precision, without_autocast
+from whitenedcse.console import pace
+from whitenedcse.data.tokens import token_ids
+from whitenedcse.model import lora
 from whitenedcse.model.encoder import Encoder, pretrained
-from whitenedcse.model.encoding import Manner, Progress, fill, ragged_ids
 from whitenedcse.model.head import Final, Pooling, ProjectionHead
-from whitenedcse.ragged import Ragged, ragged
+from whitenedcse.ragged import Ragged, concatenate, ragged, taken
 
 EMBEDDINGS = ("encoder", "dense", "head")
+BATCH_TOKENS = 1024  # of one batch while encoding, padding counted; 8192 leave a CPU's cache
+BLOCK = 10_000  # sentences tokenised at a time
+Progress = bool | Callable[[int], None]  # show it, or call this with the number of sentences done
 
 
 class Embedder(nn.Module):
@@ -63,7 +70,7 @@ class Embedder(nn.Module):
     ) -> None:
         super().__init__()
         encoder = pretrained(path=os.fspath(encoder)) if isinstance(encoder, str | os.PathLike) else encoder
-        pooling = pooling or ("last" if causal(encoder) else "cls")
+        pooling = pooling or ("last" if encoder.causal else "cls")
         pooling = Pooling.named(pooling) if isinstance(pooling, str) else pooling
         head = head or ProjectionHead(encoder.width)
         if not isinstance(head, ProjectionHead):
@@ -75,13 +82,10 @@ class Embedder(nn.Module):
                 f"embedding={embedding} with a head or whitening of a class of your own, which a checkpoint "
                 "cannot hold; it takes part in training alone, with embedding=encoder"
             )
-        refuse_embedding(embedding, head)
-        refuse_pooling(pooling, encoder)
+        check_embedding(embedding, head)
+        check_pooling(pooling, encoder)
         self.prompt, self.prompts = prompt, dict(prompts or {})
-        refuse_prompts({"prompt": prompt, **self.prompts})
-        if pooling.kind != "pooler" and encoder.has_pooler:
-            # it takes no part, and several devices would wait for its gradient
-            encoder.backbone.pooler.requires_grad_(False)
+        check_prompts({"prompt": prompt, **self.prompts})
         self.encoder, self.pooling, self.head, self.embedding = encoder, pooling, head, embedding
         self.max_length = min(max_length or encoder.max_length, encoder.max_length)
         self.final, self.width = final, final.width(encoder.width) if final else encoder.width
@@ -123,6 +127,12 @@ class Embedder(nn.Module):
     def parallel(self) -> bool:
         """Whether pieces of a batch may be encoded in parallel threads; see `Encoder.parallel`."""
         return self.encoder.parallel
+
+    def unread(self, *, layers: bool = True) -> list[nn.Parameter]:
+        """The encoder's weights that no vector depends on: its pooler's, those above the pooled `layers`."""
+        pooler = getattr(self.encoder.backbone, "pooler", None) if self.pooling.kind != "pooler" else None
+        own = list(pooler.parameters()) if isinstance(pooler, nn.Module) else []
+        return own + (self.encoder.unread(self.pooling.layers) if layers else [])
 
     def embed(self, batch: Ragged) -> Tensor:
         """The embeddings of a batch of n sentences, as evaluation sees them: (n, k) in float32 or float64.
@@ -170,7 +180,7 @@ class Embedder(nn.Module):
             if not isinstance(sentence, str):
                 raise ValueError(f"sentence {row} is {type(sentence).__name__} {sentence!r:.50}, not a text")
         before = self.prompt if prompt is None else prompt
-        refuse_prompts({"prompt": before})
+        check_prompts({"prompt": before})
         rows = ragged_ids(sentences, self.encoder.tokenizer, self.max_length, before)
         return self.encode_rows(rows, progress=progress, share=share, bf16=bf16)
 
@@ -220,6 +230,19 @@ class Embedder(nn.Module):
         own = {name: getattr(self, name) for name in names}
         return Embedder(**own | parts).eval().to(next(self.parameters()).device)
 
+    def merged(self) -> Embedder:
+        """The embedder with each low-rank adapter added to the weight that it adapts: itself without
+        adapters.
+
+        A copy shares all other weights with this one, which stays as it was.
+        """
+        if not lora.adapters(self.encoder.backbone):
+            return self
+        shared = [*self.parameters(), *self.buffers(), self.encoder.tokenizer]
+        copy = deepcopy(self, {id(part): part for part in shared})
+        lora.merge(copy.encoder.backbone)
+        return copy
+
     @staticmethod
     def load(path: str | os.PathLike[str], pooling: Pooling | str | None = None) -> Embedder:
         """The embedder in a directory or with a hub id, in eval mode, on the CPU; `.to("cuda")` moves it.
@@ -230,29 +253,28 @@ class Embedder(nn.Module):
             for the last token in a decoder. Raises ValueError if the checkpoint defines its own pooling,
             because it was trained with that one.
         """
-        parts = checkpoint.parts(os.fspath(path), pooling)
-        if pooling is not None:
-            return Embedder(**parts).eval()
-        with parsing(Path(path), "copy the whole directory again"):
-            return Embedder(**parts).eval()
+        from whitenedcse.model import checkpoint
+
+        return checkpoint.load(os.fspath(path), pooling)
 
     def save(self, directory: str | Path) -> None:
         """Write a checkpoint to a directory or URL, completely or not at all.
 
         Raises OSError, or ValueError for a directory that holds something else.
         """
-        with published(directory, checkpoint.SETTINGS) as out:
-            checkpoint.save(self, out)
+        from whitenedcse.model import checkpoint
+
+        checkpoint.publish(self, directory)
 
 
-def refuse_prompts(prompts: Mapping[str, Any]) -> None:
+def check_prompts(prompts: Mapping[str, Any]) -> None:
     """Raise ValueError for a prompt that is not a text, naming it. prompts: by name."""
     for name, text in prompts.items():
         if not isinstance(text, str):
             raise ValueError(f"{name}={text!r:.50} is {type(text).__name__}, not a text to put before others")
 
 
-def refuse_embedding(embedding: str, head: ProjectionHead) -> None:
+def check_embedding(embedding: str, head: ProjectionHead) -> None:
     """Raise ValueError for vectors that an embedder with this head does not give."""
     if embedding not in EMBEDDINGS:
         raise ValueError(f"embedding={embedding!r} is not one of {', '.join(EMBEDDINGS)}")
@@ -260,14 +282,115 @@ def refuse_embedding(embedding: str, head: ProjectionHead) -> None:
         raise ValueError("embedding=dense, but this head has no dense layer")
 
 
-def refuse_pooling(pooling: Pooling, encoder: Encoder) -> None:
+def check_pooling(pooling: Pooling, encoder: Encoder) -> None:
     """Raise ValueError for a pooling that this encoder lacks, or that carries no information in it."""
-    if pooling.kind == "pooler" and not encoder.has_pooler:
+    if pooling.kind == "pooler" and encoder.pooler_layer is None:
         raise ValueError("pooling.kind=pooler, but this checkpoint has no pooler of its own; use cls or mean")
     for layer in pooling.layers:
         encoder.layer(layer)  # raises for a layer that does not exist
-    if pooling.reads_first and causal(encoder):
+    if pooling.reads_first and encoder.causal:
         raise ValueError(
             f"pooling.kind={pooling.kind}, but in this encoder the first token sees none of those after it,"
             " as in a decoder, and so says nothing of the sentence; use pooling=last or pooling=mean"
         )
+
+
+class Manner(NamedTuple):
+    """How sentences are encoded: with which report of progress, which share of them, in bfloat16 or not."""
+
+    progress: Progress = False
+    share: tuple[int, int] = (0, 1)
+    bf16: bool = False
+
+
+def fill(
+    out: Sequence[NDArray[np.float32]],
+    rows: Ragged,
+    module: Any,
+    run: Callable[[Ragged], Sequence[Tensor]],
+    manner: Manner,
+) -> None:
+    """Write the results of `run` for all sentences into the arrays `out`, (..., n, d) each.
+
+    run: a batch of m sentences -> one (..., m, d) for each array. Each distinct sentence is run once, with
+    `module` in eval mode, and its result copied to equal ones. Batches outside `manner.share` leave the
+    arrays unchanged.
+    """
+    first, device = firsts(rows), next(module.parameters()).device
+    budget = BATCH_TOKENS * (1 if device.type == "cpu" else 8)  # elsewhere it is launches that cost
+    every = mixed(by_length(rows, np.unique(first), budget)[manner.share[0] :: manner.share[1]])
+
+    def work(at: NDArray[np.intp]) -> int:
+        for array, x in zip(out, run(taken(rows, torch.from_numpy(at))[0].to(device)), strict=True):
+            array[..., at, :] = x.float().cpu().numpy()
+        return len(at)
+
+    was_training = module.training
+    module.eval()
+    try:
+        modes = partial(encoding, device, manner.bf16)
+        with told(manner.progress, sum(map(len, every))) as more:
+            # Transformers' own classes are not made for several threads; their operators share the cores
+            for count in each(work, every, modes) if module.parallel else alone(work, every, modes):
+                more(count)
+    finally:
+        module.train(was_training)
+    again = np.flatnonzero(first != np.arange(rows.n))
+    for array in out:
+        array[..., again, :] = array[..., first[again], :]
+
+
+def encoding(device: torch.device, bf16: bool) -> ExitStack:
+    """The PyTorch modes in which sentences are encoded, to be entered by each thread."""
+    stack = ExitStack()
+    stack.enter_context(torch.inference_mode())
+    stack.enter_context(torch.autocast(device.type, torch.bfloat16) if bf16 else without_autocast(device))
+    return stack
+
+
+def told(progress: Progress, total: int) -> AbstractContextManager[Callable[[int], None]]:
+    """A context with a function to call with the number of newly encoded sentences.
+
+    It is a progress report of the terminal, the caller's own function, or one that does nothing.
+    """
+    if progress is True:
+        return pace("encoded", total)
+    return nullcontext(progress if callable(progress) else lambda _: None)
+
+
+def ragged_ids(sentences: Sequence[str], tokenizer: Any, max_length: int, prompt: str = "") -> Ragged:
+    """The token ids of all sentences as a `Ragged`; lists of them would take five times the memory.
+
+    prompt: a text put before each sentence.
+    """
+    starts = range(0, max(1, len(sentences)), BLOCK)
+    blocks = (token_ids(sentences[start : start + BLOCK], tokenizer, max_length, prompt) for start in starts)
+    return concatenate([ragged(block) for block in blocks])
+
+
+def firsts(rows: Ragged) -> NDArray[np.intp]:
+    """For each sentence the number of the first one that equals it, (n,)."""
+    ids, seen = rows.ids.numpy(), dict[bytes, int]()
+    bounds = pairwise(rows.offsets.tolist())
+    return np.array([seen.setdefault(ids[a:b].tobytes(), i) for i, (a, b) in enumerate(bounds)], np.intp)
+
+
+def by_length(rows: Ragged, at: NDArray[np.intp], budget: int) -> list[NDArray[np.intp]]:
+    """The sentences `at` in batches of similar length, longest first, of at most `budget` padded tokens."""
+    lengths = rows.lengths.numpy()[at]
+    order = np.argsort(-lengths, kind="stable")
+    batches, start = [], 0
+    while start < len(at):
+        most = max(1, budget // max(1, lengths[order[start]]))
+        batches.append(at[order[start : start + most]])
+        start += most
+    return batches
+
+
+def mixed(batches: Sequence[NDArray[np.intp]]) -> list[NDArray[np.intp]]:
+    """Batches, longest sentences first, so ordered that the lengths alternate: progress is then even.
+
+    The longest stay first, so that memory which does not suffice is noticed at once.
+    """
+    golden = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly however many there are
+    return [batches[i] for i in np.argsort(np.arange(len(batches)) * golden % 1)]

@@ -1,16 +1,19 @@
 """The encoder: a Transformers backbone as one function of a ragged batch.
 
 n: sentences    t: tokens of all sentences    l: longest sentence    d: width    k: layers asked for
+
+A property that no setting of a backbone states is found by computing a few tokens, once.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from inspect import signature
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,15 +24,17 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from whitenedcse import ragged
+from whitenedcse.compute import without_autocast
 from whitenedcse.data.remote import fetched, is_url
 from whitenedcse.data.sources import SECONDS
 from whitenedcse.files import DIGESTS, intact, metadata, nearest, parsing
-from whitenedcse.model import backbones, packed
+from whitenedcse.model import packed
 from whitenedcse.model.attention import way
 from whitenedcse.model.lora import LoRA
 from whitenedcse.ragged import Ragged
 
 Batches = Literal["auto", "packed", "padded"]
+FEW = 8  # tokens of a sentence that is computed to find something out
 # the Python code of an encoder never runs; without this, the user is asked whether it may
 OWN: Any = {"trust_remote_code": False}
 CHANGED = f"copy the checkpoint again or, if the change is yours, delete the {DIGESTS} beside it"
@@ -44,8 +49,8 @@ class Encoder(nn.Module):
 
     Padding happens here alone. The length limit is the tokenizer's, or else the config's, but never above the
     number of positions, and the tokenizer's limit is set to it.
-    batches: "packed" computes on the tokens alone (BERT and RoBERTa; ModernBERT and some others on a GPU),
-        "padded" is Transformers' own way, and "auto" is packed for an architecture that allows it.
+    batches: "packed" computes on the tokens alone (BERT and RoBERTa), "padded" is Transformers' own way, and
+        "auto" is packed for an architecture that allows it.
     lora: low-rank adapters, which then train in place of the backbone's weights.
     """
 
@@ -64,12 +69,12 @@ class Encoder(nn.Module):
         if lora is not None:
             lora.adapt(backbone)
         self.backbone: Any = backbone
-        self.tokenizer = backbones.padded_right(tokenizer)
+        self.tokenizer = padded_right(tokenizer)
         config: Any = backbone.config
         self.width: int = config.hidden_size
         self.depth: int = config.num_hidden_layers
         self.max_length = tokenizer.model_max_length = longest(self.backbone, tokenizer.model_max_length)
-        refuse_foreign(tokenizer, self.backbone, source)
+        check_tokenizer(tokenizer, self.backbone, source)
 
     def forward(
         self, batch: Ragged, layers: Sequence[int], *, first: bool = False, seed: int | None = None
@@ -81,24 +86,14 @@ class Encoder(nn.Module):
         """
         wanted = [self.layer(layer) for layer in layers]
         if self.attention(batch.ids.device) != "padded":
-            if packed.fits(self.backbone):
-                return packed.hidden(self.backbone, batch, wanted, first=first, seed=seed)
-            if backbones.possible(self.backbone, batch.longest):
-                return backbones.hidden(self.backbone, batch, wanted, first=first)
-        if self.mixes and batch.n > 1 and len(set(batch.bounds.diff().tolist())) > 1:
+            return packed.hidden(self.backbone, batch, wanted, first=first, seed=seed)
+        if batch.n > 1 and self.mixes and len(set(batch.bounds.diff().tolist())) > 1:
             return self.by_length(batch, layers, first)
-        where = ragged.mask(batch)
+        where, every = ragged.mask(batch), wanted != [self.depth]
         padded = ragged.pad(batch, self.tokenizer.pad_token_id or 0)
-        every = wanted != [self.depth]
-        with backbones.undisturbed(self.backbone):
-            out = self.backbone(input_ids=padded, attention_mask=where.long(), output_hidden_states=every)
+        out = self.backbone(input_ids=padded, attention_mask=where.long(), output_hidden_states=every)
         hidden = [out.hidden_states[layer] if every else out.last_hidden_state for layer in wanted]
         return torch.stack([layer[:, 0] if first else ragged.unpad(layer, batch) for layer in hidden])
-
-    @cached_property
-    def mixes(self) -> bool:
-        """Whether states depend on the padding beside a sentence in spite of the mask, as FNet's do."""
-        return not packed.fits(self.backbone) and backbones.mixes_padding(self)
 
     def by_length(self, batch: Ragged, layers: Sequence[int], first: bool) -> Tensor:
         """`forward` of the sentences of each length by themselves, which need no padding."""
@@ -111,11 +106,10 @@ class Encoder(nn.Module):
         return torch.cat(parts, dim=1).index_select(1, torch.cat(at).argsort().to(batch.ids.device))
 
     def attention(self, device: torch.device) -> str:
-        """How attention is computed on a device: "tiles", "jagged" or "padded" (see `attention.way`)."""
+        """How attention is computed on a device: "tiles", "unpadded" or "padded" (see `attention.way`)."""
         if self.batches == "padded":
             return "padded"
-        kind = way(device.type, self.width // self.backbone.config.num_attention_heads)
-        return kind if kind == "jagged" or packed.fits(self.backbone) else "padded"
+        return way(device.type, self.width // self.backbone.config.num_attention_heads)
 
     @property
     def parallel(self) -> bool:
@@ -126,6 +120,63 @@ class Encoder(nn.Module):
         """
         return self.attention(self.backbone.device) == "tiles"
 
+    @cached_property
+    @torch.no_grad()
+    def mixes(self) -> bool:
+        """Whether states depend on the padding beside a sentence in spite of the mask, as FNet's do."""
+        if packed.fits(self.backbone):
+            return False
+        device = self.backbone.device
+        ids = torch.tensor([self.ordinary * 4], device=device)
+        mask = (torch.arange(8, device=device) < 4).long().unsqueeze(0)
+        with still(self), without_autocast(device):
+            padded = self.backbone(input_ids=ids, attention_mask=mask).last_hidden_state[:, :4]
+            alone = self.backbone(input_ids=ids[:, :4], attention_mask=mask[:, :4]).last_hidden_state
+        return not torch.allclose(padded, alone, rtol=0, atol=1e-3 * float(alone.abs().max()))
+
+    @cached_property
+    @torch.no_grad()
+    def causal(self) -> bool:
+        """Whether the first token attends to no later token, as in a decoder.
+
+        Transformers has no common setting for that, so two sentences that differ in all other tokens are
+        encoded and their first states compared. Each is encoded alone, so that rounding is the same.
+        """
+        if packed.fits(self.backbone):
+            return False
+        first, other = self.ordinary
+        rows = ([first] * FEW, [first] + [other] * (FEW - 1))
+        with still(self):
+            one, two = (self(self.few(row), [-1], first=True) for row in rows)
+        return torch.equal(one, two)
+
+    def unread(self, layers: Sequence[int]) -> list[nn.Parameter]:
+        """The weights that `layers` do not depend on: of layers above, a final norm, or without use here.
+
+        Found by following the gradient, so that layers which share their weights (ALBERT) are never among
+        them. A pooler is none, which reads the first token, nor are experts that no token of the tried
+        sentence reaches.
+        """
+        batch = self.few(self.ordinary * (FEW // 2))
+        with still(self), torch.enable_grad():
+            read, every = behind(self(batch, layers)), behind(self(batch, [-1]))
+        return [
+            weight
+            for name, weight in self.named_parameters()
+            if weight not in read and (weight in every or not ("pooler" in name or "expert" in name))
+        ]
+
+    @property
+    def ordinary(self) -> list[int]:
+        """Two token ids of the vocabulary, not of special tokens if there are others."""
+        special = self.tokenizer.all_special_ids
+        every = range(len(self.backbone.get_input_embeddings().weight))
+        return list(islice(chain((i for i in every if i not in special), special), 2))
+
+    def few(self, row: Sequence[int]) -> Ragged:
+        """A batch of one sentence, on the encoder's device and cut to its length limit."""
+        return ragged.ragged([row[: self.max_length]]).to(next(self.parameters()).device)
+
     def layer(self, index: int) -> int:
         """The number of a layer counted from the embeddings: -1 -> depth.
 
@@ -135,9 +186,20 @@ class Encoder(nn.Module):
             raise ValueError(f"layer {index} does not exist: this encoder has layers 0 to {self.depth}")
         return index % (self.depth + 1)
 
+    @property
+    def pooler_layer(self) -> nn.Linear | None:
+        """The dense layer of the checkpoint's own pooler, which tanh follows; None without a pooler."""
+        pooler = getattr(self.backbone, "pooler", None)
+        return pooler if isinstance(pooler, nn.Linear) else getattr(pooler, "dense", None)
+
     def pooler(self, x: Tensor) -> Tensor:
         """The checkpoint's own pooler (dense, tanh) of first tokens: (n, d) -> (n, d)."""
-        return backbones.own_pooler(self.backbone)(x)
+        pooler = self.backbone.pooler
+        if not isinstance(pooler, nn.Linear):
+            return pooler(x.unsqueeze(1))
+        activation: Callable[[Tensor], Tensor]  # ALBERT and BigBird keep it beside the layer
+        activation = getattr(self.backbone, "pooler_activation", None) or self.backbone.activation
+        return activation(pooler(x))
 
     def provenance(self, path: str) -> dict[str, str | None]:
         """Where it comes from: the path or hub id it was loaded by, the hub's commit, and its architecture.
@@ -150,26 +212,51 @@ class Encoder(nn.Module):
         kind = self.backbone.config.model_type
         return {"path": path, "commit": commit, "architecture": f"{kind} {self.depth} x {self.width}"}
 
-    @property
-    def has_pooler(self) -> bool:
-        """Whether the checkpoint came with the weights of a pooler."""
-        return backbones.pooler_layer(self.backbone) is not None
-
 
 def chosen(batches: Batches, backbone: nn.Module) -> str:
-    """The kind of batches for this backbone: "auto", "packed" or "padded".
-
-    Raises ValueError if it is impossible.
-    """
+    """The kind of batches for this backbone: "packed" or "padded". Raises ValueError if it is impossible."""
     if batches not in get_args(Batches):
         raise ValueError(f"encoder.batches={batches!r} is not one of {', '.join(get_args(Batches))}")
-    fits = packed.fits(backbone)
-    if batches == "packed" and not fits:
+    if batches == "packed" and not packed.fits(backbone):
         raise ValueError(
             f"encoder.batches=packed: not supported for {type(backbone).__name__}; use auto, which"
-            f" chooses it for {', '.join(packed.KINDS)}, and on a GPU for {', '.join(backbones.KINDS)}"
+            f" chooses it for {', '.join(packed.KINDS)}"
         )
-    return batches if batches != "auto" else "packed" if fits or backbones.fits(backbone) else "padded"
+    return "packed" if batches != "padded" and packed.fits(backbone) else "padded"
+
+
+def padded_right(tokenizer: Any) -> Any:
+    """The tokenizer, changed in place to pad on the right, with its end token if it has no padding token.
+
+    Decoders often come without a padding token, and libraries that read a checkpoint then refuse to pad.
+    """
+    tokenizer.padding_side = "right"
+    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def behind(x: Tensor) -> set[Tensor]:
+    """The weights that a gradient of x reaches."""
+    ahead: list[Any] = [x.grad_fn]
+    seen: set[Any] = {None}
+    while ahead:
+        node = ahead.pop()
+        if node not in seen:
+            seen.add(node)
+            ahead += [further for further, _ in node.next_functions]
+    return {node.variable for node in seen if hasattr(node, "variable")}
+
+
+@contextmanager
+def still(encoder: nn.Module) -> Iterator[None]:
+    """A context in which the encoder is in eval mode."""
+    was_training = encoder.training
+    encoder.eval()
+    try:
+        yield
+    finally:
+        encoder.train(was_training)
 
 
 def pretrained(path: str, *, batches: Batches = "auto", lora: LoRA | None = None) -> Encoder:
@@ -224,7 +311,7 @@ def longest(backbone: Any, limit: float) -> int:
     return min(int(limit), len(table.weight) - (0 if table.padding_idx is None else table.padding_idx + 1))
 
 
-def refuse_foreign(tokenizer: Any, backbone: Any, source: Path | None) -> None:
+def check_tokenizer(tokenizer: Any, backbone: Any, source: Path | None) -> None:
     """Raise ValueError for T5 and its like, and a tokenizer without words, or of ids without an embedding."""
     if "decoder_input_ids" in signature(backbone.forward).parameters:
         kind = backbone.config.model_type

@@ -215,12 +215,12 @@ class ProjectionHead(nn.Module):
 
 
 class Final(nn.Module):
-    """A final affine transform x @ weight.T + bias and, with `unit`, division by the length; in float32.
+    """A final affine transform x @ weight.T + bias, with `tanh` its tanh, with `unit` over its length.
 
-    x: (n, d) -> (n, k). weight: (k, d), bias: (k,); None for no transform. provenance: what it was fitted to,
-    as plain JSON. BERT-whitening's x -> (x - mean) @ W is weight = W.T, bias = -mean @ W (arXiv:2103.15316,
-    Algorithm 1). Raises ValueError for shapes that do not match, numbers that are not finite, or neither
-    transform nor `unit`.
+    x: (n, d) -> (n, k) in float32. weight: (k, d), bias: (k,); None for no transform. provenance: what it was
+    fitted to, as plain JSON. BERT-whitening's x -> (x - mean) @ W is weight = W.T, bias = -mean @ W
+    (arXiv:2103.15316, Algorithm 1). Raises ValueError for shapes that do not match, numbers that are not
+    finite, or neither transform nor `unit`.
 
     >>> halved = Final(weight=torch.eye(2)[:1], bias=torch.zeros(1), unit=False, provenance={})
     >>> halved(torch.tensor([[3.0, 4.0]])), halved.width(2)
@@ -231,7 +231,13 @@ class Final(nn.Module):
     bias: Tensor | None
 
     def __init__(
-        self, *, weight: Tensor | None, bias: Tensor | None, unit: bool, provenance: Mapping[str, Any]
+        self,
+        *,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        unit: bool,
+        provenance: Mapping[str, Any],
+        tanh: bool = False,
     ) -> None:
         super().__init__()
         if weight is None and not unit:
@@ -249,7 +255,7 @@ class Final(nn.Module):
             if tensor is not None and not tensor.isfinite().all():
                 raise ValueError(f"the {name} of the transform holds numbers that are not finite")
             self.register_buffer(name, None if tensor is None else tensor.to(torch.float32).contiguous())
-        self.unit, self.provenance = unit, dict(provenance)
+        self.unit, self.tanh, self.provenance = unit, tanh, dict(provenance)
 
     def width(self, d: int) -> int:
         """The width k of the result, for embeddings of width d.
@@ -268,4 +274,5 @@ class Final(nn.Module):
         """The transformed x: (n, d) -> (n, k)."""
         with torch.autocast(x.device.type, enabled=False):
             x = x if self.weight is None else linear(x.to(self.weight.dtype), self.weight, self.bias)
+            x = torch.tanh(x) if self.tanh else x
             return normalize(x, dim=-1) if self.unit else x

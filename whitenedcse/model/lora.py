@@ -14,18 +14,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from whitenedcse.compute import without_autocast
 from whitenedcse.console import lacking
-
-if TYPE_CHECKING:
-    from whitenedcse.model.embedder import Embedder
 
 NAME = "default"  # of the one adapter of a layer, as peft calls it
 
@@ -95,21 +91,17 @@ class LoRA:
         return [name for name in every if f".{name}".endswith(wanted)]
 
 
-def merged(embedder: Embedder) -> Embedder:
-    """The embedder with each adapter added to the weight that it adapts: a copy, or itself without adapters.
+def adapters(backbone: nn.Module) -> list[str]:
+    """The names of the layers of a backbone that have adapters."""
+    return [name for name, part in backbone.named_modules() if hasattr(part, "lora_A")]
 
-    The copy has W + s B A for W and shares all other weights with the embedder, which stays as it was.
-    """
-    names = [name for name, part in embedder.encoder.backbone.named_modules() if hasattr(part, "lora_A")]
-    if not names:
-        return embedder
-    shared = [*embedder.parameters(), *embedder.buffers(), embedder.encoder.tokenizer]
-    copy = deepcopy(embedder, {id(part): part for part in shared})
-    backbone = copy.encoder.backbone
-    with torch.no_grad(), without_autocast(backbone.device):
-        for name in names:
+
+@torch.no_grad()
+def merge(backbone: Any) -> None:
+    """Put in the place of each adapted layer of a backbone a plain one, with W + s B A for W."""
+    with without_autocast(backbone.device):
+        for name in adapters(backbone):
             layer, (parent, _, own) = backbone.get_submodule(name), name.rpartition(".")
             weight = layer.base_layer.weight + layer.get_delta_weight(NAME)
             layer.base_layer.weight = nn.Parameter(weight, requires_grad=False)
             setattr(backbone.get_submodule(parent), own, layer.base_layer)
-    return copy

@@ -20,16 +20,17 @@ from torch.autograd.function import Function, once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from whitenedcse.compute import at_least_float32, autocast_type, prefers_onednn
+from whitenedcse.compute import autocast_type, prefers_onednn
 from whitenedcse.model.attention import (
+    Bounds,
     Plan,
     Seed,
     Settings,
     attention,
-    jagged_attention,
-    kept,
+    bounds,
+    dropped,
     planned,
-    scale,
+    unpadded_attention,
 )
 from whitenedcse.model.lora import NAME as ADAPTER
 from whitenedcse.ragged import Ragged, places, taken
@@ -45,25 +46,7 @@ def dropout(x: Tensor, layer: nn.Dropout, seed: Seed, *, onto: Tensor | None = N
         return x if onto is None else x + onto
     if x.device.type != "cpu":
         return F.dropout(x, layer.p) if onto is None else F.dropout(x, layer.p) + onto
-    return _Dropout.apply(x, onto, layer.p, seed)  # type: ignore[no-untyped-call]
-
-
-class _Dropout(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, onto: Tensor | None, p: float, seed: Seed) -> Tensor:
-        wide, mask = at_least_float32(x), kept(x.shape, p, seed)
-        ctx.save_for_backward(mask)
-        ctx.scale, ctx.dtype, mask = scale(p), x.dtype, mask.to(wide.dtype)
-        if onto is None:
-            return mask.mul_(wide).mul_(ctx.scale).to(x.dtype)
-        return torch.addcmul(onto, wide, mask, value=ctx.scale)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        wide, (mask,) = at_least_float32(grad), ctx.saved_tensors
-        own = mask.to(wide.dtype).mul_(wide).mul_(ctx.scale).to(ctx.dtype)
-        return own, grad if ctx.needs_input_grad[1] else None, None, None
+    return dropped(x, layer.p, seed, onto)
 
 
 def linear(layer: Any, x: Tensor, seed: Seed = 0) -> Tensor:
@@ -138,7 +121,7 @@ class Layout(NamedTuple):
 
     order: (n,), tokens: (t,), the number in the original batch of each sentence and token; None if unchanged.
     rows, firsts: how many rows the layers compute for tokens and for first tokens. plan, seed: of attention
-    and of dropout on CPU.
+    and of dropout on CPU; bounds: of attention elsewhere.
     """
 
     batch: Ragged
@@ -147,18 +130,19 @@ class Layout(NamedTuple):
     rows: int
     firsts: int
     plan: Plan | None
+    bounds: Bounds | None
     seed: int
 
 
 def laid_out(batch: Ragged, heads: int, seed: int) -> Layout:
     """The layout of a batch for the device that it is on."""
     if batch.ids.device.type != "cpu":
-        return Layout(batch, None, None, len(batch.ids), batch.n, None, 0)
+        return Layout(batch, None, None, len(batch.ids), batch.n, None, bounds(batch), 0)
     order = batch.lengths.argsort(stable=True)
     by_length, tokens = taken(batch, order)
     rows, firsts = rounded(len(tokens)), rounded(batch.n)
     plan = planned(by_length.lengths.tolist(), heads, rows, firsts)
-    return Layout(by_length, order, tokens, rows, firsts, plan, seed)
+    return Layout(by_length, order, tokens, rows, firsts, plan, None, seed)
 
 
 def rounded(rows: int) -> int:
@@ -243,10 +227,10 @@ def block(layer: Any, x: Tensor, layout: Layout, number: int, rows: Tensor | Non
     q = linear(own.query, some_low, seeds[3])
     k, v = linear(own.key, low, seeds[4]), linear(own.value, low, seeds[5])
     p = own.dropout.p if own.training else 0.0
-    if layout.plan is None:
-        seen = jagged_attention(q, k, v, heads=own.num_attention_heads, p=p, batch=layout.batch)
-    else:
+    if layout.plan is not None:
         seen = attention(q, k, v, Settings(layout.plan, rows is not None, p, seeds[0]))
+    elif layout.bounds is not None:
+        seen = unpadded_attention(q, k, v, heads=own.num_attention_heads, p=p, bounds=layout.bounds)
     x = out.LayerNorm(dropout(linear(out.dense, seen, seeds[6]), out.dropout, seeds[1], onto=some))
     wide, out = layer.intermediate, layer.output
     y = linear(out.dense, wide.intermediate_act_fn(linear(wide.dense, x, seeds[7])), seeds[8])

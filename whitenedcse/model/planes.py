@@ -20,11 +20,9 @@ from torch import Tensor
 
 from whitenedcse.data.sources import cache
 from whitenedcse.data.tokens import identity, token_ids
-from whitenedcse.model.backbones import causal
 from whitenedcse.model.checkpoint import settings
-from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.embedder import Embedder, Manner, fill
 from whitenedcse.model.encoder import Encoder
-from whitenedcse.model.encoding import Manner, fill
 from whitenedcse.model.head import Pooling, pooled
 from whitenedcse.model.plane_files import Plane, draft, gathered, here, prune
 from whitenedcse.ragged import Ragged, ragged
@@ -211,7 +209,7 @@ def vectors(source: Source, sentences: list[str], wanted: Wanted) -> tuple[list[
     depth = range(encoder.depth + 1)
     layers |= set(depth) if wanted.every else set()
     fit = KEPT // (4 * len(depth) * len(sentences) * encoder.width) if wanted.keep and sentences else 0
-    usual = ["mean", "last", "max", "cls"] if causal(encoder) else ["mean", "cls", "max", "last"]
+    usual = ["mean", "last", "max", "cls"] if encoder.causal else ["mean", "cls", "max", "last"]
     more = (usual[:fit], depth) if fit else ((), ())
     limit = min(wanted.max_length or embedder.max_length, embedder.max_length)
     rows = token_ids(sentences, encoder.tokenizer, limit, embedder.prompt)

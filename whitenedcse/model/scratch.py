@@ -36,7 +36,7 @@ def small_bert(  # noqa: PLR0913  the settings of one YAML group, by name
     pieces: "words" is `wordpiece`, whole words and letters, which suits a small corpus; "bpe" `byte_pairs`.
     Raises ValueError for sizes that make no encoder.
     """
-    refuse(vocabulary, layers, width, heads)
+    check_sizes(vocabulary, layers, width, heads)
     rows, _ = read(Corpus(str(located(corpus)), tuple(columns)), longest=10_000)
     tokenizer = {"words": wordpiece, "bpe": byte_pairs}[pieces](chain.from_iterable(rows), vocabulary)
     config = BertConfig(
@@ -50,7 +50,7 @@ def small_bert(  # noqa: PLR0913  the settings of one YAML group, by name
     return Encoder(BertModel(config, add_pooling_layer=False), tokenizer, batches=batches, lora=lora)
 
 
-def refuse(vocabulary: int, layers: int, width: int, heads: int) -> None:
+def check_sizes(vocabulary: int, layers: int, width: int, heads: int) -> None:
     """Raise ValueError for sizes that make no encoder."""
     if min(vocabulary, layers, width, heads) < 1 or width % heads:
         raise ValueError(

@@ -6,19 +6,16 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from whitenedcse.files import DAMAGED, intact, parsing, read_json, tensors
-from whitenedcse.model.backbones import pooler_layer
+from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import CHANGED, Encoder, pretrained
 from whitenedcse.model.head import Final, Pooling, ProjectionHead
-
-if TYPE_CHECKING:
-    from whitenedcse.model.embedder import Embedder
 
 PREFIX = "sentence_transformers.models."  # the names that old and new releases both know
 POOLING_KEYS = {
@@ -137,7 +134,7 @@ def dense_modules(embedder: Embedder) -> list[Dense]:
     """The steps after pooling, in eval mode, as dense layers: weight (out, in), bias (out,), activation."""
     head, chain = embedder.head, []
     if embedder.pooling.kind == "pooler":
-        pooler: Any = pooler_layer(embedder.encoder.backbone)
+        pooler: Any = embedder.encoder.pooler_layer
         chain.append((pooler.weight, pooler.bias, "tanh"))
     if embedder.embedding == "head" and head.before is not None:
         chain.append((*head.before.dense(), "identity"))
@@ -146,7 +143,7 @@ def dense_modules(embedder: Embedder) -> list[Dense]:
     if embedder.embedding == "head" and head.after is not None:
         chain.append((*head.after.dense(), "identity"))
     if (final := embedder.final) is not None and final.weight is not None and final.bias is not None:
-        chain.append((final.weight, final.bias, "identity"))
+        chain.append((final.weight, final.bias, "tanh" if final.tanh else "identity"))
     return chain
 
 
@@ -154,8 +151,8 @@ def read(directory: Path) -> dict[str, Any]:
     """The keyword arguments of `Embedder` for a Sentence-Transformers directory.
 
     Its modules must be, in this order: Transformer, WeightedLayerPooling or none, Pooling, then optionally a
-    square Dense with tanh, any Dense without activation, Normalize. Raises ForeignModules for anything else,
-    and ValueError if a file of a sealed directory has changed, or any is damaged.
+    square Dense with tanh, any Dense without activation, one with tanh, Normalize. Raises ForeignModules
+    for anything else, and ValueError if a file of a sealed directory has changed, or any is damaged.
     """
     intact(directory, CHANGED)
     modules = read_json(directory / "modules.json", list)
@@ -178,17 +175,17 @@ def read(directory: Path) -> dict[str, Any]:
     cased, lowered = (encoder.tokenizer(text)["input_ids"] for text in ("The CAT", "the cat"))
     if limit.exists() and read_json(limit).get("do_lower_case") and cased != lowered:
         raise ForeignModules(f"{limit} has do_lower_case=true, which the tokenizer itself does not do")
-    tanh, maps = layers_after(encoder.width, paths[2 : 2 + kinds[2:].count("Dense")])
+    dense, maps, tanh = layers_after(encoder.width, paths[2 : 2 + kinds[2:].count("Dense")])
     pooling = Pooling(kind=pooling_kind(paths[1] / "config.json"), layers=layers)
     if not expressible(pooling):
         raise ForeignModules(f"{paths[1]} takes the maximum of an average of layers, which is not supported")
     return {
         "encoder": encoder,
         "pooling": pooling,
-        "head": dense_head(encoder, tanh),
-        "embedding": "dense" if tanh else "encoder",
+        "head": dense_head(encoder, dense),
+        "embedding": "dense" if dense else "encoder",
         "max_length": most_tokens(limit) if limit.exists() else None,
-        "final": final(maps, unit=kinds[-1] == "Normalize", source=str(directory)),
+        "final": final(maps, tanh=tanh, unit=kinds[-1] == "Normalize", source=str(directory)),
         **prompts(directory, read_json(paths[1] / "config.json")),
     }
 
@@ -236,25 +233,26 @@ def averaged(config: Path, folder: Path) -> list[int]:
     return [start + i for i, count in enumerate(counts) for _ in range(count)]
 
 
-def layers_after(d: int, folders: Sequence[Path]) -> tuple[Path | None, list[Path]]:
-    """Dense modules in order: the folder of a first square one with tanh, and those without activation."""
-    shapes = []
-    for folder in folders:
-        config = read_json(folder / "config.json")
-        shapes.append(
-            (config.get("in_features"), config.get("out_features"), config.get("activation_function"))
-        )
-    first = bool(shapes) and shapes[0] == (d, d, ACTIVATIONS["tanh"])
-    for folder, (_, _, activation) in zip(folders[first:], shapes[first:], strict=True):
-        if activation != ACTIVATIONS["identity"]:
+def layers_after(d: int, folders: Sequence[Path]) -> tuple[Path | None, list[Path], bool]:
+    """Dense modules in order: the folder of a square one with tanh, those after it, if they end in tanh.
+
+    Raises ForeignModules for other activations, and where tanh is not the last of them.
+    """
+    configs = [read_json(folder / "config.json") for folder in folders]
+    kinds = [config.get("activation_function") for config in configs]
+    shapes = [(config.get("in_features"), config.get("out_features")) for config in configs]
+    first = bool(kinds) and kinds[0] == ACTIVATIONS["tanh"] and shapes[0] == (d, d)
+    last = kinds[first:][-1:] == [ACTIVATIONS["tanh"]]
+    for folder, kind in zip(folders[first:], kinds[first : len(kinds) - last], strict=False):
+        if kind != ACTIVATIONS["identity"]:
             raise ForeignModules(
-                f"{folder} is a Dense with {activation}; supported: a square one with tanh, then linear ones"
+                f"{folder} is a Dense with {kind}; supported: a square one with tanh, linear ones, tanh"
             )
-    return folders[0] if first else None, list(folders[first:])
+    return folders[0] if first else None, list(folders[first:]), last
 
 
-def final(folders: Sequence[Path], *, unit: bool, source: str) -> Final | None:
-    """Consecutive linear layers as one transform, and unit length; None where there is neither."""
+def final(folders: Sequence[Path], *, tanh: bool, unit: bool, source: str) -> Final | None:
+    """Consecutive linear layers as one transform, its tanh, and unit length; None where there is none."""
     weight, bias = None, None
     for folder in folders:
         with parsing(folder / "model.safetensors", DAMAGED):
@@ -264,7 +262,7 @@ def final(folders: Sequence[Path], *, unit: bool, source: str) -> Final | None:
             weight, bias = (w, b) if weight is None or bias is None else (w @ weight, w @ bias + b)
     if weight is None and not unit:
         return None
-    return Final(weight=weight, bias=bias, unit=unit, provenance={"read from": source})
+    return Final(weight=weight, bias=bias, tanh=tanh, unit=unit, provenance={"read from": source})
 
 
 def pooling_kind(path: Path) -> str:
@@ -283,7 +281,7 @@ def pooling_kind(path: Path) -> str:
 
 def dense_head(encoder: Encoder, directory: Path | None) -> ProjectionHead:
     """The head with the weights of a Dense module with tanh, or a head without dense layer."""
-    head = ProjectionHead(width=encoder.width, whitening=None, dense=directory is not None, position="before")
+    head = ProjectionHead(width=encoder.width, whitening=None, dense=directory is not None)
     if directory is not None:
         with parsing(directory / "model.safetensors", DAMAGED):
             head.load_state_dict(tensors(directory / "model.safetensors"))

@@ -27,7 +27,6 @@ from whitenedcse.files import check_place, drafted, seal, write_json
 from whitenedcse.model.checkpoint import EXPORT, settings
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Final
-from whitenedcse.model.lora import merged
 from whitenedcse.serving import card, layouts
 from whitenedcse.whitening import check_finite
 
@@ -60,6 +59,10 @@ def whitened(
         refuse_beyond(len(bias), fit.most)
     weight = fit.matrix[:, : len(bias)].T
     before, provenance = plain.final, {name: v for name, v in fit.provenance.items() if name != "probe"}
+    if before is not None and before.tanh:
+        raise ValueError(
+            "these vectors end with a dense layer and tanh, to which no transform can be added here"
+        )
     if before is not None and before.weight is not None and before.bias is not None:
         bias = bias + weight @ before.bias.double().numpy(force=True)
         weight = weight @ before.weight.double().numpy(force=True)
@@ -67,7 +70,7 @@ def whitened(
     if embedder.unit:
         refuse_unit(fit)
     provenance |= {"kind": fit.kind, "k": len(bias)}
-    tensors = {"weight": torch.tensor(weight), "bias": torch.tensor(bias)}
+    tensors: Any = {"weight": torch.tensor(weight), "bias": torch.tensor(bias)}
     return embedder.replaced(final=Final(**tensors, unit=embedder.unit, provenance=provenance))
 
 
@@ -88,7 +91,8 @@ def scaled(embedder: Embedder, *, unit: bool) -> Embedder:
         return embedder
     parts: dict[str, Any] = {"weight": None, "bias": None, "provenance": {}}
     if last is not None:
-        parts = {"weight": last.weight, "bias": last.bias, "provenance": last.provenance}
+        parts = {"weight": last.weight, "bias": last.bias, "tanh": last.tanh}
+        parts["provenance"] = last.provenance
     kept = unit or parts["weight"] is not None
     return embedder.replaced(final=Final(**parts, unit=unit) if kept else None)
 
@@ -166,7 +170,7 @@ def export(
         embedder = Embedder.of(embedder)
         device, training = embedder.encoder.backbone.device, embedder.training
         try:
-            return written(merged(embedder.cpu().eval()), path, wanted)
+            return written(embedder.cpu().eval().merged(), path, wanted)
         finally:
             embedder.to(device).train(training)
 

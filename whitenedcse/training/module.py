@@ -27,7 +27,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from whitenedcse.compute import autocast_type, cores, full_precision
 from whitenedcse.data.datamodule import Batch
-from whitenedcse.model.backbones import unread
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.ragged import Ragged, concatenate, split
 from whitenedcse.training.loss import ContrastiveLoss, Loss, Matryoshka, Step, Term, scalar
@@ -148,15 +147,24 @@ class ContrastiveTraining(LightningModule):
         refuse_weights(terms)
         if isinstance(loss, Matryoshka):
             loss.check_width(embedder.encoder.width)
-        if mlm is None:  # several devices would wait for a gradient of layers that pooling does not read
-            for weight in unread(embedder.encoder, embedder.pooling.layers):
-                weight.requires_grad_(False)
         self.embedder, self.loss, self.optimizer = embedder, loss, optimizer
         self.views, self.mlm, self.seed, self.gather, self.chunk = views, mlm, seed, gather, chunk
         self.terms = dict(terms)
-        if loss is None:
-            embedder.head.requires_grad_(False)
+        self.frozen: list[Parameter] = []
         self.train()  # Transformers loads in eval mode, and Lightning keeps it: dropout would be off
+
+    def setup(self, stage: str) -> None:
+        """Freeze for this run what the loss does not read: devices would wait for its gradient."""
+        idle = self.embedder.unread(layers=self.mlm is None)
+        idle += self.embedder.head.parameters() if self.loss is None else []
+        self.frozen = [weight for weight in idle if weight.requires_grad]
+        for weight in self.frozen:
+            weight.requires_grad_(False)
+
+    def teardown(self, stage: str) -> None:
+        """Leave the encoder and the head as they were given."""
+        for weight in self.frozen:
+            weight.requires_grad_(True)
 
     def on_fit_start(self) -> None:
         """Raise ValueError for a precision in which the weights or the loss would be rounded."""

@@ -220,3 +220,16 @@ def test_a_head_of_a_users_own_class_is_left_out_of_the_checkpoint(bert, tmp_pat
         ValueError, match="the head is a Identity, which must be a subclass of ProjectionHead"
     ):
         embedder_of(bert, head=torch.nn.Identity())
+
+
+def test_a_checkpoint_of_a_version_before_is_refused_in_one_line_that_names_it(best):
+    directory, _, _ = best
+    (directory / "digests.json").unlink()
+    content = json.loads((directory / "whitenedcse.json").read_text())
+    del content["whitenedcse"]
+    (directory / "whitenedcse.json").write_text(json.dumps(content))
+    with pytest.raises(
+        ValueError, match=r"whitenedcse.json was written by version 0\.2\.0 or before"
+    ) as error:
+        Embedder.load(directory)
+    assert "\n" not in str(error.value) and checkpoint.noted_step(directory) is None

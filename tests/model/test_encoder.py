@@ -49,7 +49,7 @@ def test_a_saved_encoder_loads_with_the_same_weights(bert, tmp_path):
     loaded = pretrained(path=str(tmp_path))
     for name, weight in bert.backbone.state_dict().items():
         assert torch.equal(loaded.backbone.state_dict()[name], weight), name
-    assert loaded.has_pooler
+    assert loaded.pooler_layer is not None
     assert token_ids(SENTENCES, loaded.tokenizer, 32) == token_ids(SENTENCES, bert.tokenizer, 32)
 
 
@@ -57,7 +57,7 @@ def test_a_pooler_that_the_checkpoint_lacks_is_never_made_up(bert, tmp_path):
     BertForMaskedLM(bert.backbone.config).save_pretrained(tmp_path)  # has no pooler
     bert.tokenizer.save_pretrained(tmp_path)
     assert AutoModel.from_pretrained(tmp_path).pooler is not None  # Transformers makes a random one
-    assert not pretrained(path=str(tmp_path)).has_pooler
+    assert pretrained(path=str(tmp_path)).pooler_layer is None
 
 
 def test_a_checkpoint_without_some_weights_is_refused(bert, tmp_path):

@@ -7,20 +7,22 @@ from io import StringIO
 import numpy as np
 import pytest
 import torch
-from encoders import SENTENCES, embedder_of, paced, projected, whitening
+from encoders import SENTENCES, architecture, embedder_of, paced, projected, whitening
 from numpy.testing import assert_allclose, assert_array_equal
 from omegaconf import OmegaConf
 from programs import ROOT
 from scipy.spatial.distance import cdist
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.models import Dense
 from torch.testing import assert_close
 from transformers import AutoModel, AutoTokenizer
 
 from whitenedcse.app import cli
 from whitenedcse.data.tokens import token_ids
-from whitenedcse.model import checkpoint, encoding
-from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.encoding import by_length, mixed
+from whitenedcse.model import checkpoint
+from whitenedcse.model import embedder as encoding
+from whitenedcse.model.embedder import Embedder, by_length, mixed
+from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.ragged import concatenate, ragged, rows
 from whitenedcse.serving.bulk import arrays
@@ -371,3 +373,45 @@ def test_the_mean_of_first_and_last_layer_has_a_name(bert, tmp_path):
     (tmp_path / "x.txt").write_text("\n".join(SENTENCES))
     assert cli.main([*place, "--pooling", "first_last"]) == 0
     assert_allclose(np.concatenate([*arrays(tmp_path / "out")]), wanted, atol=1e-6)
+
+
+def test_a_default_embedder_computes_nothing_of_a_bert_and_little_of_others(encoder, seen, tokenizer):
+    Embedder(encoder=encoder)
+    assert seen == []
+    other = Encoder(architecture("distilbert", len(tokenizer)), tokenizer)
+    forward, calls = other.forward, []
+    other.forward = lambda *given, **more: calls.append(1) or forward(*given, **more)
+    Embedder(encoder=other), Embedder(encoder=other, pooling="cls")
+    assert len(calls) == 2  # two sentences, once
+
+
+def test_an_encoder_that_is_handed_in_stays_as_it_was(bert):
+    weights = [weight.requires_grad for weight in bert.parameters()]
+    embedder = Embedder(encoder=bert, pooling=Pooling("mean", [1]))
+    assert [weight.requires_grad for weight in bert.parameters()] == weights and all(weights)
+    names = {id(weight): name for name, weight in bert.backbone.named_parameters()}
+    idle = {names[id(weight)] for weight in embedder.unread()}
+    assert {name.split(".")[2] for name in idle if "layer" in name} == {"1", "2"}
+    assert {name for name in idle if "layer" not in name} == {"pooler.dense.weight", "pooler.dense.bias"}
+    assert {names[id(weight)] for weight in embedder.unread(layers=False)} == {
+        "pooler.dense.weight",
+        "pooler.dense.bias",
+    }
+
+
+@pytest.mark.parametrize("further", [False, True])
+def test_a_dense_that_is_not_square_is_read(bert, tmp_path, further):
+    """As in distiluse: Dense 768 -> 512 with tanh, with or without a linear one before."""
+    checkpoint.save(embedder_of(bert, kind="mean", head=identity(16)), tmp_path / "ours")
+    peer = SentenceTransformer(str(tmp_path / "ours"), device="cpu")
+    if further:
+        peer.append(Dense(16, 20, activation_function=torch.nn.Identity()))
+    peer.append(Dense(20 if further else 16, 6, activation_function=torch.nn.Tanh()))
+    peer.save(str(tmp_path / "theirs"))
+    loaded = Embedder.load(tmp_path / "theirs")
+    assert loaded.width == 6
+    assert_allclose(loaded.encode(SENTENCES), peer.encode(SENTENCES), atol=1e-5)
+    loaded.save(tmp_path / "again")
+    assert_allclose(Embedder.load(tmp_path / "again").encode(SENTENCES), peer.encode(SENTENCES), atol=1e-5)
+    again = SentenceTransformer(str(tmp_path / "again"), device="cpu")
+    assert_allclose(again.encode(SENTENCES), peer.encode(SENTENCES), atol=1e-5)

@@ -134,16 +134,32 @@ def test_float32_is_exact_to_rounding(kind, onednn, monkeypatch):
         assert (own[name] - value).norm() <= 1e-5 * value.norm() + 1e-7 * largest, name
 
 
-@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype:UserWarning")
+def kernel(q, k, v, *, heads, p, bounds):
+    """What a kernel for CUDA computes of its arguments, sentence by sentence."""
+    assert p == 0 and bounds.tokens.dtype == bounds.firsts.dtype == torch.int32
+    starts = bounds.tokens if len(q) == len(k) else bounds.firsts
+    out = []
+    for i in range(len(starts) - 1):
+        keys = slice(int(bounds.tokens[i]), int(bounds.tokens[i + 1]))
+        split = (
+            x.unflatten(-1, (heads, -1)).transpose(0, 1)
+            for x in (q[starts[i] : starts[i + 1]], k[keys], v[keys])
+        )
+        out.append(F.scaled_dot_product_attention(*split).transpose(0, 1).flatten(1))
+    assert max(map(len, out)) <= bounds.longest
+    return torch.cat(out)
+
+
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("name", BATCHES)
 def test_the_way_of_other_devices_is_the_same(name, first, monkeypatch):
-    """Jagged attention and rows in their own order: what a GPU gets, computed here."""
+    """Rows in their own order and bounds of sentences: what a GPU gets, with a stand-in for its kernel."""
     model, rows = backbone("roberta").train(), batch(name)
     expected = packed.hidden(model, rows, [0, 2, 3], first=first)
     wanted = gradients(model, expected)
-    layout = packed.Layout(rows, None, None, len(rows.ids), rows.n, None, 0)
+    layout = packed.Layout(rows, None, None, len(rows.ids), rows.n, None, attention.bounds(rows), 0)
     monkeypatch.setattr(packed, "laid_out", lambda *_: layout)
+    monkeypatch.setattr(packed, "unpadded_attention", kernel)
     hidden = packed.hidden(model, rows, [0, 2, 3], first=first)
     assert_close(hidden, expected, atol=1e-12, rtol=1e-12)
     for weight, value in gradients(model, hidden).items():
@@ -162,9 +178,8 @@ def halved(monkeypatch):
     monkeypatch.setattr(
         F, "dropout", lambda x, p=0.5, training=True, inplace=False: x * rates[p] if training else x
     )
-    for module in (packed, attention):
-        monkeypatch.setattr(module, "kept", lambda shape, p, seed: torch.ones(*shape, dtype=torch.uint8))
-        monkeypatch.setattr(module, "scale", lambda p: rates[p])
+    monkeypatch.setattr(attention, "kept", lambda shape, p, seed: torch.ones(*shape, dtype=torch.uint8))
+    monkeypatch.setattr(attention, "scale", lambda p: rates[p])
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -252,7 +267,7 @@ def test_the_architecture_chooses(kind, tokenizer):
     small = {"vocab_size": len(tokenizer), "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     made = model(config(**small, intermediate_size=8, pad_token_id=0))
     encoder = Encoder(made, tokenizer)
-    assert encoder.batches == ("padded" if kind == "mpnet" else "packed")
+    assert encoder.batches == ("packed" if kind in RELATIVES else "padded")
     assert encoder.attention(torch.device("cpu")) == ("tiles" if kind in RELATIVES else "padded")
     assert encoder.parallel == (kind in RELATIVES)
     assert Encoder(made, tokenizer, batches="padded").batches == "padded"
@@ -296,10 +311,9 @@ def test_dropout_is_a_function_of_the_seed_and_else_drawn_from_pytorchs_generato
 
 def test_no_two_layers_and_no_two_places_of_a_layer_drop_the_same(monkeypatch):
     seen, kept = [], attention.kept
-    for module in (packed, attention):
-        monkeypatch.setattr(
-            module, "kept", lambda shape, p, seed: seen.append(tuple(seed)) or kept(shape, p, seed)
-        )
+    monkeypatch.setattr(
+        attention, "kept", lambda shape, p, seed: seen.append(tuple(seed)) or kept(shape, p, seed)
+    )
     packed.hidden(backbone(dropout=0.3).train(), batch(), [3], first=False, seed=5)
     assert (
         len(seen) == len(set(seen)) == 1 + 3 * 3

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from whitenedcse.model.attention import Settings, attention, cuts, planned
+from whitenedcse.model import attention as module
+from whitenedcse.model.attention import Bounds, Settings, attention, cuts, planned, unpadded_attention, way
 
 LENGTHS = [1, 1, 4, 4, 4, 9, 16, 17, 18, 18]
 HEADS, D, BEYOND = 3, 12, 5
@@ -49,7 +50,7 @@ def naive(q, k, v, settings):
 
 def test_the_plan_has_full_and_padded_tiles_and_none_that_is_mostly_padding():
     assert [(tile.sentences, tile.length) for tile in PLAN.tiles] == [(2, 1), (3, 4), (1, 9), (4, 18)]
-    assert [tile.valid is None for tile in PLAN.tiles] == [True, True, True, False]
+    assert [tile.absent is None for tile in PLAN.tiles] == [True, True, True, False]
     for lengths in (list(range(1, 60)), [7] * 5, [1], sorted(torch.randint(1, 33, (200,)).tolist())):
         for low, high in cuts(torch.tensor(lengths).numpy()):
             assert lengths[low] >= 0.84 * lengths[high - 1]
@@ -68,13 +69,13 @@ def test_attention_and_its_gradient_are_the_naive_ones(first, p):
         assert_close(ours, theirs, atol=1e-12, rtol=1e-11)
 
 
-def test_attention_stays_in_float32_under_autocast_also_backward():
+def test_attention_stays_in_float32_under_autocast():
     q, k, v = (rows().detach().bfloat16().requires_grad_() for _ in range(3))
     settings = Settings(PLAN, False, 0.3, 3)
     expected = naive(q.float(), k.float(), v.float(), settings)
     with torch.autocast("cpu", torch.bfloat16):
         out = attention(q, k, v, settings)
-        grads = torch.autograd.grad(out.float().sum(), (q, k, v))
+    grads = torch.autograd.grad(out.float().sum(), (q, k, v))  # outside, as Lightning's
     assert_close(out.double(), expected.double(), atol=1e-6, rtol=2**-8)  # one rounding, at the end
     wanted = torch.autograd.grad(expected.sum(), (q, k, v))
     for ours, theirs in zip(grads, wanted, strict=True):
@@ -86,3 +87,44 @@ def test_dropout_differs_between_heads_sentences_and_seeds():
     again = [mask for mask in Settings(PLAN, False, 0.5, 1).masks() if mask.shape[-1] > 8]
     parts = [part for mask in (*masks, *again) for part in mask]
     assert len({part.numpy().tobytes() for part in parts}) == len(parts)
+
+
+def on_meta(kind, n, length=0):
+    return torch.empty(
+        n, *([length] if length else []), dtype=kind, device="meta", requires_grad=bool(length)
+    )
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("first", [False, True])
+def test_the_kernels_for_cuda_take_the_arguments_and_give_gradients(kind, first, monkeypatch):
+    """On tensors without memory, for which PyTorch checks arguments and tells shapes."""
+    asked = []
+    for name in ("_flash_attention_forward", "_efficient_attention_forward"):
+        own = getattr(torch.ops.aten, name)
+        told = lambda *given, own=own, name=name: asked.append((name, given)) or own(*given)  # noqa: E731
+        monkeypatch.setattr(torch.ops.aten, name, told)
+    q, (k, v) = on_meta(kind, 7 if first else 50, 24), (on_meta(kind, 50, 24) for _ in "kv")
+    ends = Bounds(*(torch.empty(8, dtype=torch.int32, device="meta") for _ in "ab"), 12)
+    out = unpadded_attention(q, k, v, heads=3, p=0.1, bounds=ends)
+    out.sum().backward()
+    assert (out.shape, out.dtype) == (q.shape, kind)
+    assert all(x.grad.shape == x.shape and x.grad.dtype == kind for x in (q, k, v))
+    ((name, given),) = asked
+    assert ("flash" in name) == (kind != torch.float32)
+    at = 3 if "flash" in name else 4  # where the bounds begin
+    assert given[at] is (ends.firsts if first else ends.tokens) and given[at + 1] is ends.tokens
+    assert given[at + 2 : at + 5] == (1 if first else 12, 12, 0.1)
+    assert [x.shape[-2:] for x in given[:3]] == [(3, 8)] * 3
+
+
+def test_a_device_without_those_kernels_pads_and_says_so_once(monkeypatch):
+    assert [way(*case) for case in (("cpu", 20), ("cuda", 64), ("cuda", 20), ("cuda", 512), ("mps", 64))] == [
+        *("tiles", "unpadded", "padded", "padded", "padded")
+    ]
+    monkeypatch.setattr(module, "unpadded_attention", lambda *_, **__: torch.ops.aten.no_such_operator)
+    module.kernels.cache_clear()
+    with pytest.warns(UserWarning, match="has not the attention that skips padding .*: batches are padded"):
+        assert way("cuda", 64) == "padded"
+    assert way("cuda", 64) == "padded"  # a second warning would be an error
+    module.kernels.cache_clear()

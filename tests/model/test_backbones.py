@@ -10,8 +10,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import packed
-from whitenedcse.model.backbones import behind, causal, frozen, padded_right, unread
-from whitenedcse.model.encoder import Encoder
+from whitenedcse.model.encoder import Encoder, behind, padded_right
 from whitenedcse.ragged import ragged
 
 POOLED = {  # every encoder of text in Transformers that comes with a pooler, and what it needs besides
@@ -79,20 +78,20 @@ def test_the_pooler_is_the_models_own(kind, tokenizer):
 
 @pytest.mark.parametrize("kind", [*ENCODERS, *DECODERS])
 def test_a_decoder_is_known_by_what_its_first_token_sees(kind, tokenizer):
-    assert causal(any_encoder(kind, tokenizer)) == (kind in DECODERS)
+    assert any_encoder(kind, tokenizer).causal == (kind in DECODERS)
 
 
 def test_a_bert_told_to_be_a_decoder_is_one(tokenizer):
     shape = {"vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 2}
     config = BertConfig(**shape, num_attention_heads=2, is_decoder=True)
     encoder = Encoder(BertModel(config, add_pooling_layer=False).train(), tokenizer)
-    assert causal(encoder) and encoder.backbone.training  # in the mode it was
+    assert encoder.causal and encoder.backbone.training  # in the mode it was
 
 
 def test_a_trained_mode_encoder_with_dropout_is_no_decoder_by_chance(tokenizer):
     encoder = Encoder(backbone("bert", len(tokenizer)), tokenizer).train()
     state = torch.get_rng_state()
-    assert not causal(encoder)
+    assert not encoder.causal
     assert torch.equal(torch.get_rng_state(), state) and encoder.training  # nothing was drawn
 
 
@@ -114,7 +113,7 @@ def own_gradients(encoder, layer):
 def test_what_lies_above_the_highest_layer_is_what_no_gradient_of_it_reaches(kind, layers, tokenizer):
     encoder = any_encoder(kind, tokenizer)
     names = {id(weight): name for name, weight in encoder.backbone.named_parameters()}
-    found = {names[id(weight)] for weight in unread(encoder, layers)}
+    found = {names[id(weight)] for weight in encoder.unread(layers)}
     highest = max(encoder.layer(layer) for layer in layers)
     assert found == own_gradients(encoder, 3) - own_gradients(encoder, highest)
     assert bool(found) == (kind != "albert" or highest == 0)  # ALBERT's layers are one
@@ -122,12 +121,12 @@ def test_what_lies_above_the_highest_layer_is_what_no_gradient_of_it_reaches(kin
 
 @pytest.mark.parametrize("layers", [[-1], [0, 3]])
 def test_nothing_lies_above_the_last_layer(encoder, layers):
-    assert unread(encoder, layers) == []
+    assert encoder.unread(layers) == []
 
 
 def test_a_last_norm_is_above_every_layer_but_the_last(tokenizer):
     encoder = encoder_of("modernbert", {}, tokenizer)
-    above = {id(weight) for weight in unread(encoder, [2])}
+    above = {id(weight) for weight in encoder.unread([2])}
     assert id(encoder.backbone.final_norm.weight) in above
 
 
@@ -135,7 +134,7 @@ def test_of_padded_and_packed_batches_the_same_lies_above(bert):
     ways = []
     for batches in ("packed", "padded"):
         bert.batches = batches
-        ways.append([id(weight) for weight in unread(bert, [1])])
+        ways.append([id(weight) for weight in bert.unread([1])])
     assert ways[0] == ways[1] != []
     assert packed.fits(bert.backbone)
 
@@ -145,14 +144,6 @@ def test_behind_a_product_are_its_factors():
     product = a * b
     assert behind(product + product.exp()) == {a, b}
     assert behind(c.detach()) == set()
-
-
-def test_frozen_parts_are_named_by_the_outermost(bert):
-    assert list(frozen(bert.backbone)) == []
-    for part in (bert.backbone.encoder.layer[1:], bert.backbone.pooler):
-        part.requires_grad_(False)
-    bert.backbone.encoder.layer[0].output.dense.bias.requires_grad_(False)  # not all of its part
-    assert list(frozen(bert.backbone)) == ["encoder.layer.1", "encoder.layer.2", "pooler"]
 
 
 def test_a_tokenizer_pads_as_batches_are_padded(tokenizer):
@@ -189,6 +180,6 @@ def test_a_sentence_is_encoded_as_by_itself_whatever_is_beside_it(kind, tokenize
 def test_weights_that_no_output_depends_on_are_among_the_unread(kind, tokenizer):
     encoder = encoder_of(kind, POOLED[kind], tokenizer)
     names = {id(weight): name for name, weight in encoder.backbone.named_parameters()}
-    found = {names[id(weight)] for weight in unread(encoder, [-1])}
+    found = {names[id(weight)] for weight in encoder.unread([-1])}
     reached = own_gradients(encoder, encoder.depth)
     assert found == {name for name in names.values() if name not in reached and "pooler" not in name} != set()
