@@ -70,19 +70,10 @@ def named(path):
 MODULES = {named(path): path for path in FILES}
 
 
-def for_types_alone(tree):
-    """The nodes below `if TYPE_CHECKING:`, which nothing runs."""
-    tests = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
-    return {id(node) for test in tests for node in ast.walk(test)}
-
-
 def imports(path):
     """The modules that a file imports, wherever it does: of the package and from outside."""
     tree = ast.parse(path.read_text())
-    skipped = for_types_alone(tree) if path.name != "__init__.py" else set()
     for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -152,7 +143,6 @@ GUARDS = ("writing(", "drafted(", "naming(")
 INTO_DRAFTS = {  # these write where their callers have such a context, into memory, or to a temporary folder
     "model.plane_files.reserve",
     "data.sources._extract",
-    "model.checkpoint.write",
     "model.sentence_transformers.dump",
     "model.sentence_transformers.write",
     "model.sentence_transformers.write_average",

@@ -23,7 +23,7 @@ from torch.testing import assert_close
 
 from whitenedcse.data.datamodule import Batch, SentenceData
 from whitenedcse.evaluation.sts import Subset
-from whitenedcse.model import encoding
+from whitenedcse.model import embedder as encoding
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.ragged import between, concatenate, ragged, rows, split

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from programs import ROOT
 from scipy.spatial.distance import cdist
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.models import Dense
+from sentence_transformers.sentence_transformer.modules import Dense
 from torch.testing import assert_close
 from transformers import AutoModel, AutoTokenizer
 

@@ -32,7 +32,7 @@ from transformers import AutoModel
 from whitenedcse.model import packed
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
-from whitenedcse.model.lora import LoRA, merged
+from whitenedcse.model.lora import LoRA
 from whitenedcse.serving import exports
 from whitenedcse.serving.exports import Wanted
 from whitenedcse.training.loss import Matryoshka
@@ -132,7 +132,7 @@ def test_rank_zero_changes_nothing(bert):
     LoRA(r=0).adapt(bert.backbone)
     assert before == [(name, weight.requires_grad) for name, weight in bert.backbone.named_parameters()]
     embedder = embedder_of(bert)
-    assert merged(embedder) is embedder
+    assert embedder.merged() is embedder
 
 
 KINDS = ("albert", "distilbert", "mpnet", "electra", "modernbert", "deberta-v2", "gpt2", "llama")
@@ -163,12 +163,12 @@ def test_the_merged_weight_is_the_sum(bert):
     embedder = learnt(embedder_of(bert))
     layer = bert.backbone.encoder.layer[1].output.dense
     with torch.autocast("cpu", torch.bfloat16):  # merged in float32 all the same
-        weight = merged(embedder).encoder.backbone.encoder.layer[1].output.dense.weight
+        weight = embedder.merged().encoder.backbone.encoder.layer[1].output.dense.weight
     exact = layer.base_layer.weight.double() + 1.5 * (
         layer.lora_B["default"].weight.double() @ layer.lora_A["default"].weight.double()
     )
     assert_close(weight.double(), exact, atol=1e-6, rtol=0)
-    shared = merged(embedder).encoder.backbone.embeddings.word_embeddings.weight
+    shared = embedder.merged().encoder.backbone.embeddings.word_embeddings.weight
     assert shared is bert.backbone.embeddings.word_embeddings.weight  # no second copy of what is frozen
 
 
