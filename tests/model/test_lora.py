@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from encoders import ROOT, SENTENCES, architecture, embedder_of
+from model.test_packed import RELATIVES, batch, gradients, transformers_own
+from model.test_packed import backbone as packable
 from test_distributed import (
     apart,
     batch_of,
@@ -23,8 +25,6 @@ from test_distributed import (
     stepped,
     together,
 )
-from test_packed import RELATIVES, batch, gradients, transformers_own
-from test_packed import backbone as packable
 from test_scripts import TINY
 from torch.testing import assert_close
 from transformers import AutoModel
