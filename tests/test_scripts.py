@@ -390,7 +390,6 @@ def test_two_processes_train_the_layers_that_pooling_reads(tmp_path):
     result = started("train.py", *TINY, *two, *shallow, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     best = tmp_path / "outputs" / "shallow" / "best"
-    assert json.loads((best / "whitenedcse.json").read_text())["frozen"] == ["encoder.layer.1"]
     ours = Embedder.load(best).encode(SENTENCES)
     assert_allclose(SentenceTransformer(str(best), device="cpu").encode(SENTENCES), ours, atol=1e-5)
     model, tokenizer = AutoModel.from_pretrained(best), AutoTokenizer.from_pretrained(best)
