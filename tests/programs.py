@@ -30,8 +30,12 @@ import remembered
 ROOT = Path(__file__).parents[1]
 IMPORTED = ["lightning", "datasets", "sklearn.linear_model", "scipy.stats", "torch._dynamo"]
 IMPORTED += [f"transformers.models.{name}.modeling_{name}" for name in ("bert", "roberta")]
-IMPORTED += [f"whitenedcse.{name}" for name in ("app.cli", "training.dashboard", "report.figures")]
-IMPORTED += [f"whitenedcse.training.{name}" for name in ("module", "trainer", "loggers", "monitor")]
+IMPORTED += [
+    f"whitenedcse.{name}" for name in ("app.cli", "app.train", "training.dashboard", "report.figures")
+]
+IMPORTED += [
+    f"whitenedcse.training.{name}" for name in ("module", "trainer", "loggers", "monitor", "dashboard")
+]
 IMPORTED += [f"whitenedcse.evaluation.{name}" for name in ("suite", "classifiers")]
 NEW = {"HYDRA_FULL_ERROR": "0", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "WANDB_API_KEY": ""}
 
