@@ -49,11 +49,9 @@ from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.model.planes import planes
 from whitenedcse.model.scratch import small_bert
 from whitenedcse.run import Run
-from whitenedcse.serving import layouts
-from whitenedcse.serving.bulk import Job, arrays, encoded
-from whitenedcse.serving.exports import Wanted, export
-from whitenedcse.serving.index import Index
-from whitenedcse.serving.layouts import Form
+from whitenedcse.serving.encode import Form, Job, arrays, encoded
+from whitenedcse.serving.export import export, onnx_vectors
+from whitenedcse.serving.search import Index, extend
 from whitenedcse.training import trainer
 
 ROOT = Path(__file__).parents[1]
@@ -146,30 +144,30 @@ def exports(folder: Path, embedder: Embedder, *, onnx: bool) -> Iterator[Artefac
     parts = {"encoder": embedder.encoder, "pooling": embedder.pooling, "head": embedder.head}
     dense = Embedder(**parts, embedding="dense").eval()
     for to, exported in (("transformers", embedder), ("sentence-transformers", dense)):
-        export(exported, out := folder / to, Wanted(to, "tiny", verify=False))
+        export(exported, out := folder / to, to, verify=False)
         yield Artefact(f"export, {to}", out, partial(opened, out))
     if onnx:
-        export(embedder, out := folder / "onnx", Wanted("onnx", "tiny", verify=False))
+        export(embedder, out := folder / "onnx", "onnx", verify=False)
         yield Artefact("export, onnx", out, partial(computed, out, embedder))
 
 
 def computed(path: Path, embedder: Embedder) -> Any:
     """The vectors of an ONNX export, after its files were compared: no command of ours reads one."""
     intact(path, "export it again")
-    return layouts.onnx_vectors(embedder, path, TEXTS[:5])
+    return onnx_vectors(embedder, path, TEXTS[:5])
 
 
 def served(folder: Path, embedder: Embedder) -> Iterator[Artefact]:
     """An index of two parts, files of `encode` as they are read and as the job resumes, and a transform."""
     Index.build(embedder, TEXTS[:20]).save(folder / "index")
-    Index.load(folder / "index").add(TEXTS[20:]).save(folder / "index")
+    extend(folder / "index", Corpus(str(folder / "corpus.txt")))
     yield Artefact("index", folder / "index", partial(indexed, folder / "index"))
     for to in ("npy", "parquet"):
         corpus = Corpus(str(folder / "corpus.txt"))
-        job = Job(lambda: embedder, "tiny", corpus, folder / to, Form(to, shard=15))
+        job = Job(lambda: embedder, "tiny", corpus, str(folder / to), Form(to, shard=15))
         encoded(job, 1)
-        yield Artefact(f"encode, {to}, read", job.out, partial(shards, job))
-        yield Artefact(f"encode, {to}, resumed", job.out, partial(shards, job, resume=True))
+        yield Artefact(f"encode, {to}, read", folder / to, partial(shards, job))
+        yield Artefact(f"encode, {to}, resumed", folder / to, partial(shards, job, resume=True))
     fit = Postprocess("whitening").fit(embedder.encode(TEXTS))
     (folder / "fit").mkdir()
     fit.save(folder / "fit" / "fit.safetensors", {"corpus": "corpus.txt"})
@@ -207,8 +205,7 @@ def project(folder: Path, *, quick: bool) -> list[Artefact]:
 def indexed(path: Path) -> Any:
     """All that is read of an index."""
     index = Index.load(path)
-    hits = [[text, id] for part in index.parts for text, id in zip(part.texts, part.ids, strict=True)]
-    return [state(index.embedder), [np.copy(x) for x in index.vectors], hits]
+    return [state(index.embedder), [list(hit) for hits in index.query(TEXTS, 99) for hit in hits]]
 
 
 def fitted(path: Path) -> Any:

@@ -148,12 +148,11 @@ INTO_DRAFTS = {  # these write where their callers have such a context, into mem
     "model.sentence_transformers.write",
     "model.sentence_transformers.write_average",
     "report.plots.inline",
-    "serving.approximate.write",
-    "serving.index_files.written",
-    "serving.layouts.quantise",
-    "serving.layouts.write_onnx",
-    "serving.layouts.write_tokenizer",
-    "serving.layouts.write_transformers",
+    "serving.encode.packed",
+    "serving.export.write_onnx",
+    "serving.export.write_tokenizer",
+    "serving.export.write_transformers",
+    "serving.search.parquet",
 }
 
 

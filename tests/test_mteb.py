@@ -12,13 +12,13 @@ from encoders import WORDS, embedder_of
 from sentence_transformers import SentenceTransformer
 from sklearn.metrics import average_precision_score
 from tokenizers import normalizers
+from whitenedcse.serving.benchmarks import Mteb
+from whitenedcse.serving.exports import whitened
 
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.sts import Subset, cosine, evaluate
 from whitenedcse.model import checkpoint
 from whitenedcse.report.comparison import compared
-from whitenedcse.serving.benchmarks import Mteb
-from whitenedcse.serving.exports import whitened
 
 mteb = pytest.importorskip("mteb", reason="mteb is not installed: pip install 'whitenedcse[mteb]'")
 

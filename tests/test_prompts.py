@@ -31,10 +31,9 @@ from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Final
 from whitenedcse.model.planes import Source, digest_of, vectors
 from whitenedcse.model.planes import Wanted as Vectors
-from whitenedcse.serving.benchmarks import Mteb
-from whitenedcse.serving.exports import Wanted, export, whitened
-from whitenedcse.serving.fitting import fitted
-from whitenedcse.serving.index import Index
+from whitenedcse.serving.export import export
+from whitenedcse.serving.fit import fitted, whitened
+from whitenedcse.serving.search import Index
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries that load what is written
 CONFIG = "config_sentence_transformers.json"
@@ -291,7 +290,7 @@ def transformers(out, texts):
 )
 def test_an_export_gives_the_prompted_vectors_of_its_source(embedder, tmp_path, monkeypatch, to, by):
     monkeypatch.chdir(tmp_path)
-    facts = export(embedder.replaced(prompt="the old "), Path("out"), Wanted(to, "x"))
+    facts = export(embedder.replaced(prompt="the old "), Path("out"), to)
     assert facts["difference"] < 1e-5 and facts["prompt"] == "the old "
     assert_allclose(by(tmp_path / "out", SENTENCES), embedder.encode(before("the old ")), atol=1e-4)
     assert '- a text is put after the prompt `"the old "`\n' in (tmp_path / "out/README.md").read_text()
@@ -363,37 +362,6 @@ def test_the_search_commands_take_prompts(embedder, corpus, tmp_path, capsys, ar
         x, q = fit.transform(x), fit.transform(q)
     cosines = unit(x) @ unit(q)[0]
     assert_allclose([float(r["cosine"]) for r in rows], [cosines[int(r["id"]) % 8] for r in rows], atol=1e-4)
-
-
-# mteb
-
-
-def test_mteb_s_prompts_are_chosen_as_sentence_transformers_chooses_them(embedder, tmp_path):
-    mteb = pytest.importorskip("mteb", reason="mteb is not installed: pip install 'whitenedcse[mteb]'")
-    from mteb.models.sentence_transformer_wrapper import SentenceTransformerEncoderWrapper
-    from mteb.types import PromptType
-    from test_mteb import pairs, scores, sts
-
-    named = {"STS": "red ", "query": "a ", "document": "the ", "MadeSTS-query": "blue "}
-    checkpoint.save(embedder.replaced(prompt="old "), tmp_path / "best")
-    ours = Mteb(tmp_path, named)
-    peer = SentenceTransformerEncoderWrapper(by_their_library(tmp_path / "best"), model_prompts=named)
-    made, subset = sts(pairs()), pairs()
-    other = mteb.TaskMetadata(**made.metadata.model_dump() | {"type": "Retrieval", "name": "Other"})
-    cases = [(made.metadata, None, "red "), (made.metadata, PromptType.query, "blue ")]
-    cases += [(other, None, "old "), (other, PromptType.query, "a "), (other, PromptType.document, "the ")]
-    for task, kind, prompt in cases:
-        x = ours.encode([{"text": SENTENCES}], task_metadata=task, prompt_type=kind)
-        assert_allclose(x, embedder.encode(before(prompt)), atol=1e-6)
-    assert ours.mteb_model_meta.revision != Mteb(tmp_path).mteb_model_meta.revision
-    assert_allclose(Mteb(tmp_path).encode([{"text": SENTENCES}]), embedder.encode(before("old ")), atol=1e-6)
-    theirs = peer.model.encode(before("red ", subset.left), prompt="")
-    assert_allclose(ours.encode([{"text": subset.left}], task_metadata=made.metadata), theirs, atol=1e-5)
-    by_hand = subset._replace(left=before("red ", subset.left), right=before("red ", subset.right))
-    plain = Mteb(embedder)
-    assert scores(ours, made)["main_score"] == pytest.approx(
-        scores(plain, sts(by_hand))["main_score"], abs=1e-6
-    )
 
 
 # evaluate.py and train.py

@@ -1,18 +1,12 @@
 """Corpora, shards, indices, exports and fits in an object store, here a local server that speaks S3."""
 
 import fsspec
-import numpy as np
 import pytest
 from encoders import SENTENCES, embedder_of
 
 from whitenedcse.app import arguments, cli
 from whitenedcse.data import files, remote
-from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.serving import shards
-from whitenedcse.serving.bulk import arrays
-from whitenedcse.serving.exports import export
-from whitenedcse.serving.index import Index
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES[:3]]
 
@@ -59,157 +53,6 @@ def run(*words):
     return cli.main([*map(str, words)])
 
 
-def vectors(folder):
-    return np.concatenate(list(arrays(folder)))
-
-
-def test_a_corpus_there_is_encoded_to_shards_there_which_another_machine_resumes(
-    url, source, tmp_path, monkeypatch, capsys
-):
-    put(f"{url}/corpus.txt", "".join(f"{text}\n" for text in TEXTS))
-    words = ["encode", source, f"{url}/corpus.txt"]
-    assert run(*words, tmp_path / "here", "--shard", 7) == 0
-    move, moves = shards.move, []
-
-    def cut(out, names, store):
-        moves.extend(names)
-        if len(moves) > 2:
-            raise KeyboardInterrupt
-        move(out, names, store)
-
-    monkeypatch.setattr(shards, "move", cut)
-    assert run(*words, f"{url}/out", "--shard", 7) == 130
-    done = {"manifest.json", "digests.json", "starts.json", "shard-00000.npy", "shard-00001.npy"}
-    assert set(remote.held(f"{url}/out")) == done
-    (left,) = (tmp_path / "cache").rglob("shard-*.npy")  # the others were moved
-    assert left.name == "shard-00002.npy"
-    put(f"{url}/out/shard-00003.npy", "of a kill before its digest was there")
-    with pytest.raises(ValueError, match="lacks 1 of 4 files"):
-        vectors(f"{url}/out")
-    assert left.exists()
-
-    monkeypatch.setattr(shards, "move", move)
-    monkeypatch.setenv("WHITENEDCSE_CACHE", str(tmp_path / "other machine"))
-    capsys.readouterr()
-    assert run(*words, f"{url}/out", "--shard", 7) == 0
-    assert capsys.readouterr().out == f"24 rows of width 16: {url}/out; 14 were encoded before\n"
-    assert not [
-        *(tmp_path / "other machine").rglob("shard-*"),
-        *(tmp_path / "other machine").rglob("manifest.json"),
-    ]
-    assert run(*words, f"{url}/out", "--shard", 7) == 0
-    assert capsys.readouterr().out == f"24 rows of width 16: {url}/out; 24 were encoded before\n"
-    np.testing.assert_array_equal(vectors(f"{url}/out"), vectors(tmp_path / "here"))
-    assert run(*words, f"{url}/out", "--shard", 8) == 2
-    assert f"error: {url}/out" in capsys.readouterr().err
-    assert run(*words, url, "--shard", 7) == 2
-    assert f"error: {url} holds something other than vectors, 'corpus.txt'" in capsys.readouterr().err
-
-
-def test_a_shard_that_was_not_moved_before_a_kill_is_moved_then(url, source, tmp_path, monkeypatch, capsys):
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("".join(f"{text}\n" for text in TEXTS))
-    move = shards.move
-
-    def killed(out, names, store):
-        if names:
-            raise KeyboardInterrupt
-        move(out, names, store)
-
-    monkeypatch.setattr(shards, "move", killed)
-    words = ["encode", source, corpus, f"{url}/out", "--shard", 7]
-    assert run(*words) == 130
-    monkeypatch.setattr(shards, "move", move)
-    capsys.readouterr()
-    assert run(*words) == 0
-    assert capsys.readouterr().out.endswith("7 were encoded before\n")
-    assert len(vectors(f"{url}/out")) == 24
-
-
-def test_an_index_there_is_searched_and_not_replaced(url, source, tmp_path, capsys):
-    put(f"{url}/corpus.txt", "\n".join(TEXTS))
-    assert run("whiten", "fit", source, f"{url}/corpus.txt", f"{url}/fit.safetensors") == 0
-    assert (
-        run("encode", source, f"{url}/corpus.txt", f"{url}/vectors", "--whiten", f"{url}/fit.safetensors")
-        == 0
-    )
-    build = ["search", "build", source, f"{url}/corpus.txt", "--whiten", f"{url}/fit.safetensors"]
-    assert run(*build, tmp_path / "here") == 0
-    assert run(*build, f"{url}/index") == 0
-    assert run(*build, f"{url}/again", "--vectors", f"{url}/vectors") == 0
-    capsys.readouterr()
-    said = []
-    for index in (tmp_path / "here", f"{url}/index", f"{url}/again"):
-        assert run("search", "query", index, TEXTS[4], "--to", "csv") == 0
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1] == said[2] and TEXTS[4] in said[0]
-    assert run("search", "verify", f"{url}/index") == 0
-    assert capsys.readouterr().out.startswith("24 texts")
-    assert run(*build, f"{url}/index") == 2
-    assert capsys.readouterr().err.startswith(f"error: {url}/index exists; choose another name (")
-    assert run("search", "add", f"{url}/index", f"{url}/corpus.txt") == 2
-    assert "an index in a store is not added to" in capsys.readouterr().err
-
-
-def test_an_export_there_is_an_encoder_and_is_replaced_by_another(url, source, tmp_path, capsys):
-    export = ["export", source, f"{url}/export", "--to"]
-    assert run(*export, "sentence-transformers") == 0
-    wanted = Embedder.load(source).encode(TEXTS)
-    np.testing.assert_allclose(Embedder.load(f"{url}/export").encode(TEXTS), wanted, atol=1e-6)
-    before = set(remote.held(f"{url}/export"))
-    assert run(*export, "transformers") == 0
-    after = set(remote.held(f"{url}/export"))
-    assert "modules.json" in before and "modules.json" not in after
-    assert run("export", source, tmp_path / "here", "--to", "transformers") == 0
-    here = {
-        path.relative_to(tmp_path / "here").as_posix()
-        for path in (tmp_path / "here").rglob("*")
-        if path.is_file()
-    }
-    assert after == here and before - here - set(remote.MARKS)
-    assert run("export", f"{url}/export", tmp_path / "again", "--to", "transformers") == 0
-    put(f"{url}/other/mine.txt", "mine")
-    assert run("export", source, f"{url}/other", "--to", "transformers") == 2
-    assert capsys.readouterr().err.startswith(f"error: {url}/other exists; choose another name (")
-
-
-def test_python_writes_and_reads_there(url, source, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    embedder = Embedder.load(source)
-    x = embedder.encode(TEXTS)
-    for _ in range(2):  # the second replaces the first
-        embedder.save(f"{url}/saved")
-        export(embedder, f"{url}/export", "transformers")
-        Postprocess("zca").fit(x).save(f"{url}/fit.safetensors")
-    for place in ("saved", "export"):
-        np.testing.assert_allclose(Embedder.load(f"{url}/{place}").encode(TEXTS), x, atol=1e-6)
-    np.testing.assert_allclose(
-        Postprocess.load(f"{url}/fit.safetensors").transform(x), Postprocess("zca").fit(x).transform(x)
-    )
-    with pytest.raises(FileExistsError, match=f"^{url}/saved exists; choose another name$"):
-        export(embedder, f"{url}/saved", "transformers")
-    index = Index.build(embedder, TEXTS[:4])
-    index.save(f"{url}/index")
-    index.save(f"{url}/index/")  # nothing is new
-    loaded = Index.load(f"{url}/index")
-    assert loaded.query(TEXTS[:1], 1) == index.query(TEXTS[:1], 1)
-    for held in (index, loaded):
-        with pytest.raises(ValueError, match=f"^{url}/index: an index in a store is not added to"):
-            held.add(["one more"]).save(f"{url}/index")
-    with pytest.raises(FileExistsError, match=f"^{url}/index exists"):
-        Index.build(embedder, TEXTS[:4]).save(f"{url}/index")
-    assert {path.name for path in tmp_path.iterdir()} == {"cache", "encoder"}
-    assert not [file for file in tmp_path.rglob(".*.out/**/*") if file.is_file() and file.suffix != ".writer"]
-
-
-def test_vectors_there_are_read_by_their_url(url, source, tmp_path):
-    (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
-    assert run("encode", source, tmp_path / "corpus.txt", f"{url}/vectors") == 0
-    np.testing.assert_allclose(
-        np.concatenate([*arrays(f"{url}/vectors")]), Embedder.load(source).encode(TEXTS), atol=1e-6
-    )
-
-
 def test_what_could_not_be_copied_stays_here(url, source, tmp_path, monkeypatch, capsys):
     def full(*_, **__):
         raise TimeoutError("no answer")
@@ -226,15 +69,12 @@ def test_what_could_not_be_copied_stays_here(url, source, tmp_path, monkeypatch,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["export", "--to", "transformers"], ["encode", "--shard", "7"]])
-def test_a_bucket_that_is_not_there_is_not_made(server, source, tmp_path, monkeypatch, capsys, words):
+def test_a_bucket_that_is_not_there_is_not_made(server, source, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WHITENEDCSE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("AWS_ENDPOINT_URL", server)
     for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(key, "none")
-    (tmp_path / "corpus.txt").write_text("\n".join(TEXTS))
-    corpus = [tmp_path / "corpus.txt"] if words[0] == "encode" else []
-    assert run(words[0], source, *corpus, "s3://mispelt/out", *words[1:]) == 2
+    assert run("export", source, "s3://mispelt/out", "--to", "transformers") == 2
     assert capsys.readouterr().err.startswith("error: s3://mispelt/out: there is no bucket 'mispelt'; ")
     assert not fsspec.filesystem("s3").exists("mispelt")
 

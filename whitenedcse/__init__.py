@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from whitenedcse.model.head import Pooling, ProjectionHead
     from whitenedcse.model.lora import LoRA
     from whitenedcse.model.whitener import GroupWhitening, ShuffledGroupWhitening, Whitening
-    from whitenedcse.serving.exports import export, whitened
-    from whitenedcse.serving.index import Index
+    from whitenedcse.serving.export import export
+    from whitenedcse.serving.fit import whitened
+    from whitenedcse.serving.search import Index
     from whitenedcse.training.loss import ContrastiveLoss, Matryoshka
     from whitenedcse.training.module import ContrastiveTraining
     from whitenedcse.training.terms import CovariancePenalty
@@ -65,8 +66,9 @@ HOMES = {
     "model.head": ["Pooling", "ProjectionHead"],
     "model.lora": ["LoRA"],
     "model.whitener": ["GroupWhitening", "ShuffledGroupWhitening", "Whitening"],
-    "serving.exports": ["export", "whitened"],
-    "serving.index": ["Index"],
+    "serving.export": ["export"],
+    "serving.fit": ["whitened"],
+    "serving.search": ["Index"],
     "training.loss": ["ContrastiveLoss", "Matryoshka"],
     "training.module": ["ContrastiveTraining"],
     "training.terms": ["CovariancePenalty"],

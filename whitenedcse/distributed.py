@@ -19,11 +19,12 @@ ASKING = (signal.SIGTERM, signal.SIGINT, USR1)  # to stop
 
 
 class Place(NamedTuple):
-    """The place of this process: its rank of `world`, and the number of ranks on its machine."""
+    """The place of this process: its rank of `world`, the ranks on its machine, and its number among them."""
 
     rank: int
     world: int
     on_machine: int
+    local: int = 0
 
 
 def placed() -> Place | None:
@@ -31,10 +32,12 @@ def placed() -> Place | None:
     env = os.environ
     if "RANK" in env and "WORLD_SIZE" in env:
         world = int(env["WORLD_SIZE"])
-        return Place(int(env["RANK"]), world, int(env.get("LOCAL_WORLD_SIZE", world)))
+        local = int(env.get("LOCAL_RANK", env["RANK"]))
+        return Place(int(env["RANK"]), world, int(env.get("LOCAL_WORLD_SIZE", world)), local)
     if int(env.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in env:
         world = int(env["SLURM_NTASKS"])
-        return Place(int(env["SLURM_PROCID"]), world, world // int(env.get("SLURM_NNODES", 1)))
+        on_machine, rank = world // int(env.get("SLURM_NNODES", 1)), int(env["SLURM_PROCID"])
+        return Place(rank, world, on_machine, int(env.get("SLURM_LOCALID", rank % on_machine)))
     return None
 
 

@@ -8,18 +8,21 @@ and the tests of MR, CR and SUBJ are 1,000 rows drawn here; mteb draws its train
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import mteb
 import numpy as np
 from datasets import Dataset, DatasetDict
+from sentence_transformers import SentenceTransformer
 
 from whitenedcse.evaluation.sts import Subset
 from whitenedcse.evaluation.tasks import subsets, task
 from whitenedcse.evaluation.transfer import Labelled
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling
+from whitenedcse.model.planes import digest_of
 from whitenedcse.report.published import STS
-from whitenedcse.serving.benchmarks import Mteb
+from whitenedcse.serving.export import export
 
 CLASSIFICATION = ("MR", "CR", "SUBJ", "SST2", "TREC")
 TESTED = 1000  # rows, where a task has no test split
@@ -67,15 +70,18 @@ def texts(name: str, labelled: Labelled) -> mteb.AbsTask:
     return made(name, "Classification", "accuracy", columns)
 
 
-def encoder(name: str, model: str) -> Mteb:
-    """The encoder at MODEL, with a pooling where one is asked for, under this name."""
+def encoder(name: str, model: str, folder: Path) -> Any:
+    """The encoder at MODEL, exported to a folder and read by mteb from there, under this name."""
     path, *asked = model.split(":")
     pooling = None
     if asked:
         layers = [int(layer) for layer in asked[1].split(",")] if asked[1:] else [-1]
         pooling = Pooling(kind=asked[0], layers=layers)
-    adapted = Mteb(Embedder.load(path, pooling))
-    adapted.mteb_model_meta = adapted.mteb_model_meta.model_copy(update={"name": name})
+    embedder = Embedder.load(path, pooling)
+    export(embedder, folder, "sentence-transformers")
+    adapted = mteb.SentenceTransformerEncoderWrapper(SentenceTransformer(str(folder)))
+    known = {"name": name, "revision": digest_of(embedder)}
+    adapted.mteb_model_meta = adapted.mteb_model_meta.model_copy(update=known)
     return adapted
 
 
@@ -85,7 +91,7 @@ def main() -> None:
     tasks = [pairs(name, subsets(name)) for name in STS]
     tasks += [texts(name, task(name)) for name in CLASSIFICATION]
     for name, model in (argument.split("=", 1) for argument in encoders):
-        adapted = encoder(name, model)
+        adapted = encoder(name, model, Path(folder, "exports", name))
         saved = Path(folder, "results", name, adapted.mteb_model_meta.revision)
         mteb.evaluate(
             adapted,

@@ -21,8 +21,8 @@ from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling
 from whitenedcse.report.published import STS
-from whitenedcse.serving.exports import Wanted, export, whitened
-from whitenedcse.serving.fitting import fitted
+from whitenedcse.serving.export import export
+from whitenedcse.serving.fit import fitted, whitened
 
 POOLINGS = [("cls", [-1]), ("mean", [-1]), ("mean", [1, -1])]
 
@@ -42,7 +42,7 @@ def main() -> None:
                 row = [name, f"{kind} {layers}", k]
                 with tempfile.TemporaryDirectory() as folder:
                     for to in ("sentence-transformers", "onnx", *([] if k else ["transformers"])):
-                        facts = export(embedder, Path(folder) / to, Wanted(to, model))
+                        facts = export(embedder, Path(folder) / to, to)
                         row.append(f"{facts['difference']:.1e}")
                     row += [""] * bool(k)
                     peer = SentenceTransformer(str(Path(folder) / "sentence-transformers"), device="cpu")

@@ -17,7 +17,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import pretrained
-from whitenedcse.serving.exports import Wanted, export
+from whitenedcse.serving.export import export
 from whitenedcse.training.module import reseed
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries that load what is written
@@ -154,7 +154,7 @@ def test_it_trains_and_its_checkpoint_and_exports_say_the_same_everywhere(encode
     ):
         assert_allclose(x, wanted, atol=1e-5)
     for to in ("transformers", "sentence-transformers"):
-        assert export(loaded, tmp_path / to, Wanted(to, "x"))["difference"] < 1e-5
+        assert export(loaded, tmp_path / to, to)["difference"] < 1e-5
     assert_allclose(by_transformers(tmp_path / "transformers", "mean"), wanted, atol=1e-5)
     again = Embedder.load(tmp_path / "sentence-transformers")
     assert_allclose(again.encode(SENTENCES), wanted, atol=1e-5)
@@ -166,7 +166,7 @@ def test_it_trains_and_its_checkpoint_and_exports_say_the_same_everywhere(encode
 def test_its_graph_says_the_same(encoder, tmp_path):
     pytest.importorskip("onnxruntime")
     embedder = module_of(encoder, kind="mean").embedder.eval()
-    assert export(embedder, tmp_path / "out", Wanted("onnx", "x"))["difference"] < 1e-5
+    assert export(embedder, tmp_path / "out", "onnx")["difference"] < 1e-5
     assert_allclose(by_onnxruntime(tmp_path / "out", SENTENCES), embedder.encode(SENTENCES), atol=1e-5)
 
 

@@ -21,7 +21,7 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.model.planes import Wanted as Vectors
 from whitenedcse.model.planes import vectors
-from whitenedcse.serving.exports import Wanted, export
+from whitenedcse.serving.export import export
 from whitenedcse.training.terms import MaskedLanguageModel
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries that load what is written
@@ -125,7 +125,7 @@ def test_a_checkpoint_says_the_same_in_three_libraries(kind, layers, ends, tmp_p
 @pytest.mark.slow(but=3)
 def test_an_export_gives_the_vectors_of_its_source(kind, to, tmp_path):
     embedder = embedder_with(kind, ends=False, layers=[1, -1])
-    assert export(embedder, tmp_path / "out", Wanted(to, "x"))["difference"] < 1e-5
+    assert export(embedder, tmp_path / "out", to)["difference"] < 1e-5
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_a_graph_gives_the_vectors_of_its_source(tmp_path):
     """Of two layers; a graph of a decoder with rotary positions: of a trained one, below."""
     pytest.importorskip("onnxruntime")
     embedder = embedder_with("gpt2", ends=False, layers=[1, -1])
-    assert export(embedder, tmp_path / "out", Wanted("onnx", "x"))["difference"] < 1e-5
+    assert export(embedder, tmp_path / "out", "onnx")["difference"] < 1e-5
     assert_allclose(by_onnxruntime(tmp_path / "out", SENTENCES), embedder.encode(SENTENCES), atol=1e-5)
 
 

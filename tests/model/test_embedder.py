@@ -25,7 +25,7 @@ from whitenedcse.model.embedder import Embedder, by_length, mixed
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.ragged import concatenate, ragged, rows
-from whitenedcse.serving.bulk import arrays
+from whitenedcse.serving.encode import arrays
 
 
 def tokens(embedder, sentences=SENTENCES):

@@ -131,10 +131,6 @@ def opened(arguments: argparse.Namespace) -> Any:
         asked = Pooling.named(arguments.pooling or "cls", arguments.layers)
     embedder = Embedder.load(arguments.source, asked).to(device())
     say_unfinished(arguments.source)
-    if "query_prompt" in arguments:  # an index is built, whose texts and queries have prompts of their own
-        from whitenedcse.serving.index import searching
-
-        return searching(embedder, arguments.prompt, arguments.query_prompt)
     return embedder if arguments.prompt is None else embedder.replaced(prompt=arguments.prompt)
 
 
@@ -157,8 +153,7 @@ def refuse_dim(arguments: argparse.Namespace, on: str | None = None) -> None:
 def ended(arguments: argparse.Namespace, on: str | None = None) -> Any:
     """The embedder of SOURCE, with the whitening of --whiten or one fitted to the corpus `on` at its end."""
     from whitenedcse.evaluation.postprocess import Postprocess
-    from whitenedcse.serving.exports import whitened
-    from whitenedcse.serving.fitting import fitted
+    from whitenedcse.serving.fit import fitted, whitened
 
     refuse_dim(arguments, on)
     k, fit = arguments.dim, Postprocess.load(arguments.whiten) if arguments.whiten else None

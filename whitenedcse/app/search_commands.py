@@ -1,21 +1,22 @@
-"""The commands of `whitenedcse search`: build, add, query, verify, bench."""
+"""The commands of `whitenedcse search`: build, add, query."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from whitenedcse import distributed
 from whitenedcse.app import arguments as given
 from whitenedcse.console import Grid, say, show
 from whitenedcse.data import remote, sources
+from whitenedcse.data.corpus import Corpus
 
 
 def add(commands: Any) -> None:
     """Add the parser of `whitenedcse search`."""
     search = given.group(commands, "search", "find the texts of a corpus that are nearest to a query")
-    for add_one in (_build, _extend, _query, _verify, _bench):
+    for add_one in (_build, _extend, _query):
         add_one(search)
 
 
@@ -27,13 +28,12 @@ def _build(commands: Any) -> None:
     parser.add_argument("index", metavar="INDEX", help="the directory to write")
     about = "a text put before each query (default: SOURCE's prompt for queries, or --prompt)"
     parser.add_argument("--query-prompt", metavar="TEXT", help=about)
-    about = "keep K components of a whitening fitted to the corpus itself, which is then encoded twice"
+    about = "keep K components of a whitening fitted to the corpus itself"
     given.whiten(parser).add_argument("--whiten-k", type=int, metavar="K", help=about)
-    about = "a FAISS index to propose the texts, e.g. IVF1024,PQ48 or HNSW32 (default: exact search)"
-    parser.add_argument("--factory", metavar="F", help=about)
-    about = "use the vectors that `whitenedcse encode SOURCE CORPUS DIR` wrote, with the same options"
+    about = "a FAISS index, e.g. IVF1024,SQ8, HNSW32 or PQ48,RFlat (default: Flat, which compares all)"
+    parser.add_argument("--factory", default="Flat", metavar="F", help=about)
+    about = "use the vectors that `whitenedcse encode SOURCE CORPUS DIR` wrote, without --whiten"
     parser.add_argument("--vectors", metavar="DIR", help=about)
-    given.sample(parser)
     _reading(parser)
     parser.set_defaults(run=build)
 
@@ -43,7 +43,7 @@ def _extend(commands: Any) -> None:
     parser = commands.add_parser("add", help=about, description=about)
     parser.add_argument("index", metavar="INDEX", help="the directory of the index")
     given.corpus(parser)
-    parser.set_defaults(run=extend, sample=None)
+    parser.set_defaults(run=extend)
     _reading(parser)
 
 
@@ -55,127 +55,60 @@ def _query(commands: Any) -> None:
     parser.add_argument("--file", metavar="QUERIES", help="a file of queries, or any other corpus")
     given.columns(parser, "the column of a table that holds the queries")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="texts per query (default: 10)")
-    about = "compare every text with the query, even if the index was built with --factory"
-    parser.add_argument("--exact", action="store_true", help=about)
     given.form(parser)
     parser.set_defaults(run=query)
-
-
-def _verify(commands: Any) -> None:
-    about = "compare all bytes of an index with their digests, not only each block when it is first read"
-    parser = commands.add_parser("verify", help=about, description=about)
-    parser.add_argument("index", metavar="INDEX", help="the directory of the index")
-    parser.set_defaults(run=verify)
-
-
-def _bench(commands: Any) -> None:
-    about = "measure what whitening-k and FAISS indices save (size, time) and lose (recall@10)"
-    parser = commands.add_parser("bench", help=about, description=about)
-    parser.add_argument("index", metavar="INDEX", help="the directory of the index")
-    about = "numbers of components (default: those of 256 128 64 32 below the width)"
-    parser.add_argument("--dims", type=int, nargs="+", default=(), metavar="K", help=about)
-    about = "FAISS indices beside exact search, e.g. SQ8 IVF1024,PQ48; all: those usual for so many texts"
-    parser.add_argument("--factory", nargs="+", default=(), metavar="F", help=about)
-    parser.add_argument("--rows", type=int, metavar="N", help="measure with N of the texts (default: all)")
-    about = "also measure the first K channels as they are, for an encoder trained with loss=matryoshka"
-    parser.add_argument("--prefix", action="store_true", help=about)
-    about = "draw recall against bytes per vector, to a .png or .svg file"
-    parser.add_argument("--picture", type=Path, metavar="FILE", help=about)
-    given.form(parser)
-    parser.set_defaults(run=measure)
 
 
 def _reading(parser: argparse.ArgumentParser) -> None:
     given.columns(parser, given.ONE_COLUMN)
     given.bf16(parser)
-    about = "the column of a table that holds ids (default: the number of each text, from 0)"
+    about = "the column of a table that holds ids, each once (default: the number of each row, from 0)"
     parser.add_argument("--ids", metavar="NAME", help=about)
 
 
 def build(arguments: argparse.Namespace) -> int:
     """Write an index, and print what it holds."""
-    from whitenedcse.serving import index, index_files
+    from whitenedcse.evaluation.postprocess import Postprocess
+    from whitenedcse.serving.search import Building, build
 
-    with remote.published(arguments.index, mark=None) as out:
-        index_files.refuse_occupied(out)
-        sources.refuse_columns(arguments.corpus, arguments.columns)
-        _refuse_build(arguments)
-        pairs = _pairs(arguments, 0)
-        arguments.dim = arguments.dim or arguments.whiten_k
-        embedder = given.ended(arguments, None if arguments.whiten_k is None else arguments.corpus)
-        if arguments.vectors is None:
-            index.write(out, embedder, pairs, bf16=arguments.bf16, factory=arguments.factory)
-        else:
-            index.write_encoded(out, embedder, _encoded(arguments, embedder), arguments.factory)
-        part, width = index_files.listed(out)["parts"][0], embedder.width
-    drawn = f", drawn by --sample {arguments.sample}" * (arguments.sample is not None)
-    say(f"{part['n']:,} texts{drawn}, vectors of width {width}: {arguments.index}")
-    return 0
-
-
-def _refuse_build(arguments: argparse.Namespace) -> None:
-    """Raise ValueError for options of `build` that do not go together, before anything is encoded."""
-    k = arguments.whiten_k
-    if k is not None and arguments.dim is not None:
-        raise ValueError(f"--dim {arguments.dim} goes with --whiten FIT; with --whiten-k K, K is enough")
-    if arguments.vectors is None:
-        return
-    if k is not None:
-        raise ValueError(
-            f"--whiten-k {k} fits a whitening, and --vectors were encoded without it: use whitenedcse whiten"
-            f" fit, then encode and build with --whiten FIT --dim {k}; or leave --vectors out"
-        )
-    if arguments.sample is not None:
-        raise ValueError(f"--sample {arguments.sample}: --vectors hold all rows; leave one of the two out")
-
-
-def _encoded(arguments: argparse.Namespace, embedder: Any) -> Any:
-    """The vectors of --vectors with their texts, if encoding the corpus now would give the same vectors."""
-    from whitenedcse.serving.index import gathered
-
-    plain = given.ended(
-        argparse.Namespace(**{k: v for k, v in vars(arguments).items() if k != "query_prompt"})
+    distributed.check_alone("search build")  # the ranks of `whitenedcse encode` write what --vectors takes
+    given.refuse_dim(arguments)
+    fit = Postprocess.load(arguments.whiten) if arguments.whiten else None
+    k = arguments.dim if fit else arguments.whiten_k
+    prompts, arguments.prompt = (arguments.prompt, arguments.query_prompt), None  # of which it knows two
+    how = Building(
+        bool(arguments.ids), *prompts, arguments.factory, fit, k, arguments.vectors, arguments.bf16
     )
-    if plain.prompt != embedder.prompt:
-        raise ValueError(
-            f"{arguments.vectors} was encoded with the prompt {plain.prompt!r}, but the texts of this index "
-            f"need {embedder.prompt!r}; encode with --prompt {embedder.prompt!r}"
-        )
-    columns = [*arguments.columns, *([arguments.ids] if arguments.ids else [])]
-    corpus = sources.named(arguments.corpus, columns)
-    return gathered(plain, corpus, remote.fetched(arguments.vectors), ids=bool(arguments.ids))
+    with remote.published(arguments.index, mark=None) as out:
+        n, width = build(out, given.opened(arguments), _corpus(arguments), how)
+    say(f"{n:,} texts, vectors of width {width}: {arguments.index}")
+    return 0
 
 
 def extend(arguments: argparse.Namespace) -> int:
     """Append to an index, and print how many texts it held and holds."""
-    from whitenedcse.serving import index, index_files
+    from whitenedcse.serving.search import extend
 
-    index_files.refuse_url(arguments.index)
-    sources.refuse_columns(arguments.corpus, arguments.columns)
-    held = index.Index.load(arguments.index)
-    held.refuse_numbers(bool(arguments.ids))
-    more = index.encoded(held.embedder, _pairs(arguments, len(held)), bf16=arguments.bf16)
-    index_files.append(Path(arguments.index), len(held), more)
-    n = index_files.listed(Path(arguments.index))["parts"][-1]["n"]
-    say(f"{len(held):,} texts and {n:,} more: {arguments.index}")
+    if remote.is_url(arguments.index):
+        raise ValueError(f"{arguments.index}: an index in a store is not added to; build it anew")
+    asked = {"ids": bool(arguments.ids), "bf16": arguments.bf16}
+    before, more = extend(Path(arguments.index), _corpus(arguments), **asked)
+    say(f"{before:,} texts and {more:,} more: {arguments.index}")
     return 0
 
 
-def _pairs(arguments: argparse.Namespace, start: int) -> Iterator[tuple[str, str]]:
-    """The ids and texts of the corpus."""
-    from whitenedcse.serving.index import labelled
-
+def _corpus(arguments: argparse.Namespace) -> Corpus:
+    """The corpus with its column of texts, and then that of ids if there is one."""
+    sources.refuse_columns(arguments.corpus, arguments.columns)
     if arguments.ids and not arguments.columns:
         raise ValueError(f"--ids {arguments.ids} goes with --columns, which name the texts")
-    columns = [*arguments.columns, *([arguments.ids] if arguments.ids else [])]
-    corpus = sources.named(arguments.corpus, columns, arguments.sample)
-    return labelled(corpus, start, ids=bool(arguments.ids))
+    return sources.named(arguments.corpus, [*arguments.columns, *([arguments.ids] if arguments.ids else [])])
 
 
 def query(arguments: argparse.Namespace) -> int:
-    """Print the texts nearest to a query, or to each query of a file."""
-    from whitenedcse.data.corpus import texts
-    from whitenedcse.serving.index import Index
+    """Print the texts nearest to a query, or to each row of a file, which its number then names."""
+    from whitenedcse.data.corpus import rows
+    from whitenedcse.serving.search import Index
 
     if (arguments.text is None) == (arguments.file is None):
         raise ValueError("one query is a TEXT, several are a --file: give one of the two")
@@ -184,37 +117,17 @@ def query(arguments: argparse.Namespace) -> int:
     asked = [arguments.text]
     if arguments.file is not None:
         sources.refuse_columns(arguments.file, arguments.columns)
-        asked = list(texts(sources.named(arguments.file, arguments.columns)))
-    answers = Index.load(arguments.index).query(asked, arguments.top, exact=arguments.exact)
-    rows = [
-        [text, str(rank), f"{hit.cosine:.4f}", hit.id, hit.text]
-        for text, hits in zip(asked, answers, strict=True)
+        asked = [text for (text,) in rows(sources.named(arguments.file, arguments.columns))]
+    answers = Index.load(arguments.index).query(asked, arguments.top)
+    cells = [
+        [str(number), str(rank), f"{hit.cosine:.4f}", hit.id, hit.text]
+        for number, hits in enumerate(answers)
         for rank, hit in enumerate(hits, 1)
     ]
     if arguments.to == "table":  # control characters of a text do not reach the terminal
-        rows = [["".join(c if c.isprintable() else " " for c in cell) for cell in row] for row in rows]
-    columns = ("query", "rank", "cosine", "id", "text")
-    show([Grid(f"The nearest texts in {arguments.index}", columns, rows, right=(1, 2))], arguments.to)
-    return 0
-
-
-def verify(arguments: argparse.Namespace) -> int:
-    """Compare all bytes of an index, and print how many."""
-    from whitenedcse.serving.index_files import verify
-
-    n, size = verify(remote.fetched(arguments.index))
-    say(f"{n:,} texts, {size / 1e6:,.1f} MB as they were written: {arguments.index}")
-    return 0
-
-
-def measure(arguments: argparse.Namespace) -> int:
-    """Print the table of `bench`, and draw it if asked."""
-    from whitenedcse.serving.index import Index
-    from whitenedcse.serving.search_bench import bench, picture
-
-    asked = {"factories": arguments.factory, "rows": arguments.rows, "prefix": arguments.prefix}
-    grid = bench(Index.load(arguments.index), dims=arguments.dims, **asked)
-    show([grid], arguments.to)
-    if arguments.picture:
-        picture(grid, arguments.picture)
+        cells = [["".join(c if c.isprintable() else " " for c in cell) for cell in row] for row in cells]
+    left = int(arguments.file is None)  # no number for a single query
+    columns, cells = ("query", "rank", "cosine", "id", "text")[left:], [row[left:] for row in cells]
+    title = f"The nearest texts in {arguments.index}"
+    show([Grid(title, columns, cells, right=range(3 - left))], arguments.to)
     return 0

@@ -11,8 +11,7 @@ from typing import Any
 from whitenedcse.app import arguments as given
 from whitenedcse.console import interrupted, lacking, say
 from whitenedcse.data import remote, sources
-from whitenedcse.distributed import check_alone, is_first
-from whitenedcse.files import beside
+from whitenedcse.distributed import is_first, placed
 
 REPLACED = "; it replaces an earlier one"
 UNFITTED = {  # kinds that evaluate.py knows and whiten fit does not
@@ -62,8 +61,6 @@ def add_export(commands: Any) -> None:
         add_more(parser)
     unit = "scale vectors to unit length at the end (default: as SOURCE does)"
     parser.add_argument("--unit", action=argparse.BooleanOptionalAction, help=unit)
-    int8 = "for onnx: int8 weights, smaller but not faster; prints the scores of both on scored pairs"
-    parser.add_argument("--int8", action="store_true", help=int8)
     parser.add_argument("--no-verify", action="store_true", help="do not compare the vectors with SOURCE's")
     parser.add_argument("--license", metavar="ID", help="licence of the weights (default: unknown)")
     parser.add_argument("--push", metavar="REPO", help="upload the export to this hub repository")
@@ -71,27 +68,24 @@ def add_export(commands: Any) -> None:
 
 
 def whiten_fit(arguments: argparse.Namespace) -> int:
-    """Fit a whitening transform and write it."""
+    """Fit a whitening transform, by one process or several ranks, and write it."""
     from whitenedcse.evaluation.postprocess import Postprocess
-    from whitenedcse.serving.fitting import fitted
+    from whitenedcse.serving.encode import take_device
+    from whitenedcse.serving.fit import fitted
 
     if arguments.kind in UNFITTED:
         raise ValueError(f"--kind {arguments.kind}: {UNFITTED[arguments.kind]}")
     fit = Postprocess(arguments.kind, shrinkage=arguments.shrinkage, power=arguments.power)
     corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample)
-    if remote.is_url(arguments.out):
-        check_alone(f"a fit that is written to {arguments.out}")
     before = remote.present(arguments.out)
-    if before is not None:
-        refuse_place(before)
-    with remote.published(arguments.out, mark="") as out:
-        refuse_place(out)
-        folder = beside(out, "ranks")
-        if facts := fitted(fit, given.opened(arguments), corpus, bf16=arguments.bf16, folder=folder):
-            fit.save(out, {"source": arguments.source, **facts})
-    if facts:
-        here = f"{arguments.out}{REPLACED * (before is not None)}"
-        say(f"{fit.kind} of width {len(fit.mean)}, fitted to {facts['texts']:,} texts: {here}")
+    if before is not None or not remote.is_url(arguments.out):
+        refuse_place(before or Path(arguments.out))
+    take_device(here.local if (here := placed()) else 0)
+    facts = fitted(fit, given.opened(arguments), corpus, bf16=arguments.bf16)
+    if is_first():
+        fit.save(arguments.out, {"source": arguments.source, **facts})
+        where = f"{arguments.out}{REPLACED * (before is not None)}"
+        say(f"{fit.kind} of width {len(fit.mean)}, fitted to {facts['texts']:,} texts: {where}")
     return 0
 
 
@@ -117,26 +111,22 @@ def refuse_place(out: Path) -> None:
 def export(arguments: argparse.Namespace) -> int:
     """Write an export, print the result of its verification, and upload it if that is asked for."""
     from whitenedcse.model.checkpoint import EXPORT
-    from whitenedcse.serving import exports, layouts
+    from whitenedcse.serving import export
+    from whitenedcse.serving.fit import scaled
 
-    asked = {"to": arguments.to, "int8": arguments.int8, "verify": not arguments.no_verify}
-    about = {"source": arguments.source, "name": arguments.push, "license": arguments.license}
-    wanted = exports.Wanted(**asked, **about)
+    verify, about = not arguments.no_verify, export.About(arguments.source, arguments.push, arguments.license)
     before = remote.present(f"{arguments.out.rstrip('/')}/{EXPORT}")
     with remote.published(arguments.out, mark=EXPORT) as out:
-        exports.refuse(out, wanted)
+        export.check_target(out, arguments.to, verify)
         if arguments.to == "transformers" and (arguments.whiten or arguments.whiten_on):
-            raise ValueError(layouts.PLAIN)  # before a whitening is fitted
+            raise ValueError(export.PLAIN)  # before a whitening is fitted
         embedder = given.ended(arguments, arguments.whiten_on)
         if arguments.unit is not None:
-            embedder = exports.scaled(embedder, unit=arguments.unit)
-        facts = exports.export(embedder, out, wanted)
-        pushed = exports.push(out, arguments.push) if arguments.push else None
-    if arguments.int8:
-        scores = "{pairs}: {spearman:.2f} in float32, {spearman_int8:.2f} in int8"
-        say("Spearman x 100 (all) on " + scores.format(**facts))
+            embedder = scaled(embedder, unit=arguments.unit)
+        facts = export.export(embedder, out, arguments.to, verify=verify, about=about)
+        pushed = export.push(out, arguments.push) if arguments.push else None
     compared = "not verified"
-    if wanted.verify:
+    if verify:
         most = f"{facts['difference']:.1e}, of vectors longer than 1 by this share of their length"
         compared = f"components differ by at most {most}"
     say(f"{arguments.out}: for {arguments.to}, {compared}{REPLACED * (before is not None)}")
@@ -171,24 +161,17 @@ def add_encode(commands: Any) -> None:
 
 def encode(arguments: argparse.Namespace) -> int:
     """Write the vectors, and print where they are."""
-    from whitenedcse.serving.bulk import Job, encoded
-    from whitenedcse.serving.layouts import Form
-    from whitenedcse.serving.shards import begun, kept
+    from whitenedcse.serving.encode import Form, Job, encoded, state
 
     given.refuse_dim(arguments)
-    form = Form(arguments.to, arguments.dtype, arguments.shard)
+    sources.refuse_columns(arguments.input, arguments.columns)
+    form, out = Form(arguments.to, arguments.dtype, arguments.shard), arguments.out
     corpus = sources.named(arguments.input, arguments.columns)
-    with remote.named(arguments.out) as store:
-        out = store.local if store else Path(arguments.out)
-        opened = partial(given.ended, arguments)
-        job = Job(opened, arguments.source, corpus, out, form, arguments.bf16, store)
-        with interrupted(lambda: kept(out, arguments.out) if is_first() else ""):
-            new = encoded(job, arguments.processes, arguments.engine)
-        if is_first() and (manifest := begun(out)):
-            here = f"; {manifest.rows - new:,} were encoded before" if new < manifest.rows else ""
-            say(f"{manifest.rows:,} rows of width {manifest.width}: {arguments.out}{here}")
-        if is_first() and store:
-            remote.clear(out)
+    job = Job(partial(given.ended, arguments), arguments.source, corpus, out, form, arguments.bf16)
+    with interrupted(lambda: f"{state(out)}, and the same command resumes" if is_first() else ""):
+        encoded(job, arguments.processes, arguments.engine)
+    if is_first():
+        say(f"{state(out)}: {out}")
     return 0
 
 

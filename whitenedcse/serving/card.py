@@ -1,4 +1,4 @@
-"""The model card of an export, and the comparison of the export's vectors with those of its source."""
+"""The model card of an export: which vector it is, how to load it, and how it was trained and scored."""
 
 from __future__ import annotations
 
@@ -9,23 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from whitenedcse.console import as_markdown
-from whitenedcse.data.sources import present, roots
-from whitenedcse.evaluation import sts
-from whitenedcse.evaluation.sts import Index, pairs_index
-from whitenedcse.evaluation.tasks import subsets
-from whitenedcse.files import read_json
-from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.report.conditions import encoder_of
-from whitenedcse.report.results import grids, number
+from whitenedcse.report.results import grids
 from whitenedcse.run import Run
 
 HUB_ID = r"\w[\w.-]*(/[\w.-]+)?"
-
 LOAD = {
     "sentence-transformers": """from sentence_transformers import SentenceTransformer
 
@@ -55,83 +45,64 @@ x = sum(out.hidden_states[i][range(len(ends)), ends] for i in {layers}) / {n}"""
 }
 
 
-def text(embedder: Embedder, facts: Mapping[str, Any], name: str) -> str:
-    """The card as Markdown with a YAML head. facts: the content of export.json. name: of the directory."""
+def text(embedder: Embedder, facts: Mapping[str, Any]) -> str:
+    """The card as Markdown with a YAML head. facts: the content of export.json."""
     run = Run.of(facts["source"])
-    front = head(facts, run)
-    title = f"# {name}\n\nSentence vectors of width {embedder.width}, from {shown(facts['source'])}"
-    said = f"{title}, exported by whitenedcse {facts['whitenedcse']} to {facts['to']}."
-    parts = [
-        front,
-        said,
-        vector(embedder, facts),
-        loading(embedder, facts["to"], name),
-        training(run),
-        scores(run),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    said = f"# {facts['name']}\n\nSentence vectors of width {embedder.width}, from {shown(facts['source'])}, "
+    said += f"exported by whitenedcse {facts['whitenedcse']} to {facts['to']}."
+    steps = "".join(f"- {step}\n" for step in vector(embedder, facts)).strip()
+    parts = [head(facts, run), said, f"## Which vector this is\n\n{steps}"]
+    parts += [f"## How to load it\n\n```python\n{loading(embedder, facts)}\n```", training(run), scores(run)]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def head(facts: Mapping[str, Any], run: Run | None) -> str:
     """The fields that the hub reads. The licence, that of encoder and data, is unknown unless given."""
     tags = ["sentence-similarity", "feature-extraction", "whitening", facts["to"]]
-    base = (encoder_of(run) if run else facts["source"]) or ""
     fields = {"library_name": facts["to"], "pipeline_tag": "sentence-similarity", "tags": tags}
     fields["license"] = facts["license"] or "unknown"
+    base = (encoder_of(run) if run else facts["source"]) or ""
     if re.fullmatch(HUB_ID, base) and not Path(base).exists():
         fields["base_model"] = base
     return "\n".join(["---", *(f"{key}: {json.dumps(value)}" for key, value in fields.items()), "---"])
 
 
-def vector(embedder: Embedder, facts: Mapping[str, Any]) -> str:
-    """The section on how a vector is computed, step by step."""
-    steps = [f"a text is put after the prompt `{quoted(embedder.prompt)}`"] if embedder.prompt else []
-    others = {name: text for name, text in embedder.prompts.items() if text}
-    steps += [f"for {name}, after the prompt `{quoted(text)}`" for name, text in others.items()]
-    steps += [
-        f"texts are cut to {embedder.max_length} tokens, special ones counted",
-        f"pooling: {embedder.pooling} (0 is the embedding layer, -1 the last)",
-    ]
-    if embedder.embedding != "encoder":
-        steps.append(
-            {"dense": "a dense layer and tanh", "head": "the head that it was trained with"}[
-                embedder.embedding
-            ]
-        )
-    if (final := embedder.final) is not None:
-        steps += mapped(final.provenance) if final.weight is not None else []
-    steps.append(
+def vector(embedder: Embedder, facts: Mapping[str, Any]) -> list[str]:
+    """How a vector is computed, step by step, and how far it was compared."""
+    prompts = {"a text": embedder.prompt, **embedder.prompts}
+    steps = [f"{name} is put after the prompt `{quoted(put)}`" for name, put in prompts.items() if put]
+    steps += [f"texts are cut to {embedder.max_length} tokens, special ones counted"]
+    steps += [f"pooling: {embedder.pooling} (0 is the embedding layer, -1 the last)"]
+    after = {"dense": ["a dense layer and tanh"], "head": ["the head that it was trained with"]}
+    steps += after.get(embedder.embedding, [])
+    if embedder.final is not None and embedder.final.weight is not None:
+        steps += transforms(embedder.final.provenance)
+    unit = (
         "divided by their length" if embedder.unit else "not divided by their length; compare by the cosine"
     )
-    return "## Which vector this is\n\n" + "\n".join(f"- {step}" for step in [*steps, checked(facts)])
+    if "difference" not in facts:
+        return [*steps, unit, "not compared with the source"]
+    most = f"{facts['difference']:.1e}, in vectors longer than 1 by this share of their length"
+    return [*steps, unit, f"in 64 texts no component differs from the source by more than {most}"]
 
 
-def checked(facts: Mapping[str, Any]) -> str:
-    """The section on the comparison of the vectors with those of the source."""
-    difference = facts.get("difference")
-    said = (
-        "not compared with the source"
-        if difference is None
-        else f"in 64 texts no component differs by more than {difference:.1e} from the source, in vectors "
-        "longer than 1 by more than this share of their length"
-    )
-    if facts["int8"]:
-        before, after = facts["spearman"], facts["spearman_int8"]
-        said += f"; int8: {facts['pairs']} scores {after:.2f}, and {before:.2f} in float32"
-    return said
+def transforms(provenance: Mapping[str, Any]) -> list[str]:
+    """What was fitted to what, a line for each transform that is part of the final one."""
+    known = dict(provenance)
+    before = transforms(earlier) if (earlier := known.pop("before", None)) else []
+    if "kind" not in known:
+        return [*before, f"an affine transform ({json.dumps(known)})"]
+    fitted = f"{known.get('texts', 'some')} texts of {shown(str(known.get('corpus', 'an unknown corpus')))}"
+    return [*before, f"{known['kind']}, {known['k']} components, fitted to {fitted}"]
 
 
-def loading(embedder: Embedder, to: str, name: str) -> str:
-    """The section on how to load the export."""
+def loading(embedder: Embedder, facts: Mapping[str, Any]) -> str:
+    """The lines of Python that load the export and give a vector x."""
     layers = embedder.pooling.layers
     pool = POOL[embedder.pooling.kind].format(layers=list(layers), n=len(layers))
-    if embedder.final is not None:
-        pool += "\nx = x / x.norm(dim=-1, keepdim=True)"
-    text = quoted(f"{embedder.prompt}a sentence")
-    code = LOAD[to].format(name=name, k=embedder.width, pool=pool, text=text)
-    unused = "\n\nIf Transformers reports weights of a pooler as missing: this vector does not use them."
-    unused *= to == "transformers" and embedder.pooling.kind != "pooler"
-    return f"## How to load it\n\n```python\n{code}\n```{unused}"
+    pool += "\nx = x / x.norm(dim=-1, keepdim=True)" * embedder.unit
+    one = quoted(f"{embedder.prompt}a sentence")
+    return LOAD[facts["to"]].format(name=facts["name"], k=embedder.width, pool=pool, text=one)
 
 
 def quoted(text: str) -> str:
@@ -140,47 +111,24 @@ def quoted(text: str) -> str:
 
 
 def training(run: Run | None) -> str:
-    """The section on the data and the settings of training."""
+    """The section on data and settings of training; "" without a run."""
     if run is None:
         return ""
-    config = run.settings
     said = {name: value for name, value in run.origin.items() if value is not None and name != "encoder"}
     said |= {"encoder": shown(encoder_of(run) or "random weights"), "commit": run.facts.get("commit")}
     with suppress(KeyError, TypeError):
-        said |= {"corpus": shown(config["data"]["corpus"]), "sentences": config["data"]["sample"] or "all"}
-    dev = (run.scores or {}).get("dev", {})
-    if dev.get("n"):
-        said["dev set"] = dev_scores(config["monitor"]["dev"], dev)
-    if run.scores is None:
-        at = "" if (step := checkpoint.noted_step(run.best)) is None else f", of step {step:,}"
-        said["not finished"] = f"this is its best checkpoint so far{at}"
-    if frozen := untrained(run):
-        said["not trained, no part of the vector"] = ", ".join(frozen)
-    lines = [f"- {name}: {value}" for name, value in said.items()]
-    packages = ", ".join(f"{name} {number}" for name, number in run.facts.get("packages", {}).items())
-    return "\n".join(["## Training", "", *lines, f"- packages: {packages}"])
-
-
-def dev_scores(name: str, dev: Mapping[str, Any]) -> str:
-    """The scores of the dev set before training and at the best checkpoint, which it chose."""
-    scores = f"{number(dev['before'])} before training, {number(dev['best'])} at step {dev['best_step']:,}"
-    return f"{shown(name)}, {dev['n']:,} pairs, Spearman x 100: {scores}, the checkpoint that it chose"
-
-
-def untrained(run: Run) -> list[str]:
-    """The parts of the encoder that were frozen, as the run noted."""
-    noted = run.best / checkpoint.SETTINGS
-    return read_json(noted).get("frozen", []) if noted.is_file() else []
+        data = run.settings["data"]
+        said |= {"corpus": shown(data["corpus"]), "sentences": data["sample"] or "all"}
+    said |= {} if run.scores is not None else {"not finished": "this is its best checkpoint so far"}
+    return "\n".join(["## Training", "", *(f"- {name}: {value}" for name, value in said.items())])
 
 
 def scores(run: Run | None) -> str:
-    """The section on the scores of the run, with intervals."""
+    """The section on the scores of the run, with intervals; "" where it has none."""
     results = run.scores if run is not None else None
     if not results or "rows" not in results:
         return ""
-    about = (
-        "Of the run's best checkpoint, before anything that the export added; the rows say what was fitted."
-    )
+    about = "Of the run's best checkpoint, before anything that the export added."
     return "\n\n".join(["## Scores", about, *(as_markdown(grid).strip() for grid in grids(results, None))])
 
 
@@ -189,97 +137,3 @@ def shown(place: str) -> str:
     private = Path(place).exists() or place.startswith(("/", ".", "~")) or "://" in place
     *_, folder, name = ("", "", *Path(place).parts)
     return (f"{folder}/{name}" if name.isdigit() and folder else name) if private else place
-
-
-def mapped(provenance: Mapping[str, Any]) -> list[str]:
-    """The lines on what was fitted to what, one for each transform that is part of the final one."""
-    steps = mapped(provenance["before"]) if provenance.get("before") else []
-    if "kind" not in provenance:
-        return [
-            *steps,
-            f"an affine transform ({json.dumps({k: v for k, v in provenance.items() if k != 'before'})})",
-        ]
-    fields = {"corpus": "an unknown corpus", "texts": "some", "sample": None, **provenance}
-    drawn = f", drawn as a sample of {fields['sample']}" if fields["sample"] else ""
-    corpus = shown(str(fields["corpus"]))
-    fitted = f"fitted to {fields['texts']} texts of {corpus}{drawn}"
-    return [*steps, f"{fields['kind']}, {fields['k']} components, {fitted}"]
-
-
-LIMIT, LIMIT_INT8 = 1e-5, 1e-2
-
-STORY = (
-    "The harbour was quiet when the last ferry came in, and the two women who had waited since noon folded "
-    "their umbrellas, counted the passengers twice and found that the boy with the green suitcase was not "
-    "among them; so they asked the captain, who remembered him well, and learned that he had stepped off at "
-    "the island to look for a dog."
-)
-SPECIAL = [
-    "",
-    ".",
-    "a",
-    "I",
-    "?!",
-    "42",
-    "3.14159 and 2,718",
-    "ALL CAPITALS, AND A COMMA",
-    "don't, can't, won't; e.g. this",
-    "https://example.org/a?b=c&d=%20",
-    "naïve café, Ärger, øre, łódź",
-    "日本語の文です。",
-    "Это предложение по-русски.",
-    "جملة قصيرة",
-    "an emoji \U0001f642 and a flag \U0001f1eb\U0001f1ee",
-    "tabs\tand\nlines\nwithin",
-    "soft\u00adhyphen, zero\u200bwidth",
-    "e\u0301 is composed, é is not",
-    "[CLS] as text [SEP] and [MASK] too",
-    "antidisestablishmentarianism" * 3,
-    "word " * 9 + "word",
-    f"{STORY} {STORY}",
-    " ".join([STORY] * 12),
-    " ".join([STORY] * 40),
-]
-TEXTS = [*SPECIAL, *(" ".join(STORY.split()[start : start + start + 1]) for start in range(40))]  # 64
-
-
-def texts(tokenizer: Any) -> list[str]:
-    """The texts to compare; where "" has no token another text takes its place, or it has no vector."""
-    return TEXTS if tokenizer("")["input_ids"] else [text or "b" for text in TEXTS]
-
-
-def difference(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """The largest |a - b| of any number, relative to the length of a vector of a if that is above 1.
-
-    a: (n, k), b: (n, k). Infinite where the shapes differ or a number is not finite.
-    """
-    if a.shape != b.shape:
-        return np.inf
-    x, y = a.astype(np.float64), b.astype(np.float64)
-    distances = np.abs(x - y).max(axis=1) / np.maximum(1, np.linalg.norm(x, axis=1))
-    return float(distances.max()) if np.isfinite(distances).all() else np.inf
-
-
-def refuse(difference: float, limit: float) -> None:
-    """Raise ValueError for a difference above the limit."""
-    if not difference <= limit:
-        cure = "A whitening that keeps axes of almost no variance amplifies rounding: --dim keeps fewer; "
-        if limit == LIMIT_INT8:
-            cure = "A whitening amplifies the rounding of int8 weights: leave out one of the two; "
-        raise ValueError(
-            f"the export gives other vectors than its source: components differ by {difference:.1e}, more "
-            f"than {limit:.0e}, on {len(TEXTS)} test texts; nothing was written. {cure}--no-verify does not "
-            "compare" + ", and the scores that --int8 prints tell what is lost" * (limit == LIMIT_INT8)
-        )
-
-
-def pairs() -> tuple[str, list[str], Index]:
-    """The scored pairs that are available, STS-B's dev set or the bundled ones: name, sentences, index."""
-    name = "STS-B/dev" if present("senteval", roots()) else "quickstart/dev"
-    return (name, *pairs_index({name: subsets(name)}))
-
-
-def spearman(x: NDArray[Any], index: Index) -> float:
-    """Spearman x 100 over all pairs, from the sentences' vectors (n, k); NaN where it is undefined."""
-    value: float | None = sts.scores_of(x, index)["avg"]["all"]
-    return np.nan if value is None else value

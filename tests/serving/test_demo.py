@@ -1,0 +1,97 @@
+"""The page to try an encoder on: what it computes, and whom it answers."""
+
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from encoders import SENTENCES
+from numpy.testing import assert_allclose
+
+from whitenedcse.app import cli
+from whitenedcse.serving.fit import scaled
+
+TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of Gradio, whose loops and sockets stay open
+QUERY = "the small dog likes bread"
+
+
+@pytest.fixture
+def demo():
+    return pytest.importorskip("whitenedcse.serving.demo")  # and Gradio, which takes seconds
+
+
+def whitened(x, y, k):
+    """y by the transform that whitens x, from the eigenvectors of its covariance, k of most variance."""
+    values, axes = np.linalg.eigh(np.cov(x.T, bias=True))
+    best = np.argsort(-values)[:k]
+    return (y - x.mean(0)) @ axes[:, best] / np.sqrt(values[best])
+
+
+def test_neighbours_and_cosines_are_those_of_the_definition(demo, embedder):
+    for unit in (False, True):
+        trial = demo.Trial(scaled(embedder, unit=unit), TEXTS)
+        raw, asked = (embedder.encode(texts).astype(np.float64) for texts in (TEXTS, [QUERY]))
+        for k in (None, 4, 10):
+            x, q = (raw, asked) if k is None else (whitened(raw, raw, k), whitened(raw, asked, k))
+            wanted = x @ q[0] / np.linalg.norm(x, axis=1) / np.linalg.norm(q)
+            best = np.argsort(-wanted, kind="stable")[:5]
+            got = trial.nearest(QUERY, k, 5)
+            assert [text for _, text in got] == [TEXTS[i] for i in best]
+            assert_allclose([cosine for cosine, _ in got], wanted[best], atol=2e-3)
+            assert abs(trial.cosine(QUERY, TEXTS[3], k) - wanted[3]) < 2e-3
+
+
+def test_the_page_computes_what_it_is_asked(demo, embedder):
+    page = demo.page(trial := demo.Trial(embedder, TEXTS), "title")
+    search, compare = (
+        {f.api_name: f.fn for f in page.fns.values()}[name] for name in ("search", "similarity")
+    )
+    asked = next(f.fn for f in page.fns.values() if f.fn.__name__ == "asked")
+    plain, white = search(QUERY, 4)
+    for table, k in ((plain, None), (white, 4)):
+        assert table == [[f"{cosine:.4f}", text] for cosine, text in trial.nearest(QUERY, k, 10)]
+    assert search(" ", 4) == [[], []] and compare("a", " ", 4) == ""
+    said = f"{trial.cosine('a cat', 'a dog', None):.4f} as it is, "
+    assert (
+        compare("a cat", "a dog", 4)
+        == f"{said}{trial.cosine('a cat', 'a dog', 4):.4f} whitened to 4 components"
+    )
+    for given, k in (({"q": "x", "k": "3"}, 3), ({"k": "999"}, trial.fit.most), ({"k": "-1"}, 16), ({}, 16)):
+        assert asked(SimpleNamespace(query_params=given)) == (given.get("q", ""), k)
+
+
+def test_what_cannot_be_shown_is_one_line(demo, source, tmp_path, capsys, monkeypatch):
+    (tmp_path / "few.txt").write_text("one\ntwo\none\n")
+    assert cli.main(["demo", source, str(tmp_path / "few.txt")]) == 2
+    assert "few.txt has 2 different sentences; the page whitens them" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "whitenedcse.serving.demo", None)
+    assert cli.main(["demo", source, str(tmp_path / "few.txt")]) == 2
+    assert "pip install 'whitenedcse[demo]'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_answers_its_own_page_and_no_other_site(demo, source, tmp_path):
+    (tmp_path / "x.txt").write_text("\n".join(TEXTS))
+    command = [sys.executable, "-um", "whitenedcse.app.cli", "demo", source, str(tmp_path / "x.txt")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            line = next(line for line in process.stdout if "page: " in line)
+            host = re.search(r"127\.0\.0\.1:\d+", line)[0]
+            asked = {"data": ["a cat", "a dog", 4]}
+            for origin in (None, f"http://{host}", "http://evil.example"):
+                for path, body in (("/config", None), ("/gradio_api/call/similarity", json.dumps(asked))):
+                    link = http.client.HTTPConnection(host, timeout=30)
+                    content = {"Content-Type": "application/json", **({"Origin": origin} if origin else {})}
+                    link.request("POST" if body else "GET", path, body, content)
+                    answer = link.getresponse()
+                    shared = answer.headers.get("Access-Control-Allow-Origin")
+                    evil = origin == "http://evil.example"  # whose page may not read the answer
+                    assert answer.status == 200 and not (evil and shared in ("*", origin))
+        finally:
+            process.send_signal(signal.SIGINT)

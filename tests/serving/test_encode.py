@@ -1,0 +1,217 @@
+"""A corpus as files of vectors: row i is row i, by any number of processes, after any number of kills."""
+
+import json
+import subprocess
+import sys
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from encoders import SENTENCES
+from numpy.testing import assert_allclose
+
+from whitenedcse import distributed
+from whitenedcse.app import cli
+from whitenedcse.data.corpus import Corpus
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.serving import encode
+from whitenedcse.serving.encode import Form, Job, arrays, blank, encoded, share, state
+
+TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES[:3]]
+TEXTS[4] = ""  # a blank row, which keeps its number
+SHARD = 7
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    (tmp_path / "corpus.txt").write_text("\n".join(TEXTS) + "\n")
+    return Corpus(str(tmp_path / "corpus.txt"))
+
+
+@pytest.fixture
+def job(source, corpus, tmp_path):
+    """A job that other processes can be sent."""
+    return Job(partial(Embedder.load, source), source, corpus, str(tmp_path / "out"), Form(shard=SHARD))
+
+
+def vectors(out):
+    return np.concatenate(list(arrays(out)))
+
+
+def files(out):
+    return {path.name: path.read_bytes() for path in Path(out).glob("shard-*")}
+
+
+def test_row_i_is_row_i_in_every_form(job, embedder):
+    wanted = embedder.encode(TEXTS)
+    for to, dtype in product(("npy", "parquet"), ("float32", "float16")):
+        one = Job(*list(vars(job).values())[:3], f"{job.out}-{to}-{dtype}", Form(to, dtype, SHARD))
+        encoded(one)
+        assert [len(x) for x in arrays(one.out)] == [7, 7, 7, 3]
+        assert vectors(one.out).dtype == dtype
+        assert_allclose(vectors(one.out), wanted, atol=1e-6 if dtype == "float32" else 2e-3)
+        if to == "parquet":
+            import pyarrow.parquet as pq
+
+            assert pq.read_table(f"{one.out}/shard-00002.parquet")["row"].to_pylist() == [*range(14, 21)]
+    assert state(one.out) == "24 rows of width 16" and state(f"{one.out}-none") == "nothing is encoded yet"
+
+
+@pytest.mark.parametrize("worlds", [(1,), (2, 2), (5,), (3, 1), (2, 3, 3)])
+def test_any_number_of_processes_write_the_same_bytes_and_resume(job, worlds, tmp_path, monkeypatch):
+    """Each process writes one file and is killed, but for the last turn."""
+    alone = Job(*list(vars(job).values())[:3], str(tmp_path / "alone"), job.form)
+    encoded(alone)
+    put, opened = encode.put, Embedder.load(job.source)
+    job = Job(lambda: opened, *list(vars(job).values())[1:])
+
+    def killed(out, name, content):
+        if name.startswith("digests"):
+            raise KeyboardInterrupt  # after the file, and before its digest: it is encoded again
+        put(out, name, content)
+
+    for turn, world in enumerate(worlds, 1):
+        for rank in range(world):
+            monkeypatch.setattr(encode, "put", put if turn == len(worlds) or rank else killed)
+            try:
+                share(job, rank, world)
+            except KeyboardInterrupt:
+                with pytest.raises(ValueError, match=r"lacks \d of 4 files; repeat its whitenedcse encode"):
+                    vectors(job.out)
+    assert files(job.out) == files(alone.out)
+    np.testing.assert_array_equal(vectors(job.out), vectors(alone.out))
+
+
+def test_what_is_there_is_not_encoded_again(job, monkeypatch):
+    encoded(job)
+    (Path(job.out) / "shard-00001.npy").unlink()
+    assert state(job.out) == "17 of 24 rows of width 16"
+    texts, encode_ = [], Embedder.encode
+    monkeypatch.setattr(
+        Embedder, "encode", lambda self, some, **k: texts.extend(some) or encode_(self, some, **k)
+    )
+    encoded(job)
+    assert texts == TEXTS[7:14]
+
+
+def test_another_job_or_something_else_is_refused(job, corpus, embedder, tmp_path):
+    encoded(job)
+    own = vars(job)
+    other = Embedder.load(job.source)
+    with torch.no_grad():
+        next(other.encoder.parameters())[5] += 0.01
+    lines = {
+        "bf16 was False and is now True": own | {"bf16": True},
+        "shard was 7 and is now 8": own | {"form": Form(shard=8)},
+        "dtype was 'float32' and is now 'float16'": own | {"form": Form(dtype="float16", shard=SHARD)},
+        "the encoder, its pooling, its final": own | {"opened": lambda: other},
+    }
+    for line, settings in lines.items():
+        with pytest.raises(ValueError, match=f"holds another job: {line}"):
+            encoded(Job(**settings))
+    with open(corpus.path, "a") as file:
+        file.write("one more\n")
+    with pytest.raises(ValueError, match="the input is another, or has changed"):
+        encoded(job)
+    with pytest.raises(ValueError, match="holds something other than vectors, 'best'"):
+        encoded(Job(**own | {"out": str(tmp_path)}))
+    with pytest.raises(ValueError, match=r"no manifest.json; whitenedcse encode writes"):
+        vectors(tmp_path / "none")
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(ValueError, match="no rows to encode"):
+        encoded(Job(**own | {"corpus": Corpus(str(tmp_path / "empty.txt")), "out": str(tmp_path / "x")}))
+
+
+def test_a_damaged_file_is_named_and_encoded_again_when_it_is_deleted(job):
+    encoded(job)
+    whole = vectors(job.out)
+    for path in Path(job.out).iterdir():
+        before = path.read_bytes()
+        for place in range(0, len(before), max(1, len(before) // 9)):
+            path.write_bytes(before[:place] + bytes([before[place] ^ 1]) + before[place + 1 :])
+            with pytest.raises(
+                ValueError, match=r"(shard-0000\d.npy|manifest.json|digests-\w+.json) is damaged|lacks"
+            ):
+                vectors(job.out)
+        path.write_bytes(before)
+    (Path(job.out) / "shard-00002.npy").unlink()
+    encoded(job)
+    np.testing.assert_array_equal(vectors(job.out), whole)
+
+
+def test_vectors_that_are_not_finite_are_refused(job, embedder):
+    with torch.no_grad():
+        embedder.encoder.backbone.embeddings.word_embeddings.weight[:] = torch.nan
+    with pytest.raises(
+        ValueError, match=r"NaN or infinity in the vector of row 0 of .*corpus.txt in float32"
+    ):
+        encoded(Job(lambda: embedder, *list(vars(job).values())[1:]))
+
+
+def test_a_text_without_tokens_of_its_own_is_blank(tokenizer):
+    blanks = ["", "  \t\n", "\u200b", "\ufeff\u00ad ", "\u0000", "\u0301"]
+    texts = ["the", ".", "日本", "e\u0301", "[UNK]", "\U0001f642", "42"]
+    assert blank([*blanks, *texts], tokenizer) == [True] * len(blanks) + [False] * len(texts)
+
+
+def test_a_process_takes_the_gpu_of_its_place_on_the_machine(job, monkeypatch):
+    """As srun deals ranks out in turn: the global rank would put two on one GPU and leave one idle."""
+    taken = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(encode, "agreed", lambda *_: sys.exit())
+    for started in (
+        {"SLURM_NTASKS": "8", "SLURM_NNODES": "2", "SLURM_PROCID": "6", "SLURM_LOCALID": "3"},
+        {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "1"},
+    ):
+        with monkeypatch.context() as patch:
+            for name, value in started.items():
+                patch.setenv(name, value)
+            place = distributed.placed()
+            with pytest.raises(SystemExit):
+                encoded(job)
+            with pytest.raises(ValueError, match="8 ranks were started; leave out --processes"):
+                encoded(job, 2)
+        assert taken.pop() == place.local
+
+
+def test_the_command_says_what_is_there(job, source, corpus, tmp_path, capsys):
+    words = ["encode", source, corpus.path, out := str(tmp_path / "x"), "--shard", "9"]
+    assert cli.main(words) == 0 and capsys.readouterr().out == f"24 rows of width 16: {out}\n"
+    (tmp_path / "table.csv").write_text("a,b\nthe cat,x\n")
+    assert cli.main(["encode", source, str(tmp_path / "table.csv"), "y", "--columns", "a", "b"]) == 2
+    assert "one column is encoded, not a, b" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["processes", "torchrun", "srun", "ray"])
+def test_however_processes_are_started_the_bytes_are_the_same(how, job, source, corpus, tmp_path):
+    if how == "ray":
+        pytest.importorskip("ray", reason="Ray is not installed")
+    encoded(job)
+    words = ["encode", source, corpus.path, out := str(tmp_path / how), "--shard", str(SHARD)]
+    program, more, turns = [sys.executable, "-m", "whitenedcse.app.cli"], [], [{}]
+    if how == "torchrun":
+        launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "3", "-m"]
+        program = [sys.executable, "-m", *launcher, "whitenedcse.app.cli"]
+    elif how == "srun":  # one process at a time: they exchange nothing
+        turns = [{"SLURM_NTASKS": "3", "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in (2, 0, 1)]
+    else:
+        more = ["--processes", "2"] + ["--engine", "ray"] * (how == "ray")
+    for env in turns:
+        env = encode.os.environ | {"OMP_NUM_THREADS": "1"} | env
+        done = subprocess.run([*program, *words, *more], env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert files(out) == files(job.out)
+    assert json.loads((Path(out) / "manifest.json").read_text())["rows"] == len(TEXTS)
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_is_named(job):
+    wrong = Job(partial(Embedder.load, f"{job.source}/none"), *list(vars(job).values())[1:])
+    with pytest.raises(OSError, match=r"process \d failed: .*none.*; the same command resumes"):
+        encoded(wrong, 2)

@@ -1,0 +1,388 @@
+"""Exports: each library gives the source's vectors from what it is given, or nothing is written."""
+
+import base64
+import http.server
+import json
+import re
+from typing import get_args
+
+import encoders
+import numpy as np
+import pytest
+import torch
+from encoders import SENTENCES, embedder_of, nowhere, serving
+from huggingface_hub import ModelCard
+from numpy.testing import assert_allclose
+from safetensors.torch import load_file, save_file
+
+from whitenedcse.app import cli
+from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.transforms import Kind
+from whitenedcse.model import checkpoint
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.encoder import Encoder
+from whitenedcse.model.head import ProjectionHead
+from whitenedcse.serving import card
+from whitenedcse.serving import export as export_module
+from whitenedcse.serving.export import FORMATS, TEXTS, About, Graph, difference, export
+from whitenedcse.serving.fit import scaled, whitened
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of the libraries that load the exports
+BACKBONE = encoders.backbone
+CORPUS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
+LONG = " ".join(SENTENCES * 5)
+ASKED = [LONG, "", "cat", *SENTENCES, LONG[:200]]
+POOLINGS = [("cls", [-1]), ("mean", [-1]), ("mean", [1, -1]), ("max", [-1])]
+
+
+@pytest.fixture(autouse=True)
+def lively(monkeypatch):
+    """Encoders whose vectors differ: else all texts are alike, and whitening amplifies rounding."""
+    monkeypatch.setattr(encoders, "backbone", lambda *shape: louder(BACKBONE(*shape)))
+
+
+def louder(model):
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(5 if weight.ndim > 1 else 1)
+    return model
+
+
+@pytest.fixture
+def embedder(bert):
+    return embedder_of(bert, kind="mean", layers=[1, -1]).eval()
+
+
+def white(embedder, k=5):
+    return whitened(embedder, Postprocess("whitening").fit(scaled(embedder, unit=False).encode(CORPUS)), k)
+
+
+def by_sentence_transformers(out, texts):
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(out), device="cpu").encode(texts)
+
+
+def by_onnxruntime(out, texts, size=3):
+    """In batches of a size that is not the traced one, each as long as its longest text."""
+    ort = pytest.importorskip("onnxruntime")
+    from transformers import AutoTokenizer
+
+    tokenizer, session = AutoTokenizer.from_pretrained(out), ort.InferenceSession(out / "model.onnx")
+    rows = []
+    for start in range(0, len(texts), size):
+        tokens = tokenizer(texts[start : start + size], padding=True, truncation=True, return_tensors="np")
+        rows.append(session.run(None, {name: tokens[name] for name in ("input_ids", "attention_mask")})[0])
+    return np.concatenate(rows)
+
+
+def by_transformers(out, texts, kind, layers):
+    """One text at a time, without padding."""
+    from transformers import AutoModel, AutoTokenizer
+
+    model, tokenizer = AutoModel.from_pretrained(out).eval(), AutoTokenizer.from_pretrained(out)
+    reduced = {"cls": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.amax(0)}[kind]
+    rows = []
+    for text in texts:
+        with torch.no_grad():
+            hidden = model(**tokenizer(text, truncation=True, return_tensors="pt"), output_hidden_states=True)
+        rows.append(torch.stack([reduced(hidden.hidden_states[layer][0]) for layer in layers]).mean(0))
+    return torch.stack(rows).numpy()
+
+
+def assert_alike(found, wanted):
+    """Within the limit that an export is held to, 1e-5 of a vector's length if that is above 1."""
+    assert found.shape == wanted.shape
+    assert (np.abs(found - wanted) <= 1e-5 * np.linalg.norm(wanted, axis=1, keepdims=True).clip(1)).all()
+
+
+@pytest.mark.parametrize("shape", ["bert", "roberta"])
+def test_each_library_gives_the_source_s_vectors(shape, tokenizer, tmp_path):
+    encoder = Encoder(encoders.backbone(shape, len(tokenizer)), tokenizer)
+    for i, (kind, layers) in enumerate(POOLINGS):
+        plain = embedder_of(encoder, kind=kind, layers=layers).eval()
+        assert export(plain, tmp_path / f"t{i}", "transformers")["difference"] <= 1e-5
+        assert_alike(by_transformers(tmp_path / f"t{i}", ASKED, kind, layers), plain.encode(ASKED))
+        for j, embedder in enumerate((plain, scaled(white(plain), unit=True))):
+            wanted, out = embedder.encode(ASKED), tmp_path / f"st{i}{j}"
+            assert export(embedder, out, "sentence-transformers")["difference"] <= 1e-5
+            assert_alike(by_sentence_transformers(out, ASKED), wanted)
+            assert_alike(Embedder.load(out).encode(ASKED), wanted)
+            tokens = encoder.tokenizer(ASKED, padding=True, truncation=True, return_tensors="pt")
+            with torch.no_grad():  # before it is traced, which takes seconds
+                found = Graph(embedder)(tokens["input_ids"], tokens["attention_mask"]).numpy()
+            assert_alike(found, wanted)
+
+
+def test_any_transform_travels(embedder, tmp_path):
+    x = embedder.encode(CORPUS)
+    for kind in get_args(Kind):
+        fit = Postprocess(kind).fit(x)
+        ended, wanted = whitened(embedder, fit), fit.transform(embedder.encode(ASKED))
+        limit = 1e-5 * max(1, np.abs(fit.matrix).max())  # of float32 vectors
+        export(ended, tmp_path / "out", "sentence-transformers", verify=False)
+        assert_allclose(by_sentence_transformers(tmp_path / "out", ASKED), wanted, atol=limit)
+
+
+@pytest.mark.slow
+def test_onnxruntime_gives_the_same_vectors_without_layers_that_pooling_does_not_read(bert, tmp_path):
+    sizes = []
+    for layers in ([1, -1], [1]):
+        embedder = scaled(white(embedder_of(bert, kind="mean", layers=layers).eval()), unit=True)
+        assert export(embedder, tmp_path / "out", "onnx")["difference"] <= 1e-5
+        for size in (1, 2, 11):
+            assert_allclose(by_onnxruntime(tmp_path / "out", ASKED, size), embedder.encode(ASKED), atol=1e-5)
+        sizes.append((tmp_path / "out" / "model.onnx").stat().st_size)
+    layer = 4 * sum(weight.numel() for weight in bert.backbone.encoder.layer[0].parameters())
+    assert sizes[0] - sizes[1] > 2 * layer
+
+
+def test_head_pooler_prompt_and_counts_of_layers_travel(bert, tmp_path):
+    head = ProjectionHead(width=16, whitening=None, dense=True, position="before")
+    dense = embedder_of(bert, kind="pooler", head=head, embedding="dense").eval()
+    for embedder in (
+        dense.replaced(prompt="the "),
+        embedder_of(bert, kind="mean", layers=[-1, -1, 1]).eval(),
+    ):
+        embedder = scaled(embedder, unit=True)
+        export(embedder, tmp_path / "out", "sentence-transformers")
+        assert_allclose(by_sentence_transformers(tmp_path / "out", ASKED), embedder.encode(ASKED), atol=1e-5)
+    assert sorted(Embedder.load(tmp_path / "out").pooling.layers) == [1, 3, 3]
+    for to, kind, cure in (
+        ("sentence-transformers", "max", "use --to onnx"),
+        ("transformers", "mean", "--to"),
+    ):
+        embedder = white(embedder_of(bert, kind=kind, layers=[1, -1]).eval())
+        with pytest.raises(ValueError, match=cure):
+            export(embedder, tmp_path / "none", to)
+
+
+def test_an_export_for_transformers_is_loaded_with_its_pooling_prompt_and_unit_length(embedder, tmp_path):
+    for one in (embedder, scaled(embedder.replaced(prompt="the "), unit=True)):
+        export(one, tmp_path / "out", "transformers")
+        again = Embedder.load(tmp_path / "out")
+        assert_alike(again.encode(ASKED), one.encode(ASKED))
+        assert (str(again.pooling), again.prompt) == (str(one.pooling), one.prompt)
+
+
+@pytest.mark.parametrize("to", ["transformers", "sentence-transformers"])
+def test_an_export_holds_no_code_and_every_file_of_it_is_checked(embedder, tmp_path, to):
+    embedder.max_length = 20
+    export(embedder.train(), out := tmp_path / "out", to, verify=False)
+    assert embedder.training and embedder.encoder.tokenizer.model_max_length == 128  # the source is as it was
+    assert json.loads((out / "tokenizer_config.json").read_text())["model_max_length"] == 20
+    files = [path for path in out.rglob("*") if path.is_file() and path.suffix != ".md"]
+    assert {path.suffix for path in files} == {".json", ".safetensors"}
+    for path in files:
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
+        with pytest.raises(ValueError, match=r"copy (the checkpoint|or make it) again"):
+            Embedder.load(out)
+        path.write_bytes(whole)
+    (out / "README.md").write_text("a card that was edited")
+    Embedder.load(out)
+
+
+@pytest.mark.parametrize("to", ["transformers", "sentence-transformers"])
+def test_a_spoiled_export_is_refused_and_what_was_there_stays(embedder, tmp_path, to, monkeypatch):
+    def spoiling(embedder, draft):
+        form.write(embedder, draft)
+        weights = load_file(file := draft / "model.safetensors")
+        weights["encoder.layer.2.output.LayerNorm.bias"][3] += 1e-4
+        save_file(weights, file, {"format": "pt"})
+
+    out, form = tmp_path / "out", FORMATS[to]
+    export(embedder, out, to)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    monkeypatch.setitem(FORMATS, to, form._replace(write=spoiling))
+    with pytest.raises(ValueError, match="differ by .*e-05, more than 1e-05"):
+        export(embedder, out, to)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert "difference" not in export(embedder, out, to, verify=False)
+
+
+def test_the_difference_is_relative_to_long_vectors_and_infinite_where_there_is_none():
+    a, b = np.array([[3.0, 4.0], [0.1, 0.0]]), np.array([[3.0, 4.5], [0.1, -0.05]])
+    assert difference(a, b) == pytest.approx(0.1)  # 0.5 / 5 and 0.05 / 1
+    assert difference(a, b[:, :1]) == difference(a, np.where(b == 4.5, np.nan, b)) == np.inf
+    lengths = sorted(len(text.split()) for text in TEXTS)
+    assert len(set(TEXTS)) == 64 and lengths[0] == 0 and lengths[-1] > 1000 and len(set(lengths)) > 20
+
+
+def test_what_is_no_export_is_not_replaced(embedder, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "notes").write_text("mine")
+    export(embedder, tmp_path / "run", "transformers", verify=False)
+    (tmp_path / "run" / "config.yaml").write_text("seed: 0")  # as a run that was begun there
+    for name in ("file", "folder", "run"):
+        with pytest.raises(
+            (ValueError, OSError), match="is a file, and|other than an export; choose another"
+        ):
+            export(embedder, tmp_path / name, "transformers", verify=False)
+    with torch.no_grad():
+        embedder.encoder.backbone.embeddings.word_embeddings.weight[:] = torch.nan
+    with pytest.raises(ValueError, match="NaN or infinity in the vector of"):
+        export(embedder, tmp_path / "out", "transformers", verify=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_package_is_named_before_anything_is_written(embedder, tmp_path, monkeypatch):
+    monkeypatch.setattr(export_module, "find_spec", lambda name: None)
+    for to, verify, cure in (
+        ("onnx", False, r"needs onnx and onnxscript: pip install 'whitenedcse\[onnx\]'$"),
+        (
+            "sentence-transformers",
+            True,
+            r"'whitenedcse\[sentence-transformers\]', or do without: --no-verify$",
+        ),
+    ):
+        with pytest.raises(ValueError, match=cure):
+            export(embedder, tmp_path / "out", to, verify=verify)
+    assert list(tmp_path.iterdir()) == []
+
+
+CARDS = [(to, kind) for to in FORMATS for kind in ("mean", "cls", "max", "last", "pooler")]
+
+
+@pytest.mark.parametrize(("to", "kind"), [card for card in CARDS if card not in CARDS[-2:]])
+@pytest.mark.slow(but=3)
+def test_the_card_s_own_lines_load_the_vectors(bert, tmp_path, to, kind, monkeypatch):
+    layers = [1, -1] if kind in ("mean", "cls", "last") else [-1]
+    embedder = scaled(embedder_of(bert, kind=kind, layers=layers).eval(), unit=kind != "cls")
+    export(embedder, tmp_path / "out", to, verify=False, about=About("x/y", None, "apache-2.0"))
+    text = (tmp_path / "out" / "README.md").read_text()
+    code, scope = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], {}
+    monkeypatch.chdir(tmp_path)
+    with torch.no_grad():
+        exec(code, scope)
+    assert_allclose(np.asarray(scope["x"]), embedder.encode(["a sentence"]), atol=1e-5)
+    data = ModelCard(text).data.to_dict()
+    assert (data["library_name"], data["license"], data["base_model"]) == (to, "apache-2.0", "x/y")
+
+
+def run_of(folder, embedder):
+    """A run directory as train.py leaves it."""
+    checkpoint.save(embedder, folder / "best")
+    config = "data: {corpus: mine.txt, sample: 7}\nencoder: {path: owner/base}\nmonitor: {dev: pairs.csv}\n"
+    (folder / "config.yaml").write_text(config)
+    versions = {"experiment": "tiny", "seed": 3, "commit": "abc", "packages": {"torch": "2"}}
+    (folder / "versions.json").write_text(json.dumps(versions))
+    interval = {mean: [70.1, 75.9] for mean in ("all", "mean", "wmean")}
+    values = {"all": 73.0, "mean": 73.0, "wmean": 73.0, "interval": interval}
+    row = {"name": "as it is", "setting": "", "sts": {"tasks": {"STS-B": {**values, "n": 9}}, "avg": values}}
+    dev = {"before": 40.1, "best": 55.25, "best_step": 1200, "n": 2000, "positives": None}
+    (folder / "scores.json").write_text(json.dumps({"rows": [row], "headline": "all", "dev": dev}))
+
+
+def test_the_card_of_a_run_says_what_it_was_trained_on_and_what_it_scored(embedder, tmp_path):
+    run_of(tmp_path / "run", embedder)
+    command = ["export", str(tmp_path / "run"), str(out := tmp_path / "out"), "--to", "transformers"]
+    assert cli.main(command) == 0
+    text = (out / "README.md").read_text()
+    for said in ("experiment: tiny", "seed: 3", "corpus: mine.txt", "sentences: 7", "commit: abc"):
+        assert f"- {said}\n" in text
+    assert re.search(r"\| STS-B \| 9 \| 73 ±3 \|", text)
+    assert ModelCard(text).data.base_model == "owner/base" and str(tmp_path) not in text
+    (tmp_path / "run/scores.json").unlink()
+    assert cli.main(command) == 0 and "- not finished: this is its best" in (out / "README.md").read_text()
+
+
+def test_a_card_names_no_folder_or_bucket_of_a_corpus(tmp_path):
+    assert card.shown(str(tmp_path / "sweep" / "3")) == "sweep/3"  # a job of a sweep
+    given = ("wiki1m", "owner/pairs", str(tmp_path), "/gone/x.txt", "s3://secret/bucket/x.txt.gz")
+    assert [*map(card.shown, given)] == ["wiki1m", "owner/pairs", tmp_path.name, "x.txt", "x.txt.gz"]
+
+
+def test_the_command_fits_a_whitening_or_takes_one(embedder, tmp_path, capsys):
+    checkpoint.save(embedder, tmp_path / "best")
+    (corpus := tmp_path / "corpus.txt").write_text("\n".join(CORPUS))
+    source, fit = str(tmp_path / "best"), str(tmp_path / "fit")
+    command = ["export", source, str(tmp_path / "out"), "--to", "sentence-transformers"]
+    assert cli.main(["whiten", "fit", source, str(corpus), fit]) == 0
+    wanted = scaled(white(embedder, 4), unit=True).encode(ASKED)
+    for more in (["--whiten", fit], ["--whiten-on", str(corpus)]):
+        assert cli.main([*command, *more, "--dim", "4", "--unit"]) == 0
+        assert_alike(by_sentence_transformers(tmp_path / "out", ASKED), wanted)
+        assert "for sentence-transformers, components differ by at most" in capsys.readouterr().out
+    said = "whitening, 4 components, fitted to 64 texts of corpus.txt"
+    assert said in (tmp_path / "out/README.md").read_text()
+    for wrong, message in (
+        (["--to", "transformers", "--dim", "4"], "--dim 4 keeps components of a whitening"),
+        (["--to", "transformers", "--whiten-on", str(corpus)], "holds the encoder alone"),
+        (["--to", "sentence-transformers", "--whiten", "nowhere"], "nowhere"),
+    ):
+        assert cli.main(["export", source, str(tmp_path / "no"), *wrong]) == 2
+        assert message in capsys.readouterr().err and not (tmp_path / "no").exists()
+
+
+def received(handler):
+    """What a client sent, whole or in chunks."""
+    if handler.headers.get("Transfer-Encoding") != "chunked":
+        return handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+    body = b""
+    while size := int(handler.rfile.readline(), 16):
+        body += handler.rfile.read(size)
+        handler.rfile.readline()
+    return body
+
+
+def asked_before(body):
+    """The hub's answer to a client that asks how to upload files."""
+    kinds = {"uploadMode": "regular", "shouldIgnore": False}
+    return {"files": [{"path": file["path"], **kinds} for file in json.loads(body)["files"]]}
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    """A hub that keeps what it is sent: path -> bytes."""
+    got = {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):  # noqa: N802
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            while self.headers.get("Transfer-Encoding") == "chunked" and (
+                n := int(self.rfile.readline(), 16)
+            ):
+                body += self.rfile.read(n)
+                self.rfile.readline()
+            got[self.path] = body
+            place = f"http://{self.headers['Host']}/me/tiny"
+            answer = {"url": place, "commitUrl": f"{place}/commit/1", "commitOid": "1", "success": True}
+            self.say(200, asked_before(body) if "preupload" in self.path else answer)
+
+        def do_GET(self):  # noqa: N802
+            self.say(404, {"error": "not found"})
+
+        def say(self, status, answer):
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *_):
+            pass
+
+    with serving(Handler) as address:
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        monkeypatch.setenv("HF_TOKEN", "hf_x")
+        yield got
+
+
+def test_push_sends_every_file_and_where_the_hub_refuses_the_export_stays(
+    embedder, tmp_path, stub, monkeypatch, capsys
+):
+    checkpoint.save(embedder, tmp_path / "best")
+    command = ["export", str(tmp_path / "best"), str(tmp_path / "out"), "--to", "transformers"]
+    assert cli.main([*command, "--push", "me/tiny"]) == 0
+    sent = [json.loads(line) for line in stub["/api/models/me/tiny/commit/main"].splitlines()]
+    files = {part["value"]["path"]: part["value"]["content"] for part in sent if part["key"] == "file"}
+    assert {name: base64.b64decode(text) for name, text in files.items()} == {
+        path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()
+    }
+    assert 'from_pretrained("me/tiny")' in (tmp_path / "out" / "README.md").read_text()
+    monkeypatch.setenv("HF_ENDPOINT", nowhere())
+    assert cli.main([*command, "--push", "me/tiny"]) == 2
+    assert "out is written, but me/tiny was not pushed" in capsys.readouterr().err
+    assert (tmp_path / "out" / "export.json").is_file()

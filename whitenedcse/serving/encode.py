@@ -1,0 +1,341 @@
+"""Encoding a corpus of any size to files of vectors, by any number of processes; a killed job resumes.
+
+n: rows of a file    k: width
+
+Row i of the corpus, blank or not, is row i of the vectors, and a file holds as many rows as `Form.shard`. Of
+W processes the r-th reads the whole corpus and writes every W-th file from the r-th on. They exchange nothing
+and agree through what is in the directory, on a disk or in an object store:
+
+    manifest.json      what is encoded, by which embedder; all of them write the same
+    shard-00000.npy    vectors (n, k), or a Parquet table of `row` and `vector`
+    digests-*.json     the digests of the files that a process wrote; a file without one is encoded again
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+from uuid import uuid4
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from whitenedcse.console import lacking, pace
+from whitenedcse.data.corpus import Corpus, fingerprint, rows
+from whitenedcse.data.files import filesystem
+from whitenedcse.data.remote import fetched, held, is_url
+from whitenedcse.distributed import placed
+from whitenedcse.files import as_json, check_place, checksum, parsing, vectors, writing
+from whitenedcse.model.checkpoint import settings
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.planes import digest_of
+from whitenedcse.whitening import check_finite
+
+MANIFEST = "manifest.json"
+FORMS, DTYPES = ("npy", "parquet"), ("float32", "float16")
+OTHER = {  # where these are others, the job is another one
+    "fingerprint": "the input is another, or has changed",
+    "embedder": "the encoder, its pooling, its final transform, a prompt, or the kind of device is another",
+    **dict.fromkeys(("bf16", "columns", "to", "dtype", "shard"), ""),
+}
+Item = TypeVar("Item")
+
+
+class Form(NamedTuple):
+    """How vectors are written: the kind of file, the type of a number, and the rows of a file."""
+
+    to: str = "npy"
+    dtype: str = "float32"
+    shard: int = 20_000
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to encode, by which embedder, and where to.
+
+    opened: a function that returns the embedder, which each process calls.    source: its name.
+    corpus: of one column, or plain text.    out: a directory or its URL.
+    """
+
+    opened: Callable[[], Embedder]
+    source: str
+    corpus: Corpus
+    out: str
+    form: Form = Form()
+    bf16: bool = False
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is in a directory of vectors: `Form`, `Job`, and the digests of embedder and input."""
+
+    source: str
+    embedding: dict[str, Any]
+    embedder: str
+    bf16: bool
+    input: str
+    columns: list[str]
+    fingerprint: str
+    rows: int
+    width: int
+    to: str
+    dtype: str
+    shard: int
+
+    @property
+    def files(self) -> list[str]:
+        """The names of all files of vectors, in order."""
+        return [f"shard-{number:05}.{self.to}" for number in range(-(-self.rows // self.shard))]
+
+    def count(self, number: int) -> int:
+        """The rows of a file: `shard`, or fewer for the last."""
+        return min(self.shard, self.rows - number * self.shard)
+
+
+def encoded(job: Job, processes: int | None = None, engine: str | None = None) -> None:
+    """Write a vector for every row of the corpus, in order, but for those that are there.
+
+    processes: None is one per GPU, or one where there is none; under torchrun or srun each rank is one.
+    engine: "ray" for those of a Ray cluster. A file's bytes are the same whichever process writes it, with
+    equally many threads on machines of one kind. Raises ValueError for a directory of something else or of
+    another job, and OSError if a process fails.
+    """
+    here = placed()
+    if here is not None and here.world > 1:
+        if processes or engine:
+            raise ValueError(f"{here.world} ranks were started; leave out --processes and --engine")
+        return share(job, here.rank, here.world, here.local)
+    if engine:
+        return by_ray(job, processes)
+    count = processes or torch.cuda.device_count() or 1
+    return share(job, 0, 1) if count == 1 else by_processes(job, count)
+
+
+def by_processes(job: Job, count: int) -> None:
+    """Do the job in `count` processes of this machine, which end with this one."""
+    from torch.multiprocessing.spawn import ProcessException, spawn
+
+    threads = max(1, torch.get_num_threads() // count)
+    try:
+        spawn(one_of, (job, count, threads), nprocs=count, daemon=True)
+    except ProcessException as error:
+        why = str(error).strip().splitlines()[-1]
+        raise OSError(f"process {error.error_index} failed: {why}; the same command resumes") from error
+
+
+def one_of(index: int, job: Job, count: int, threads: int) -> None:
+    """Do the share of one of the processes of `by_processes`."""
+    torch.set_num_threads(threads)
+    share(job, index, count, index)
+
+
+def by_ray(job: Job, count: int | None) -> None:
+    """Do the job in tasks of a Ray cluster, one per GPU or machine unless `count` says how many.
+
+    The cluster is that of RAY_ADDRESS, or one that is started here. Ray repeats a task whose machine has
+    died, and it resumes. All machines have to reach the input and the output.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise lacking("--engine ray", "ray", "ray", error) from error
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anyone
+    ray.init(ignore_reinit_error=True, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    has = ray.cluster_resources()
+    gpus, cores = has.get("GPU", 0), has.get("CPU", 1)
+    count = count or int(gpus) or len(ray.nodes())
+    each = {"num_cpus": min(1, cores / count), "num_gpus": min(1, gpus / count)}  # so that all start
+    task = ray.remote(max_retries=-1, scheduling_strategy="SPREAD", **each)(share)
+    try:
+        ray.get([task.remote(job, rank, count) for rank in range(count)])
+    except ray.exceptions.RayError as error:
+        why = str(error).strip().splitlines()[-1]
+        raise OSError(f"a task failed: {why}; the same command resumes") from error
+
+
+def share(job: Job, rank: int, world: int, local: int = 0) -> None:
+    """Write those files of one of `world` processes that are not there.
+
+    local: its number among those of its machine, which share the GPUs.
+    """
+    take_device(local)
+    embedder = job.opened()
+    manifest = agreed(job, embedder)
+    mine, done = range(rank, len(manifest.files), world), whole(job.out, manifest)
+    left = {number for number in mine if manifest.files[number] not in done}
+    notes, noted = f"digests-{uuid4().hex[:8]}.json", {MANIFEST: checksum(as_json(asdict(manifest)))}
+    total = sum(map(manifest.count, mine))
+    with pace("encoded", total, total - sum(map(manifest.count, left))) as more:
+        for number, block in enumerate(blocks(rows(job.corpus), manifest.shard) if left else ()):
+            if number in left:
+                x = embedder.encode([text for (text,) in block], progress=more, bf16=job.bf16)
+                content = packed(manifest, number, x)
+                put(job.out, name := manifest.files[number], content)
+                noted[name] = checksum(content)
+                put(job.out, notes, as_json(noted))
+
+
+def take_device(local: int) -> None:
+    """Make one of the GPUs of this machine, if it has any, that of this process."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local % torch.cuda.device_count())
+
+
+def blocks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """The items in lists of `size`, and fewer in the last."""
+    every = iter(items)
+    while block := list(islice(every, size)):
+        yield block
+
+
+def agreed(job: Job, embedder: Embedder) -> Manifest:
+    """The manifest of the job, which is written unless it is there.
+
+    Raises ValueError for a corpus without rows, for another job, and for a directory of something else.
+    """
+    now: dict[str, Any] = {"source": job.source, "embedding": settings(embedder)}
+    now |= {"embedder": digest_of(embedder)}
+    now |= {"bf16": job.bf16, "input": job.corpus.path, "columns": list(job.corpus.columns)}
+    now |= {"fingerprint": fingerprint(job.corpus), "width": embedder.width, **job.form._asdict()}
+    if (then := begun(job.out)) is None:
+        now["rows"] = sum(1 for _ in rows(job.corpus))
+        if not now["rows"]:
+            raise ValueError(f"{job.corpus.path}: no rows to encode")
+        then = Manifest(**json.loads(json.dumps(now)))
+        put(job.out, MANIFEST, as_json(asdict(then)))
+    for name, why in OTHER.items():
+        if (was := getattr(then, name)) != now[name]:
+            why = why or f"{name} was {was!r} and is now {now[name]!r}"
+            raise ValueError(
+                f"{job.out} holds another job: {why}; repeat its command, or name a new directory"
+            )
+    return then
+
+
+def begun(out: str) -> Manifest | None:
+    """The manifest of a directory; None if the directory is empty or missing. Raises ValueError otherwise."""
+    if MANIFEST not in (there := names(out)):
+        if there:
+            raise ValueError(
+                f"{out} holds something other than vectors, {min(there)!r}; name a new directory"
+            )
+        return None
+    with parsing(Path(out) / MANIFEST, "name a new directory"):
+        if checksum(content := got(out, MANIFEST)) not in digests(out).get(MANIFEST, {checksum(content)}):
+            raise ValueError("its digest differs")
+        return Manifest(**json.loads(content))
+
+
+def state(out: str) -> str:
+    """How many rows of a directory's corpus are encoded, in words."""
+    if (manifest := begun(out)) is None:
+        return "nothing is encoded yet"
+    done = whole(out, manifest)
+    rows = sum(manifest.count(number) for number, name in enumerate(manifest.files) if name in done)
+    part = f"{rows:,} of " * (rows < manifest.rows)
+    return f"{part}{manifest.rows:,} rows of width {manifest.width}"
+
+
+def whole(out: str, manifest: Manifest) -> dict[str, set[str]]:
+    """The files of vectors that are there and have digests, and those: two where two processes wrote one."""
+    known, there = digests(out), names(out)
+    return {name: known[name] for name in manifest.files if name in known and name in there}
+
+
+def digests(out: str) -> dict[str, set[str]]:
+    """The digests that all processes noted, by the name of the file."""
+    known: dict[str, set[str]] = {}
+    for file in names(out):
+        if file.startswith("digests-") and file.endswith(".json"):
+            with parsing(Path(out) / file, "delete it, and the same command encodes its files again"):
+                for name, digest in json.loads(got(out, file)).items():
+                    known.setdefault(name, set()).add(digest)
+    return known
+
+
+def packed(manifest: Manifest, number: int, x: NDArray[Any]) -> bytes:
+    """A file of vectors (n, k): an array, or a table of `row` (its number in the corpus) and `vector`.
+
+    Raises ValueError for NaN or infinity, which a number above 65,504 is in float16.
+    """
+    with np.errstate(over="ignore"):
+        x = np.ascontiguousarray(x, dtype=manifest.dtype)
+    first, stream = number * manifest.shard, io.BytesIO()
+    check_finite(x, lambda row: f"the vector of row {first + row} of {manifest.input} in {manifest.dtype}")
+    if manifest.to == "npy":
+        np.save(stream, x, allow_pickle=False)
+    else:
+        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), manifest.width)
+        table = pa.table({"row": pa.array(np.arange(first, first + len(x))), "vector": vectors})
+        pq.write_table(table, stream, use_dictionary=False)
+    return stream.getvalue()
+
+
+def arrays(directory: str | Path) -> Iterator[NDArray[Any]]:
+    """The vectors (n, k) of each file in order; .npy files on a disk are memory-mapped.
+
+    directory: or its URL. Raises ValueError for one that is unfinished or damaged. Runs no code in a file.
+    """
+    manifest, out = begun(str(directory)), str(directory)
+    if manifest is None:
+        raise ValueError(f"{out}: no {MANIFEST}; whitenedcse encode writes such a directory")
+    known = whole(out, manifest)
+    if left := len(manifest.files) - len(known):
+        raise ValueError(
+            f"{out} lacks {left} of {len(manifest.files)} files; repeat its whitenedcse encode, which resumes"
+        )
+    for number, name in enumerate(manifest.files):
+        path = fetched(f"{out}/{name}") if is_url(out) else Path(out) / name
+        with parsing(path, "delete it, and the same command encodes it again"):
+            if checksum(path) not in known[name]:
+                raise ValueError("it is not as it was written: its digest differs")
+            x = vectors(path)
+            if x.shape != (manifest.count(number), manifest.width) or x.dtype != manifest.dtype:
+                raise ValueError(f"it holds {x.dtype} {x.shape}")
+        yield x
+
+
+def names(out: str) -> set[str]:
+    """The names of the files of a directory or a URL, but for drafts; none where there is no such place."""
+    if is_url(out):
+        return set(held(out))
+    here = Path(out).iterdir() if Path(out).is_dir() else ()
+    return {path.name for path in here if path.suffix != ".new"}
+
+
+def got(out: str, name: str) -> bytes:
+    """The content of a file of a directory or a URL."""
+    if not is_url(out):
+        return (Path(out) / name).read_bytes()
+    with filesystem(out) as (system, inside):
+        return bytes(system.cat_file(f"{inside.rstrip('/')}/{name}"))
+
+
+def put(out: str, name: str, content: bytes) -> None:
+    """Write a file of a directory, made if it is missing, or of a URL: all of it or none."""
+    if is_url(out):
+        with filesystem(out) as (system, inside):
+            system.pipe_file(f"{inside.rstrip('/')}/{name}", content)
+        return
+    check_place(Path(out))
+    Path(out).mkdir(exist_ok=True)
+    with writing(Path(out) / name) as stream:
+        stream.write(content)
+
+
+def blank(texts: Sequence[str], tokenizer: Any) -> list[bool]:
+    """Which of the texts have no tokens of their own; those with a letter or a digit are not asked about."""
+    asked = [i for i, text in enumerate(texts) if not any(map(str.isalnum, text))]
+    ids = tokenizer([texts[i] for i in asked], add_special_tokens=False)["input_ids"] if asked else []
+    empty = {i for i, row in zip(asked, ids, strict=True) if not row}
+    return [i in empty for i in range(len(texts))]

@@ -1,0 +1,192 @@
+"""A whitening or other transform, fitted to an embedder's vectors of a corpus, and as its last step.
+
+n: texts    d: width of the embedder    k: components kept
+
+Where an embedder ends with division by the length, a transform is fitted to the vectors before the division,
+and the division follows it: so the last step is one affine transform and unit length, in every format.
+
+[1] Su et al., BERT-whitening, arXiv:2103.15316
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from whitenedcse.console import pace, say
+from whitenedcse.data.corpus import Corpus, rows
+from whitenedcse.distributed import Place, placed
+from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.transforms import SHRUNK, Array, refuse_beyond
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.head import Final
+from whitenedcse.serving.encode import blank, blocks
+from whitenedcse.whitening import check_finite
+
+BLOCK = 20_000  # rows at a time
+ENOUGH = 10  # texts per component, as a rule of thumb
+PROBE = "one text, by whose vector an embedder is known again"
+ALIKE = 0.9995  # cosine of two such vectors: bfloat16 and other machines stay above, other encoders below
+CURE = (
+    "fit it to more texts, or by whiten fit with --shrinkage, or keep fewer components (--dim, or in search "
+    "build --whiten-k)"
+)
+
+
+def fitted(fit: Postprocess, embedder: Embedder, corpus: Corpus, *, bf16: bool = False) -> dict[str, Any]:
+    """Fit a transform to the embedder's vectors of a corpus; returns its provenance, for `Postprocess.save`.
+
+    Texts without tokens of their own are left out; memory does not grow with the corpus. Under torchrun or
+    srun each of W ranks encodes every W-th block, and all have the transform in the end. Raises ValueError
+    for fewer than two texts, and where all have one vector.
+    """
+    plain, here = scaled(embedder, unit=False), placed() or Place(0, 1, 1)
+    with pace("encoded") as more:
+        for number, block in enumerate(blocks(rows(corpus), BLOCK)):
+            if number % here.world == here.rank:
+                texts = [text for row in block for text in row]
+                skipped = blank(texts, plain.encoder.tokenizer)
+                texts = [text for text, skip in zip(texts, skipped, strict=True) if not skip]
+                x = plain.encode(texts, bf16=bf16, progress=more)
+                check_finite(x, lambda row: f"the vector of {texts[row]!r:.80}")  # noqa: B023
+                fit.partial_fit(x)
+    if here.world > 1:
+        merge_ranks(fit, here)
+    n = fit.moments.n if fit.moments else 0
+    if n < 2:
+        raise ValueError(
+            f"{corpus.path}: {n} texts that are not blank; a {fit.kind} is fitted to two or more"
+        )
+    if not fit.variances.any():
+        raise ValueError(f"{corpus.path}: all {n:,} texts have the same vector; {fit.kind} needs others")
+    say_few(fit, n)
+    about = {"corpus": corpus.path, "texts": n, "sample": corpus.sample, "bf16": bf16, "probe": probe(plain)}
+    return about | {"pooling": str(plain.pooling)} | ({"prompt": plain.prompt} if plain.prompt else {})
+
+
+def merge_ranks(fit: Postprocess, here: Place) -> None:
+    """Add the rows of all other ranks to a transform, in each rank in the same order."""
+    import torch.distributed as dist
+
+    method: dict[str, Any] = {"init_method": "env://"}
+    if not dist.is_torchelastic_launched():
+        from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+
+        slurm = SLURMEnvironment()
+        method["init_method"] = f"tcp://{slurm.main_address}:{slurm.main_port}"
+    dist.init_process_group(
+        "gloo", rank=here.rank, world_size=here.world, timeout=timedelta(days=7), **method
+    )
+    every: list[Any] = [None] * here.world
+    dist.all_gather_object(every, fit.moments)
+    dist.destroy_process_group()
+    fit.moments, parts = None, (moments for moments in every if moments is not None)
+    for moments in parts:
+        other = Postprocess(**fit.settings)
+        other.moments = moments
+        fit.merge(other)
+
+
+def say_few(fit: Postprocess, n: int) -> None:
+    """Print one line where n texts are few for the components that are kept, or too few for all to vary."""
+    d = len(fit.mean)
+    kept, whitens, few = fit.k or d, fit.kind in SHRUNK and not fit.shrinkage, f"{n:,} texts are few for"
+    if fit.k is None and fit.most < d:
+        say(f"note: {few} width {d}: {fit.most} components of this {fit.kind} can vary; {CURE}")
+    elif whitens and n < ENOUGH * kept:
+        say(f"note: {few} {kept} components of this {fit.kind}, {ENOUGH} for each do; {CURE}")
+
+
+def whitened(
+    embedder: Embedder | str | Path, fit: Postprocess | str | Path, k: int | None = None
+) -> Embedder:
+    """The embedder with the transform `fit` as its last step, then unit length if it had unit length before.
+
+    embedder, fit: or their paths; of `fit` that of a file by `Postprocess.save` or `whitenedcse whiten fit`.
+    k: the number of components of a whitening or PCA to keep ([1], section 3.3); None for `fit.k`.
+    Raises ValueError for a transform that was fitted to another embedder, with another prompt, or to vectors
+    of unit length where it comes before that step, and for more components than its texts can give.
+
+    >>> from whitenedcse.model.scratch import small_bert
+    >>> embedder = Embedder(encoder=small_bert(vocabulary=200, layers=1, width=8, heads=1))
+    >>> texts = [f"the {one} {does}" for one in ("cat", "dog", "bird") for does in ("runs", "eats", "sits")]
+    >>> white = whitened(embedder, Postprocess("whitening").fit(embedder.encode(texts)), k=4)
+    >>> np.allclose(np.cov(white.encode(texts).T, bias=True), np.eye(4), atol=1e-3)
+    True
+    """
+    embedder, fit = Embedder.of(embedder), Postprocess.of(fit)
+    weight, bias = affine(fit, embedder, k)
+    if embedder.final is not None and embedder.final.tanh:
+        raise ValueError(
+            "these vectors end with a dense layer and tanh, to which no transform can be added here"
+        )
+    before, provenance = embedder.final, {name: v for name, v in fit.provenance.items() if name != "probe"}
+    if before is not None and before.weight is not None and before.bias is not None:
+        bias = bias + weight @ before.bias.double().numpy(force=True)
+        weight = weight @ before.weight.double().numpy(force=True)
+        provenance["before"] = before.provenance
+    provenance |= {"kind": fit.kind, "k": len(bias)}
+    tensors: Any = {"weight": torch.tensor(weight), "bias": torch.tensor(bias)}
+    return embedder.replaced(final=Final(**tensors, unit=embedder.unit, provenance=provenance))
+
+
+def affine(fit: Postprocess, embedder: Embedder, k: int | None = None) -> tuple[Array, Array]:
+    """Weight (k, d) and bias (k,) of a transform of this embedder's vectors; raises what `whitened` does."""
+    plain = scaled(embedder, unit=False)
+    check_fit(fit, plain, unit=embedder.unit)
+    bias = fit.transform(np.zeros((1, plain.width)), k)[0]
+    if k is not None or fit.k is not None:
+        refuse_beyond(len(bias), fit.most)
+    return fit.matrix[:, : len(bias)].T, bias
+
+
+def scaled(embedder: Embedder, *, unit: bool) -> Embedder:
+    """The embedder with or without unit length as its last step."""
+    last = embedder.final
+    if unit == embedder.unit:
+        return embedder
+    parts: dict[str, Any] = {"weight": None, "bias": None, "provenance": {}}
+    if last is not None:
+        parts = {"weight": last.weight, "bias": last.bias, "tanh": last.tanh}
+        parts["provenance"] = last.provenance
+    kept = unit or parts["weight"] is not None
+    return embedder.replaced(final=Final(**parts, unit=unit) if kept else None)
+
+
+def probe(embedder: Embedder) -> list[float]:
+    """The embedder's vector of a fixed text, by which a transform recognises it."""
+    return [round(float(value), 6) for value in embedder.encode([PROBE])[0]]
+
+
+def check_fit(fit: Postprocess, embedder: Embedder, *, unit: bool) -> None:
+    """Raise ValueError if `fit` was fitted to the vectors of another embedder, pooling or prompt.
+
+    embedder: without unit length. unit: whether that follows; vectors of unit length are then others, too.
+    """
+    if len(fit.mean) != embedder.width:
+        raise ValueError(
+            f"a transform fitted to width {len(fit.mean)} does not fit an embedder of width {embedder.width}"
+        )
+    before = fit.provenance.get("prompt", "") if "probe" in fit.provenance else embedder.prompt
+    if before != embedder.prompt:
+        raise ValueError(
+            f"this transform was fitted to texts after the prompt {before!r}, and here it is "
+            f"{embedder.prompt!r}; use --prompt {before!r}, or fit it again"
+        )
+    then, now = (np.asarray(x) for x in (fit.provenance.get("probe"), probe(embedder)))
+    if then.shape == now.shape and then @ now < ALIKE * np.linalg.norm(then) * np.linalg.norm(now):
+        pooled, here = fit.provenance.get("pooling"), str(embedder.pooling)
+        raise ValueError(
+            "this transform was fitted to another embedder: its vector of a test sentence differs "
+            f"(fitted to pooling {pooled}, here {here}); load the one that it was fitted to, or fit it again"
+        )
+    squared = fit.variances.sum() + fit.mean @ fit.mean  # the mean squared length of the rows fitted to
+    if unit and fit.kind != "prefix" and abs(squared - 1) < 1e-5:
+        raise ValueError(
+            "this transform was fitted to vectors of unit length, and would come before that step: fit it by "
+            "whitenedcse whiten fit, or to the vectors of embedder.replaced(final=None)"
+        )

@@ -1,0 +1,520 @@
+"""An index: texts in Parquet, their vectors in FAISS, and the embedder that encodes queries in the same way.
+
+n: texts    d: width of the embedder    k: components kept    q: queries
+
+    index.json            the format
+    embedder/             a checkpoint, without unit length
+    empty.faiss           the index of a part before vectors are added: trained, and with its transforms
+    part-00000.faiss      vectors; the whitening, if any, and unit length are FAISS's, for queries too
+    part-00000.parquet    the id and the text of each
+    digests.json          of all these; a part counts once it is named here
+
+A part holds at most PART vectors: so much is in memory while an index is built.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whitenedcse.console import lacking
+from whitenedcse.data.corpus import Corpus, fingerprint, rows
+from whitenedcse.data.remote import fetched, published
+from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.transforms import Array
+from whitenedcse.files import (
+    DIGESTS,
+    check_place,
+    checksum,
+    claimed,
+    drafted,
+    intact,
+    parsing,
+    read_json,
+    seal,
+    seal_too,
+    write_json,
+    writing,
+)
+from whitenedcse.model import checkpoint
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.planes import digest_of
+from whitenedcse.model.sentence_transformers import DOCUMENT
+from whitenedcse.serving.encode import Job, arrays, begun, blank, share
+from whitenedcse.serving.fit import affine, say_few, scaled
+from whitenedcse.whitening import check_finite
+
+INDEX, EMBEDDER, EMPTY = "index.json", "embedder", "empty.faiss"
+FORMAT = 3
+PART = 1 << 17  # vectors
+BLOCK = 20_000  # texts at a time
+GROUP = 1_000  # texts that are read together for a hit
+SAMPLE = 1 << 17  # vectors that FAISS learns from, at most
+CURE = "copy the whole index again"
+Given = tuple[Sequence[str] | None, Sequence[str], NDArray[Any]]  # ids or None for numbers, texts, vectors
+
+
+class Hit(NamedTuple):
+    """A text that was found, its id, and the cosine of its vector with the query's."""
+
+    cosine: float
+    id: str
+    text: str
+
+
+class Part(NamedTuple):
+    """Vectors in an index of FAISS, and a Parquet file, or its content, with the columns `id` and `text`."""
+
+    vectors: Any
+    texts: Path | bytes
+
+
+class Index:
+    """Texts with their vectors, searched by cosine; in memory, or in a directory.
+
+    An id is the number of the text among all that were given, blank ones counted, or what the caller gives;
+    it is unique. Texts without tokens of their own are left out. Several threads may query one index.
+
+    embedder: texts are encoded with its prompt "document" (else "passage" or "corpus") and queries with its
+        prompt "query"; where it has no such prompt, with its `prompt`.
+    factory: of FAISS, such as "IVF1024,SQ8", "HNSW32" or "PQ48,RFlat"; "Flat" compares all vectors.
+    fit, k: a transform of the vectors and how many components to keep, which become part of the index.
+
+    >>> from whitenedcse.model.scratch import small_bert
+    >>> embedder = Embedder(encoder=small_bert(vocabulary=200, layers=1, width=8, heads=1))
+    >>> index = Index.build(embedder, ["a cat sleeps", "a dog runs", "it rains"])
+    >>> [(hit.text, hit.id) for hit in index.query(["a dog runs"], top=1)[0]]
+    [('a dog runs', '1')]
+    """
+
+    def __init__(
+        self, embedder: Embedder, factory: str = "Flat", fit: Postprocess | None = None, k: int | None = None
+    ) -> None:
+        transform = None if fit is None else affine(fit, embedder, k)
+        self.embedder = scaled(searching(embedder), unit=False)
+        self.empty = made(factory, self.embedder.width, transform)
+        self.parts: list[Part] = []
+        self.rows, self.numbered = 0, True  # that were given, and whether their numbers are the ids
+
+    def __len__(self) -> int:
+        return sum(part.vectors.ntotal for part in self.parts)
+
+    @classmethod
+    def build(
+        cls, embedder: Embedder | str | Path, texts: Iterable[str], ids: Iterable[object] | None = None
+    ) -> Index:
+        """An index of these texts in memory; `whitenedcse search build` writes one of any size to disk.
+
+        embedder: or the path of one.
+        """
+        return cls(Embedder.of(embedder)).add(texts, ids)
+
+    def add(self, texts: Iterable[str], ids: Iterable[object] | None = None) -> Index:
+        """Add texts and return the index; without `ids`, the id of a text is its number, from 0.
+
+        Raises ValueError unless ids are unique, as many as texts, and given always or never.
+        """
+        if isinstance(texts, str) or hasattr(texts, "keys"):
+            raise ValueError(f"texts={texts!r:.50} is no list of texts: give [one, two, ...], or a column")
+        texts, labels = list(texts), None if ids is None else list(map(str, ids))
+        if labels is not None and len(labels) != len(texts):
+            raise ValueError(f"{len(labels)} ids for {len(texts)} texts; one for each")
+        self.check_ids(labels)
+        slices = [slice(start, start + BLOCK) for start in range(0, len(texts), BLOCK)]
+        given = ((labels and labels[at], texts[at], self.embedder.encode(texts[at])) for at in slices)
+        self.parts += list(self.new_parts(given))
+        return self
+
+    def check_ids(self, ids: Iterable[str] | None) -> None:
+        """Raise ValueError for an id that is there, and for texts with ids beside texts without.
+
+        Memory holds the ids meanwhile.
+        """
+        if self.rows and self.numbered != (ids is None):
+            have = "no ids of their own" if self.numbered else "ids of their own"
+            raise ValueError(f"the texts of this index have {have}, and so must the new ones (--ids, ids=)")
+        self.numbered = ids is None
+        if ids is not None:
+            known = {one for part in self.parts for one in opened(part).read(["id"])["id"].to_pylist()}
+            for one in ids:
+                if one in known:
+                    raise ValueError(f"the id {one!r} is of two texts; each needs its own")
+                known.add(one)
+
+    def kept(self, given: Iterable[Given]) -> Iterator[tuple[list[str], list[str], NDArray[np.float32]]]:
+        """Ids, texts and vectors, without texts that have no tokens of their own; these are counted, too.
+
+        Raises ValueError for a vector that is not finite.
+        """
+        for ids, texts, x in given:
+            skipped = blank(texts, self.embedder.encoder.tokenizer)
+            at = [i for i, skip in enumerate(skipped) if not skip]
+            x = np.ascontiguousarray(x[at], dtype=np.float32)
+            check_finite(x, lambda row: f"the vector of {texts[at[row]]!r:.80}")  # noqa: B023
+            yield [ids[i] if ids else str(self.rows + i) for i in at], [texts[i] for i in at], x
+            self.rows += len(texts)
+
+    def new_parts(self, given: Iterable[Given]) -> Iterator[Part]:
+        """Parts with these texts."""
+        vectors, ids, texts = copied(self.empty), list[str](), list[str]()
+        for some, more, x in self.kept(given):
+            if not vectors.is_trained:
+                train(self.empty, x)
+                vectors = copied(self.empty)
+            vectors.add(x)
+            ids, texts = ids + some, texts + more
+            if vectors.ntotal >= PART:
+                yield Part(vectors, self.parquet(ids, texts, len(more)))
+                vectors, ids, texts = copied(self.empty), [], []
+        if texts:
+            yield Part(vectors, self.parquet(ids, texts))
+
+    def parquet(self, ids: list[str], texts: list[str], coming: int = 0) -> bytes:
+        """The Parquet file of a part, which notes the number of the next row. coming: not counted yet."""
+        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+        facts = {"rows": str(self.rows + coming), "numbered": str(self.numbered)}
+        kind = pa.large_string()
+        table = pa.table({"id": pa.array(ids, kind), "text": pa.array(texts, kind)}, metadata=facts)
+        pq.write_table(table, stream := io.BytesIO(), row_group_size=GROUP)
+        return stream.getvalue()
+
+    def query(self, texts: Sequence[str], top: int = 10, *, prompt: str | None = None) -> list[list[Hit]]:
+        """For each query the `top` nearest texts (or all, if fewer), nearest first, as (cosine, id, text).
+
+        prompt: a text put before each query; None for the index's own. There is no threshold.
+        """
+        if top < 1 or not len(self):
+            raise ValueError(f"top={top} of {len(self)} texts: ask for one or more, of one or more texts")
+        before = self.embedder.prompt_of("query") if prompt is None else prompt
+        x = self.embedder.encode(texts, prompt=before)
+        starts = np.cumsum([0, *(part.vectors.ntotal for part in self.parts)])
+        cosines, numbers = [], []
+        for part, start in zip(self.parts, starts, strict=False):
+            near, at = part.vectors.search(x, min(top, part.vectors.ntotal))
+            cosines.append(np.where(at < 0, -np.inf, near.clip(-1, 1)))
+            numbers.append(np.where(at < 0, -1, at + start))
+        every, where = np.hstack(cosines), np.hstack(numbers)
+        order = np.lexsort((where, -every))[:, :top]
+        every, where = np.take_along_axis(every, order, 1), np.take_along_axis(where, order, 1)
+        named = self.named(np.unique(where[where >= 0]), starts)
+        pairs = (zip(*row, strict=True) for row in zip(every, where, strict=True))
+        return [[Hit(float(cosine), *named[i]) for cosine, i in row if i >= 0] for row in pairs]
+
+    def named(self, numbers: NDArray[np.int64], starts: NDArray[np.int64]) -> dict[int, tuple[str, str]]:
+        """The id and the text of vectors by their numbers. starts: the first number of each part."""
+        found: dict[int, tuple[str, str]] = {}
+        parts = np.searchsorted(starts, numbers, side="right") - 1
+        for i in np.unique(parts):
+            file, inside = opened(self.parts[i]), numbers[parts == i] - starts[i]
+            for group in np.unique(inside // GROUP):
+                table = file.read_row_group(int(group), ["id", "text"])
+                for row in inside[inside // GROUP == group]:
+                    at = int(row % GROUP)
+                    found[int(row + starts[i])] = table["id"][at].as_py(), table["text"][at].as_py()
+        return found
+
+    def save(self, directory: str | Path) -> None:
+        """Write the index to a new directory or URL."""
+        with published(directory, None) as out:
+            check_new(out)
+            with drafted(out) as draft:
+                self.write(draft, self.parts)
+
+    def write(self, draft: Path, parts: Iterable[Part]) -> int:
+        """Write the index with these parts to a draft; returns the number of texts."""
+        checkpoint.save(self.embedder, draft / EMBEDDER)
+        write_faiss(draft / EMPTY, self.empty)
+        write_json(draft / INDEX, {"format": FORMAT})
+        n = 0
+        for number, part in enumerate(parts):
+            write_part(draft, number, part)
+            n += part.vectors.ntotal
+        seal(draft)
+        return n
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Index:
+        """The index that `save` or `whitenedcse search build` wrote; vectors stay in their files.
+
+        Raises ValueError, naming the file, if one is damaged.
+        """
+        folder = fetched(directory)
+        names = listed(folder)
+        intact(folder, CURE)
+        index = cls.__new__(cls)
+        index.embedder, index.empty = Embedder.load(folder / EMBEDDER), read_faiss(folder / EMPTY)
+        index.parts = [
+            Part(read_faiss(folder / f"{name}.faiss"), folder / f"{name}.parquet") for name in names
+        ]
+        facts = (
+            opened(index.parts[-1]).schema_arrow.metadata if names else {b"rows": b"0", b"numbered": b"True"}
+        )
+        index.rows, index.numbered = int(facts[b"rows"]), facts[b"numbered"] == b"True"
+        return index
+
+
+class Building(NamedTuple):
+    """How `build` makes an index.
+
+    ids: the last column of the corpus holds ids. prompt, query_prompt: see `searching`. factory, fit, k: see
+    `Index`; without `fit`, k is that of a whitening fitted to the corpus itself. vectors: a directory that
+    `whitenedcse encode` wrote, in place of encoding. bf16: the backbone computes in bfloat16.
+    """
+
+    ids: bool = False
+    prompt: str | None = None
+    query_prompt: str | None = None
+    factory: str = "Flat"
+    fit: Postprocess | None = None
+    k: int | None = None
+    vectors: str | None = None
+    bf16: bool = False
+
+
+def build(out: Path, embedder: Embedder, corpus: Corpus, how: Building) -> tuple[int, int]:
+    """Write an index of a corpus of any size to a new directory; returns the texts and the width of vectors.
+
+    The corpus is encoded to files first, from which a whitening and FAISS learn. Raises ValueError for what
+    FAISS does not know, ids that are not unique, and vectors of another embedder or of another corpus.
+    """
+    check_new(out)
+    asked = scaled(searching(embedder, how.prompt, how.query_prompt), unit=False)
+    index = Index(asked, how.factory, how.fit, how.k)  # raises before hours of encoding
+    index.check_ids((row[-1] for row in rows(corpus)) if how.ids else None)
+    with tempfile.TemporaryDirectory(prefix=".vectors", dir=out.parent) as own, drafted(out) as draft:
+        folder = how.vectors or own
+        if how.vectors:
+            check_vectors(embedder, corpus, how, asked.prompt)
+        else:
+            encode(asked, corpus, folder, bf16=how.bf16)
+        if how.k is not None and how.fit is None:
+            index = Index(asked, how.factory, whitening(asked, read(corpus, folder, ids=False), how.k))
+            index.numbered = not how.ids
+        train(index.empty, sample(folder))
+        n = index.write(draft, index.new_parts(read(corpus, folder, ids=how.ids)))
+        if not n:
+            raise ValueError(f"{corpus.path}: no texts to index, all are blank")
+    return n, index.empty.index.d
+
+
+def whitening(embedder: Embedder, given: Iterable[Given], k: int) -> Postprocess:
+    """A whitening to k components, fitted to these vectors of the embedder."""
+    fit = Postprocess("whitening", k=k)
+    for _, _, x in Index(embedder).kept(given):
+        fit.partial_fit(x)
+    say_few(fit, fit.moments.n if fit.moments else 0)
+    return fit
+
+
+def extend(directory: Path, corpus: Corpus, *, ids: bool = False, bf16: bool = False) -> tuple[int, int]:
+    """Add a corpus to the index in a directory; returns the texts before, and those added.
+
+    A kill leaves the index as it was. Raises ValueError for one in a store.
+    """
+    with claimed(directory):
+        index = Index.load(directory)
+        index.check_ids((row[-1] for row in rows(corpus)) if ids else None)
+        held, new, n = len(index.parts), list[str](), 0
+        with tempfile.TemporaryDirectory(prefix=".vectors", dir=directory.parent) as folder:
+            encode(index.embedder, corpus, folder, bf16=bf16)
+            for number, part in enumerate(index.new_parts(read(corpus, folder, ids=ids)), held):
+                new += write_part(directory, number, part)
+                n += part.vectors.ntotal
+        seal_too(directory, {name: checksum(directory / name) for name in new})
+    return len(index), n
+
+
+def encode(embedder: Embedder, corpus: Corpus, folder: str, *, bf16: bool) -> None:
+    """Encode the first column of a corpus to files in a folder."""
+    share(Job(lambda: embedder, "", texts_of(corpus), folder, bf16=bf16), 0, 1)
+
+
+def texts_of(corpus: Corpus) -> Corpus:
+    """The corpus without its column of ids."""
+    return replace(corpus, columns=corpus.columns[:1])
+
+
+def read(corpus: Corpus, folder: str, *, ids: bool) -> Iterator[Given]:
+    """The rows of a corpus with the vectors of it that are in a folder."""
+    every = iter(rows(corpus))
+    for shard in arrays(folder):
+        for start in range(0, len(shard), BLOCK):
+            x = shard[start : start + BLOCK]
+            some = list(islice(every, len(x)))
+            yield [row[-1] for row in some] if ids else None, [row[0] for row in some], x
+
+
+def check_vectors(embedder: Embedder, corpus: Corpus, how: Building, prompt: str) -> None:
+    """Raise ValueError unless `how.vectors` are what encoding would give, but perhaps for unit length.
+
+    embedder: without the prompt of `how`, as `whitenedcse encode` has it. prompt: of the texts of the index.
+    """
+    plain = embedder if how.prompt is None else embedder.replaced(prompt=how.prompt)
+    if plain.prompt != prompt:
+        raise ValueError(
+            f"{how.vectors} was encoded with the prompt {plain.prompt!r}, but the texts of this index need "
+            f"{prompt!r}; encode with --prompt {prompt!r}"
+        )
+    whitens = how.fit is not None or how.k is not None
+    same = [scaled(plain, unit=False)] if whitens else [plain, scaled(plain, unit=False)]
+    manifest, texts = begun(str(how.vectors)), texts_of(corpus)
+    if manifest and manifest.embedder not in map(digest_of, same):
+        raise ValueError(
+            f"{how.vectors} holds vectors of another embedder: give the model, --prompt, --pooling and "
+            "--layers with which they were encoded; they have no whitening, and get it here"
+        )
+    if manifest and (manifest.columns, manifest.fingerprint) != ([*texts.columns], fingerprint(texts)):
+        raise ValueError(
+            f"{how.vectors} holds vectors of {manifest.input}, not of {corpus.path} as it is now"
+        )
+
+
+def searching(embedder: Embedder, prompt: str | None = None, query_prompt: str | None = None) -> Embedder:
+    """The embedder of an index: its prompt is that of the texts, and its only other one that of queries.
+
+    prompt, query_prompt: put before each text and each query. None for the embedder's own; a prompt given for
+    texts is that of queries too, unless there is one for them.
+    """
+    texts = embedder.prompt_of(*DOCUMENT) if prompt is None else prompt
+    own = embedder.prompts.get("query", embedder.prompt if prompt is None else prompt)
+    queries = own if query_prompt is None else query_prompt
+    return embedder.replaced(prompt=texts, prompts={} if queries == texts else {"query": queries})
+
+
+def check_new(directory: Path) -> None:
+    """Raise OSError if the directory exists or there is a file, or its parent does not exist."""
+    check_place(directory)
+    if directory.exists():
+        raise FileExistsError(f"{directory} exists; choose another name, or delete it")
+
+
+def listed(directory: Path) -> list[str]:
+    """The names of the parts of an index. Raises OSError where there is none, ValueError for an older one."""
+    if not (directory / INDEX).is_file() or not (directory / DIGESTS).is_file():
+        raise FileNotFoundError(f"{directory} is not an index: whitenedcse search build makes one")
+    if read_json(directory / INDEX).get("format") != FORMAT:
+        raise ValueError(f"{directory} is an index of another version; build it again")
+    return sorted(
+        name.removesuffix(".faiss")
+        for name in read_json(directory / DIGESTS)
+        if name.startswith("part-") and name.endswith(".faiss")
+    )
+
+
+def write_part(directory: Path, number: int, part: Part) -> tuple[str, str]:
+    """Write the files of a part; returns their names."""
+    name = f"part-{number:05}"
+    write_faiss(directory / f"{name}.faiss", part.vectors)
+    with writing(directory / f"{name}.parquet") as stream:
+        stream.write(part.texts if isinstance(part.texts, bytes) else part.texts.read_bytes())
+    return f"{name}.faiss", f"{name}.parquet"
+
+
+def opened(part: Part) -> Any:
+    """The Parquet file of a part, for one thread."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(pa.BufferReader(part.texts) if isinstance(part.texts, bytes) else part.texts)
+
+
+def engine() -> Any:
+    """FAISS. Raises ValueError where it is not installed."""
+    try:
+        import faiss
+    except ImportError as error:
+        raise lacking("search", "faiss-cpu", "search", error) from error
+    return faiss
+
+
+def made(factory: str, width: int, transform: tuple[Array, Array] | None = None) -> Any:
+    """An empty index of FAISS: what `factory` names, after a transform, if any, and unit length.
+
+    width: of the vectors given. transform: weight (k, d) and bias (k,). Products are cosines. Raises
+    ValueError for what FAISS does not know.
+    """
+    faiss = engine()
+    width = width if transform is None else len(transform[1])
+    try:
+        inner = faiss.index_factory(width, factory, faiss.METRIC_INNER_PRODUCT)
+    except RuntimeError as error:
+        why = str(error).rpartition("Error: ")[2]
+        raise ValueError(f"factory={factory!r} for vectors of width {width}: FAISS says {why}") from error
+    thorough(inner)
+    whole = faiss.IndexPreTransform(inner)
+    whole.prepend_transform(faiss.NormalizationTransform(width, 2.0))
+    if transform is not None:
+        weight, bias = (np.ascontiguousarray(x, dtype=np.float32) for x in transform)
+        linear = faiss.LinearTransform(weight.shape[1], width, True)
+        faiss.copy_array_to_vector(weight.ravel(), linear.A)
+        faiss.copy_array_to_vector(bias, linear.b)
+        linear.is_trained = True
+        whole.prepend_transform(linear)
+    return whole
+
+
+def thorough(index: Any) -> None:
+    """Have an index of FAISS, and those inside, search more than by default.
+
+    That is one list in 64 and at least 16; 64 neighbours in a graph; ten times as many to rank again.
+    """
+    index = engine().downcast_index(index)
+    lists = min(n := getattr(index, "nlist", 0), max(16, n // 64))
+    # Polysemous codes are for Hamming distances, and take a hundred times longer to train.
+    for name, value in {"nprobe": lists, "k_factor": 10, "do_polysemous_training": False}.items():
+        if hasattr(index, name):
+            setattr(index, name, value)
+    if hasattr(index, "hnsw"):
+        index.hnsw.efSearch = 64
+    for name in ("index", "base_index", "storage"):
+        if getattr(index, name, None) is not None:
+            thorough(getattr(index, name))
+
+
+def train(empty: Any, x: NDArray[Any]) -> None:
+    """Train an index of FAISS on vectors (n, d). Raises ValueError where they are too few."""
+    try:
+        empty.train(np.ascontiguousarray(x, dtype=np.float32))
+    except RuntimeError as error:
+        why = str(error).rpartition("failed: ")[2]
+        raise ValueError(f"FAISS cannot learn this index from {len(x):,} vectors: {why}") from error
+
+
+def sample(folder: str) -> NDArray[np.float32]:
+    """At most SAMPLE of the vectors in a folder, drawn from each file alike by a fixed seed."""
+    generator, manifest = np.random.default_rng(0), begun(folder)
+    total = manifest.rows if manifest else 0
+    return np.concatenate(
+        [
+            x[np.sort(generator.choice(len(x), -(-len(x) * min(SAMPLE, total) // total), replace=False))]
+            for x in arrays(folder)
+        ]
+    )
+
+
+def copied(index: Any) -> Any:
+    """A copy of an index of FAISS."""
+    faiss = engine()
+    return faiss.deserialize_index(faiss.serialize_index(index))
+
+
+def write_faiss(file: Path, index: Any) -> None:
+    """Write an index of FAISS."""
+    with writing(file) as stream:
+        engine().write_index(index, engine().PyCallbackIOWriter(stream.write))
+
+
+def read_faiss(file: Path) -> Any:
+    """An index of FAISS, whose vectors stay in the file until they are compared."""
+    with parsing(file, CURE):
+        return engine().read_index(str(file), engine().IO_FLAG_MMAP_IFC)
