@@ -80,11 +80,7 @@ def test_it_says_its_version(capsys):
             "encode M a.txt out --ids key",
             "encode has no --ids; whitenedcse search build and whitenedcse sea",
         ),
-        ("search query i text --dims 3", "search query has no --dims; whitenedcse search bench has it"),
-        (
-            "encode M a.txt out --dims 3",
-            "has no --dims; the nearest is --dim, or whitenedcse search bench has it",
-        ),
+        ("encode M a.txt out --dims 3", "has no --dims; the nearest is --dim"),
         ("whiten fit M a.txt f --shrinking 1", "whiten fit has no --shrinking; the nearest is --shrinkage"),
         ("encode M a.txt out --zzzz=1", "encode has no --zzzz; --help lists its options"),
         (
