@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from whitenedcse.model.head import Pooling, ProjectionHead
     from whitenedcse.model.lora import LoRA
     from whitenedcse.model.whitener import GroupWhitening, ShuffledGroupWhitening, Whitening
+    from whitenedcse.run import Run
     from whitenedcse.serving.export import export
     from whitenedcse.serving.fit import whitened
     from whitenedcse.serving.search import Index

@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
@@ -28,21 +27,30 @@ from whitenedcse.app.start import quiet
 from whitenedcse.app.train import train as trained
 from whitenedcse.run import Run, stamp
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from whitenedcse.training.loss import Loss, Term
+
+Place = str | os.PathLike[str]
 Settings = Mapping[str, Any]
 
 
 def train(  # noqa: PLR0913  the settings that most runs change, by name
-    encoder: str | os.PathLike[str],
-    corpus: str | Path,
+    encoder: Place,
+    corpus: Place,
     *,
-    dev: str | Path | None = None,
-    tests: str | Path | Sequence[str | Path] = (),
-    output: str | Path | None = None,
+    dev: Place | None = None,
+    tests: Place | Sequence[Place] = (),
+    output: Place | None = None,
     views: int = 3,
     pooling: str = "cls",
-    head: str = "shuffled_group",
-    temperature: float = 0.05,
-    lr: float = 3e-5,
+    head: str | nn.Module | Callable[..., nn.Module] = "shuffled_group",
+    loss: str | Loss | type = "contrastive",
+    terms: Mapping[str, Term | type] | None = None,
+    optimizer: Callable[..., Any] | None = None,
+    temperature: float | None = None,
+    lr: float | None = None,
     batch_size: int = 64,
     max_length: int = 32,
     epochs: int = 1,
@@ -66,10 +74,18 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
     output: the directory of the run, by default outputs/ENCODER-TIME.
     views: the number of views of each sentence, including the anchor.
     pooling: cls, mean, max, last (for decoders), first_last or pooler.
-    head: shuffled_group, group, zca, pca, dense or identity.
-    temperature: the temperature of the loss. lr: the learning rate of AdamW, which decays linearly to 0.
+    head: shuffled_group, group, zca, pca, dense or identity; or a head of your own, such as a subclass of
+        `ProjectionHead`: a module, or a class or function that makes one when it is given width=.
+    loss: contrastive, matryoshka or none; or a loss of your own, a function of the views z: (v, n, d) and
+        negatives=None, an object with such a `__call__`, or its class.
+    terms: by name, objects (or their classes) that are added to the loss; see `training.loss.Term`.
+    optimizer: a function of the parameters and total_steps= that returns an optimiser and its schedule.
+    temperature: of the loss, None for its own (0.05). lr: the learning rate of AdamW, which decays linearly
+        to 0, None for 3e-5. Parts of your own are used as they are and have the settings that they were made
+        with; of them the run notes the class and its plain attributes.
     batch_size: sentences per step, over all devices. max_length: the most tokens kept of a sentence.
-    devices: "auto" (every GPU, or one CPU process) or a number of devices; each has a process of its own.
+    devices: "auto" (every GPU, or one CPU process) or a number of devices; each has a process of its own, to
+        which no object can go: parts of your own are then named by settings={"loss._target_": "mine.Margin"}.
     settings: any other settings by their dotted names, such as {"trainer.max_steps": 500,
         "head.whitening.group_width": 4, "mlm.weight": 0.1}, which take precedence; `whitenedcse train --help`
         lists them.
@@ -82,32 +98,33 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
     Traceback (most recent call last):
     FileNotFoundError: ...
     """
-    refuse_object("encoder", encoder, "a directory or hub id: save it, and give its directory")
-    refuse_object("corpus", corpus, "a path or name: write its sentences to a file, one a line")
-    refuse_object("dev", dev or "", "a path or name: one set of scored pairs chooses the checkpoint")
-    given: dict[str, Any] = {"encoder": "pretrained", "encoder.path": os.fspath(encoder), "data": "file"}
-    given |= {"data.corpus": str(corpus), "monitor.dev": None if dev is None else str(dev)}
-    given |= {
-        "tasks.names": listed("tests", tests),
-        "views": views,
-        "pooling": pooling,
-        "head": head,
+    options = {"head": head, "loss": loss, "optim": optimizer or "adamw"}
+    numbers = {"loss.temperature": temperature, "optim.lr": lr}
+    given: dict[str, Any] = {
+        **{"encoder": "pretrained", "encoder.path": os.fspath(encoder), "data": "file", "pooling": pooling},
+        **{name: part for name, part in options.items() if isinstance(part, str)},
+        **{"data.corpus": os.fspath(corpus), "monitor.dev": None if dev is None else os.fspath(dev)},
+        **{"tasks.names": listed(tests), "views": views, "data.batch_size": batch_size},
+        **{"data.max_length": max_length, "trainer.max_epochs": epochs, "trainer.devices": devices},
+        **{name: value for name, value in numbers.items() if value is not None},
+        **{"seed": seed, "force": force, **(settings or {})},
     }
-    given |= {"loss.temperature": temperature, "optim.lr": lr, "data.batch_size": batch_size}
-    given |= {"data.max_length": max_length, "trainer.max_epochs": epochs, "seed": seed}
-    given |= {"trainer.devices": devices, "force": force, **(settings or {})}
+    own = {name: part for name, part in options.items() if not isinstance(part, str)}
+    own |= {f"terms.{name}": term for name, term in (terms or {}).items()}
+    if idle := [name for name in given if name.split(".")[0] in own]:
+        raise ValueError(f"{idle[0]} is not for a part of your own, which has the settings it was made with")
     path = Path(output or Path("outputs", f"{Path(encoder).name}-{stamp()}"))
-    return called(trained, given, path)
+    return called(trained, given, path, parts=own)
 
 
 def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by name
-    model: str | os.PathLike[str],
+    model: Place,
     *,
-    tasks: str | Path | Sequence[str | Path] = "sts",
+    tasks: Place | Sequence[Place] = "sts",
     postprocess: str = "none",
     k: int | None = None,
     pooling: str | None = None,
-    output: str | Path | None = None,
+    output: Place | None = None,
     settings: Settings | None = None,
 ) -> Run:
     """Evaluate an encoder on tasks and print the table; returns the run, which has all numbers in `results`.
@@ -130,41 +147,24 @@ def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by na
     Traceback (most recent call last):
     FileNotFoundError: ...
     """
-    refuse_object("model", model, "a path or hub id: model.save(DIR), and evaluate(DIR)")
-    refuse_object("postprocess", postprocess, "a name: whitened(model, fit).save(DIR), and evaluate(DIR)")
     given: dict[str, Any] = {"model": os.fspath(model), "postprocess": postprocess, "k": k}
-    if isinstance(tasks, str) and get_close_matches(tasks, stems("tasks")):  # a group, or one misspelt
-        given["tasks"] = tasks
-    else:
-        given["tasks.names"] = listed("tasks", tasks)
+    given |= {"tasks": tasks} if tasks in stems("tasks") else {"tasks.names": listed(tasks)}
     given |= {"pooling": pooling} if pooling else {}
     path = Path(output or Path("outputs", f"evaluate-{stamp()}"))
     return called(evaluated, given | dict(settings or {}), path)
 
 
-def refuse_object(name: str, value: Any, wanted: str) -> None:
-    """Raise TypeError for an argument that is neither text nor a path; wanted: what it is, and the cure."""
-    if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"{name} is of type {type(value).__name__}, not {wanted}")
+def listed(names: Place | Sequence[Place]) -> list[str]:
+    """One name or several as a list of texts."""
+    return [os.fspath(name) for name in ([names] if isinstance(names, str | os.PathLike) else names)]
 
 
-def listed(name: str, tasks: Any) -> list[str]:
-    """Tasks as a list of texts. Raises TypeError for what is no name or list of names."""
-    if isinstance(tasks, str | os.PathLike):
-        return [os.fspath(tasks)]
-    if not isinstance(tasks, Sequence | Set):  # a pandas frame is iterable: over its columns
-        raise TypeError(
-            f"{name} is of type {type(tasks).__name__}, not a name, a file or a list of these; [] is none"
-        )
-    return [str(task) for task in tasks]
-
-
-def called(script: Callable[[DictConfig], Any], given: Settings, path: Path) -> Run:
+def called(script: Callable[..., Any], given: Settings, path: Path, **more: Any) -> Run:
     """Run a script with settings in this process, in the run directory `path`; see `train` for errors."""
     words = [f"{name}={quoted(value)}" for name, value in given.items()]
     try:
         with composed(script.__name__, words, path) as config:
-            script(config)
+            script(config, **more)
     except SystemExit as end:
         if end.code in (130, 143):  # 128 + SIGINT or SIGTERM, after a checkpoint was written
             raise KeyboardInterrupt from None

@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from shlex import quote
+from types import MappingProxyType
 from typing import Any
 
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from whitenedcse import console
 from whitenedcse.app import arguments
@@ -37,8 +38,11 @@ as_partial = partial(instantiate, _partial_=True)  # a function of what the run 
 WEIGHTS = ("config.json", "*.safetensors", "*.bin")  # the files of an encoder beside those of its tokenizer
 
 
-def train(cfg: DictConfig) -> float | None:
-    """One run, begun or resumed; returns the best dev score, for a sweeper to maximise."""
+def train(cfg: DictConfig, parts: Mapping[str, Any] = MappingProxyType({})) -> float | None:
+    """One run, begun or resumed; returns the best dev score, for a sweeper to maximise.
+
+    parts: those of the caller's own, by "head", "loss", "optim" and "terms.NAME"; see `whitenedcse.train`.
+    """
     run = Run(HydraConfig.get().runtime.output_dir)
     with run.tidied():
         with saying_notes():
@@ -46,18 +50,40 @@ def train(cfg: DictConfig) -> float | None:
         check_name(str(plain(cfg)["run"]), run.path)
         check_search(cfg.monitor.dev)
         cfg.run = run.path.name
+        note_parts(cfg, parts)
         settings = OmegaConf.to_yaml(cfg, resolve=True)
         trainer = as_partial(cfg.trainer, _convert_="all")(logger=False)
+        check_alone(parts, trainer.num_devices)
         if not finished(run, settings, force=cfg.force) and not several(run, trainer.num_devices):
             with run.claim():
                 if not finished(run, settings, force=cfg.force):  # by the process that had it
-                    trained(cfg, run, settings, trainer.strategy.root_device)
+                    trained(cfg, run, settings, trainer.strategy.root_device, parts)
     if run.scores:
         shutil.rmtree(run.checkpoints, ignore_errors=True)  # which only resume a run; best/ stays
     return run.best_score
 
 
-def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
+def note_parts(cfg: DictConfig, parts: Mapping[str, Any]) -> None:
+    """Note parts of the caller's own in the settings: their class or function, and their plain attributes."""
+    for name, part in parts.items():
+        kind = part if hasattr(part, "__qualname__") else type(part)
+        known = {} if kind is part else getattr(part, "__dict__", {})
+        kept = {k: v for k, v in known.items() if k[0] != "_" and isinstance(v, str | int | float | None)}
+        note = {"object": f"{kind.__module__}.{kind.__qualname__}", "attributes": kept}
+        with open_dict(cfg):
+            OmegaConf.update(cfg, name, note, merge=False)
+
+
+def check_alone(parts: Mapping[str, Any], devices: int) -> None:
+    """Raise ValueError for parts of the caller's own, which live in this process, and several devices."""
+    if parts and devices > 1:
+        raise ValueError(
+            f"{', '.join(parts)}: no object goes to the processes of {devices} devices: name its class, "
+            'settings={"loss._target_": "mine.Margin"}, or give devices=1'
+        )
+
+
+def trained(cfg: DictConfig, run: Run, settings: str, device: Any, parts: Mapping[str, Any]) -> None:
     """Train in this process, alone or as one of several ranks, and test and end the run in the first."""
     from lightning.pytorch.callbacks import LambdaCallback
 
@@ -69,7 +95,7 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
     share_cores()
     tests, dev = arguments.inputs(cfg)
     seed_everything(cfg.seed)
-    module, data = built(cfg)
+    module, data = built(cfg, parts)
     facts, exact = noted(cfg, module, data, device), data.tokens.digests | content(cfg, module, tests, dev)
     checkpoint = begun(run, settings, facts, exact, force=cfg.force)
     monitor = as_partial(cfg.monitor)(dev=dev, directory=run.best, say=say)
@@ -86,25 +112,28 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any) -> None:
             ended(cfg, run, monitor.summary(), loggers)
 
 
-def built(cfg: DictConfig) -> tuple[Any, Any]:
-    """The ContrastiveTraining module and its SentenceData."""
-    from whitenedcse.model.checkpoint import own
+def built(cfg: DictConfig, own: Mapping[str, Any] = MappingProxyType({})) -> tuple[Any, Any]:
+    """The ContrastiveTraining module and its SentenceData; own: parts of the caller's own, see `train`."""
+    from torch.nn import Module
+
+    from whitenedcse.model.checkpoint import own as noted_of
     from whitenedcse.model.embedder import Embedder
     from whitenedcse.training.module import ContrastiveTraining
     from whitenedcse.training.terms import refuse_call
 
     encoder = instantiate(cfg.encoder)
-    limit = own(encoder.source).get("max_length") if encoder.source else None
+    limit = noted_of(encoder.source).get("max_length") if encoder.source else None
     made: Any = {"encoder": encoder, "pooling": instantiate(cfg.pooling), "max_length": limit}
-    made["head"] = as_partial(cfg.head)(width=encoder.width)
+    head = own["head"] if "head" in own else as_partial(cfg.head)
+    made["head"] = head if isinstance(head, Module) else head(width=encoder.width)
     data: Any = instantiate(cfg.data)
     data.tokenizer, data.hold_out = encoder.tokenizer, cfg.monitor.dev is None
     data.setup("fit")
     parts = {
         "embedder": Embedder(**made, embedding=cfg.embedding, prompt=data.prompt),
-        "loss": instantiate(cfg.loss) if cfg.get("loss") else None,
-        "terms": {name: term(node, encoder) for name, node in cfg.terms.items()},
-        "optimizer": as_partial(cfg.optim),
+        "loss": made_of(own.get("loss", cfg.get("loss"))),
+        "terms": {name: made_of(own.get(f"terms.{name}", node)) for name, node in cfg.terms.items()},
+        "optimizer": own.get("optim") or as_partial(cfg.optim),
         "mlm": as_partial(cfg.mlm)(encoder=encoder) if cfg.mlm.weight else None,
     }
     if parts["loss"] is not None:
@@ -113,10 +142,11 @@ def built(cfg: DictConfig) -> tuple[Any, Any]:
     return ContrastiveTraining(**parts, **settings), data
 
 
-def term(node: DictConfig, encoder: Any) -> Any:
-    """A term of the loss; one with `_partial_` is completed by the encoder that is trained."""
-    made = instantiate(node)
-    return made(encoder=encoder) if isinstance(made, partial) else made
+def made_of(part: Any) -> Any:
+    """The object that settings describe, or that a class of the caller's own makes; any other is itself."""
+    if OmegaConf.is_dict(part):
+        return instantiate(part) or None
+    return part() if isinstance(part, type) else part
 
 
 def noted(cfg: DictConfig, module: Any, data: Any, device: Any) -> dict[str, Any]:

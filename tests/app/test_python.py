@@ -1,0 +1,393 @@
+"""The library without a command line: train and evaluate as functions, with parts of the caller's own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from encoders import SENTENCES
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from programs import ROOT, Forked, forking, server, started, surroundings
+
+import whitenedcse
+from whitenedcse import Embedder, ProjectionHead
+from whitenedcse.app import train as scripts
+from whitenedcse.app.config import CONF, label
+from whitenedcse.app.python import quoted
+from whitenedcse.evaluation import suite
+from whitenedcse.files import checksum
+from whitenedcse.run import Run
+from whitenedcse.training.module import adamw
+
+PAIRS = "score\tsentence1\tsentence2\n" + "".join(
+    f"{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(zip(SENTENCES, SENTENCES[::-1], strict=True))
+)
+
+
+@pytest.fixture
+def home(with_bert):
+    """An empty folder with an encoder, a corpus of 48 sentences and scored pairs, as a user has them."""
+    (with_bert / "my.txt").write_text("".join(f"{a} {b}\n" for a in SENTENCES for b in SENTENCES[:6]))
+    (with_bert / "pairs.tsv").write_text(PAIRS)
+    (with_bert / "table.csv").write_text("key,text\n1,a cat\n2,a dog\n")
+    return with_bert
+
+
+SMALL = {"batch_size": 8, "max_length": 16, "pooling": "mean", "lr": 1e-3}
+WORDS = ["encoder=pretrained", "encoder.path=bert", "data=file", "data.corpus=my.txt", "pooling=mean"]
+WORDS += ["data.batch_size=8", "data.max_length=16", "optim.lr=1e-3"]
+
+
+def bits(run):
+    """The digests of the best checkpoint's weights and head, and of the logged values but the speed."""
+    folder = Path(run)
+    assert (folder / "scores.json").is_file()
+    series = {
+        name: [*values.values] for name, values in Run(folder).series.items() if "per_second" not in name
+    }
+    return [checksum(folder / "best" / name) for name in ("model.safetensors", "head.safetensors")], series
+
+
+class Margin:
+    """A loss of one's own, which fails once at a step."""
+
+    def __init__(self, margin=0.3, fails=0):
+        self.margin, self._left = margin, fails
+
+    def __call__(self, z, negatives=None):
+        self._left -= 1
+        if self._left == 0:
+            raise RuntimeError("once")
+        return (self.margin - torch.cosine_similarity(z[0], z[1], dim=-1)).clamp_min(0).mean()
+
+
+class Length:
+    """A term of one's own."""
+
+    weight = 0.1
+
+    def __call__(self, step):
+        return step.x.square().mean()
+
+
+class Halved(ProjectionHead):
+    """A head of one's own."""
+
+    def forward(self, x):
+        return super().forward(x) / 2
+
+
+def own(fails=0, head=Halved):
+    torch.manual_seed(3)
+    made = head(width=16, whitening=None) if head is Halved else head
+    return {
+        **{"loss": Margin(0.9, fails), "head": made, "terms": {"length": Length()}},
+        **{"optimizer": partial(adamw, lr=1e-3), "settings": {"checkpoint_every": 0}},
+        **{"batch_size": 8, "max_length": 16, "pooling": "mean"},
+    }
+
+
+def test_parts_of_ones_own_are_used_as_they_are_and_resume_to_the_same_bits(home):
+    """Findings E3: train(loss=Margin(0.1)) was a TypeError."""
+    run = whitenedcse.train("bert", "my.txt", output="outputs/a", **own())
+    assert run.settings["loss"] == {"object": f"{__name__}.Margin", "attributes": {"margin": 0.9}}
+    assert run.settings["head"]["object"].endswith(".Halved") and run.settings["optim"]["object"]
+    assert "train/length" in run.series and Embedder.load(run).encode(["a cat"]).shape == (1, 16)
+    with pytest.raises(RuntimeError, match="once"):
+        whitenedcse.train("bert", "my.txt", output="outputs/b", **own(fails=4))
+    assert Run("outputs/b").scores is None
+    whitenedcse.train("bert", "my.txt", output="outputs/b", **own())
+    assert bits("outputs/a") == bits("outputs/b") and Run("outputs/b").facts["resumed"][0]["step"] >= 1
+    with pytest.raises(
+        ValueError, match=r"holds another run: loss.attributes.margin=0.5 \(it began with 0.9"
+    ):
+        whitenedcse.train("bert", "my.txt", output="outputs/a", **(own() | {"loss": Margin(0.5)}))
+    with pytest.raises(ValueError, match="optim.lr is not for a part of your own"):
+        whitenedcse.train("bert", "my.txt", lr=1e-3, **own())
+    with pytest.raises(
+        ValueError, match="head, loss, optim, terms.length: no object goes to the processes of 2"
+    ):
+        whitenedcse.train(
+            "bert", "my.txt", devices=2, **(own() | {"settings": {"trainer.accelerator": "cpu"}})
+        )
+
+
+def test_a_class_of_ones_own_is_made_with_its_own_defaults(home, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        Margin,
+        "__init__",
+        lambda self, margin=0.3, _left=0: (
+            made.append(vars(self)) or vars(self).update(margin=margin, _left=0)
+        ),
+    )
+    run = whitenedcse.train(
+        "bert",
+        "my.txt",
+        output="outputs/a",
+        loss=Margin,
+        head=Halved,
+        settings={"trainer.max_steps": 1},
+        **SMALL,
+    )
+    assert made == [{"margin": 0.3, "_left": -1}] and run.settings["loss"]["attributes"] == {}
+    name = f"{Margin.__module__}.Margin"
+    sys.modules.setdefault(Margin.__module__, sys.modules[__name__])
+    named = whitenedcse.train(
+        "bert",
+        "my.txt",
+        output="outputs/b",
+        settings={"loss._target_": name, "trainer.max_steps": 1},
+        **SMALL,
+    )
+    assert named.settings["loss"] == {"_target_": name} and len(made) == 2
+
+
+def test_a_call_and_the_command_give_the_same_bits(home):
+    argv = list(sys.argv)
+    run = whitenedcse.train("bert", "my.txt", dev="pairs.tsv", output="outputs/call", **SMALL)
+    assert sys.argv == argv
+    done = started("train.py", *WORDS, "monitor=held_out", "monitor.dev=pairs.tsv", "run=command", cwd=home)
+    assert done.returncode == 0, done.stderr
+    assert bits(run.path) == bits("outputs/command")
+    call, command = (Run(f"outputs/{name}").settings for name in ("call", "command"))
+    assert {**call, "run": ""} == {**command, "run": ""}
+    assert Embedder.load(run).encode(SENTENCES).shape == (8, 16) and repr(run) == "Run('outputs/call')"
+    # and leaves no trace: neither Hydra's state, nor the lock, nor the arguments of the process
+    assert not GlobalHydra.instance().is_initialized() and not HydraConfig.initialized()
+    claimed = subprocess.run(
+        [sys.executable, "-c", "from whitenedcse.run import Run\nwith Run('outputs/call').claim(): pass"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert claimed.returncode == 0
+
+
+def test_called_again_a_finished_run_is_returned_as_it_is_and_another_is_refused(home, capsys):
+    settings = {"trainer.max_steps": 2}
+    whitenedcse.train("bert", "my.txt", output="outputs/a", settings=settings, **SMALL)
+    before = bits("outputs/a")
+    capsys.readouterr()
+    run = whitenedcse.train("bert", "my.txt", output="outputs/a", settings=settings, **SMALL)
+    assert "is finished and not changed" in capsys.readouterr().out and bits(run.path) == before
+    with pytest.raises(ValueError, match=r"views=2 \(it began with 3\)"):
+        whitenedcse.train("bert", "my.txt", output="outputs/a", views=2, settings=settings, **SMALL)
+
+
+def test_an_encoder_is_evaluated_by_a_call(home, capsys):
+    run = whitenedcse.evaluate("bert", tasks=["pairs.tsv"], pooling="mean", output="outputs/e")
+    (row,) = run.results["rows"]
+    score = row["sts"]["tasks"]["pairs.tsv"]["all"]
+    assert run.tests() == run.tests("as it is") == {"pairs.tsv": score, "avg": score}
+    with pytest.raises(ValueError, match="outputs/e has no row 'no' of test scores: as it is"):
+        run.tests("no")
+    white = whitenedcse.evaluate(
+        "bert", tasks=["pairs.tsv"], postprocess="whitening", k=4, settings={"draws": 10}, output="outputs/w"
+    )
+    name = white.results["rows"][-1]["name"]
+    assert name == "whitening-4 (target)" and white.tests("whitening") == white.tests(name)
+    assert white.results["rows"][-1]["postprocess"]["k"] == 4 and white.settings["draws"] == 10
+    assert "Spearman x 100" in capsys.readouterr().out
+
+
+def test_runs_are_models_and_one_task_needs_no_list(home):
+    more = {"settings": {"trainer.max_steps": 1}, **SMALL}
+    run = whitenedcse.train(Path("bert"), "my.txt", tests="pairs.tsv", output="outputs/t", **more)
+    assert list(run.results["rows"][0]["sts"]["tasks"]) == ["pairs.tsv"]
+    names = ["as it is", "whitened (target)", "whitened (training)"]  # not named after the corpus
+    assert [row["name"] for row in run.results["rows"]] == names
+    with pytest.raises(
+        ValueError, match="2 rows that begin with 'whitened': whitened .target., whitened .tr"
+    ):
+        run.tests("whitened")
+    scored = whitenedcse.evaluate(run, tasks=Path("pairs.tsv"), output="outputs/e")
+    assert scored.results["rows"][0]["sts"] == run.results["rows"][0]["sts"]
+    assert np.array_equal(Embedder.load(run).encode(["a"]), Embedder.load(run.best).encode(["a"]))
+    again = whitenedcse.train("outputs/t", "my.txt", output="outputs/u", **more)  # from its best checkpoint
+    assert again.facts["encoder"]["path"] == "outputs/t"
+
+
+WRONG = [  # a call, its error, what that says
+    (lambda: whitenedcse.train("nowhere", "my.txt"), OSError, "nowhere"),
+    (lambda: whitenedcse.train("bert", "./mi.txt"), FileNotFoundError, "; did you mean my.txt?"),
+    (lambda: whitenedcse.evaluate("bret", tasks="pairs.tsv"), OSError, "; did you mean bert?"),
+    (lambda: whitenedcse.train("bert", ["a cat", "a dog"]), TypeError, "os.PathLike object, not list"),
+    (lambda: whitenedcse.train("bert", "table.csv", **SMALL), ValueError, "key, text"),
+    (lambda: whitenedcse.train("bert", "my.txt", head="zac"), ValueError, "; the nearest is head=zca"),
+    (lambda: whitenedcse.train("bert", "my.txt", views=1, **SMALL), ValueError, "views=1"),
+    (
+        lambda: whitenedcse.train("bert", "my.txt", batch_size="8"),
+        ValueError,
+        'data.batch_size="8" must be int',
+    ),
+    (
+        lambda: whitenedcse.train("bert", "my.txt", settings={"optim.lrr": 1}),
+        ValueError,
+        "the nearest is 'optim.lr'",
+    ),
+    (lambda: whitenedcse.evaluate(SimpleNamespace()), TypeError, "os.PathLike object, not SimpleNamespace"),
+    (lambda: whitenedcse.train("bert", "my.txt", tests=3), TypeError, "'int' object is not iterable"),
+]
+
+
+def test_what_cannot_work_is_an_exception_of_one_line(home):
+    for call, error, said in WRONG:
+        with pytest.raises(error) as raised:
+            call()
+        assert said in str(raised.value) and "\n" not in str(raised.value), raised.value
+        assert not list(Path("outputs").glob("*")) and not GlobalHydra.instance().is_initialized()
+
+
+def test_ctrl_c_after_training_or_in_an_evaluation_says_what_comes_next(home, monkeypatch, capsys):
+    settings, tests = {"trainer.max_steps": 2}, ["pairs.tsv"]
+    with monkeypatch.context() as patch:
+        patch.setattr(suite, "evaluated", lambda *_: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            whitenedcse.train("bert", "my.txt", tests=tests, output="outputs/a", settings=settings, **SMALL)
+        with pytest.raises(KeyboardInterrupt):
+            whitenedcse.evaluate("bert", tasks=tests, output="outputs/e")
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        f"interrupted: the same call with output='{home}/outputs/a' resumes it",
+        f"interrupted: the same call with output='{home}/outputs/e' repeats it",
+    ]
+    whitenedcse.train("bert", "my.txt", tests=tests, output="outputs/a", settings=settings, **SMALL)
+    assert "outputs/a resumes after step 2\n" in capsys.readouterr().out
+    assert whitenedcse.evaluate("bert", tasks=tests, output="outputs/e").results["rows"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_an_exception_and_the_same_call_resumes_to_the_same_bits(home):
+    settings = {"trainer.max_steps": 60, "trainer.max_epochs": 100, "checkpoint_every": 0.05}
+    script = home / "interrupted.py"
+    script.write_text(
+        "import whitenedcse, sys\n"
+        "try:\n"
+        f"    whitenedcse.train('bert', 'my.txt', output='outputs/a', settings={settings}, **{SMALL})\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+        "    sys.exit(7)\n"
+    )
+    said = home / "said"
+    process = Forked(server(), [str(script)], str(home), surroundings(home, {}), [str(said)] * 2)
+    until = time.monotonic() + 120
+    while not list(home.glob("outputs/a/checkpoints/step-*")) and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 7 and "interrupted" in said.read_text()
+    assert not (home / "outputs/a/scores.json").exists()
+    whitenedcse.train("bert", "my.txt", output="outputs/a", settings=settings, **SMALL)
+    whitenedcse.train("bert", "my.txt", output="outputs/b", settings=settings, **SMALL)
+    assert bits("outputs/a")[0] == bits("outputs/b")[0]
+
+
+@pytest.mark.slow
+def test_two_devices_are_two_processes_as_of_the_command(home, monkeypatch):
+    ranks = forking(server(), str(home), [str(home / "said")] * 2)
+    agent = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+    monkeypatch.setattr(f"{agent}.Popen", ranks.Popen)
+    more = {"trainer.accelerator": "cpu", "trainer.max_steps": 3}
+    run = whitenedcse.train("bert", "my.txt", output="outputs/two", devices=2, settings=more, **SMALL)
+    assert run.facts["processes"] == 2 and run.results["dev"]["last_step"] == 3
+    with pytest.raises(RuntimeError, match="status 2"):
+        whitenedcse.train("bert", "my.txt", devices=2, settings={**more, "data.batch_size": 7}, max_length=16)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 3, 1e-05, "a", "a'b\\", "${x}", "a,b=c", [1, "x y"], {"k": [None]}, ("t",), "", "0.5"],
+)
+def test_a_value_survives_hydras_grammar(value):
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create().parse_override(f"x={quoted(value)}").value()
+    read = json.loads(json.dumps(parsed, default=str))
+    assert read == json.loads(json.dumps(value))
+
+
+def test_every_public_name_can_be_imported_is_explained_and_is_in_the_types():
+    source = (ROOT / "whitenedcse/__init__.py").read_text()
+    for name in whitenedcse.__all__:
+        symbol = getattr(whitenedcse, name)
+        assert len((symbol.__doc__ or "").split()) > 15, name
+        assert f" {name}" in source.partition("__all__")[0], name
+    assert dir(whitenedcse) == sorted(whitenedcse.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Absent'"):
+        _ = whitenedcse.Absent
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["+experiment=bert_base"], "bert_base"),
+        (["+experiment=bert_base", "encoder.path=models/minilm"], "minilm"),
+        (["encoder=pretrained", "encoder.path=models/minilm"], "minilm"),
+        ([], "quickstart"),
+        (["data=file", "data.corpus=texts/my.txt"], "my"),
+    ],
+)
+def test_a_run_is_named_after_what_it_trains(words, expected):
+    from hydra import compose, initialize_config_dir
+
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("train", words, return_hydra_config=True)
+    path = config.encoder.get("path")
+    assert label(config.hydra, path, config.data.corpus) == expected
+    assert str(config.run).startswith(f"{expected}-")
+
+
+def test_an_experiment_with_another_encoder_is_not_called_by_its_name_alone(home):
+    words = ["+experiment=bert_base", *WORDS[1:], "monitor=held_out", "tasks=none", "trainer.max_steps=1"]
+    assert started("train.py", *words, cwd=home).returncode == 0
+    (run,) = (home / "outputs").iterdir()
+    assert run.name.startswith("bert-") and Run(run).facts["experiment"] == "bert_base with bert"
+
+
+def test_the_commands_of_the_package_are_the_scripts(home):
+    done = started("whitenedcse", "train", *WORDS, "run=a", "trainer.max_steps=2", cwd=home)
+    assert done.returncode == 0, done.stderr
+    run = Run("outputs/a")
+    assert run.facts["command"].startswith("whitenedcse train encoder=pretrained")
+    assert run.settings["tasks"]["names"] == [] and run.settings["monitor"]["dev"] is None
+    done = started("whitenedcse", "evaluate", "model=outputs/a", "tasks.names=[pairs.tsv]", cwd=home)
+    assert done.returncode == 0 and "pairs" in done.stdout
+    done = started("whitenedcse", "train", "trainer.max_stps=2", cwd=home)
+    assert done.returncode == 2 and "the nearest is 'trainer.max_steps'" in done.stderr
+    (home / "mine/experiment").mkdir(parents=True)
+    (home / "mine/experiment/own.yaml").write_text("# @package _global_\nseed: 7\n")
+    words = ["--config-dir", "mine", "+experiment=own", *WORDS, "run=b", "trainer.max_steps=1"]
+    done = started("whitenedcse", "train", *words, cwd=home)
+    assert done.returncode == 0 and Run("outputs/b").settings["seed"] == 7, done.stderr
+
+
+def test_a_thread_can_train_too(home):
+    raised = []
+
+    def call():
+        try:
+            whitenedcse.train("bert", "my.txt", output="outputs/a", **SMALL)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert not raised and Run("outputs/a").scores is not None
+
+
+def test_a_search_asks_for_dev_pairs(monkeypatch):
+    sweeper = {"direction": "maximize"}
+    monkeypatch.setattr(scripts.HydraConfig, "get", lambda: SimpleNamespace(sweeper=sweeper))
+    scripts.check_search("STS-B/dev")
+    with pytest.raises(ValueError, match=r"a search maximises the dev score: .* monitor.dev=FILE"):
+        scripts.check_search(None)
+    sweeper.clear()  # a list of settings needs none
+    scripts.check_search(None)
