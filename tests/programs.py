@@ -116,7 +116,7 @@ class Forked:
 def server():
     """The address of the server that all workers of pytest share, or of one that ends with this process."""
     address = os.environ.get("PROGRAMS_SERVER") or begun()
-    end = time.monotonic() + 120
+    end = time.monotonic() + 600
     while not Path(address).exists():
         assert time.monotonic() < end, "the server did not start"
         time.sleep(0.05)
