@@ -29,9 +29,9 @@ from transformers import AutoModel
 from bench import measure
 from bench.encode import embedder, parsed, plain
 from bench.measure import Variant
-from whitenedcse.evaluation.sts import Subset, evaluate
+from whitenedcse.evaluation.scores import evaluate
 from whitenedcse.evaluation.suite import plan
-from whitenedcse.evaluation.tasks import subsets
+from whitenedcse.evaluation.tasks import Subset, subsets
 from whitenedcse.model.embedder import Embedder
 
 TASKS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")

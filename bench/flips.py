@@ -1,6 +1,6 @@
 """No byte of a finished project changes unnoticed: python -m bench.flips [--per-file 1000] [--quick]
 
-A small project is made: token and vector caches, exports, an index, files of `encode`, a fitted transform,
+A small project is made: a token cache, exports, an index, files of `encode`, a fitted transform,
 and with train.py and evaluate.py two runs (not with --quick). Then, for each file, single bytes are flipped,
 the file is cut short or emptied, or it changes places with another one; and it is read. Case by case it is
 
@@ -15,7 +15,6 @@ Exit status 1 if any case is of the last three kinds.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import os
 import random
@@ -40,13 +39,12 @@ from whitenedcse.app.arguments import source
 from whitenedcse.compute import environment
 from whitenedcse.console import Grid, say
 from whitenedcse.data.corpus import Corpus
-from whitenedcse.data.tokens import identity, token_ids, tokenised
+from whitenedcse.data.tokens import identity, tokenised
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.files import intact, writing
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling, ProjectionHead
-from whitenedcse.model.planes import planes
 from whitenedcse.model.scratch import small_bert
 from whitenedcse.run import Run
 from whitenedcse.serving.encode import Form, Job, arrays, encoded
@@ -116,7 +114,7 @@ def ran(path: Path) -> Any:
 
 
 def caches(folder: Path, embedder: Embedder) -> Iterator[Artefact]:
-    """A corpus tokenised, and planes encoded in two calls."""
+    """A corpus tokenised."""
     corpus, tokenizer = Corpus(str(folder / "corpus.txt")), embedder.encoder.tokenizer
     os.utime(corpus.path, (1e9, 1e9))  # so that its fingerprint is noted
 
@@ -127,16 +125,6 @@ def caches(folder: Path, embedder: Embedder) -> Iterator[Artefact]:
 
     tokens()
     yield Artefact("token cache", folder / "tokens", tokens)
-    os.environ["WHITENEDCSE_CACHE"] = str(folder / "cache")
-    rows, encoder = token_ids(TEXTS, tokenizer, 16), copy.deepcopy(embedder.encoder)
-
-    def vectors(n: int = len(rows)) -> Any:
-        got = planes(encoder, rows[:n], ["mean", "cls"], [1, 2])
-        return {kind: np.stack(got.kinds[kind]) for kind in got.kinds}
-
-    vectors(25)
-    vectors()
-    yield Artefact("vector cache", folder / "cache", vectors)
 
 
 def exports(folder: Path, embedder: Embedder, *, onnx: bool) -> Iterator[Artefact]:

@@ -34,7 +34,7 @@ from whitenedcse.app.train import built
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.datamodule import EpochOrder
 from whitenedcse.data.sources import located, roots
-from whitenedcse.evaluation.tasks import TASKS, task, texts
+from whitenedcse.evaluation.tasks import STS, task, texts
 from whitenedcse.model.encoder import quiet
 from whitenedcse.training.loggers import Metrics, PlainProgress, Record
 
@@ -101,7 +101,7 @@ def corpus(text: str, folder: Path) -> Path:
         with bz2.open(located("wiki1m_like"), "rt") as stream:
             lines = [line.rstrip("\n") for line in islice(stream, 20_000)]
     else:
-        lines = list(dict.fromkeys(line for name in TASKS for line in texts(task(name))))
+        lines = list(dict.fromkeys(line for name in STS for line in texts(task(name))))
     path = folder / f"{text}.txt"
     path.write_text("\n".join(line for line in lines if line.strip()) + "\n")
     return path

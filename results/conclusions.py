@@ -31,8 +31,7 @@ from results.study.contrasts import (
     systems,
     untouched,
 )
-from whitenedcse.evaluation.differences import of_mean, tested
-from whitenedcse.evaluation.statistics import Comparison
+from whitenedcse.evaluation.statistics import Comparison, of_mean, tested
 from whitenedcse.report.contrasts import spread
 
 ROOT = Path(__file__).parents[1]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from whitenedcse.evaluation.differences import of_mean, quantile, tested
-from whitenedcse.evaluation.statistics import Comparison
+from whitenedcse.evaluation.statistics import Comparison, of_mean, quantile, tested
 
 
 def apart(one: Mapping[int, float], other: Mapping[int, float]) -> list[float]:

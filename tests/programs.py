@@ -309,7 +309,7 @@ def until(truth, seconds=60.0):
 def few_rows():
     """No transfer task asks for as many rows as were published or trains long; bootstrap draws are 40."""
     from whitenedcse.evaluation import classifiers, statistics
-    from whitenedcse.evaluation.transfer import TRANSFER
+    from whitenedcse.evaluation.tasks import TRANSFER
 
     classifiers.ROUNDS = 2
     drawn = cache(statistics.resamples)

@@ -14,11 +14,10 @@ from scipy import stats
 from scipy.stats import spearmanr
 
 from whitenedcse.console import say
+from whitenedcse.evaluation.protocol import Row
 from whitenedcse.evaluation.statistics import task_draws
-from whitenedcse.evaluation.sts import Subset
 from whitenedcse.evaluation.suite import System, evaluated, headline, plan, recorded, seed
-from whitenedcse.evaluation.tasks import Row
-from whitenedcse.evaluation.transfer import Labelled
+from whitenedcse.evaluation.tasks import Labelled, Subset
 from whitenedcse.report.comparison import compared, manner, row_of
 from whitenedcse.run import Run
 

@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
 from whitenedcse.data.datamodule import Batch, SentenceData
-from whitenedcse.evaluation.sts import Subset
+from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.model import embedder as encoding
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import ProjectionHead

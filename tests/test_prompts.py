@@ -26,11 +26,12 @@ from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.data.tokens import FEW, identity, token_ids, tokenised
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model import checkpoint
+from whitenedcse.model.checkpoint import digest_of
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Final
-from whitenedcse.model.planes import Source, digest_of, vectors
-from whitenedcse.model.planes import Wanted as Vectors
+from whitenedcse.model.layers import Source, vectors
+from whitenedcse.model.layers import Wanted as Vectors
 from whitenedcse.serving.export import export
 from whitenedcse.serving.fit import fitted, whitened
 from whitenedcse.serving.search import Index

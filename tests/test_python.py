@@ -17,7 +17,7 @@ from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.data.tokens import tokenised
 from whitenedcse.evaluation import suite
 from whitenedcse.evaluation.geometry import alignment, uniformity
-from whitenedcse.evaluation.sts import Subset
+from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.files import checksum
 from whitenedcse.model import checkpoint
 from whitenedcse.model.head import Final

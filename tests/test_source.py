@@ -15,7 +15,7 @@ from whitenedcse.app.arguments import source as opened
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling, requested
-from whitenedcse.model.planes import Wanted, vectors
+from whitenedcse.model.layers import Wanted, vectors
 from whitenedcse.model.sentence_transformers import ForeignModules
 
 

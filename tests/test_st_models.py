@@ -24,7 +24,7 @@ from test_st_loss import DATA, OTHERS, arguments, gradients, opened, saved, toke
 from torch.testing import assert_close
 
 from whitenedcse.compute import autocast_type
-from whitenedcse.evaluation.sts import cosine
+from whitenedcse.evaluation.scores import cosine
 from whitenedcse.model import packed
 from whitenedcse.sentence_transformers import (
     HeadInCheckpoints,

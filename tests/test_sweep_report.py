@@ -17,7 +17,7 @@ from scipy import stats
 
 from whitenedcse.app import cli
 from whitenedcse.app.config import CONF
-from whitenedcse.evaluation.differences import holm
+from whitenedcse.evaluation.statistics import holm
 from whitenedcse.model.whitener import KINDS, WhiteningSettings
 from whitenedcse.report import contrasts, page, plots, results, sweep
 from whitenedcse.report.conditions import FOLLOWING, idle

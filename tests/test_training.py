@@ -24,7 +24,7 @@ from whitenedcse import ragged as ragged_module
 from whitenedcse.app import start
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
-from whitenedcse.evaluation.sts import Subset
+from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder

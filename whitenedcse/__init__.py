@@ -6,7 +6,7 @@ run = whitenedcse.train("bert-base-uncased", "my.txt", output="outputs/NAME")
 whitenedcse.evaluate("outputs/NAME", tasks=["STS-B"])
 embedder = Embedder.load("outputs/NAME")             # a run, a checkpoint, an encoder, a hub id
 x = embedder.encode(["a sentence", "another one"])   # (2, d)
-Postprocess("whitening", k=256).fit(x).transform(x)  # whitening-k; also zca, pca_cor, cholesky, ...
+Postprocess("whitening", k=256).fit(x).transform(x)  # whitening-k; also zca, pca_cor, ...
 Index.build(embedder, ["a text"]).query(["a question"], 10)
 """
 

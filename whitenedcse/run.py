@@ -61,7 +61,6 @@ MOVED = {  # where a symbol of an older config.yaml is now
     "whitenedcse.training.loss.MaskedLanguageModel": "whitenedcse.training.terms.MaskedLanguageModel",
     "whitenedcse.training.mlm.MaskedLanguageModel": "whitenedcse.training.terms.MaskedLanguageModel",
     "whitenedcse.model.encoder.small_bert": SCRATCH,
-    "whitenedcse.evaluation.protocol.Protocol": "whitenedcse.evaluation.tasks.Protocol",
 }
 GONE = (  # settings of an older config.yaml, and those of their values with which it is the same run now
     ("loss", "force_literal", (True, False)),

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 from transformers import AutoModel, AutoTokenizer
 
-from whitenedcse.evaluation.sts import read
+from whitenedcse.evaluation.tasks import benchmark_pairs
 
 TASKS = ("STS-B/dev", "STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 POOLINGS, COMPONENTS, SHRINKAGES = ("cls", "mean"), (64, 128, 192, 256), (0.0, 0.3)
@@ -49,7 +49,7 @@ def corpus() -> list[str]:
 def pairs() -> tuple[list[str], dict[str, tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float64]]]]:
     """The distinct sentences of all tasks, and by task the rows of both sides and the gold scores."""
     folder = Path(os.environ["WHITENEDCSE_DATA"]) / "senteval"
-    every = {task: read(task, folder) for task in TASKS}
+    every = {task: benchmark_pairs(task, folder) for task in TASKS}
     rows: dict[str, int] = {}
     found = {}
     for task, subsets in every.items():

@@ -20,7 +20,7 @@ from results.lab import answers as lab
 from results.markdown import listed, table, text
 from results.paired import apart, bound, compared
 from results.study import contrasts as study
-from whitenedcse.evaluation.differences import ALPHA, holm
+from whitenedcse.evaluation.statistics import ALPHA, holm
 from whitenedcse.report.contrasts import spread
 from whitenedcse.report.plots import COLOURS, STYLE
 from whitenedcse.report.published import tables

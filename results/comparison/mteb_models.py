@@ -15,12 +15,10 @@ import numpy as np
 from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformer
 
-from whitenedcse.evaluation.sts import Subset
-from whitenedcse.evaluation.tasks import subsets, task
-from whitenedcse.evaluation.transfer import Labelled
+from whitenedcse.evaluation.tasks import Labelled, Subset, subsets, task
+from whitenedcse.model.checkpoint import digest_of
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling
-from whitenedcse.model.planes import digest_of
 from whitenedcse.report.published import STS
 from whitenedcse.serving.export import export
 

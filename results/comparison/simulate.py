@@ -14,8 +14,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from whitenedcse.evaluation.differences import of_difference, of_scores, quantile
-from whitenedcse.evaluation.statistics import resamples
+from whitenedcse.evaluation.statistics import of_difference, of_scores, quantile, resamples
 
 REPEATS, PAIRS, DRAWS, SD = 6000, 200, 300, 0.3
 COUNTS = resamples(PAIRS, DRAWS, 0) / PAIRS

@@ -23,8 +23,7 @@ from scipy.stats import rankdata, spearmanr
 from results.markdown import listed, table, text
 from results.paired import apart, bound, compared
 from results.study.contrasts import AFTER, AS_IS, score
-from whitenedcse.evaluation.differences import ALPHA, holm
-from whitenedcse.evaluation.statistics import Comparison
+from whitenedcse.evaluation.statistics import ALPHA, Comparison, holm
 from whitenedcse.report.contrasts import paired_by_seed, spread
 
 HERE = Path(__file__).parent

@@ -16,7 +16,7 @@ from sentence_transformers import SentenceTransformer
 
 from whitenedcse.data.sources import named
 from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.evaluation.sts import pairs_index, scores_of
+from whitenedcse.evaluation.scores import pairs_index, scores_of
 from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling

@@ -16,8 +16,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from results.markdown import listed, table
-from whitenedcse.evaluation.differences import holm
-from whitenedcse.evaluation.statistics import Comparison
+from whitenedcse.evaluation.statistics import Comparison, holm
 from whitenedcse.report.contrasts import paired_by_seed, spread
 from whitenedcse.report.published import STS as TASKS
 from whitenedcse.report.published import tables

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.sources import located
 from whitenedcse.evaluation.postprocess import Postprocess, ladder
-from whitenedcse.evaluation.sts import Index, pairs_index, scores_of
+from whitenedcse.evaluation.scores import Index, pairs_index, scores_of
 from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling

@@ -12,8 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from whitenedcse.app import train
-from whitenedcse.evaluation.sts import Subset
-from whitenedcse.evaluation.transfer import Labelled
+from whitenedcse.evaluation.tasks import Labelled, Subset
 from whitenedcse.files import draft_of
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.run import Run

@@ -19,8 +19,8 @@ from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling, ProjectionHead
-from whitenedcse.model.planes import Wanted as Vectors
-from whitenedcse.model.planes import vectors
+from whitenedcse.model.layers import Wanted as Vectors
+from whitenedcse.model.layers import vectors
 from whitenedcse.serving.export import export
 from whitenedcse.training.terms import MaskedLanguageModel
 

@@ -16,8 +16,7 @@ from numpy.testing import assert_allclose
 from safetensors.torch import load_file, save_file
 
 from whitenedcse.app import cli
-from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.evaluation.transforms import Kind
+from whitenedcse.evaluation.postprocess import Kind, Postprocess
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import Encoder

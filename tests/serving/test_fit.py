@@ -13,8 +13,7 @@ from numpy.testing import assert_allclose
 
 from whitenedcse.app import cli
 from whitenedcse.data.corpus import Corpus
-from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.evaluation.transforms import POWERED, Kind
+from whitenedcse.evaluation.postprocess import POWERED, Kind, Postprocess
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Final

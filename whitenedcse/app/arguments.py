@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from whitenedcse.evaluation.suite import Plan
     from whitenedcse.model.embedder import Embedder
     from whitenedcse.model.head import Pooling
-    from whitenedcse.model.planes import Source
+    from whitenedcse.model.layers import Source
 
 LAST_PORT = 65_535
 FORMS = ("table", "markdown", "csv", "latex")
@@ -194,7 +194,7 @@ def source(model: str, pooling: Pooling | None, prompt: str | None = None) -> So
     prompt: a text put before each sentence; None for the model's own, or for none where that is a function.
     A Sentence-Transformers directory with modules that are not read here is opened by that library.
     """
-    from whitenedcse.model.planes import Source
+    from whitenedcse.model.layers import Source
 
     if is_function(model):
         module, _, name = model.partition(":")

@@ -60,7 +60,7 @@ def scored(
     """
     # PyTorch takes seconds to import: the settings are checked before
     from whitenedcse.evaluation import classifiers, suite
-    from whitenedcse.model import planes
+    from whitenedcse.model import layers
     from whitenedcse.model.head import Pooling, requested
     from whitenedcse.report import figures
 
@@ -75,16 +75,16 @@ def scored(
     read = ", ".join(dict.fromkeys(str(pooling or source.steps) for pooling in poolings))
     say(f"model: {cfg.model}   pooling: {read}   sentences: {len(plan.sentences):,}")
     own, every = Run.of(cfg.model), figures.every_layer(cfg.figures)
-    wanted = planes.Wanted(poolings, protocol.max_length, protocol.extra, every, own is None, cfg.bf16)
-    x, kept = planes.vectors(source, plan.sentences, wanted)
-    if kept:
-        say(f"encoded: {kept.counts()}")
+    wanted = layers.Wanted(poolings, protocol.max_length, protocol.extra, every or bool(cfg.keep), cfg.bf16)
+    x, pooled = layers.vectors(source, plan.sentences, wanted)
+    if pooled and cfg.keep:
+        pooled.write(run.path, plan.sentences)
     systems = [suite.System(part, row.maker, row.fit) for part, row in zip(x, rows, strict=True)]
     results = [suite.evaluated(system, plan, classify, cfg.draws, say) for system in systems]
     model = arguments.described(cfg.model, (own or run).origin, None if own else source.embedder)
     used = {name: cfg[name] for name in ("bf16", "sample", "classifier")} | source.facts
     scores, items = suite.recorded((trained or {}) | model | protocol.facts | used, rows, results, plan)
-    drawn = figures.draw(run.path, list(cfg.figures), kept.kinds if kept else {}, systems, plan, scores)
+    drawn = figures.draw(run.path, list(cfg.figures), pooled.kinds if pooled else {}, systems, plan, scores)
     few = [note for system, row in zip(systems, rows, strict=True) if (note := system.few(plan, row.name))]
     return scores, items, [*notes, *few, *suite.fitted_to_unit(source.embedder, rows), *drawn]
 
@@ -94,6 +94,7 @@ def agenda(cfg: DictConfig) -> tuple[Any, list[Any], Any, list[str]]:
 
     Raises ValueError for settings that no row reads, before anything is encoded.
     """
+    from whitenedcse.evaluation import protocol as protocols
     from whitenedcse.evaluation import suite, tasks
 
     for row in cfg.protocol.rows:
@@ -103,7 +104,7 @@ def agenda(cfg: DictConfig) -> tuple[Any, list[Any], Any, list[str]]:
     cfg.fit, cfg.columns = fit, columns
     protocol = instantiate(cfg.protocol)
     settings = instantiate(cfg.postprocess).settings if cfg.postprocess else None
-    rows, notes = tasks.chosen(protocol, settings, fit, curve="components" in cfg.figures)
+    rows, notes = protocols.chosen(protocol, settings, fit, curve="components" in cfg.figures)
     arguments.refuse_unread(cfg, [*protocol.lines, *rows])
     find = [partial(tasks.task, name, protocol.case) for name in cfg.tasks.names]
     _, *data = arguments.require([partial(arguments.require_model, cfg.model), *find])

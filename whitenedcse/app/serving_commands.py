@@ -36,7 +36,7 @@ def add_whiten(commands: Any) -> None:
     given.encoder(fit)
     given.corpus(fit)
     fit.add_argument("out", metavar="OUT", help="the file to write, e.g. whitening.safetensors")
-    about = "whitening (the default), pca, zca, pca_cor, zca_cor, cholesky, standardise, centre or abtt"
+    about = "whitening (the default), pca, zca, pca_cor, zca_cor, standardise, centre or abtt"
     fit.add_argument("--kind", default="whitening", help=about)
     about = "pull variances towards their mean, from 0 (the default) to below 1, where there are few rows"
     fit.add_argument("--shrinkage", type=float, default=0.0, help=about)

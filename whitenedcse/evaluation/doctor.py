@@ -19,12 +19,10 @@ import numpy as np
 
 from whitenedcse.data import corpus
 from whitenedcse.data.sources import CORPORA, RTE, SENTEVAL, candidate_paths, files_of, present, roots
-from whitenedcse.evaluation import transfer
-from whitenedcse.evaluation.sts import TASKS, read
-from whitenedcse.evaluation.transfer import TRANSFER
+from whitenedcse.evaluation.tasks import EMPTY, STS, TRANSFER, benchmark_labels, benchmark_pairs
 from whitenedcse.files import digest
 
-PAIRS = {  # scored pairs of each subset, in the order of sts.TASKS
+PAIRS = {  # scored pairs of each subset, in the order of tasks.STS
     "STS12": (750, 750, 459, 750, 399),
     "STS13": (189, 750, 561),
     "STS14": (450, 300, 750, 750, 750, 750),
@@ -83,7 +81,7 @@ def examined(folder: Path | None = None) -> list[Finding]:
     home = present("senteval", within)
     homes = [home] if home else candidate_paths(SENTEVAL, within)  # an incomplete one is found task by task
     findings = []
-    for name, task in TASKS.items():
+    for name, task in STS.items():
         parts = task.subsets.split()
         names = [f"{task.folder}/{file.format(part)}" for part in parts for file in (task.text, task.gold)]
         base = _base(homes, task.folder)
@@ -139,9 +137,9 @@ def _remedy(task: str, base: Path) -> str:
 
 
 def _pairs(name: str, home: Path) -> Contents:
-    """The scored pairs of one of sts.TASKS; scores must lie from 0 to 5, those of SICK from 1 to 5."""
+    """The scored pairs of one of tasks.STS; scores must lie from 0 to 5, those of SICK from 1 to 5."""
     low, high = (1 if name.startswith("SICK") else 0), 5
-    subsets, wrong = read(name, home), []
+    subsets, wrong = benchmark_pairs(name, home), []
     for subset, expected in zip(subsets, PAIRS[name], strict=True):
         if len(subset.gold) != expected:
             wrong.append(f"{subset.name}: {len(subset.gold):,} scored pairs, {expected:,} published")
@@ -152,15 +150,15 @@ def _pairs(name: str, home: Path) -> Contents:
 
 
 def _labelled(name: str, home: Path) -> Contents:
-    """The texts of one of transfer.TRANSFER. Raises ValueError unless there are as many as published."""
+    """The texts of one of tasks.TRANSFER. Raises ValueError unless there are as many as published."""
     try:
-        read = transfer.read(name, home / RTE if name == "RTE" else home)
+        read = benchmark_labels(name, home / RTE if name == "RTE" else home)
     except ValueError as error:
         corrupted = f"; {CORRUPTED}" if name == "SUBJ" and ": 20 rows" in str(error) else ""
         raise ValueError(f"{error}{corrupted}") from error
     rows = list(zip(*read.columns, strict=True))
-    blank = sum(row == (transfer.EMPTY,) for row in rows)
-    return Contents([row for row in rows if row != (transfer.EMPTY,)], blank, [])
+    blank = sum(row == (EMPTY,) for row in rows)
+    return Contents([row for row in rows if row != (EMPTY,)], blank, [])
 
 
 def _text(path: Path, columns: tuple[str, ...], expected: int) -> Contents:

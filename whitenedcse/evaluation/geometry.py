@@ -7,7 +7,6 @@ v: views    n: sentences    d: width
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from whitenedcse.compute import at_least_float32, full_precision
-from whitenedcse.evaluation.sts import Subset
+from whitenedcse.evaluation.scores import Pairs
 
 CHUNK = 256  # rows that uniformity compares with all others at a time, few enough for a processor's cache
 
@@ -127,7 +126,7 @@ def concentration(variances: Tensor) -> dict[str, float | None]:
     return {"effective_rank": float(effective_rank(shares)), **tops}
 
 
-def positives(pairs: Sequence[tuple[Subset, NDArray[np.intp]]]) -> tuple[NDArray[np.intp], dict[str, Any]]:
+def positives(pairs: Pairs) -> tuple[NDArray[np.intp], dict[str, Any]]:
     """The rows (2, m) of a task's pairs in the top fifth of its scale, and which those are, for scores.json.
 
     The scale is that of the subsets, or else from the lowest to the highest score of the task. Of 0 to 5 they

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.evaluation.sts import CELLS, MEANS, Index, cosine, spearman_columns
+from whitenedcse.evaluation.scores import MEANS, ROUNDING, Index, cosine
 
 RESOLUTION = 1e-14  # of the squares: layers that cancel to 1e-7 leave the rounding of float32, no direction
+CELLS = 1_500_000  # of a chunk of columns; some eight float64 arrays of it live at once
 LIMIT = 10_000  # sets of layers: 12 layers and the embeddings have 8,191
 
 Floats = NDArray[np.float64]
@@ -58,6 +59,31 @@ def aggregate(index: Index, similarities: OfTask) -> dict[str, Floats]:
 
 def _of(values: OfTask, task: str) -> NDArray[Any]:
     return values(task) if callable(values) else values[task]
+
+
+def spearman_columns(gold: NDArray[Any], similarities: NDArray[Any]) -> Floats:
+    """`scores.spearman` of gold (n,) with every column of (n, m): (m,), NaN where it is undefined."""
+    n, m = similarities.shape
+    if len(gold) != n:
+        raise ValueError(f"{len(gold)} gold scores for {n} rows of similarities")
+    if n < 2 or _constant(np.asarray(gold, np.float64)[None])[0]:
+        return np.full(m, np.nan)
+    from scipy.stats import rankdata
+
+    a, columns = rankdata(gold) - (n + 1) / 2, np.asarray(similarities, np.float64).T
+    found = np.full(m, np.nan)
+    for at in np.split(np.arange(m), range(step := max(1, CELLS // n), m, step)):
+        at = at[~_constant(columns[at])]
+        b = rankdata(columns[at], axis=1) - (n + 1) / 2
+        found[at] = 100 * (b @ a) / np.sqrt(np.einsum("mn,mn->m", b, b) * (a @ a))
+    return found
+
+
+def _constant(x: Floats) -> NDArray[np.bool_]:
+    """Which rows of (m, n) are constant within rounding or not finite: (m,)."""
+    with np.errstate(invalid="ignore"):
+        constant = np.ptp(x, axis=1) <= ROUNDING * np.abs(x).max(axis=1)
+    return constant | ~np.isfinite(x).all(axis=1)
 
 
 def records(scores: Mapping[str, Floats], columns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

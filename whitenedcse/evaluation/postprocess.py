@@ -2,6 +2,9 @@
 
 n: sentences    d: width    k: components kept
 
+A transform is x -> (x - mean) @ matrix, and its matrix a function of the covariance of the rows that it is
+fitted to. An axis or a channel without variance becomes zero, never infinite.
+
 [1] Su et al., BERT-whitening, arXiv:2103.15316    [2] Kessy et al., Optimal Whitening, arXiv:1512.00809
 [3] Mu and Viswanath, All-but-the-Top, ICLR 2018, arXiv:1702.01417
 [4] Kusupati et al., Matryoshka Representation Learning, arXiv:2205.13147
@@ -15,31 +18,36 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple, Self, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from safetensors.numpy import save
 
 from whitenedcse.data.remote import fetched, published
-from whitenedcse.evaluation import transforms
-from whitenedcse.evaluation.transforms import ORDERED, Array, Kind
 from whitenedcse.files import checksum, metadata, parsing, tensors, writing
-from whitenedcse.whitening import Moments, check_finite
+from whitenedcse.whitening import Array, Moments, check_finite, principal_axes
 
-CURE = "copy it again, or fit it again with whitenedcse whiten fit"
+Kind = Literal["whitening", "pca", "zca", "pca_cor", "zca_cor", "standardise", "centre", "abtt", "prefix"]
+ORDERED = ("whitening", "pca", "pca_cor", "prefix")  # kinds of whose components the first k can be kept
+POWERED = ("whitening", "zca", "pca_cor", "zca_cor")  # kinds that whiten, by a power of the variances
+SCALED = ("standardise", "pca_cor", "zca_cor")  # kinds that first divide each channel by its deviation
 LIMITED = (  # settings that are for some kinds alone: what they are where they are not given, and these kinds
     ("k", None, ORDERED),
-    ("shrinkage", 0, transforms.SHRUNK),
-    ("power", 0.5, transforms.POWERED),
+    ("shrinkage", 0, POWERED),
+    ("power", 0.5, POWERED),
     ("top", None, ("abtt",)),
 )
+RANK = 1e-12  # of the largest variance; all-MiniLM-L6-v2 on STS: three empty axes at 3e-16, then 1.2e-3
+CURE = "copy it again, or fit it again with whitenedcse whiten fit"
 
 
 class Fitted(NamedTuple):
     """A fitted transform in float64: mean (d,), matrix (d, d), variances (d,) of the rows, largest first.
 
-    For standardise, pca_cor and zca_cor the variances are those of the channels, in their order.
+    For standardise, pca_cor and zca_cor the variances are those of the channels, in their order. They are
+    those before shrinkage.
 
     >>> Postprocess("pca").fit(np.array([[0.0, 0.0], [2.0, 0.0], [0.0, 4.0], [2.0, 4.0]])).fitted.variances
     array([4., 1.])
@@ -61,7 +69,6 @@ class Postprocess:
         "pca_cor", "zca_cor": V ** -1/2, with V the variances of the channels, times the matrix of "whitening"
         or "zca" of the correlations, which are the covariance of the standardised rows. The scale of a
         channel has no effect [2].
-        "cholesky": the lower triangular L for which L L' is the inverse covariance [2].
         "standardise": V ** -1/2, so that each channel has variance 1.
         "centre": I.    "abtt": I without the first `top` axes [3], here projected out of x - mean.
         "prefix": I with a mean of 0, so that k keeps the first k channels unchanged (Matryoshka [4]).
@@ -122,7 +129,7 @@ class Postprocess:
 
     def partial_fit(self, x: ArrayLike) -> Self:
         """Add rows x: (n, d) to those fitted before; the transform is recomputed when next needed."""
-        self.moments = self._open(np.atleast_2d(x := transforms.numbers(x)).shape[-1]).update(x)
+        self.moments = self._open(np.atleast_2d(x := numbers(x)).shape[-1]).update(x)
         self._fitted = None
         return self
 
@@ -145,7 +152,7 @@ class Postprocess:
         Raises ValueError for rows of another width, or k outside 1 to d.
         """
         mean, matrix, _ = self.fitted
-        x, d, k = transforms.numbers(x), len(mean), self.k if k is None else k
+        x, d, k = numbers(x), len(mean), self.k if k is None else k
         if k is not None and self.kind not in ORDERED:
             names = ", ".join(ORDERED)
             raise ValueError(f"k={k} is for {names}; the components of {self.kind} have no order")
@@ -155,19 +162,6 @@ class Postprocess:
             raise ValueError(f"k={k} components of width {d}: k is 1 to {d}")
         return np.subtract(x, mean, dtype=np.float64) @ matrix[:, :k]
 
-    def equal_cosines(self, n: int, d: int) -> bool:
-        """Whether it makes all cosines of the n distinct rows of width d that it is fitted to equal.
-
-        Whitening to n - 1 components or more does: the rows, whatever they were, become the corners of a
-        regular simplex with cosines of -1 / (n - 1). Of rows that were fitted several times, the cosines
-        depend on how often alone.
-
-        >>> [Postprocess("whitening", k=k).equal_cosines(n=300, d=384) for k in (None, 64)]
-        [True, False]
-        """
-        whole = self.kind in transforms.SHRUNK and self.shrinkage == 0 and self.power == 0.5
-        return whole and min(self.k or d, d) >= n - 1
-
     def inverse_transform(self, y: NDArray[Any]) -> Array:
         """The rows that `transform` turns into y: (n, k) -> (n, d).
 
@@ -175,13 +169,11 @@ class Postprocess:
         """
         mean, matrix, variances = self.fitted
         d, k = len(mean), y.shape[-1]
-        if self.kind == "abtt":
-            raise ValueError("abtt has no inverse: the components that it removes are lost")
-        if self.kind == "prefix" and k < d:
-            raise ValueError(f"a prefix of {k} of {d} channels has no inverse: the others are lost")
+        if self.kind == "abtt" or (self.kind == "prefix" and k < d):
+            raise ValueError(f"{self.kind} to {k} components has no inverse: what it removes is lost")
         if not 1 <= k <= d or (k < d and self.kind not in ORDERED):
             raise ValueError(f"{k}-wide rows do not come from a {self.kind} fitted to width {d}")
-        return y @ transforms.inverse(self.kind, matrix[:, :k], variances, self.power) + mean
+        return y @ inverse(self.kind, matrix[:, :k], variances, self.power) + mean
 
     def save(self, path: str | Path, provenance: Mapping[str, Any] = {}) -> None:
         """Write the transform, its settings and `provenance` (plain JSON) to a safetensors file or URL.
@@ -189,13 +181,12 @@ class Postprocess:
         The metadata of the file holds a digest of all this, which `load` compares.
         """
         try:
-            metadata = {"settings": json.dumps(self.settings), "provenance": json.dumps(dict(provenance))}
+            texts = {"settings": json.dumps(self.settings), "provenance": json.dumps(dict(provenance))}
         except TypeError as error:
             raise ValueError(f"provenance must be plain JSON values: {error}") from error
         # `save` would write strided arrays in the wrong order
-        tensors = {name: np.ascontiguousarray(array) for name, array in self.fitted._asdict().items()}
-        metadata["xxh3"] = digest(tensors, metadata)
-        content = save(tensors, metadata)
+        arrays = {name: np.ascontiguousarray(array) for name, array in self.fitted._asdict().items()}
+        content = save(arrays, texts | {"xxh3": digest(arrays, texts)})
         with published(path, mark="") as out, writing(out) as stream:
             stream.write(content)
 
@@ -210,8 +201,8 @@ class Postprocess:
             if other or "settings" not in (texts := metadata(path, CURE)):
                 raise ValueError(f"{path} was not written by whiten fit; fit again (a corpus: --whiten-on)")
             arrays = {name: tensor.numpy() for name, tensor in tensors(path).items()}
-            if texts.pop("xxh3", None) not in (None, digest(arrays, texts)):  # None in older files
-                raise ValueError("its digest differs")
+            if texts.pop("xxh3", None) != digest(arrays, texts):
+                raise ValueError("its digest differs, or it was written by version 0.2")
             loaded = cls(**json.loads(texts["settings"]))
             loaded.provenance = {**json.loads(texts["provenance"])}
             loaded._fitted = Fitted(**arrays)
@@ -244,17 +235,38 @@ class Postprocess:
         return self.fitted.matrix
 
     @property
-    def most(self) -> int:
-        """How many components can vary, by `transforms.most`; all of a loaded one that does not know."""
-        n = self.moments.n if self.moments else self.provenance.get("texts", len(self.mean) + 1)
-        return transforms.most(self.kind, n, len(self.mean), self.shrinkage)
+    def variances(self) -> Array:
+        """The variances (d,) of the rows; see `Fitted`."""
+        return self.fitted.variances
 
     @property
-    def variances(self) -> Array:
-        """Variances (d,) before shrinkage: of principal axes, largest first; of channels in their order for
-        standardise, pca_cor and zca_cor.
+    def most(self) -> int:
+        """How many components can vary (`varying`); all of a loaded one that does not know."""
+        n = self.moments.n if self.moments else self.provenance.get("texts", len(self.mean) + 1)
+        return self.varying(n, len(self.mean))
+
+    def varying(self, n: int, d: int) -> int:
+        """How many components can vary if fitted to n rows of width d: n - 1; all where no axes are fitted.
+
+        With shrinkage they are all d, too: it gives each a variance.
+
+        >>> [Postprocess(kind).varying(300, 384) for kind in ("whitening", "standardise")]
+        [299, 384]
         """
-        return self.fitted.variances
+        return min(n - 1, d) if self.kind in ("pca", *POWERED) and not self.shrinkage else d
+
+    def equal_cosines(self, n: int, d: int) -> bool:
+        """Whether it makes all cosines of the n distinct rows of width d that it is fitted to equal.
+
+        Whitening to n - 1 components or more does: the rows, whatever they were, become the corners of a
+        regular simplex with cosines of -1 / (n - 1). Of rows that were fitted several times, the cosines
+        depend on how often alone.
+
+        >>> [Postprocess("whitening", k=k).equal_cosines(n=300, d=384) for k in (None, 64)]
+        [True, False]
+        """
+        whole = self.kind in POWERED and self.shrinkage == 0 and self.power == 0.5
+        return whole and min(self.k or d, d) >= n - 1
 
     def _open(self, d: int) -> Moments:
         """The moments to which rows of width d can be added. Raises ValueError for a loaded transform."""
@@ -270,12 +282,99 @@ class Postprocess:
             raise ValueError(f"{self.kind} is fitted to two rows or more, not to {n}")
         if not (self.k is None or 1 <= self.k <= moments.d):
             raise ValueError(f"k={self.k} components of width {moments.d}; give from 1 to {moments.d}")
-        check_finite(moments.covariance, lambda row: f"the covariances of channel {row}")
-        mean = np.zeros(moments.d) if self.kind == "prefix" else moments.mean
-        matrix, variances = transforms.solved(
-            self.kind, moments.covariance, shrinkage=self.shrinkage, power=self.power, top=self.top
+        check_finite(cov := moments.covariance, lambda row: f"the covariances of channel {row}")
+        return Fitted(np.zeros(moments.d) if self.kind == "prefix" else moments.mean, *self.solved(cov))
+
+    def solved(self, cov: Array) -> tuple[Array, Array]:
+        """The matrix and the variances of `Fitted` from a covariance, (d, d) -> (d, d), (d,).
+
+        The matrix of SCALED is V ** -1/2 times that of the correlations V ** -1/2 cov V ** -1/2 [2].
+
+        >>> Postprocess("standardise").solved(np.array([[4.0, 1.0], [1.0, 9.0]]))[0].round(3).tolist()
+        [[0.5, 0.0], [0.0, 0.333]]
+        """
+        own = np.diagonal(cov).copy()
+        scale = divisors(own, 0.5) if self.kind in SCALED else np.ones(len(cov))
+        variances, axes = (x.numpy() for x in principal_axes(torch.from_numpy(cov / scale / scale[:, None])))
+        matrix = np.eye(len(cov))
+        if self.kind == "pca":
+            matrix = axes
+        elif self.kind == "abtt":
+            matrix = without_top(axes * np.isfinite(divisors(variances, 1)), self.top)
+        elif self.kind in POWERED:
+            s = self.shrinkage
+            matrix = axes / divisors(
+                (1 - s) * variances + s * variances.mean() if s else variances, self.power
+            )
+            matrix = matrix @ axes.T if self.kind in ("zca", "zca_cor") else matrix
+        return matrix / scale[:, None], own if self.kind in SCALED else variances
+
+
+def numbers(x: ArrayLike) -> NDArray[Any]:
+    """Rows as an array, unchanged if they are one. Raises TypeError for texts and all else that is no number.
+
+    >>> numbers([[1, 2]]).shape
+    (1, 2)
+    """
+    x = np.asarray(x)
+    if x.dtype.kind not in "fiub":
+        raise TypeError(
+            f"rows of numbers are expected, not {x.dtype}: encode texts first, e.g. by Embedder.encode"
         )
-        return Fitted(mean, matrix, variances)
+    return x
+
+
+def divisors(variances: Array, power: float) -> Array:
+    """variances ** power, (d,), but infinity for those up to RANK of the largest: divided by it, all is zero.
+
+    >>> divisors(np.array([4.0, 1e-16]), 0.5)
+    array([ 2., inf])
+    """
+    kept = variances > RANK * variances.max()
+    return np.where(kept, np.where(kept, variances, 1) ** power, np.inf)
+
+
+def without_top(axes: Array, top: int | None = None) -> Array:
+    """I - U1 U1' with the `top` first axes U1 of (d, d) [3]; None is d // 100, at least 1.
+
+    Raises ValueError for a number outside 1 to d - 1.
+
+    >>> without_top(np.eye(2)).tolist()
+    [[0.0, 0.0], [0.0, 1.0]]
+    """
+    d = len(axes)
+    top = max(1, d // 100) if top is None else top
+    if not 1 <= top < d:
+        raise ValueError(f"top={top} axes of {d}: 1 to {d - 1} can be removed")
+    return np.eye(d) - axes[:, :top] @ axes[:, :top].T
+
+
+def inverse(kind: Kind, matrix: Array, variances: Array, power: float = 0.5) -> Array:
+    """What undoes a matrix (d, k) of `Fitted`, (k, d), for rows of the fitted ones' span if k is their rank.
+
+    >>> inverse("standardise", np.diag([0.5, 0.0]), np.array([4.0, 0.0])).tolist()
+    [[2.0, 0.0], [0.0, 0.0]]
+    """
+    scale = divisors(variances, 0.5) if kind in SCALED else np.ones(len(matrix))
+    scale = np.where(np.isfinite(scale), scale, 0)
+    rest = matrix * scale[:, None]
+    cut = RANK**power / 10  # it spreads over that power of the variances; 0 is 1e-16 of its largest
+    if kind in ("zca", "zca_cor"):
+        return np.linalg.pinv(rest, rcond=cut, hermitian=True) * scale
+    squares = np.square(rest).sum(axis=0)  # columns are orthogonal, and zero where dropped
+    return (rest / np.where(squares > cut**2 * squares.max(), squares, np.inf)).T * scale
+
+
+def check_components(k: int, most: int) -> None:
+    """Raise ValueError for k components where at most so many can vary.
+
+    >>> check_components(k=299, most=299)
+    """
+    if k > most:
+        raise ValueError(
+            f"{k} components, but only {most} can vary: the transform is fitted to {most + 1} texts; keep "
+            f"{most} or fewer, or fit it to more texts (evaluate.py and Postprocess: or with shrinkage)"
+        )
 
 
 def digest(tensors: dict[str, Array], metadata: dict[str, str]) -> str:

@@ -16,19 +16,29 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from whitenedcse.evaluation import transfer, transforms
-from whitenedcse.evaluation.classifiers import Classify
 from whitenedcse.evaluation.geometry import described, positives
 from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.protocol import Row, setting
+from whitenedcse.evaluation.scores import (
+    MEANS,
+    Classify,
+    Index,
+    Pairs,
+    Rows,
+    Vectors,
+    accuracy,
+    averaged,
+    cosine,
+    features,
+    pairs_index,
+    task_scores,
+    threshold,
+)
 from whitenedcse.evaluation.statistics import Draws, accuracy_draws, average_draws, interval, task_draws
-from whitenedcse.evaluation.sts import MEANS, Index, Subset, averaged, cosine, pairs_index, score
-from whitenedcse.evaluation.tasks import OWN, Row, Task, own_texts, setting, texts
-from whitenedcse.evaluation.transfer import Labelled
+from whitenedcse.evaluation.tasks import OWN, Labelled, Task, own_texts, texts
 from whitenedcse.run import by_task
 
 FIGURES = ("alignment", "uniformity", "mean_cosine", "isotropy", "effective_rank")
-Rows = NDArray[np.intp]
-Vectors = Callable[[Rows], NDArray[Any]]
 Of = Callable[[str], Vectors]
 
 
@@ -55,28 +65,26 @@ def plan(
     """
     if not tasks:
         raise ValueError("tasks.names=[]: nothing to score; name a task or a file, e.g. [STS-B]")
+    fits = list(dict.fromkeys(fits))
+    own = {on: {name: own_texts(on, name, case) for name in tasks} for on in fits if on in OWN}
+    corpora = {on: corpus(on) for on in fits if on not in OWN}
     scored = {name: task for name, task in tasks.items() if not isinstance(task, Labelled)}
     named, index = pairs_index(scored) if scored else ([], {})
-    corpora = cache(corpus)
-    wanted = {
-        on: {name: own_texts(on, name, case) if on in OWN else corpora(on) for name in tasks}
-        for on in dict.fromkeys(fits)
-    }
-    lists = [t for by in wanted.values() for t in by.values()]
-    sentences = sorted(
-        {*named, *chain.from_iterable(lists), *chain.from_iterable(map(texts, tasks.values()))}
-    )
+    fitted = [*(text for by in own.values() for text in by.values()), *corpora.values()]
+    sentences = sorted({*named, *chain(*fitted), *chain(*map(texts, tasks.values()))})
     row = {text: i for i, text in enumerate(sentences)}
 
     def at(some: Iterable[str]) -> Rows:
         return np.array([row[text] for text in some], np.intp)
 
-    here, where = at(named), {id(t): at(t) for t in lists}
+    here = at(named)
+    rows = {on: {name: at(some) for name, some in by.items()} for on, by in own.items()}
+    rows |= {on: dict.fromkeys(tasks, at(some)) for on, some in corpora.items()}
     return Plan(
         sentences,
-        {name: [(s, here[rows]) for s, rows in parts] for name, parts in index.items()},
+        {name: [(s, here[pairs]) for s, pairs in parts] for name, parts in index.items()},
         {name: (t, [at(c) for c in t.columns]) for name, t in tasks.items() if isinstance(t, Labelled)},
-        {on: {name: where[id(t)] for name, t in by.items()} for on, by in wanted.items()},
+        {on: rows[on] for on in fits},
     )
 
 
@@ -98,6 +106,12 @@ class System(NamedTuple):
         fitted = transform.fit(self.x[plan.fits[self.on][name]] if self.on else self.x)
         return lambda at: fitted.transform(self.x[at])
 
+    def by_task(self, plan: Plan) -> Of:
+        """A function from a task to its `vectors`; a transform fitted to other sentences is fitted once."""
+        fitted = cache(lambda name: self.vectors(plan, name))
+        shared = next(iter(plan.fits[self.on])) if setting(self.on) == "inductive" else None
+        return lambda name: fitted(shared or name)
+
     def undefined(self, plan: Plan, name: str) -> str:
         """Why no score of scored pairs is defined after the transform; "" where it is."""
         if self.make is None or self.on not in OWN:
@@ -116,17 +130,11 @@ class System(NamedTuple):
         if self.make is None or setting(self.on) != "inductive":
             return ""
         made, n, d = self.make(), len(next(iter(plan.fits[self.on].values()))), self.x.shape[1]
-        known = transforms.most(made.kind, n, d, made.shrinkage)
+        known = made.varying(n, d)
         said = (
             f"{name}: fitted to {n:,} texts, of whose components only {known:,} of {made.k or d:,} can vary"
         )
         return said if known < (made.k or d) else ""
-
-    def by_task(self, plan: Plan) -> Of:
-        """A function from a task to its `vectors`; a transform fitted to other sentences is fitted once."""
-        fitted = cache(lambda name: self.vectors(plan, name))
-        shared = next(iter(plan.fits[self.on])) if setting(self.on) == "inductive" else None
-        return lambda name: fitted(shared or name)
 
 
 class Result(NamedTuple):
@@ -139,7 +147,7 @@ class Result(NamedTuple):
     items: dict[str, NDArray[Any]]
 
 
-def _refuse_unsound(x: NDArray[Any], n: int) -> None:
+def _check_vectors(x: NDArray[Any], n: int) -> None:
     if x.ndim != 2 or len(x) != n:
         raise ValueError(f"{n} sentences have {x.shape} vectors, not a row for each")
     if not np.issubdtype(x.dtype, np.number):
@@ -156,12 +164,13 @@ def evaluated(
     say: a function to report the score of each task that trains a classifier, which takes a while. Raises
     ValueError for vectors that are not finite or not one for each sentence.
     """
-    _refuse_unsound(system.x, len(plan.sentences))
+    _check_vectors(system.x, len(plan.sentences))
     of = system.by_task(plan)
     scores, items = _sts(of, plan, draws, system.undefined) if plan.pairs else ({}, {})
     for name, (task, columns) in plan.labelled.items():
-        result, items[name] = _labelled(of(name), task, columns, None if name == "RTE" else classify, draws)
-        if name == "RTE":
+        rte = name == "RTE"  # by a threshold; every other by a classifier
+        result, items[name] = _labelled(of(name), task, columns, None if rte else classify, draws)
+        if rte:
             scores["rte"] = result
         else:
             scores.setdefault("transfer", {"tasks": {}})["tasks"][name] = result
@@ -200,26 +209,18 @@ def seed(gold: NDArray[Any]) -> int:
 
 
 def _pairs(
-    of: Vectors, pairs: Sequence[tuple[Subset, Rows]], draws: int, undefined: str
+    of: Vectors, pairs: Pairs, draws: int, undefined: str
 ) -> tuple[dict[str, Any], NDArray[np.float64], dict[str, Draws]]:
-    at = np.unique(np.concatenate([rows for _, rows in pairs], axis=1))
-    x, local = of(at), [np.searchsorted(at, rows) for _, rows in pairs]
-    similarities = [cosine(x[left], x[right]) for left, right in local]
-    if undefined:  # they depend on rounding, and on how often a sentence occurs, alone
-        similarities = [np.zeros_like(s) for s in similarities]
-    result = score([s for s, _ in pairs], similarities) | ({"why": undefined} if undefined else {})
-    if zero := np.count_nonzero(~x.any(axis=1)):
-        result["why"] = result.get("why", "") + f" ({zero} zero vectors)"
-    gold, joined = np.concatenate([s.gold for s, _ in pairs]), np.concatenate(similarities)
-    sizes = [len(s.gold) for s, _ in pairs]
-    drawn = task_draws(gold, joined, sizes, draws, seed(gold))
+    result, cosines = task_scores(of, pairs, undefined)
+    gold, sizes = np.concatenate([s.gold for s, _ in pairs]), [len(s.gold) for s, _ in pairs]
+    drawn = task_draws(gold, cosines, sizes, draws, seed(gold))
     result["interval"] = {mean: interval(drawn[mean]) for mean in MEANS}
     for position, part in enumerate(result["subsets"].values()):
         part["interval"] = interval(drawn[str(position)])
-    return result, joined, drawn
+    return result, cosines, drawn
 
 
-def _geometry(of: Vectors, pairs: Sequence[tuple[Subset, Rows]]) -> dict[str, Any]:
+def _geometry(of: Vectors, pairs: Pairs) -> dict[str, Any]:
     at = np.unique(np.concatenate([rows for _, rows in pairs], axis=1))
     rows, about = positives(pairs)
     here = torch.from_numpy(np.searchsorted(at, rows))
@@ -235,10 +236,10 @@ def _labelled(
 ) -> tuple[dict[str, Any], NDArray[np.bool_]]:
     began = time.perf_counter()
     sides = [of(rows) for rows in columns]
-    if classify is None:  # by a threshold; a file of the user may be called RTE, too
-        result = transfer.threshold(task, cosine(*sides))
+    if classify is None:
+        result = threshold(task, cosine(*sides))
     else:
-        result = transfer.accuracy(task, transfer.features(sides), classify)
+        result = accuracy(task, features(sides), classify)
     correct = result.pop("correct")
     drawn = accuracy_draws(correct, draws, seed(task.gold))
     return {**result, "interval": interval(drawn), "seconds": round(time.perf_counter() - began, 1)}, correct

@@ -1,32 +1,187 @@
-"""Tasks by name, the sentences that a transform for one is fitted to, and the protocols of the papers.
+"""The tasks as data, and their texts: scored pairs and labelled texts, of the papers or from a user's files.
 
-A protocol is how a paper evaluates, as data: text handling, aggregation, and the rows of its table.
+n: pairs, or texts
 
-[1] BERT-whitening, arXiv:2103.15316    [2] WhiteningBERT, arXiv:2104.01767
+STS pairs and the transfer tasks are those of SentEval's files [1], RTE is GLUE's.
+
+[1] Conneau and Kiela, SentEval, arXiv:1803.05449
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from whitenedcse.data.corpus import read, sampled
-from whitenedcse.data.files import NAMED, records, suffix
-from whitenedcse.data.sources import CORPORA, RTE, located, named, roots, senteval
-from whitenedcse.evaluation import sts, transfer
-from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.evaluation.sts import MEANS, TASKS, Subset
-from whitenedcse.evaluation.transfer import TRANSFER, Labelled
+from whitenedcse.data.files import NAMED, fields, lines, listed, records, suffix
+from whitenedcse.data.sources import RTE, named, roots, senteval
+
+COLUMNS = ("sentence1", "sentence2", "score")
+SCALE = (0.0, 5.0)  # of all STS tasks; SICK's scores begin at 1
+SPLITS = ("train", "dev", "test")
+FOLDS = 10  # of a task without splits
+EMPTY = "."  # stands for an empty line, of which CR has 4 and MPQA 3, as in the examples of [1]
+OWN = ("target", "year")  # transforms fitted to sentences of the task itself: transductive
+CASES = ("as_is", "lower", "lower_but_sick")  # the last is that of WhiteningBERT's files
+
+
+class Subset(NamedTuple):
+    """n scored pairs: sentences left[i] and right[i] with the score gold[i], (n,) float64.
+
+    scale: the lowest and the highest score that there can be; None where only the scores tell.
+    """
+
+    name: str
+    left: list[str]
+    right: list[str]
+    gold: NDArray[np.float64]
+    scale: tuple[float, float] | None = None
+
+
+class Labelled(NamedTuple):
+    """n labelled rows: one or two columns of texts, and labels (n,) int64 as indices of classes.
+
+    split: (n,) of "train", "dev" and "test", or None for ten-fold cross-validation.
+    """
+
+    name: str
+    columns: tuple[list[str], ...]
+    labels: NDArray[np.int64]
+    classes: list[str]
+    split: NDArray[np.str_] | None
+
+    @property
+    def gold(self) -> NDArray[np.int64]:
+        """The labels of the rows that are tested: all of them, or those of the test split."""
+        return self.labels if self.split is None else self.labels[self.split == "test"]
+
 
 Task = list[Subset] | Labelled
-OWN = ("target", "year")  # fitted to sentences of the task itself: transductive
-CASES = ("as_is", "lower", "lower_but_sick")  # the last is that of WhiteningBERT's files
+
+
+class PairFiles(NamedTuple):
+    """Where the pairs of a benchmark are in SentEval's layout [1].
+
+    text, gold: files in `folder`, {} standing for the name of a subset. columns: of the two sentences in
+    `text` and of the score in `gold`. header: lines before the first pair.
+    """
+
+    folder: str
+    text: str
+    gold: str
+    columns: tuple[int, int, int]
+    header: int
+    subsets: str
+
+
+class LabelFile(NamedTuple):
+    """A file of labelled texts: its published number of rows, and the label or split of all of them."""
+
+    file: str
+    rows: int
+    split: str = ""
+    label: str = ""
+
+
+class LabelFiles(NamedTuple):
+    """Where the texts of a benchmark are in SentEval's layout [1].
+
+    texts, label: columns of a line, split by str.split(*cut); label None: the file gives the label, the line
+    is the text. header: lines before the first row. classes: names of the labels 0, 1, ...
+    """
+
+    parts: tuple[LabelFile, ...]
+    classes: tuple[str, ...]
+    texts: tuple[int, ...] = (0,)
+    label: int | None = None
+    cut: tuple[str, int] = ("\t", -1)
+    header: int = 0
+    encoding: str = "utf-8"
+
+
+_STS = ("STS.input.{}.txt", "STS.gs.{}.txt", (0, 1, 0), 0)
+_STSB = ("sts-{}.csv", "sts-{}.csv", (5, 6, 4), 0)
+_SICK = ("SICK_{}.txt", "SICK_{}.txt", (1, 2, 3), 1)
+STS = {
+    "STS12": PairFiles(
+        "STS/STS12-en-test", *_STS, "MSRpar MSRvid SMTeuroparl surprise.OnWN surprise.SMTnews"
+    ),
+    "STS13": PairFiles("STS/STS13-en-test", *_STS, "FNWN headlines OnWN"),  # SMT's text is not distributed
+    "STS14": PairFiles("STS/STS14-en-test", *_STS, "deft-forum deft-news headlines OnWN images tweet-news"),
+    "STS15": PairFiles("STS/STS15-en-test", *_STS, "answers-forums answers-students belief headlines images"),
+    "STS16": PairFiles(
+        "STS/STS16-en-test", *_STS, "answer-answer headlines plagiarism postediting question-question"
+    ),
+    "STS-B": PairFiles("STS/STSBenchmark", *_STSB, "test"),
+    "STS-B/dev": PairFiles("STS/STSBenchmark", *_STSB, "dev"),
+    "STS-B/train": PairFiles("STS/STSBenchmark", *_STSB, "train"),
+    "SICK-R": PairFiles("SICK", *_SICK, "test_annotated"),
+    "SICK-R/dev": PairFiles("SICK", *_SICK, "trial"),
+    "SICK-R/train": PairFiles("SICK", *_SICK, "train"),
+}
+
+
+def _polarity(positive: str, n1: int, negative: str, n0: int) -> tuple[LabelFile, ...]:
+    return LabelFile(positive, n1, label="1"), LabelFile(negative, n0, label="0")
+
+
+def _splits(prefix: str, **files: tuple[str, int]) -> tuple[LabelFile, ...]:
+    return tuple(LabelFile(f"{prefix}{file}", n, split) for split, (file, n) in files.items())
+
+
+_SST2 = _splits("SST/binary/sentiment-", train=("train", 67349), dev=("dev", 872), test=("test", 1821))
+_TREC = _splits("TREC/", train=("train_5500.label", 5452), test=("TREC_10.label", 500))
+_MRPC = _splits("MRPC/msr_paraphrase_", train=("train.txt", 4076), test=("test.txt", 1725))
+_SIGNS = ("negative", "positive")
+TRANSFER = {
+    "MR": LabelFiles(_polarity("MR/rt-polarity.pos", 5331, "MR/rt-polarity.neg", 5331), _SIGNS),
+    "CR": LabelFiles(_polarity("CR/custrev.pos", 2407, "CR/custrev.neg", 1368), _SIGNS),
+    "SUBJ": LabelFiles(  # [1] counts the objective as 1
+        _polarity("SUBJ/subj.objective", 5000, "SUBJ/subj.subjective", 5000), ("subjective", "objective")
+    ),
+    "MPQA": LabelFiles(_polarity("MPQA/mpqa.pos", 3312, "MPQA/mpqa.neg", 7294), _SIGNS),
+    "SST2": LabelFiles(_SST2, _SIGNS, label=1),
+    "TREC": LabelFiles(
+        _TREC,
+        ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"),
+        texts=(1,),
+        label=0,
+        cut=(" ", 1),
+        encoding="latin-1",
+    ),
+    "MRPC": LabelFiles(_MRPC, ("different", "paraphrase"), texts=(3, 4), label=0, header=1),
+    "RTE": LabelFiles(
+        (LabelFile("", 277),), ("entailment", "not_entailment"), texts=(0, 1), label=2, header=1
+    ),
+}
+
+
+# a task by its name
+
+
+def task(name: str, case: str = "as_is") -> Task:
+    """Scored pairs or labelled texts, by name or from a file, which has a column "score" or "label".
+
+    case: one of CASES; it makes no difference to an uncased encoder. Raises FileNotFoundError for no such
+    task.
+    """
+    place, columns = with_columns(name)
+    if name in TRANSFER:
+        content: Task = benchmark_labels(name, _rte() if name == "RTE" else senteval())
+    elif name not in STS and not Path(place).is_dir() and (len(columns) == 2 or _labelled(place, columns)):
+        content = labels_of(_file(place), columns)
+    else:
+        content = subsets(name)
+    kept = case == "as_is" or (case == "lower_but_sick" and name.startswith("SICK"))
+    return content if kept else _lower(content)
 
 
 def subsets(name: str) -> list[Subset]:
@@ -35,13 +190,13 @@ def subsets(name: str) -> list[Subset]:
     These are one file of pairs, or a folder of such files, each a subset of the task; see `with_columns`.
     Raises FileNotFoundError naming what was searched for, and where.
     """
-    if name in TASKS:
-        return sts.read(name, senteval())
+    if name in STS:
+        return benchmark_pairs(name, senteval())
     place, columns = with_columns(name)
-    if columns and len(columns) != len(sts.COLUMNS):
+    if columns and len(columns) != len(COLUMNS):
         raise ValueError(f"{name}: scored pairs have three columns, as {place}:SENTENCE1:SENTENCE2:SCORE")
     parts = sorted(path for path in Path(place).glob("*") if suffix(path.name) in NAMED)
-    return [sts.read_pairs(path, columns or sts.COLUMNS) for path in parts or [_file(place)]]
+    return [pairs_of(path, columns or COLUMNS) for path in parts or [_file(place)]]
 
 
 def with_columns(name: str) -> tuple[str, list[str]]:
@@ -57,25 +212,7 @@ def with_columns(name: str) -> tuple[str, list[str]]:
     return name, []
 
 
-def task(name: str, case: str = "as_is") -> Task:
-    """Scored pairs or labelled texts, by name or from a file, which has a column "score" or "label".
-
-    case: one of CASES; it makes no difference to an uncased encoder. Raises FileNotFoundError for no such
-    task.
-    """
-    place, columns = with_columns(name)
-    if name in TRANSFER:
-        content: Task = transfer.read(name, _rte() if name == "RTE" else senteval())
-    elif name not in TASKS and not Path(place).is_dir() and (len(columns) == 2 or _labelled(place, columns)):
-        content = transfer.read_labelled(_file(place), columns)
-    else:
-        content = subsets(name)
-    kept = case == "as_is" or (case == "lower_but_sick" and name.startswith("SICK"))
-    return content if kept else _lower(content)
-
-
 def _labelled(place: str, columns: Sequence[str]) -> bool:
-    """Whether a file whose columns are not named has one of labels."""
     return not columns and "label" in next((row for _, row in records(_file(place))), {})
 
 
@@ -87,7 +224,7 @@ def _file(name: str) -> Path:
     for path in _paths(name):
         if path.is_file():
             return path
-    known = (*TASKS, *TRANSFER)
+    known = (*STS, *TRANSFER)
     near = "".join(f", such as {task}" for task in get_close_matches(name, known, 1))
     what = "" if "/" in name or suffix(name) in NAMED else f"none of {', '.join(known)}{near}, and "
     folders = f"file in {' or '.join(map(str, (Path.cwd(), *roots())))}"
@@ -121,31 +258,15 @@ def texts(task: Task) -> list[str]:
     return [text for s in task for side in (s.left, s.right) for text in side]
 
 
-def setting(on: str) -> str:
-    """ "transductive" for a transform fitted to the test's own sentences, else "inductive"; "" for none."""
-    return "" if not on else "transductive" if on in OWN else "inductive"
-
-
 def own_texts(on: str, name: str, case: str = "as_is") -> list[str]:
     """The sentences of a task that its transform is fitted to, repeated as they occur.
 
-    on: "year" for the task's own pairs, as WhiteningBERT does; "target" for these and its train and dev
-    parts, as BERT-whitening does.
+    on: "year" for the task's own pairs, as WhiteningBERT does; "target" for these and the train and dev parts
+    of a benchmark, as BERT-whitening does. A user's file is its own, whatever its folder is called.
     """
     whole = name.split("/")[0]
-    parts = [part for part in TASKS if part.split("/")[0] == whole] if on == "target" else []
+    parts = [part for part in STS if part.split("/")[0] == whole] if on == "target" and name in STS else []
     return [text for part in dict.fromkeys((name, *parts)) for text in texts(task(part, case))]
-
-
-def short(names: Iterable[str]) -> list[str]:
-    """The names of tasks as headings: of a file without folders and columns, where all then differ.
-
-    >>> short(["STS-B", "tests/of/medicine.tsv:left:right:score"])
-    ['STS-B', 'medicine.tsv']
-    """
-    whole = list(names)
-    last = [Path(name).name.partition(":")[0] if Path(name).suffix else name for name in whole]
-    return last if len(set(last)) == len(last) else whole
 
 
 def corpus_texts(
@@ -160,141 +281,181 @@ def corpus_texts(
     return list(chain.from_iterable(drawn if sample == first or sample is None else sampled(drawn, sample)))
 
 
-@dataclass(frozen=True)
-class Row:
-    """A row of a table: which vectors, and which transform, fitted to what.
+def short(names: Iterable[str]) -> list[str]:
+    """The names of tasks as headings: of a file without folders and columns, where all then differ.
 
-    pooling, layers: None where the model defines them. map: settings of `Postprocess`, None for no transform.
-    fit: "target", "year", or a corpus by name or path; "" for nothing, as with a prefix, which is not fitted.
+    >>> short(["STS-B", "tests/of/medicine.tsv:left:right:score"])
+    ['STS-B', 'medicine.tsv']
     """
-
-    name: str
-    pooling: str | None = None
-    layers: Sequence[int] = (-1,)
-    map: Mapping[str, Any] | None = None
-    fit: str = ""
-
-    @property
-    def maker(self) -> Callable[[], Postprocess] | None:
-        """A function that makes the transform, not yet fitted; None where there is none."""
-        return None if self.map is None else partial(Postprocess, **self.map)
+    whole = list(names)
+    last = [Path(name).name.partition(":")[0] if Path(name).suffix else name for name in whole]
+    return last if len(set(last)) == len(last) else whole
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """How to evaluate.
+# scored pairs
 
-    headline: the aggregation that is printed, one of all, mean, wmean; all three are kept. case: of all
-    texts, one of tasks.CASES. max_length: in tokens, None for the encoder's own limit. extra: what a mean
-    over tokens divides by, in addition to their number; the code of [2] has 0.01. rows: mappings of `Row`'s
-    fields. Raises ValueError for anything else.
+
+def benchmark_pairs(name: str, folder: Path) -> list[Subset]:
+    """The subsets of one of STS, from SentEval's downstream `folder`.
+
+    A pair with an empty gold line is dropped. Raises ValueError, naming file and line, for anything
+    malformed.
     """
-
-    name: str
-    headline: str
-    case: str
-    max_length: int | None
-    extra: float
-    rows: Sequence[Mapping[str, Any]]
-    lines: tuple[Row, ...] = field(init=False)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What scores.json says of it."""
-        own = {name: getattr(self, name) for name in ("headline", "case", "max_length", "extra")}
-        return {"protocol": self.name, **own}
-
-    def __post_init__(self) -> None:
-        if self.headline not in MEANS:
-            raise ValueError(f"protocol.headline={self.headline!r} is not one of {', '.join(MEANS)}")
-        if self.case not in CASES:
-            raise ValueError(f"protocol.case={self.case!r} is not one of {', '.join(CASES)}")
-        if not (self.max_length is None or self.max_length > 0) or not 0 <= self.extra < math.inf:
-            raise ValueError(
-                f"protocol.max_length={self.max_length} must be above 0 or null, and "
-                f"protocol.extra={self.extra} finite and 0 or more"
-            )
-        if not self.rows:
-            raise ValueError("protocol.rows=[] evaluates nothing; one row is e.g. {name: as it is}")
-        object.__setattr__(self, "lines", tuple(_row(row) for row in self.rows))
-        for maker in filter(None, (row.maker for row in self.lines)):
-            maker()  # raises for settings that no transform has
+    if name not in STS:
+        raise ValueError(f"no task {name!r}; there are {', '.join(STS)}")
+    parts = STS[name].subsets.split()
+    return [_subset(part, _scored_lines(STS[name], part, folder))._replace(scale=SCALE) for part in parts]
 
 
-def _row(settings: Mapping[str, Any]) -> Row:
-    known = [field.name for field in fields(Row)]
-    if not isinstance(settings, Mapping) or "name" not in settings or set(settings) - set(known):
-        raise ValueError(f"protocol.rows: {settings} must have a name and no keys but {', '.join(known)}")
-    row = Row(**settings)
-    if row.map and not row.fit and row.map.get("kind") != "prefix":
-        raise ValueError(f"protocol.rows: {row.name!r} lacks what its transform is fitted to, as fit: target")
-    return row
+def _scored_lines(where: PairFiles, part: str, folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    text, gold = (folder / where.folder / file.format(part) for file in (where.text, where.gold))
+    pairs, scores = list(lines(text)), list(lines(gold))
+    if len(pairs) != len(scores):
+        raise ValueError(f"{gold}: {len(scores)} lines, for the {len(pairs)} pairs of {text}")
+    left, right, score = where.columns
+    for i in (i for i in range(where.header, len(pairs)) if scores[i]):
+        place = f"{text}:{i + 1}" + (f" and {gold.name}" if gold != text else "")
+        texts, scored = pairs[i].split("\t"), scores[i].split("\t")
+        if max(left, right) >= len(texts) or score >= len(scored):
+            raise ValueError(f"{place}: {len(texts)} tab-separated fields are too few")
+        yield place, {"score": scored[score], "sentence1": texts[left], "sentence2": texts[right]}
 
 
-def whole(settings: Mapping[str, Any]) -> bool:
-    """Whether a transform whitens and keeps all components, so that any number of them can be taken."""
-    return settings.get("kind") == "whitening" and settings.get("k") is None
+def pairs_of(path: Path, columns: Sequence[str] = COLUMNS) -> Subset:
+    """The pairs in a user's .tsv, .csv or .jsonl file; columns: those of both sentences and of the score.
 
-
-def particular(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those settings of a transform, beside its kind and k, that are not the defaults of `Postprocess`.
-
-    >>> particular({"kind": "zca", "shrinkage": 0.1, "power": 0.5})
-    {'shrinkage': 0.1}
+    Other columns are ignored. Raises ValueError, naming file and line, for malformed rows or fewer than 2.
     """
-    usual = {f.name: f.default for f in fields(Postprocess) if f.name not in ("kind", "k")}
-    return {name: value for name, value in settings.items() if value != usual.get(name, value)}
+    subset = _subset(path.stem, fields(path, dict(zip(COLUMNS, columns, strict=True))))
+    if len(subset.gold) < 2:
+        raise ValueError(f"{path}: {len(subset.gold)} pairs; a correlation needs at least 2")
+    return subset
 
 
-def chosen(
-    protocol: Protocol, settings: Mapping[str, Any] | None, fit: str, *, curve: bool = False
-) -> tuple[list[Row], list[str]]:
-    """The rows to evaluate, the transform asked for last, and a line for each row left out without corpus.
+def _subset(name: str, scored: Iterable[tuple[str, Mapping[str, Any]]]) -> Subset:
+    pairs = [_pair(where, row) for where, row in scored]
+    return Subset(name, [p[1] for p in pairs], [p[2] for p in pairs], np.array([p[0] for p in pairs], float))
 
-    Only a row on a corpus that is known by name, such as nli, is left out; a missing file is refused.
-    curve: a figure shows every number of components, so one row at least has a whitening that is `whole`.
+
+def _pair(where: str, row: Mapping[str, Any]) -> tuple[float, str, str]:
+    left, right, score = (row[column] for column in COLUMNS)
+    if not all(isinstance(text, str) and text.strip() for text in (left, right)):
+        raise ValueError(f"{where}: {left!r}, {right!r} are not two sentences")
+    with suppress(TypeError, ValueError, OverflowError):  # float would take 1_0 for 10, and true for 1
+        if "_" not in str(score) and not isinstance(score, bool) and math.isfinite(float(score)):
+            return float(score), left, right
+    raise ValueError(f"{where}: the score is {score!r}, not a finite number (columns: FILE:LEFT:RIGHT:SCORE)")
+
+
+# labelled texts
+
+
+class _Row(NamedTuple):
+    where: str
+    texts: tuple[str, ...]
+    label: str
+    split: str
+
+
+def benchmark_labels(name: str, folder: Path) -> Labelled:
+    """The rows of one of TRANSFER, from SentEval's downstream `folder`, or for RTE from GLUE's dev.tsv.
+
+    A text is its words joined by single spaces. Rows are ordered as [1] orders them, by split, number of
+    words and label, which decides the folds. Raises ValueError for a file with another number of rows than
+    published.
     """
-    rows, skipped = [], []
-    for row in protocol.lines:
-        if missing := absent(row.fit):
-            skipped.append(f"left out {row.name!r}: {missing}")
-        elif row not in rows:  # fit=target makes rows on NLI those on the task
-            rows.append(row)
-    rows += [transformed(settings, fit, protocol.lines)] if settings else []
-    if curve and not any(whole(row.map or {}) for row in rows):
-        rows.append(transformed({"kind": "whitening"}, fit, protocol.lines))
-    return rows, skipped
+    if name not in TRANSFER:
+        raise ValueError(f"no transfer task {name!r}; there are {', '.join(TRANSFER)}")
+    task = TRANSFER[name]
+    numbers = {text: i for i, kind in enumerate(task.classes) for text in (str(i), kind)}
+    rows = [row for part in task.parts for row in _labelled_lines(task, part, folder / part.file)]
+    for row in rows:
+        if row.label not in numbers:
+            raise ValueError(f"{row.where}: the label is {row.label!r}, not one of {', '.join(numbers)}")
+
+    def order(row: _Row) -> tuple[Any, ...]:
+        return row.split != "train", row.split, *(len(text.split()) for text in row.texts), numbers[row.label]
+
+    return _as_task(name, sorted(rows, key=order), numbers, task.classes)
 
 
-def absent(fit: str) -> str:
-    """Why a corpus that is known by name, such as nli, is not here; "" where it is, and for the task's own.
+def _labelled_lines(task: LabelFiles, part: LabelFile, path: Path) -> Iterator[_Row]:
+    text = list(lines(path, task.encoding))[task.header :]
+    if len(text) != part.rows:
+        raise ValueError(
+            f"{path}: {len(text)} rows, not the {part.rows} published; the file is damaged or of another set"
+        )
+    for number, line in enumerate(text, 1 + task.header):
+        where = f"{path}:{number}"
+        cells = [line] if task.label is None else line.split(*task.cut)
+        if max(*task.texts, task.label or 0) >= len(cells):
+            raise ValueError(f"{where}: {len(cells)} fields are too few")
+        label = part.label if task.label is None else cells[task.label].split(":")[0].strip()
+        yield _Row(where, tuple(" ".join(cells[i].split()) for i in task.texts), label, part.split)
 
-    Raises FileNotFoundError for any other name without a file: it is a mistake of the user's.
+
+def _as_task(name: str, rows: Sequence[_Row], numbers: Mapping[str, int], classes: Sequence[str]) -> Labelled:
+    columns = tuple(
+        [text or EMPTY for text in column] for column in zip(*(r.texts for r in rows), strict=True)
+    )
+    labels = np.array([numbers[row.label] for row in rows], np.int64)
+    split = np.array([row.split for row in rows]) if rows[0].split else None
+    return Labelled(name, columns, labels, list(classes), split)
+
+
+def labels_of(path: Path, columns: Sequence[str] = ()) -> Labelled:
+    """The rows of a user's .tsv, .csv or .jsonl file with texts and labels.
+
+    It has columns text, or sentence1 and sentence2, and label; others are ignored. columns: those of text and
+    label, where they have other names. With a column split, of train, dev and test, the test rows are
+    predicted; without, all rows in ten folds. Rows keep their order, classes are sorted by name.
     """
-    try:
-        if fit and fit not in OWN:
-            located(fit)
-    except FileNotFoundError as error:
-        if fit not in CORPORA:
-            raise
-        return str(error)
-    return ""
+    own = dict(zip(("text", "label"), columns, strict=True)) if columns else {}
+    rows = [_own(where, row) for where, row in fields(path, own)]
+    for row in rows:
+        if (len(row.texts), not row.split) != (len(rows[0].texts), not rows[0].split):
+            raise ValueError(f"{row.where}: other columns than in {rows[0].where}")
+    classes = sorted({row.label for row in rows})
+    if len(classes) < 2:
+        raise ValueError(
+            f"{path}: {len(classes)} classes ({', '.join(classes)}); a classifier needs two or more"
+        )
+    task = _as_task(path.stem, rows, {kind: i for i, kind in enumerate(classes)}, classes)
+    _check_sizes(path, task)
+    return task
 
 
-def transformed(settings: Mapping[str, Any], fit: str, others: Sequence[Row]) -> Row:
-    """The row of a transform that a user asks for, named after it and what it is fitted to, if anything.
+def _own(where: str, row: Mapping[str, Any]) -> _Row:
+    sides = ("text",) if "text" in row else ("sentence1", "sentence2")
+    missing = [column for column in (*sides, "label") if column not in row]
+    if missing:
+        path = where.rpartition(":")[0]
+        raise ValueError(
+            f"{where}: no {', '.join(missing)} among {listed(list(row), path)}; name its columns with the "
+            f"file, as {path}:TEXT:LABEL, or of scored pairs {path}:SENTENCE1:SENTENCE2:SCORE; pairs with a "
+            "label have columns called sentence1, sentence2 and label"
+        )
+    texts = tuple(row[side] for side in sides)
+    label, split = row["label"], row.get("split", "")
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ValueError(f"{where}: an empty text, or none: {', '.join(map(repr, texts))}")
+    if label is None or not str(label).strip():
+        raise ValueError(f"{where}: the label is {label!r}")
+    if "split" in row and split not in SPLITS:
+        raise ValueError(f"{where}: the split is {split!r}, not one of {', '.join(SPLITS)}")
+    return _Row(where, texts, str(label).strip(), split)
 
-    others: the rows of the protocol. Where all have poolings of their own, the new row has that of the last,
-    and its name begins with that of the row with this pooling and no transform.
-    """
-    own: dict[str, Any] = {}
-    before = ""
-    if all(row.pooling for row in others):
-        own = {"pooling": others[-1].pooling, "layers": others[-1].layers}
-        plain = [row.name for row in others if not row.map and (row.pooling, row.layers) == (*own.values(),)]
-        before = f"{plain[0]} " if plain else ""
-    name = settings["kind"] + ("" if settings.get("k") is None else f"-{settings['k']}")
-    name += "".join(f" {key}={value}" for key, value in particular(settings).items())
-    if name.startswith("prefix"):
-        return Row(before + name, map=settings, **own)
-    return Row(f"{before}{name} ({fit})", map=settings, fit=fit, **own)
+
+def _check_sizes(path: Path, task: Labelled) -> None:
+    """Raise ValueError for a class with fewer rows than the folds, or the split, need."""
+    labels, need, why = task.labels, FOLDS + 2, "ten folds, with ten folds inside each"
+    if task.split is not None:
+        if not (task.split == "test").any():
+            raise ValueError(f"{path}: its split column has no row with test")
+        labels, need, why = labels[task.split == "train"], FOLDS, "ten folds of train, as there is no dev"
+        if (task.split == "dev").any():
+            need, why = 1, "a class needs an example"
+    for kind, n in zip(task.classes, np.bincount(labels, minlength=len(task.classes)), strict=True):
+        if n < need:
+            said = f"{path}: class {kind!r} has {n} rows to train on; {why}, need {need}"
+            raise ValueError(f"{said} (columns are FILE:TEXT:LABEL)")

@@ -6,6 +6,7 @@ where that library can express the embedding, and ours (`whitenedcse.json`, `hea
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,9 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 
 from whitenedcse.data.remote import published
+from whitenedcse.data.tokens import identity
 from whitenedcse.files import DIGESTS, drafted, intact, parsing, read_json, restore, seal, tensors
 from whitenedcse.model import sentence_transformers
 from whitenedcse.model.embedder import Embedder
@@ -204,3 +207,17 @@ def others(embedder: Embedder, path: str | None) -> list[str]:
         unit = "; unit length is added again by whitenedcse export --unit" * ("unit length" in after)
         notes.append(f"note: what {path} has after its pooling is left out: {', '.join(after)}{unit}")
     return notes
+
+
+def digest_of(embedder: Embedder) -> str:
+    """A digest of all that decides an embedder's vectors: encoder, kind of device, tokenizer, settings."""
+    backbone = embedder.encoder.backbone
+    config = {k: v for k, v in backbone.config.to_dict().items() if not k.startswith("_")}
+    facts = [backbone.device.type, config, identity(embedder.encoder.tokenizer), settings(embedder)]
+    content = hashlib.blake2b(json.dumps(facts, default=str).encode(), digest_size=16)
+    final = embedder.final.state_dict() if embedder.final else {}
+    for state in (backbone.state_dict(), embedder.head.state_dict(), final):
+        for name, tensor in sorted(state.items()):
+            content.update(name.encode())
+            content.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return content.hexdigest()

@@ -1,4 +1,4 @@
-"""Runs of evaluate.py side by side, with tests of their differences; mteb's results by `mteb_comparison`.
+"""Runs of evaluate.py side by side, with tests of their differences.
 
 Two runs are compared by a paired bootstrap of the test pairs. Runs that differ in their seed alone are a
 group; groups are compared by a t test over seeds, with the variance over test pairs beside that over seeds.
@@ -14,20 +14,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from whitenedcse.console import Grid
-from whitenedcse.evaluation import mteb_results
-from whitenedcse.evaluation.differences import Source, half_width, of_draws, of_mean, of_scores, tested
 from whitenedcse.evaluation.statistics import (
     Draws,
+    Source,
     accuracy_draws,
     average_draws,
+    half_width,
     interval,
+    of_draws,
+    of_mean,
+    of_scores,
     over_seeds,
     task_draws,
+    tested,
     with_interval,
 )
 from whitenedcse.evaluation.suite import seed
 from whitenedcse.evaluation.tasks import short
-from whitenedcse.report import mteb_comparison, sweep
+from whitenedcse.report import sweep
 from whitenedcse.report.results import bounds, difference_cells, headed, meaning, refuse_other_pairs, unlike
 from whitenedcse.run import Run
 
@@ -67,14 +71,12 @@ class Column(NamedTuple):
 def compared(names: Sequence[str], draws: int, digits: int | None) -> list[Grid]:
     """A table for each row that the runs share, by name; of the first rows where they share none.
 
-    names: run directories, or patterns (outputs/sgw-*) for one system with several seeds; or directories of
-    mteb's results, one for each model. Each is tested against the first. RUN:ROW names the row of a run: one
-    table then compares these rows. Raises ValueError where the runs were not scored on the same pairs.
+    names: run directories, or patterns (outputs/sgw-*) for one system with several seeds. Each is tested
+    against the first. RUN:ROW names the row of a run: one table then compares these rows. Raises ValueError
+    where the runs were not scored on the same pairs.
     """
     folders = [(name, *with_row(name)) for name in names]
     every = [path for _, paths, _ in folders for path in paths]
-    if any(map(mteb_results.files, every)):
-        return [mteb_comparison.grid([mteb_results.read(path) for path in every], digits)]
     groups = [group(name, paths, every)._replace(row=row) for name, paths, row in folders]
     if len(groups) < 2:
         raise ValueError(f"compare={list(names)} is one; name two runs or more, or two patterns of runs")

@@ -14,8 +14,15 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from whitenedcse.console import Grid
-from whitenedcse.evaluation.differences import half_width, holm, of_difference, of_mean, tested
-from whitenedcse.evaluation.statistics import Comparison, over_seeds
+from whitenedcse.evaluation.statistics import (
+    Comparison,
+    half_width,
+    holm,
+    of_difference,
+    of_mean,
+    over_seeds,
+    tested,
+)
 from whitenedcse.report import plots
 from whitenedcse.report.conditions import same_content, texts
 from whitenedcse.report.plots import SIZE, Drawing, drawn, look, over_steps

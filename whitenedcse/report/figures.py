@@ -23,9 +23,10 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from whitenedcse.evaluation import layers
-from whitenedcse.evaluation.sts import MEANING, MEANS
+from whitenedcse.evaluation.protocol import whole
+from whitenedcse.evaluation.scores import MEANING, MEANS
 from whitenedcse.evaluation.suite import Plan, System
-from whitenedcse.evaluation.tasks import short, whole
+from whitenedcse.evaluation.tasks import short
 from whitenedcse.files import writing
 from whitenedcse.report.plots import COLOURS, LABEL, STYLE, legend_below
 
@@ -191,7 +192,7 @@ def every_layer(names: Sequence[str]) -> bool:
 def draw(
     run: Path,
     names: Sequence[str],
-    planes: Mapping[str, Sequence[NDArray[Any]]],
+    planes: Mapping[str, NDArray[Any]],
     systems: Sequence[System],
     plan: Plan,
     scores: Mapping[str, Any],
@@ -205,7 +206,7 @@ def draw(
     """
     rows = scores["rows"]
     kind = rows[-1]["pooling"].partition(" ")[0].replace("pooler", "cls")
-    every = np.stack(planes[kind]) if every_layer(names) else np.empty(0)
+    every = planes[kind] if every_layer(names) else np.empty(0)
     said = Said(scores["model"], rows[0]["pooling"], scores["headline"])
     layered, last = said._replace(pooling=f"{kind} in each layer"), said._replace(pooling=rows[-1]["pooling"])
     pairs = zip(rows, systems, strict=True)

@@ -20,7 +20,8 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from whitenedcse.console import Grid
-from whitenedcse.evaluation.tasks import OWN, particular
+from whitenedcse.evaluation.protocol import particular
+from whitenedcse.evaluation.tasks import OWN
 from whitenedcse.report.results import meaning, number
 from whitenedcse.run import Run, flat
 

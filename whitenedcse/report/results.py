@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from whitenedcse.console import Grid
+from whitenedcse.evaluation.scores import MEANING, MEANS
 from whitenedcse.evaluation.statistics import Comparison, shown, with_interval
-from whitenedcse.evaluation.sts import MEANING, MEANS
 from whitenedcse.evaluation.tasks import short
 from whitenedcse.run import Run
 

@@ -28,11 +28,10 @@ from whitenedcse.compute import autocast_type, cores, each
 from whitenedcse.data.corpus import texts
 from whitenedcse.data.sources import named
 from whitenedcse.evaluation.classifiers import classifier
-from whitenedcse.evaluation.postprocess import Postprocess, ladder
-from whitenedcse.evaluation.sts import TASKS, Index, scores_of
+from whitenedcse.evaluation.postprocess import Postprocess, check_components, ladder
+from whitenedcse.evaluation.scores import Index, scores_of
 from whitenedcse.evaluation.suite import Plan, System, evaluated, plan
-from whitenedcse.evaluation.tasks import short, subsets
-from whitenedcse.evaluation.transforms import refuse_beyond
+from whitenedcse.evaluation.tasks import STS, short, subsets
 from whitenedcse.files import writing
 from whitenedcse.model import packed
 from whitenedcse.model.attention import way
@@ -40,7 +39,7 @@ from whitenedcse.ragged import Ragged, offsets, places
 from whitenedcse.sentence_transformers.loss import refuse_name
 from whitenedcse.training.parallel import cut
 
-TEST_SETS = tuple(name for name in TASKS if "/" not in name)  # the seven
+TEST_SETS = tuple(name for name in STS if "/" not in name)  # the seven
 BLOCK = 20_000  # texts encoded at a time
 
 
@@ -271,7 +270,7 @@ def whitened(
         fit.partial_fit(x.numpy(force=True))
     bias = fit.transform(np.zeros((1, len(fit.mean))))[0]
     if k is not None:
-        refuse_beyond(k, fit.most)
+        check_components(k, fit.most)
     dense = Dense(*fit.matrix[:, : len(bias)].shape, activation_function=nn.Identity())
     with torch.no_grad():
         dense.linear.weight.copy_(torch.from_numpy(fit.matrix[:, : len(bias)].T))

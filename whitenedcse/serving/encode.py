@@ -33,9 +33,8 @@ from whitenedcse.data.files import filesystem
 from whitenedcse.data.remote import fetched, held, is_url
 from whitenedcse.distributed import placed
 from whitenedcse.files import as_json, check_place, checksum, parsing, vectors, writing
-from whitenedcse.model.checkpoint import settings
+from whitenedcse.model.checkpoint import digest_of, settings
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.planes import digest_of
 from whitenedcse.whitening import check_finite
 
 MANIFEST = "manifest.json"

@@ -20,12 +20,11 @@ import torch
 from whitenedcse.console import pace, say
 from whitenedcse.data.corpus import Corpus, rows
 from whitenedcse.distributed import Place, placed
-from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.evaluation.transforms import SHRUNK, Array, refuse_beyond
+from whitenedcse.evaluation.postprocess import POWERED, Postprocess, check_components
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Final
 from whitenedcse.serving.encode import blank, blocks
-from whitenedcse.whitening import check_finite
+from whitenedcse.whitening import Array, check_finite
 
 BLOCK = 20_000  # rows at a time
 ENOUGH = 10  # texts per component, as a rule of thumb
@@ -94,7 +93,7 @@ def merge_ranks(fit: Postprocess, here: Place) -> None:
 def say_few(fit: Postprocess, n: int) -> None:
     """Print one line where n texts are few for the components that are kept, or too few for all to vary."""
     d = len(fit.mean)
-    kept, whitens, few = fit.k or d, fit.kind in SHRUNK and not fit.shrinkage, f"{n:,} texts are few for"
+    kept, whitens, few = fit.k or d, fit.kind in POWERED and not fit.shrinkage, f"{n:,} texts are few for"
     if fit.k is None and fit.most < d:
         say(f"note: {few} width {d}: {fit.most} components of this {fit.kind} can vary; {CURE}")
     elif whitens and n < ENOUGH * kept:
@@ -140,7 +139,7 @@ def affine(fit: Postprocess, embedder: Embedder, k: int | None = None) -> tuple[
     check_fit(fit, plain, unit=embedder.unit)
     bias = fit.transform(np.zeros((1, plain.width)), k)[0]
     if k is not None or fit.k is not None:
-        refuse_beyond(len(bias), fit.most)
+        check_components(len(bias), fit.most)
     return fit.matrix[:, : len(bias)].T, bias
 
 

@@ -29,7 +29,6 @@ from whitenedcse.console import lacking
 from whitenedcse.data.corpus import Corpus, fingerprint, rows
 from whitenedcse.data.remote import fetched, published
 from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.evaluation.transforms import Array
 from whitenedcse.files import (
     DIGESTS,
     check_place,
@@ -45,12 +44,12 @@ from whitenedcse.files import (
     writing,
 )
 from whitenedcse.model import checkpoint
+from whitenedcse.model.checkpoint import digest_of
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.planes import digest_of
 from whitenedcse.model.sentence_transformers import DOCUMENT
 from whitenedcse.serving.encode import Job, arrays, begun, blank, share
 from whitenedcse.serving.fit import affine, say_few, scaled
-from whitenedcse.whitening import check_finite
+from whitenedcse.whitening import Array, check_finite
 
 INDEX, EMBEDDER, EMPTY = "index.json", "embedder", "empty.faiss"
 FORMAT = 3

@@ -20,7 +20,8 @@ from whitenedcse.compute import without_autocast
 from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.evaluation.geometry import alignment, concentration, positives, spread, uniformity
 from whitenedcse.evaluation.postprocess import Postprocess, ladder
-from whitenedcse.evaluation.sts import Index, Subset, pairs_index, scores_of
+from whitenedcse.evaluation.scores import Index, pairs_index, scores_of
+from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.ragged import Ragged, taken

@@ -1,14 +1,27 @@
-"""Draws are scipy's on the repeated pairs; intervals cover; p is uniform where there is no difference."""
+"""Draws and tests are scipy's; intervals cover; p is uniform where there is no difference."""
 
 import math
 import tracemalloc
 
 import numpy as np
 import pytest
+from scipy import stats
 from scipy.stats import kstest, spearmanr
 
 from whitenedcse.evaluation import statistics
-from whitenedcse.evaluation.statistics import interval, paired, resamples, task_draws, weighted_spearman
+from whitenedcse.evaluation.statistics import (
+    Source,
+    half_width,
+    interval,
+    of_difference,
+    of_mean,
+    paired,
+    quantile,
+    resamples,
+    task_draws,
+    weighted_spearman,
+)
+from whitenedcse.evaluation.statistics import tested as outcome
 
 NAN, PAIRS = math.nan, np.arange(3.0)
 
@@ -234,3 +247,95 @@ def test_a_value_is_shown_in_the_digits_it_has(arguments, plain, full):
 def test_what_cannot_be_drawn_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("n", [2, 3, 10])
+def test_one_source_is_the_t_test(n):
+    a, b = np.random.default_rng(n).normal([[0.4], [0.0]], 1, (2, n))
+    test, scipys = outcome((a - b).mean(), of_difference(a, b, paired=True)), stats.ttest_rel(a, b)
+    assert test.p == pytest.approx(scipys.pvalue, rel=1e-9)
+    low, high = scipys.confidence_interval()
+    assert (test.low, test.high) == pytest.approx((low, high), rel=1e-9)
+    known = outcome(-1.3, [Source(0.25, math.inf)])
+    assert known.p == pytest.approx(2 * stats.norm.sf(2.6), rel=1e-9)
+    assert (known.low, known.high) == pytest.approx(stats.norm.interval(0.95, -1.3, 0.5), rel=1e-9)
+
+
+def test_widths_of_sources_are_added_in_squares_and_p_is_where_the_interval_ends_at_zero():
+    sources = [Source(0.3, 1), Source(0.2, 4), Source(0.5, math.inf)]
+    for alpha in (0.05, 0.3):
+        alone = [stats.t.isf(alpha / 2, df) * variance**0.5 for variance, df in sources]
+        assert half_width(sources, alpha) == pytest.approx(math.hypot(*alone), rel=1e-9)
+    for difference in (-30.0, 0.01, 2.0):
+        assert half_width(sources, outcome(difference, sources).p) == pytest.approx(abs(difference), rel=1e-6)
+    assert outcome(0.0, sources).p == 1 and outcome(1e90, [Source(1.0, math.inf)]).p == 0
+
+
+def test_what_does_not_vary_is_not_tested():
+    same = of_difference([75.64, 64.42, 73.73], [74.34, 63.12, 72.43], paired=True)  # 1.3, but for rounding
+    assert same[0].variance > 0 and outcome(1.3, same).p is None and outcome(0.0, [Source(0.0, 2)]).p is None
+
+
+def test_the_variance_of_a_difference_of_groups():
+    a, b = [75.0, 76.5, 74.0], [71.0, 70.0, 73.5, 72.0]
+    va, vb = np.var(a, ddof=1), np.var(b, ddof=1)
+    assert of_difference(a, b, paired=False) == [(pytest.approx(va / 3), 2), (pytest.approx(vb / 4), 3)]
+    for one, other in ((a, [70.0]), ([70.0], a)):  # the single value varies as the three do
+        assert of_difference(one, other, paired=False) == [(pytest.approx(va * (1 + 1 / 3)), 2)]
+    apart = np.var(np.subtract(a, b[:3]), ddof=1) / 3
+    assert of_difference(a, b[:3], paired=True) == [(pytest.approx(apart), 2)]
+
+
+def called_different(n, m, noise, shared, paired, sds=(0.3, 0.3), items=True):
+    """In percent, how often systems of n and m seeds are called different that are equal.
+
+    noise: the standard deviation over test pairs of a system's score if shared by its seeds, else of a run's.
+    """
+    rng, hits, repeats = np.random.default_rng(0), 0, 1500
+    for _ in range(repeats):
+        a, b = (
+            sd * rng.standard_normal(k) + noise * rng.standard_normal(1 if shared else k)
+            for k, sd in zip((n, m), sds, strict=True)
+        )
+        pairs = noise**2 * (2 if shared else 1 / n + 1 / m)  # what a bootstrap of the pairs estimates
+        sources = [*of_difference(a, b, paired=paired), *([Source(pairs, math.inf)] if items else [])]
+        hits += abs(a.mean() - b.mean()) > half_width(sources)
+    return 100 * hits / repeats
+
+
+@pytest.mark.parametrize("noise", [0.03, 0.3])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("n", [2, 3, 5, 10])
+@pytest.mark.slow(but=4)
+def test_equal_systems_are_called_different_in_six_percent_at_most(n, shared, noise):
+    rate = called_different(n, n, noise, shared, paired=True)
+    assert rate <= 6
+    assert rate >= 3.5 or noise > 0.03  # little noise: all of the 5 % are used
+    assert called_different(n, n, noise, shared, paired=False) <= 6
+    assert called_different(1, n, noise, shared, paired=False) <= 6
+
+
+@pytest.mark.parametrize("seeds", [(2, 10), (3, 5), (10, 2)])
+def test_unequal_groups_of_unequal_spread_are_called_different_in_six_percent_at_most(seeds):
+    for noise, sds in ((0.03, (0.6, 0.3)), (0.1, (0.3, 0.6)), (0.3, (0.3, 0.3))):
+        assert called_different(*seeds, noise, True, False, sds) <= 6
+
+
+def test_seeds_alone_say_nothing_of_other_pairs():
+    assert called_different(10, 10, 0.3, True, paired=True, items=False) > 40
+
+
+@pytest.mark.parametrize("df", [1, 4, math.inf])
+def test_quantiles_are_scipys(df):
+    for share in (0.5, 0.025, 1e-60):
+        assert quantile(share, df) == pytest.approx(stats.t.ppf(share, df), rel=1e-9)
+
+
+def test_what_has_no_variance_is_refused():
+    for call, message in (
+        (lambda: of_mean([1.0]), "1 values: a variance needs at least 2"),
+        (lambda: of_difference([1.0], [2.0], paired=False), "1 values"),
+        (lambda: of_difference([1.0, 2.0], [2.0], paired=True), "2 and 1 values cannot be paired"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from whitenedcse.evaluation.sts import TASKS, read, read_pairs
+from whitenedcse.evaluation.tasks import STS, benchmark_pairs, pairs_of
 
-DATA = Path(os.environ.get("WHITENEDCSE_DATA", Path(__file__).parents[2] / "shared/data")) / "senteval"
+DATA = Path(os.environ.get("WHITENEDCSE_DATA", Path(__file__).parents[3] / "shared/data")) / "senteval"
 COUNTS = {
     "STS12": "MSRpar 750 MSRvid 750 SMTeuroparl 459 surprise.OnWN 750 surprise.SMTnews 399",
     "STS14": "deft-forum 450 deft-news 300 headlines 750 OnWN 750 images 750 tweet-news 750",
@@ -29,9 +29,9 @@ def write(folder, files):
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the real SentEval files are not here")
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", STS)
 def test_the_real_sets_hold_as_many_scored_pairs_as_published(name):
-    subsets = read(name, DATA)
+    subsets = benchmark_pairs(name, DATA)
     assert " ".join(f"{s.name} {len(s.gold)}" for s in subsets) == COUNTS[name]
     assert all(0 <= s.gold.min() and s.gold.max() <= 5 for s in subsets)
 
@@ -41,16 +41,16 @@ def three(subset):
 
 
 def test_a_pair_keeps_its_score_among_unscored_lines_quotes_and_further_columns(tmp_path):
-    for part in TASKS["STS16"].subsets.split():
+    for part in STS["STS16"].subsets.split():
         text = 'a "quoted\tb\u2028b\tsource\turl\nc\td\t\t\ne\tf\r\n'
         files = {f"STS.input.{part}.txt": text, f"STS.gs.{part}.txt": "3\r\n\r\n4.5\r\n"}
         write(tmp_path / "STS/STS16-en-test", files)
     stsb = 'g\tf\ty\t1\t2.5\ta "no\tso, what\tmore\tmore\ng\tf\ty\t2\t0\tx\ty\n'
     sick = "pair_ID\tA\tB\tscore\tj\r\n6\tNo boy\tA kid\t3.3\tNEUTRAL\r\n"
     write(tmp_path, {"STS/STSBenchmark/sts-test.csv": stsb, "SICK/SICK_test_annotated.txt": sick})
-    assert three(read("STS16", tmp_path)[0]) == (['a "quoted', "e"], ["b\u2028b", "f"], [3, 4.5])
-    assert three(read("STS-B", tmp_path)[0]) == (['a "no', "x"], ["so, what", "y"], [2.5, 0])
-    assert three(read("SICK-R", tmp_path)[0]) == (["No boy"], ["A kid"], [3.3])
+    assert three(benchmark_pairs("STS16", tmp_path)[0]) == (['a "quoted', "e"], ["b\u2028b", "f"], [3, 4.5])
+    assert three(benchmark_pairs("STS-B", tmp_path)[0]) == (['a "no', "x"], ["so, what", "y"], [2.5, 0])
+    assert three(benchmark_pairs("SICK-R", tmp_path)[0]) == (["No boy"], ["A kid"], [3.3])
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,14 @@ def test_a_pair_keeps_its_score_among_unscored_lines_quotes_and_further_columns(
 def test_a_damaged_benchmark_names_file_and_line(tmp_path, text, gold, message):
     write(tmp_path / "STS/STS13-en-test", {"STS.input.FNWN.txt": text, "STS.gs.FNWN.txt": gold})
     with pytest.raises(ValueError, match=message):
-        read("STS13", tmp_path)
+        benchmark_pairs("STS13", tmp_path)
 
 
 def test_an_unknown_task_lists_the_known_ones_and_a_missing_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"no task 'STS17'; there are STS12, .*SICK-R/train"):
-        read("STS17", tmp_path)
+        benchmark_pairs("STS17", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"sts-test\.csv"):
-        read("STS-B", tmp_path)
+        benchmark_pairs("STS-B", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,13 @@ def test_an_unknown_task_lists_the_known_ones_and_a_missing_file_is_named(tmp_pa
     ],
 )  # fmt: skip
 def test_the_same_pairs_come_out_of_every_format(tmp_path, name, text):
-    got = read_pairs(write(tmp_path, {name: text}))
+    got = pairs_of(write(tmp_path, {name: text}))
     assert (got.name, *three(got)) == ("p", ['"a', "d\u2028e"], ["b, c", '"f"'], [1, 2.5])
 
 
 def test_pairs_may_be_compressed(tmp_path):
     (tmp_path / "p.tsv.gz").write_bytes(gzip.compress(f"{HEADER}1\ta\tb\n2.5\tc\td\n".encode()))
-    assert three(read_pairs(tmp_path / "p.tsv.gz")) == (["a", "c"], ["b", "d"], [1, 2.5])
+    assert three(pairs_of(tmp_path / "p.tsv.gz")) == (["a", "c"], ["b", "d"], [1, 2.5])
 
 
 @pytest.mark.parametrize(
@@ -111,4 +111,4 @@ def test_pairs_may_be_compressed(tmp_path):
 )  # fmt: skip
 def test_a_damaged_file_of_pairs_names_the_line(tmp_path, name, text, message):
     with pytest.raises(ValueError, match=message):
-        read_pairs(write(tmp_path, {name: text}))
+        pairs_of(write(tmp_path, {name: text}))

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix, f1_score
 
-from whitenedcse.evaluation import transfer
-from whitenedcse.evaluation.transfer import TRANSFER, accuracy, features, read, read_labelled, threshold
+from whitenedcse.evaluation.scores import accuracy, features, threshold
+from whitenedcse.evaluation.tasks import TRANSFER, LabelFile, Labelled, benchmark_labels, labels_of
 
-DATA = Path(os.environ.get("WHITENEDCSE_DATA", Path(__file__).parents[2] / "shared/data"))
+DATA = Path(os.environ.get("WHITENEDCSE_DATA", Path(__file__).parents[3] / "shared/data"))
 real = pytest.mark.skipif(not (DATA / "senteval/MR").is_dir(), reason="the real transfer tasks are not here")
 BALANCE = {  # rows of each class, by split
     "MR": {None: [5331, 5331]}, "CR": {None: [1368, 2407]}, "SUBJ": {None: [5000, 5000]},
@@ -28,7 +28,7 @@ def located(name):
 @pytest.mark.parametrize("name", TRANSFER)
 @pytest.mark.slow(but=3)
 def test_the_real_tasks_hold_as_many_rows_of_each_class_as_published(name):
-    task = read(name, located(name))
+    task = benchmark_labels(name, located(name))
     for split, expected in BALANCE[name].items():
         counts = np.bincount(task.labels if split is None else task.labels[task.split == split])
         assert counts.tolist() == expected or counts.sum() == expected
@@ -42,7 +42,7 @@ def test_the_real_tasks_hold_as_many_rows_of_each_class_as_published(name):
 @pytest.mark.parametrize("name", TRANSFER)
 @pytest.mark.slow(but=3)
 def test_rows_are_ordered_by_split_words_and_label(name):
-    task = read(name, located(name))
+    task = benchmark_labels(name, located(name))
     words = [[0 if text == "." else len(text.split()) for text in column] for column in task.columns]
     split = [("train", "dev", "test").index(s) for s in task.split] if task.split is not None else []
     keys = list(zip(*([split] if split else []), *words, task.labels.tolist(), strict=True))
@@ -53,7 +53,7 @@ def test_rows_are_ordered_by_split_words_and_label(name):
 
 @real
 def test_real_labels_and_encodings():
-    subj, trec, mrpc = (read(name, DATA / "senteval") for name in ("SUBJ", "TREC", "MRPC"))
+    subj, trec, mrpc = (benchmark_labels(name, DATA / "senteval") for name in ("SUBJ", "TREC", "MRPC"))
     objective = (DATA / "senteval/SUBJ/subj.objective").read_text("latin-1").split("\n")[0].split()
     assert subj.classes[subj.labels[subj.columns[0].index(" ".join(objective))]] == "objective"
     (one,) = (i for i, text in enumerate(trec.columns[0]) if not text.isascii())
@@ -75,8 +75,7 @@ def small(monkeypatch):
 
     def shrink(name, *rows):
         parts = tuple(
-            transfer.Part(p.file, n, p.split, p.label)
-            for p, n in zip(TRANSFER[name].parts, rows, strict=True)
+            LabelFile(p.file, n, p.split, p.label) for p, n in zip(TRANSFER[name].parts, rows, strict=True)
         )
         monkeypatch.setitem(TRANSFER, name, TRANSFER[name]._replace(parts=parts))
 
@@ -91,7 +90,7 @@ def contents(task):
 def test_ties_of_length_go_by_label_then_as_filed_and_an_empty_line_becomes_a_dot(tmp_path, small):
     small("CR", 4, 3)
     write(tmp_path, {"CR/custrev.pos": "b  b\n\nsee\u00a0this now\na a\n", "CR/custrev.neg": "z z\n \nc\n"})
-    assert contents(read("CR", tmp_path)) == [
+    assert contents(benchmark_labels("CR", tmp_path)) == [
         (".", "negative"), (".", "positive"), ("c", "negative"), ("z z", "negative"), ("b b", "positive"),
         ("a a", "positive"), ("see this now", "positive"),
     ]  # fmt: skip
@@ -109,19 +108,19 @@ def test_columns_and_labels_of_the_other_layouts(tmp_path, small):
         "SST/binary/sentiment-test": "so so \t0\n",
         "dev.tsv": "sentence1\tsentence2\tlabel\tidx\nA b.\tC\t1\t0\nD\tE\t0\t1\n",
     })  # fmt: skip
-    assert contents(read("TREC", tmp_path)) == [
+    assert contents(benchmark_labels("TREC", tmp_path)) == [
         ("What ?", "ABBR", "train"), ("How far : it\xe9 ?", "NUM", "train"), ("Who ?", "HUM", "test")
     ]  # fmt: skip
-    assert contents(read("MRPC", tmp_path)) == [
+    assert contents(benchmark_labels("MRPC", tmp_path)) == [
         ("He did not go", "A", "different", "train"), ('He said " no .', "A b", "paraphrase", "train"),
         ("x", "y", "different", "test"),
     ]  # fmt: skip
-    assert contents(read("SST2", tmp_path)) == [
+    assert contents(benchmark_labels("SST2", tmp_path)) == [
         ("bad", "negative", "train"), ("good one .", "positive", "train"), ("é è", "positive", "dev"),
         ("so so", "negative", "test"),
     ]  # fmt: skip
     rte = [("D", "E", "entailment"), ("A b.", "C", "not_entailment")]
-    assert contents(read("RTE", tmp_path / "dev.tsv")) == rte
+    assert contents(benchmark_labels("RTE", tmp_path / "dev.tsv")) == rte
 
 
 @pytest.mark.parametrize(
@@ -143,7 +142,7 @@ def test_a_damaged_task_names_file_and_count_or_line(tmp_path, small, name, rows
     folder = tmp_path / "dev.tsv" if name == "RTE" else tmp_path
     write(tmp_path, {file or "dev.tsv": text for file, text in files.items()})
     with pytest.raises(ValueError, match=message):
-        read(name, folder)
+        benchmark_labels(name, folder)
 
 
 def table(*rows):
@@ -162,7 +161,7 @@ def test_your_own_rows_keep_their_order_and_their_split(tmp_path, suffix):
     text = table(names, *records).replace("\t", "," if suffix == "csv" else "\t")
     text = "".join(line.format(*record) for record in records) if suffix == "jsonl" else text
     write(tmp_path, {f"own.{suffix}": text})
-    task = read_labelled(tmp_path / f"own.{suffix}")
+    task = labels_of(tmp_path / f"own.{suffix}")
     assert (task.name, task.classes) == ("own", ["0", "1"])
     assert contents(task) == records
 
@@ -188,7 +187,7 @@ def test_your_own_rows_keep_their_order_and_their_split(tmp_path, suffix):
 def test_a_damaged_file_of_your_own_names_the_line_or_the_lack(tmp_path, text, message):
     write(tmp_path, {"o.tsv": text})
     with pytest.raises(ValueError, match=message):
-        read_labelled(tmp_path / "o.tsv")
+        labels_of(tmp_path / "o.tsv")
 
 
 def test_rows_of_a_jsonl_file_must_share_their_columns(tmp_path):
@@ -196,7 +195,7 @@ def test_rows_of_a_jsonl_file_must_share_their_columns(tmp_path):
         tmp_path, {"o.jsonl": '{"text": "a", "label": 1}\n{"sentence1": "a", "sentence2": "b", "label": 0}\n'}
     )
     with pytest.raises(ValueError, match=r"o.jsonl:2: other columns than in .*o.jsonl:1"):
-        read_labelled(tmp_path / "o.jsonl")
+        labels_of(tmp_path / "o.jsonl")
 
 
 def test_a_pair_becomes_its_difference_and_its_product():
@@ -208,7 +207,7 @@ def test_a_pair_becomes_its_difference_and_its_product():
 
 def labelled(columns, labels, classes, split=None):
     texts = tuple(["a"] * len(labels) for _ in range(columns))
-    return transfer.Labelled("t", texts, np.array(labels), list(classes), split)
+    return Labelled("t", texts, np.array(labels), list(classes), split)
 
 
 @pytest.mark.parametrize("columns", [1, 2])

@@ -5,8 +5,7 @@ import gzip
 import numpy as np
 import pytest
 
-from whitenedcse.evaluation.tasks import corpus_texts, own_texts, subsets, task, texts
-from whitenedcse.evaluation.transfer import Labelled
+from whitenedcse.evaluation.tasks import Labelled, corpus_texts, own_texts, subsets, task, texts
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +33,12 @@ def test_target_is_train_dev_and_test_and_year_the_test_alone():
     assert sorted(own_texts("target", "STS-B")) == sorted(parts["train"] + parts["dev"] + parts["test"])
     assert sorted(own_texts("target", "STS-B/dev")) == sorted(own_texts("target", "STS-B"))
     assert len(own_texts("target", "SICK-R")) == 12
+
+
+def test_a_file_in_a_folder_that_is_called_as_a_benchmark_is_fitted_to_itself_alone(data):
+    (data / "STS-B").mkdir()
+    (data / "STS-B" / "mine.tsv").write_text("score\tsentence1\tsentence2\n1\ta\tb\n2\tc\td\n")
+    assert own_texts("target", "STS-B/mine.tsv") == ["a", "c", "b", "d"]
 
 
 def test_lower_case_spares_sick_where_asked():

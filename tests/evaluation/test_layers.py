@@ -7,8 +7,8 @@ import pytest
 from scipy.stats import spearmanr
 
 from whitenedcse.evaluation import layers
-from whitenedcse.evaluation import sts as sts_module
-from whitenedcse.evaluation.sts import Subset, pairs_index, spearman
+from whitenedcse.evaluation.scores import pairs_index, spearman
+from whitenedcse.evaluation.tasks import Subset
 
 L, D = 4, 5
 
@@ -71,13 +71,13 @@ def by_column(records, *keys):
 
 @pytest.mark.parametrize("cells", [10**6, 100])  # one chunk, and one column at a time
 def test_columns_are_ranked_as_scipy_ranks_them_one_by_one(monkeypatch, cells):
-    monkeypatch.setattr(sts_module, "CELLS", cells)
+    monkeypatch.setattr(layers, "CELLS", cells)
     rng = np.random.default_rng(0)
     gold = rng.integers(0, 6, 60).astype(float)
     free, tied = rng.standard_normal((60, 9)), rng.integers(0, 7, (60, 8)) / 10
     x = np.concatenate([free, tied, 1e-20 * free], axis=1)
     expected = [100 * spearmanr(gold, column).statistic for column in x.T]
-    assert sts_module.spearman_columns(gold, x) == pytest.approx(expected, abs=1e-10)
+    assert layers.spearman_columns(gold, x) == pytest.approx(expected, abs=1e-10)
 
 
 def test_what_has_no_correlation_is_nan_and_spoils_no_other_column():
@@ -86,14 +86,14 @@ def test_what_has_no_correlation_is_nan_and_spoils_no_other_column():
     undefined = [[0.5] * 4, [1, 1 - 2e-16, 1 + 2e-16, 1], [0.1, np.nan, 0.2, 0.3], [0.1, np.inf, 0.2, 0.3]]
     x = np.array([good, *undefined, good]).T
     expected = 100 * spearmanr(gold, good).statistic
-    got = sts_module.spearman_columns(gold, x)
+    got = layers.spearman_columns(gold, x)
     assert got[[0, 5]] == pytest.approx(expected)
     assert np.isnan(got[1:5]).all()
     assert all(spearman(gold, column).value is None for column in x.T[1:5])
     for broken in ([3.0] * 4, [1, np.nan, 2, 3]):
-        assert np.isnan(sts_module.spearman_columns(np.array(broken), x)).all()
-    assert np.isnan(sts_module.spearman_columns(gold[:1], x[:1])).all()
-    assert sts_module.spearman_columns(gold, x[:, :0]).shape == (0,)
+        assert np.isnan(layers.spearman_columns(np.array(broken), x)).all()
+    assert np.isnan(layers.spearman_columns(gold[:1], x[:1])).all()
+    assert layers.spearman_columns(gold, x[:, :0]).shape == (0,)
 
 
 def test_tasks_are_aggregated_as_by_hand(index):
@@ -222,6 +222,6 @@ def test_what_does_not_fit_together_is_refused(planes, index):
     with pytest.raises(ValueError, match="masks of 3 layers, planes of 4"):
         layers.subset_cosines(planes, np.zeros((2, 1), int), np.ones((1, 3), bool))
     with pytest.raises(ValueError, match="2 gold scores for 3 rows"):
-        sts_module.spearman_columns(np.ones(2), np.ones((3, 1)))
+        layers.spearman_columns(np.ones(2), np.ones((3, 1)))
     with pytest.raises(ValueError, match="no mean 'median'; there are all, mean, wmean"):
         layers.best_of_each_size([], "median")

@@ -19,7 +19,7 @@ from whitenedcse.evaluation.geometry import (
     spread,
     uniformity,
 )
-from whitenedcse.evaluation.sts import Subset
+from whitenedcse.evaluation.tasks import Subset
 
 
 def rank_of(x):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import pearsonr, rankdata, spearmanr
 
-from whitenedcse.evaluation.sts import Subset, cosine, evaluate, pairs_index, pearson, score, spearman
+from whitenedcse.evaluation.scores import cosine, evaluate, pairs_index, pearson, spearman, sts_scores
+from whitenedcse.evaluation.tasks import Subset
 
 
 def encode(sentences):
@@ -72,6 +73,7 @@ def test_cosine_is_taken_in_float64_and_equal_sentences_tie_at_exactly_one():
     assert cosine(a, b) == pytest.approx([0.5**0.5, 24 / 25], abs=1e-7)
     x = np.random.default_rng(0).standard_normal((200, 384)).astype(np.float32)
     assert (cosine(x, x) == 1).all()
+    assert np.abs(cosine(x, np.float32(-0.3) * x)).max() == 1  # and no rounding leads beyond
 
 
 def test_the_three_aggregations_of_a_table_worked_by_hand():
@@ -79,7 +81,7 @@ def test_the_three_aggregations_of_a_table_worked_by_hand():
     similarities = [np.array([0.1, 0.3, 0.2]), np.array([0.9, 0.8])]
     # p: 1 - 6 (0 + 1 + 1) / (3 (9 - 1)) = 0.5; q: -1. all: gold ranks 1.5 3.5 5 1.5 3.5, similarity 1 3 2 5 4
     # products of the deviations: -1.5 * -2 + 0.5 * 0 + 2 * -1 + -1.5 * 2 + 0.5 * 1 = -1.5; norms sqrt(9 * 10)
-    got = score(subsets, similarities)
+    got = sts_scores(subsets, similarities)
     assert got["all"] == pytest.approx(-150 / 90**0.5)
     assert got["mean"] == pytest.approx(-25)
     assert got["wmean"] == pytest.approx((3 * 50 - 2 * 100) / 5)
@@ -89,7 +91,7 @@ def test_the_three_aggregations_of_a_table_worked_by_hand():
 
 def test_an_undefined_subset_leaves_the_means_undefined_but_not_the_whole():
     subsets = [Subset("p", [], [], np.array([1.0, 2, 3])), Subset("q", [], [], np.array([2.0, 2]))]
-    got = score(subsets, [np.array([0.1, 0.2, 0.3]), np.array([0.15, 0.25])])
+    got = sts_scores(subsets, [np.array([0.1, 0.2, 0.3]), np.array([0.15, 0.25])])
     assert got["all"] and (got["mean"], got["wmean"], got["why"]) == (None, None, "q: gold is constant")
     assert got["subsets"]["q"] == {"spearman": None, "pearson": None, "n": 2, "why": "gold is constant"}
     assert got["pearson"]["all"] and (got["pearson"]["mean"], got["pearson"]["wmean"]) == (None, None)

@@ -16,11 +16,11 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
 from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.evaluation.tasks import Protocol, Row, chosen, setting
+from whitenedcse.evaluation.protocol import Protocol, Row, chosen, setting
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.ragged import rows as rows_of
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WORDS = [f"{a}{b}" for a in "bcdfgklm" for b in ("a", "e", "i", "o", "u", "an", "el")]
 CASED = [word.capitalize() for word in WORDS[::2]]
 STS12 = ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews")
@@ -223,7 +223,7 @@ def test_whiteningbert_lowers_all_but_sick_and_divides_by_n_and_a_hundredth(
 
 
 @pytest.mark.slow
-def test_nothing_is_encoded_twice_and_a_second_run_encodes_nothing(world, monkeypatch, tmp_path):
+def test_each_sentence_is_encoded_once_whatever_is_asked_of_its_layers(world, monkeypatch, tmp_path):
     seen, forward = [], Encoder.forward
 
     def spy(self, batch, *arguments, **more):
@@ -232,30 +232,27 @@ def test_nothing_is_encoded_twice_and_a_second_run_encodes_nothing(world, monkey
         return forward(self, batch, *arguments, **more)
 
     monkeypatch.setattr(Encoder, "forward", spy)
-    cache = f"{tmp_path}/cache"
-    first = evaluated(world, monkeypatch, tmp_path / "a", "pooling=mean", cache=cache)
-    script = Script(world, 128)
-    texts = [
-        t for task in ("STS12", "STS-B", "SICK-R") for s in script.read(task) for a, b, _ in s for t in (a, b)
-    ]
+    settings = ["pooling=cls", "layers=[0,2]", "postprocess=zca", "fit=year", "keep=true"]
+    settings += ["figures=[layers,subsets,components,projection]"]  # of all layers
+    rows = evaluated(world, monkeypatch, tmp_path, *settings)["rows"]
+    script, texts = Script(world, 128), set()
+    for task in ("STS12", "STS-B", "SICK-R"):
+        texts |= {text for s in script.read(task) for a, b, _ in s for text in (a, b)}
     ids = {tuple(script.tokenizer(text, truncation=True, max_length=128)["input_ids"]) for text in texts}
     assert sorted(seen) == sorted(ids)
-    seen.clear()
-    settings = ["pooling=cls", "layers=[0,2]", "postprocess=zca", "fit=year"]
-    settings += ["figures=[layers,subsets,components,projection]"]  # of all layers
-    second = evaluated(world, monkeypatch, tmp_path / "b", *settings, cache=cache)
-    assert seen == []
-    names = ["as it is", "as it is", "zca (year)", "whitening (year)"]  # the last one for the components
-    assert [row["name"] for row in first["rows"] + second["rows"]] == names
+    assert [row["name"] for row in rows] == ["as it is", "zca (year)", "whitening (year)"]
+    out = tmp_path / "outputs/x"
     for name in ("layers", "subsets", "components", "projection"):
-        assert {f"{name}{end}" for end in (".csv", ".png", ".svg")} <= {
-            p.name for p in (tmp_path / "b/outputs/x").iterdir()
-        }
+        assert (out / f"{name}.csv").is_file() and (out / f"{name}.png").is_file()
+    kept, lines = np.load(out / "cls.npy"), (out / "sentences.jsonl").read_text().splitlines()
+    assert sorted(map(json.loads, lines)) == sorted(texts) and kept.shape == (4, len(texts), 12)
+    layers = script.layers(json.loads(lines[7]))
+    assert kept[:, 7] == pytest.approx(np.array([hidden[0] for hidden in layers]), abs=1e-5)
 
 
 def test_rows_whose_corpus_is_not_here_are_left_out_aloud(monkeypatch, tmp_path):
     monkeypatch.setattr(
-        "whitenedcse.evaluation.tasks.located", lambda _: (_ for _ in ()).throw(FileNotFoundError("gone"))
+        "whitenedcse.evaluation.protocol.located", lambda _: (_ for _ in ()).throw(FileNotFoundError("gone"))
     )
     rows = [
         {"name": "a"},

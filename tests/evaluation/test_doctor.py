@@ -15,7 +15,7 @@ import pytest
 from whitenedcse.evaluation import doctor
 from whitenedcse.evaluation.doctor import COLUMNS, examined, lines, remarks
 
-DATA = Path(os.environ.get("WHITENEDCSE_DATA", Path(__file__).parents[2] / "shared/data"))
+DATA = Path(os.environ.get("WHITENEDCSE_DATA", Path(__file__).parents[3] / "shared/data"))
 real = pytest.mark.skipif(not (DATA / "senteval").is_dir(), reason="no SentEval data here")
 
 COUNTS = {  # transcribed from the README of the copies, not from the code

@@ -1,0 +1,161 @@
+"""How a paper evaluates, as data: text handling, aggregation, and the rows of its table.
+
+[1] WhiteningBERT, arXiv:2104.01767
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any
+
+from whitenedcse.data.sources import CORPORA, located
+from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.scores import MEANS
+from whitenedcse.evaluation.tasks import CASES, OWN
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: which vectors, and which transform, fitted to what.
+
+    pooling, layers: None where the model defines them. map: settings of `Postprocess`, None for no transform.
+    fit: "target", "year", or a corpus by name or path; "" for nothing, as with a prefix, which is not fitted.
+    """
+
+    name: str
+    pooling: str | None = None
+    layers: Sequence[int] = (-1,)
+    map: Mapping[str, Any] | None = None
+    fit: str = ""
+
+    @property
+    def maker(self) -> Callable[[], Postprocess] | None:
+        """A function that makes the transform, not yet fitted; None where there is none."""
+        return None if self.map is None else partial(Postprocess, **self.map)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How to evaluate.
+
+    headline: the aggregation that is printed, one of all, mean, wmean; all three are kept. case: of all
+    texts, one of tasks.CASES. max_length: in tokens, None for the encoder's own limit. extra: what a mean
+    over tokens divides by, in addition to their number; the code of [1] has 0.01. rows: mappings of `Row`'s
+    fields. Raises ValueError for anything else.
+    """
+
+    name: str
+    headline: str
+    case: str
+    max_length: int | None
+    extra: float
+    rows: Sequence[Mapping[str, Any]]
+    lines: tuple[Row, ...] = field(init=False)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What scores.json says of it."""
+        own = {name: getattr(self, name) for name in ("headline", "case", "max_length", "extra")}
+        return {"protocol": self.name, **own}
+
+    def __post_init__(self) -> None:
+        for name, known in {"headline": MEANS, "case": CASES}.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"protocol.{name}={getattr(self, name)!r} is not one of {', '.join(known)}")
+        if not (self.max_length is None or self.max_length > 0) or not 0 <= self.extra < math.inf:
+            raise ValueError(
+                f"protocol.max_length={self.max_length} must be above 0 or null, and "
+                f"protocol.extra={self.extra} finite and 0 or more"
+            )
+        if not self.rows:
+            raise ValueError("protocol.rows=[] evaluates nothing; one row is e.g. {name: as it is}")
+        object.__setattr__(self, "lines", tuple(_row(row) for row in self.rows))
+        for maker in filter(None, (row.maker for row in self.lines)):
+            maker()  # raises for settings that no transform has
+
+
+def _row(settings: Mapping[str, Any]) -> Row:
+    known = [field.name for field in fields(Row)]
+    if not isinstance(settings, Mapping) or "name" not in settings or set(settings) - set(known):
+        raise ValueError(f"protocol.rows: {settings} must have a name and no keys but {', '.join(known)}")
+    row = Row(**settings)
+    if row.map and not row.fit and row.map.get("kind") != "prefix":
+        raise ValueError(f"protocol.rows: {row.name!r} lacks what its transform is fitted to, as fit: target")
+    return row
+
+
+def setting(on: str) -> str:
+    """ "transductive" for a transform fitted to the test's own sentences, else "inductive"; "" for none."""
+    return "" if not on else "transductive" if on in OWN else "inductive"
+
+
+def whole(settings: Mapping[str, Any]) -> bool:
+    """Whether a transform whitens and keeps all components, so that any number of them can be taken."""
+    return settings.get("kind") == "whitening" and settings.get("k") is None
+
+
+def particular(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those settings of a transform, beside its kind and k, that are not the defaults of `Postprocess`.
+
+    >>> particular({"kind": "zca", "shrinkage": 0.1, "power": 0.5})
+    {'shrinkage': 0.1}
+    """
+    usual = {f.name: f.default for f in fields(Postprocess) if f.name not in ("kind", "k")}
+    return {name: value for name, value in settings.items() if value != usual.get(name, value)}
+
+
+def chosen(
+    protocol: Protocol, settings: Mapping[str, Any] | None, fit: str, *, curve: bool = False
+) -> tuple[list[Row], list[str]]:
+    """The rows to evaluate, the transform asked for last, and a line for each row left out without corpus.
+
+    Only a row on a corpus that is known by name, such as nli, is left out; a missing file is refused.
+    curve: a figure shows every number of components, so one row at least has a whitening that is `whole`.
+    """
+    rows, skipped = [], []
+    for row in protocol.lines:
+        if missing := absent(row.fit):
+            skipped.append(f"left out {row.name!r}: {missing}")
+        elif row not in rows:  # fit=target makes rows on NLI those on the task
+            rows.append(row)
+    rows += [transformed(settings, fit, protocol.lines)] if settings else []
+    if curve and not any(whole(row.map or {}) for row in rows):
+        rows.append(transformed({"kind": "whitening"}, fit, protocol.lines))
+    return rows, skipped
+
+
+def absent(fit: str) -> str:
+    """Why a corpus that is known by name, such as nli, is not here; "" where it is, and for the task's own.
+
+    Raises FileNotFoundError for any other name without a file: it is a mistake of the user's.
+    """
+    try:
+        if fit and fit not in OWN:
+            located(fit)
+    except FileNotFoundError as error:
+        if fit not in CORPORA:
+            raise
+        return str(error)
+    return ""
+
+
+def transformed(settings: Mapping[str, Any], fit: str, others: Sequence[Row]) -> Row:
+    """The row of a transform that a user asks for, named after it and what it is fitted to, if anything.
+
+    others: the rows of the protocol. Where all have poolings of their own, the new row has that of the last,
+    and its name begins with that of the row with this pooling and no transform.
+    """
+    own: dict[str, Any] = {}
+    before = ""
+    if all(row.pooling for row in others):
+        own = {"pooling": others[-1].pooling, "layers": others[-1].layers}
+        plain = [row.name for row in others if not row.map and (row.pooling, row.layers) == (*own.values(),)]
+        before = f"{plain[0]} " if plain else ""
+    name = settings["kind"] + ("" if settings.get("k") is None else f"-{settings['k']}")
+    name += "".join(f" {key}={value}" for key, value in particular(settings).items())
+    if name.startswith("prefix"):
+        return Row(before + name, map=settings, **own)
+    return Row(f"{before}{name} ({fit})", map=settings, fit=fit, **own)

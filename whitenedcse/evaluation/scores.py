@@ -1,0 +1,235 @@
+"""How well vectors serve a task: correlations of cosines with human scores, and accuracies.
+
+n: pairs, texts or sentences    d: width    f: features
+
+A correlation is aggregated over a task's subsets in three ways, MEANS.
+
+[1] Conneau and Kiela, SentEval, arXiv:1803.05449    [2] Huang et al., WhiteningBERT, arXiv:2104.01767
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whitenedcse.evaluation.tasks import TRANSFER, Labelled, Subset
+
+_MEAN = "mean over the subsets of a task"
+MEANING = {"all": "all pairs of a task together", "mean": _MEAN, "wmean": f"{_MEAN}, weighted by their pairs"}
+MEANS = tuple(MEANING)
+ROUNDING = 1e-12  # cosines in float64 of vectors that differ only in length spread over about 1e-16
+
+Rows = NDArray[np.intp]
+Vectors = Callable[[Rows], NDArray[Any]]  # m rows -> (m, d)
+Pairs = Sequence[tuple[Subset, Rows]]  # of a task: a subset, and its pairs' rows (2, n)
+Index = dict[str, list[tuple[Subset, Rows]]]  # the same by task
+
+
+class Correlation(NamedTuple):
+    """A correlation x 100, or None and why it is undefined."""
+
+    value: float | None
+    why: str = ""
+
+
+def cosine(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
+    """The cosines of corresponding rows, from -1 to 1: (n, d), (n, d) -> (n,); NaN for a zero vector."""
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    aa, ab, bb = (np.einsum("nd,nd->n", p, q) for p, q in ((a, a), (a, b), (b, b)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.clip(ab / np.sqrt(aa * bb), -1, 1)  # rounding leaves 1 + 2e-16
+
+
+def spearman(gold: NDArray[Any], similarity: NDArray[Any]) -> Correlation:
+    """Spearman's rank correlation x 100 of (n,) and (n,), or why it is undefined; ties share a mean rank."""
+    if why := undefined(gold, similarity):
+        return Correlation(None, why)
+    from scipy.stats import spearmanr  # seconds that what only reads pairs need not wait for
+
+    return Correlation(100 * float(spearmanr(gold, similarity).statistic))
+
+
+def pearson(gold: NDArray[Any], similarity: NDArray[Any]) -> Correlation:
+    """Pearson's correlation x 100 of (n,) and (n,), or why it is undefined, which is as for `spearman`."""
+    why = undefined(gold, similarity)
+    return Correlation(None, why) if why else Correlation(100 * float(np.corrcoef(gold, similarity)[0, 1]))
+
+
+def undefined(gold: NDArray[Any], similarity: NDArray[Any]) -> str:
+    """Why the correlation of (n,) and (n,) is undefined; "" where it is defined."""
+    if len(gold) < 2:
+        return f"{len(gold)} pairs are too few"
+    for name, values in (("gold", gold), ("similarity", similarity)):
+        if broken := np.count_nonzero(~np.isfinite(values)):
+            return f"{name} is not finite in {broken} of {len(gold)} pairs"
+        if np.ptp(values) <= ROUNDING * np.abs(values).max():
+            return f"{name} is constant"
+    return ""
+
+
+def pairs_index(tasks: Mapping[str, Sequence[Subset]]) -> tuple[list[str], Index]:
+    """The distinct sentences of all tasks, sorted, and each subset's pairs as indices of them, (2, n)."""
+    if not tasks or not all(tasks.values()):
+        raise ValueError(f"nothing to score: {tasks}")
+    every = [(task, subset) for task, subsets in tasks.items() for subset in subsets]
+    for task, s in every:
+        if not len(s.left) == len(s.right) == len(s.gold) > 0:
+            raise ValueError(
+                f"{task}, {s.name}: {len(s.left)} and {len(s.right)} texts, {len(s.gold)} scores"
+            )
+    sentences = sorted({text for _, s in every for text in (*s.left, *s.right)})
+    row = {text: i for i, text in enumerate(sentences)}
+    index: Index = {task: [] for task in tasks}
+    for task, s in every:
+        index[task].append((s, np.array([[row[text] for text in side] for side in (s.left, s.right)])))
+    return sentences, index
+
+
+def similarities(vectors: Vectors, pairs: Pairs) -> tuple[list[NDArray[np.float64]], int]:
+    """The cosines of a task's pairs, by subset, and how many of its sentences have a zero vector.
+
+    Each distinct sentence's vector is asked for once.
+    """
+    at, place = np.unique(np.concatenate([rows for _, rows in pairs], axis=1), return_inverse=True)
+    x = vectors(at)
+    ends = np.cumsum([rows.shape[1] for _, rows in pairs])[:-1]
+    left, right = place.reshape(2, -1)
+    return np.split(cosine(x[left], x[right]), ends), int(np.count_nonzero(~x.any(axis=1)))
+
+
+def sts_scores(subsets: Sequence[Subset], similarities: Sequence[NDArray[Any]]) -> dict[str, Any]:
+    """A task's Spearman x 100: of all pairs, mean and weighted mean over subsets, and each subset's.
+
+    "pearson" has the same of Pearson's correlation.
+    """
+    sizes, names = [len(s.gold) for s in subsets], [s.name for s in subsets]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two subsets of a task share a name: {', '.join(names)}")
+    gold, joined = np.concatenate([s.gold for s in subsets]), np.concatenate(similarities)
+
+    def aggregated(correlation: Callable[..., Correlation]) -> tuple[list[Correlation], dict[str, Any]]:
+        parts = [correlation(s.gold, x) for s, x in zip(subsets, similarities, strict=True)]
+        whole, values = correlation(gold, joined), np.array([part.value for part in parts], float)
+        why = "; ".join(f"{n}: {w}" for n, (_, w) in zip(["all", *names], [whole, *parts], strict=True) if w)
+        return parts, means([whole.value, values.mean(), np.average(values, weights=sizes)], why)
+
+    (rows, total), (others, other) = aggregated(spearman), aggregated(pearson)
+    parts = {
+        name: {"spearman": row.value, "pearson": also.value, "n": n} | ({"why": row.why} if row.why else {})
+        for name, row, also, n in zip(names, rows, others, sizes, strict=True)
+    }
+    return total | {"pearson": {mean: other[mean] for mean in MEANS}, "n": sum(sizes), "subsets": parts}
+
+
+def means(values: Any, why: str) -> dict[str, Any]:
+    """Values in the order of MEANS by their names, None for NaN, with the reason where there is one."""
+    pairs = zip(MEANS, np.asarray(values, float), strict=True)
+    return {k: float(x) if np.isfinite(x) else None for k, x in pairs} | ({"why": why} if why else {})
+
+
+def task_scores(vectors: Vectors, pairs: Pairs, void: str = "") -> tuple[dict[str, Any], NDArray[np.float64]]:
+    """A task's scores as `sts_scores` gives them, and the cosine of each pair.
+
+    void: why no score is defined whatever the vectors are; "" where one is.
+    """
+    cosines, zeros = similarities(vectors, pairs)
+    if void:  # they depend on rounding, and on how often a sentence occurs, alone
+        cosines = [np.zeros_like(x) for x in cosines]
+    result = sts_scores([s for s, _ in pairs], cosines) | ({"why": void} if void else {})
+    if zeros:
+        result["why"] = result.get("why", "") + f" ({zeros} zero vectors)"
+    return result, np.concatenate(cosines)
+
+
+def scores_of(vectors: NDArray[Any], index: Index) -> dict[str, Any]:
+    """Every task's scores and their average, from the vectors (n, d) of the sentences of `pairs_index`."""
+    tasks = {name: task_scores(vectors.__getitem__, pairs)[0] for name, pairs in index.items()}
+    return {"tasks": tasks, "avg": averaged(tasks)}
+
+
+def averaged(tasks: Mapping[str, Any]) -> dict[str, Any]:
+    """The mean over the tasks in each aggregation; None, and a "why", where a task's is undefined."""
+    why = ", ".join(name for name, task in tasks.items() if "why" in task)
+    every = [*tasks.values(), *(task["pearson"] for task in tasks.values())]
+    table = np.array([[scores[key] for key in MEANS] for scores in every], float).reshape(2, -1, len(MEANS))
+    spearmans, pearsons = table.mean(axis=1)
+    return means(spearmans, why and f"undefined in {why}") | {"pearson": means(pearsons, "")}
+
+
+def evaluate(
+    tasks: Mapping[str, Sequence[Subset]], encode: Callable[[list[str]], NDArray[Any]]
+) -> dict[str, Any]:
+    """Every task's scores and their average, from one call of `encode`: n sentences -> (n, d).
+
+    A score that is undefined is None, with the reason in "why".
+    """
+    sentences, index = pairs_index(tasks)
+    vectors = encode(sentences)
+    if vectors.ndim != 2 or len(vectors) != len(sentences):
+        raise ValueError(f"encode made {vectors.shape} of {len(sentences)} sentences, not one row for each")
+    return scores_of(vectors, index)
+
+
+# accuracies
+
+Split = NDArray[np.str_] | None
+# x (n, f), labels (n,), split -> predictions, and the accuracy x 100 on the rows it chose by
+Classify = Callable[[NDArray[Any], NDArray[np.int64], Split], tuple[NDArray[Any], float]]
+
+
+def features(columns: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
+    """Features for a classifier: one column of vectors (n, d) unchanged; two, u and v, as |u - v|, u * v [1].
+
+    Two columns (n, d) give (n, 2 d).
+    """
+    if len(columns) == 1:
+        return np.asarray(columns[0], np.float32)
+    u, v = (np.asarray(column, np.float32) for column in columns)
+    return np.concatenate([np.abs(u - v), u * v], axis=1)
+
+
+def accuracy(task: Labelled, x: NDArray[Any], classify: Classify) -> dict[str, Any]:
+    """Accuracy x 100 over the n tested rows, and which were `correct`, (n,); x: (all rows, f).
+
+    In ten folds every row is tested once; [1] averages the ten accuracies, rounded, which is within 0.01 for
+    folds that differ by a row. dev: the accuracy that hyper-parameters were chosen by. f1: of class 1, for
+    pairs.
+    """
+    if x.ndim != 2 or len(x) != len(task.labels) or not np.isfinite(x).all():
+        raise ValueError(f"{task.name}: {len(task.labels)} finite rows of features expected, not {x.shape}")
+    predicted, dev = classify(x, task.labels, task.split)
+    gold = task.gold
+    correct = predicted == gold
+    found = {"accuracy": 100 * float(correct.mean()), "dev": dev, "n": len(gold), "correct": correct}
+    if len(task.columns) == len(task.classes) == 2:
+        both = np.count_nonzero(correct & (gold == 1))
+        found["f1"] = 200 * int(both) / max(1, int(np.sum(gold) + np.sum(predicted)))
+    return found
+
+
+def threshold(task: Labelled, cosines: NDArray[Any]) -> dict[str, Any]:
+    """Accuracy of predicting entailment where the cosine (n,) is at least 0.5, without training: [2], A.2.
+
+    majority: the accuracy of always predicting the larger class. confusion: counts by true, then by predicted
+    class.
+    """
+    classes = list(TRANSFER["RTE"].classes)
+    if task.classes != classes:
+        raise ValueError(
+            f"{task.name}: a threshold separates {', '.join(classes)}; not {', '.join(task.classes)}"
+        )
+    if cosines.shape != task.labels.shape or not np.isfinite(cosines).all():
+        raise ValueError(f"{task.name}: {len(task.labels)} finite cosines expected; {cosines.shape} given")
+    predicted = np.where(cosines >= 0.5, 0, 1)
+    correct = predicted == task.labels
+    table = np.bincount(2 * task.labels + predicted, minlength=4).reshape(2, 2).tolist()
+    return {
+        "accuracy": 100 * float(correct.mean()),
+        "majority": 100 * float(np.bincount(task.labels).max()) / len(correct),
+        "confusion": {g: dict(zip(classes, t, strict=True)) for g, t in zip(classes, table, strict=True)},
+        "n": len(correct),
+        "correct": correct,
+    }
