@@ -172,14 +172,14 @@ def losses() -> Json:
 
 def every_loss() -> Iterator[tuple[str, int, bool, Callable[..., Any]]]:
     """Name, views, whether there are hard negatives, and the loss of z and these."""
-    from whitenedcse import Matryoshka, MultiPositiveLoss
+    from whitenedcse import ContrastiveLoss, Matryoshka
 
     grid = itertools.product(("l1", "l2"), ("view", "joint", "symmetric"), (2, 3), (False, True))
     for form, denominator, views, negatives in grid:
-        loss = MultiPositiveLoss(form=form, denominator=denominator, hard_negative_log_weight=0.5)
+        loss = ContrastiveLoss(form=form, denominator=denominator, hard_negative_log_weight=0.5)
         yield f"{form}, {denominator}, {views} views, negatives {negatives}", views, negatives, loss
-    yield "weights", 3, False, MultiPositiveLoss(weights=[1.0, 0.8], temperature=0.1)
-    yield "weights, l2", 3, False, MultiPositiveLoss(form="l2", weights=[1.0, 0.8], temperature=0.1)
+    yield "weights", 3, False, ContrastiveLoss(weights=[1.0, 0.8], temperature=0.1)
+    yield "weights, l2", 3, False, ContrastiveLoss(form="l2", weights=[1.0, 0.8], temperature=0.1)
     cut = Matryoshka(dims=[4, 8], dim_weights=[1.0, 0.5])
     yield "matryoshka", 2, False, cut
     yield "matryoshka of x", 2, True, lambda z, hard: cut(z, hard, x=z * 2 + 1, x_negatives=hard)
@@ -191,7 +191,8 @@ def own_losses() -> dict[str, Callable[..., Any]]:
     """Losses and penalties without negatives, by name, as functions of z: (v, n, d)."""
     import torch
 
-    from whitenedcse import CovariancePenalty, SIGReg, VICReg
+    from examples.losses import SIGReg, VICReg
+    from whitenedcse import CovariancePenalty
     from whitenedcse.training.loss import Step
 
     def sigreg(z: Any, _: Any) -> Any:
@@ -218,7 +219,7 @@ def systems() -> Json:
                 row for row in csv.DictReader((Path(run) / "metrics.csv").open()) if row.get("train/loss")
             ]
             found[name] = {"loss": [float(row["train/loss"]) for row in rows]}
-            found[name]["vector"] = few(run.embedder.encode(["a man is playing a guitar"]))
+            found[name]["vector"] = few(whitenedcse.Embedder.load(run).encode(["a man is playing a guitar"]))
         return found
 
 
@@ -292,7 +293,7 @@ def exports() -> Json:
     found = {}
     with folder() as here:
         tiny(here / "tiny")
-        for pooling in ("mean", "cls"):
+        for pooling in ("mean",):
             plain = whitenedcse.Embedder.load(here / "tiny", pooling)
             fit = whitenedcse.Postprocess("whitening").fit(plain.encode(lines))
             for name, embedder in {
@@ -301,10 +302,10 @@ def exports() -> Json:
             }.items():
                 found[f"{pooling}, {name}, embedder"] = few(embedder.encode(texts))
                 for to, read in READERS.items():
-                    out = here / f"{pooling}-{name}-{to}"
-                    whitenedcse.export(embedder, out, to)
-                    if vectors := read(out, texts):
-                        found[f"{pooling}, {name}, {to}"] = vectors
+                    if (name, to) != ("whitened", "transformers"):  # whose directory holds the encoder alone
+                        out = here / f"{pooling}-{name}-{to}"
+                        whitenedcse.export(embedder, out, to)
+                        found[f"{pooling}, {name}, {to}"] = read(out, texts)
     return found
 
 
@@ -316,7 +317,7 @@ def read_st(out: Path, texts: list[str]) -> Json:
 
 
 def read_transformers(out: Path, texts: list[str]) -> Json:
-    """The last hidden states of the first token by Transformers; None where the layout is not its own."""
+    """The last hidden states of the first token by Transformers."""
     from transformers import AutoModel, AutoTokenizer
 
     tokens = AutoTokenizer.from_pretrained(out)(texts, padding=True, return_tensors="pt")
