@@ -252,6 +252,7 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
     "docs/planning.md": [planned.sizes, planned.memory, planned.checks, planned.within, planned.engines],
     "results/claim/README.md": [
         claim.progress,
+        claim.gate,
         claim.comparison,
         claim.by_test,
         claim.alike,

@@ -8,7 +8,8 @@ import pytest
 from scipy import stats
 
 from results import paired
-from results.claim import collect, drive, table
+from results.claim import collect, drive, memory, table
+from results.claim import readouts as readouts_module
 from results.lab import answers as lab
 
 TASKS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
@@ -65,7 +66,7 @@ def test_a_command_of_the_driver_names_every_setting_of_its_cell(tmp_path):
     assert {"seed=7", "data.crop=[0.5,1.0]", "data.sample=10000", "monitor.every=52"} <= set(words)
 
 
-def readouts(level):
+def two(level):
     """Two readouts, of which the second is better on dev."""
     names = ({"layers": "last", "k": None, "shrinkage": None}, {"layers": "last", "k": 64, "shrinkage": 0.3})
     return [
@@ -92,8 +93,8 @@ def runs(tmp_path, monkeypatch):
             (folder / "dev.json").write_text(json.dumps({"dev": 71.0, "seconds": [5, 2]}))
             (folder / "versions.json").write_text(json.dumps({"commit": "438c97b84a"}))
             if seed >= 200:
-                (folder / "claim.json").write_text(json.dumps({"readouts": readouts(level)}))
-    (outputs / "untouched-minilm.json").write_text(json.dumps({"readouts": readouts(40.0)}))
+                (folder / "claim.json").write_text(json.dumps({"readouts": two(level)}))
+    (outputs / "untouched-minilm.json").write_text(json.dumps({"readouts": two(40.0)}))
     monkeypatch.setattr(collect, "HERE", tmp_path)
     monkeypatch.setattr(table, "HERE", tmp_path)
     monkeypatch.setattr(drive, "HERE", tmp_path)
@@ -146,3 +147,30 @@ def test_what_the_readme_says_of_the_committed_comparisons_holds():
     assert all(np.mean([*scores.values()]) < scratch.untouched for scores in scratch.averages)
     published = 78.78 - 76.25
     assert f"(paper: {published:+.2f})" in " ".join(table.sentences().split())
+
+
+def test_what_two_encoders_share_is_given_the_gold_scores():
+    gold, own, noise = np.random.default_rng(0).normal(size=(3, 4000))
+    a, b = gold + own, gold + own + noise
+    ranks = [stats.rankdata(x) for x in (a, b, gold)]
+    left = [x - np.polyval(np.polyfit(ranks[2], x, 1), ranks[2]) for x in ranks[:2]]  # what gold leaves
+    assert memory.partial(a, b, gold) == pytest.approx(np.corrcoef(left)[0, 1])
+    assert abs(memory.partial(gold + own, gold + noise, gold)) < 0.05
+
+
+def test_a_readout_is_what_whitening_by_hand_gives():
+    """Against a loop over pairs, for one pooling and layer, raw and whitened to two components."""
+    random = np.random.default_rng(1)
+    planes = {
+        (p, i): random.normal(size=(30, 4)).astype(np.float32) for p in ("cls", "mean") for i in range(3)
+    }
+    wiki = {key: random.normal(size=(90, 4)).astype(np.float32) for key in planes}
+    sides, gold = np.array(np.triu_indices(30, 1))[:, ::9], random.normal(size=49)
+    tests = {task: (*sides, gold) for task in readouts_module.TASKS}
+    found = {collect.name(each): each for each in readouts_module.readouts(planes, wiki, tests)}
+    x, fit = ((every["mean", 1] + every["mean", 2]).astype(float) / 2 for every in (planes, wiki))
+    values, axes = np.linalg.eigh(np.cov(fit.T, bias=True))
+    white = (x - fit.mean(axis=0)) @ axes[:, ::-1] / np.sqrt(0.7 * values[::-1] + 0.3 * values.mean())
+    for name, y in (("mean first+last", x), ("mean first+last k=4 shrinkage=0.3", white)):
+        cosines = [y[i] @ y[j] / np.linalg.norm(y[i]) / np.linalg.norm(y[j]) for i, j in sides.T]
+        assert found[name]["STS12"] == pytest.approx(100 * stats.spearmanr(cosines, gold).statistic, abs=1e-6)

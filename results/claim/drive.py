@@ -4,7 +4,7 @@ FROZEN: a clone at commit 438c97b with an environment that runs train.py in it; 
 runs this file. OUTPUTS: where the runs go. What runs.csv beside this file or OUTPUTS already hold is left
 out, and a run that was killed resumes, so the command can be repeated at any time. `--list` prints what is
 left, in order. The order is that of PLAN.md, so that at any stop the cells of a comparison have the same
-seeds.
+seeds. MLM_MINILM in the environment: the encoder that +experiment=mlm_minilm made; its runs then come first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).parent
 PILOT, FRESH = (100, 101, 102), tuple(range(200, 220))
 RATES = {"minilm": ("1e-4", "3e-4", "1e-3"), "scratch": ("3e-5", "1e-4", "3e-4"), "cls": ("5e-5",)}
-EXPERIMENT = {"minilm": "lab_minilm", "cls": "lab_minilm", "scratch": "lab_pretrained"}
+RATES["mlm"] = RATES["minilm"]
+EXPERIMENT = {"minilm": "lab_minilm", "cls": "lab_minilm", "scratch": "lab_pretrained", "mlm": "lab_minilm"}
 SYSTEM = {
     ("none", 2): "simcse",
     ("none", 3): "multi_positive",
@@ -32,13 +33,13 @@ SYSTEM = {
     ("sgw", 3): "whitenedcse",
 }
 CROPS = {"dropout": "null", "crops": "[0.5,1.0]"}
-SENTENCES = {"minilm": 5_000, "cls": 10_000, "scratch": 10_000}  # 78 and 156 steps of 64
-EVERY = {"minilm": 26, "cls": 52, "scratch": 52}  # steps: three evaluations of a run
+SENTENCES = {"minilm": 5_000, "mlm": 5_000, "cls": 10_000, "scratch": 10_000}  # 78 and 156 steps of 64
+EVERY = {"minilm": 26, "mlm": 26, "cls": 52, "scratch": 52}  # steps: three evaluations of a run
 BEHIND = 2.0  # points of STS-B dev below the cell's best rate so far, beyond which a rate is given up
 
 
 class Cell(NamedTuple):
-    """A system on a bed: bed "minilm" and "scratch" pool by the mean, "cls" is minilm by the first token."""
+    """A system on a bed; "cls" is minilm-mlm by its first token, the others pool by the mean."""
 
     bed: str
     whitening: str
@@ -69,6 +70,7 @@ class Job(NamedTuple):
             *(f"optim.lr={self.rate}", f"seed={self.seed}", f"data.crop={CROPS[cell.views]}"),
             *(f"data.sample={SENTENCES[cell.bed]}", f"monitor.every={EVERY[cell.bed]}", "tasks=none"),
             *("trainer.devices=1", "checkpoint_every=240", f"run={self.name}", f"hydra.run.dir={folder}"),
+            *([f"encoder.path={os.environ['MLM_MINILM']}"] if cell.bed == "mlm" else []),
         ]
 
 
@@ -122,17 +124,17 @@ def study(cells: list[Cell], seeds: tuple[int, ...], scores: dict[str, float]) -
 
 def plan(scores: dict[str, float]) -> Iterator[Job]:
     """Every run of PLAN.md in its order, as far as the pilots that are done decide."""
-    beds, first = ("minilm", "scratch"), FRESH[:8]
+    beds, first = (*(["mlm"] if "MLM_MINILM" in os.environ else []), "minilm", "scratch"), FRESH[:8]
     for bed in beds:
         for seed in PILOT:
             yield from pilot(paper(bed), seed, scores)
         yield from study(paper(bed), first, scores)
     yield from study(paper("cls"), first, scores)
-    yield from study([*paper("minilm"), *paper("scratch")], FRESH[8:], scores)
+    yield from study([cell for bed in beds for cell in paper(bed)], FRESH[8:], scores)
     for bed in beds:
         for seed in PILOT:
             yield from pilot(rest(bed), seed, scores)
-    yield from study([*rest("minilm"), *rest("scratch")], FRESH, scores)
+    yield from study([cell for bed in beds for cell in rest(bed)], FRESH, scores)
 
 
 def done(outputs: Path) -> dict[str, float]:
@@ -156,17 +158,30 @@ def make(job: Job, frozen: Path, outputs: Path) -> None:
             subprocess.run(job.command(folder), cwd=frozen, stdout=log, stderr=log, check=True)
         trained = time.time()
         if job.seed not in PILOT:
-            score(folder, frozen, log)
+            score(frozen, log, folder)
+            untouched(job.cell.bed, frozen, outputs, log)
         seconds = [round(trained - began), round(time.time() - trained)]
         print(f"  trained in {seconds[0]} s, scored in {seconds[1]} s", file=log, flush=True)
     (folder / "dev.json").write_text(json.dumps({"dev": best(folder), "seconds": seconds}))
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-def score(folder: Path, frozen: Path, log: Any) -> None:
-    """Write claim.json of a run."""
-    command = [sys.executable, HERE / "readouts.py", folder]
+def score(frozen: Path, log: Any, *paths: Path) -> None:
+    """Write claim.json of a run, or a file of its own of an encoder as it is."""
+    command = [sys.executable, HERE / "readouts.py", *paths]
     subprocess.run(command, cwd=frozen, stdout=log, stderr=log, check=True)
+
+
+def untouched(bed: str, frozen: Path, outputs: Path, log: Any) -> None:
+    """Score the encoder of a bed before training, once; "cls" has the readouts of "minilm"."""
+    file = outputs / f"untouched-{bed}.json"
+    if bed == "cls":
+        untouched("minilm", frozen, outputs, log)
+        shutil.copy(outputs / "untouched-minilm.json", file)
+    elif not file.is_file():
+        minilm = Path(os.environ["WHITENEDCSE_DATA"]).parent / "models/minilm-mlm"
+        encoders = {"scratch": frozen / "results/pretrain/encoder", "minilm": minilm}
+        score(frozen, log, encoders.get(bed) or Path(os.environ["MLM_MINILM"]), file)
 
 
 def best(folder: Path) -> float:
