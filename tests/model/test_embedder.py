@@ -3,6 +3,7 @@
 import json
 import logging
 from io import StringIO
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -104,6 +105,38 @@ def test_equal_sentences_are_encoded_once_and_shares_of_them_add_up(encoder, see
     assert sorted(seen) == sorted(distinct)
     assert (sum(parts) == whole).all() and all(part.any() for part in parts)
     assert (embedder.encode_rows(ragged(distinct)) == embedder.encode_rows(distinct)).all()
+
+
+def test_batches_that_a_gpu_has_no_memory_for_are_halved_and_said_once(encoder, monkeypatch, capsys):
+    """A stub of a GPU: batches above 40 padded tokens do not fit, and copies are waited for."""
+    embedder, texts = embedder_of(encoder, kind="mean").eval(), [*SENTENCES, "a cat", "the old dog"]
+    wanted, embed, tried = embedder.encode(texts), embedder.embed, []
+
+    def limited(batch):
+        tried.append(batch.n * int(batch.lengths.max()))
+        if tried[-1] > 40:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return embed(batch)
+
+    monkeypatch.setattr(embedder, "embed", limited)
+    encoding.say_halved.cache_clear()
+    assert_allclose(embedder.encode(texts), wanted, atol=1e-6)
+    assert capsys.readouterr().out.count("they are halved, and encoding goes on") == 1
+    assert sum(count > 40 for count in tried) <= 3  # learnt, not tried again for each
+    done = []
+    monkeypatch.setattr(
+        torch.cuda, "Event", lambda: SimpleNamespace(record=lambda: 0, synchronize=lambda: done.append(1))
+    )
+    rows_, out = ragged(token_ids(texts, encoder.tokenizer, 128)), np.zeros_like(wanted)
+    batches = encoding.Batches(rows_, lambda batch: [embed(batch)], torch.device("cpu"), 1000)
+    counts = encoding.overlapped([out], np.array_split(np.arange(10), 4), batches, torch.inference_mode)
+    assert list(counts) == [3, 3, 2, 2] and len(done) == 4
+    assert_allclose(out, wanted, atol=1e-6)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10 * 2**30, 0))
+    assert encoding.batch_tokens(torch.device("cuda"), 768) == 54613
+    monkeypatch.setattr(embedder, "embed", lambda _: limited(ragged([[1] * 41])))
+    with pytest.raises(torch.OutOfMemoryError):  # a single sentence
+        embedder.encode(["a cat"])
 
 
 def test_in_bf16_the_backbone_rounds_and_pooling_and_head_do_not(encoder):

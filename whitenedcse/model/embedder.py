@@ -8,10 +8,10 @@ Sentences are encoded in batches of like length and a limited number of tokens, 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from copy import deepcopy
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from whitenedcse.compute import alone, each, full_precision, without_autocast
-from whitenedcse.console import pace
+from whitenedcse.console import pace, say
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import lora
 from whitenedcse.model.encoder import Encoder, pretrained
@@ -317,27 +317,100 @@ def fill(
     arrays unchanged.
     """
     first, device = firsts(rows), next(module.parameters()).device
-    budget = BATCH_TOKENS * (1 if device.type == "cpu" else 8)  # elsewhere it is launches that cost
-    every = mixed(by_length(rows, np.unique(first), budget)[manner.share[0] :: manner.share[1]])
+    most = batch_tokens(device, getattr(module, "encoder", module).width)
+    every = mixed(by_length(rows, np.unique(first), most)[manner.share[0] :: manner.share[1]])
+    batches, modes = Batches(rows, run, device, most), partial(encoding, device, manner.bf16)
 
     def work(at: NDArray[np.intp]) -> int:
-        for array, x in zip(out, run(taken(rows, torch.from_numpy(at))[0].to(device)), strict=True):
-            array[..., at, :] = x.float().cpu().numpy()
-        return len(at)
+        return written(out, at, [x.float().cpu() for x in batches(at)])
 
     was_training = module.training
     module.eval()
     try:
-        modes = partial(encoding, device, manner.bf16)
         with told(manner.progress, sum(map(len, every))) as more:
             # Transformers' own classes are not made for several threads; their operators share the cores
-            for count in each(work, every, modes) if module.parallel else alone(work, every, modes):
+            counts = each(work, every, modes) if module.parallel else alone(work, every, modes)
+            for count in overlapped(out, every, batches, modes) if device.type == "cuda" else counts:
                 more(count)
     finally:
         module.train(was_training)
     again = np.flatnonzero(first != np.arange(rows.n))
     for array in out:
         array[..., again, :] = array[..., first[again], :]
+
+
+def batch_tokens(device: torch.device, width: int) -> int:
+    """How many tokens a batch may have, padding counted: on a GPU by its free memory, up to 131,072.
+
+    A token takes some 100 bytes a channel while a layer is computed, and 4 in each layer that is pooled.
+    """
+    if device.type != "cuda":
+        return BATCH_TOKENS * (1 if device.type == "cpu" else 8)  # elsewhere it is launches that cost
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(8 * BATCH_TOKENS, min(128 * BATCH_TOKENS, free // (256 * width)))
+
+
+class Batches:
+    """Runs sentences by their numbers; where a GPU lacks memory, these and later ones in halves."""
+
+    def __init__(
+        self, rows: Ragged, run: Callable[[Ragged], Sequence[Tensor]], device: torch.device, most: int
+    ) -> None:
+        self.rows, self.run, self.device, self.most = rows, run, device, most
+        self.lengths = rows.lengths.numpy()
+
+    def __call__(self, at: NDArray[np.intp]) -> Sequence[Tensor]:
+        """What `run` gives for these sentences, on the device."""
+        padded = int(self.lengths[at].max()) * len(at)
+        if padded <= self.most or len(at) == 1:
+            try:
+                return self.run(taken(self.rows, torch.from_numpy(at))[0].to(self.device))
+            except torch.OutOfMemoryError:
+                if len(at) == 1:
+                    raise
+            self.most = padded // 2
+            say_halved()
+            torch.cuda.empty_cache()
+        halves = [self(half) for half in np.array_split(at, 2)]
+        return [torch.cat(pair, dim=-2) for pair in zip(*halves, strict=True)]
+
+
+@cache
+def say_halved() -> None:
+    """Say once that batches are made smaller."""
+    say("note: the GPU's memory does not suffice for these batches; they are halved, and encoding goes on")
+
+
+def overlapped(
+    out: Sequence[NDArray[np.float32]],
+    every: Sequence[NDArray[np.intp]],
+    batches: Callable[[NDArray[np.intp]], Sequence[Tensor]],
+    modes: Callable[[], AbstractContextManager[Any]],
+) -> Iterator[int]:
+    """Write the results of all batches; while a GPU computes one, that before it is copied from there."""
+    waiting: list[Callable[[], int]] = []
+    with modes():
+        for at in every:
+            results = [x.float().to("cpu", non_blocking=True) for x in batches(at)]  # to pinned memory
+            copied = torch.cuda.Event()
+            copied.record()
+            waiting.append(partial(awaited, copied, partial(written, out, at, results)))
+            if len(waiting) > 1:
+                yield waiting.pop(0)()
+        yield from (write() for write in waiting)
+
+
+def awaited(copied: Any, write: Callable[[], int]) -> int:
+    """The number of sentences written when their results are here."""
+    copied.synchronize()
+    return write()
+
+
+def written(out: Sequence[NDArray[np.float32]], at: NDArray[np.intp], results: Sequence[Tensor]) -> int:
+    """Write results of these sentences into the arrays; returns the number of sentences."""
+    for array, x in zip(out, results, strict=True):
+        array[..., at, :] = x.numpy()
+    return len(at)
 
 
 def encoding(device: torch.device, bf16: bool) -> ExitStack:
