@@ -1,11 +1,11 @@
-"""What whitening-k and the indices of FAISS save in a search, and lose: python -m bench.search INDEX [options]
+"""What whitening-k and indices of FAISS save in a search, and lose: python -m bench.search INDEX [options]
 
 --dims K ...      components of a whitening fitted to the vectors (default: those of 256 128 64 32 below d)
 --factory F ...   of FAISS, beside Flat, such as SQ8 HNSW32 IVF1024,SQ8
 --rows N          measure with N of the texts, drawn by a fixed seed
 
-INDEX is a directory that `whitenedcse search build` wrote with the factory Flat. 1,000 of its vectors are the
-queries; recall@10 is the share of the ten others that comparing all vectors of the same kind finds, and "as it
+INDEX is a directory that `whitenedcse search build` wrote, with the factory Flat. 1,000 of its vectors are
+queries; recall@10 is the share of the ten others that comparing all vectors of the kind finds, and "as it
 is" that share of what the index's own vectors find. Su et al., BERT-whitening, arXiv:2103.15316.
 """
 
@@ -39,7 +39,7 @@ def vectors(index: Index, rows: int | None) -> Array:
 
 
 def found(x: Array, asked: NDArray[np.int64], factory: str) -> tuple[NDArray[np.int64], list[str]]:
-    """The TOP rows found for each of the rows `asked`, without itself, and bytes, seconds and speed as text."""
+    """The TOP rows found for each of those `asked`, without itself; bytes, seconds and speed as text."""
     began = time.perf_counter()
     index = made(factory, x.shape[1])
     train(index, x)

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 from encoders import SENTENCES, architecture, byte_level, embedder_of
+from exported import by_onnxruntime
 from numpy.testing import assert_allclose, assert_array_equal
 from programs import started
 from sentence_transformers import SentenceTransformer
-from test_export import by_onnxruntime
 
 from whitenedcse.app import cli
 from whitenedcse.app.arguments import source

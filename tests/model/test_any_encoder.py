@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 from encoders import SENTENCES, WORDS, architecture
+from exported import by_onnxruntime, by_sentence_transformers
 from numpy.testing import assert_allclose
-from test_export import by_onnxruntime, by_sentence_transformers
 from test_training import LOSS, EightSentences, fit, module_of, monitor_of
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from torch.testing import assert_close

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from encoders import DECODERS, SENTENCES, architecture, byte_level, decoder_of, embedder_of
+from exported import by_onnxruntime, by_sentence_transformers
 from numpy.testing import assert_allclose
 from programs import started
 from scipy.stats import spearmanr
-from test_export import by_onnxruntime, by_sentence_transformers
 from test_training import fit, module_of, monitor_of
 from transformers import AutoModel, AutoTokenizer
 

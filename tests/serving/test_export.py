@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from encoders import SENTENCES, embedder_of, nowhere, serving
+from exported import by_onnxruntime, by_sentence_transformers
 from huggingface_hub import ModelCard
 from numpy.testing import assert_allclose
 from safetensors.torch import load_file, save_file
@@ -54,25 +55,6 @@ def embedder(bert):
 
 def white(embedder, k=5):
     return whitened(embedder, Postprocess("whitening").fit(scaled(embedder, unit=False).encode(CORPUS)), k)
-
-
-def by_sentence_transformers(out, texts):
-    from sentence_transformers import SentenceTransformer
-
-    return SentenceTransformer(str(out), device="cpu").encode(texts)
-
-
-def by_onnxruntime(out, texts, size=3):
-    """In batches of a size that is not the traced one, each as long as its longest text."""
-    ort = pytest.importorskip("onnxruntime")
-    from transformers import AutoTokenizer
-
-    tokenizer, session = AutoTokenizer.from_pretrained(out), ort.InferenceSession(out / "model.onnx")
-    rows = []
-    for start in range(0, len(texts), size):
-        tokens = tokenizer(texts[start : start + size], padding=True, truncation=True, return_tensors="np")
-        rows.append(session.run(None, {name: tokens[name] for name in ("input_ids", "attention_mask")})[0])
-    return np.concatenate(rows)
 
 
 def by_transformers(out, texts, kind, layers):
