@@ -290,6 +290,13 @@ def forking(address, cwd, files):
     return SimpleNamespace(Popen=rank, TimeoutExpired=subprocess.TimeoutExpired)
 
 
+def free_port():
+    """The number of a free port of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def alive(pid):
     """Whether a process runs; one that has ended and was not waited for does not."""
     try:

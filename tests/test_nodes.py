@@ -6,11 +6,9 @@ import subprocess
 from contextlib import suppress
 
 import pytest
-from programs import Forked, server, started, surroundings, until
+from programs import Forked, free_port, server, started, surroundings, until
 from test_resume import last_step, outcome
 from test_scripts import ROOT, TINY
-
-from whitenedcse.distributed import free_port
 
 pytestmark = pytest.mark.slow
 RUN = [*TINY, "data.sample=512", "monitor.every=40", "trainer.max_epochs=8", "checkpoint_every=0"]  # 64 steps

@@ -76,19 +76,6 @@ def interrupted(cure: Callable[[], str]) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def unheard() -> Iterator[None]:
-    """A context in which a process is started that ignores Ctrl-C: this one hears it and ends the other."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, usual)
-
-
 def lacking(what: str, package: str, extra: str | None = None, error: object = "") -> ValueError:
     """The error for what needs a package that is not installed, with the command that installs it.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 import time
 from contextlib import suppress
@@ -78,12 +77,9 @@ def shared(name: str, value: str) -> str:
     return store.get(f"whitenedcse/{name}").decode()
 
 
-def end_with_parent(parent: int | None = None) -> None:
-    """End this process soon after the one that started it, however that ends, so that no rank is left alone.
-
-    parent: its process id; None for this process's parent now.
-    """
-    parent = parent or os.getppid()
+def end_with_parent() -> None:
+    """End this process soon after the one that started it ended, in whatever way: no rank is left alone."""
+    parent = os.getppid()
     said = f"error: process {parent}, which started this one, has ended; so does this one\n"
 
     def watch() -> None:
@@ -94,10 +90,3 @@ def end_with_parent(parent: int | None = None) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def free_port() -> int:
-    """The number of a free port of this machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -425,21 +425,6 @@ def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     return values
 
 
-def changed(then: Mapping[str, Any], now: Mapping[str, Any], most: int = 2) -> str:
-    """What nested mappings differ in: for at most so many values, "NAME was VALUE and is now VALUE".
-
-    A mapping that is None in one of them is named first, without its values.
-    """
-    for name in sorted(then.keys() & now.keys()):
-        if (before := isinstance(then[name], Mapping)) != (after := isinstance(now[name], Mapping)):
-            what = f"{name} step{' (a whitening, or division by the length)' * (name == 'final')}"
-            return f"there was {'a' if before else 'no'} {what} and is {'one' if after else 'none'} now"
-    was, is_ = flat(then), flat(now)
-    names = [name for name in sorted(was.keys() | is_.keys()) if was.get(name) != is_.get(name)]
-    said = {n: n.replace("final.provenance.", "the whitening's ") for n in names[:most]}
-    return "; ".join(f"{said[n]} was {was.get(n)!r} and is now {is_.get(n)!r}" for n in said)
-
-
 def present(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings of an older run in the names of this version: as in `MOVED`, without `GONE`, with `ADDED`."""
     for group, name, idle in GONE:
