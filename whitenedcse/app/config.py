@@ -42,7 +42,7 @@ CONF = Path(__file__).parents[1] / "conf"  # in a clone a link to the conf/ besi
 HYDRAS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}  # keys that Hydra reads itself
 TYPES: dict[str, Any] = {  # of the settings that train.py and evaluate.py read themselves
     **dict.fromkeys(("seed", "views", "draws"), int),
-    **dict.fromkeys(("gather", "force", "bf16", "pearson"), bool),
+    **dict.fromkeys(("gather", "force", "bf16", "pearson", "keep"), bool),
     **dict.fromkeys(("run", "embedding", "fit", "classifier"), str),
     **dict.fromkeys(("model", "prompt", "monitor.dev"), str | None),
     **dict.fromkeys(("k", "sample"), int | None),
