@@ -134,6 +134,8 @@ def test_the_table_compares_the_seeds_that_both_systems_have(runs):
         if x.startswith("| minilm-mlm, mean, 5,000") and "| 3 |" in x
     )
     assert f"| {np.mean(found.differences):+.2f} ({low:+.2f} .. {high:+.2f}, p" in line
+    assert "untouched 45.00 at its best readout (mean last k=64 shrinkage=0.3)" in table.gate()
+    assert "the better system 66.17, +21.17 (passes)" in " ".join(table.gate().split())
     assert (
         "2 runs of its pilot" in table.progress() and "3 of 20 seeds (minilm-mlm, mean)" in table.progress()
     )
