@@ -27,7 +27,7 @@ TEST = {"test/quickstart/test", "test/avg"}
 SERIES = {f"train/{name}" for name in TRAIN} | {f"dev/{name}" for name in DEV} | TEST
 CONFIG = {"seed": 7, "encoder": {"_target_": "whitenedcse.model.scratch.small_bert", "layers": 2}}
 VERSIONS = {"experiment": None, "system": "no_whitening", "seed": 7, "commit": "abc+changes"}
-VERSIONS |= {"packages": {"hydra-core": "1"}, "machine": {"gpus": ["H200"]}}
+VERSIONS |= {"format": "0.3", "packages": {"hydra-core": "1"}, "machine": {"gpus": ["H200"]}}
 SCORES = {
     "dev": {"best": 4.0},
     "headline": "all",

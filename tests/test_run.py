@@ -206,7 +206,10 @@ def test_a_file_of_an_ended_run_that_changed_is_named_by_what_reads_it(run, name
         with pytest.raises(ValueError, match=rf"{file} {words}.*copy the whole run again or, if the change"):
             READERS[name](Run(run.path))
         for another, read in READERS.items():
-            assert another == name or read(Run(run.path)) is not None  # what is not read is not checked
+            also = name == "versions.json" and another == "config.yaml"  # whose format it tells
+            assert (
+                another == name or also or read(Run(run.path)) is not None
+            )  # what is not read is not checked
 
 
 def test_what_is_no_run_that_has_ended_says_what_it_is(tmp_path):
@@ -246,3 +249,12 @@ def test_a_run_is_named_by_the_time_and_under_slurm_by_what_a_requeued_job_keeps
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     assert stamp() == "slurm-7.0"
+
+
+def test_a_run_of_before_this_format_is_refused_and_the_last_version_that_reads_it_is_named(tmp_path):
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    (tmp_path / "versions.json").write_text('{"packages": {"whitenedcse": "0.2.0"}}')
+    with pytest.raises(ValueError, match="is a run of before version 0.3, which 0.2.0 was the last to read"):
+        _ = Run(tmp_path).settings
+    (tmp_path / "versions.json").write_text('{"packages": {"whitenedcse": "0.2.0"}, "format": "0.3"}')
+    assert Run(tmp_path).settings == {"seed": 1}

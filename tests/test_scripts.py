@@ -63,6 +63,7 @@ def test_a_run_directory_holds_all_that_a_number_depends_on(trained):
     versions = json.loads((run / "versions.json").read_text())
     assert versions["packages"]["torch"] == importlib.metadata.version("torch")
     assert set(versions) == {"command", "experiment", "seed", "corpus", "tokenizer", "processes"} | {
+        "format",
         "overrides",
         "system",
         "device",

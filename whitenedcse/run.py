@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -53,20 +53,7 @@ FREE = {"run", "force", "checkpoint_every", "data.corpus"}  # settings that may 
 FREE |= {"trainer.devices", "trainer.num_nodes", "trainer.timeout"}
 SCRATCH = "whitenedcse.model.scratch.small_bert"  # the encoder of random weights
 SPEARMAN = "dev/spearman"  # the name of the dev score in metrics.csv
-MOVED = {  # where a symbol of an older config.yaml is now
-    "whitenedcse.model.head.Head": "whitenedcse.model.head.ProjectionHead",
-    "whitenedcse.model.pooling.Pooling": "whitenedcse.model.head.Pooling",
-    "whitenedcse.model.head.Whitening": "whitenedcse.model.whitener.WhiteningSettings",
-    "whitenedcse.training.optim.adamw": "whitenedcse.training.module.adamw",
-    "whitenedcse.training.loss.MaskedLanguageModel": "whitenedcse.training.terms.MaskedLanguageModel",
-    "whitenedcse.training.mlm.MaskedLanguageModel": "whitenedcse.training.terms.MaskedLanguageModel",
-    "whitenedcse.model.encoder.small_bert": SCRATCH,
-}
-GONE = (  # settings of an older config.yaml, and those of their values with which it is the same run now
-    ("loss", "force_literal", (True, False)),
-    ("monitor", "sample", (2048,)),
-)
-ADDED = {"transform": "zca", "iterations": 5}  # to head.whitening: what older runs did
+FORMAT = "0.3"  # of the files of a run: the version that changed them last
 
 
 class Run:
@@ -111,11 +98,16 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The content of config.yaml. Raises ValueError if it is not YAML."""
+        """The content of config.yaml. Raises ValueError if it is not YAML, or of before version 0.3."""
         self._check(self.config.name)
         with parsing(self.config, "copy it again, or name a new run"):
             content: Any = OmegaConf.to_container(OmegaConf.load(self.config))
-            return present({str(name): value for name, value in content.items()})
+            settings = {str(name): value for name, value in content.items()}
+        if "packages" in self.facts and self.facts.get("format") != FORMAT:
+            raise ValueError(
+                f"{self.path} is a run of before version {FORMAT}, which 0.2.0 was the last to read"
+            )
+        return settings
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -294,7 +286,7 @@ class Run:
             raise ValueError(f"{self.path} already holds a run; {OTHER}")
         from whitenedcse.compute import environment
 
-        self._write(config, {"command": pasted(sys.argv), **facts, **environment()})
+        self._write(config, {"format": FORMAT, "command": pasted(sys.argv), **facts, **environment()})
 
     def resume(self, config: str, exact: Mapping[str, Any], step: int) -> list[str]:
         """Note that the run resumes after a step; returns what in `environment` changed since it started."""
@@ -425,24 +417,6 @@ def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     return values
 
 
-def present(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of an older run in the names of this version: as in `MOVED`, without `GONE`, with `ADDED`."""
-    for group, name, idle in GONE:
-        if isinstance(part := settings.get(group), dict) and part.get(name) in idle:
-            del part[name]
-    if isinstance(head := settings.get("head"), dict) and isinstance(head.get("whitening"), dict):
-        head["whitening"] = {**ADDED, **head["whitening"]}
-        leave_out_groups(head["whitening"], ())
-    return renamed(settings)
-
-
-def renamed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings with each symbol that has moved replaced by its present name."""
-    for key, value in settings.items():
-        settings[key] = renamed(value) if isinstance(value, dict) else MOVED.get(str(value), value)
-    return settings
-
-
 def command(argv: list[str]) -> str:
     """How the script of a command line is started."""
     return f"python {Path(argv[0]).name}" if argv[0].endswith(".py") else argv[0]
@@ -458,21 +432,6 @@ def pasted(argv: list[str]) -> str:
         f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else quote(word) for word in argv[1:]
     ]
     return " ".join([command(argv), *inside])
-
-
-def leave_out_groups(whitening: Any, given: Iterable[str]) -> None:
-    """Set the width of groups that an experiment proposed to null, where the kind has no groups.
-
-    whitening: settings of a head's, if it has any. given: the names of settings on the command line.
-
-    >>> settings = {"kind": "zca", "group_width": 3}
-    >>> leave_out_groups(settings, [])
-    >>> settings
-    {'kind': 'zca', 'group_width': None}
-    """
-    if isinstance(whitening, MutableMapping) and "head.whitening.group_width" not in given:
-        if whitening.get("kind") in ("pca", "zca") and whitening.get("group_width") not in (None, 2):
-            whitening["group_width"] = None
 
 
 def stamp() -> str:

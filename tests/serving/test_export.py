@@ -248,7 +248,7 @@ def run_of(folder, embedder):
     checkpoint.save(embedder, folder / "best")
     config = "data: {corpus: mine.txt, sample: 7}\nencoder: {path: owner/base}\nmonitor: {dev: pairs.csv}\n"
     (folder / "config.yaml").write_text(config)
-    versions = {"experiment": "tiny", "seed": 3, "commit": "abc", "packages": {"torch": "2"}}
+    versions = {"experiment": "tiny", "seed": 3, "commit": "abc", "packages": {"torch": "2"}, "format": "0.3"}
     (folder / "versions.json").write_text(json.dumps(versions))
     interval = {mean: [70.1, 75.9] for mean in ("all", "mean", "wmean")}
     values = {"all": 73.0, "mean": 73.0, "wmean": 73.0, "interval": interval}
