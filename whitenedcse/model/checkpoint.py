@@ -66,8 +66,9 @@ def kept(head: ProjectionHead) -> ProjectionHead:
 
 
 def settings(embedder: Embedder) -> dict[str, Any]:
-    """What makes the embedding beside the weights, as plain values for `whitenedcse.json`."""
+    """What makes the embedding beside the weights, as plain values; prompts only where there are any."""
     head, final = kept(embedder.head), embedder.final
+    prompts = {"prompt": embedder.prompt, "prompts": embedder.prompts}
     return {
         "pooling": {"kind": embedder.pooling.kind, "layers": list(embedder.pooling.layers)},
         "head": {
@@ -79,8 +80,7 @@ def settings(embedder: Embedder) -> dict[str, Any]:
         "embedding": embedder.embedding,
         "max_length": embedder.max_length,
         "final": final and {"unit": final.unit, "tanh": final.tanh, "provenance": final.provenance},
-        "prompt": embedder.prompt,
-        "prompts": embedder.prompts,
+        **{name: value for name, value in prompts.items() if value},
     }
 
 
@@ -141,7 +141,8 @@ def ours(directory: Path) -> dict[str, Any]:
         )
         head.load_state_dict(tensors(directory / HEAD))
         last = {"weight": None, "bias": None, **last, **(content["final"] or {})}
-        parts = {name: content[name] for name in ("embedding", "max_length", "prompt", "prompts")}
+        named = ("embedding", "max_length", "prompt", "prompts")
+        parts = {name: content[name] for name in named if name in content}
         parts["pooling"] = Pooling(**content["pooling"])
         parts["final"] = Final(**last) if content["final"] else None
         return {"encoder": encoder, "head": head, **parts}
@@ -183,7 +184,7 @@ def own(directory: Path) -> dict[str, Any]:
             if last and tensors(directory / FINAL):  # empty where the last step is unit length alone
                 after.append("linear")
             after += ["unit length"] * last.get("unit", False)
-            has = {name: content[name] for name in ("prompt", "max_length")}
+            has = {"prompt": content.get("prompt", ""), "max_length": content["max_length"]}
             return {"pooling": Pooling(**content["pooling"]), "after": after, **has}
         if (directory / "modules.json").exists():
             return sentence_transformers.pooled(directory)
