@@ -6,9 +6,20 @@ import re
 import numpy as np
 import pytest
 from scipy.stats import pearsonr, rankdata, spearmanr
+from sklearn.metrics import confusion_matrix, f1_score
 
-from whitenedcse.evaluation.scores import cosine, evaluate, pairs_index, pearson, spearman, sts_scores
-from whitenedcse.evaluation.tasks import Subset
+from whitenedcse.evaluation.scores import (
+    accuracy,
+    cosine,
+    evaluate,
+    features,
+    pairs_index,
+    pearson,
+    spearman,
+    sts_scores,
+    threshold,
+)
+from whitenedcse.evaluation.tasks import TRANSFER, Labelled, Subset
 
 
 def encode(sentences):
@@ -169,3 +180,55 @@ def test_an_encoder_that_loses_rows_is_refused(shape):
 def test_tasks_without_pairs_are_refused(pairs, message):
     with pytest.raises(ValueError, match=message):
         evaluate(pairs, encode)
+
+
+def test_a_pair_becomes_its_difference_and_its_product():
+    u, v = np.array([[1.0, -2.0]]), np.array([[3.0, 0.5]])
+    assert features([u, v]).tolist() == [[2.0, 2.5, 3.0, -1.0]]
+    assert features([u]).tolist() == [[1.0, -2.0]]
+    assert features([u]).dtype == features([u, v]).dtype == np.float32
+
+
+def labelled(columns, labels, classes, split=None):
+    texts = tuple(["a"] * len(labels) for _ in range(columns))
+    return Labelled("t", texts, np.array(labels), list(classes), split)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_only_test_rows_are_scored_and_pairs_by_f1_too(columns):
+    random = np.random.default_rng(0)
+    y, split = random.integers(0, 2, 90), np.array(["train", "dev", "test"])[random.integers(0, 3, 90)]
+    gold = y[split == "test"]
+    guess = np.where(random.random(len(gold)) < 0.7, gold, 1 - gold)
+    task, x = labelled(columns, y, "ab", split), np.zeros((90, 2))
+    got = accuracy(task, x, lambda *given: (guess, 61.0) if given[0] is x and given[2] is split else None)
+    assert got.pop("correct").tolist() == (gold == guess).tolist()
+    f1 = {"f1": pytest.approx(100 * f1_score(gold, guess))} if columns == 2 else {}
+    assert got == {"accuracy": pytest.approx(100 * np.mean(gold == guess)), "dev": 61, "n": len(gold)} | f1
+
+
+def test_features_that_are_short_or_not_finite_are_refused():
+    task = labelled(1, [0, 1], "ab")
+    for x in (np.zeros((3, 2)), np.array([[0.0], [np.nan]])):
+        with pytest.raises(ValueError, match="t: 2 finite rows of features expected"):
+            accuracy(task, x, None)
+
+
+def test_a_threshold_predicts_entailment_from_one_half_on():
+    cosines = np.array([0.5, 0.49, 0.9, -1, 0.7, 0.6])
+    gold = [0, 0, 0, 1, 1, 1]
+    task = labelled(2, gold, ["entailment", "not_entailment"])
+    got = threshold(task, cosines)
+    (a, b), (c, d) = confusion_matrix(gold, [0, 1, 0, 1, 0, 0]).tolist()
+    yes, no = task.classes
+    assert got["confusion"] == {yes: {yes: a, no: b}, no: {yes: c, no: d}}
+    assert got["correct"].tolist() == [True, False, True, True, False, False]
+    assert (got["accuracy"], got["majority"], got["n"]) == (50, 50, 6)
+    assert threshold(labelled(2, [0, 0, 0, 1], task.classes), cosines[:4])["majority"] == 75
+
+
+def test_a_threshold_refuses_other_tasks_and_undefined_cosines():
+    with pytest.raises(ValueError, match="t: a threshold separates entailment, not_entailment; not a, b"):
+        threshold(labelled(2, [0, 1], "ab"), np.zeros(2))
+    with pytest.raises(ValueError, match="t: 2 finite cosines expected"):
+        threshold(labelled(2, [0, 1], TRANSFER["RTE"].classes), np.array([0, np.nan]))

@@ -1,14 +1,304 @@
-"""Tasks by name, and what a transform for them is fitted to: each sentence as often as it occurs."""
+"""Tasks are read to the last row, by name or from files of a user; a damaged one is named with its line."""
 
 import gzip
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from whitenedcse.evaluation.tasks import Labelled, corpus_texts, own_texts, subsets, task, texts
+from whitenedcse.evaluation.tasks import (
+    STS,
+    TRANSFER,
+    LabelFile,
+    Labelled,
+    benchmark_labels,
+    benchmark_pairs,
+    corpus_texts,
+    labels_of,
+    own_texts,
+    pairs_of,
+    subsets,
+    task,
+    texts,
+)
+
+DATA = Path(os.environ.get("WHITENEDCSE_DATA", Path(__file__).parents[3] / "shared/data"))
+real = pytest.mark.skipif(not (DATA / "senteval/MR").is_dir(), reason="the real tasks are not here")
+COUNTS = {
+    "STS12": "MSRpar 750 MSRvid 750 SMTeuroparl 459 surprise.OnWN 750 surprise.SMTnews 399",
+    "STS14": "deft-forum 450 deft-news 300 headlines 750 OnWN 750 images 750 tweet-news 750",
+    "STS15": "answers-forums 375 answers-students 750 belief 375 headlines 750 images 750",
+    "STS16": "answer-answer 254 headlines 249 plagiarism 230 postediting 244 question-question 209",
+    "STS-B": "test 1379", "STS-B/dev": "dev 1500", "STS-B/train": "train 5749", "SICK-R/train": "train 4500",
+    "STS13": "FNWN 189 headlines 750 OnWN 561", "SICK-R": "test_annotated 4927", "SICK-R/dev": "trial 500",
+}  # fmt: skip
+HEADER = "score\tsentence1\tsentence2\n"
 
 
-@pytest.fixture(autouse=True)
+BALANCE = {  # rows of each class, by split
+    "MR": {None: [5331, 5331]}, "CR": {None: [1368, 2407]}, "SUBJ": {None: [5000, 5000]},
+    "MPQA": {None: [7294, 3312]}, "SST2": {"train": 67349, "dev": 872, "test": 1821},
+    "TREC": {"train": 5452, "test": [9, 138, 94, 65, 81, 113]}, "MRPC": {"train": 4076, "test": 1725},
+    "RTE": {None: 277},
+}  # fmt: skip
+
+
+def write(folder, files):
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@real
+def test_the_real_sets_hold_as_many_scored_pairs_as_published():
+    for name in STS:
+        found = benchmark_pairs(name, DATA / "senteval")
+        assert " ".join(f"{s.name} {len(s.gold)}" for s in found) == COUNTS[name]
+        assert all(0 <= s.gold.min() and s.gold.max() <= 5 for s in found)
+
+
+def three(subset):
+    return subset.left, subset.right, subset.gold.tolist()
+
+
+def test_a_pair_keeps_its_score_among_unscored_lines_quotes_and_further_columns(tmp_path):
+    for part in STS["STS16"].subsets.split():
+        text = 'a "quoted\tb\u2028b\tsource\turl\nc\td\t\t\ne\tf\r\n'
+        files = {f"STS.input.{part}.txt": text, f"STS.gs.{part}.txt": "3\r\n\r\n4.5\r\n"}
+        write(tmp_path / "STS/STS16-en-test", files)
+    stsb = 'g\tf\ty\t1\t2.5\ta "no\tso, what\tmore\tmore\ng\tf\ty\t2\t0\tx\ty\n'
+    sick = "pair_ID\tA\tB\tscore\tj\r\n6\tNo boy\tA kid\t3.3\tNEUTRAL\r\n"
+    write(tmp_path, {"STS/STSBenchmark/sts-test.csv": stsb, "SICK/SICK_test_annotated.txt": sick})
+    assert three(benchmark_pairs("STS16", tmp_path)[0]) == (['a "quoted', "e"], ["b\u2028b", "f"], [3, 4.5])
+    assert three(benchmark_pairs("STS-B", tmp_path)[0]) == (['a "no', "x"], ["so, what", "y"], [2.5, 0])
+    assert three(benchmark_pairs("SICK-R", tmp_path)[0]) == (["No boy"], ["A kid"], [3.3])
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "message"),
+    [
+        ("a\tb\nc\td\n", "1\n", r"gs.FNWN.txt: 1 lines, for the 2 pairs of .*input.FNWN.txt"),
+        ("a\tb\nc d\n", "1\n2\n", r"input.FNWN.txt:2 .*1 tab-separated fields are too few"),
+        ("a\tb\nc\td\n", "1\nnan\n", r"FNWN.txt:2 and STS.gs.FNWN.txt: the score is 'nan'"),
+        (b"a\tb\nc\t\xff\n", "1\n2\n", r"input.FNWN.txt:2: byte 0xff is not UTF-8"),
+    ],
+)
+def test_a_damaged_benchmark_names_file_and_line(tmp_path, text, gold, message):
+    write(tmp_path / "STS/STS13-en-test", {"STS.input.FNWN.txt": text, "STS.gs.FNWN.txt": gold})
+    with pytest.raises(ValueError, match=message):
+        benchmark_pairs("STS13", tmp_path)
+
+
+def test_an_unknown_task_lists_the_known_ones_and_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"no task 'STS17'; there are STS12, .*SICK-R/train"):
+        benchmark_pairs("STS17", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"sts-test\.csv"):
+        benchmark_pairs("STS-B", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("p.tsv", '\ufeffsentence1\tscore\tid\tsentence2\r\n"a\t1\t7\tb, c\r\n\r\nd\u2028e\t2.5\t8\t"f"\r\n'),
+        ("p.csv", 'score,sentence1,sentence2\n1,"""a","b, c"\n2.5,d\u2028e,"""f"""\n'),
+        ("p.jsonl", '{"sentence1": "\\"a", "sentence2": "b, c", "score": 1, "id": 3}\n\n'
+                    '{"sentence1": "d\\u2028e", "sentence2": "\\"f\\"", "score": "2.5"}'),
+    ],
+)  # fmt: skip
+def test_the_same_pairs_come_out_of_every_format(tmp_path, name, text):
+    got = pairs_of(write(tmp_path, {name: text}))
+    assert (got.name, *three(got)) == ("p", ['"a', "d\u2028e"], ["b, c", '"f"'], [1, 2.5])
+
+
+def test_pairs_may_be_compressed(tmp_path):
+    (tmp_path / "p.tsv.gz").write_bytes(gzip.compress(f"{HEADER}1\ta\tb\n2.5\tc\td\n".encode()))
+    assert three(pairs_of(tmp_path / "p.tsv.gz")) == (["a", "c"], ["b", "d"], [1, 2.5])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("p.tsv", "", r"p.tsv: 0 pairs"),
+        ("p.tsv", HEADER + "1\ta\tb\n", r"p.tsv: 1 pairs; a correlation needs at least 2"),
+        ("p.tsv", HEADER + "1\ta\tb\n2\ta\n", r"p.tsv:3: 2 fields, 3 expected"),
+        ("p.tsv", HEADER + "1\ta\tb\nNaN\ta\tb\n", r"p.tsv:3: the score is 'NaN', not a finite number \(col"),
+        ("p.tsv", HEADER + "1\ta\t \n", r"p.tsv:2: 'a', ' ' are not two sentences"),
+        ("p.tsv", "label\tsentence1\tsentence2\n1\ta\tb\n", r"p.tsv:2: no score among label, sentence1"),
+        ("p.csv", 'score,sentence1,sentence2\n1,a,"b" c\n', r"p.csv:2: "),
+        ("p.jsonl", '{"score": 1, "sentence1": "a", "sentence2": "b"}\n{"score"\n', r"p.jsonl:2: not JSON"),
+        ("p.jsonl", '{"score": 1, "sentence1": 3, "sentence2": "b"}\n', r"p.jsonl:1: 3, 'b' are not two"),
+        ("p.txt", "", r"p.txt: rows are read from .tsv, .csv, .jsonl, not '.txt'"),
+    ],
+)  # fmt: skip
+def test_a_damaged_file_of_pairs_names_the_line(tmp_path, name, text, message):
+    with pytest.raises(ValueError, match=message):
+        pairs_of(write(tmp_path, {name: text}))
+
+
+@real
+@pytest.mark.parametrize("name", TRANSFER)
+@pytest.mark.slow(but=3)
+def test_the_real_tasks_hold_the_published_rows_of_each_class_in_the_order_of_splits_words_and_label(name):
+    task = benchmark_labels(name, DATA / "rte/dev.tsv" if name == "RTE" else DATA / "senteval")
+    for split, expected in BALANCE[name].items():
+        counts = np.bincount(task.labels if split is None else task.labels[task.split == split])
+        assert counts.tolist() == expected or counts.sum() == expected
+        assert len(counts) == len(task.classes)
+    assert {len(column) for column in task.columns} == {len(task.labels)}
+    assert len(task.columns) == (2 if name in ("MRPC", "RTE") else 1)
+    assert all(text for column in task.columns for text in column)
+    words = [[0 if text == "." else len(text.split()) for text in column] for column in task.columns]
+    split = [("train", "dev", "test").index(s) for s in task.split] if task.split is not None else []
+    keys = list(zip(*([split] if split else []), *words, task.labels.tolist(), strict=True))
+    assert keys == sorted(keys)
+    assert sum(text == "." for text in task.columns[0]) == {"CR": 4, "MPQA": 3}.get(name, 0)
+
+
+@real
+def test_real_labels_and_encodings():
+    subj, trec, mrpc = (benchmark_labels(name, DATA / "senteval") for name in ("SUBJ", "TREC", "MRPC"))
+    objective = (DATA / "senteval/SUBJ/subj.objective").read_text("latin-1").split("\n")[0].split()
+    assert subj.classes[subj.labels[subj.columns[0].index(" ".join(objective))]] == "objective"
+    (one,) = (i for i, text in enumerate(trec.columns[0]) if not text.isascii())
+    assert "\xf0" in trec.columns[0][one]
+    assert trec.classes[trec.labels[one]] == "LOC"
+    first = next(i for i, text in enumerate(mrpc.columns[0]) if text.startswith("Amrozi accused his"))
+    assert (mrpc.split[first], mrpc.classes[mrpc.labels[first]]) == ("train", "paraphrase")
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """The published counts of tasks, made small."""
+
+    def shrink(name, *rows):
+        parts = tuple(
+            LabelFile(p.file, n, p.split, p.label) for p, n in zip(TRANSFER[name].parts, rows, strict=True)
+        )
+        monkeypatch.setitem(TRANSFER, name, TRANSFER[name]._replace(parts=parts))
+
+    return shrink
+
+
+def contents(task):
+    split = [] if task.split is None else [task.split.tolist()]
+    return list(zip(*task.columns, [task.classes[i] for i in task.labels], *split, strict=True))
+
+
+def test_ties_of_length_go_by_label_then_as_filed_and_an_empty_line_becomes_a_dot(tmp_path, small):
+    small("CR", 4, 3)
+    write(tmp_path, {"CR/custrev.pos": "b  b\n\nsee\u00a0this now\na a\n", "CR/custrev.neg": "z z\n \nc\n"})
+    assert contents(benchmark_labels("CR", tmp_path)) == [
+        (".", "negative"), (".", "positive"), ("c", "negative"), ("z z", "negative"), ("b b", "positive"),
+        ("a a", "positive"), ("see this now", "positive"),
+    ]  # fmt: skip
+
+
+def test_columns_and_labels_of_the_other_layouts(tmp_path, small):
+    small("TREC", 2, 1), small("MRPC", 2, 1), small("SST2", 2, 1, 1), small("RTE", 2)
+    head = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
+    write(tmp_path, {
+        "TREC/train_5500.label": b"NUM:dist How far : it\xe9 ?\nABBR:exp What ?\n",
+        "TREC/TREC_10.label": "HUM:ind Who ?\n",
+        "MRPC/msr_paraphrase_train.txt": head + '1\t7\t8\tHe said " no .\tA b\r\n0\t7\t8\tHe did not go\tA\n',
+        "MRPC/msr_paraphrase_test.txt": head + "0\t1\t2\tx\ty\n",
+        "SST/binary/sentiment-train": "good one . \t1\nbad\t0\n", "SST/binary/sentiment-dev": "é\u2028è\t1\n",
+        "SST/binary/sentiment-test": "so so \t0\n",
+        "dev.tsv": "sentence1\tsentence2\tlabel\tidx\nA b.\tC\t1\t0\nD\tE\t0\t1\n",
+    })  # fmt: skip
+    assert contents(benchmark_labels("TREC", tmp_path)) == [
+        ("What ?", "ABBR", "train"), ("How far : it\xe9 ?", "NUM", "train"), ("Who ?", "HUM", "test")
+    ]  # fmt: skip
+    assert contents(benchmark_labels("MRPC", tmp_path)) == [
+        ("He did not go", "A", "different", "train"), ('He said " no .', "A b", "paraphrase", "train"),
+        ("x", "y", "different", "test"),
+    ]  # fmt: skip
+    assert contents(benchmark_labels("SST2", tmp_path)) == [
+        ("bad", "negative", "train"), ("good one .", "positive", "train"), ("é è", "positive", "dev"),
+        ("so so", "negative", "test"),
+    ]  # fmt: skip
+    rte = [("D", "E", "entailment"), ("A b.", "C", "not_entailment")]
+    assert contents(benchmark_labels("RTE", tmp_path / "dev.tsv")) == rte
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "files", "message"),
+    [
+        ("SUBJ", (5000, 5000), {"SUBJ/subj.objective": "a\n" * 5000, "SUBJ/subj.subjective": "a\n" * 20},
+         r"subj.subjective: 20 rows, not the 5000 published"),
+        ("SUBJ", (2, 2), {"SUBJ/subj.objective": "a\n" * 3}, r"subj.objective: 3 rows, not the 2 published"),
+        ("TREC", (1, 1), {"TREC/train_5500.label": "CAT:x Who ?\n", "TREC/TREC_10.label": "HUM:x Who ?\n"},
+         r"train_5500.label:1: the label is 'CAT', not one of 0, ABBR"),
+        ("RTE", (1,), {"": "sentence1\tsentence2\tlabel\nA\tB\n"}, r"dev.tsv:2: 2 fields are too few"),
+        ("SST2", (1, 1, 1), {"SST/binary/sentiment-train": b"\xff\t1\n"}, r"sentiment-train:1: byte 0xff is"),
+        ("SNLI", (), {}, r"no transfer task 'SNLI'; there are MR, CR, SUBJ, MPQA, SST2, TREC, MRPC, RTE"),
+    ],
+)  # fmt: skip
+def test_a_damaged_task_names_file_and_count_or_line(tmp_path, small, name, rows, files, message):
+    if rows:
+        small(name, *rows)
+    folder = tmp_path / "dev.tsv" if name == "RTE" else tmp_path
+    write(tmp_path, {file or "dev.tsv": text for file, text in files.items()})
+    with pytest.raises(ValueError, match=message):
+        benchmark_labels(name, folder)
+
+
+def table(*rows):
+    return "".join("\t".join(row) + "\n" for row in rows)
+
+
+TEXTS = [(f"text {i}", "ab"[i % 2]) for i in range(24)]
+
+
+@pytest.mark.parametrize("suffix", ["tsv", "csv", "jsonl"])
+def test_your_own_rows_keep_their_order_and_their_split(tmp_path, suffix):
+    split = ["dev", "train", "test", "train"] * 6
+    records = [("1", "2", str(i % 3 // 2), s) for i, s in enumerate(split)]
+    names = ("sentence1", "sentence2", "label", "split")
+    line = '{{"sentence1": "{}", "sentence2": "{}", "label": {}, "split": "{}"}}\n'
+    text = table(names, *records).replace("\t", "," if suffix == "csv" else "\t")
+    text = "".join(line.format(*record) for record in records) if suffix == "jsonl" else text
+    write(tmp_path, {f"own.{suffix}": text})
+    task = labels_of(tmp_path / f"own.{suffix}")
+    assert (task.name, task.classes) == ("own", ["0", "1"])
+    assert contents(task) == records
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (table(("text", "label"), *TEXTS[:22]), r"o.tsv: class 'a' has 11 rows .*ten folds.* need 12"),
+        (table(("text", "label"), *TEXTS[::2]), r"o.tsv: 1 classes \(a\)"),
+        (table(("text", "label")), r"o.tsv: 0 classes"),
+        (table(("text", "class"), *TEXTS), r"no label among text, class \(line 1\); name .*o.tsv:TEXT:LABEL"),
+        (table(("sentence1", "label"), *TEXTS), r"o.tsv:2: no sentence2 among sentence1, label"),
+        (table(("text", "label"), ("x", "a"), (" ", "b")), r"o.tsv:3: an empty text, or none: ' '"),
+        (table(("text", "label"), ("x", " ")), r"o.tsv:2: the label is ' '"),
+        (table(("text", "label", "split"), ("x", "a", "valid")), r"o.tsv:2: the split is 'valid'"),
+        (table(("text", "label", "split"), *((*t, "train") for t in TEXTS)), r"no row with test"),
+        (table(("text", "label", "split"), *((*t, "train" if t > ("text 14",) else "test") for t in TEXTS)),
+         r"class 'a' has 9 rows to train on; ten folds of train, as there is no dev, need 10"),
+        (table(("text", "label", "split"), ("x", "a", "train"), ("y", "b", "test"), ("y", "a", "dev")),
+         r"class 'b' has 0 rows to train on"),
+    ],
+)  # fmt: skip
+def test_a_damaged_file_of_your_own_names_the_line_or_the_lack(tmp_path, text, message):
+    write(tmp_path, {"o.tsv": text})
+    with pytest.raises(ValueError, match=message):
+        labels_of(tmp_path / "o.tsv")
+
+
+def test_rows_of_a_jsonl_file_must_share_their_columns(tmp_path):
+    write(
+        tmp_path, {"o.jsonl": '{"text": "a", "label": 1}\n{"sentence1": "a", "sentence2": "b", "label": 0}\n'}
+    )
+    with pytest.raises(ValueError, match=r"o.jsonl:2: other columns than in .*o.jsonl:1"):
+        labels_of(tmp_path / "o.jsonl")
+
+
+@pytest.fixture
 def data(tmp_path, monkeypatch):
     """A data folder with a small STS-B and SICK in SentEval's layout."""
     monkeypatch.setenv("WHITENEDCSE_DATA", str(tmp_path))
@@ -24,6 +314,7 @@ def data(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.usefixtures("data")
 def test_target_is_train_dev_and_test_and_year_the_test_alone():
     parts = {
         part: [f"A {part} Dog"] * 3 + [f"A {part} Cat {i}" for i in range(3)]
@@ -41,6 +332,7 @@ def test_a_file_in_a_folder_that_is_called_as_a_benchmark_is_fitted_to_itself_al
     assert own_texts("target", "STS-B/mine.tsv") == ["a", "c", "b", "d"]
 
 
+@pytest.mark.usefixtures("data")
 def test_lower_case_spares_sick_where_asked():
     assert texts(task("STS-B", case="lower"))[0] == "a test dog"
     assert texts(task("STS-B"))[0] == "A test Dog"
