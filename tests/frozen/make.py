@@ -45,7 +45,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CORPUS = ROOT / "data" / "quickstart" / "sentences.txt"
 SEVEN = ["STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R"]
-TOLERANCE = {"protocols": 1e-9, "sts": 2e-5, "ranks": 1e-9, "exports": 1e-5}  # else 1e-11
+TOLERANCE = {"protocols": 1e-6, "sts": 2e-5, "ranks": 1e-9, "exports": 1e-5}  # else 1e-11
 Json = Any
 
 
@@ -84,7 +84,7 @@ def scores(model: str | Path, output: Path, tasks: list[str], protocol: str, **s
 
     settings |= {"protocol": protocol, "draws": 50}
     run = whitenedcse.evaluate(model, tasks=tasks, output=output, settings=settings)
-    return {row["name"]: numbers(row) for row in run.results["rows"]}
+    return {row["name"].replace(str(CORPUS), "CORPUS"): numbers(row) for row in run.results["rows"]}
 
 
 def numbers(row: Json) -> Json:
