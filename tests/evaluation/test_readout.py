@@ -1,0 +1,125 @@
+"""The readouts of an encoder: each cosine against the slow way, and a choice that luck cannot win."""
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.readout import (
+    FEWEST,
+    Map,
+    Moments,
+    Spectrum,
+    choice,
+    layer_sets,
+    maps,
+    similarities,
+    simplest,
+)
+
+RNG = np.random.default_rng(0)
+R, N, D = 3, 40, 8
+MIXED = np.eye(D) + 0.3 * RNG.normal(size=(R, D, D))
+CORPUS = (RNG.normal(size=(R, 300, D)) @ MIXED + 3).astype(np.float32)
+PLANE = (RNG.normal(size=(R, N, D)) + 3).astype(np.float32)
+ROWS = RNG.integers(N, size=(2, 60))
+
+
+def slow(x, corpus, chosen):
+    """The cosines by the transforms of the library, fitted to the corpus at once in float64."""
+    settings = {"shrinkage": chosen.shrinkage, "power": chosen.power} if chosen.kind == "whitening" else {}
+    if chosen.kind != "none":
+        x = Postprocess(chosen.kind, chosen.k, top=chosen.top, **settings).fit(corpus).transform(x)
+    a, b = x[ROWS]
+    return (a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))
+
+
+def test_every_readout_has_the_cosines_of_its_transform_fitted_to_the_mean_of_its_layers():
+    moments = Moments()
+    for block in np.split(CORPUS, [7, 150], axis=1):  # in pieces, with a large mean
+        moments.add(block)
+    compared = 0
+    for readouts, cosines in similarities({"cls": PLANE}, {"cls": moments}, ROWS, maps(D, 300)):
+        for one, found in zip(readouts, cosines.T, strict=True):
+            layers = list(one.layers)
+            x, corpus = (a[layers].astype(np.float64).mean(axis=0) for a in (PLANE, CORPUS))
+            np.testing.assert_allclose(found, slow(x, corpus, one.map), atol=2e-5, err_msg=str(one))
+            compared += 1
+    assert compared == len(layer_sets(R)) * len(maps(D, 300)) == 7 * 40
+
+
+def test_maps_keep_no_axis_that_a_small_corpus_does_not_have():
+    small = maps(D, 4)
+    assert all(one.k < 4 or one.shrinkage for one in small if one.k)
+    assert {one.kind for one in small} == {"none", "centre", "abtt", "whitening"}
+
+
+def test_sets_of_three_layers_are_left_out_where_they_are_too_many():
+    assert len(layer_sets(13)) == 13 + 78 + 286
+    assert max(map(len, layer_sets(25))) == 2
+
+
+def test_the_facts_of_a_sphere_and_of_a_line():
+    sphere = Spectrum.of(np.zeros(D), np.eye(D)).facts()
+    assert sphere == pytest.approx({"top": 1 / D, "rank": D, "cosine": 0})
+    line = Spectrum.of(np.eye(D)[0], np.diag(np.eye(D)[0])).facts()
+    assert line == pytest.approx({"top": 1, "rank": 1, "cosine": 0.5})
+
+
+def test_of_readouts_that_are_near_the_one_of_fewest_layers_is_taken():
+    scores = np.array([70.0, 70.05, 69.95, 60.0, np.nan])
+    assert simplest(scores, np.array([3, 3, 1, 1, 1])) == 2
+    assert simplest(scores, np.array([1, 1, 1, 1, 1])) == 1
+
+
+def pairs(n, m, better=0.0, seed=0):
+    """Gold scores, cosines of a model's own vectors, and of m readouts as good, but one that is better."""
+    rng = np.random.default_rng(seed)
+    gold = rng.normal(size=n)
+    own = gold + rng.normal(size=n)
+    found = own[:, None] + 0.6 * rng.normal(size=(n, m))
+    found[:, 3] = gold + (1 - better) * rng.normal(size=n)
+    return gold, own, found
+
+
+def test_a_better_readout_is_chosen_and_its_gain_is_that_on_fresh_pairs():
+    gold, own, found = pairs(1_000, 300, better=0.5)
+    judged = choice(gold, own, found, [1] * 300)
+    fresh = pairs(100_000, 4, better=0.5, seed=1)
+    expected = 100 * (spearmanr(fresh[0], fresh[2][:, 3])[0] - spearmanr(fresh[0], fresh[1])[0])
+    assert judged.best == 3 and judged.shown
+    assert judged.low < expected < judged.high
+    assert judged.own == pytest.approx(100 * spearmanr(gold, own)[0])
+
+
+def test_among_many_readouts_that_are_no_better_the_luck_of_the_winner_is_not_called_a_gain():
+    """Chosen and judged on the same pairs, the best of 500 seems better in each of these draws."""
+    naive, shown = [], []
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        gold = rng.normal(size=100)
+        own = gold + rng.normal(size=100)
+        found = gold[:, None] + rng.normal(size=(100, 500))
+        judged = choice(gold, own, found, [1] * 500, draws=200)
+        naive.append(judged.scores[judged.best] - judged.own)
+        shown.append(judged.shown)
+    assert min(naive) > 0 and sum(shown) <= 1
+
+
+@pytest.mark.parametrize(
+    ("gold", "said"),
+    [(np.arange(FEWEST - 1.0), "49 pairs are too few"), (np.ones(60), "scores of all 60 pairs are 1")],
+)
+def test_pairs_that_cannot_choose_are_refused_in_a_line(gold, said):
+    with pytest.raises(ValueError, match=said):
+        choice(gold, gold, gold[:, None], [1])
+
+
+def test_cosines_that_are_all_equal_choose_nothing():
+    gold = np.arange(60.0)
+    with pytest.raises(ValueError, match="nothing can be chosen"):
+        choice(gold, np.ones(60), np.ones((60, 2)), [1, 1])
+
+
+def test_the_name_of_a_map_says_its_settings():
+    assert str(Map("whitening", k=8, power=0.25)) == "whitening, k = 8, power 0.25"

@@ -1,0 +1,272 @@
+"""The best readout of a frozen encoder: which tokens, which layers, which linear map, chosen on scored pairs.
+
+n: sentences, or pairs    r: layers, the embedding layer counted    d: width    m: maps
+
+A candidate is a pooling in a set of layers, x the mean over these, and a map x -> (x - mean) U diag(f) with
+the principal axes U and the variances l of x over a corpus. f decides the map: 1 for centring, 0 on the first
+axes for all-but-the-top [2], ((1 - s) l + s mean(l)) ** -p on the first k axes for whitening [1] in its soft
+forms. ZCA needs no candidate of its own: it is a rotation of the whitening over all axes, which leaves
+cosines as they are. All m maps of a set of layers cost three matrix products, because with a, b the
+coordinates of a pair on the axes
+
+    cosine = sum_j f_j^2 a_j b_j / sqrt(sum_j f_j^2 a_j^2  sum_j f_j^2 b_j^2)
+
+[1] Su et al., BERT-whitening, arXiv:2103.15316    [2] Mu and Viswanath, All-but-the-Top, arXiv:1702.01417
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from math import comb
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whitenedcse.evaluation.statistics import resamples, weighted_spearman
+from whitenedcse.evaluation.sts import spearman_columns
+
+SETS = (
+    400  # sets of layers: all of up to three for 12 layers and the embeddings (377), up to two for 24 (325)
+)
+RANK = 1e-6  # of the largest variance, in float32: axes below are empty
+FRACTIONS = (1, 0.8, 0.67, 0.5, 0.375, 0.25, 0.1875, 0.125)  # of the width: components that are kept
+SHRINKAGES = (0.0, 0.1, 0.3)
+FEWEST = 50  # pairs: halves of 25 order readouts hardly better than chance
+NEAR = 0.1  # of a score x 100: readouts this near are told apart by luck, and the simpler one is taken
+MOST = 2_000  # pairs that choose; more would only take memory, n m float32
+
+Planes = Mapping[str, NDArray[np.float32]]  # kind of pooling -> (r, n, d), the pooled vectors of every layer
+Floats = NDArray[np.float64]
+
+
+class Map(NamedTuple):
+    """A linear map after pooling. kind: "none", "centre", "abtt" with `top`, or "whitening" with k of d axes.
+
+    >>> str(Map("whitening", k=256, shrinkage=0.1)), str(Map("abtt", top=2))
+    ('whitening, k = 256, shrinkage 0.1', 'abtt, top 2')
+    """
+
+    kind: str
+    k: int | None = None
+    shrinkage: float = 0.0
+    power: float = 0.5
+    top: int | None = None
+
+    def __str__(self) -> str:
+        said = [f"k = {self.k}"] * (self.k is not None)
+        said += [f"shrinkage {self.shrinkage:g}"] * bool(self.shrinkage)
+        said += [f"power {self.power:g}"] * (self.power != 0.5)
+        said += [f"top {self.top}"] * (self.top is not None)
+        return ", ".join([self.kind, *said])
+
+    def squares(self, variances: Floats) -> Floats:
+        """f ** 2 for the axes of these variances, largest first: (d,) -> (d,)."""
+        d = len(variances)
+        if self.kind == "abtt":
+            return (np.arange(d) >= (self.top or 0)).astype(float)
+        if self.kind != "whitening":
+            return np.ones(d)
+        shrunk = (1 - self.shrinkage) * variances + self.shrinkage * variances.mean()
+        kept = (np.arange(d) < (self.k or d)) & (shrunk > RANK * shrunk.max())
+        return np.where(kept, np.where(kept, shrunk, 1.0) ** (-2 * self.power), 0.0)
+
+
+class Readout(NamedTuple):
+    """A kind of pooling, the layers whose pooled vectors are averaged (0: the embeddings), and a map."""
+
+    pooling: str
+    layers: tuple[int, ...]
+    map: Map
+
+    def __str__(self) -> str:
+        layers = " + ".join(map(str, self.layers))
+        return f"{self.pooling} of layer{'s' * (len(self.layers) > 1)} {layers}, {self.map}"
+
+
+def maps(d: int, n: int) -> list[Map]:
+    """The maps that are tried for vectors of width d and a corpus of n texts, which gives n - 1 axes at
+    most."""
+    ks = sorted({max(1, round(d * part)) for part in FRACTIONS}, reverse=True)
+    fitted = [
+        Map("whitening", k, s, p)
+        for k in ks
+        for s, p in [*((s, 0.5) for s in SHRINKAGES), (0.0, 0.25), (0.0, 0.0)]
+        if s or k < n
+    ]
+    tops = sorted({1, 2, 3, max(1, d // 100)})
+    return [Map("none"), Map("centre"), *(Map("abtt", top=top) for top in tops if top < d), *fitted]
+
+
+def layer_sets(r: int) -> list[tuple[int, ...]]:
+    """The sets of one to three of r layers, smaller ones first; only up to two where those are more than
+    SETS."""
+    sizes = [size for size in (1, 2, 3) if sum(comb(r, i) for i in range(1, size + 1)) <= SETS or size < 3]
+    return [layers for size in sizes for layers in combinations(range(r), size)]
+
+
+class Moments:
+    """Means (r, d) and covariances (r, d, r, d) of all layers of one pooling, over a corpus given in blocks.
+
+    Blocks are centred by the mean of the first one, so that float32 products lose nothing to a large mean.
+    """
+
+    def __init__(self) -> None:
+        self.n, self.shift = 0, np.zeros((0, 1, 0), np.float32)
+        self.sums: Any = 0.0
+        self.products: Any = 0.0
+
+    def add(self, x: NDArray[np.float32]) -> Self:
+        """Add a block, (r, n, d)."""
+        if not self.n:
+            self.shift = x.mean(axis=1, keepdims=True)
+        flat = np.swapaxes(x - self.shift, 0, 1).reshape(x.shape[1], -1)  # (n, r d)
+        self.n += len(flat)
+        self.sums = self.sums + flat.sum(axis=0, dtype=np.float64)
+        self.products = self.products + flat.T @ flat
+        return self
+
+    def of(self, layers: Sequence[int]) -> tuple[Floats, Floats]:
+        """Mean (d,) and covariance (d, d), divided by n, of the mean over these layers."""
+        r, _, d = self.shift.shape
+        means = (self.sums / self.n).reshape(r, d)
+        mean = means[list(layers)].mean(axis=0)
+        blocks = self.products.reshape(r, d, r, d)
+        cov = sum(blocks[i, :, j].astype(np.float64) for i in layers for j in layers) / (
+            self.n * len(layers) ** 2
+        )
+        return mean + self.shift[list(layers), 0].mean(axis=0, dtype=np.float64), cov - np.outer(mean, mean)
+
+
+class Spectrum(NamedTuple):
+    """Variances (d,), largest first, axes (d, d) as columns, and the mean (d,) of a corpus."""
+
+    variances: Floats
+    axes: Floats
+    mean: Floats
+
+    @classmethod
+    def of(cls, mean: Floats, cov: Floats) -> Self:
+        """The spectrum of a covariance, (d, d)."""
+        variances, axes = np.linalg.eigh(cov)
+        return cls(variances[::-1].clip(0), axes[:, ::-1], mean)
+
+    def facts(self) -> dict[str, float]:
+        """What the spectrum says without any label.
+
+        top: the share of the first axis in the variance. rank: the effective rank, the exponential of the
+        entropy of the variances' shares (Roy and Vetterli, 2007). cosine: about the cosine of two texts, the
+        squared length of the mean over the mean squared length.
+        """
+        shares = self.variances / self.variances.sum()
+        entropy = -(shares * np.log(np.where(shares > 0, shares, 1))).sum()
+        of_mean = float(self.mean @ self.mean)
+        return {
+            "top": float(shares[0]),
+            "rank": float(np.exp(entropy)),
+            "cosine": of_mean / (of_mean + float(self.variances.sum())),
+        }
+
+
+def similarities(
+    planes: Planes, moments: Mapping[str, Moments], rows: NDArray[np.intp], tried: Sequence[Map]
+) -> Iterator[tuple[list[Readout], Floats]]:
+    """The cosines of n pairs in every readout, one pooling and set of layers at a time: m readouts, (n, m).
+
+    planes: of the pairs' distinct sentences. rows: (2, n), which of them make a pair. NaN for a zero vector.
+    """
+    for kind, plane in planes.items():
+        for layers in layer_sets(len(plane)):
+            x = plane[list(layers)].mean(axis=0)
+            spectrum = Spectrum.of(*moments[kind].of(layers))
+            y = (x - spectrum.mean.astype(np.float32)) @ spectrum.axes.astype(np.float32)
+            found = np.empty((rows.shape[1], len(tried)))
+            plain = [map_.kind == "none" for map_ in tried]
+            found[:, plain] = _cosines(x, rows, np.ones((x.shape[1], sum(plain))))
+            others = [map_.squares(spectrum.variances) for map_ in tried if map_.kind != "none"]
+            found[:, ~np.array(plain)] = _cosines(y, rows, np.array(others).reshape(-1, x.shape[1]).T)
+            yield [Readout(kind, layers, map_) for map_ in tried], found
+
+
+def _cosines(x: NDArray[np.float32], rows: NDArray[np.intp], squares: Floats) -> Floats:
+    """Cosines of pairs of rows of (n, d) under m diagonal maps: rows (2, p), squares (d, m) -> (p, m)."""
+    a, b = x[rows[0]].astype(np.float64), x[rows[1]].astype(np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return ((a * b) @ squares) / np.sqrt(((a * a) @ squares) * ((b * b) @ squares))
+
+
+class Choice(NamedTuple):
+    """What n scored pairs say of m readouts.
+
+    best: the column that all pairs choose. scores: (m,), Spearman x 100 on all pairs. own: that of the
+    model's own vectors. gain: by cross-fitting, the mean difference to `own` on pairs that did not choose,
+    with its 95 % interval (low, high).
+    """
+
+    best: int
+    scores: Floats
+    own: float
+    gain: float
+    low: float
+    high: float
+
+    @property
+    def shown(self) -> bool:
+        """Whether the gain is more than chance; else the model is best left as it is."""
+        return self.low > 0
+
+
+def simplest(scores: Floats, sizes: NDArray[np.int64]) -> int:
+    """Of the readouts within NEAR of the highest score, the best one of the fewest layers: (m,), (m,) -> a
+    column."""
+    near = scores >= np.nanmax(scores) - NEAR
+    fewest = near & (sizes == sizes[near].min())
+    return int(np.flatnonzero(fewest)[np.argmax(scores[fewest])])
+
+
+def choice(
+    gold: Floats,
+    own: Floats,
+    found: NDArray[Any],
+    sizes: Sequence[int],
+    *,
+    repeats: int = 5,
+    draws: int = 1000,
+) -> Choice:
+    """Choose a readout on pairs, and say what it brings on pairs that did not choose it.
+
+    gold: (n,) scores, own: (n,) cosines of the model's own vectors, found: (n, m) those of m readouts, sizes:
+    (m,) their numbers of layers. In each of `repeats` splits either half chooses and the other one judges, so
+    that the gain is free of the winner's luck. The interval is that of a bootstrap over pairs, with the
+    choices held. Raises ValueError for fewer than FEWEST pairs and for scores or cosines that are constant.
+    """
+    check_pairs(gold)
+    of_layers, n = np.asarray(sizes), len(gold)
+    scores, plain = spearman_columns(gold, found), spearman_columns(gold, own[:, None])[0]
+    if np.isnan(scores).all() or np.isnan(plain):
+        raise ValueError("the cosines of all pairs are equal: nothing can be chosen on them")
+    rng, counts = np.random.default_rng(0), resamples(n, draws, seed=0)
+    gains, drawn = [], np.zeros(draws)
+    for order in (rng.permutation(n) for _ in range(repeats)):
+        for fit, test in (np.split(order, [n // 2]), np.split(order, [n // 2])[::-1]):
+            at = simplest(spearman_columns(gold[fit], found[fit]), of_layers)
+            both = np.stack([found[test, at], own[test]])
+            gains.append(np.subtract(*spearman_columns(gold[test], both.T)))
+            drawn += np.subtract(*(weighted_spearman(gold[test], x, counts[:, test]) for x in both))
+    low, high = np.nanquantile(drawn / len(gains), [0.025, 0.975])
+    return Choice(
+        simplest(scores, of_layers), scores, float(plain), float(np.mean(gains)), float(low), float(high)
+    )
+
+
+def check_pairs(gold: Floats) -> None:
+    """Raise ValueError for fewer than FEWEST scored pairs, or for scores that are all equal."""
+    if len(gold) < FEWEST:
+        raise ValueError(
+            f"{len(gold)} pairs are too few to choose a readout: give {FEWEST} or more, better 200"
+        )
+    if np.ptp(gold) == 0:
+        raise ValueError(
+            f"the scores of all {len(gold)} pairs are {gold[0]:g}: nothing can be chosen on them"
+        )

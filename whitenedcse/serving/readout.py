@@ -1,0 +1,200 @@
+"""From an encoder to its best readout: one encode of all layers, a choice on pairs, an embedder with it
+folded in.
+
+n: sentences    r: layers, the embedding layer counted    d: width
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from whitenedcse.app.terminal import Grid, pace
+from whitenedcse.evaluation.readout import (
+    MOST,
+    Choice,
+    Map,
+    Moments,
+    Planes,
+    Readout,
+    Spectrum,
+    check_pairs,
+    choice,
+    maps,
+    similarities,
+)
+from whitenedcse.evaluation.sts import Subset, cosine, pairs_index
+from whitenedcse.model.backbones import causal
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.encoding import Manner, fill, ragged_ids
+from whitenedcse.model.head import Final, Pooling, pooled
+from whitenedcse.ragged import Ragged
+
+BLOCK = 1_000  # sentences of the corpus at a time: (r, 1000, d) float32 of each pooling
+SHOWN = 8  # sets of layers in the table and the picture
+
+
+class Found(NamedTuple):
+    """The readouts of an embedder: what is known without pairs, and, with pairs, the choice.
+
+    facts: for each pooling and layer, `Spectrum.facts` over the corpus. tried: all readouts, in the order of
+    choice.scores. embedder: with the chosen readout; the given one where it is best left as it is.
+    """
+
+    facts: dict[tuple[str, int], dict[str, float]]
+    tried: list[Readout]
+    choice: Choice | None
+    embedder: Embedder
+
+    @property
+    def best(self) -> Readout | None:
+        """The readout that the pairs choose; None without pairs."""
+        return self.tried[self.choice.best] if self.choice else None
+
+
+def planes(embedder: Embedder, sentences: Sequence[str], kinds: Sequence[str]) -> Planes:
+    """The pooled vectors of every layer in one pass: n sentences -> (r, n, d) for each kind of pooling."""
+    encoder = embedder.encoder
+    layers = list(range(encoder.depth + 1))
+    rows = ragged_ids(sentences, encoder.tokenizer, embedder.max_length, embedder.prompt)
+    out = {kind: np.empty((len(layers), rows.n, encoder.width), np.float32) for kind in kinds}
+
+    def run(batch: Ragged) -> list[torch.Tensor]:
+        hidden = encoder(batch, layers)
+        return [pooled(kind, hidden, batch.offsets) for kind in kinds]
+
+    fill([out[kind] for kind in kinds], rows, encoder, run, Manner())
+    return out
+
+
+def readout(embedder: Embedder, corpus: Sequence[str], pairs: Subset | None = None) -> Found:
+    """The best readout of an embedder's encoder for texts like those of a corpus.
+
+    corpus: texts that whitening is fitted to; 20,000 are plenty. pairs: scored pairs, which choose; of more
+    than MOST, a random part. None: only the spectra of all layers are described, because nothing that needs
+    no label was found to predict what whitening brings. Raises ValueError for fewer texts than two, and for
+    pairs that cannot choose (see `evaluation.readout.choice`).
+    """
+    if pairs is not None:
+        check_pairs(pairs.gold)
+    if len(corpus) < 2:
+        raise ValueError(f"{len(corpus)} texts: a whitening is fitted to two or more, better to 20,000")
+    kinds = ("last" if causal(embedder.encoder) else "cls", "mean")
+    moments = {kind: Moments() for kind in kinds}
+    with pace("encoded", len(corpus)) as more:
+        for block in blocks(corpus):
+            for kind, x in planes(embedder, block, kinds).items():
+                moments[kind].add(x)
+            more(len(block))
+    layers = range(embedder.encoder.depth + 1)
+    facts = {(k, i): Spectrum.of(*moments[k].of([i])).facts() for k in kinds for i in layers}
+    if pairs is None:
+        return Found(facts, [], None, embedder)
+    tried, judged = chosen(embedder, moments, part(pairs))
+    best = tried[judged.best]
+    spectrum = Spectrum.of(*moments[best.pooling].of(best.layers))
+    return Found(facts, tried, judged, folded(embedder, best, spectrum) if judged.shown else embedder)
+
+
+def blocks(corpus: Sequence[str]) -> Iterator[list[str]]:
+    """The corpus, BLOCK texts at a time."""
+    texts = iter(corpus)
+    while block := list(islice(texts, BLOCK)):
+        yield block
+
+
+def part(pairs: Subset) -> Subset:
+    """The pairs, or MOST of them at random."""
+    if len(pairs.gold) <= MOST:
+        return pairs
+    at = np.sort(np.random.default_rng(0).choice(len(pairs.gold), MOST, replace=False))
+    return pairs._replace(
+        left=[pairs.left[i] for i in at], right=[pairs.right[i] for i in at], gold=pairs.gold[at]
+    )
+
+
+def chosen(embedder: Embedder, moments: dict[str, Moments], pairs: Subset) -> tuple[list[Readout], Choice]:
+    """All readouts, and what the pairs say of them."""
+    sentences, index = pairs_index({"pairs": [pairs]})
+    ((_, rows),) = index["pairs"]
+    own = cosine(*embedder.encode(sentences)[rows])
+    seen = planes(embedder, sentences, list(moments))
+    tried: list[Readout] = []
+    found: list[NDArray[np.float32]] = []
+    for readouts, cosines in similarities(
+        seen, moments, rows, maps(embedder.encoder.width, moments["mean"].n)
+    ):
+        tried += readouts
+        found.append(cosines.astype(np.float32))
+    sizes = [len(one.layers) for one in tried]
+    return tried, choice(pairs.gold, own, np.concatenate(found, axis=1), sizes)
+
+
+def folded(embedder: Embedder, best: Readout, spectrum: Spectrum) -> Embedder:
+    """The embedder with another pooling and the map as its last step; unit length stays last where it was."""
+    provenance: dict[str, Any] = {"kind": best.map.kind, "readout": str(best)}
+    final = None
+    if best.map.kind != "none":
+        weight = matrix(best.map, spectrum).T
+        final = Final(
+            weight=torch.from_numpy(weight.copy()),
+            bias=torch.from_numpy(-weight @ spectrum.mean),
+            unit=embedder.unit,
+            provenance=provenance,
+        )
+    elif embedder.unit:
+        final = Final(weight=None, bias=None, unit=True, provenance=provenance)
+    return embedder.replaced(pooling=Pooling(best.pooling, best.layers), embedding="encoder", final=final)
+
+
+def matrix(chosen: Map, spectrum: Spectrum) -> NDArray[np.float64]:
+    """The matrix (d, k) of x -> (x - mean) @ matrix, whose cosines are those that chose the map."""
+    scaled = spectrum.axes * np.sqrt(chosen.squares(spectrum.variances))
+    return scaled[:, : chosen.k] if chosen.kind == "whitening" else scaled @ spectrum.axes.T
+
+
+def grids(found: Found) -> list[Grid]:
+    """The tables of a result: the spectra, and with pairs the readouts near the best."""
+    said = [[kind, str(layer), f"{100 * f['top']:.1f}", f"{f['rank']:.0f}", f"{f['cosine']:.2f}"]
+            for (kind, layer), f in found.facts.items()]  # fmt: skip
+    columns = ("pooling", "layer", "first axis, %", "effective rank", "mean cosine")
+    spectra = Grid("the spectrum of each layer over the corpus", columns, said, right=range(1, 5))
+    if found.choice is None:
+        note = "which readout is best cannot be told without labels: score 200 pairs of your texts, --pairs"
+        return [spectra._replace(notes=[note])]
+    return [spectra, near(found, found.choice)]
+
+
+def near(found: Found, judged: Choice) -> Grid:
+    """A row for each of the best sets of layers, a column for each kind of map: the best score of each."""
+    best: dict[tuple[str, tuple[int, ...]], dict[str, tuple[float, Map]]] = {}
+    for one, score in zip(found.tried, judged.scores, strict=True):
+        row = best.setdefault((one.pooling, one.layers), {})
+        if not np.isnan(score) and score > row.get(one.map.kind, (-np.inf, one.map))[0]:
+            row[one.map.kind] = (float(score), one.map)
+    kinds = ("none", "centre", "abtt", "whitening")
+    order = sorted(best, key=lambda at: -max(score for score, _ in best[at].values()))
+    rows = [
+        [f"{at[0]} of {' + '.join(map(str, at[1]))}"]
+        + [f"{best[at][kind][0]:.2f}" if kind in best[at] else "-" for kind in kinds]
+        + [str(best[at]["whitening"][1]).removeprefix("whitening, ")]
+        for at in order[:SHOWN]
+    ]
+    columns = ("layers", *kinds, "of the whitening")
+    return Grid(
+        f"Spearman x 100 on the {len(judged.scores):,} readouts' pairs; the model's own: {judged.own:.2f}",
+        columns, rows, notes=[verdict(found, judged)], right=range(1, 5),
+    )  # fmt: skip
+
+
+def verdict(found: Found, judged: Choice) -> str:
+    """What to do, in a sentence."""
+    gain = f"{judged.gain:+.2f} ({judged.low:+.2f} .. {judged.high:+.2f})"
+    if judged.shown:
+        return f"chosen: {found.best}; on pairs that did not choose it gains {gain}"
+    return f"leave it as it is: on pairs that did not choose, the best readout gains {gain}, which includes 0"
