@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from whitenedcse.run import Run
     from whitenedcse.serving.export import export
     from whitenedcse.serving.fit import whitened
+    from whitenedcse.serving.readout import readout
     from whitenedcse.serving.search import Index
     from whitenedcse.training.loss import ContrastiveLoss, Matryoshka
     from whitenedcse.training.module import ContrastiveTraining
@@ -54,6 +55,7 @@ __all__ = [
     "evaluate",
     "export",
     "pretrained",
+    "readout",
     "train",
     "whitened",
 ]
@@ -69,6 +71,7 @@ HOMES = {
     "model.whitener": ["GroupWhitening", "ShuffledGroupWhitening", "Whitening"],
     "serving.export": ["export"],
     "serving.fit": ["whitened"],
+    "serving.readout": ["readout"],
     "serving.search": ["Index"],
     "training.loss": ["ContrastiveLoss", "Matryoshka"],
     "training.module": ["ContrastiveTraining"],

@@ -6,6 +6,7 @@ import argparse
 import os
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from whitenedcse.app import arguments as given
@@ -22,10 +23,44 @@ UNFITTED = {  # kinds that evaluate.py knows and whiten fit does not
 
 def add(commands: Any) -> None:
     """Add the commands to the parser of `whitenedcse`."""
+    add_readout(commands)
     add_whiten(commands)
     add_export(commands)
     add_encode(commands)
     add_demo(commands)
+
+
+def add_readout(commands: Any) -> None:
+    """Add the parser of `whitenedcse readout`."""
+    about = "find the layers, pooling and whitening that serve an encoder best, chosen on scored pairs"
+    parser = commands.add_parser("readout", help=about, description=f"{about}; nothing is trained")
+    given.encoder(parser)
+    given.corpus(parser)
+    pairs = "scored pairs, 200 or more: a table with the columns sentence1, sentence2, score; or STS-B/dev"
+    parser.add_argument("--pairs", metavar="PAIRS", help=pairs)
+    out = "a folder for the encoder with its best readout, all scores and a picture (default: only tables)"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=out)
+    given.sample(parser, 20_000)
+    given.columns(parser)
+    parser.set_defaults(run=readout)
+
+
+def readout(arguments: argparse.Namespace) -> int:
+    """Print what is known of the readouts of an encoder; write the one that the pairs choose."""
+    from whitenedcse.serving import readout
+
+    out, more = arguments.out, {"sample": arguments.sample, "columns": arguments.columns}
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    found = readout.readout(given.opened(arguments), arguments.corpus, arguments.pairs, **more)
+    for grid in readout.grids(found):
+        say(grid)
+    if out is not None and (files := readout.write(found, out)):
+        say(f"written: {', '.join(map(str, files))}")
+        if (model := out / "model") in files:
+            say(f"next: whitenedcse export {quote(str(model))} EXPORT --to sentence-transformers")
+            say(f"      whitenedcse evaluate model={quote(str(model))}")
+    return 0
 
 
 def add_whiten(commands: Any) -> None:

@@ -159,13 +159,14 @@ class Spectrum(NamedTuple):
         entropy of the variances' shares (Roy and Vetterli, 2007). cosine: about the cosine of two texts, the
         squared length of the mean over the mean squared length.
         """
-        shares = self.variances / self.variances.sum()
+        total = float(self.variances.sum())
+        shares = self.variances / (total or 1)  # the first token of the embedding layer does not vary
         entropy = -(shares * np.log(np.where(shares > 0, shares, 1))).sum()
         of_mean = float(self.mean @ self.mean)
         return {
             "top": float(shares[0]),
             "rank": float(np.exp(entropy)),
-            "cosine": of_mean / (of_mean + float(self.variances.sum())),
+            "cosine": of_mean / (of_mean + total),
         }
 
 

@@ -6,15 +6,19 @@ n: sentences    r: layers, the embedding layer counted    d: width
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from whitenedcse.app.terminal import Grid, pace
+from whitenedcse.console import Grid, pace
+from whitenedcse.data import sources
+from whitenedcse.data.corpus import texts
 from whitenedcse.evaluation.readout import (
     MOST,
     Choice,
@@ -29,9 +33,9 @@ from whitenedcse.evaluation.readout import (
     similarities,
 )
 from whitenedcse.evaluation.sts import Subset, cosine, pairs_index
-from whitenedcse.model.backbones import causal
-from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.encoding import Manner, fill, ragged_ids
+from whitenedcse.evaluation.tasks import task
+from whitenedcse.files import writing
+from whitenedcse.model.embedder import Embedder, Manner, fill, ragged_ids
 from whitenedcse.model.head import Final, Pooling, pooled
 from whitenedcse.ragged import Ragged
 
@@ -72,39 +76,72 @@ def planes(embedder: Embedder, sentences: Sequence[str], kinds: Sequence[str]) -
     return out
 
 
-def readout(embedder: Embedder, corpus: Sequence[str], pairs: Subset | None = None) -> Found:
-    """The best readout of an embedder's encoder for texts like those of a corpus.
+def readout(
+    model: Embedder | str | os.PathLike[str],
+    corpus: str | os.PathLike[str] | Sequence[str],
+    pairs: str | os.PathLike[str] | Subset | None = None,
+    *,
+    sample: int | None = 20_000,
+    columns: Sequence[str] = (),
+) -> Found:
+    """The best readout of an encoder that was trained before, for texts like those of a corpus.
 
-    corpus: texts that whitening is fitted to; 20,000 are plenty. pairs: scored pairs, which choose; of more
-    than MOST, a random part. None: only the spectra of all layers are described, because nothing that needs
-    no label was found to predict what whitening brings. Raises ValueError for fewer texts than two, and for
-    pairs that cannot choose (see `evaluation.readout.choice`).
+    model: an embedder, or the path or hub id of one. corpus: texts that whitening is fitted to, or a file,
+    folder or name of a corpus, of which `sample` texts are drawn; columns: of a table. pairs: scored pairs,
+    which choose; a file, the name of a task such as "STS-B/dev", or a `Subset`; of more than MOST, a random
+    part. None: only the spectra of all layers are described, because nothing that needs no label was found to
+    predict what whitening brings. Raises ValueError for fewer texts than two, and for pairs that cannot
+    choose.
+
+    >>> from whitenedcse.model.scratch import small_bert
+    >>> embedder = Embedder(encoder=small_bert(vocabulary=200, layers=1, width=8, heads=1))
+    >>> found = readout(embedder, ["a cat sleeps", "a dog runs", "the bird eats"])
+    >>> found.choice is None, len(found.facts)  # two kinds of pooling, the embeddings and one layer
+    (True, 4)
     """
-    if pairs is not None:
-        check_pairs(pairs.gold)
-    if len(corpus) < 2:
-        raise ValueError(f"{len(corpus)} texts: a whitening is fitted to two or more, better to 20,000")
-    kinds = ("last" if causal(embedder.encoder) else "cls", "mean")
+    embedder, scored = Embedder.of(model), None if pairs is None else part(joined(pairs))
+    if scored is not None:
+        check_pairs(scored.gold)
+    read = (
+        texts(sources.named(os.fspath(corpus), columns, sample))
+        if isinstance(corpus, str | os.PathLike)
+        else corpus
+    )
+    kinds = ("last" if embedder.encoder.causal else "cls", "mean")
     moments = {kind: Moments() for kind in kinds}
-    with pace("encoded", len(corpus)) as more:
-        for block in blocks(corpus):
+    with pace("encoded") as more:
+        for block in blocks(read):
             for kind, x in planes(embedder, block, kinds).items():
                 moments[kind].add(x)
             more(len(block))
+    if moments["mean"].n < 2:
+        raise ValueError(f"{moments['mean'].n} texts: a whitening is fitted to two or more, better to 20,000")
     layers = range(embedder.encoder.depth + 1)
     facts = {(k, i): Spectrum.of(*moments[k].of([i])).facts() for k in kinds for i in layers}
-    if pairs is None:
+    if scored is None:
         return Found(facts, [], None, embedder)
-    tried, judged = chosen(embedder, moments, part(pairs))
+    tried, judged = chosen(embedder, moments, scored)
     best = tried[judged.best]
     spectrum = Spectrum.of(*moments[best.pooling].of(best.layers))
     return Found(facts, tried, judged, folded(embedder, best, spectrum) if judged.shown else embedder)
 
 
-def blocks(corpus: Sequence[str]) -> Iterator[list[str]]:
+def joined(pairs: str | os.PathLike[str] | Subset) -> Subset:
+    """Scored pairs, or those of a file or of all subsets of a task. Raises ValueError for labelled texts."""
+    if isinstance(pairs, Subset):
+        return pairs
+    read = list(task(os.fspath(pairs)))
+    subsets = [subset for subset in read if isinstance(subset, Subset)]
+    if len(subsets) < len(read):
+        raise ValueError(f"{pairs} has labels; a readout is chosen on scored pairs")
+    left, right = ([text for s in subsets for text in getattr(s, side)] for side in ("left", "right"))
+    return Subset(os.fspath(pairs), left, right, np.concatenate([subset.gold for subset in subsets]))
+
+
+def blocks(corpus: Iterable[str]) -> Iterator[list[str]]:
     """The corpus, BLOCK texts at a time."""
-    texts = iter(corpus)
-    while block := list(islice(texts, BLOCK)):
+    rest = iter(corpus)
+    while block := list(islice(rest, BLOCK)):
         yield block
 
 
@@ -173,16 +210,16 @@ def grids(found: Found) -> list[Grid]:
 def near(found: Found, judged: Choice) -> Grid:
     """A row for each of the best sets of layers, a column for each kind of map: the best score of each."""
     best: dict[tuple[str, tuple[int, ...]], dict[str, tuple[float, Map]]] = {}
-    for one, score in zip(found.tried, judged.scores, strict=True):
+    for at in np.flatnonzero(~np.isnan(judged.scores)):
+        one, score = found.tried[at], float(judged.scores[at])
         row = best.setdefault((one.pooling, one.layers), {})
-        if not np.isnan(score) and score > row.get(one.map.kind, (-np.inf, one.map))[0]:
-            row[one.map.kind] = (float(score), one.map)
+        row[one.map.kind] = max(row.get(one.map.kind, (score, one.map)), (score, one.map))
     kinds = ("none", "centre", "abtt", "whitening")
     order = sorted(best, key=lambda at: -max(score for score, _ in best[at].values()))
     rows = [
         [f"{at[0]} of {' + '.join(map(str, at[1]))}"]
         + [f"{best[at][kind][0]:.2f}" if kind in best[at] else "-" for kind in kinds]
-        + [str(best[at]["whitening"][1]).removeprefix("whitening, ")]
+        + [str(best[at]["whitening"][1]).removeprefix("whitening, ") if "whitening" in best[at] else "-"]
         for at in order[:SHOWN]
     ]
     columns = ("layers", *kinds, "of the whitening")
@@ -198,3 +235,47 @@ def verdict(found: Found, judged: Choice) -> str:
     if judged.shown:
         return f"chosen: {found.best}; on pairs that did not choose it gains {gain}"
     return f"leave it as it is: on pairs that did not choose, the best readout gains {gain}, which includes 0"
+
+
+def write(found: Found, out: Path) -> list[Path]:
+    """Write what was found to a folder: the chosen embedder, all scores, and the picture; returns the
+    files."""
+    written = []
+    if found.choice is not None:
+        with writing(out / "readouts.csv", "w") as stream:
+            stream.write("pooling,layers,map,spearman\n")
+            for one, score in zip(found.tried, found.choice.scores, strict=True):
+                stream.write(f'{one.pooling},{" ".join(map(str, one.layers))},"{one.map}",{score:.4f}\n')
+        picture(found, found.choice, out / "readouts.png")
+        written += [out / "readouts.csv", out / "readouts.png"]
+        if found.choice.shown:
+            found.embedder.save(out / "model")
+            written.append(out / "model")
+    return written
+
+
+def picture(found: Found, judged: Choice, path: Path) -> None:
+    """The score over the number of components for the best sets of layers; as they are, dashed."""
+    from matplotlib.figure import Figure
+
+    curves: dict[tuple[str, tuple[int, ...]], dict[int, float]] = {}
+    plain: dict[tuple[str, tuple[int, ...]], float] = {}
+    for one, score in zip(found.tried, judged.scores, strict=True):
+        at = (one.pooling, one.layers)
+        if one.map == Map("whitening", one.map.k):
+            curves.setdefault(at, {})[one.map.k or 0] = float(score)
+        plain |= {at: float(score)} if one.map.kind == "none" else {}
+    top = sorted(curves, key=lambda at: -max([*curves[at].values(), plain[at]]))[:4]
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for i, at in enumerate(top):
+        ks = sorted(curves[at])
+        label = f"{at[0]} of {' + '.join(map(str, at[1]))}"
+        axes.plot(ks, [curves[at][k] for k in ks], marker="o", color=f"C{i}", label=label)
+        axes.axhline(plain[at], color=f"C{i}", linestyle="--", linewidth=1)
+    axes.axhline(judged.own, color="black", linewidth=1, label="the model as it is")
+    axes.set(xlabel="components kept by the whitening (dashed: the same layers, not whitened)",
+             ylabel="Spearman x 100 on the pairs")  # fmt: skip
+    axes.legend(frameon=False)
+    with writing(path) as stream:
+        figure.savefig(stream, dpi=150)

@@ -1,0 +1,100 @@
+"""From an encoder and scored pairs to its best readout: what is found, what is folded in, what is refused."""
+
+import csv
+
+import numpy as np
+import pytest
+from encoders import SENTENCES, embedder_of
+from numpy.testing import assert_allclose
+
+import whitenedcse
+from whitenedcse.app import cli
+from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.sts import Subset, cosine, spearman_columns
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.serving.fit import whitened
+from whitenedcse.serving.readout import grids, planes, readout
+
+TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
+RNG = np.random.default_rng(0)
+LEFT, RIGHT = (list(RNG.choice(TEXTS, 120)) for _ in range(2))
+
+
+@pytest.fixture
+def plain(bert):
+    return embedder_of(bert, kind="cls").eval()
+
+
+def scored_by(embedder):
+    """Pairs whose gold scores are, but for a little noise, the cosines of another readout of the encoder."""
+    other = embedder_of(embedder.encoder, kind="mean", layers=(1,)).eval()
+    better = whitened(other, Postprocess("whitening", k=8).fit(other.encode(TEXTS)))
+    gold = cosine(better.encode(LEFT), better.encode(RIGHT))
+    return Subset("made", LEFT, RIGHT, gold + 0.05 * RNG.normal(size=len(gold)))
+
+
+def test_planes_are_the_vectors_of_each_layer_and_pooling(plain):
+    found = planes(plain, TEXTS[:20], ("cls", "mean"))
+    for kind, layers in found.items():
+        for layer, x in enumerate(layers):
+            slow = embedder_of(plain.encoder, kind=kind, layers=(layer,)).eval().encode(TEXTS[:20])
+            assert_allclose(x, slow, atol=1e-5)
+
+
+def test_the_embedder_with_the_chosen_readout_has_the_cosines_that_chose_it(plain, tmp_path):
+    pairs = scored_by(plain)
+    found = readout(plain, TEXTS, pairs)
+    assert found.choice.shown and found.best.pooling == "mean"
+    found.embedder.save(tmp_path / "model")
+    for embedder in (found.embedder, Embedder.load(tmp_path / "model")):
+        own = cosine(embedder.encode(LEFT), embedder.encode(RIGHT))
+        score = spearman_columns(pairs.gold, own[:, None])[0]
+        assert score == pytest.approx(found.choice.scores[found.choice.best], abs=0.2)  # float32, k axes
+    assert found.choice.scores[found.choice.best] > found.choice.own + 5
+
+
+def test_a_readout_that_is_no_better_leaves_the_embedder_as_it_is(plain):
+    own = cosine(plain.encode(LEFT), plain.encode(RIGHT))
+    found = readout(plain, TEXTS, Subset("own", LEFT, RIGHT, own))
+    assert not found.choice.shown and found.embedder is plain
+    assert "leave it as it is" in grids(found)[1].notes[0]
+
+
+def test_without_pairs_layers_are_described_and_nothing_is_recommended(plain):
+    found = whitenedcse.readout(plain, TEXTS)
+    assert found.best is None and found.embedder is plain and len(found.facts) == 2 * 4
+    x = embedder_of(plain.encoder, kind="mean", layers=(2,)).eval().encode(TEXTS).astype(np.float64)
+    variances = np.linalg.eigvalsh(np.cov(x.T, bias=True))[::-1]
+    assert found.facts["mean", 2]["top"] == pytest.approx(variances[0] / variances.sum(), abs=1e-4)
+
+
+def test_the_command_writes_an_encoder_that_other_commands_read(with_bert, capsys):
+    embedder = Embedder.load("bert")
+    pairs = scored_by(embedder)
+    with open("pairs.tsv", "w") as stream:
+        rows = csv.writer(stream, delimiter="\t")
+        rows.writerow(["sentence1", "sentence2", "score"])
+        rows.writerows(zip(pairs.left, pairs.right, pairs.gold, strict=True))
+    (with_bert / "my.txt").write_text("\n".join(TEXTS))
+    assert cli.main(["readout", "bert", "my.txt", "--pairs", "pairs.tsv", "--out", "found"]) == 0
+    said = capsys.readouterr().out
+    assert "whitenedcse export found/model" in said and "effective rank" in said
+    assert {path.name for path in (with_bert / "found").iterdir()} == {
+        "model",
+        "readouts.csv",
+        "readouts.png",
+    }
+    x = Embedder.load("found/model").encode(LEFT[:2])
+    assert np.isfinite(x).all()
+
+
+def test_bad_input_is_one_clear_line(with_bert, capsys):
+    (with_bert / "my.txt").write_text("\n".join(TEXTS))
+    (with_bert / "few.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t1\nc\td\t2\n")
+    (with_bert / "one.txt").write_text("a text\n")
+    for words, said in {
+        ("bert", "my.txt", "--pairs", "few.tsv"): "2 pairs are too few to choose a readout",
+        ("bert", "one.txt"): "1 texts: a whitening is fitted to two or more",
+    }.items():
+        assert cli.main(["readout", *words]) == 2
+        assert said in capsys.readouterr().err
