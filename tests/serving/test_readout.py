@@ -9,8 +9,10 @@ from numpy.testing import assert_allclose
 
 import whitenedcse
 from whitenedcse.app import cli
+from whitenedcse.evaluation.layers import spearman_columns
 from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.evaluation.sts import Subset, cosine, spearman_columns
+from whitenedcse.evaluation.scores import cosine
+from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving.fit import whitened
 from whitenedcse.serving.readout import grids, planes, readout

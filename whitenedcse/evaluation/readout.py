@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from whitenedcse.evaluation.layers import spearman_columns
 from whitenedcse.evaluation.statistics import resamples, weighted_spearman
-from whitenedcse.evaluation.sts import spearman_columns
 
 SETS = (
     400  # sets of layers: all of up to three for 12 layers and the embeddings (377), up to two for 24 (325)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from whitenedcse.console import Grid, pace
 from whitenedcse.data import sources
 from whitenedcse.data.corpus import texts
+from whitenedcse.data.tokens import token_ids
 from whitenedcse.evaluation.readout import (
     MOST,
     Choice,
@@ -32,12 +33,12 @@ from whitenedcse.evaluation.readout import (
     maps,
     similarities,
 )
-from whitenedcse.evaluation.sts import Subset, cosine, pairs_index
-from whitenedcse.evaluation.tasks import task
+from whitenedcse.evaluation.scores import cosine, pairs_index
+from whitenedcse.evaluation.tasks import Subset, subsets
 from whitenedcse.files import writing
-from whitenedcse.model.embedder import Embedder, Manner, fill, ragged_ids
-from whitenedcse.model.head import Final, Pooling, pooled
-from whitenedcse.ragged import Ragged
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.head import Final, Pooling
+from whitenedcse.model.layers import pooled_layers
 
 BLOCK = 1_000  # sentences of the corpus at a time: (r, 1000, d) float32 of each pooling
 SHOWN = 8  # sets of layers in the table and the picture
@@ -64,16 +65,8 @@ class Found(NamedTuple):
 def planes(embedder: Embedder, sentences: Sequence[str], kinds: Sequence[str]) -> Planes:
     """The pooled vectors of every layer in one pass: n sentences -> (r, n, d) for each kind of pooling."""
     encoder = embedder.encoder
-    layers = list(range(encoder.depth + 1))
-    rows = ragged_ids(sentences, encoder.tokenizer, embedder.max_length, embedder.prompt)
-    out = {kind: np.empty((len(layers), rows.n, encoder.width), np.float32) for kind in kinds}
-
-    def run(batch: Ragged) -> list[torch.Tensor]:
-        hidden = encoder(batch, layers)
-        return [pooled(kind, hidden, batch.offsets) for kind in kinds]
-
-    fill([out[kind] for kind in kinds], rows, encoder, run, Manner())
-    return out
+    rows = token_ids(sentences, encoder.tokenizer, embedder.max_length, embedder.prompt)
+    return pooled_layers(encoder, rows, kinds, range(encoder.depth + 1)).kinds
 
 
 def readout(
@@ -130,12 +123,9 @@ def joined(pairs: str | os.PathLike[str] | Subset) -> Subset:
     """Scored pairs, or those of a file or of all subsets of a task. Raises ValueError for labelled texts."""
     if isinstance(pairs, Subset):
         return pairs
-    read = list(task(os.fspath(pairs)))
-    subsets = [subset for subset in read if isinstance(subset, Subset)]
-    if len(subsets) < len(read):
-        raise ValueError(f"{pairs} has labels; a readout is chosen on scored pairs")
-    left, right = ([text for s in subsets for text in getattr(s, side)] for side in ("left", "right"))
-    return Subset(os.fspath(pairs), left, right, np.concatenate([subset.gold for subset in subsets]))
+    parts = subsets(os.fspath(pairs))
+    left, right = ([text for s in parts for text in getattr(s, side)] for side in ("left", "right"))
+    return Subset(os.fspath(pairs), left, right, np.concatenate([subset.gold for subset in parts]))
 
 
 def blocks(corpus: Iterable[str]) -> Iterator[list[str]]:
