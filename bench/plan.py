@@ -270,7 +270,7 @@ def draw(plan: Mapping[str, Any], file: Path) -> None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    from whitenedcse.report.plots import COLOURS, STYLE
+    from whitenedcse.report.charts import COLOURS, STYLE
 
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10, 3.2), layout="constrained")

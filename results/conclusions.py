@@ -32,7 +32,7 @@ from results.study.contrasts import (
     untouched,
 )
 from whitenedcse.evaluation.statistics import Comparison, of_mean, tested
-from whitenedcse.report.contrasts import spread
+from whitenedcse.report.compare import spread
 
 ROOT = Path(__file__).parents[1]
 MARK = re.compile(r"(<!-- conclusions: (\S+) -->)(\s*).*?<!-- end -->", re.DOTALL)

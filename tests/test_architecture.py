@@ -146,7 +146,7 @@ INTO_DRAFTS = {  # these write where their callers have such a context, into mem
     "model.sentence_transformers.dump",
     "model.sentence_transformers.write",
     "model.sentence_transformers.write_average",
-    "report.plots.inline",
+    "report.charts.drawn",
     "serving.encode.packed",
     "serving.export.write_onnx",
     "serving.export.write_tokenizer",

@@ -93,6 +93,7 @@ class Grid(NamedTuple):
     """A table as text, with a cell for each row and column.
 
     right: numbers of the columns aligned right. commands: by command, the names of the rows that it makes.
+    best: numbers of the columns whose highest number LaTeX shows in bold.
     """
 
     title: str
@@ -101,6 +102,7 @@ class Grid(NamedTuple):
     notes: Sequence[str] = ()
     right: Collection[int] = ()
     commands: Mapping[str, Sequence[str]] = MappingProxyType({})
+    best: Collection[int] = ()
 
 
 def unread() -> bool:
@@ -182,14 +184,30 @@ def as_csv(grid: Grid) -> str:
     return out.getvalue()
 
 
+def latex(text: str) -> str:
+    """Text escaped for LaTeX, with signs of numbers, and symbols, in its mathematics."""
+    escaped = re.sub(r"(?<![\w.}])([+-]\d[\d.,]*)", r"$\1$", text.translate(LATEX))
+    return escaped.replace("±", r"$\pm$").replace("→", r"$\to$").replace("×", r"$\times$")
+
+
+def highest(cells: Sequence[str]) -> int | None:
+    """The number of the cell that begins with the highest number; None where fewer than two have one."""
+    found = {i: float(n[0]) for i, cell in enumerate(cells) if (n := re.match(r"-?\d+(\.\d+)?", cell))}
+    return max(found, key=found.__getitem__) if len(found) > 1 else None
+
+
 def as_latex(grid: Grid) -> str:
-    """The table as LaTeX: a table environment for the booktabs package."""
-    header, *rows = [" & ".join(cell.translate(LATEX) for cell in row) + r" \\" for row in lines(grid)]
+    """The table as LaTeX: a table environment for the booktabs package, the best of a column in bold."""
+    table = [[latex(cell) for cell in row] for row in lines(grid)]
+    for i in grid.best:
+        if (row := highest([cells[i] for cells in grid.rows])) is not None:
+            table[row + 1][i] = rf"\textbf{{{table[row + 1][i]}}}"
+    header, *rows = [" & ".join(row) + r" \\" for row in table]
     align = "".join("r" if i in grid.right else "l" for i in range(len(grid.columns)))
     made = [f"to make {'; '.join(rows)}: {command}" for command, rows in grid.commands.items()]
-    notes = [rf"\par\footnotesize {note.translate(LATEX)}" for note in [*grid.notes, *made]]
+    notes = [rf"\par\footnotesize {latex(note)}" for note in [*grid.notes, *made]]
     return "\n".join(
-        [r"\begin{table}", r"\centering", rf"\caption{{{grid.title.translate(LATEX)}}}"]
+        [r"\begin{table}", r"\centering", rf"\caption{{{latex(grid.title)}}}"]
         + [rf"\begin{{tabular}}{{{align}}}", r"\toprule", header, r"\midrule", *rows, r"\bottomrule"]
         + [r"\end{tabular}", *notes, r"\end{table}", ""]
     )

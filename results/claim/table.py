@@ -22,8 +22,8 @@ from results.markdown import listed, table, text
 from results.paired import apart, bound, compared
 from results.study import contrasts as study
 from whitenedcse.evaluation.statistics import ALPHA, holm
-from whitenedcse.report.contrasts import spread
-from whitenedcse.report.plots import COLOURS, STYLE
+from whitenedcse.report.charts import COLOURS, STYLE
+from whitenedcse.report.compare import spread
 from whitenedcse.report.published import tables
 
 Scores = dict[int, list[float]]  # the seven tests of TESTS by seed

@@ -4,7 +4,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from results.lab.answers import ENCODERS, HERE, QUESTIONS, asked
-from whitenedcse.report.plots import COLOURS, STYLE
+from whitenedcse.report.charts import COLOURS, STYLE
 
 
 def main() -> None:

@@ -19,8 +19,7 @@ from omegaconf import OmegaConf
 
 from whitenedcse.app.train import built
 from whitenedcse.ragged import Ragged, taken
-from whitenedcse.report.page import smoothed
-from whitenedcse.report.plots import COLOURS, STYLE
+from whitenedcse.report.charts import COLOURS, STYLE, smoothed
 from whitenedcse.run import Run
 from whitenedcse.training.module import ContrastiveTraining
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from results.markdown import listed, table
 from whitenedcse.evaluation.statistics import Comparison, holm
-from whitenedcse.report.contrasts import paired_by_seed, spread
+from whitenedcse.report.compare import paired_by_seed, spread
 from whitenedcse.report.published import STS as TASKS
 from whitenedcse.report.published import tables
 

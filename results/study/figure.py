@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from results.study.contrasts import HERE, TASKS, after, contrast, during
-from whitenedcse.report.plots import COLOURS, STYLE
+from whitenedcse.report.charts import COLOURS, STYLE
 
 
 def panel(ax: Axes, v: int) -> None:

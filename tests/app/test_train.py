@@ -87,7 +87,7 @@ def test_all_that_a_run_leaves_is_on_the_disk_before_the_scores_have_their_name(
     metrics.log_metrics({"x": 1.0}, step=1)
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", replaced)
-    monkeypatch.setattr("whitenedcse.report.results.training_grid", lambda dev: "")
+    monkeypatch.setattr("whitenedcse.report.tables.training_grid", lambda dev: "")
     train.ended(config(), run, {"best": 1.0}, [metrics])
     wanted = [("sync", "metrics.csv")]
     for name in ("digests.json", "scores.json"):

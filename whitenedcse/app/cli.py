@@ -236,18 +236,24 @@ def report_runs(arguments: argparse.Namespace) -> int:
 
     if arguments.runs or arguments.aliases:
         raise ValueError("--runs and --as go with a published table; name runs of train.py without them")
-    grids, files = page.write(arguments.what, arguments.out, arguments.against)
+    made, files = page.write(arguments.what, arguments.out, arguments.against)
+    grids = made.grids
     if others := sweep.left_out(arguments.what):
         cure = f"whitenedcse evaluate compare=[{others[0]},OTHER] compares such runs"
         note = f"left out, of evaluate.py: {', '.join(map(str, others))}; {cure}"
         grids[0] = grids[0]._replace(notes=[*grids[0].notes, note])
+    tell = say if arguments.to == "table" else err  # what reads the table reads the standard output
+    for line in made.lines:
+        tell(line)
     show(grids, arguments.to)
     for file in files:
-        if arguments.to == "table":
-            say(f"written: {file}")
-        else:  # what reads the table reads the standard output
-            sys.stderr.write(f"written: {file}\n")
+        tell(f"written: {file}")
     return 0
+
+
+def err(line: str) -> None:
+    """Print a line on the standard error."""
+    sys.stderr.write(f"{line}\n")
 
 
 def _dashboard(commands: Any) -> None:

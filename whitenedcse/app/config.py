@@ -52,7 +52,7 @@ TYPES: dict[str, Any] = {  # of the settings that train.py and evaluate.py read 
     "layers": Sequence[int] | None,
     "figures": Sequence[Literal["layers", "subsets", "components", "projection"]],
     "compare": Sequence[str] | None,
-    "digits": Literal[0, 1, 2, 3, 4, 5, 6] | None,
+    "digits": Literal[0, 1, 2, 3, 4, 5, 6],
 }
 SCALARS = {int: (int,), float: (int, float), bool: (bool,), str: (str,), types.NoneType: (types.NoneType,)}
 FLAGS = "-(h|c|p|r|m|sc|cp|cn|cd|i)|--(help|hydra-help|version|cfg|resolve|package|multirun|shell-completion"

@@ -34,7 +34,7 @@ def evaluate(cfg: DictConfig) -> float | None:
             scores, items, notes = scored(cfg, run, None)
             run.end(scores, items)
     from whitenedcse.evaluation.suite import headline
-    from whitenedcse.report.results import grids
+    from whitenedcse.report.tables import grids
 
     for grid in grids(scores, cfg.digits, cfg.pearson):
         say(grid)
@@ -45,10 +45,10 @@ def evaluate(cfg: DictConfig) -> float | None:
 
 def compared(cfg: DictConfig) -> None:
     """Print runs of this script beside each other."""
-    from whitenedcse.report import comparison
+    from whitenedcse.report import compare
 
-    for grid in comparison.compared(list(cfg.compare), cfg.draws, cfg.digits):
-        say(grid)
+    for part in compare.compared(list(cfg.compare), cfg.draws, cfg.digits).parts:
+        say(part)
 
 
 def scored(

@@ -263,7 +263,7 @@ def ended(cfg: DictConfig, run: Run, dev: dict[str, Any], loggers: list[Any]) ->
     What the loggers write is on disk before the run is marked as ended.
     """
     from whitenedcse.evaluation.suite import logged
-    from whitenedcse.report.results import grids, training_grid
+    from whitenedcse.report.tables import grids, training_grid
 
     scores, items, tests = {"dev": dev}, None, tests_of(cfg, run)
     if tests is not None:
@@ -276,7 +276,7 @@ def ended(cfg: DictConfig, run: Run, dev: dict[str, Any], loggers: list[Any]) ->
             logger.finish(run.best, scores)
     run.end(scores, items)
     alone = HydraConfig.get().mode != RunMode.MULTIRUN
-    for grid in [training_grid(dev), *(grids(scores, None) if tests is not None else [])] if alone else []:
+    for grid in [training_grid(dev), *(grids(scores) if tests is not None else [])] if alone else []:
         say(grid)
     say_next(run, tested=tests is not None, own=cfg.monitor.dev != "STS-B/dev", alone=alone)
 
@@ -339,9 +339,9 @@ class Sweep(Checked):
         if any(folder.glob("*/scores.json")):
             from whitenedcse.report import page
 
-            tables, files = page.write([str(folder)], None, None)
-            for table in tables:
-                say(table)
+            made, files = page.write([str(folder)], None, None)
+            for part in made.parts:
+                say(part)
             say(f"written: {', '.join(map(str, files))}")
 
 

@@ -1,4 +1,4 @@
-"""The figures of the papers, each as PNG and SVG with the same bytes for the same numbers, and as CSV.
+"""The figures of the papers, each as PNG with the same bytes for the same numbers, and as CSV.
 
 The score of every two layers, of every set of layers, of every number of components, and the embeddings in a
 plane. `records` and `scores` are those of `evaluation.layers`.
@@ -28,7 +28,7 @@ from whitenedcse.evaluation.scores import MEANING, MEANS
 from whitenedcse.evaluation.suite import Plan, System
 from whitenedcse.evaluation.tasks import short
 from whitenedcse.files import writing
-from whitenedcse.report.plots import COLOURS, LABEL, STYLE, legend_below
+from whitenedcse.report.charts import COLOURS, LABEL, STYLE, legend_below
 
 ANNOTATED = 13  # layers; beyond, numbers in cells are too small to read
 BEST = "#c23b22"
@@ -47,7 +47,7 @@ class Said(NamedTuple):
         return f"{self.encoder}, pooling {self.pooling}, aggregation {self.mean}: {MEANING[self.mean]}"
 
 
-def heat_map(records: Sequence[Mapping[str, Any]], said: Said, path: Path) -> tuple[Path, Path]:
+def heat_map(records: Sequence[Mapping[str, Any]], said: Said, path: Path) -> Path:
     """Plot the records of `pairs`: the average score of every two layers, without and with whitening."""
     off, on = (_square(records, said.mean, state) for state in (False, True))
     low, high = np.nanmin([off, on]), np.nanmax([off, on])
@@ -94,7 +94,7 @@ def _cells(ax: Axes, values: NDArray[np.float64], low: float, high: float) -> Ax
     return image
 
 
-def subset_curve(best: Sequence[Mapping[str, Any]], said: Said, path: Path) -> tuple[Path, Path]:
+def subset_curve(best: Sequence[Mapping[str, Any]], said: Said, path: Path) -> Path:
     """Plot the records of `best_of_each_size`: the best average score for each number of layers."""
     if not best:
         raise ValueError("no set of layers has an average to draw")
@@ -111,9 +111,7 @@ def subset_curve(best: Sequence[Mapping[str, Any]], said: Said, path: Path) -> t
         return _saved(figure, path)
 
 
-def component_curves(
-    curves: Mapping[str, Mapping[str, NDArray[np.float64]]], said: Said, path: Path
-) -> tuple[Path, Path]:
+def component_curves(curves: Mapping[str, Mapping[str, NDArray[np.float64]]], said: Said, path: Path) -> Path:
     """Plot scores over the number of components, a panel for each task; curves: row -> task -> (d,)."""
     every = next(iter(curves.values()))
     tasks = [task for task in every if any(np.isfinite(by[task]).any() for by in curves.values())]
@@ -159,13 +157,11 @@ def _mark(ax: Axes, x: float, y: float, label: str) -> None:
     ax.text(0.5, 0.98, label, transform=ax.transAxes, ha="center", va="top", color=BEST)
 
 
-def _saved(figure: Figure, path: Path) -> tuple[Path, Path]:
-    png, svg = (path.with_name(path.name + suffix) for suffix in (".png", ".svg"))
+def _saved(figure: Figure, path: Path) -> Path:
+    png = path.with_name(f"{path.name}.png")
     with writing(png) as stream:
         figure.savefig(stream, format="png", metadata={"Software": None})
-    with writing(svg) as stream:
-        figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
-    return png, svg
+    return png
 
 
 def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
@@ -197,7 +193,7 @@ def draw(
     plan: Plan,
     scores: Mapping[str, Any],
 ) -> list[str]:
-    """Write figures, each as .csv, .png and .svg; returns a line on the best point of each, or why not.
+    """Write figures, each as .csv and .png; returns a line on the best point of each, or why not.
 
     names: of "layers", "subsets", "components" and "projection". planes: (l, n, d) of every layer, by kind of
     pooling, for the first two, which are pooled as the last row is. systems: the one of each row of `scores`,

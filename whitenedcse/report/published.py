@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from whitenedcse.console import Grid
 from whitenedcse.evaluation.protocol import particular
 from whitenedcse.evaluation.tasks import OWN
-from whitenedcse.report.results import meaning, number
+from whitenedcse.report.tables import meaning, number
 from whitenedcse.run import Run, flat
 
 STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")

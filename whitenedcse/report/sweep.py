@@ -1,13 +1,13 @@
-"""Runs grouped by all but their seed: how they are found, labelled and scored.
+"""Runs grouped by all but their seed: how they are found, labelled and measured, and their csv file.
 
-A label names what distinguishes a group: the system, then the settings that differ, those of a command line
-first. Settings that others leave without effect distinguish nothing and are not named.
+The label of a group is what of the command lines differs between the groups, the seed left out.
 """
 
 from __future__ import annotations
 
 import csv
 import glob
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,17 +17,25 @@ from typing import Any, NamedTuple
 
 from whitenedcse.evaluation.tasks import short
 from whitenedcse.files import writing
-from whitenedcse.report.conditions import bases, decides, follows, label, parts, place, telling, texts
-from whitenedcse.run import Run
+from whitenedcse.run import Run, flat
 
-FEW = 4  # settings that a label names, unless more are needed to tell it from the others
+FREE = ("seed", "run", "checkpoint_every", "trainer.timeout")  # by which runs of one group may differ
+DEVICES = ("trainer.devices", "trainer.num_nodes")  # by these too, unless gather=false
+FEW = 4  # settings that are no overrides in a label
+BARE = ("experiment", "system")  # whose options are known by their names alone
+RATE, LOAD = "train/sentences_per_second", "train/load"
+Measure = Callable[[Run], float | None]
 
 
 class Group(NamedTuple):
-    """Finished runs that differ in their seed alone, by seed."""
+    """Runs that differ in their seed alone, by seed; those of an unknown seed by their paths.
+
+    row: the name of the row of their scores that is compared; None for the first.
+    """
 
     label: str
-    runs: dict[int, Run]
+    runs: dict[Any, Run]
+    row: str | None = None
 
 
 class Sweep(NamedTuple):
@@ -38,30 +46,29 @@ class Sweep(NamedTuple):
     differing: list[str]
     notes: list[str]
 
+    @property
+    def finished(self) -> list[Run]:
+        """The runs of the groups."""
+        return [run for group in self.groups for run in group.runs.values()]
+
 
 def gathered(runs: Sequence[Run]) -> Sweep:
     """The groups of runs. Unfinished runs, and a second run of a seed, are noted and left out."""
     together: dict[Any, list[Run]] = {}
     for run in runs:
-        together.setdefault(identity(run), []).append(run)
-    differing, names = settings(runs), labels([group[0] for group in together.values()])
+        together.setdefault(frozenset(texts(run).items()), []).append(run)
     groups, notes = [], []
-    for name, group in zip(names, together.values(), strict=True):
+    for label, group in zip(labels([runs[0] for runs in together.values()]), together.values(), strict=True):
         finished = sorted((run for run in group if run.scores), key=seed)  # stable: the first of a seed
         by_seed = {number: list(same) for number, same in groupby(finished, key=seed)}
-        notes += [f"not finished, not counted: {run.path} ({name})" for run in group if not run.scores]
-        notes += [
-            f"seed {number} of {name} again, not counted: {run.path}"
-            for number, same in by_seed.items()
-            for run in same[1:]
-        ]
+        notes += [f"not finished, not counted: {run.path} ({label})" for run in group if not run.scores]
+        again = [(number, run) for number, same in by_seed.items() for run in same[1:]]
+        notes += [f"seed {number} of {label} again, not counted: {run.path}" for number, run in again]
         if by_seed:
-            groups.append(Group(name, {number: same[0] for number, same in by_seed.items()}))
-    if any(name.endswith(" more") for name in names):
-        notes.append(
-            "the csv file of the seeds has all settings that differ, also those that labels do not name"
-        )
-    return Sweep(groups, list(runs), differing, notes)
+            groups.append(Group(label, {number: same[0] for number, same in by_seed.items()}))
+    tables = [texts(run) for run in runs]
+    every = dict.fromkeys(name for table in tables for name in table)
+    return Sweep(groups, list(runs), [n for n in every if len({t.get(n) for t in tables}) > 1], notes)
 
 
 def seed(run: Run) -> int:
@@ -70,82 +77,49 @@ def seed(run: Run) -> int:
     return number
 
 
-def identity(run: Run) -> Any:
-    """A value that is equal for runs of the same group."""
-    return frozenset(item for item in texts(run.settings).items() if item[1])
+def texts(run: Run) -> dict[str, str]:
+    """The settings that distinguish groups, as texts by dotted name: no seed, name, device or logger."""
+    free = FREE + (DEVICES if run.settings.get("gather", True) else ())
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, default=str)
+        for name, value in flat(run.settings).items()
+        if name not in free and not name.endswith(".seed") and not name.startswith("logger")
+    }
 
 
-def given(run: Run) -> list[str]:
-    """The settings given to a run as words, NAME=VALUE; of an older job of a sweep, those of all jobs."""
-    words: list[str] = run.facts.get("overrides") or run.facts.get("command", "").split()
-    return [re.sub("^([^=]+)='([^']*)'$", r"\1=\2", word) for word in words]  # quoted in Python
-
-
-def asked(runs: Sequence[Run], *, varied: bool = False) -> list[str]:
-    """The names of the settings that were given to runs; varied: only where these differ."""
-    lines = list(map(given, runs))
-    words = [word for line in lines for word in line if "=" in word]
-    kept = [word for word in words if not (varied and all(word in line for line in lines))]
-    return list(dict.fromkeys(word.split("=")[0].lstrip("+") for word in kept))
-
-
-def settings(runs: Sequence[Run], chosen: Iterable[str] = ()) -> list[str]:
-    """The settings that differ between runs: those of a command line first, those that some lack last.
-
-    chosen: groups whose options differ, each before its settings.
-    """
-    tables, words = [texts(run.settings) for run in runs], asked(runs)
-    every = dict.fromkeys(name for table in tables for name in table)
-    values = {name: {table.get(name) or "" for table in tables} for name in every}
-
-    def order(name: str) -> tuple[bool, int]:
-        lacked = len(values[name] - {""}) == 1 and name not in words
-        return lacked, place(name, words)
-
-    differing = [name for name in every if len(values[name]) > 1]
-    return sorted(dict.fromkeys([*chosen, *differing]), key=order)
-
-
-def options(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """By group the option of each run, for groups of which all command lines choose one, not all the same."""
-    chosen = [dict(word.lstrip("+").partition("=")[::2] for word in given(run)) for run in runs]
-    names = [name for name in asked(runs, varied=True) if all(name in words for words in chosen)]
-    made = [name for name in names if any(isinstance(run.settings.get(name), Mapping) for run in runs)]
-    return {name: [words[name] for words in chosen] for name in made}
+def given(run: Run) -> dict[str, str]:
+    """The settings given to a run by name, and its experiment and system also where a sweep chose them."""
+    words = run.facts.get("overrides") or run.facts.get("command", "").split()
+    unquoted = [re.sub("^([^=]+)='([^']*)'$", r"\1=\2", word) for word in words]  # quoted in Python
+    own = dict(word.lstrip("+").split("=", 1) for word in unquoted if "=" in word)
+    return {name: run.facts[name] for name in BARE if run.facts.get(name)} | own
 
 
 def labels(firsts: Sequence[Run]) -> list[str]:
-    """A label for each group, given one run of each; no two are equal.
+    """A label for each group, given one run of each: the overrides of all command lines that are not equal.
 
-    It has the first `FEW` settings that differ, those given to the run before others, those that tell it from
-    other groups, and the number of the rest. What a system or experiment implies is not repeated beside its
-    name, unless a command line has it.
+    Groups that these do not tell apart have other settings in which they differ too: overrides, or a few.
     """
-    known, varied, chosen = bases(firsts), asked(firsts, varied=True), options(firsts)
-    tables = [texts(run.settings) | {g: chosen[g][i] for g in chosen} for i, run in enumerate(firsts)]
-    words = [w for w in asked(firsts) if not w.endswith(".kind") or all(w in t for t in tables)]
-    columns: list[list[str]] = []
-    later: list[list[bool]] = []  # by column, whether each run was not given the setting
-    each_asked = [asked([run]) for run in firsts]
-    typed = {word: [table.get(word) for table in tables] for word in varied}
-    for name in (name for name in settings(firsts, chosen) if f"{name}.kind" not in words):
-        own = [table.get(name, "") for table in tables]
-        if name not in words and follows(name, own, typed):
-            continue
-        above = [table.get(name.rpartition(".")[0], "") for table in tables]
-        if place(name, varied) < len(varied) or not decides(known, own):
-            columns.append(parts(name, own, above, name in words))
-            later.append([place(name, own_words) == len(own_words) for own_words in each_asked])
-    shared = len(set(known)) == 1
-    rows = [{c: column[i] for c, column in enumerate(columns) if column[i]} for i in range(len(firsts))]
-    order = [[column[i] for column in later].__getitem__ for i in range(len(firsts))]
-    shown = [set(sorted(row, key=key)[:FEW]) for row, key in zip(rows, order, strict=True)]
-    while True:
-        kept = [[row[c] for c in sorted(own)] for row, own in zip(rows, shown, strict=True)]
-        if (more := telling(list(zip(known, kept, strict=True)), columns)) is None:
-            sizes = [len(row) - len(own) for row, own in zip(rows, shown, strict=True)]
-            return [label(*each, shared) for each in zip(known, kept, sizes, strict=True)]
-        shown = [own | {more} & row.keys() for row, own in zip(rows, shown, strict=True)]
+    words, every = [given(run) for run in firsts], [texts(run) for run in firsts]
+    names = [n for n in dict.fromkeys(n for own in words for n in own) if n not in FREE and "hydra" not in n]
+    differing = [n for n in names if all(n in own for own in words) and len({own[n] for own in words}) > 1]
+    made = []
+    for own in words:
+        bare = " ".join(own[name] for name in BARE if name in differing)
+        made.append(joined(bare, *(f"{name}={own[name]}" for name in differing if name not in BARE)))
+    plain = list(made)
+    for i, label in enumerate(plain):
+        same = [table for table, other in zip(every, plain, strict=True) if other == label]
+        apart = [name for name in every[i] if len({table.get(name) for table in same}) > 1]
+        told = [name for name in apart if name in names] or apart[:FEW]
+        made[i] = joined(label, *(f"{name}={every[i][name]}" for name in told))
+    alone = " ".join(filter(None, map(firsts[0].facts.get, BARE))) if len(firsts) == 1 else ""
+    return [label or alone or ("all runs" if len(firsts) == 1 else "default settings") for label in made]
+
+
+def joined(*parts: str) -> str:
+    """Parts of a label, without empty ones."""
+    return ", ".join(filter(None, parts))
 
 
 def paths(names: Iterable[str]) -> list[Path]:
@@ -202,11 +176,6 @@ def runs(folders: Sequence[Path]) -> list[Run]:
     return [Run(path).checked() for path in found.values()]
 
 
-RATE = "train/sentences_per_second"
-
-Measure = Callable[[Run], float | None]
-
-
 def of_dev(name: str) -> Measure:
     """A function from a finished run to its dev score "before" training, or that of the "best" checkpoint."""
     return lambda run: run.scores["dev"][name] if run.scores else None
@@ -220,14 +189,20 @@ def at_best(name: str) -> Measure:
     return lambda run: run.scores["dev"]["values_best"].get(name) if run.scores else None
 
 
-def average_of(row: str | None) -> Measure:
-    """A function from a run to its average over the tests in a row; None for the first row."""
-    return lambda run: scored(run, row).get("average")
+def task_of(task: str, row: str | None = None) -> Measure:
+    """A function from a run to its score of a task, or "average", in a row; None for the first row."""
+    return lambda run: scored(run, row).get(task)
 
 
 def rate(run: Run) -> float | None:
-    """The median number of sentences per second of a run."""
-    return run.series[RATE].median if RATE in run.series else None
+    """The median number of sentences per second of a run that did not share its machine; see `shared`."""
+    return None if RATE not in run.series or shared(run) else run.series[RATE].median
+
+
+def shared(run: Run) -> bool:
+    """Whether more ran on the machine than the run itself, by the load noted beside its speed, if it was."""
+    own = run.facts.get("threads", 1) * run.facts.get("processes", 1)
+    return LOAD in run.series and run.series[LOAD].median > own + 0.5
 
 
 def rows(run: Run) -> list[str]:
@@ -251,7 +226,7 @@ def with_units(runs: Iterable[Run], tasks: Sequence[str]) -> list[str]:
     return [f"{name} ({unit})" for name, unit in zip(short(tasks), units, strict=True)]
 
 
-def values(group: Group, measure: Measure) -> dict[int, float]:
+def values(group: Group, measure: Measure) -> dict[Any, float]:
     """The values of a measure for a group, by seed; seeds without one are left out."""
     measured = {number: measure(run) for number, run in group.runs.items()}
     return {number: value for number, value in measured.items() if value is not None}
@@ -267,10 +242,9 @@ def write_csv(sweep: Sweep, path: Path) -> None:
 
     Its row is the label of its group in the tables; a run that they do not count has none.
     """
-    names = {run.path: {"row": group.label} for group in sweep.groups for run in group.runs.values()}
+    names = {run.path: group.label for group in sweep.groups for run in group.runs.values()}
     lines = [
-        names.get(run.path, {"row": ""}) | dict(cells(run, sweep.differing, path.parent))
-        for run in sweep.runs
+        {"row": names.get(run.path, ""), **cells(run, sweep.differing, path.parent)} for run in sweep.runs
     ]
     longest_first = sorted(lines, key=len, reverse=True)  # an unfinished run has no tests
     columns = dict.fromkeys(name for line in longest_first for name in line)
@@ -280,16 +254,17 @@ def write_csv(sweep: Sweep, path: Path) -> None:
         writer.writerows(lines)
 
 
-def cells(run: Run, differing: Sequence[str], folder: Path) -> Iterator[tuple[str, Any]]:
+def cells(run: Run, differing: Sequence[str], folder: Path) -> Mapping[str, Any]:
     """The cells of a run in the csv file of the seeds by column, with all digits of its scores."""
-    yield from (("system", run.facts.get("system")), ("seed", seed(run)))
-    known = texts(run.settings)
-    yield from ((name, known.get(name)) for name in differing)
-    yield from (("finished", "yes" if run.scores else "no"), ("dev_best", dev_best(run)))
-    yield ("dev_best_step", run.scores["dev"]["best_step"] if run.scores else None)
-    for row in rows(run):
-        yield from ((f"{row}: {task}", score) for task, score in scored(run, row).items())
-    for name in ("alignment", "uniformity", "effective_rank"):
-        yield name, at_best(f"dev/{name}")(run)
-    yield from (("sentences_per_second", rate(run)), ("commit", run.facts.get("commit")))
-    yield "run", os.path.relpath(run.path, folder)
+    known, dev = texts(run), (run.scores or {}).get("dev", {})
+    tests = {f"{row}: {task}": score for row in rows(run) for task, score in scored(run, row).items()}
+    space = {name: at_best(f"dev/{name}")(run) for name in ("alignment", "uniformity", "effective_rank")}
+    speed = run.series[RATE].median if RATE in run.series else None
+    return {
+        **{"system": run.facts.get("system"), "seed": seed(run)},
+        **{name: known.get(name) for name in differing},
+        **{"finished": "yes" if run.scores else "no", "dev_best": dev.get("best")},
+        **{"dev_best_step": dev.get("best_step"), **tests, **space},
+        **{"sentences_per_second": speed, "shared": "yes" if shared(run) else ""},
+        **{"commit": run.facts.get("commit"), "run": os.path.relpath(run.path, folder)},
+    }

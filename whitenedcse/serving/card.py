@@ -11,8 +11,7 @@ from typing import Any
 
 from whitenedcse.console import as_markdown
 from whitenedcse.model.embedder import Embedder
-from whitenedcse.report.conditions import encoder_of
-from whitenedcse.report.results import grids
+from whitenedcse.report.tables import grids
 from whitenedcse.run import Run
 
 HUB_ID = r"\w[\w.-]*(/[\w.-]+)?"
@@ -43,6 +42,11 @@ x = sum(out.hidden_states[i].masked_fill(mask, -float("inf")).amax(1) for i in {
 x = sum(out.hidden_states[i][range(len(ends)), ends] for i in {layers}) / {n}""",
     "pooler": "x = out.pooler_output",
 }
+
+
+def encoder_of(run: Run) -> str | None:
+    """The encoder that a run started from; None for a new one."""
+    return (run.settings.get("encoder") or {}).get("path")
 
 
 def text(embedder: Embedder, facts: Mapping[str, Any]) -> str:
@@ -129,7 +133,7 @@ def scores(run: Run | None) -> str:
     if not results or "rows" not in results:
         return ""
     about = "Of the run's best checkpoint, before anything that the export added."
-    return "\n\n".join(["## Scores", about, *(as_markdown(grid).strip() for grid in grids(results, None))])
+    return "\n\n".join(["## Scores", about, *(as_markdown(grid).strip() for grid in grids(results))])
 
 
 def shown(place: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -88,7 +89,8 @@ class Record(Callback):
     A run of fewer steps logs the last one.
 
     train/sentences_per_second: rows of the batches of all ranks, divided by the time since the last line,
-        without the time that callbacks report as spent `evaluating`. train/diversity_before,
+        without the time that callbacks report as spent `evaluating`. train/load: of the first rank's machine
+        over the last minute, where the system tells it. train/diversity_before,
         train/diversity_after: `diversity` of the views before and after the head's first whitening, where
         there is one; those of the first rank, where ranks do not gather.
     """
@@ -138,6 +140,8 @@ class Record(Callback):
             now = clock(trainer)  # the device is done: the loss was read
             assert self.began is not None
             values |= {"train/lr": self.lr, "train/sentences_per_second": self.sentences / (now - self.began)}
+            if hasattr(os, "getloadavg"):  # a speed counts only where the run had the machine to itself
+                values["train/load"] = os.getloadavg()[0]
             self.began, self.sentences = now, 0
             for logger in trainer.loggers:
                 logger.log_metrics(values, step=trainer.global_step)

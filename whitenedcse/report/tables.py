@@ -1,4 +1,4 @@
-"""The tables of one result, of the dev set or of tests; and the cells of comparisons with others."""
+"""The tables of one result, of the dev set or of tests, and how numbers are written in tables."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from whitenedcse.console import Grid
 from whitenedcse.evaluation.scores import MEANING, MEANS
-from whitenedcse.evaluation.statistics import Comparison, shown, with_interval
 from whitenedcse.evaluation.tasks import short
 from whitenedcse.run import Run
 
-MARKS = ((0.01, "**"), (0.05, "*"))
+CERTAINTY = "95 % bootstrap intervals"
 NO_PAIRS = "no dev pairs: neither number says which checkpoint is best (monitor.dev=FILE would)"
 
 
-def certainty(digits: int | None) -> str:
-    """The note below a table with intervals. digits: of numbers; None for as many as intervals support."""
-    fewer = "; no more digits than they support (whitenedcse evaluate digits=2 prints two)"
-    return f"95 % bootstrap intervals{fewer if digits is None else ''}"
+def number(value: float | None, digits: int = 2) -> str:
+    """A number with two decimals, unless told; "-" for None."""
+    return "-" if value is None else f"{value:z.{digits}f}"
 
 
-def number(value: float | None) -> str:
-    """A number with two decimals; "-" for None."""
-    return shown(value, None, None)
+def with_half(value: float | None, low: float | None, high: float | None, digits: int = 2) -> str:
+    """A number, followed by half the width of its interval where there is one.
+
+    >>> with_half(74.318, 73.1, 75.5), with_half(74.318, None, None)
+    ('74.32 ±1.20', '74.32')
+    """
+    none = None in (value, low, high) or math.isnan(high)  # type: ignore[arg-type]
+    return number(value, digits) + ("" if none else f" ±{number((high - low) / 2, digits)}")  # type: ignore[operator]
 
 
 def training_grid(dev: Mapping[str, Any]) -> Grid:
@@ -87,11 +88,8 @@ def described(name: str) -> str:
     return words.get(name) or f"whitened on {kind[fitted]}, k={k}"
 
 
-def grids(scores: Mapping[str, Any], digits: int | None, pearson: bool = False) -> list[Grid]:
-    """The tables of evaluate.py's scores.json. digits: of numbers; None for as many as intervals support.
-
-    pearson: with another table of Pearson's correlation.
-    """
+def grids(scores: Mapping[str, Any], digits: int = 2, pearson: bool = False) -> list[Grid]:
+    """The tables of evaluate.py's scores.json; pearson: with another of Pearson's correlation."""
     rows, headline = scores["rows"], scores["headline"]
     every: dict[str, Callable[[], Grid]] = {
         "sts": lambda: sts_grid(rows, headline, digits, "Spearman x 100"),
@@ -119,7 +117,7 @@ def of_pearson(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, "sts": {"avg": of(sts["avg"]), "tasks": {name: of(t) for name, t in sts["tasks"].items()}}}
 
 
-def sts_grid(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | None, what: str) -> Grid:
+def sts_grid(rows: Sequence[Mapping[str, Any]], headline: str, digits: int, what: str) -> Grid:
     """The STS table of one system or of several. what: the correlation that it is of.
 
     Where no task has several subsets, the aggregations are equal and one stands for all; a single task has no
@@ -132,16 +130,16 @@ def sts_grid(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | Non
         grid = sts_tasks(rows[0], means or [headline], digits, what)
     else:
         grid = sts_rows(rows, headline, digits, what if same else f"{what}, {headline}")
-    sure = [certainty(digits)] if any(row["sts"]["avg"]["interval"][headline] for row in rows) else []
+    sure = [CERTAINTY] if any(row["sts"]["avg"]["interval"][headline] for row in rows) else []
     return grid._replace(notes=[*grid.notes, *sure, *map(meaning, means)])
 
 
-def sts_tasks(row: Mapping[str, Any], means: Sequence[str], digits: int | None, what: str) -> Grid:
+def sts_tasks(row: Mapping[str, Any], means: Sequence[str], digits: int, what: str) -> Grid:
     """The STS table of one system: a row for each task, a column for each aggregation and for remarks."""
     sts = row["sts"]
 
     def line(name: str, task: Mapping[str, Any]) -> list[str]:
-        values = [with_interval(task[mean], *bounds(task["interval"][mean]), digits) for mean in means]
+        values = [with_half(task[mean], *bounds(task["interval"][mean]), digits) for mean in means]
         return [name, str(task.get("n", "")), *values, task.get("why", "")]
 
     lines = [line(name, task) for name, task in zip(short(sts["tasks"]), sts["tasks"].values(), strict=True)]
@@ -153,12 +151,12 @@ def sts_tasks(row: Mapping[str, Any], means: Sequence[str], digits: int | None, 
     return Grid(title, columns, kept, right=range(1, 2 + len(means)))
 
 
-def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | None, what: str) -> Grid:
+def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, digits: int, what: str) -> Grid:
     """The STS table of several systems: a row for each, a column for each task, in one aggregation."""
     tasks = list(rows[0]["sts"]["tasks"])
 
     def cell(values: Mapping[str, Any]) -> str:
-        return shown(values[headline], *bounds(values["interval"][headline]), digits)
+        return number(values[headline], digits)
 
     def scores(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         return [*row["sts"]["tasks"].values(), *([row["sts"]["avg"]] if len(tasks) > 1 else [])]
@@ -173,7 +171,8 @@ def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, digits: int | Non
         of = "average" if len(tasks) > 1 else "score"
         notes.insert(0, f"the {of}'s 95 % interval is at most ±{widest / 2:.1f}")
     columns = ["", "fitted", *short(tasks), *["average"] * (len(tasks) > 1)]
-    return Grid(what, columns, lines, notes, right=range(2, len(columns)))
+    numbers = range(2, len(columns))
+    return Grid(what, columns, lines, notes, right=numbers, best=numbers)
 
 
 def undefined(rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -188,35 +187,36 @@ def undefined(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     )
 
 
-def accuracy_grid(rows: Sequence[Mapping[str, Any]], digits: int | None) -> Grid:
+def accuracy_grid(rows: Sequence[Mapping[str, Any]], digits: int) -> Grid:
     """The table of transfer tasks: a row for each system, a column for each task."""
     tasks = list(rows[0]["transfer"]["tasks"])
     lines = []
     for row in rows:
         done = row["transfer"]["tasks"]
-        cells = [with_interval(done[t]["accuracy"], *bounds(done[t]["interval"]), digits) for t in tasks]
-        average = with_interval(row["transfer"]["avg"], *bounds(row["transfer"]["interval"]), digits)
+        cells = [with_half(done[t]["accuracy"], *bounds(done[t]["interval"]), digits) for t in tasks]
+        average = with_half(row["transfer"]["avg"], *bounds(row["transfer"]["interval"]), digits)
         lines.append([row["name"], row["setting"], *cells, average])
     columns = ["", "fitted", *short(tasks), "average"]
     seconds = sum(task["seconds"] for row in rows for task in row["transfer"]["tasks"].values())
-    notes = [f"{seconds:.0f} s of classifiers", certainty(digits)]
-    return Grid("accuracy x 100", columns, lines, notes, range(2, len(columns)))
+    notes = [f"{seconds:.0f} s of classifiers", CERTAINTY]
+    numbers = range(2, len(columns))
+    return Grid("accuracy x 100", columns, lines, notes, right=numbers, best=numbers)
 
 
-def rte_grid(rows: Sequence[Mapping[str, Any]], digits: int | None) -> Grid:
+def rte_grid(rows: Sequence[Mapping[str, Any]], digits: int) -> Grid:
     """The table of RTE by a threshold: accuracy, that of the larger class alone, and the confusion."""
     lines = []
     for row in rows:
         rte = row["rte"]
         (a, b), (c, d) = (list(counts.values()) for counts in rte["confusion"].values())
-        accuracy = with_interval(rte["accuracy"], *bounds(rte["interval"]), digits)
+        accuracy = with_half(rte["accuracy"], *bounds(rte["interval"]), digits)
         lines.append(
             [row["name"], row["setting"], accuracy, number(rte["majority"]), *map(str, (a, b, c, d))]
         )
     counts = ("e as e", "e as n", "n as e", "n as n")
     notes = [
         "e: entailment, n: not; e as n: true e predicted as n, as the cosine is below 0.5",
-        certainty(digits),
+        CERTAINTY,
     ]
     columns = ["", "fitted", "accuracy", "majority class", *counts]
     return Grid("RTE dev, accuracy x 100", columns, lines, notes, range(2, len(columns)))
@@ -236,25 +236,6 @@ def geometry_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
     return Grid(title, columns, lines, alignment_note(of), range(2, len(columns)))
 
 
-def headed(many: int) -> list[str]:
-    """The columns of a comparison: the task, each system, and each system's difference from the first."""
-    tests = [f"{what} {i} - 1".strip() for i in range(2, many + 1) for what in ("", "p of")]
-    return ["task", *map(str, range(1, many + 1)), *tests]
-
-
-def difference_cells(
-    test: Comparison | None, digits: int | None, corrected: float | None = None
-) -> list[str]:
-    """A difference with its interval and mark, and its p or the corrected one; "-" where one is unknown."""
-    if test is None:
-        return ["-", "-"]
-    p = test.p if corrected is None else corrected
-    mark = next((mark for level, mark in MARKS if p is not None and p < level), "")
-    ends = None if math.isnan(test.low) else test[1:3]
-    value = with_interval(test.difference, *bounds(ends), digits) + mark
-    return [value, "-" if p is None else f"{p:.3f}"]
-
-
 def aggregations(runs: Iterable[Run]) -> list[str]:
     """The aggregations of the runs' STS tests, each once; none where they have no such tests."""
     every = [run.scores or {} for run in runs]
@@ -264,27 +245,3 @@ def aggregations(runs: Iterable[Run]) -> list[str]:
 def in_brackets(words: Sequence[str]) -> str:
     """Words as an addition to a name: " (all, mean)"; "" for none."""
     return f" ({', '.join(words)})" if words else ""
-
-
-def refuse_other_pairs(runs: Sequence[Run], tasks: Sequence[str]) -> None:
-    """Raise ValueError unless all runs report the same aggregation of the same gold scores."""
-    first = runs[0]
-    for other in runs[1:]:
-        if other.results["headline"] != first.results["headline"]:
-            heads = f"{first.results['headline']} and {other.results['headline']}"
-            raise ValueError(f"{first.path} and {other.path} report {heads}; evaluate both by one protocol")
-        for task in tasks:
-            gold = [run.items.get(f"gold/{task}") for run in (first, other)]
-            if not (gold[0] is None and gold[1] is None or np.array_equal(*gold)):  # type: ignore[arg-type]
-                raise ValueError(
-                    f"{task}: {first.path} and {other.path} were not evaluated on the same pairs"
-                )
-
-
-def unlike(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
-    """A note for each setting of an evaluation that is not the same in all runs."""
-    known = [
-        (name, str(run.results[name]) or "none") for run in runs for name in names if name in run.results
-    ]
-    values = {name: dict.fromkeys(value for key, value in known if key == name) for name in names}
-    return [f"{name} is not the same in all: {', '.join(v)}" for name, v in values.items() if len(v) > 1]

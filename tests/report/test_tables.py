@@ -1,6 +1,6 @@
 """Tables say what was evaluated, how surely, and whether a transform saw the test."""
 
-from whitenedcse.report.results import grids, training_grid
+from whitenedcse.report.tables import grids, training_grid
 
 
 def sts(value, half, why=""):
@@ -23,15 +23,14 @@ def shown(grid):
     return [list(line) for line in grid.rows]
 
 
-def test_one_system_has_every_aggregation_to_the_digits_its_interval_supports():
+def test_one_system_has_every_aggregation_and_two_decimals():
     scores = {"headline": "all", "rows": [evaluated("as it is", "", 72.3691, 1.4)]}
-    (grid,) = grids(scores, None)
+    (grid,) = grids(scores)
     assert grid.columns == ["task", "n", "all", "mean", "wmean"]
-    assert shown(grid)[0] == ["STS12", "3108", "72.4 ±1.4", "73.4 ±1.4", "74.4 ±1.4"]
-    assert shown(grid)[-1][0] == "average" and shown(grid)[-1][2] == "77.4 ±1.4"
-    assert shown(grids(scores, 2)[0])[0][2] == "72.37 ±1.40"
-    assert "no more digits than they support" in grid.notes[0]
-    assert grids(scores, 2)[0].notes[0] == "95 % bootstrap intervals"
+    assert shown(grid)[0] == ["STS12", "3108", "72.37 ±1.40", "73.37 ±1.40", "74.37 ±1.40"]
+    assert shown(grid)[-1][0] == "average" and shown(grid)[-1][2] == "77.37 ±1.40"
+    assert shown(grids(scores, 1)[0])[0][2] == "72.4 ±1.4"
+    assert grid.notes[0] == "95 % bootstrap intervals"
     assert grid.title == "as it is: Spearman x 100"
     assert [note.split(": ")[0] for note in grid.notes[1:]] == ["all", "mean", "wmean"]
     assert "wmean: mean over the subsets of a task, weighted by their pairs" in grid.notes
@@ -42,48 +41,48 @@ def test_what_is_undefined_is_a_dash_with_its_reason():
     task |= {"why": "similarity is constant"}
     average = {**task, "why": "undefined in A"}
     scores = {"headline": "all", "rows": [row("x", sts={"tasks": {"A": {**task, "n": 3}}, "avg": average})]}
-    (grid,) = grids(scores, None)
+    (grid,) = grids(scores)
     assert shown(grid) == [["A", "3", "-", "similarity is constant"]]
     every = [*scores["rows"], row("y", sts=scores["rows"][0]["sts"])]
-    (two,) = grids({"headline": "all", "rows": every}, None)
+    (two,) = grids({"headline": "all", "rows": every})
     assert two.notes == ["x, A: similarity is constant", "y, A: similarity is constant"]
     scores["rows"][0]["sts"]["tasks"]["B"] = {**sts(50, 1), "n": 9}
-    (grid,) = grids(scores, None)
+    (grid,) = grids(scores)
     assert shown(grid)[-1] == ["average", "", "-", "undefined in A"]
 
 
 def test_one_task_has_no_average_and_tasks_without_subsets_one_aggregation():
     mine = {**sts(60, 2), "n": 300, "subsets": {"": {}}}
     one = row("a", sts={"tasks": {"mine.tsv": mine}, "avg": sts(60, 2)})
-    (grid,) = grids({"headline": "all", "rows": [one]}, None)
-    assert (list(grid.columns), shown(grid)) == (["task", "n", "score"], [["mine.tsv", "300", "60 ±2"]])
+    (grid,) = grids({"headline": "all", "rows": [one]})
+    assert (list(grid.columns), shown(grid)) == (["task", "n", "score"], [["mine.tsv", "300", "60.00 ±2.00"]])
     assert [note for note in grid.notes if note.startswith(("all", "mean", "wmean"))] == []
-    (grid,) = grids({"headline": "all", "rows": [one, {**one, "name": "b"}]}, None)
+    (grid,) = grids({"headline": "all", "rows": [one, {**one, "name": "b"}]})
     assert (grid.title, grid.columns) == ("Spearman x 100", ["", "fitted", "mine.tsv"])
-    assert shown(grid) == [["a", "", "60"], ["b", "", "60"]]
+    assert shown(grid) == [["a", "", "60.00"], ["b", "", "60.00"]]
     assert grid.notes[0] == "the score's 95 % interval is at most ±2.0"
     one["sts"]["tasks"]["other.tsv"] = {**sts(70, 2), "n": 300}
-    (alone,), (two,) = (grids({"headline": "all", "rows": rows}, None) for rows in ([one], [one, one]))
-    assert [shown(grid)[-1][-1] for grid in (alone, two)] == ["60 ±2", "60"]
+    (alone,), (two,) = (grids({"headline": "all", "rows": rows}) for rows in ([one], [one, one]))
+    assert [shown(grid)[-1][-1] for grid in (alone, two)] == ["60.00 ±2.00", "60.00"]
 
 
 def test_a_file_of_a_task_is_named_without_its_folders_where_that_is_unambiguous():
     tasks = {"tests/of/a.tsv": sts(60, 2), "STS-B": sts(70, 2), "/other/b.tsv": sts(80, 2)}
     one = row("x", sts={"tasks": tasks, "avg": sts(70, 2)})
-    (grid,) = grids({"headline": "all", "rows": [one, one]}, None)
+    (grid,) = grids({"headline": "all", "rows": [one, one]})
     assert grid.columns == ["", "fitted", "a.tsv", "STS-B", "b.tsv", "average"]
     tasks["more/a.tsv"] = sts(60, 2)
-    (grid,) = grids({"headline": "all", "rows": [one, one]}, None)
+    (grid,) = grids({"headline": "all", "rows": [one, one]})
     assert grid.columns[2:-1] == list(tasks)
 
 
 def test_several_systems_are_rows_in_the_headline_aggregation_with_their_setting():
     rows = [evaluated("raw", "", 50, 2.4), evaluated("whitening (target)", "transductive", 60, 3.1)]
-    (grid,) = grids({"headline": "wmean", "rows": rows}, None)
+    (grid,) = grids({"headline": "wmean", "rows": rows})
     assert grid.columns == ["", "fitted", "STS12", "STS-B", "average"]
     assert shown(grid) == [
-        ["raw", "", "52", "62", "57"],
-        ["whitening (target)", "transductive", "62", "72", "67"],
+        ["raw", "", "52.00", "62.00", "57.00"],
+        ["whitening (target)", "transductive", "62.00", "72.00", "67.00"],
     ]
     assert grid.title == "Spearman x 100, wmean" and "at most ±3.1" in grid.notes[0]
 
@@ -96,8 +95,8 @@ def with_pearson(row):
 
 def test_pearsons_correlation_has_a_table_of_its_own_on_request():
     one = {"headline": "all", "rows": [with_pearson(evaluated("as it is", "", 72.3691, 1.4))]}
-    assert len(grids(one, None)) == 1
-    spearman, pearson = grids(one, None, pearson=True)
+    assert len(grids(one)) == 1
+    spearman, pearson = grids(one, pearson=True)
     assert (spearman.title, pearson.title) == ("as it is: Spearman x 100", "as it is: Pearson x 100")
     assert shown(pearson)[0] == ["STS12", "3108", "69.37", "70.37", "71.37"]
     assert shown(pearson)[-1] == ["average", "", "74.37", "75.37", "76.37"]
@@ -114,8 +113,8 @@ def test_accuracies_stand_with_their_intervals_and_the_time_they_took():
     tasks = {"MR": {"accuracy": 76.4, "interval": [75.6, 77.2], "seconds": 3.0}}
     tasks |= {"CR": {"accuracy": 81.25, "interval": [80.0, 82.5], "seconds": 4.4}}
     transfer = {"tasks": tasks, "avg": 78.825, "interval": [78.0, 79.6]}
-    (grid,) = grids({"headline": "all", "rows": [row("x", transfer=transfer)]}, None)
-    assert shown(grid) == [["x", "", "76.4 ±0.8", "81.2 ±1.2", "78.8 ±0.8"]]
+    (grid,) = grids({"headline": "all", "rows": [row("x", transfer=transfer)]})
+    assert shown(grid) == [["x", "", "76.40 ±0.80", "81.25 ±1.25", "78.83 ±0.80"]]
     assert grid.notes[0] == "7 s of classifiers"
 
 
@@ -130,18 +129,10 @@ def test_rte_stands_beside_the_majority_class_and_its_confusion():
 def test_geometry_names_its_task_and_dashes_what_is_undefined():
     geometry = {"task": "STS-B", "alignment": None, "uniformity": -2.1934, "mean_cosine": 0.4051}
     geometry |= {"isotropy": 0.0553, "effective_rank": 62.71}
-    grid = grids(
-        {
-            "headline": "all",
-            "rows": [
-                evaluated("x", "", 50, 1),
-            ],
-        },
-        None,
-    )[0]
+    grid = grids({"headline": "all", "rows": [evaluated("x", "", 50, 1)]})[0]
     assert grid.title.startswith("x: ")
     both = row("x", sts=evaluated("x", "", 50, 1)["sts"], geometry=geometry)
-    grid = grids({"headline": "all", "rows": [both]}, None)[1]
+    grid = grids({"headline": "all", "rows": [both]})[1]
     assert grid.title == "geometry on STS-B"
     assert shown(grid) == [["x", "", "-", "-2.193", "0.405", "0.055", "63"]]
     assert grid.notes == []  # of a result from before
@@ -150,7 +141,7 @@ def test_geometry_names_its_task_and_dashes_what_is_undefined():
         (0, "no alignment: no pair has a score above 5.8"),
     ):
         both["geometry"]["positives"] = {"above": 5.8, "scale": [1.0, 7.0], "n": n, "of": 1379}
-        assert grids({"headline": "all", "rows": [both]}, None)[1].notes == [note]
+        assert grids({"headline": "all", "rows": [both]})[1].notes == [note]
 
 
 def test_training_is_shown_before_and_at_its_best():

@@ -4,12 +4,13 @@ import json
 import math
 import re
 import shlex
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
+from report_runs import scored as run
+from report_runs import task
 from scipy import stats
 from scipy.stats import spearmanr
 
@@ -17,42 +18,15 @@ from whitenedcse.console import say
 from whitenedcse.evaluation.protocol import Row
 from whitenedcse.evaluation.statistics import task_draws
 from whitenedcse.evaluation.suite import System, evaluated, headline, plan, recorded, seed
-from whitenedcse.evaluation.tasks import Labelled, Subset
-from whitenedcse.report.comparison import compared, manner, row_of
+from whitenedcse.evaluation.tasks import Labelled
+from whitenedcse.report import compare
+from whitenedcse.report.compare import manner, row_of
+from whitenedcse.report.sweep import Group
 from whitenedcse.run import Run
 
 
-def task(n, number):
-    rng = np.random.default_rng(number)
-    sides = {part: [[f"{number} {part} {side}{i}" for i in range(n)] for side in "ab"] for part in "pq"}
-    return [Subset(part, *both, rng.uniform(0, 5, n)) for part, both in sides.items()]
-
-
-def run(folder, noise, number, tasks=None, rows=("as it is",), head="all"):
-    """A run on vectors whose cosines follow the gold scores but for some noise."""
-    folder.mkdir(parents=True)
-    tasks = tasks or {"A": task(150, 0)[:1], "B": task(80, 1)}
-    agenda = plan(tasks, [], list)
-    rng = np.random.default_rng([number, len(agenda.sentences)])
-    angle = {}
-    for subsets in agenda.pairs.values():
-        for s, at in subsets:
-            angle |= dict(
-                zip(at[1], (5 - s.gold) / 5 + noise * rng.standard_normal(len(s.gold)), strict=True)
-            )
-    x = np.array([[np.cos(angle.get(i, 0)), np.sin(angle.get(i, 0))] for i in range(len(agenda.sentences))])
-    turns = [System(x + 0.5 * i * rng.standard_normal(x.shape)) for i in range(len(rows))]  # rows differ
-    results = [evaluated(system, agenda, lambda *_: (None, 0), 50) for system in turns]
-    facts = {
-        "model": "m",
-        "experiment": None,
-        "seed": number,
-        "pooling": "own",
-        "protocol": "simcse",
-        "headline": head,
-    }
-    Run(folder).end(*recorded(facts, [Row(name) for name in rows], results, agenda))
-    return folder
+def compared(names, draws, digits=2):
+    return compare.compared(names, draws, digits).grids
 
 
 def cells(grid, task):
@@ -162,9 +136,9 @@ def test_groups_are_tested_by_t_over_seeds_with_the_variance_of_the_pairs(tmp_pa
     assert any("the two half widths are added in squares" in said for said in grid.notes)
 
 
-@pytest.mark.parametrize(("seeds", "many"), [([1, 2], "2 seeds"), (None, "2 runs")])
+@pytest.mark.parametrize(("seeds", "many"), [([2, 3], "2 seeds"), (None, "2 runs")])
 def test_runs_without_a_seed_are_not_called_seeds(seeds, many):
-    one, two = SimpleNamespace(runs=[1], seeds=[1]), SimpleNamespace(runs=[1, 2], seeds=seeds)
+    one, two = Group("a", {1: None}), Group("b", dict.fromkeys(seeds or ["x", "y"]))
     for pair in ((one, two), (two, one)):
         assert manner(*pair, "pairs").startswith(f"one run and {many}, as if the one varied as these do")
 
@@ -221,9 +195,6 @@ def test_accuracies_are_compared_on_the_same_texts(tmp_path):
     labels = items.pop("gold/MR")
     assert labels.tolist() == texts.labels.tolist()
     (tmp_path / "b" / "digests.json").unlink()
-    np.savez(tmp_path / "b" / "items.npz", **items)
-    with pytest.raises(ValueError, match="b: its older items.npz lacks the labels of MR; evaluate again"):
-        compared([str(tmp_path / "a"), str(tmp_path / "b")], 20, 2)
     np.savez(tmp_path / "b" / "items.npz", **items, **{"gold/MR": 1 - labels})
     with pytest.raises(ValueError, match="MR: .*/a and .*/b were not evaluated on the same pairs"):
         compared([str(tmp_path / "a"), str(tmp_path / "b")], 20, 2)
@@ -250,8 +221,8 @@ def test_a_row_without_a_score_leaves_the_others_their_tables(tmp_path, where):
     for name in where:
         file = tmp_path / name / "scores.json"
         scores = json.loads(file.read_text())
-        for task in scores["rows"][1]["sts"]["tasks"].values():
-            task["all"] = None
+        for one in scores["rows"][1]["sts"]["tasks"].values():
+            one["all"] = None
         (tmp_path / name / "digests.json").unlink()
         file.write_text(json.dumps(scores))
     grids = compared(names, 20, 2)
@@ -374,23 +345,47 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     b = run(tmp_path / "b", 0.2, 0, tasks={"A": task(150, 5)[:1], "B": task(80, 1)})
     c = run(tmp_path / "c", 0.2, 0, head="wmean")
     with pytest.raises(ValueError, match="A: .*/a and .*/b were not evaluated on the same pairs"):
-        compared([str(a), str(b)], 20, None)
+        compared([str(a), str(b)], 20)
     with pytest.raises(ValueError, match="report all and wmean; evaluate both by one protocol"):
-        compared([str(a), str(c)], 20, None)
+        compared([str(a), str(c)], 20)
     with pytest.raises(FileNotFoundError, match="no run matches .*/none-"):
-        compared([str(a), str(tmp_path / "none-*")], 20, None)
+        compared([str(a), str(tmp_path / "none-*")], 20)
     run(tmp_path / "twice-a", 0.2, 7), run(tmp_path / "twice-b", 0.2, 7)
     with pytest.raises(
         ValueError, match="two runs of seed 7, .*twice-a and .*twice-b; a pattern is one system"
     ):
-        compared([str(tmp_path / "twice-*")], 20, None)
+        compared([str(tmp_path / "twice-*")], 20)
     with pytest.raises(FileNotFoundError, match="compare: no run matches .*/typo"):
-        compared([str(a), str(tmp_path / "typo")], 20, None)
+        compared([str(a), str(tmp_path / "typo")], 20)
     with pytest.raises(ValueError, match="is one; name two runs or more"):
-        compared([str(a)], 20, None)
+        compared([str(a)], 20)
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"empty is not a run that has ended: it has no scores.json$"):
-        compared([str(tmp_path / "empty")], 20, None)
+        compared([str(tmp_path / "empty")], 20)
     (tmp_path / "empty/whitenedcse.json").write_text("{}")  # as a checkpoint has
     with pytest.raises(FileNotFoundError, match=r"no scores.json; evaluate model=.*empty makes a run$"):
-        compared([str(tmp_path / "empty")], 20, None)
+        compared([str(tmp_path / "empty")], 20)
+
+
+def test_a_verdict_says_which_is_better_by_how_much_and_with_how_many_seeds_it_would_be_shown(tmp_path):
+    for i in range(4):
+        run(tmp_path / f"good-{i}", 0.2, i), run(tmp_path / f"bad-{i}", 0.6, i)
+        run(tmp_path / f"same-{i}", 0.2 + 0.02 * (i % 2), i + 10)
+    made = compare.compared([str(tmp_path / f"{name}-*") for name in ("bad", "good")], 100)
+    (line,) = made.verdict
+    test = made.differences[0].test
+    assert line.startswith(f"better than {tmp_path}/bad-* by the average of pairs: ")
+    assert f"good-* {test.difference:+.2f} ({test.low:+.2f} .. {test.high:+.2f}, p " in line
+    (line,) = compare.compared([str(tmp_path / "good-0"), str(tmp_path / "same-0")], 100).verdict
+    assert line.startswith("not shown to differ") and line.endswith("as by seed=1,2,3,4,5")
+    assert made.lines[1].count("●") == 1 and made.lines[1].index("|") < made.lines[1].index("●")
+
+
+def test_as_many_seeds_are_proposed_as_show_the_difference_in_four_of_five_studies():
+    rng = np.random.default_rng(0)
+    apart = np.array([-1.0, 0.0, 1.0, 2.0, 3.0])  # mean 1, sd 1.58
+    n = compare.seeds_needed(apart)
+    drawn = rng.normal(apart.mean(), apart.std(ddof=1), (4000, n))
+    shown = stats.ttest_1samp(drawn, 0, axis=1).pvalue < 0.05
+    assert 0.77 < shown.mean() < 0.86
+    assert compare.seeds_needed(apart, tests=10) > n and compare.seeds_needed([-1.0, 1.0]) is None

@@ -1,0 +1,157 @@
+"""A page of a run or a sweep: what was logged and nothing else, in one file, quiet in a real browser."""
+
+import base64
+import html
+import io
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+from jinja2 import nodes
+from matplotlib.image import imread
+from report_runs import SCORES, swept, trained
+
+from whitenedcse.report import charts, page
+from whitenedcse.run import Run
+
+HEALTH = {
+    "dev/effective_rank": {0: 3.0, 50: 5.0, 100: 6.0},
+    "dev/variance_top1": {0: 0.7, 50: 0.4, 100: 0.3},
+    "dev/variance_top2": {0: 0.8, 50: 0.6, 100: 0.5},
+    "train/diversity_before": {10: 0.5, 60: 0.4, 90: 0.3},
+    "train/diversity_after": {10: 1.1, 60: 1.2, 90: 1.3},
+}
+HOSTILE = "<script>document.title='x'</script>&\"'$a_b$ {{7}}"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def written(folder):
+    """The page's text."""
+    return page.write([str(folder)], None, None)[1][0].read_text()
+
+
+class Elements(HTMLParser):
+    """Every start tag with its attributes, and the texts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.words = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.words.append(data.strip())
+
+    @property
+    def charts(self):
+        return [attributes["alt"] for tag, attributes in self.tags if tag == "img"]
+
+
+def test_a_run_has_a_chart_for_each_thing_that_was_logged(tmp_path):
+    full = Elements(written(trained(tmp_path / "full", series=HEALTH)))
+    assert full.charts == list(charts.CHARTS)
+    for tag, attributes in full.tags:
+        if tag == "img":
+            kind, _, data = attributes["src"].partition(",")
+            image = imread(io.BytesIO(base64.b64decode(data)))
+            assert (
+                kind == "data:image/png;base64" and min(image.shape[:2]) > 300 and image[..., :3].std() > 0.01
+            )
+    bare = trained(tmp_path / "bare", finished=False)
+    (bare / "metrics.csv").unlink()
+    assert Elements(written(bare)).charts == []
+
+
+def test_the_numbers_to_look_at_first_are_those_of_the_files(tmp_path):
+    text = written(trained(tmp_path / "a", average=66.25, series=HEALTH))
+    shown = dict(re.findall(r"<dd>(.*?)<small>(.*?)</small>", text))
+    assert shown == {
+        "61.00 → 70.00": "at step 50",
+        "62.00": "whitened on dev sentences (transductive), k=8",  # the best of step 0
+        "66.25": "as it is",
+        "5.0": "at the best checkpoint",
+        "470": "median of the run",
+    }
+    unfinished = Elements(written(trained(tmp_path / "b", finished=False)))
+    assert "NOT FINISHED" in " ".join(unfinished.words) and "61.00 → 70.00" in unfinished.words
+
+
+@pytest.mark.parametrize(
+    ("commit", "shown"),
+    [("c0ffee5" * 5, "c0ffee5c0f"), ("beef+changes", "beef with changes"), (None, "unknown")],
+)
+def test_a_run_names_its_commit_and_whether_the_code_was_changed(tmp_path, commit, shown):
+    folder = trained(tmp_path / "run")
+    facts = json.loads((folder / "versions.json").read_text()) | {"commit": commit}
+    (folder / "versions.json").write_text(json.dumps(facts))
+    assert f"commit {shown}" in page.about(Run(folder))
+
+
+def test_a_sweep_opens_with_a_verdict_the_chart_of_differences_and_what_all_runs_share(tmp_path):
+    folder = swept(tmp_path / "s")
+    text = written(folder)
+    found = Elements(text)
+    assert found.charts[0] == "Difference of the test average (all)"
+    at = [text.index(mark) for mark in ('class="verdict"', "Difference of the", 'class="facts"', "<table>")]
+    assert at == sorted(at)
+    assert "better than simcse by test average (all): whitenedcse" in text
+    assert "c0ffee" in found.words and "c.txt" in found.words
+    assert "head.whitening.eps: 0.1" in text and "train.py seed=1" in text  # in the details
+    listed = re.findall(r'<li><span style="color:(.*?)">(.*?)</span>(.*?)</li>', text)
+    looks = [(*charts.look(i), label) for i, label in enumerate(SCORES)]
+    assert listed == [(colour, charts.MARKS[mark], label) for colour, mark, label in looks]
+
+
+def test_what_comes_from_files_is_text(tmp_path):
+    name = HOSTILE.replace("/", "|")
+    folder = trained(tmp_path / "s" / name, 1, system=HOSTILE, average=60.0, data__corpus=HOSTILE)
+    trained(tmp_path / "s" / "other", 1, system="_$x$", average=60.0, views=2)
+    for text in (written(folder), written(tmp_path / "s")):
+        assert "<script" not in text and "&lt;script" in text and HOSTILE in html.unescape(text)
+        assert not {"script", "iframe"} & {tag for tag, _ in Elements(text).tags}
+    for name in page.TEMPLATES.list_templates():
+        tree = page.TEMPLATES.parse(page.TEMPLATES.loader.get_source(page.TEMPLATES, name)[0])
+        assert "safe" not in {found.name for found in tree.find_all(nodes.Filter)}, name
+        assert not list(tree.find_all((nodes.EvalContextModifier, nodes.MarkSafe))), name
+
+
+def test_the_same_runs_make_the_same_bytes_and_nothing_comes_from_outside(tmp_path):
+    folder = swept(tmp_path / "s")
+    text = written(folder)
+    assert text == written(folder)
+    sources = [v for _, a in Elements(text).tags for k, v in a.items() if k in ("src", "href")]
+    assert sources and all(source.startswith("data:") for source in sources)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_a_browser_shows_the_page_on_a_phone_and_in_the_dark(tmp_path):
+    swept(tmp_path / "s")
+    written(tmp_path / "s")
+    means = []
+    for i, flags in enumerate(([], ["--force-dark-mode", "--enable-features=WebUIDarkMode"])):
+        picture = tmp_path / f"{i}.png"
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=400,900", *flags]
+        command = [CHROMIUM, *options, f"--screenshot={picture}", f"file://{tmp_path}/s/report.html"]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        image = imread(picture)[..., :3]
+        assert image.std() > 0.02
+        means.append(image.mean())
+    assert means[0] > 0.7 > 0.5 > means[1]
+
+
+def test_49_groups_look_different():
+    assert len({charts.look(i) for i in range(49)}) == 49
+
+
+@pytest.mark.parametrize("n", [1, 50, 200])
+def test_the_loss_is_smoothed_by_the_mean_around_each_step(n):
+    values = charts.np.random.default_rng(n).normal(size=n)
+    half = n // 50
+    naive = [values[max(0, i - half) : i + half + 1].mean() for i in range(n)]
+    assert charts.smoothed(values) == pytest.approx(naive)

@@ -1,0 +1,545 @@
+"""A sweep's table says what scipy says of the same scores, whatever the order and the names of the runs."""
+
+import csv
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from report_runs import SCORES, swept, trained
+from scipy import stats
+
+from whitenedcse.app import cli
+from whitenedcse.report import charts, compare, page, sweep, tables
+from whitenedcse.run import Run
+
+
+def table(folders, against=None):
+    return compare.comparison(sweep.gathered(sweep.runs(folders)), against).grids
+
+
+def row(grid, label):
+    columns = [name.partition(" (")[0] if name.startswith("difference (") else name for name in grid.columns]
+    return dict(zip(columns, next(line for line in grid.rows if line[0] == label), strict=True))
+
+
+def naive_holm(p):
+    """The step-down rule, one p after the other from the smallest."""
+    corrected, largest = {}, 0.0
+    for rank, (mine, i) in enumerate(sorted(zip(p, range(len(p)), strict=True))):
+        largest = max(largest, (len(p) - rank) * mine)
+        corrected[i] = min(1.0, largest)
+    return [corrected[i] for i in range(len(p))]
+
+
+@pytest.mark.parametrize(("tests", "which"), [(True, 1), (False, 0)])
+def test_differences_are_paired_by_seed_and_tested_as_scipy_tests_them(tmp_path, tests, which):
+    grid = table([swept(tmp_path / "s", tests)])[0]
+    first, others = SCORES["simcse"], {name: SCORES[name] for name in ("group", "whitenedcse")}
+    pairs = {n: [(s[k][which], first[k][which]) for k in s if k in first] for n, s in others.items()}
+    p = [stats.ttest_rel(*zip(*pairs[name], strict=True)).pvalue for name in others]
+    assert p[0] != p[1] and [len(pairs[name]) for name in others] == [4, 3]
+    for name, corrected in zip(others, naive_holm(p), strict=True):
+        d = [a - b for a, b in pairs[name]]
+        low, high = stats.t.interval(0.95, len(d) - 1, loc=np.mean(d), scale=stats.sem(d))
+        shown = row(grid, name)
+        assert shown["difference"] == f"{np.mean(d):+.2f}"
+        assert shown["95 % interval"] == f"{low:+.2f} .. {high:+.2f}"
+        assert shown["p (Holm)"] == f"{corrected:.2g}"
+    assert row(grid, "simcse")["difference"] == ""
+    assert f"difference ({'test average' if tests else 'dev best'})" in grid.columns
+    assert any(note.startswith("whitenedcse: seeds 4, 5 have no partner") for note in grid.notes)
+
+
+def test_one_pair_of_seeds_has_a_difference_and_the_reason_for_no_test(tmp_path):
+    for number, (system, best) in enumerate([("simcse", 61.0), ("group", 62.5), ("zca", 60.25)]):
+        trained(tmp_path / str(number), 1, best, None, system, views=number + 2)
+    (grid, *_) = table([tmp_path])
+    assert [line[-3:] for line in grid.rows] == [["", "", ""], ["+1.50", "-", "-"], ["-0.75", "-", "-"]]
+    said = "-: a test needs two seeds or more, as by seed=1,2"
+    assert [note for note in grid.notes if note.startswith("-")] == [said]
+
+
+def test_means_and_spreads_are_those_of_numpy_for_every_row_of_the_tests(tmp_path):
+    grid, _, space, tasks, _ = table([swept(tmp_path / "s")])
+    for name, by_seed in SCORES.items():
+        dev, average = np.array(list(by_seed.values())).T
+        sd = average.std(ddof=1)
+        assert row(grid, name)["seeds"] == "4"
+        assert row(grid, name)["dev before"] == f"{(dev - 9).mean():.2f} ± {dev.std(ddof=1):.2f}"
+        assert row(grid, name)["dev best"] == f"{dev.mean():.2f} ± {dev.std(ddof=1):.2f}"
+        assert row(grid, name)["test average"] == f"{average.mean():.2f} ± {sd:.2f}"
+        assert row(grid, name)["whitened (target)"] == f"{average.mean() + 2:.2f} ± {sd:.2f}"
+        assert row(tasks, name)["STS12"] == f"{average.mean() - 1.5:.2f} ± {sd:.2f}"
+        assert row(tasks, name)["STS-B"] == f"{average.mean() + 1.5:.2f} ± {sd:.2f}"
+        align, uniform = 0.2 + dev / 1e3, -2 - dev / 1e2
+        assert row(space, name)["alignment"] == f"{align.mean():.3f} ± {align.std(ddof=1):.3f}"
+        assert row(space, name)["uniformity"] == f"{uniform.mean():.3f} ± {uniform.std(ddof=1):.3f}"
+        assert row(space, name)["sentences/s (median)"] == f"{np.median(400 + dev):,.0f}"
+
+
+def test_the_score_of_a_single_test_has_no_average_beside_it(tmp_path):
+    for seed in (1, 2):
+        folder = trained(tmp_path / "s" / str(seed), seed, 70.0, 60.0)
+        scores = json.loads((folder / "scores.json").read_text())
+        for row in scores["rows"]:
+            row["sts"]["tasks"] = {"/my/pairs.tsv": next(iter(row["sts"]["tasks"].values()))}
+        (folder / "scores.json").write_text(json.dumps(scores))
+    *_, by_task = page.write([str(tmp_path / "s")], None, None)[0].grids
+    assert by_task.title.startswith("tests by task") and by_task.columns == ["", "pairs.tsv"]
+
+
+def test_a_single_group_has_no_columns_of_differences(tmp_path):
+    for seed, best in enumerate((60.0, 62.0)):
+        trained(tmp_path / str(seed), seed, best)
+    grid = table([tmp_path])[0]
+    assert [
+        name for name in grid.columns if "difference" in name or "interval" in name or "Holm" in name
+    ] == []
+    assert {len(line) for line in grid.rows} == {len(grid.columns)} and not any(
+        "" in line for line in grid.rows
+    )
+
+
+def test_averages_over_different_tests_are_not_compared(tmp_path):
+    folder = swept(tmp_path / "s")
+    file, *_ = (tmp_path / "s").glob("*/scores.json")
+    content = json.loads(file.read_text())
+    for line in content["rows"]:
+        line["sts"]["tasks"]["SICK-R"] = line["sts"]["tasks"]["STS-B"]
+    file.write_text(json.dumps(content))
+    assert compare.main_score(sweep.gathered(sweep.runs([folder])))[0] == "dev best (all)"
+    assert "not all runs have scores of the same tests: averages differ by these" in table([folder])[0].notes
+
+
+def with_dev(folder, name, digest=None):
+    """The run with dev pairs of this name, of whose content it noted a digest or, as older runs, nothing."""
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["monitor"]["dev"] = name
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    facts = json.loads((folder / "versions.json").read_text())
+    facts |= {"content": {"monitor.dev": digest}} if digest else {}
+    (folder / "versions.json").write_text(json.dumps(facts))
+
+
+@pytest.mark.parametrize(
+    ("devs", "comparable"),
+    [
+        ([("a.csv", None), ("a.csv", None)], True),
+        ([("a.csv", None), ("b.csv", None)], False),
+        ([("a.csv", "1"), ("b.csv", "1")], True),  # a copy
+        ([("a.csv", "1"), ("a.csv", "2")], False),  # edited between the runs
+        ([("a.csv", "1"), ("a.csv", None)], True),
+        ([("a.csv", "1"), ("b.csv", None)], False),
+        ([(None, None), ("a.csv", "1")], False),
+    ],
+)
+@pytest.mark.parametrize("tests", [True, False])
+def test_dev_scores_of_other_pairs_are_not_compared(tmp_path, devs, comparable, tests):
+    for i, (name, digest) in enumerate(devs):
+        for seed in (1, 2):
+            average = 60.0 + i + seed / 10 if tests else None
+            with_dev(
+                trained(tmp_path / f"{i}{seed}", seed, 70.0 + i + seed / 10, average, views=i), name, digest
+            )
+    grid, *others = table([tmp_path])
+    note = "not all runs have the same dev set: dev scores and embeddings cannot be compared"
+    assert (note in grid.notes) == (not comparable)
+    column = grid.columns.index("p (Holm)")
+    assert (grid.rows[1][column - 2] == "-") == (not comparable and not tests)
+    kept = [grid for grid in others if "by task" not in grid.title and "before training" not in grid.title]
+    (others,) = ([grid.title, *grid.columns[2:]] for grid in kept)
+    geometry = ["dev embeddings at the best checkpoint", "alignment", "uniformity"]
+    assert others == [*(geometry if comparable else ["speed of training"]), "sentences/s (median)"]
+    found = [title for title, *_ in charts.of_sweep(sweep.gathered(sweep.runs([tmp_path])))]
+    main = "Test average (all)" if tests else "Dev best (all)"
+    shown = {"Dev score": comparable, "Alignment and uniformity": comparable}
+    shown[f"{main} against throughput"] = comparable or tests
+    assert found == [title for title, there in shown.items() if there]
+    _, (text, *_) = page.write([str(tmp_path)], None, None)
+    assert ('class="legend"' in Path(text).read_text()) == (comparable or tests)
+
+
+def test_tests_of_the_same_name_with_other_content_are_not_compared(tmp_path):
+    for i in (1, 2):
+        folder = trained(tmp_path / str(i), average=60.0 + i, views=i)
+        facts = json.loads((folder / "versions.json").read_text())
+        facts["content"] = {"tasks.my.csv": str(i), "encoder.path": str(i)}
+        (folder / "versions.json").write_text(json.dumps(facts))
+    notes = table([tmp_path])[0].notes
+    assert "not all runs have scores of the same tests: averages differ by these" in notes
+
+
+@pytest.mark.parametrize("tests", [True, False])
+def test_tables_and_pictures_say_which_aggregation_they_show(tmp_path, tests):
+    folder = swept(tmp_path / "s", tests)
+    grid, *others = table([folder])
+    last = others[-2 if tests else -1]
+    gathered = sweep.gathered(sweep.runs([folder]))
+    said = [note for note in grid.notes if "Spearman" in note]
+    assert said[0] == "dev: Spearman before training and at best, all: all pairs of a task together"
+    assert said[1:] == ["tests: Spearman, all: all pairs of a task together"] * tests
+    assert last.title == ("tests by task (all), x 100" if tests else "dev embeddings at the best checkpoint")
+    name = "test average (all)" if tests else "dev best (all)"
+    assert compare.main_score(gathered)[0] == name
+    assert any(note.startswith(f"difference of the {name} from") for note in grid.notes)
+    titles = [title for title, *_ in charts.of_sweep(gathered)]
+    assert titles[-1] == f"{name[0].upper() + name[1:]} against throughput"
+
+
+def test_an_undefined_score_has_its_reason_once(tmp_path):
+    for seed in (1, 2):
+        file = trained(tmp_path / str(seed), seed, average=50.0) / "scores.json"
+        scores = json.loads(file.read_text())
+        scores["rows"][1]["sts"]["tasks"]["STS-B"] |= {"all": None, "why": "too few sentences"}
+        scores["rows"][1]["sts"]["avg"]["all"] = None
+        file.write_text(json.dumps(scores))
+    grid = table([tmp_path])[0]
+    assert grid.notes.count("whitened (target), STS-B: too few sentences") == 1
+    assert not any("as it is, STS-B" in note for note in grid.notes)
+
+
+def test_the_aggregations_of_runs_by_another_protocol_are_named_too(tmp_path):
+    one, other = (trained(tmp_path / name, average=70.0) for name in "ab")
+    content = json.loads((other / "scores.json").read_text())
+    (other / "scores.json").write_text(json.dumps(content | {"headline": "wmean"}))
+    assert tables.aggregations([Run(one), Run(other), Run(one)]) == ["all", "wmean"]
+    assert tables.in_brackets(["all", "wmean"]) == " (all, wmean)"
+    assert tables.aggregations([Run(trained(tmp_path / "c"))]) == []
+
+
+def test_rows_are_in_the_order_of_the_directories_and_the_first_is_the_reference(tmp_path):
+    folders = sorted(swept(tmp_path / "s").iterdir(), key=lambda path: int(path.name))
+    parts = {"simcse": folders[:4], "group": folders[4:8], "whitenedcse": folders[8:]}
+    for order in itertools.permutations(parts):
+        given = [path for system in order for path in parts[system]]
+        found = sweep.gathered(sweep.runs(sweep.paths(map(str, [*given, *given[:3]]))))
+        assert [run.path for run in found.runs] == given
+        for grid in compare.comparison(found).grids:
+            labels = [line[0] for line in grid.rows if not line[0].startswith("untouched")]
+            assert labels == (list(order)[1:] if "from" in grid.title else list(order))
+        shown = row(compare.comparison(found).grids[0], order[0])
+        assert (shown["difference"], shown["seeds"]) == ("", "4")
+        assert any(f"from '{order[0]}', paired" in note for note in compare.comparison(found).grids[0].notes)
+        sweep.write_csv(found, tmp_path / "s" / "seeds.csv")
+        lines = csv.DictReader((tmp_path / "s" / "seeds.csv").read_text().splitlines())
+        assert list(dict.fromkeys(line["system"] for line in lines)) == list(order)
+
+
+def test_what_a_folder_or_a_pattern_has_is_in_natural_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    swept(tmp_path / "s")
+    trained(tmp_path / "a")
+    for name in ("s", "s/*"):
+        found = sweep.runs(sweep.paths([name, "a"]))
+        assert [run.path.name for run in found] == [*map(str, range(12)), "a"]  # 10 and 11 come after 9
+
+
+def test_against_names_the_group_to_compare_with(tmp_path):
+    folder = swept(tmp_path / "s")
+    there, back = table([folder])[0], table([folder], "group")[0]
+    assert row(back, "group")["difference"] == ""
+    assert float(row(back, "simcse")["difference"]) == -float(row(there, "group")["difference"])
+    with pytest.raises(
+        ValueError, match="--against 'none' is no group; they are 'simcse', 'group', 'whitenedcse'"
+    ):
+        table([folder], "none")
+
+
+def test_seeds_csv_has_every_run_with_all_its_digits(tmp_path):
+    folder = swept(tmp_path / "s", start=1)
+    trained(folder / "0", 6, system="group", finished=False, views=3)
+    assert cli.main(["report", str(folder), "--to", "csv"]) == 0
+    text = (folder / "seeds.csv").read_text()
+    lines = list(csv.DictReader(text.splitlines()))
+    assert [line["run"] for line in lines] == [str(i) for i in range(13)]
+    expected = [(name, str(s), *pair) for name, by_seed in SCORES.items() for s, pair in by_seed.items()]
+    for line, (system, seed, best, average) in zip(lines[1:], expected, strict=True):
+        assert (line["system"], line["seed"], line["finished"], line["commit"]) == (
+            system,
+            seed,
+            "yes",
+            "c0ffee",
+        )
+        assert (float(line["dev_best"]), line["dev_best_step"]) == (best, "50")
+        assert float(line["as it is: STS12"]) == average - 1.5
+        assert float(line["whitened (target): STS-B"]) == average + 3.5
+        assert float(line["whitened (target): average"]) == average + 2
+        assert float(line["alignment"]) == 0.2 + best / 1e3
+        assert float(line["sentences_per_second"]) == 400 + best
+        assert line["views"] == str(2 + list(SCORES).index(system)) and line["row"] == system
+    assert [lines[0][name] for name in ("row", "finished", "dev_best", "as it is: STS12")] == [
+        "",
+        "no",
+        "",
+        "",
+    ]
+    assert list(lines[0])[-2:] == ["commit", "run"]  # though that line has no tests
+
+
+def test_runs_that_differ_in_seed_name_logger_and_checkpoints_are_one_group(tmp_path):
+    trained(tmp_path / "a", 1)
+    trained(tmp_path / "b", 2, checkpoint_every=99, logger={"project": "x"})
+    trained(tmp_path / "c", 3, head__whitening__eps=0.2)
+    found = sweep.gathered(sweep.runs([tmp_path]))
+    assert [(g.label, list(g.runs)) for g in found.groups] == [
+        ("head.whitening.eps=0.1", [1, 2]),
+        ("head.whitening.eps=0.2", [3]),
+    ]
+    assert found.differing == ["head.whitening.eps"]
+
+
+def test_accuracies_beside_correlations_are_told_apart(tmp_path):
+    folder = trained(tmp_path / "a", 1, 70.0, 75.0)
+    scores = json.loads((folder / "scores.json").read_text())
+    scores["rows"][0]["transfer"] = {"tasks": {"MR": {"accuracy": 90.0}}, "avg": 90.0}
+    (folder / "scores.json").write_text(json.dumps(scores))
+    grid = table([tmp_path])[-1]
+    named = dict(zip(grid.columns, grid.rows[0], strict=True))
+    assert (named["MR (accuracy)"], named["STS-B (Spearman)"]) == ("90.00", "76.50")
+    assert named["average (Spearman)"] == "75.00"
+
+
+def whitened(**settings):
+    return {"head": {"whitening": {"kind": "group", "group_width": 2} | settings}}
+
+
+def test_unfinished_runs_and_repeated_seeds_are_named_and_not_counted(tmp_path):
+    trained(tmp_path / "s/0", 1, 70.0)
+    trained(tmp_path / "s/1", 2, 72.0)
+    trained(tmp_path / "s/2", 3, 99.0, finished=False)
+    trained(tmp_path / "s/3", 2, 99.0)
+    grid = table([tmp_path / "s"])[0]
+    assert row(grid, "all runs")["dev best"] == f"71.00 ± {np.std([70, 72], ddof=1):.2f}"
+    assert any(
+        note.startswith("not finished, not counted:") and note.endswith("s/2 (all runs)")
+        for note in grid.notes
+    )
+    assert any(note.startswith("seed 2 of all runs again") and note.endswith("s/3") for note in grid.notes)
+    with pytest.raises(ValueError, match="none of 1 runs is finished: .*s/2 has no scores"):
+        table([tmp_path / "s/2"])
+
+
+def test_a_constant_difference_is_not_tested_and_seeds_without_partners_are_not_paired(tmp_path):
+    for seed in (1, 2, 3):
+        trained(tmp_path / f"a{seed}", seed, 60.0 + seed)
+    for seed in (1, 2):
+        trained(tmp_path / f"b{seed}", seed, 63.0 + seed, views=2)
+    for seed, best in ((1, 66.0), (4, 64.5), (5, 65.5)):
+        trained(tmp_path / f"c{seed}", seed, best, views=4)
+    grid = table([tmp_path])[0]
+    shown = row(grid, "views=2")
+    assert [shown[n] for n in ("difference", "95 % interval", "p (Holm)")] == ["+3.00", "+3.00 .. +3.00", "-"]
+    half = np.hypot(*(stats.t.isf(0.025, 2) * stats.sem(x) for x in ((61, 62, 63), (66, 64.5, 65.5))))
+    shown, apart = row(grid, "views=4"), (66 + 64.5 + 65.5) / 3 - 62
+    assert shown["95 % interval"] == f"{apart - half:+.2f} .. {apart + half:+.2f}"
+    assert "views=4: not paired, as fewer than two seeds are in both" in grid.notes
+
+
+def test_what_a_run_holds_and_what_evaluate_left_are_no_runs(tmp_path):
+    trained(tmp_path / "s/0")
+    (tmp_path / "s/0/wandb/files").mkdir(parents=True)
+    (tmp_path / "s/0/wandb/files/config.yaml").write_text("monitor: {}\n")
+    (tmp_path / "s/evaluated").mkdir()
+    (tmp_path / "s/evaluated/config.yaml").write_text("model: x\n")
+    assert [run.path for run in sweep.runs([tmp_path / "s"])] == [tmp_path / "s/0"]
+
+
+@pytest.mark.parametrize(
+    ("out", "files"),
+    [
+        ("new/folder/", ["new/folder/report.html", "new/folder/seeds.csv"]),
+        ("new", ["new/report.html", "new/seeds.csv"]),
+        ("v1.2", ["v1.2/report.html", "v1.2/seeds.csv"]),
+        ("new/page.html", ["new/page.html", "new/page-seeds.csv"]),
+        ("page.htm", ["page.htm", "page-seeds.csv"]),
+    ],
+)
+def test_the_place_of_a_page_is_made(out, files, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    trained(tmp_path / "a"), trained(tmp_path / "b", 2)
+    assert cli.main(["report", "a", "b", "--out", out]) == 0
+    assert capsys.readouterr().out.endswith("".join(f"written: {file}\n" for file in files))
+    assert all(Path(file).is_file() for file in files)
+
+
+def test_a_pattern_leaves_out_what_a_folder_leaves_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "c/0", "c/1"):
+        trained(tmp_path / "outputs" / name)
+    (tmp_path / "outputs/b").mkdir()
+    (tmp_path / "outputs/b/config.yaml").write_text("model: x\n")  # a run of evaluate.py
+    (tmp_path / "outputs/d").mkdir()
+    found = [run.path for run in sweep.runs(sweep.paths(["outputs/*"]))]
+    assert found == [run.path for run in sweep.runs(sweep.paths(["outputs"]))]
+    assert len(found) == 3
+    assert cli.main(["report", "outputs/*"]) == 0
+    note = "left out, of evaluate.py: outputs/b; whitenedcse evaluate compare=[outputs/b,OTHER] compares such"
+    assert note in capsys.readouterr().out.replace("\n", " ")
+    with pytest.raises(ValueError, match="b is a run of evaluate.py"):
+        sweep.runs(sweep.paths(["outputs/[b]"]))
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["gone"], "gone is no directory, nor a published table (--list names them)"),
+        (
+            ["WhitenedCSE/T1", "gone"],
+            "WhitenedCSE/T1 is a published table and stands alone; --runs gone puts",
+        ),
+        (["empty"], "no run of train.py in empty"),
+        (["run", "scored"], "scored is a run of evaluate.py; whitenedcse evaluate compare=[scored,OTHER] s"),
+        (["ks"], "ks/0 is a run of evaluate.py; whitenedcse evaluate compare=[ks/0,OTHER] s"),
+        (["run", "--against", "x"], "--against 'x': run is one run"),
+        (["run", "--runs", "run"], "--runs and --as go with a published table"),
+        (["WhitenedCSE/T1", "--out", "x"], "--out and --against are for runs"),
+        (["torn"], "torn/metrics.csv:3: not a step and numbers by column"),
+        (["scoreless"], "scoreless/scores.json is damaged"),
+        (["odd"], "odd/config.yaml is damaged (ParserError"),
+        (["run", "--out", "run/config.yaml"], "[Errno 17] File exists: 'run/config.yaml'"),
+    ],
+)
+def test_a_report_that_cannot_be_made_says_why_in_one_line(argv, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "scored").mkdir()
+    (tmp_path / "scored/config.yaml").write_text("model: x\n")
+    shutil.copytree("scored", "ks/0")
+    for name in ("run", "torn", "scoreless", "odd"):
+        trained(tmp_path / name)
+    (tmp_path / "torn/metrics.csv").write_text("step,a\n1,2\n2,x\n")
+    (tmp_path / "scoreless/scores.json").write_text("{")
+    (tmp_path / "odd/config.yaml").write_text("a: [")
+    assert cli.main(["report", *argv]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {message}") and error.count("\n") == 1
+    assert not list(tmp_path.rglob("report.html"))
+
+
+def test_several_runs_report_here_and_one_in_its_directory(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for i in range(2):
+        trained(tmp_path / f"s/{i}", i)
+    for argv, files in (
+        (["s"], ["s/report.html", "s/seeds.csv"]),
+        (["s/1"], ["s/1/report.html"]),
+        (["s/*"], ["report.html", "seeds.csv"]),
+        (["s/0", "s/1", "--out", "s/1/both.html"], ["s/1/both.html", "s/1/both-seeds.csv"]),
+    ):
+        before = set(tmp_path.rglob("*"))
+        assert cli.main(["report", *argv]) == 0
+        written = sorted(str(path.relative_to(tmp_path)) for path in set(tmp_path.rglob("*")) - before)
+        out = capsys.readouterr().out
+        assert written == sorted(files) and all(f"written: {file}\n" in out for file in files)
+
+
+def test_without_tests_of_every_run_the_difference_is_that_of_dev_and_says_why(tmp_path):
+    swept(tmp_path / "s")
+    trained(tmp_path / "s" / "untested", 1, 50.0, None, "simcse", views=9)
+    grid = table([tmp_path / "s"])[0]
+    assert "difference (dev best)" in grid.columns and "test average" in grid.columns
+    assert (
+        "the difference is that of dev best, because not all runs have scores of the same tests" in grid.notes
+    )
+
+
+@pytest.mark.parametrize(
+    ("form", "mark"), [("markdown", "| --- |"), ("csv", ",seeds,"), ("latex", r"\toprule")]
+)
+def test_the_tables_come_in_every_form_alone_on_the_standard_output(tmp_path, capsys, form, mark):
+    swept(tmp_path / "s")
+    assert cli.main(["report", str(tmp_path / "s"), "--to", form]) == 0
+    out, error = capsys.readouterr()
+    assert mark in out and "written" not in out and error.count("written: ") == 2
+    assert ("paired by seed" in error) == (form == "csv") != ("paired by seed" in out)
+
+
+@pytest.fixture
+def labels(tmp_path):
+    """A function from the words of command lines, each with settings that differ, to the labels of groups."""
+
+    def of(*lines):
+        for i, (words, settings) in enumerate(lines):
+            trained(tmp_path / str(i), overrides=[f"seed={i}", *words.split()], **settings)
+        return [group.label for group in sweep.gathered(sweep.runs([tmp_path])).groups]
+
+    return of
+
+
+def test_a_label_is_what_differs_between_command_lines_without_the_seed(labels):
+    lines = [
+        (
+            f"+system={name} optim.lr={lr} hydra/x=y",
+            {"views": lr, "head__whitening__eps": i // 2},
+        )
+        for i, (name, lr) in enumerate(itertools.product(("sgw", "zca"), (1, 2)))
+    ]
+    wanted = ["sgw, optim.lr=1", "sgw, optim.lr=2", "zca, optim.lr=1", "zca, optim.lr=2"]
+    assert labels(*((words, settings | {"system": words[8:11]}) for words, settings in lines)) == wanted
+
+
+def test_a_setting_that_some_command_lines_lack_tells_groups_apart_by_what_it_was(labels):
+    assert labels(("", {}), ("views=4", {"views": 4}), ("views=5", {"views": 5})) == [
+        "views=3",
+        "views=4",
+        "views=5",
+    ]
+
+
+def test_groups_whose_command_lines_are_equal_are_told_apart_by_their_settings(labels):
+    assert labels(("", {}), ("", {"head__whitening__eps": 0.2})) == [
+        f"head.whitening.eps={eps}" for eps in (0.1, 0.2)
+    ]
+
+
+def test_a_single_group_is_called_by_its_system(labels):
+    assert labels(("", {"system": "sgw"}), ("", {"system": "sgw"})) == ["sgw"]
+
+
+def test_the_encoder_before_training_stands_raw_and_whitened_beside_the_groups(tmp_path):
+    grid = next(grid for grid in table([swept(tmp_path / "s")]) if "before training" in grid.title)
+    first = dict(zip(grid.columns, grid.rows[0], strict=True))
+    before = np.array([best - 9 for by in SCORES.values() for best, _ in by.values()])
+    assert first["as it is"] == f"{before.mean():.2f} ± {before.std(ddof=1):.2f}"
+    assert (first["whitened (dev)"], first["whitened (training)"]) == ("62.00 ± 0.00", "59.50 ± 0.00")
+    assert row(grid, "group")["whitened (dev)"] == "64.00 ± 0.00"  # the best k at the best checkpoint
+
+
+def test_differences_by_task_have_the_p_of_scipy(tmp_path):
+    grid = next(grid for grid in table([swept(tmp_path / "s")]) if "by task, with the p" in grid.title)
+    pairs = [(SCORES["group"][s][1], SCORES["simcse"][s][1]) for s in SCORES["simcse"]]
+    p = stats.ttest_rel(*zip(*pairs, strict=True)).pvalue
+    assert row(grid, "group")["STS12"] == f"{np.mean([a - b for a, b in pairs]):+.2f} (p {p:.2g})"
+
+
+def test_a_verdict_is_over_corrected_p_and_proposes_seeds_for_what_is_not_shown(tmp_path):
+    made = compare.comparison(sweep.gathered(sweep.runs([swept(tmp_path / "s")])))
+    better, rest = made.verdict
+    assert better.startswith("better than simcse by test average (all): whitenedcse +3.20 (")
+    assert rest.startswith("not shown to differ from simcse by test average (all): group +1.02 (")
+    assert "with 4 seeds; about " in rest
+
+
+def test_the_speed_of_a_run_that_shared_its_machine_is_not_shown(tmp_path):
+    for i, load in enumerate((1.2, 3.0)):
+        trained(tmp_path / "s" / str(i), system=f"s{i}", views=i, series={"train/load": {10: load, 60: load}})
+    grid = next(grid for grid in table([tmp_path / "s"]) if "sentences/s (median)" in grid.columns)
+    assert [row(grid, f"s{i}")["sentences/s (median)"] for i in (0, 1)] == ["470", "-"]
+    assert "1 runs shared their machine with other work: their speed is not shown" in grid.notes
+    sweep.write_csv(sweep.gathered(sweep.runs([tmp_path / "s"])), tmp_path / "s/seeds.csv")
+    with (tmp_path / "s/seeds.csv").open() as file:
+        assert [line["shared"] for line in csv.DictReader(file)] == ["", "yes"]
+
+
+def test_a_numeric_setting_of_the_command_lines_has_a_curve(tmp_path):
+    for i, (lr, k) in enumerate(itertools.product((1, 10, 100), (1, 2))):
+        trained(tmp_path / str(i), k, 60.0 + i, None, overrides=[f"optim.lr={lr}", f"seed={k}"], views=lr)
+    found = sweep.gathered(sweep.runs([tmp_path]))
+    assert "Dev best (all) over optim.lr" in [title for title, *_ in charts.of_sweep(found)]
+    lines = charts.of_setting(found.groups, "optim.lr", sweep.dev_best)
+    assert [(x, y) for x, y, _ in lines[""]] == [(1, 60.5), (10, 62.5), (100, 64.5)]

@@ -1,0 +1,382 @@
+"""The style of all figures, and the charts of a page about a run or a sweep, as PNG inside of the page.
+
+In the charts of a sweep each group has one colour and one mark.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import textwrap
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import cycle
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from numpy.typing import NDArray
+
+from whitenedcse.evaluation.statistics import half_width, of_mean
+from whitenedcse.report.compare import Difference, main_score, same_dev
+from whitenedcse.report.sweep import RATE, Group, Measure, Sweep, at_best, dev_best, given, rate, values
+from whitenedcse.run import SPEARMAN, Run
+
+RANK = "dev/effective_rank"
+LABEL = "Spearman x 100"
+MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖"}
+# Okabe and Ito's colours, which a colour-blind eye tells apart; yellow is too pale on white
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+BLUE, RED, GREEN = COLOURS[:3]
+STYLE: Any = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "savefig.dpi": 150,
+}
+PAGE: Any = STYLE | {"font.size": 10.5, "text.parse_math": False, "legend.frameon": False}
+SIZE = (4.6, 3.1)  # inches; a phone shows it at about this size
+LINE = 46  # letters of a label in a line of a chart
+
+
+class Chart(NamedTuple):
+    """A chart of a page: its title, its picture as a data: URL, and what to know of it."""
+
+    title: str
+    picture: str
+    caption: str
+
+
+def drawn(title: str, draw: Callable[[Axes], None], caption: str, size: tuple[float, float] = SIZE) -> Chart:
+    """A chart that `draw` draws on white, with the same bytes for the same numbers."""
+    stream = io.BytesIO()
+    with rc_context(PAGE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a letter that the font lacks
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure.subplots())
+        figure.savefig(stream, format="png", metadata={"Software": None})
+    return Chart(title, f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}", caption)
+
+
+def look(i: int) -> tuple[str, str]:
+    """The colour and the mark of group i, different for 49 groups."""
+    marks = list(MARKS)
+    return COLOURS[i % len(COLOURS)], marks[(i + i // len(COLOURS)) % len(marks)]
+
+
+def over_steps(ax: Axes, what: str, zero: bool = False) -> None:
+    """Labels a plot of `what` over optimiser steps, which are whole numbers; zero: where its axis starts."""
+    ax.set(xlabel="optimiser steps", ylabel=what)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if zero:
+        ax.set_ylim(0, 1.05 * ax.dataLim.ymax or 1)  # matplotlib's margin is a share of the range of the data
+
+
+def legend_below(figure: Figure, ax: Axes) -> None:
+    """The legend of a plot below the figure, in up to four columns, with long names in several lines."""
+    handles, names = ax.get_legend_handles_labels()
+    width = int(13 * figure.get_figwidth())  # letters of a line
+    columns = max(1, min(4, width // (max(map(len, names), default=0) + 6)))
+    texts = [textwrap.fill(name, width // columns - 6) for name in names]
+    figure.legend(handles, texts, loc="outside lower center", ncols=columns, frameon=False)
+
+
+def of_run(run: Run) -> list[Chart]:
+    """The charts of a run; a chart is drawn only if every series that it needs was logged."""
+    return [
+        drawn(title, partial(draw, run=run), caption)
+        for title, (needs, draw, caption) in CHARTS.items()
+        if needs <= run.series.keys()
+    ]
+
+
+def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The mean of each value and those around it, a 25th of the series, fewer near its ends: (n,) -> (n,)."""
+    half = len(values) // 50
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    at = np.arange(len(values))
+    low, high = np.maximum(at - half, 0), np.minimum(at + half + 1, len(values))
+    return (sums[high] - sums[low]) / (high - low)
+
+
+def line(ax: Axes, run: Run, name: str, colour: str, label: str, style: str = "-") -> None:
+    """Plots a logged series over the optimiser steps, with markers if it is short."""
+    steps, values = run.series[name]
+    dots = "o" if len(steps) <= 20 else ""
+    ax.plot(steps, values, style, marker=dots, color=colour, label=label, linewidth=1.4, markersize=3)
+
+
+def legend(ax: Axes, columns: int) -> None:
+    """Places the legend above the plot, where it covers no data."""
+    tight = {"handlelength": 1.4, "handletextpad": 0.4, "columnspacing": 1.1, "borderaxespad": 0.2}
+    ax.legend(loc="lower left", bbox_to_anchor=(-0.06, 1.0), ncols=columns, fontsize=9, **tight)
+
+
+def loss(ax: Axes, run: Run) -> None:
+    """Plots the loss, of single batches and smoothed, and its terms; the learning rate has the right axis."""
+    steps, values = run.series["train/loss"]
+    if len(values) < 50:
+        line(ax, run, "train/loss", BLUE, "loss")
+    else:
+        ax.plot(steps, values, color=BLUE, alpha=0.25, linewidth=0.8)
+        ax.plot(steps, smoothed(values), color=BLUE, label="loss", linewidth=1.4)
+    known = ("loss", "lr", "sentences_per_second", "diversity_before", "diversity_after")
+    terms = [name for name in run.series if name.startswith("train/") and name[6:] not in known]
+    for name, colour in zip(terms, cycle((GREEN, *COLOURS[3:])), strict=False):
+        line(ax, run, name, colour, name[6:], "--")
+    over_steps(ax, "loss")
+    if "train/lr" in run.series:
+        right = ax.twinx()
+        line(right, run, "train/lr", "0.55", "rate", ":")
+        right.spines["right"].set_visible(True)
+        right.set_ylim(bottom=0)
+        right.set_ylabel("learning rate", color="0.4")
+        right.tick_params(colors="0.4")
+        right.yaxis.offsetText.set_color("0.4")
+
+
+def quality(ax: Axes, run: Run) -> None:
+    """Plots the dev score and the whitening-only baselines, each with its best k at every evaluation."""
+    line(ax, run, SPEARMAN, BLUE, "as it is")
+    for fitted, colour, label in (("corpus", RED, "training"), ("dev", GREEN, "dev")):
+        series = [s for name, s in run.series.items() if name.startswith(f"dev/whitened_on_{fitted}_k")]
+        steps = sorted({step for s in series for step in s.steps.tolist()})
+        best = [max(v for s in series for v in s.values[s.steps == step]) for step in steps]
+        if series:
+            ax.plot(steps, best, "--", marker=".", color=colour, linewidth=1.2, label=f"whitened ({label})")
+    summary = run.dev or {}
+    if summary.get("best") is not None:
+        ax.plot(summary["best_step"], summary["best"], "o", color=BLUE, markersize=8, fillstyle="none")
+    over_steps(ax, f"{LABEL}, all")
+    legend(ax, 3)
+
+
+def shape(ax: Axes, run: Run) -> None:
+    """Plots alignment against uniformity, one point per evaluation, as Figure 3 of WhitenedCSE does."""
+    steps = np.intersect1d(run.series["dev/alignment"].steps, run.series["dev/uniformity"].steps)
+    names = ("dev/uniformity", "dev/alignment")
+    x, y = np.array([[run.at(name, step) for step in steps.tolist()] for name in names])
+    ax.plot(x, y, "-", color="0.75", linewidth=1, zorder=1)
+    points = ax.scatter(x, y, c=steps, cmap="viridis", s=26, zorder=2)
+    if len(steps) > 1:
+        ticks = MaxNLocator(5, steps=[1, 2, 5, 10])
+        ax.figure.colorbar(points, ax=ax, label="step", fraction=0.05, ticks=ticks)
+    named = {int(steps[0]): "first", (run.dev or {}).get("best_step"): "best"}  # the last is often beside it
+    for i, step in enumerate(steps.tolist()):
+        if step in named:
+            label, left = f"{named[step]}, step {step}", x[i] < (x.min() + x.max()) / 2
+            beside: Any = {"xytext": (7 if left else -7, 0), "textcoords": "offset points", "va": "center"}
+            ax.annotate(label, (x[i], y[i]), ha="left" if left else "right", fontsize=9, **beside)
+    ax.margins(0.2)
+    ax.set(xlabel="uniformity (lower is better)", ylabel="alignment (lower is better)")
+
+
+def spectrum(ax: Axes, run: Run) -> None:
+    """Plots the variance explained by the first k principal axes at the first, best and last evaluation."""
+    top = "dev/variance_top"
+    tops = sorted(int(name.removeprefix(top)) for name in run.series if name.startswith(top))
+    steps = run.series[f"{top}1"].steps
+    chosen = {int(steps[0]): ("0.5", "--"), int(steps[-1]): (RED, ":")}
+    best: int = (run.dev or {}).get("best_step", -1)
+    chosen |= {best: (BLUE, "-")} if best in steps else {}
+    for step, (colour, style) in sorted(chosen.items()):
+        points = [(k, share) for k in tops if (share := run.at(f"{top}{k}", step)) is not None]
+        label = f"step {step}" + (" (best)" if step == best else "")
+        ax.plot(*zip(*points, strict=True), style, marker=".", color=colour, label=label)
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_locator(FixedLocator(tops))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xticklabels([str(k) for k in tops])
+    ax.set(xlabel="first k principal axes", ylabel="share of variance", ylim=(0, 1.02))
+    legend(ax, 3)
+
+
+def diversity(ax: Axes, run: Run) -> None:
+    """Plots the distance between two views of a sentence, as Figure 1d of WhitenedCSE does."""
+    line(ax, run, "train/diversity_before", "0.5", "before whitening", "--")
+    line(ax, run, "train/diversity_after", BLUE, "after whitening")
+    over_steps(ax, "distance of two views", zero=True)
+    legend(ax, 2)
+
+
+def amount(ax: Axes, run: Run, name: str, what: str) -> None:
+    """Plots a non-negative series on an axis that starts at zero."""
+    line(ax, run, name, BLUE, what)
+    over_steps(ax, what, zero=True)
+
+
+# by title, the columns of metrics.csv that a chart needs, the function that draws it, and its caption
+CHARTS: dict[str, tuple[set[str], Callable[..., None], str]] = {
+    "Dev score": (
+        {SPEARMAN},
+        quality,
+        "Ringed: the best checkpoint. Dashed: whitened afterwards, the best k at each evaluation.",
+    ),
+    "Loss and learning rate": ({"train/loss"}, loss, "Dotted, right axis: the learning rate."),
+    "Alignment and uniformity": (
+        {"dev/alignment", "dev/uniformity"},
+        shape,
+        "One point per evaluation, as Figure 3 of WhitenedCSE; the lower left is best.",
+    ),
+    "Spectrum of the dev embeddings": (
+        {"dev/variance_top1"},
+        spectrum,
+        "The lower the curve, the more axes share the variance.",
+    ),
+    "Effective rank": (
+        {RANK},
+        partial(amount, name=RANK, what="effective rank"),
+        "Over how many axes the variance of the dev embeddings is spread.",
+    ),
+    "Diversity of views": (
+        {"train/diversity_before", "train/diversity_after"},
+        diversity,
+        "Mean distance on the unit sphere, as Figure 1d of WhitenedCSE.",
+    ),
+    "Throughput": (
+        {RATE},
+        partial(amount, name=RATE, what="sentences per second"),
+        "Sentences trained on per second, without the time of evaluation.",
+    ),
+}
+
+
+def of_differences(found: Sequence[Difference], first: str, what: str) -> list[Chart]:
+    """The chart of paired differences from the first group; none without any."""
+    if not found:
+        return []
+    tall = max(1.6, 0.9 + sum(0.22 + 0.2 * len(wrapped(d.label).splitlines()) for d in found))
+    caption = (
+        f"Each group minus {first}. Small: one seed that both have. Large: the mean and its 95 % interval."
+    )
+    return [drawn(f"Difference of the {what}", partial(apart, found=found), caption, (1.5 * SIZE[0], tall))]
+
+
+def apart(ax: Axes, found: Sequence[Difference]) -> None:
+    """Plot a row for each group: a dot for each pair of seeds, the mean difference and its interval."""
+    place = 0.0
+    for i, d in enumerate(found, 1):
+        colour, mark = look(i)
+        many = len(wrapped(d.label).splitlines())
+        dots = np.array(d.apart)
+        ax.plot(dots, np.full(len(dots), place - 0.18), mark, color=colour, alpha=0.45, ms=4, mew=0)
+        half = 0.0 if math.isnan(d.test.low) else d.test.high - d.test.difference
+        ax.errorbar(d.test.difference, place, xerr=half, fmt=mark, color=colour, capsize=3, markersize=6)
+        ax.text(0, place, wrapped(d.label), transform=ax.get_yaxis_transform(), ha="right", va="center")
+        place -= 0.5 + 0.5 * many
+    ax.axvline(0, color="0.6", linewidth=0.8)
+    ax.set(xlabel="difference x 100", yticks=[], ylim=(place + 0.4, 0.6))
+    ax.spines["left"].set_visible(False)
+    ax.grid(axis="x", color="0.9")
+
+
+def wrapped(label: str) -> str:
+    """A label in lines that are broken between words."""
+    return textwrap.fill(label, LINE, break_long_words=True, break_on_hyphens=False)
+
+
+def of_sweep(sweep: Sweep) -> list[Chart]:
+    """The charts of a sweep that there is data for; of dev scores only of one dev set."""
+    what, measure = main_score(sweep)
+    groups, alike = sweep.groups, same_dev(sweep.finished)
+    tested, title, charts = alike or measure is not dev_best, what[0].upper() + what[1:], list[Chart]()
+    if tested and (swept := numeric(groups)):
+        draw = partial(curve, groups=groups, name=swept, measure=measure, what=what)
+        charts.append(drawn(f"{title} over {swept}", draw, "The mean over seeds and its 95 % interval."))
+    if alike and any(SPEARMAN in run.series for run in sweep.finished):
+        draw = partial(over_training, groups=groups)
+        charts.append(drawn("Dev score", draw, "Mean over seeds, from the lowest to the highest seed."))
+    small = "Small: one seed. Large: the mean over seeds."
+    axes = (at_best("dev/uniformity"), "uniformity (lower is better)")
+    pairs = [("Alignment and uniformity", axes, (at_best("dev/alignment"), "alignment (lower is better)"))]
+    pairs = pairs if alike else []
+    if tested:
+        speed = (rate, "sentences per second")
+        pairs.append((f"{title} against throughput", speed, (measure, f"{what}, x 100")))
+    for name, x, y in pairs:
+        if any(values(group, x[0]).keys() & values(group, y[0]).keys() for group in groups):
+            charts.append(drawn(name, partial(scatter, groups=groups, x=x, y=y), small))
+    return charts
+
+
+def numeric(groups: Sequence[Group]) -> str | None:
+    """The first setting that the command lines give three numbers or more; None for no such setting."""
+    words = [given(next(iter(group.runs.values()))) for group in groups]
+    for name in words[0] if words else ():
+        if name not in ("seed", "run") and len({number(own.get(name)) for own in words} - {None}) > 2:
+            return name
+    return None
+
+
+def number(text: str | None) -> float | None:
+    """The number that a text is; None for any other."""
+    try:
+        return float(text or "")
+    except ValueError:
+        return None
+
+
+def curve(ax: Axes, groups: Sequence[Group], name: str, measure: Measure, what: str) -> None:
+    """Plot a measure over a setting, a line for each choice of the other settings."""
+    lines = of_setting(groups, name, measure)
+    for i, (rest, points) in enumerate(lines.items()):
+        colour, mark = look(i)
+        x, y, half = np.array(sorted(points)).T
+        ax.errorbar(x, y, yerr=half, marker=mark, color=colour, capsize=3, label=rest or None, linewidth=1.2)
+    places = [x for points in lines.values() for x, *_ in points]
+    if places and max(places) > 20 * min(places) > 0:
+        ax.set_xscale("log")
+    ax.set(xlabel=name, ylabel=f"{what}, x 100")
+    if len(lines) > 1:
+        ax.legend(fontsize=8)
+
+
+def of_setting(
+    groups: Sequence[Group], name: str, measure: Measure
+) -> dict[str, list[tuple[float, float, float]]]:
+    """By the rest of the groups' labels: the values of a setting, mean scores, and half their intervals."""
+    lines: dict[str, list[tuple[float, float, float]]] = {}
+    for group in groups:
+        own = given(next(iter(group.runs.values())))
+        x, found = number(own.get(name)), list(values(group, measure).values())
+        if x is not None and found:
+            rest = ", ".join(part for part in group.label.split(", ") if not part.startswith(f"{name}="))
+            half = half_width([of_mean(found)]) if len(found) > 1 else 0.0
+            lines.setdefault(rest, []).append((x, float(np.mean(found)), half))
+    return lines
+
+
+def over_training(ax: Axes, groups: Sequence[Group]) -> None:
+    """Plot mean and range of the dev score, at the steps at which all seeds of a group were evaluated."""
+    for i, group in enumerate(groups):
+        colour, mark = look(i)
+        runs = [run for run in group.runs.values() if SPEARMAN in run.series]
+        logged = [set(run.series[SPEARMAN].steps.tolist()) for run in runs]
+        steps = sorted(set.intersection(*logged)) if runs else []
+        table = np.array([[run.at(SPEARMAN, step) for step in steps] for run in runs], dtype=float)
+        if steps:
+            ax.plot(steps, table.mean(axis=0), marker=mark, color=colour, linewidth=1.3, markersize=4)
+            low, high = table.min(axis=0), table.max(axis=0)
+            ax.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+    over_steps(ax, f"{LABEL}, all")
+
+
+def scatter(ax: Axes, groups: Sequence[Group], x: tuple[Measure, str], y: tuple[Measure, str]) -> None:
+    """Plot two measures of every run, and their means by group."""
+    for i, group in enumerate(groups):
+        colour, mark = look(i)
+        across, up = values(group, x[0]), values(group, y[0])
+        points = np.array([(across[seed], up[seed]) for seed in sorted(across.keys() & up.keys())])
+        if len(points):
+            ax.plot(*points.T, mark, color=colour, alpha=0.4, markersize=4, markeredgewidth=0)
+            ax.plot(*points.mean(axis=0), mark, color=colour, markersize=8, markeredgecolor="w")
+    ax.margins(0.12)
+    ax.set(xlabel=x[1], ylabel=y[1])
+    ax.xaxis.set_major_locator(MaxNLocator(6))
+    ax.ticklabel_format(useOffset=False)
