@@ -21,7 +21,6 @@ from torch.testing import assert_close
 from torch.utils.data import DataLoader
 
 from whitenedcse import ragged as ragged_module
-from whitenedcse.app import start
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.evaluation.tasks import Subset
@@ -118,7 +117,8 @@ def test_every_weight_that_takes_part_has_a_gradient(encoder):
         module.embedder, concatenate([EightSentences(encoder.tokenizer, 1).batch] * 3), n=8, views=3
     )
     LOSS(z).backward()
-    without = [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None]
+    idle = set(module.idle())
+    without = [name for name, p in module.named_parameters() if p not in idle and p.grad is None]
     assert without == []  # several devices would wait for such a weight for ever
 
 
@@ -362,7 +362,7 @@ def test_masked_language_modelling_alone_trains_the_encoder(bert, tmp_path):
     head = [p.detach().clone() for p in module.embedder.head.parameters()]
     trainer = fit(module, tmp_path, steps=1)
     assert "train/contrastive" not in trainer.callback_metrics
-    assert not any(p.requires_grad for p in module.embedder.head.parameters())  # else DDP would wait for them
+    assert all(p.requires_grad for p in module.parameters())  # frozen while it trains, and not after it
     assert 0 < float(trainer.callback_metrics["train/loss"]) < len(bert.tokenizer)
     moved = [not torch.equal(p, old) for p, old in zip(bert.backbone.parameters(), before, strict=True)]
     assert all(moved)
@@ -457,11 +457,15 @@ def test_the_masked_term_joins_the_loss_with_its_weight(bert, tmp_path):
     )
 
 
+def scored(dev_set, dev, corpus):
+    return dev_set(dev) | dev_set.baselines(dev, corpus)
+
+
 def test_the_dev_set_scores_the_raw_and_whitened_vectors():
     rng = np.random.default_rng(0)
     dev_set = DevSet([DEV])
     dev, corpus = rng.normal(size=(8, 40)) @ rng.normal(size=(40, 40)), rng.normal(size=(200, 40))
-    values = dev_set(dev, corpus)
+    values = scored(dev_set, dev, corpus)
     row = {sentence: i for i, sentence in enumerate(dev_set.sentences)}
     left, right = ([row[s] for s in side] for side in (DEV.left, DEV.right))
 
@@ -493,18 +497,18 @@ def test_the_dev_set_scores_the_raw_and_whitened_vectors():
 @pytest.mark.parametrize(("n", "undefined"), [(32, {32, 40}), (33, {40}), (40, {40}), (41, set())])
 def test_more_components_than_training_sentences_can_vary_by_are_undefined(n, undefined):
     draw = np.random.default_rng(0).normal
-    values = DevSet([DEV])(draw(size=(8, 40)), draw(size=(n, 40)))
+    values = scored(DevSet([DEV]), draw(size=(8, 40)), draw(size=(n, 40)))
     assert {k for k in (32, 40) if values[f"dev/whitened_on_corpus_k{k}"] is None} == undefined
 
 
 def test_alignment_of_a_dev_set_follows_its_scale_and_the_summary_says_so(bert, tmp_path):
     vectors = np.random.default_rng(0).normal(size=(8, 40))
     five, seven = (DevSet([DEV._replace(gold=gold)]) for gold in (GOLD, 1 + 1.2 * GOLD))
-    assert five(vectors, vectors) == pytest.approx(seven(vectors, vectors))
+    assert five(vectors) == pytest.approx(seven(vectors))
     assert five.positives == {"above": 4, "scale": [0, 5], "n": 3, "of": 8}
     assert seven.positives["above"] == pytest.approx(5.8) and seven.positives["n"] == 3
     low = DevSet([DEV._replace(gold=GOLD / 5, scale=(0.0, 5.0))])
-    assert low(vectors, vectors)["dev/alignment"] is None and low.positives["n"] == 0
+    assert low(vectors)["dev/alignment"] is None and low.positives["n"] == 0
     monitor = monitor_of(tmp_path)
     fit(module_of(bert), tmp_path, monitor, steps=1)
     assert monitor.summary()["positives"] == five.positives
@@ -513,20 +517,20 @@ def test_alignment_of_a_dev_set_follows_its_scale_and_the_summary_says_so(bert, 
 def test_a_dev_set_of_several_subsets_is_evaluated_as_one():
     halves = [Subset(str(i), DEV.left[i::2], DEV.right[i::2], DEV.gold[i::2]) for i in (0, 1)]
     vectors = np.random.default_rng(0).normal(size=(8, 40))
-    assert DevSet(halves)(vectors, vectors) == pytest.approx(DevSet([DEV])(vectors, vectors))
+    assert DevSet(halves)(vectors) == pytest.approx(DevSet([DEV])(vectors))
     assert DevSet(halves).n == 8
 
 
 @pytest.mark.parametrize(("width", "defined"), [(6, True), (7, False), (40, False)])
 def test_whitening_on_a_dev_set_of_few_sentences_has_no_score(width, defined):
     vectors, corpus = (np.random.default_rng(i).normal(size=(n, width)) for i, n in enumerate((8, 50)))
-    values = DevSet([DEV])(vectors, corpus)
+    values = scored(DevSet([DEV]), vectors, corpus)
     assert (values[f"dev/whitened_on_dev_k{width}"] is not None) == defined
     assert values[f"dev/whitened_on_corpus_k{width}"] is not None and values["dev/spearman"] is not None
 
 
 def test_collapsed_vectors_have_no_score():
-    values = DevSet([DEV])(np.ones((8, 4), np.float32), np.ones((8, 4), np.float32))
+    values = DevSet([DEV])(np.ones((8, 4), np.float32))
     assert values["dev/spearman"] is None
     assert values["dev/effective_rank"] == 0
     assert values["dev/variance_top1"] is values["dev/variance_top2"] is None
@@ -550,7 +554,7 @@ def test_the_best_checkpoint_is_the_one_that_scored_best(bert, tmp_path):
     assert monitor.summary()["best"] == max(scores.values())
     assert scores[monitor.summary()["best_step"]] == max(scores.values())
     best = Embedder.load(tmp_path / "best")
-    again = DevSet([DEV])(best.encode(monitor.dev_set.sentences), best.encode(SENTENCES))
+    again = DevSet([DEV])(best.encode(monitor.dev_set.sentences))
     assert again["dev/spearman"] == pytest.approx(monitor.summary()["best"], abs=1e-9)
     assert module.training
 
@@ -621,7 +625,6 @@ def test_pythons_search_for_garbage_leaves_out_what_a_run_is_made_of(bert, tmp_p
 
     with pytest.raises(ValueError, match="no more"):
         fit(module_of(bert), tmp_path, Ended(), steps=2)
-    start.give_back()
     assert gc.get_freeze_count() == 0
 
 
@@ -671,3 +674,24 @@ def test_a_step_on_prefixes_improves_them(bert, tmp_path):
     before = prefix_loss(module.eval())
     fit(module.train(), tmp_path, steps=6)
     assert prefix_loss(module.eval()) < before
+
+
+def test_nothing_that_trains_is_an_error_in_words():
+    weight = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    with pytest.raises(ValueError, match="nothing trains"):
+        adamw([weight], total_steps=3)
+
+
+def test_layers_that_pooling_does_not_read_are_frozen_for_the_run_only(bert, tmp_path):
+    module = module_of(bert, kind="mean", layers=[1])
+    above = bert.backbone.encoder.layer[1:]
+    seen = []
+
+    class Watch(Callback):
+        def on_train_batch_start(self, *_):
+            seen.append([p.requires_grad for p in above.parameters()])
+            raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        fit(module, tmp_path, Watch(), steps=2)
+    assert not any(seen[0]) and all(p.requires_grad for p in above.parameters())

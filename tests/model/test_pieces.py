@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.ragged import concatenate, ragged, rows
+from whitenedcse.training import parallel as module_of_pieces
 from whitenedcse.training.module import reseed
 from whitenedcse.training.parallel import Manner, cut, encoded
 
@@ -176,3 +177,20 @@ def test_only_our_own_way_through_a_backbone_is_taken_by_several_threads(bert, b
     threaded(3)
     embedder.encode_rows(rows(batch_of(3000, passes=1).negatives))
     assert (len(seen) == 1) == (most == 1) and len(seen) <= most
+
+
+def test_threads_hold_no_more_copies_of_the_gradient_than_there_is_memory_for(monkeypatch):
+    weight, pieces = torch.nn.Parameter(torch.ones(3)), [ragged([[i, i]]) for i in range(16)]
+    seen, copies = [], module_of_pieces.gradients
+    monkeypatch.setattr(module_of_pieces, "cores", lambda: 16)
+    monkeypatch.setattr(
+        module_of_pieces, "gradients", lambda *given: seen.append(given[-1]) or copies(*given)
+    )
+    for most, threads in ((1 << 30, 16), (5 * weight.nbytes, 5), (1, 2)):
+        monkeypatch.setattr(module_of_pieces, "COPIES", most)
+        seen.clear()
+        weight.grad = None
+        manner = Manner(lambda piece, i: piece.offsets[1:, None] * weight, True, True)
+        encoded(pieces, manner, [weight]).sum().backward()
+        assert len(seen) == threads and sorted(i for share in seen for i in share) == list(range(16))
+        assert weight.grad.tolist() == [32.0] * 3

@@ -87,7 +87,6 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any, parts: Mappin
     """Train in this process, alone or as one of several ranks, and test and end the run in the first."""
     from lightning.pytorch.callbacks import LambdaCallback
 
-    from whitenedcse.training.health import Health
     from whitenedcse.training.loggers import Metrics, Record, progress_bar
     from whitenedcse.training.module import seed_everything
     from whitenedcse.training.trainer import Safekeeping
@@ -101,7 +100,7 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any, parts: Mappin
     monitor = as_partial(cfg.monitor)(dev=dev, directory=run.best, say=say)
     same = f"{settings}resumes from: {checkpoint.name if checkpoint else 'the start'}"  # for all ranks
     keep = Safekeeping(run.checkpoints, cfg.checkpoint_every, monitor, same, say, again(run))
-    callbacks = [keep, Record(), monitor, Health(monitor, say), progress_bar(say)]
+    callbacks = [keep, Record(), monitor, progress_bar(say)]
     callbacks += [LambdaCallback(on_train_end=keep.finish)]
     loggers = [Metrics(run.metrics, checkpoint)]
     loggers += [as_partial(cfg.logger)(run=run.path)] if cfg.logger else []
@@ -119,7 +118,7 @@ def built(cfg: DictConfig, own: Mapping[str, Any] = MappingProxyType({})) -> tup
     from whitenedcse.model.checkpoint import own as noted_of
     from whitenedcse.model.embedder import Embedder
     from whitenedcse.training.module import ContrastiveTraining
-    from whitenedcse.training.terms import refuse_call
+    from whitenedcse.training.terms import check_call
 
     encoder = instantiate(cfg.encoder)
     limit = noted_of(encoder.source).get("max_length") if encoder.source else None
@@ -137,7 +136,7 @@ def built(cfg: DictConfig, own: Mapping[str, Any] = MappingProxyType({})) -> tup
         "mlm": as_partial(cfg.mlm)(encoder=encoder) if cfg.mlm.weight else None,
     }
     if parts["loss"] is not None:
-        refuse_call(parts["loss"])
+        check_call(parts["loss"])
     settings = {"views": cfg.views, "seed": cfg.seed, "gather": cfg.gather, "chunk": cfg.trainer.chunk}
     return ContrastiveTraining(**parts, **settings), data
 

@@ -181,9 +181,9 @@ class SentenceData(LightningDataModule):
         path = str(located(self.corpus))
         corpus = Corpus(path, self.columns, self.sample)
         self.tokens = tokenised(corpus, self.tokenizer, self.max_length, prompt=self.prompt)
-        self.refuse_budget(path, 1)
+        self.check_budget(path, 1)
 
-    def refuse_budget(self, path: str, world: int) -> None:
+    def check_budget(self, path: str, world: int) -> None:
         """Raise ValueError if rows do not fill a batch, or `world` processes cannot share it equally."""
         tokens, longest = self.batch_tokens is not None, int(self.sizes.max(initial=0))
         if not whole_batches(self.sizes, self.budget):
@@ -226,6 +226,14 @@ class SentenceData(LightningDataModule):
         """The number of rows not trained on: where `hold_out` is set a tenth, 2 to HELD_OUT."""
         return min(HELD_OUT, max(2, len(self.tokens) // 10)) if self.hold_out else 0
 
+    def leave_rows(self) -> None:
+        """Hold rows out from now on, if none are yet. Raises ValueError as `check_budget`."""
+        if not self.hold_out:
+            self.hold_out = True
+            for known in ("sizes", "trained"):
+                vars(self).pop(known, None)
+            self.check_budget(self.corpus, 1)
+
     def held_out(self) -> Ragged:
         """The first column of the rows that are not trained on, as a batch."""
         return self.tokens.rows(self.shuffled(1)[: self.holds_out], [0])
@@ -233,7 +241,7 @@ class SentenceData(LightningDataModule):
     def train_dataloader(self) -> DataLoader[Batch]:
         """The batches of this rank; a run that was resumed from a checkpoint starts at the batch after it."""
         rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        self.refuse_budget(self.corpus, world)
+        self.check_budget(self.corpus, world)
         share: Any = {"rank": rank, "world": world, "start": self.done, "rows": self.trained}
         order = EpochOrder(self.sizes, self.budget, seed=self.seed, **share)
         return DataLoader(

@@ -172,7 +172,7 @@ LINES = 20  # in a run
 
 
 def progress_bar(say: Callable[[str], None]) -> ProgressBar:
-    """A bar in a terminal or a notebook, plain lines elsewhere."""
+    """Lightning's bar in a terminal or a notebook, where it can be redrawn; plain lines elsewhere."""
     return Bar() if console.draws(rich.get_console()) else PlainProgress(say=say)
 
 
@@ -185,8 +185,7 @@ class Bar(RichProgressBar):
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """The values shown beside the bar."""
         if time.monotonic() - self.read >= 1:
-            self.shown = {"loss": loss(trainer)}
-            self.read = time.monotonic()
+            self.shown, self.read = {"loss": loss(trainer)}, time.monotonic()
         return super().get_metrics(trainer, pl_module) | self.shown
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import lightning
 import torch
-from lightning import LightningModule
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.nn import Parameter
@@ -76,16 +76,15 @@ def adamw(
     The reference scripts use no warm-up and no weight decay. Raises ValueError for settings that cannot
     train.
     """
-    if not (math.isfinite(lr) and lr > 0):
-        raise ValueError(f"optim.lr={lr} must be finite and above 0")
-    if not (math.isfinite(weight_decay) and weight_decay >= 0):
-        raise ValueError(f"optim.weight_decay={weight_decay} must be finite and 0 or more")
+    if not (0 < lr < math.inf and 0 <= weight_decay < math.inf):
+        raise ValueError(f"optim.lr={lr} must be above 0, optim.weight_decay={weight_decay} 0 or more")
     if not 0 <= warmup_steps <= total_steps:
         raise ValueError(
             f"optim.warmup_steps={warmup_steps} is not in 0 .. {total_steps}, the steps of this run: give "
             f"fewer, such as optim.warmup_steps={total_steps // 10}, or train for more, by trainer.max_epochs"
         )
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if not (trained := [parameter for parameter in parameters if parameter.requires_grad]):
+        raise ValueError("nothing trains: every weight is frozen (requires_grad=False)")
     matrices = [parameter for parameter in trained if parameter.ndim > 1]
     vectors = [parameter for parameter in trained if parameter.ndim <= 1]  # biases and norms never decay
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -119,8 +118,7 @@ class ContrastiveTraining(LightningModule):
     gather: whether whitening statistics and negatives are those of all ranks or each rank's own.
     chunk: encode this many sentences at a time without keeping their activations; each chunk is encoded
         again, with the same dropout, for its gradient. None for all at once.
-    Raises ValueError for fewer than two views, for chunk together with mlm, if there is nothing to train, and
-    for a term with the name of another logged value or a negative weight.
+    Weights without a gradient, as of layers that pooling does not read, are frozen while it trains.
 
     >>> from whitenedcse.model.scratch import small_bert
     >>> embedder = Embedder(encoder=small_bert(vocabulary=200, layers=1, width=8, heads=1))
@@ -128,6 +126,8 @@ class ContrastiveTraining(LightningModule):
     >>> module.views
     2
     """
+
+    sizes_checked = False  # whether all ranks bring batches of one size
 
     def __init__(  # noqa: PLR0913  built parts, by name
         self,
@@ -143,41 +143,23 @@ class ContrastiveTraining(LightningModule):
         chunk: int | None = None,
     ) -> None:
         super().__init__()
-        refuse(views, chunk, terms, masked=mlm is not None, compared=loss is not None)
-        refuse_weights(terms)
+        check_parts(views, chunk, terms, masked=mlm is not None, compared=loss is not None)
+        check_weights(terms)
         if isinstance(loss, Matryoshka):
             loss.check_width(embedder.encoder.width)
         self.embedder, self.loss, self.optimizer = embedder, loss, optimizer
         self.views, self.mlm, self.seed, self.gather, self.chunk = views, mlm, seed, gather, chunk
         self.terms = dict(terms)
-        self.frozen: list[Parameter] = []
         self.train()  # Transformers loads in eval mode, and Lightning keeps it: dropout would be off
 
-    def setup(self, stage: str) -> None:
-        """Freeze for this run what the loss does not read: devices would wait for its gradient."""
-        idle = self.embedder.unread(layers=self.mlm is None)
-        idle += self.embedder.head.parameters() if self.loss is None else []
-        self.frozen = [weight for weight in idle if weight.requires_grad]
-        for weight in self.frozen:
-            weight.requires_grad_(False)
+    def configure_callbacks(self) -> list[Callback]:
+        """What holds for the run alone, whoever's trainer it is."""
+        return [ForTheRun()]
 
-    def teardown(self, stage: str) -> None:
-        """Leave the encoder and the head as they were given."""
-        for weight in self.frozen:
-            weight.requires_grad_(True)
-
-    def on_fit_start(self) -> None:
-        """Raise ValueError for a precision in which the weights or the loss would be rounded."""
-        refuse_rounding(str(self.trainer.precision))
-
-    def on_train_start(self) -> None:
-        """Exclude existing objects from garbage collection, which takes a tenth of a small step."""
-        gc.collect()
-        gc.freeze()
-
-    def on_train_end(self) -> None:
-        """Include all objects in garbage collection again."""
-        gc.unfreeze()
+    def idle(self) -> list[Parameter]:
+        """The weights that get no gradient, for which several devices would wait."""
+        head = [] if self.loss is not None else [*self.embedder.head.parameters()]
+        return head + self.embedder.unread(layers=self.mlm is None)
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         """The loss of one batch; of the batches of all ranks, if vectors are gathered."""
@@ -201,7 +183,9 @@ class ContrastiveTraining(LightningModule):
         """
         x = self.encoded(batch, (*at, place()[0]))
         if self.gather:
-            equal_sizes(batch.n)
+            if not self.sizes_checked:
+                equal_sizes(batch.n)
+                self.sizes_checked = True
             x = gathered(x)
         reseed(*at)  # every rank draws the same permutations
         passes = batch.positives.n // batch.n
@@ -266,7 +250,41 @@ class ContrastiveTraining(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def refuse(views: int, chunk: int | None, terms: Iterable[str], *, masked: bool, compared: bool) -> None:
+class ForTheRun(Callback):
+    """Freezes the weights that get no gradient, and spares existing objects from garbage collection.
+
+    The latter takes a tenth of a small step. Both end with the run, however it ends.
+    """
+
+    def __init__(self) -> None:
+        self.frozen: list[Parameter] = []
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Freeze. Raises ValueError for a precision in which the weights or the loss would be rounded."""
+        module: Any = pl_module
+        check_precision(str(trainer.precision))
+        module.sizes_checked = False
+        self.frozen = [weight for weight in module.idle() if weight.requires_grad]
+        for weight in self.frozen:
+            weight.requires_grad_(False)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Spare what exists."""
+        gc.collect()
+        gc.freeze()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Undo both."""
+        gc.unfreeze()
+        for weight in self.frozen:
+            weight.requires_grad_(True)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Undo both."""
+        self.teardown(trainer, pl_module, "fit")
+
+
+def check_parts(views: int, chunk: int | None, terms: Iterable[str], *, masked: bool, compared: bool) -> None:
     """Raise ValueError for settings of `ContrastiveTraining` that cannot train.
 
     terms: their names. masked: whether there is masked language modelling. compared: whether there is a loss.
@@ -283,7 +301,7 @@ def refuse(views: int, chunk: int | None, terms: Iterable[str], *, masked: bool,
         raise ValueError("loss=none trains by mlm.weight above 0 alone, without terms: set it, or a loss")
 
 
-def refuse_weights(terms: Mapping[str, Term]) -> None:
+def check_weights(terms: Mapping[str, Term]) -> None:
     """Raise ValueError for a term whose weight is no number, negative or not finite."""
     for name, term in terms.items():
         weight = getattr(term, "weight", None)
@@ -291,7 +309,7 @@ def refuse_weights(terms: Mapping[str, Term]) -> None:
             raise ValueError(f"terms.{name}.weight={weight} must be a finite number, and 0 or more")
 
 
-def refuse_rounding(precision: str) -> None:
+def check_precision(precision: str) -> None:
     """Raise ValueError where weights, or whitening and loss, would be rounded to a few digits."""
     if SHORT.get(precision, precision) not in EXACT:
         raise ValueError(

@@ -1,12 +1,14 @@
-"""Evaluation while training: dev scores, geometry, whitening-only baselines, the best checkpoint.
+"""Evaluation while training: dev scores, geometry, whitening-only baselines, the best checkpoint, alarms.
 
 n: sentences    d: width    k: components kept after whitening
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,11 +26,16 @@ from whitenedcse.evaluation.scores import Index, pairs_index, scores_of
 from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.encoding import ragged_ids
 from whitenedcse.ragged import Ragged, taken
 from whitenedcse.training.module import reseed, seed_of
 from whitenedcse.training.parallel import from_first, place, summed
 
+log = logging.getLogger(__name__)
 METRIC = "dev/spearman"
+BASELINES = (
+    5  # every so many evaluations, and at each new best, whitening baselines are scored: they cost most
+)
 SAMPLE = 2048  # training sentences that the inductive whitening baselines are fitted on
 EVALUATIONS, STEPS = 20, (10, 125)  # of a run whose monitor.every is null; least and most steps between two
 DROPPED = 64  # sentences of a batch that is encoded with dropout
@@ -36,12 +43,11 @@ SAME = 1e-12  # spread: rounding leaves 5e-15 of equal vectors; rates that colla
 Values = dict[str, float | None]
 
 
-def refuse(every: int | None, patience: int | None, *, held_out: bool) -> None:
+def check_settings(every: int | None, patience: int | None, *, held_out: bool) -> None:
     """Raise ValueError for settings of `Monitor` out of bounds; held_out: it has no scored pairs."""
-    if every is not None and every < 1:
-        raise ValueError(f"monitor.every={every} must be 1 or more")
-    if patience is not None and patience < 1:
-        raise ValueError(f"monitor.patience={patience} must be 1 or more, or null for never")
+    for name, value in {"every": every, "patience": patience}.items():
+        if value is not None and value < 1:
+            raise ValueError(f"monitor.{name}={value} must be 1 or more, or null")
     if patience is not None and held_out:
         raise ValueError(
             f"monitor.patience={patience} needs scored pairs: monitor.dev=FILE, or null for never"
@@ -51,47 +57,61 @@ def refuse(every: int | None, patience: int | None, *, held_out: bool) -> None:
 class DevSet:
     """Scores frozen embeddings of a dev set, raw and whitened.
 
-    Names are stable: dev/spearman, dev/alignment, dev/uniformity, dev/whitened_on_{dev,corpus}_k{k},
-    dev/effective_rank, and dev/variance_top{k}: the share of the variance on the first k = 1, 2, 4, ... axes.
+    Names are stable: dev/spearman, dev/alignment, dev/uniformity, dev/effective_rank, dev/variance_top{k}, the
+    share of variance on the first k = 1, 2, 4, ... axes; baselines are dev/whitened_on_{dev,corpus}_k{k}.
     Whitening fitted to the dev sentences themselves is transductive, to training sentences inductive.
     Alignment is over `positives`, the pairs in the top fifth of the scale; an undefined value is None.
     """
 
+    rows: Ragged | None = None  # the tokens of the dev sentences
+    x: NDArray[np.float32]  # their vectors, as measured last
+
     def __init__(self, dev: Sequence[Subset]) -> None:
         self.sentences, self.index = pairs_index({"dev": dev})
         self.n = sum(len(subset.gold) for subset in dev)
-        self.rows, self.positives = positives(self.index["dev"])
+        self.similar, self.positives = positives(self.index["dev"])
         if len(scores := {float(gold) for subset in dev for gold in subset.gold}) == 1:
             raise ValueError(
                 f"all {self.n} dev pairs have the score {scores.pop():g}; give pairs that differ"
             )
 
     def measured(self, embedder: Embedder, data: SentenceData, step: int) -> Values:
-        """The values by name, the same on every rank. Raises ValueError if all vectors are equal."""
-        dev = summed(embedder.encode(self.sentences, share=place()))
-        refuse_same(dev, step)
+        """The values by name, without baselines, the same on every rank; ValueError as `check_spread`."""
+        if self.rows is None:
+            tokenizer, most = embedder.encoder.tokenizer, embedder.max_length
+            self.rows = ragged_ids(self.sentences, tokenizer, most, embedder.prompt)
+        self.x = summed(embedder.encode_rows(self.rows, share=place()))
+        check_spread(self.x, step)
+        return from_first(lambda: self(self.x))
+
+    def whitened(self, embedder: Embedder, data: SentenceData) -> Values:
+        """The baselines of the vectors measured last: scores of what whitening alone makes of them."""
         corpus = summed(embedder.encode_rows(data.sample_tokens(SAMPLE), share=place()))
-        return from_first(lambda: self(dev, corpus))
+        return from_first(lambda: self.baselines(self.x, corpus))
 
     def said(self, values: Values) -> str:
         """The line for an evaluation."""
         score = values[METRIC]
         return f"{METRIC} " + ("undefined" if score is None else f"{score:.2f}")
 
-    def __call__(self, dev: NDArray[Any], corpus: NDArray[Any]) -> Values:
-        """The values by name, from vectors (n, d) of `sentences` and (m, d) of training sentences."""
-        x, (left, right) = torch.from_numpy(dev), self.rows
+    def __call__(self, dev: NDArray[Any]) -> Values:
+        """The values by name, from vectors (n, d) of `sentences`."""
+        x, (left, right) = torch.from_numpy(dev), self.similar
         values: Values = {METRIC: spearman(dev, self.index)}
         values["dev/alignment"] = float(alignment(x[left], x[right])) if len(left) else None
         values["dev/uniformity"] = float(uniformity(x))
-        samples = {"dev": dev, "corpus": corpus}
-        maps = {name: Postprocess(kind="whitening").fit(sample) for name, sample in samples.items()}
-        for name, fitted in maps.items():
+        return values | concentrated(dev)
+
+    def baselines(self, dev: NDArray[Any], corpus: NDArray[Any]) -> Values:
+        """The scores of whitened vectors (n, d), by what whitening is fitted to and components kept."""
+        values: Values = {}
+        for name, sample in {"dev": dev, "corpus": corpus}.items():
+            fitted = Postprocess(kind="whitening").fit(sample)
             white = fitted.transform(dev)
             for k in ladder(dev.shape[1]):
                 few = k > fitted.most or (name == "dev" and fitted.equal_cosines(len(dev), k))
                 values[f"dev/whitened_on_{name}_k{k}"] = None if few else spearman(white[:, :k], self.index)
-        return values | concentrated(maps["dev"])
+        return values
 
 
 class HeldOut:
@@ -108,7 +128,7 @@ class HeldOut:
         """The values by name, the same on every rank. Raises ValueError if all vectors are equal."""
         rows = data.held_out()
         x = summed(embedder.encode_rows(rows, share=place()))
-        refuse_same(x, step)
+        check_spread(x, step)
         return from_first(lambda: self(x, *(dropped(embedder, rows, seed) for seed in (1, 2))))
 
     def said(self, values: Values) -> str:
@@ -120,7 +140,11 @@ class HeldOut:
         embedded = torch.from_numpy(x)
         values: Values = {"dev/alignment": float(alignment(left, right))}
         values["dev/uniformity"] = float(uniformity(embedded))
-        return values | concentrated(Postprocess(kind="whitening").fit(x))
+        return values | concentrated(x)
+
+    def whitened(self, embedder: Embedder, data: SentenceData) -> Values:
+        """No baselines: there is nothing to score them by."""
+        return {}
 
 
 @torch.no_grad()
@@ -139,12 +163,13 @@ def dropped(embedder: Embedder, rows: Ragged, seed: int) -> Tensor:
         embedder.train(was_training)
 
 
-def concentrated(fitted: Postprocess) -> Values:
-    """`concentration` of the variances that a whitening found, under names of the dev set."""
+def concentrated(x: NDArray[Any]) -> Values:
+    """`concentration` of the variances of vectors (n, d) along their axes, under names of the dev set."""
+    fitted = Postprocess(kind="whitening").fit(x)
     return {f"dev/{name}": v for name, v in concentration(torch.from_numpy(fitted.variances)).items()}
 
 
-def refuse_same(dev: NDArray[Any], step: int) -> None:
+def check_spread(dev: NDArray[Any], step: int) -> None:
     """Raise ValueError if all dev vectors (n, d) are equal: then nothing can be ranked or learned."""
     if len(dev) > 1 and spread(torch.from_numpy(dev)) < SAME:
         raise ValueError(
@@ -188,21 +213,28 @@ class Monitor(Callback):
         directory: Path,
         say: Callable[[str], None],
     ) -> None:
-        refuse(every, patience, held_out=dev is None)
+        check_settings(every, patience, held_out=dev is None)
         self.dev_set = HeldOut() if dev is None else DevSet(dev)
         self.asked, self.every, self.patience = every, every or 1, patience
         self.directory, self.say = directory, say
         self.rows: list[Row] = []
         self.since = 0  # the best checkpoint is of a later step
+        self.warned: list[str] = []  # the kinds of alarms given
+        self.guess = 0.0  # the loss of guessing
 
     def state_dict(self) -> dict[str, Any]:
         """The evaluations so far, for a run that resumes."""
-        return {"rows": [tuple(row) for row in self.rows], "since": self.since}
+        return {"rows": [tuple(row) for row in self.rows], "since": self.since, "warned": self.warned}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the evaluations of a checkpoint."""
         self.rows = [Row(*row) for row in state_dict["rows"]]
-        self.since = state_dict.get("since", 0)
+        self.since, self.warned = state_dict["since"], state_dict["warned"]
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Hold rows out of the corpus, where there are no dev pairs."""
+        if isinstance(self.dev_set, HeldOut):
+            trainer.datamodule.leave_rows()  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate the untrained encoder: a broken evaluation shows at once."""
@@ -220,8 +252,11 @@ class Monitor(Callback):
             self.since = self.rows[-1].step
         self.stop_in_vain(trainer)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+    def on_train_batch_end(  # noqa: PLR0913  Lightning's signature
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Evaluate every `every` optimiser steps."""
+        self.guess = math.log(batch.n * trainer.world_size)
         if trainer.global_step % self.every == 0 and trainer.global_step != self.rows[-1].step:
             self.measure(trainer, pl_module)
 
@@ -233,15 +268,31 @@ class Monitor(Callback):
     def measure(self, trainer: Trainer, module: Any) -> None:
         """Evaluate, log, keep the checkpoint if it is the best, and stop if none was for too long."""
         began = time.perf_counter()
-        values = self.dev_set.measured(module.embedder, trainer.datamodule, trainer.global_step)  # type: ignore[attr-defined]
-        self.rows.append(row := Row(trainer.global_step, values))
+        embedder, data, step = module.embedder, trainer.datamodule, trainer.global_step  # type: ignore[attr-defined]
+        values = self.dev_set.measured(embedder, data, step)
+        self.rows.append(row := Row(step, values))
+        new = len(self.rows) > 1 and self.best is row
+        if new or len(self.rows) % BASELINES == 1:
+            values |= self.dev_set.whitened(embedder, data)
         for logger in trainer.loggers:
-            logger.log_metrics({name: v for name, v in row.values.items() if v is not None}, step=row.step)
-        self.say(f"step {row.step}: {self.dev_set.said(row.values)}")
-        if len(self.rows) > 1 and self.best is row and trainer.is_global_zero:
-            checkpoint.save(module.embedder, self.directory, row.step)
+            logger.log_metrics({name: v for name, v in values.items() if v is not None}, step=step)
+        self.say(f"step {step}: {self.dev_set.said(values)}")
+        if new and trainer.is_global_zero:
+            checkpoint.save(embedder, self.directory, step)
+        self.warn(trainer)
         self.stop_in_vain(trainer)
         self.evaluating += time.perf_counter() - began
+
+    def warn(self, trainer: Trainer) -> None:
+        """Warn of a collapse, with a line for each kind, once in a run."""
+        metrics = trainer.callback_metrics
+        loss = metrics.get("train/contrastive", metrics.get("train/loss"))
+        for kind, text in alarms(self.rows, math.inf if loss is None else float(loss), self.guess):
+            if kind not in self.warned:
+                self.warned = [*self.warned, kind]
+                self.say(f"warning: step {self.rows[-1].step}: {text}")
+                if log.hasHandlers():  # of train.log; without any, logging would print it again
+                    log.warning("step %d: %s", self.rows[-1].step, text)
 
     def stop_in_vain(self, trainer: Trainer) -> None:
         """Stop training if the last `patience` evaluations were all below the best."""
@@ -289,3 +340,54 @@ class Monitor(Callback):
             "values_before": before.values,
             "values_best": best.values,
         }
+
+
+RANK, UNIFORMITY = "dev/effective_rank", "dev/uniformity"
+VANISHED = 0.01  # of the loss of a guess: nothing left to learn. Good runs get there too, so dev must fall
+FALLEN = 5.0  # points of dev/spearman below its best: good runs go up and down by 1 to 3
+SHRUNK = 0.5  # of the effective rank before training: good quick starts keep 0.65, collapsed ones below
+NEAR = 0.01  # of the uniformity before training, which nears 0 as all vectors near one; good runs lower it
+
+
+def alarms(rows: list[Row], loss: float, guess: float) -> Iterator[tuple[str, str]]:
+    """The warnings that the last two evaluations give rise to, each as its kind and its text.
+
+    rows: evaluations, the one before training first. loss: of the last batch. guess: the loss of guessing.
+    "memorising": dev/spearman fell, and the loss has vanished. "collapse": it fell, or never reached its
+    value before training, and the dev sentences fill less than half of the axes that they filled then.
+    "shrinking": they are a hundred times nearer to each other than then, even if they are ranked well.
+    """
+    before, last = rows[0], rows[1:][-2:]
+    if len(last) < 2:
+        return
+    best = max(rows, key=score)
+    fall = min(score(best) - score(row) for row in last)
+    seen = f"{METRIC} fell from {score(best):.1f} (step {best.step}) to {score(last[-1]):.1f}"
+    if fall > FALLEN and loss < VANISHED * guess:
+        yield (
+            "memorising",
+            f"{seen} while train/loss vanished ({loss:.2g}; chance gives {guess:.2f}): what tells the "
+            "sentences of a batch apart is not their meaning. Try a lower optim.lr, a higher "
+            "loss.temperature, data.passes above 1, or sentences nearer to those of the dev set",
+        )
+    known = [row.values.get(RANK) or 0.0 for row in (before, *last)]
+    if fall > (FALLEN if best.step else 0) and max(known[1:]) < SHRUNK * known[0]:
+        yield (
+            "collapse",
+            f"{seen} and {RANK} from {known[0]:.1f} (step 0) to {known[-1]:.1f}: the space collapses. "
+            "Try a lower optim.lr, a higher loss.temperature or, if pooling is cls, pooling=mean",
+        )
+
+    near = [row.values.get(UNIFORMITY) or 0.0 for row in (before, *last)]
+    if min(near[1:]) > NEAR * near[0]:
+        yield (
+            "shrinking",
+            f"{UNIFORMITY} went from {near[0]:.2g} (step 0) to {near[-1]:.2g}: all vectors near one. "
+            "Try a lower optim.lr; a loss without negatives needs whitening last (head.position=after)",
+        )
+
+
+def score(row: Row) -> float:
+    """The dev/spearman of an evaluation; minus infinity where it is undefined."""
+    value = row.values.get(METRIC)
+    return -math.inf if value is None else value

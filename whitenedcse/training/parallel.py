@@ -105,14 +105,20 @@ def everyones(value: Value) -> list[Value]:
     return box
 
 
-@cache
 def _hosts() -> Any:
     """A process group that communicates between hosts, so that no device is waited for."""
-    if dist.get_backend() == "gloo":
-        return None
+    return None if dist.get_backend() == "gloo" else _beside(dist.group.WORLD)
+
+
+@cache
+def _beside(world: Any) -> Any:
+    """The group beside this one, which a second fit in this process replaces."""
     return dist.new_group(backend="gloo", timeout=timeout)
 
 
+COPIES = (
+    4 << 30
+)  # bytes of gradients at most, one copy for each thread: BERT-base would have 28 GB on 64 cores
 Gradients = list[Tensor | None]
 
 
@@ -132,7 +138,8 @@ class Manner(NamedTuple):
 def encoded(pieces: Sequence[Ragged], manner: Manner, parameters: Iterable[Tensor]) -> Tensor:
     """The vectors of k pieces, (n, d) in their order, with gradient for these parameters."""
     learnt = [p for p in parameters if p.requires_grad]
-    return _Pieces.apply(pieces, manner, *learnt)  # type: ignore[no-untyped-call]
+    most = max(2, COPIES // max(1, sum(p.nbytes for p in learnt)))
+    return _Pieces.apply(pieces, manner, most, *learnt)  # type: ignore[no-untyped-call]
 
 
 def cut(batch: Ragged, k: int) -> tuple[list[Ragged], Tensor]:
@@ -150,9 +157,9 @@ def cut(batch: Ragged, k: int) -> tuple[list[Ragged], Tensor]:
 
 class _Pieces(Function):
     @staticmethod
-    def forward(ctx: Any, pieces: Sequence[Ragged], manner: Manner, *learnt: Tensor) -> Tensor:
+    def forward(ctx: Any, pieces: Sequence[Ragged], manner: Manner, most: int, *learnt: Tensor) -> Tensor:
         ctx.pieces, ctx.manner, ctx.learnt = pieces, manner, learnt
-        shares = shared(len(pieces), manner)
+        ctx.shares = shares = shared(len(pieces), min(cores(), most) if manner.parallel else 1)
         vectors: list[Any] = [None] * len(pieces)
 
         def encode(share: range) -> None:
@@ -167,16 +174,14 @@ class _Pieces(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        shares, parts = shared(len(ctx.pieces), ctx.manner), grad.split(ctx.sizes)
-        gradient = partial(gradients, ctx, parts)
-        every = list(each(gradient, shares) if ctx.manner.parallel else map(gradient, shares))
-        return None, None, *summed_over_pieces(every)
+        gradient = partial(gradients, ctx, grad.split(ctx.sizes))
+        every = list(each(gradient, ctx.shares) if ctx.manner.parallel else map(gradient, ctx.shares))
+        return None, None, None, *summed_over_pieces(every)
 
 
-def shared(pieces: int, manner: Manner) -> list[range]:
-    """The numbers of the pieces that each thread encodes, which depend on the number of threads alone."""
-    threads = min(cores(), pieces) if manner.parallel else 1
-    return [range(i, pieces, threads) for i in range(threads)]
+def shared(pieces: int, threads: int) -> list[range]:
+    """The numbers of the pieces that each thread encodes, and whose gradients it adds up."""
+    return [range(i, pieces, threads) for i in range(min(threads, pieces))]
 
 
 def gradients(ctx: Any, parts: Sequence[Tensor], share: range) -> Gradients:

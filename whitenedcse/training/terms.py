@@ -59,7 +59,7 @@ class CovariancePenalty:
         return (c - c.diagonal(dim1=-2, dim2=-1).diag_embed()).square().sum(dim=(-2, -1)).mean() / d
 
 
-def refuse_call(loss: Any) -> None:
+def check_call(loss: Any) -> None:
     """Raise ValueError for a loss of the user's own that cannot be called as training does."""
     try:
         inspect.signature(getattr(loss, "forward", loss)).bind("z", None)
@@ -71,7 +71,7 @@ def refuse_call(loss: Any) -> None:
         ) from error
 
 
-def refuse_masking(weight: float, probability: float) -> None:
+def check_masking(weight: float, probability: float) -> None:
     """Raise ValueError for a weight of `MaskedLanguageModel` or a share of masked tokens out of bounds."""
     if not 0 < probability < 1:
         raise ValueError(f"mlm.probability={probability} must be in (0, 1)")
@@ -102,7 +102,7 @@ class MaskedLanguageModel(nn.Module):
 
     def __init__(self, *, encoder: Encoder, weight: float, probability: float) -> None:
         super().__init__()
-        refuse_masking(weight, probability)
+        check_masking(weight, probability)
         if encoder.tokenizer.mask_token_id is None:
             raise ValueError(
                 f"mlm.weight={weight}, but this encoder's tokenizer has no mask token, as that of a decoder;"

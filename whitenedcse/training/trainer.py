@@ -25,6 +25,7 @@ import torch
 from lightning import Callback, LightningModule
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from whitenedcse import files
@@ -100,6 +101,7 @@ def step_of(path: Path | None) -> int:
 Say = Callable[[str], None]
 SAME = "the same command"
 SHARE = 50  # of the time between two checkpoints, what writing one may take: a 50th part
+VOTES = 10  # optimiser steps between two questions to the other ranks' hosts, for which GPUs would wait
 
 
 class Safekeeping(Callback):
@@ -125,16 +127,17 @@ class Safekeeping(Callback):
         """Raise ValueError on every rank if one has another configuration or checkpoint."""
         first, *rest = (text.splitlines() for text in everyones(self.settings))
         for rank, other in enumerate(rest, start=1):
-            if other != first:
-                lines = next(pair for pair in zip_longest(first, other, fillvalue="") if pair[0] != pair[1])
-                raise ValueError(
-                    f"rank {rank} has {lines[1].strip()!r} where rank 0 has {lines[0].strip()!r}; every rank"
-                    " needs the same command and, on several machines, the same disk"
-                )
+            for ours, theirs in zip_longest(first, other, fillvalue=""):
+                if ours != theirs:
+                    raise ValueError(
+                        f"rank {rank} has {theirs.strip()!r} where rank 0 has {ours.strip()!r}; every rank"
+                        " needs the same command and, on several machines, the same disk"
+                    )
 
     def on_train_start(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
         """Handle signals in place of Lightning, which restores what handled them before it."""
         self.bad = torch.full((), -1, device=pl_module.device)
+        self.votes = VOTES if trainer.world_size > 1 and pl_module.device.type != "cpu" else 1
         if threading.current_thread() is threading.main_thread():  # no other hears any
             for number in ASKING:
                 signal.signal(number, self.hear)
@@ -150,7 +153,7 @@ class Safekeeping(Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: LightningModule, batch: Any, index: int) -> None:
         """Between two optimiser steps, save if it is time, and end if any rank received a signal."""
-        if index % trainer.accumulate_grad_batches:
+        if index % trainer.accumulate_grad_batches or trainer.global_step % self.votes:
             return
         votes = agreed(self.asked, time.monotonic() - self.last >= self.pause)
         asked = max(vote[0] for vote in votes)
@@ -227,44 +230,54 @@ class Safekeeping(Callback):
 class Trainer(lightning.Trainer):
     """Lightning's trainer, with all its arguments.
 
-    devices: "auto" is what torchrun or srun started, or else all available ones.
+    devices: with the default of 1, and with "auto", all that torchrun or srun started.
     chunk: the number of sentences that the module encodes at a time (None: a whole batch).
     timeout: seconds after which a collective that waits for a rank ends the job (None: PyTorch's own).
     Raises ValueError for settings that cannot train.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  Lightning's own, by name
         self,
         *,
         chunk: int | None,
-        devices: Any,
+        devices: Any = 1,
         num_nodes: int = 1,
+        strategy: Any = "auto",
         timeout: float | None = None,
         **settings: Any,
     ) -> None:
         for name in ("lightning.pytorch", "lightning.fabric"):  # what they say is in our own lines
             logging.getLogger(name).setLevel(logging.WARNING)
-        refuse(settings, timeout)
+        check_settings({**settings, "strategy": strategy}, timeout)
         self.chunk, parallel.timeout = chunk, None if timeout is None else timedelta(seconds=timeout)
-        here = placed()
-        plugins: list[Any] = [Checkpoints(), *slurm()]
-        if here is not None and devices == "auto":
+        if (here := placed()) is not None and devices in ("auto", 1):
             devices, num_nodes = here.on_machine, here.world // here.on_machine
-        off: Any = dict.fromkeys(
-            ("use_distributed_sampler", "enable_checkpointing", "enable_model_summary"), False
-        )
+        if strategy in ("auto", "ddp") and not alone(devices, num_nodes, settings.get("accelerator")):
+            more = {"timeout": parallel.timeout} if parallel.timeout else {}
+            # gradients are not copied, and running statistics are those of all ranks already
+            strategy = DDPStrategy(gradient_as_bucket_view=True, broadcast_buffers=False, **more)
+        settings |= {"devices": devices, "num_nodes": num_nodes, "strategy": strategy}
+        off = ("use_distributed_sampler", "enable_checkpointing", "enable_model_summary")
         try:
-            super().__init__(devices=devices, num_nodes=num_nodes, plugins=plugins, **off, **settings)
+            super().__init__(plugins=[Checkpoints(), *slurm()], **dict.fromkeys(off, False), **settings)
         except TypeError as error:  # such as a key of max_time that timedelta does not have
             raise ValueError(f"trainer: {error}") from error
-        if parallel.timeout and hasattr(self.strategy, "_timeout"):  # which "auto" leaves at 30 minutes
-            self.strategy._timeout = parallel.timeout
         # Lightning would ask the device at every step whether a rank has a signal; Safekeeping asks the hosts
         loop: Any = self.fit_loop.epoch_loop
         loop._broadcast_sigterm_tensor = lambda: None
 
 
-def refuse(settings: Mapping[Any, Any], timeout: float | None) -> None:
+def alone(devices: Any, num_nodes: int, accelerator: str | None) -> bool:
+    """Whether these settings mean a single process; devices: a number, numbers, or "auto" and -1 for all."""
+    text = str(devices)
+    if text in ("auto", "-1"):
+        several = accelerator != "cpu" and torch.cuda.device_count() > 1
+    else:
+        several = "," in text.strip("[], ") if set("[,") & set(text) else text != "1"
+    return num_nodes == 1 and not several
+
+
+def check_settings(settings: Mapping[Any, Any], timeout: float | None) -> None:
     """Raise ValueError for settings with which Lightning's trainer would fail, or train something else."""
     if 0 in (settings.get("max_steps"), settings.get("max_epochs")):
         raise ValueError("trainer.max_steps=0 or max_epochs=0 trains nothing: use evaluate.py")

@@ -11,12 +11,12 @@ ALONE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_R
 
 
 def trainer(**settings):
-    given = {"chunk": None, "devices": "auto", "accelerator": "cpu", "logger": False}
+    given = {"chunk": None, "accelerator": "cpu", "logger": False}
     return Trainer(**(given | {"enable_progress_bar": False} | settings))
 
 
 @pytest.mark.parametrize(("rank", "world", "local"), [(0, 2, 2), (5, 8, 4), (0, 1, 1)])
-def test_auto_is_what_was_started(monkeypatch, rank, world, local):
+def test_without_a_number_it_is_what_was_started(monkeypatch, rank, world, local):
     values = [rank, world, rank % local, local, "x", rank // local]
     for name, value in zip(ALONE, values, strict=True):
         monkeypatch.setenv(name, str(value))
@@ -25,7 +25,7 @@ def test_auto_is_what_was_started(monkeypatch, rank, world, local):
     assert (made.global_rank, made.local_rank) == (rank, rank % local)
 
 
-def test_alone_auto_is_what_there_is_and_a_number_is_that_number(monkeypatch):
+def test_alone_it_is_one_and_a_number_is_that_number(monkeypatch):
     for name in (*ALONE, "SLURM_NTASKS"):
         monkeypatch.delenv(name, raising=False)
     assert trainer().num_devices == 1
@@ -50,5 +50,7 @@ def test_collectives_wait_for_the_time_that_is_set(monkeypatch, devices):
     made = trainer(devices=devices, timeout=7.5)
     assert parallel.timeout == timedelta(seconds=7.5)
     assert devices == 1 or made.strategy._timeout == timedelta(seconds=7.5)  # given to init_process_group
+    kept = {"gradient_as_bucket_view": True, "broadcast_buffers": False}
+    assert devices == 1 or made.strategy._ddp_kwargs == kept
     with pytest.raises(ValueError, match=r"^trainer\.timeout=0 must be a number of seconds above 0$"):
         trainer(timeout=0)

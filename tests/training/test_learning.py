@@ -16,7 +16,7 @@ from whitenedcse.data.tokens import token_ids
 from whitenedcse.model.head import ProjectionHead
 from whitenedcse.ragged import concatenate, ragged
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("kind", [None, "group", "shuffled_group"])

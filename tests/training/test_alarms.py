@@ -14,14 +14,14 @@ from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.model.scratch import small_bert
-from whitenedcse.training.health import UNIFORMITY, Health, alarms
 from whitenedcse.training.loggers import Metrics, Record
 from whitenedcse.training.loss import ContrastiveLoss
 from whitenedcse.training.module import ContrastiveTraining, adamw
-from whitenedcse.training.monitor import Monitor, Row
+from whitenedcse.training.monitor import UNIFORMITY, Monitor, Row, alarms
 from whitenedcse.training.trainer import Trainer
 
 STEPS, EVERY = 26, 8
+GUESS = math.log(64)
 SOUND = {"lr": 4e-3, "temperature": 0.15, "passes": 3, "white": True}  # of the quick start
 COLLAPSE = SOUND | {"lr": 0.1}
 MEMORISING = {"lr": 0.02, "temperature": 0.01, "passes": 1, "white": False}  # the views are one
@@ -40,7 +40,7 @@ class Saved(Callback):
 
 @pytest.fixture
 def trained(tmp_path, monkeypatch):
-    """Trains a smaller quick start; gives what Health said and the evaluations."""
+    """Trains a smaller quick start; gives the warnings and the evaluations."""
     monkeypatch.setenv("WHITENEDCSE_CACHE", str(tmp_path))
 
     def life(checkpoint=None, *, lr, temperature, passes, white):
@@ -66,18 +66,18 @@ def trained(tmp_path, monkeypatch):
         sizes["repetition"] = 0.0
         data = SentenceData(corpus="quickstart", columns=[], passes=passes, seed=42, **sizes)
         data.tokenizer = encoder.tokenizer
+        said = []
         monitor = Monitor(
             dev=subsets("quickstart/dev"), every=EVERY, patience=None,
-            directory=tmp_path / "best", say=lambda text: None,
+            directory=tmp_path / "best", say=lambda text: said.append(text),
         )  # fmt: skip
-        said = []
         Trainer(
             chunk=None, devices=1, accelerator="cpu", max_epochs=1, gradient_clip_val=1.0,
             log_every_n_steps=4,
-            callbacks=[Saved(tmp_path / "saved"), Record(), monitor, Health(monitor, said.append)],
+            callbacks=[Saved(tmp_path / "saved"), Record(), monitor],
             logger=Metrics(tmp_path / "metrics.csv", checkpoint), enable_progress_bar=False,
         ).fit(module, data, ckpt_path=checkpoint, weights_only=True)  # fmt: skip
-        return said, monitor.rows
+        return [text for text in said if text.startswith("warning")], monitor.rows
 
     return life
 
@@ -119,20 +119,16 @@ HEALTHY = [  # dev/spearman and dev/effective_rank of the quick start with its o
 ]  # fmt: skip
 
 
-def heard(evaluations, losses, name="train/loss", state=None):
-    """What Health says of evaluations of 64 sentences, one after each step, and what it would keep."""
-    monitor, said = SimpleNamespace(rows=[]), []
-    health = Health(monitor, lambda text: said.append("memorising" if "vanished" in text else "collapse"))
-    if state:
-        health.load_state_dict(state)
-    trainer = SimpleNamespace(world_size=2, callback_metrics={})
+def heard(evaluations, losses, name="train/loss", warned=()):
+    """The kinds of which a monitor warns after evaluations of 64 sentences, and those that it keeps."""
+    said, trainer = [], SimpleNamespace(callback_metrics={})
+    kind = lambda text: "memorising" if "vanished" in text else "collapse"  # noqa: E731
+    held = SimpleNamespace(rows=[], warned=[*warned], guess=GUESS, say=lambda text: said.append(kind(text)))
     for step, (dev, rank) in enumerate(evaluations):
-        monitor.rows.append(Row(step, {"dev/spearman": dev, "dev/effective_rank": rank}))
-        if step:
-            trainer.callback_metrics[name] = torch.tensor(losses[step - 1])
-            health.on_train_batch_end(trainer, None, None, SimpleNamespace(n=32), step)
-    health.on_train_end(trainer, None)
-    return said, health.state_dict()
+        held.rows.append(Row(step, {"dev/spearman": dev, "dev/effective_rank": rank}))
+        trainer.callback_metrics = {"train/loss": torch.tensor(9.0), name: torch.tensor(losses[step - 1])}
+        Monitor.warn(held, trainer)
+    return said, held.warned
 
 
 def test_a_warning_is_in_the_log_of_the_run_too(monkeypatch, capsys):
@@ -156,9 +152,6 @@ def test_a_healthy_run_hears_nothing_even_where_its_loss_vanishes(loss):
     assert said_of(HEALTHY, loss) == []
     waves = [(dev - 4.9 * (i % 3 > 0), rank) for i, (dev, rank) in enumerate(HEALTHY)]
     assert said_of(waves, loss) == []
-
-
-GUESS = math.log(64)
 
 
 @pytest.mark.parametrize(
@@ -219,22 +212,9 @@ def test_vectors_that_near_a_single_one_are_warned_of_though_they_are_ranked_wel
     assert all("all vectors near one. Try a lower optim.lr; a loss without" in text for _, text in said)
 
 
-def test_the_parts_of_the_loss_are_told_apart():
-    """Beside a masked-language-model term, the contrastive part alone may vanish."""
-    monitor = SimpleNamespace(
-        rows=[Row(i, {"dev/spearman": d, "dev/effective_rank": 9.0}) for i, d in enumerate((50, 9, 9))]
-    )
-    said = []
-    values = {"train/loss": torch.tensor(5.0), "train/contrastive": torch.tensor(0.0)}
-    trainer = SimpleNamespace(world_size=1, callback_metrics=values)
-    Health(monitor, said.append).on_train_batch_end(trainer, None, None, SimpleNamespace(n=64), 0)
-    assert len(said) == 1
-
-
-def test_a_resumed_run_remembers_what_was_said_and_seen():
+def test_a_resumed_run_remembers_what_was_said():
     fallen = [(50, 30), (40, 30), (40, 30)]
-    said, state = heard(fallen, [0.0, 0.0])
-    assert said == ["memorising"]
-    assert said_of([*fallen, (40, 30)], 0.0, state=state) == []
-    assert said_of([*fallen, (40, 9), (40, 9)], 0.0, state=state) == ["collapse"]  # of another kind
-    assert heard(fallen, [1.0, 1.0])[1] == {"said": [], "seen": 2}
+    said, warned = heard(fallen, [0.0, 0.0, 0.0])
+    assert said == warned == ["memorising"]
+    assert said_of([*fallen, (40, 30)], 0.0, warned=warned) == []
+    assert said_of([*fallen, (40, 9), (40, 9)], 0.0, warned=warned) == ["collapse"]  # of another kind

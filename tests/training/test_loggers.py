@@ -290,24 +290,6 @@ def test_an_end_by_an_error_leaves_nothing_either(bert, tmp_path):
     assert not any(part._forward_hooks for part in module.modules())
 
 
-def test_a_bar_reads_the_loss_once_a_second(monkeypatch):
-    class Loss:
-        reads = 0
-
-        def __float__(self):
-            Loss.reads += 1
-            return 0.5
-
-    clock, trainer = [100.0], SimpleNamespace(callback_metrics={"train/loss": Loss()}, loggers=[])
-    trainer.progress_bar_metrics = {}
-    monkeypatch.setattr(loggers.time, "monotonic", lambda: clock[0])
-    bar = loggers.Bar()
-    for later in (0.0, 0.3, 0.6, 1.5):
-        clock[0] = 100.0 + later
-        assert bar.get_metrics(trainer, None)["loss"] == 0.5
-    assert Loss.reads == 2
-
-
 def test_a_line_of_progress_comes_once_a_step(monkeypatch):
     said = []
     trainer = SimpleNamespace(global_step=0, estimated_stepping_batches=3, should_stop=False)
