@@ -108,6 +108,7 @@ def test_a_server_that_does_not_answer_ends_in_one_line_before_training(bare, tm
 def test_the_view_is_made_and_without_a_server_or_the_package_one_line_says_what_to_do(bare, capsys):
     ws = pytest.importorskip("wandb_workspaces.workspaces", exc_type=ImportError)
     seen = []
+    bare.setenv("WANDB_ENTITY", "me")
     bare.setattr(
         ws.Workspace, "save", lambda self: seen.append(self) or (_ for _ in ()).throw(OSError("gone"))
     )

@@ -57,8 +57,8 @@ def check_settings(every: int | None, patience: int | None, *, held_out: bool) -
 class DevSet:
     """Scores frozen embeddings of a dev set, raw and whitened.
 
-    Names are stable: dev/spearman, dev/alignment, dev/uniformity, dev/effective_rank, dev/variance_top{k}, the
-    share of variance on the first k = 1, 2, 4, ... axes; baselines are dev/whitened_on_{dev,corpus}_k{k}.
+    Stable names: dev/spearman, dev/alignment, dev/uniformity, dev/effective_rank, dev/variance_top{k}, the
+    share of variance on the first k = 1, 2, 4, ... axes; baselines: dev/whitened_on_{dev,corpus}_k{k}.
     Whitening fitted to the dev sentences themselves is transductive, to training sentences inductive.
     Alignment is over `positives`, the pairs in the top fifth of the scale; an undefined value is None.
     """
