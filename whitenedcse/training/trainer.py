@@ -253,13 +253,14 @@ class Trainer(lightning.Trainer):
         if (here := placed()) is not None and devices in ("auto", 1):
             devices, num_nodes = here.on_machine, here.world // here.on_machine
         if strategy in ("auto", "ddp") and not alone(devices, num_nodes, settings.get("accelerator")):
-            more = {"timeout": parallel.timeout} if parallel.timeout else {}
+            more: Any = {"timeout": parallel.timeout} if parallel.timeout else {}
             # gradients are not copied, and running statistics are those of all ranks already
             strategy = DDPStrategy(gradient_as_bucket_view=True, broadcast_buffers=False, **more)
         settings |= {"devices": devices, "num_nodes": num_nodes, "strategy": strategy}
         off = ("use_distributed_sampler", "enable_checkpointing", "enable_model_summary")
+        settings |= dict.fromkeys(off, False)
         try:
-            super().__init__(plugins=[Checkpoints(), *slurm()], **dict.fromkeys(off, False), **settings)
+            super().__init__(plugins=[Checkpoints(), *slurm()], **settings)
         except TypeError as error:  # such as a key of max_time that timedelta does not have
             raise ValueError(f"trainer: {error}") from error
         # Lightning would ask the device at every step whether a rank has a signal; Safekeeping asks the hosts
