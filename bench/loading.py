@@ -28,7 +28,7 @@ from bench.measure import Variant
 from whitenedcse.data.corpus import Corpus, fingerprint, read
 from whitenedcse.data.datamodule import Batches, EpochOrder
 from whitenedcse.data.sources import present, roots
-from whitenedcse.data.tokens import CHARACTERS_A_TOKEN, TokenRows, tokenised
+from whitenedcse.data.tokens import TokenRows, tokenised
 
 LENGTH, SIZE = 32, 64
 Table = dict[str, Any]
@@ -41,7 +41,7 @@ def sentences(rows: int) -> list[str]:
         raise SystemExit(
             "error: no Wikipedia text: set WHITENEDCSE_DATA to a folder with wiki/wiki1m_like.txt.bz2"
         )
-    lines = [line for (line,) in read(Corpus(path.as_posix()), longest=CHARACTERS_A_TOKEN * LENGTH)[0]]
+    lines = [line for (line,) in read(Corpus(path.as_posix()))[0]]
     return lines[:: max(1, len(lines) // rows)][:rows]
 
 

@@ -73,7 +73,7 @@ class Work:
     @property
     def texts(self) -> list[str]:
         """The sentences of all steps, in the order in which SentenceData brings them."""
-        rows, _ = read(Corpus(str(self.corpus)), longest=100_000)
+        rows, _ = read(Corpus(str(self.corpus)))
         sizes = np.ones(len(rows), dtype=np.int64)
         order = EpochOrder(sizes, self.batch, seed=SEED, rank=0, world=1, start=lambda: 0).order(0)[0]
         if self.batch * self.steps > len(rows):

@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("model")
     model = parser.parse_args().model
     sentences, index = pairs_index({name: subsets(name) for name in TESTS})
-    rows, _ = read(Corpus(str(located("wiki1m_like")), sample=4096), longest=2048)
+    rows, _ = read(Corpus(str(located("wiki1m_like")), sample=4096))
     table = csv.writer(sys.stdout)
     table.writerow(["pooling", "variant", "average"])
     for name, (kind, layers) in POOLINGS.items():

@@ -1,4 +1,4 @@
-"""Reading a corpus as sentences.
+"""Reading a corpus as sentences, one row after the other: memory does not grow with the corpus.
 
 A corpus is a file or a directory of files, by path or URL, or a data set of the Hugging Face hub. A row of it
 is one sentence, or as many as there are columns: (anchor, positive), (anchor, positive, hard negative).
@@ -6,31 +6,24 @@ is one sentence, or as many as there are columns: (anchor, positive), (anchor, p
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import re
-import sys
-import warnings
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whitenedcse.data.files import (
-    COMPRESSIONS,
-    Cursor,
-    filesystem,
-    having,
-    lines,
-    objects,
-    parquet,
-    suffix,
-    table,
-)
+import numpy as np
+import xxhash
+
+from whitenedcse.data.files import COMPRESSIONS, KINDS, blank, filesystem, lines, listed, records, suffix
 
 Row = tuple[str, ...]
+TAGS = ("ETag", "etag", "blob_id")  # of a version of a file: S3 and the web, Google and Azure, the hub
 
 
 @dataclass(frozen=True)
@@ -38,8 +31,8 @@ class Corpus:
     """Where sentences are, in which columns, and how many rows of them to take.
 
     path: a file, a directory, a URL, or the `name` or `owner/name` of a hub data set, whose "train" split is
-    read. columns: none for plain text. sample: a number of rows, drawn uniformly, always the same ones, in
-    corpus order.
+    read. columns: none for plain text, nor for a table with one column of text. sample: a number of rows,
+    drawn uniformly, always the same ones, in corpus order.
     """
 
     path: str
@@ -54,66 +47,91 @@ class Corpus:
 
 
 class Counts(NamedTuple):
-    """Numbers of rows: read (`total`), dropped as `blank`, `cut` as too long, and finally `kept`."""
+    """Numbers of rows: read (`total`), dropped as `blank` or null, or as no text (`other`), and `kept`.
+
+    repeated: of those kept, how many equal an earlier one.
+    """
 
     total: int
     blank: int
-    cut: int
+    other: int
     kept: int
+    repeated: int
 
 
-def read(corpus: Corpus, *, longest: int = sys.maxsize) -> tuple[list[Row], Counts]:
-    """The usable rows of a corpus in order, each sentence cut to `longest` characters, and their counts.
+class Usable:
+    """The rows of a corpus in which every field is text, read lazily; afterwards `counts` tells of all.
 
-    A row with a blank column is dropped. Text is otherwise unchanged: no stripping, no normalisation.
+    Text is unchanged: no stripping, no normalisation. Raises ValueError at the end if there was no such row,
+    or if all were equal.
     """
-    tally = Counter[str]()
-    usable = _usable(Reading(corpus), longest, tally)
-    kept = list(usable) if corpus.sample is None else sampled(usable, corpus.sample)
-    counts = Counts(tally["total"], tally["blank"], tally["cut"], len(kept))
-    if not kept:
-        raise ValueError(f"{corpus.path}: 0 usable sentences in {counts.total} lines, {counts.blank} blank")
-    if len(kept) > 1 and all(row == kept[0] for row in kept):  # ends at the first other one
-        raise ValueError(f"{corpus.path}: all {len(kept):,} rows are equal: {kept[0][0]!r:.50}")
-    if counts.cut:
-        warnings.warn(f"{corpus.path}: {counts.cut} lines cut to {longest} characters", stacklevel=2)
-    return kept, counts
+
+    counts: Counts
+
+    def __init__(self, corpus: Corpus) -> None:
+        self.corpus = corpus
+
+    def __iter__(self) -> Iterator[Row]:
+        tally, hashes = Counter[str](), array("q")
+        every = self.texts_alone(tally)
+        for row in every if self.corpus.sample is None else sampled(every, self.corpus.sample):
+            hashes.append(hash(row))
+            yield row
+        kept, path = len(hashes), self.corpus.path
+        distinct = len(np.unique(np.frombuffer(hashes, np.int64))) if kept else 0
+        self.counts = Counts(tally["total"], tally["blank"], tally["other"], kept, kept - distinct)
+        if not kept:
+            lost = f"{tally['blank']} blank, {tally['other']} with fields that are no text"
+            raise ValueError(f"{path}: 0 usable sentences in {tally['total']} lines, {lost}")
+        if kept > 1 and distinct == 1:
+            raise ValueError(f"{path}: all {kept:,} rows are equal: {row[0]!r:.50}")
+
+    def texts_alone(self, tally: Counter[str]) -> Iterator[Row]:
+        """The rows of text; `tally` counts all, blank ones and others."""
+        for row in cells(self.corpus):
+            tally["total"] += 1
+            if (worst := max(map(flaw, row))) == 0:
+                yield row
+            else:
+                tally["blank" if worst == BLANK else "other"] += 1
 
 
-def fingerprint(corpus: Corpus) -> str:
-    """A digest of the bytes of the files, the columns and the sample: where it is equal, so are the rows.
+BLANK = 2
 
-    Files are not decoded, so it runs at the speed of the disk or the network. A hub data set has its own
-    fingerprint.
+
+def flaw(cell: object) -> int:
+    """0 for a text, BLANK for a blank one or a null, 1 for anything else."""
+    if isinstance(cell, str):
+        return BLANK * blank(cell)
+    return BLANK if cell is None else 1
+
+
+def read(corpus: Corpus) -> tuple[list[Row], Counts]:
+    """The `Usable` rows of a corpus as a list, and their counts."""
+    rows = Usable(corpus)
+    return list(rows), rows.counts
+
+
+def rows(corpus: Corpus) -> Iterator[Row]:
+    """Every row of a corpus in order, read lazily, or those of the sample; a null is "".
+
+    So row i of what is made of it is row i of the corpus. Raises ValueError for a field that is no text.
     """
-    digest = hashlib.blake2b(repr((corpus.columns, corpus.sample)).encode(), digest_size=16)
-    here = files(corpus.path)
-    if not here:
-        digest.update(_hub(corpus.path)._fingerprint.encode())
-    for file in here:
-        name = os.path.relpath(file, Path(corpus.path).parent)
-        with filesystem(file) as (system, inside), system.open(inside, "rb") as stream:
-            digest.update(f"{name}\0{system.size(inside)}\0".encode())
-            hashlib.file_digest(stream, lambda: digest)  # read in pieces
-    return digest.hexdigest()
-
-
-def is_hub_id(path: str) -> bool:
-    """Whether a path can only be a hub data set: no such file, and of the form `name` or `owner/name`."""
-    return bool(re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", path)) and not (_kind(path) or Path(path).exists())
-
-
-def _usable(rows: Iterable[Row], longest: int, tally: Counter[str]) -> Iterator[Row]:
-    """The rows without a blank field, cut to `longest` characters; `tally` counts all, blank and cut ones."""
-    for row in rows:
-        tally["total"] += 1
-        if not all(map(str.strip, row)):
-            tally["blank"] += 1
-            continue
-        if max(map(len, row)) > longest:
-            tally["cut"] += 1
-            row = tuple(field[:longest] for field in row)
+    every = map(lambda row: tuple("" if cell is None else cell for cell in row), cells(corpus))
+    for row in every if corpus.sample is None else sampled(filled(every), corpus.sample):
+        if other := [cell for cell in row if not isinstance(cell, str)]:
+            raise ValueError(f"{corpus.path}: text expected in a column, {other[0]!r:.50} found")
         yield row
+
+
+def filled(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows without a blank field."""
+    return (row for row in rows if not any(isinstance(cell, str) and blank(cell) for cell in row))
+
+
+def texts(corpus: Corpus) -> Iterator[str]:
+    """The texts of all columns in order, read lazily, without blank ones."""
+    return (text for row in rows(corpus) for text in row if not blank(text))
 
 
 def sampled(rows: Iterable[Row], size: int) -> list[Row]:
@@ -127,174 +145,105 @@ def sampled(rows: Iterable[Row], size: int) -> list[Row]:
     return [row for _, row in sorted(drawn)]
 
 
-class Place(NamedTuple):
-    """Where a row of a corpus is: in which of `files`, and where in it, as `Cursor` says."""
+def cells(corpus: Corpus) -> Iterator[tuple[Any, ...]]:
+    """The wanted cells of every row of a corpus in order, whatever they are; None for a null."""
+    path, columns = corpus.path, corpus.columns
+    here = files(path)
+    if not here:
+        yield from picked((record for _, record in hub(path)), columns, path)
+    for file in here:
+        if suffix(file) == ".txt":
+            if columns:
+                raise ValueError(f"{file}: plain text has no columns, so columns={list(columns)} must be []")
+            yield from ((line,) for line in lines(file))
+        else:
+            yield from picked((record for _, record in records(file)), columns, file)
 
-    file: int = 0
-    offset: int = 0
-    number: int = 1
-    skip: int = 0
+
+def picked(
+    every: Iterable[Mapping[str, Any]], columns: Sequence[str], place: str
+) -> Iterator[tuple[Any, ...]]:
+    """The wanted fields of each record; without columns those of the one that is text in the first record."""
+    for record in every:
+        if not columns:
+            columns = [name for name, cell in record.items() if isinstance(cell, str)]
+            if len(columns) != 1:
+                how = "data.columns=[NAME] or --columns NAME; in Python columns=[NAME]"
+                raise ValueError(
+                    f"{place}: its columns are {listed(list(record), place)}; name those of texts: {how}"
+                )
+        if lost := [name for name in columns if name not in record]:
+            near = "".join(f"; did you mean {name!r}?" for name in get_close_matches(lost[0], record, 1))
+            raise ValueError(f"{place}: no column {lost[0]!r} among {listed(list(record), place)}{near}")
+        yield tuple(record[name] for name in columns)
 
 
-START = Place()
+def hub(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The records of the "train" split of a hub data set, each with the data set's name."""
+    if not is_hub_id(name):
+        raise FileNotFoundError(f"{name}: no such file or directory; give one, or owner/name on the hub")
+    from datasets import load_dataset  # seconds, which most corpora need not wait for
+
+    try:
+        every = load_dataset(name, split="train", streaming=True)
+    except Exception as error:  # the kinds that `datasets` raises share no class and differ between releases
+        raise FileNotFoundError(f"{name}: no such path, and the hub did not give it: {error}") from error
+    return ((name, record) for record in every)
 
 
-class Reading:
-    """Every row of a corpus in order from a place on, unchanged: none is dropped, cut or sampled.
+def is_hub_id(path: str) -> bool:
+    """Whether a path can only be a hub data set: no such file, and of the form `name` or `owner/name`."""
+    named = re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", path)
+    return bool(named) and suffix(path) not in KINDS and not Path(path).exists()
 
-    Plain files are opened at that byte, Parquet files at that row group; a packed file is unpacked up to it.
 
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "x.txt"
-    >>> _ = path.write_text("the cat\\nthe dog\\nthe bird\\n")
-    >>> rows = Reading(Corpus(str(path)))
-    >>> next(rows)
-    ('the cat',)
-    >>> list(Reading(Corpus(str(path)), rows.place))
-    [('the dog',), ('the bird',)]
+def fingerprint(corpus: Corpus) -> str:
+    """A digest of the bytes of the files, the columns and the sample: where it is equal, so are the rows.
+
+    A file of a store that has versions counts by its version, a hub data set by its commit.
     """
+    state = xxhash.xxh3_128(repr((corpus.columns, corpus.sample)).encode())
+    here = files(corpus.path)
+    if not here:
+        from huggingface_hub import dataset_info
 
-    def __init__(self, corpus: Corpus, at: Place = START) -> None:
-        self.file, self.cursor = at.file, Cursor(at.offset, at.number, at.skip)
-        self._rows = self._read(corpus)
-
-    def __iter__(self) -> Iterator[Row]:
-        return self._rows
-
-    def __next__(self) -> Row:
-        return next(self._rows)
-
-    @property
-    def place(self) -> Place:
-        """That of the next row."""
-        return Place(self.file, *self.cursor.following)
-
-    def _read(self, corpus: Corpus) -> Iterator[Row]:
-        here = files(corpus.path)
-        while self.file < len(here):
-            path = here[self.file]
-            yield from READERS[_kind(path)](path, corpus.columns, self.cursor)
-            self.file, self.cursor = self.file + 1, Cursor()
-        if not here:
-            yield from _hub_rows(corpus, self.cursor)
-
-
-def rows(corpus: Corpus) -> Iterable[Row]:
-    """The rows of a corpus in order, read lazily, or those of the sample."""
-    return Reading(corpus) if corpus.sample is None else read(corpus)[0]
-
-
-def texts(corpus: Corpus) -> Iterator[str]:
-    """The texts of all columns in order, read lazily, without blank ones."""
-    return (text for row in rows(corpus) for text in row if text.strip())
+        state.update(str(dataset_info(corpus.path).sha).encode())
+    for file in here:
+        with filesystem(file) as (system, inside):
+            facts = system.info(inside)
+            tag = next((str(facts[tag]) for tag in TAGS if facts.get(tag)), "")
+            name = os.path.relpath(file, Path(corpus.path).parent)
+            state.update(f"{name}\0{system.size(inside)}\0".encode())
+            if tag and not tag.startswith("W/"):  # a weak tag may stay where the bytes do not
+                state.update(tag.encode())
+                continue
+            with system.open(inside, "rb") as stream:
+                while block := stream.read(1 << 20):
+                    state.update(block)
+    return state.hexdigest()
 
 
 def files(path: str) -> list[str]:
-    """The files of a corpus: the file itself, or all files of a known kind below a directory, sorted.
+    """The files of a corpus: the file itself, or all of a known kind below a directory, sorted.
 
     Empty if nothing is there. A URL with a known suffix is a file, any other a directory. Raises ValueError.
     """
     if "://" in path:
         with filesystem(path) as (system, inside):
             system.invalidate_cache()
-            paths = [path] if _kind(path) else list(map(system.unstrip_protocol, system.find(inside)))
+            known = suffix(path) in KINDS
+            paths = [path] if known else list(map(system.unstrip_protocol, system.find(inside)))
     elif not Path(path).exists():
         return []
-    else:
-        paths = [str(Path(path))] if Path(path).is_file() else list(_below(path))
+    elif Path(path).is_file():
+        paths = [str(Path(path))]
+    else:  # hidden files are drafts or copies
+        below = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+        shown = (file for file in below if not any(p[0] == "." for p in file.relative_to(path).parts))
+        paths = list(map(str, shown))
     if models := {"config.json", "modules.json"} & {os.path.relpath(file, path) for file in paths}:
         raise ValueError(f"{path} holds a model ({min(models)}), no corpus: name a file of texts")
-    if not (paths := [file for file in paths if _kind(file)]):
-        raise ValueError(
-            f"{path}: no corpus file; supported are {[*READERS]}, text also with {[*COMPRESSIONS]} added"
-        )
+    if not (paths := [file for file in paths if suffix(file) in KINDS]):
+        kinds = f"{', '.join(KINDS)}, also with {', '.join(COMPRESSIONS)} added"
+        raise ValueError(f"{path}: no corpus file; supported are {kinds}")
     return sorted(paths, key=Path)  # a/z before a-b/a
-
-
-def _below(folder: str) -> Iterator[str]:
-    """The files below a folder, behind links too, each folder once; hidden ones are drafts or copies."""
-    seen = set[str]()
-    for place, folders, names in os.walk(folder, followlinks=True):
-        new = os.path.realpath(place) not in seen
-        seen.add(os.path.realpath(place))
-        folders[:] = sorted(name for name in folders if new and not name.startswith("."))
-        yield from (str(Path(place, name)) for name in names if new and not name.startswith("."))
-
-
-def _kind(name: str) -> str:
-    """The suffix that decides how a file is read; "" if it is none of those known."""
-    kind = suffix(name)
-    return kind if kind in READERS and (kind != ".parquet" or name.lower().endswith(kind)) else ""
-
-
-def _text(path: str, columns: Sequence[str], at: Cursor) -> Iterator[Row]:
-    if columns:
-        raise ValueError(f"{path}: plain text has no columns, so columns={list(columns)} must be []")
-    return ((line,) for line in lines(path, at=at))
-
-
-def _table(path: str, columns: Sequence[str], at: Cursor) -> Iterator[Row]:
-    indices: list[int] = []
-    for _, fields in table(path, at):
-        if indices:
-            yield tuple(fields[place] for place in indices) if fields else ("",)
-        else:
-            indices = [fields.index(name) for name in having(columns, fields, path)]
-
-
-def _json(path: str, columns: Sequence[str], at: Cursor) -> Iterator[Row]:
-    for number, record in objects(path, at):
-        blank = dict.fromkeys(columns, "")
-        yield _fields(blank if record is None else record, columns, f"{path}:{number}")
-
-
-def _parquet(path: str, columns: Sequence[str], at: Cursor) -> Iterator[Row]:
-    with parquet(path) as file:
-        wanted = list(having(columns, file.schema_arrow.names, path))
-        number, skip = at.number, at.skip
-        for group in range(at.offset, file.num_row_groups):
-            done = 0
-            for batch in file.iter_batches(1024, [group], wanted):
-                left, done = batch.slice(min(skip, batch.num_rows)), done + batch.num_rows
-                skip -= batch.num_rows - left.num_rows
-                records = at.begin(group, number, left.to_pylist(), done - left.num_rows)
-                yield from _numbered(records, columns, path, number + done - left.num_rows)
-            number += done
-
-
-def _hub_rows(corpus: Corpus, at: Cursor) -> Iterator[Row]:
-    data = _hub(corpus.path)
-    data = data.select_columns(wanted := list(having(corpus.columns, data.column_names, corpus.path)))
-    for start in range(at.skip, len(data), 1000):
-        columns = data[start : start + 1000]
-        records = [dict(zip(wanted, row, strict=True)) for row in zip(*map(columns.get, wanted), strict=True)]
-        yield from _numbered(at.begin(0, 1, records, start), wanted, corpus.path, start + 1)
-
-
-def _hub(name: str) -> Any:
-    """The "train" split of a hub data set."""
-    if not is_hub_id(name):
-        raise FileNotFoundError(f"{name}: no such file or directory; give one, or owner/name on the hub")
-    try:
-        import datasets  # seconds, which most corpora need not wait for
-
-        return datasets.load_dataset(name, split="train")
-    except Exception as error:  # the kinds that `datasets` raises share no class and differ between releases
-        raise FileNotFoundError(f"{name}: no such path, and the hub did not give it: {error}") from error
-
-
-def _numbered(records: Iterable[Any], columns: Sequence[str], place: object, first: int) -> Iterator[Row]:
-    return (_fields(record, columns, f"{place}, row {i}") for i, record in enumerate(records, first))
-
-
-def _fields(record: Any, columns: Sequence[str], place: str) -> Row:
-    """The wanted fields of a record. Raises ValueError unless all of them are text."""
-    for name in having(columns, list(record), place):
-        if not isinstance(record[name], str):
-            raise ValueError(f"{place}: text expected in {name!r}, {record[name]!r} found")
-        if "\0" in record[name]:
-            raise ValueError(f"{place}: NUL in {name!r} is no text: {record[name]!r:.50}; remove it")
-    return tuple(record[name] for name in columns)
-
-
-READERS = {".txt": _text, ".csv": _table, ".tsv": _table, ".jsonl": _json, ".parquet": _parquet}

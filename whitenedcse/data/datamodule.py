@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.sources import located
-from whitenedcse.data.tokens import CHARACTERS_A_TOKEN, TokenRows, tokenised
+from whitenedcse.data.tokens import TokenRows, tokenised
 from whitenedcse.data.views import Views, frame, prompt_tokens, refuse_idle
 from whitenedcse.ragged import Ragged
 
@@ -280,15 +280,14 @@ class SentenceData(LightningDataModule):
     def counts(self) -> str:
         """One line of text: how many lines were read, dropped and kept, and how many sentences truncated."""
         c, n = self.tokens.counts, self.tokens.counts.kept * self.tokens.columns
-        longest = CHARACTERS_A_TOKEN * self.max_length
-        cut = f" ({c.cut:,} cut to {longest:,} characters)" if c.cut else ""
+        other = f", {c.other:,} without text dropped" if c.other else ""
+        equal = f" ({c.repeated:,} equal an earlier one)" if c.repeated else ""
         held = f", {self.holds_out:,} rows held out, never trained on" if self.hold_out else ""
         share = f"{100 * self.tokens.truncated / n:.1f}".removesuffix(".0")
         truncated = f"{self.tokens.truncated:,} of {n:,} sentences truncated at {self.max_length} tokens"
         return (
-            f"{self.corpus}: {c.total:,} lines, {c.blank:,} blank dropped, {c.kept:,} kept{cut}; "
-            f"{truncated} ({share} %), {len(self.tokens.ids):,} tokens kept"
-            f"{held}"
+            f"{self.corpus}: {c.total:,} lines, {c.blank:,} blank dropped{other}, {c.kept:,} kept{equal}; "
+            f"{truncated} ({share} %), {len(self.tokens.ids):,} tokens kept{held}"
         )
 
 

@@ -2,13 +2,10 @@
 
 A store has no rename, so a directory there is as complete as the last file of it that is written: one of
 `MARKS`, without which nothing of ours opens it. Where a directory is replaced, the old marks go first.
-`stamp` tells whether a file has changed, here or there, without reading it.
 """
 
 from __future__ import annotations
 
-import math
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,11 +16,11 @@ from typing import Any, NamedTuple
 from filelock import FileLock
 
 from whitenedcse.console import pace
+from whitenedcse.data.corpus import TAGS
 from whitenedcse.data.files import filesystem
 from whitenedcse.data.sources import cache
 from whitenedcse.files import MARKS, beside, checksum, drafted
 
-TAGS = ("ETag", "etag", "blob_id")  # of a version: S3 and the web, Google and Azure, the hub
 VERSION = (*TAGS, "created", "mtime")  # the times where a store has no tags
 
 
@@ -63,22 +60,6 @@ def version(facts: dict[str, Any], names: Iterable[str]) -> str:
     """
     found = (str(facts[name]) for name in names if facts.get(name))
     return next((text for text in found if not text.startswith("W/")), "")
-
-
-def stamp(path: str) -> tuple[tuple[Any, ...], float]:
-    """A value that changes when a file does, found without reading it, and the time of its last change in ns.
-
-    For a URL the value is the version that the file system reports, and the time 0, which needs no
-    confirmation. Where no version is reported, as by many web servers, the time is infinite: the file counts
-    as always changing.
-    """
-    if "://" not in path:
-        s = os.stat(path)
-        changed = max(s.st_mtime_ns, s.st_ctime_ns)
-        return (path, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns), changed
-    with filesystem(path) as (system, inside):
-        tag = version(system.info(inside), TAGS)
-    return (path, tag), 0 if tag else math.inf
 
 
 def present(path: str | Path) -> Path | None:

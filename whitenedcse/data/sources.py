@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import re
-import shutil
 import tarfile
 import tempfile
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from whitenedcse.data.corpus import Corpus, Row, is_hub_id
+from whitenedcse.data.corpus import Corpus, is_hub_id
 from whitenedcse.data.files import filesystem
-from whitenedcse.files import digest, naming, refused
+from whitenedcse.files import digest
 
 SIMCSE = "princeton-nlp/datasets-for-simcse"  # data sets of the Hugging Face hub
 MNLI, SNLI = "nyu-mll/multi_nli", "stanfordnlp/snli"
 SECONDS = 5  # to wait for the hub to answer at all
-TRIES = 3  # for a connection that drops
 
 SENTEVAL = ("senteval", "senteval/downstream", "downstream", "SentEval/data/downstream", ".")
 RTE = "rte/dev.tsv"  # under a root; on no hub
@@ -111,16 +109,6 @@ def refuse_columns(path: str, columns: Sequence[str]) -> None:
         )
 
 
-def refuse_numbers(corpus: Corpus, rows: Sequence[Row]) -> None:
-    """Raise ValueError for a named column with numbers, such as labels, in the first 100 rows of a corpus."""
-    for name, values in zip(corpus.columns, zip(*rows[:100], strict=True), strict=False):
-        if all(re.fullmatch(r"\s*[-+]?\d+([.,]\d+)?\s*", value) for value in values):
-            raise ValueError(
-                f"{corpus.path}: column {name!r} has numbers, such as {values[0].strip()}, and no texts; name"
-                " the columns of texts alone, and keep only the rows whose texts mean the same"
-            )
-
-
 def senteval() -> Path:
     """The folder that holds STS/ and SICK/ in SentEval's layout, downloaded and unpacked if needed."""
     return present("senteval", roots()) or fetched("senteval")
@@ -185,88 +173,45 @@ def _absent(name: str, candidates: Sequence[str], reason: str) -> str:
 
 
 def _fetched(name: str, repository: str, file: str, folder: Path, candidates: Sequence[str]) -> Path:
-    """Download a file of the hub into a folder. Raises FileNotFoundError saying how to get it."""
+    """Download a file of the hub into a folder, and compare its sha256, which the hub's ETag of it is.
+
+    Raises FileNotFoundError saying how to get it, and OSError for a full disk.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+
+    there: Any = {"repo_type": "dataset", "endpoint": os.environ.get("HF_ENDPOINT")}
     try:
-        with naming(folder / file):
-            return _downloaded(repository, file, folder)
+        etag = get_hf_file_metadata(hf_hub_url(repository, file, **there), timeout=SECONDS).etag or ""
+        path = Path(hf_hub_download(repository, file, local_dir=folder, **there))
+        if re.fullmatch("[0-9a-f]{64}", etag) and (came := digest(path)) != etag:
+            path.unlink()
+            raise ValueError(f"it has sha256 {came}, not {etag}; deleted, try again")
+        return path
     except Exception as error:  # the hub library's own kinds differ between releases and share no class
-        if refused(error):  # by the disk
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
         what = " ".join(str(error).split())[:200]
         reason = f"{file} could not be downloaded from {repository} ({type(error).__name__}: {what})"
         raise FileNotFoundError(_absent(name, candidates, reason)) from error
 
 
-def _downloaded(repository: str, file: str, folder: Path) -> Path:
-    """Download one file of a data set with a progress bar, and delete it if it arrived damaged.
-
-    The hub's ETag of a large file is its sha256, which the hub's own library does not compare.
-    """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
-
-    endpoint = os.environ.get("HF_ENDPOINT")
-    url = hf_hub_url(repository, file, repo_type="dataset", endpoint=endpoint)
-    # asks once; the download itself retries a dead network for 23 s
-    etag = get_hf_file_metadata(url, timeout=SECONDS).etag or ""
-    path = _brought(repository, file, folder, endpoint)
-    if re.fullmatch("[0-9a-f]{64}", etag) and (came := digest(path)) != etag:
-        path.unlink()
-        raise ValueError(f"it has sha256 {came}, not {etag}; deleted, try again")
-    return path
-
-
-def _brought(repository: str, file: str, folder: Path, endpoint: str | None) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    fetch = partial(hf_hub_download, repo_type="dataset", local_dir=folder, endpoint=endpoint)
-    for _ in range(TRIES - 1):
-        try:
-            return Path(fetch(repository, file))
-        except OSError as error:  # hub libraries before 1.0 give up where a connection drops, and resume
-            if getattr(error, "response", None) is not None:
-                raise
-    return Path(fetch(repository, file))
-
-
-def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, inside: Path) -> None:
-    """Extract the members of an archive that are files or folders below `inside`, and no others.
-
-    Python 3.11.2 has no tar filters, which would do it.
-    """
-    target = (inside / member.name).resolve()
-    stream = tar.extractfile(member) if member.isfile() else None
-    if not target.is_relative_to(inside.resolve()) or not (stream or member.isdir()):
-        raise ValueError(f"{tar.name!s}: refused, {member.name} is a link or would be written outside")
-    (target if stream is None else target.parent).mkdir(parents=True, exist_ok=True)
-    if stream is not None:
-        with stream, target.open("wb") as file:
-            shutil.copyfileobj(stream, file)
-
-
 def _unpacked(archive: Path) -> Path:
     """Unpack an archive's SentEval folder to `senteval` beside it, which appears only when complete."""
     target = archive.parent / "senteval"
-    with (
-        naming(target),
-        tempfile.TemporaryDirectory(prefix=".senteval.", dir=archive.parent) as draft,
-    ):
-        inside = Path(draft) / "archive"
+    with tempfile.TemporaryDirectory(prefix=".senteval.", dir=archive.parent) as draft:
         try:
             with tarfile.open(archive) as tar:
-                for member in tar:
-                    _extract(tar, member, inside)
+                # no link, nothing outside; Python 3.11.2 has no filters, which would do it
+                plain = [m for m in tar if m.isfile() or m.isdir()]
+                inside = [m for m in plain if not {"..", "/"} & set(Path(m.name).parts)]
+                tar.extractall(Path(draft, "archive"), inside)
         except (tarfile.TarError, EOFError) as error:
             raise ValueError(
                 f"{archive}: not a whole tar archive ({error}); delete it and start again"
             ) from error
-        found = next(
-            (folder for folder in [inside, *sorted(inside.rglob("*"))] if _is_senteval(folder)), None
-        )
+        found = next(filter(_is_senteval, sorted(Path(draft).rglob("*"))), None)
         if found is None:
             raise ValueError(f"{archive}: holds no STS/STSBenchmark; delete it and start again")
-        try:
+        if not _is_senteval(target):  # else another process was first
             found.rename(target)
-        except OSError:
-            if not _is_senteval(target):  # else another process was first
-                raise
     return target

@@ -8,7 +8,6 @@ data/checksums.json has the checksums of the copy that was read.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from importlib.resources import files
@@ -162,7 +161,7 @@ def _labelled(name: str, home: Path) -> Contents:
 
 
 def _text(path: Path, columns: tuple[str, ...], expected: int) -> Contents:
-    rows, counts = corpus.read(corpus.Corpus(str(path), columns), longest=sys.maxsize)
+    rows, counts = corpus.read(corpus.Corpus(str(path), columns))
     wrong = [f"{counts.total:,} rows, {expected:,} published"] if counts.total != expected else []
     return Contents(rows, counts.blank, wrong)
 

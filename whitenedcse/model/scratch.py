@@ -37,7 +37,7 @@ def small_bert(  # noqa: PLR0913  the settings of one YAML group, by name
     Raises ValueError for sizes that make no encoder.
     """
     check_sizes(vocabulary, layers, width, heads)
-    rows, _ = read(Corpus(str(located(corpus)), tuple(columns)), longest=10_000)
+    rows, _ = read(Corpus(str(located(corpus)), tuple(columns)))
     tokenizer = {"words": wordpiece, "bpe": byte_pairs}[pieces](chain.from_iterable(rows), vocabulary)
     config = BertConfig(
         vocab_size=len(tokenizer),
