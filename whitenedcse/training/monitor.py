@@ -25,8 +25,7 @@ from whitenedcse.evaluation.postprocess import Postprocess, ladder
 from whitenedcse.evaluation.scores import Index, pairs_index, scores_of
 from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.model import checkpoint
-from whitenedcse.model.embedder import Embedder
-from whitenedcse.model.encoding import ragged_ids
+from whitenedcse.model.embedder import Embedder, ragged_ids
 from whitenedcse.ragged import Ragged, taken
 from whitenedcse.training.module import reseed, seed_of
 from whitenedcse.training.parallel import from_first, place, summed
