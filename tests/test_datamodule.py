@@ -282,7 +282,7 @@ def test_counts_are_told(data, tmp_path):
     (tmp_path / "y.txt").write_text("a cat\n\nthe cat\n\n" * 5)
     path = str(tmp_path / "y.txt")
     assert data(corpus=path).counts == (
-        f"{path}: 20 lines, 10 blank dropped, 10 kept; "
+        f"{path}: 20 lines, 10 blank dropped, 10 kept (8 equal an earlier one); "
         "0 of 10 sentences truncated at 12 tokens (0 %), 40 tokens kept"
     )
 
@@ -297,9 +297,8 @@ def test_a_small_share_of_truncated_sentences_is_not_called_none(data, tmp_path)
 def test_what_truncation_takes_is_told_of_every_column(data, tmp_path):
     long, endless = "a cat " * 6, "a cat " * 200
     (tmp_path / "y.csv").write_text(f"a,b\na,{long}\n,a\na,a\n{long},{endless}\n" + "a,a\n" * 3)
-    with pytest.warns(UserWarning, match="1 lines cut to 768 characters"):
-        told = data(corpus=str(tmp_path / "y.csv"), columns=["a", "b"]).counts
-    assert "7 lines, 1 blank dropped, 6 kept (1 cut to 768 characters); 3 of 12 sentences" in told
+    told = data(corpus=str(tmp_path / "y.csv"), columns=["a", "b"]).counts
+    assert "7 lines, 1 blank dropped, 6 kept (3 equal an earlier one); 3 of 12 sentences" in told
     assert "truncated at 12 tokens (25 %), 63 tokens kept" in told  # 3 x 12 and 9 x 3
 
 

@@ -12,6 +12,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -180,15 +181,22 @@ def picked(
 
 def hub(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The records of the "train" split of a hub data set, each with the data set's name."""
+    with of_hub(name):
+        from datasets import load_dataset  # seconds, which most corpora need not wait for
+
+        every = load_dataset(name, split="train", streaming=True)
+    return ((name, record) for record in every)
+
+
+@contextmanager
+def of_hub(name: str) -> Iterator[None]:
+    """A context in which the hub is asked for a data set; its errors are FileNotFoundError, with its name."""
     if not is_hub_id(name):
         raise FileNotFoundError(f"{name}: no such file or directory; give one, or owner/name on the hub")
-    from datasets import load_dataset  # seconds, which most corpora need not wait for
-
     try:
-        every = load_dataset(name, split="train", streaming=True)
+        yield
     except Exception as error:  # the kinds that `datasets` raises share no class and differ between releases
         raise FileNotFoundError(f"{name}: no such path, and the hub did not give it: {error}") from error
-    return ((name, record) for record in every)
 
 
 def is_hub_id(path: str) -> bool:
@@ -205,9 +213,10 @@ def fingerprint(corpus: Corpus) -> str:
     state = xxhash.xxh3_128(repr((corpus.columns, corpus.sample)).encode())
     here = files(corpus.path)
     if not here:
-        from huggingface_hub import dataset_info
+        with of_hub(corpus.path):
+            from huggingface_hub import dataset_info
 
-        state.update(str(dataset_info(corpus.path).sha).encode())
+            state.update(str(dataset_info(corpus.path).sha).encode())
     for file in here:
         with filesystem(file) as (system, inside):
             facts = system.info(inside)

@@ -1,0 +1,202 @@
+"""Any kind of text gives the same sentences, one after the other, and bad text says where it is bad."""
+
+import bz2
+import gzip
+import json
+import lzma
+import tracemalloc
+
+import datasets
+import pandas
+import pytest
+import zstandard
+from fsspec.implementations.memory import MemoryFileSystem
+
+from whitenedcse.data.corpus import Corpus, fingerprint, is_hub_id, read, rows, texts
+from whitenedcse.data.files import blank, fields, in_quotes
+
+FRAME = pandas.DataFrame(
+    {
+        "id": [0, 1, 2, 3],
+        "b": ['He said "no" twice', "six\u2028six", " acht ü", '"all"'],
+        "a": ["one, two", "tab\there", "two\nlines", "x"],
+    }
+)
+PAIRS = list(zip(FRAME["a"], FRAME["b"], strict=True))
+COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
+KINDS = ("csv", "tsv", "jsonl", "json", "parquet")
+
+
+def written(path, data):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return path
+
+
+def saved(frame, path):
+    """The frame as pandas writes it."""
+    ways = {"csv": lambda: frame.to_csv(path, index=False), "parquet": lambda: frame.to_parquet(path)}
+    ways["tsv"] = lambda: frame.to_csv(path, index=False, sep="\t")
+    ways["jsonl"] = lambda: frame.to_json(path, orient="records", lines=True)
+    ways["json"] = lambda: frame.to_json(path, orient="records")
+    ways[path.suffix[1:]]()
+    return path
+
+
+def sentences(path, *columns, sample=None):
+    return read(Corpus(str(path), columns, sample))[0]
+
+
+@pytest.fixture
+def remote():
+    """The files of a memory:// store, emptied afterwards."""
+    MemoryFileSystem.store.clear()
+    yield MemoryFileSystem()
+    MemoryFileSystem.store.clear()
+
+
+def test_one_frame_gives_equal_pairs_whatever_the_format_here_or_at_a_url(tmp_path, remote):
+    for kind in KINDS:
+        path = saved(FRAME, tmp_path / f"x.{kind}")
+        remote.pipe(f"/x.{kind}", path.read_bytes())
+        for place in (path, f"memory://x.{kind}"):
+            assert sentences(place, "a", "b") == PAIRS, place
+        if kind in ("csv", "tsv", "jsonl"):  # as pairs of a task are read
+            assert [(row["a"], row["b"]) for _, row in fields(path, {})] == PAIRS
+        alone = saved(FRAME[["id", "b"]], tmp_path / f"alone.{kind}")
+        if kind not in ("csv", "tsv"):  # where numbers are text too
+            assert sentences(alone) == [(b,) for b in FRAME["b"]], kind
+    for text, quoted in (
+        ('a\tb\n"open\tx\ny"\tz\n', False),
+        ('a\tb\n"Say ""no"""\tz\n', True),
+        ('a\tb\n"Say ""no"""\tHe "said"\n', False),
+        ('"a"\t"b"\n"x"\t"z"\n', True),
+        ('a\tb\n"x"\tz\n', False),
+        ('a\tb\n"never closed ""\tz\n', False),
+    ):
+        assert in_quotes(text.splitlines()) == quoted, text
+    path = written(tmp_path / "unquoted.tsv", 'a\tb\n"open\tx\ny"\tz\n')
+    assert sentences(path, "a", "b") == [('"open', "x"), ('y"', "z")]
+
+
+def test_text_is_read_as_it_is_whatever_packs_it(tmp_path, remote):
+    data = "\ufeffone\r\n two \u2028three\x0bfour\n\nfive".encode()
+    wanted = [("one",), (" two \u2028three\x0bfour",), ("five",)]
+    for suffix, pack in {"": bytes, **COMPRESS}.items():
+        assert sentences(written(tmp_path / f"x.txt{suffix}", pack(data))) == wanted, suffix
+        remote.pipe(f"/x.txt{suffix}", pack(data))
+        assert sentences(f"memory://x.txt{suffix}") == wanted, suffix
+        if suffix:
+            with pytest.raises((OSError, ValueError), match=f"cut.txt{suffix}"):
+                sentences(written(tmp_path / f"cut.txt{suffix}", pack(data * 9999)[:-20]))
+
+
+def test_a_directory_is_its_files_sorted_at_any_depth_without_hidden_ones(tmp_path, remote):
+    for name in ("a-b/x.txt", "a/z.txt", "b.txt", ".c.txt", ".d/e.txt", "notes.md"):
+        written(tmp_path / "d" / name, name)
+        remote.pipe(f"/d/{name}", name.encode())
+    assert sentences(tmp_path / "d") == [("a/z.txt",), ("a-b/x.txt",), ("b.txt",)]
+    assert ("b.txt",) in sentences("memory://d")
+    written(tmp_path / "d" / "config.json", "{}")
+    with pytest.raises(ValueError, match="holds a model"):
+        sentences(tmp_path / "d")
+    with pytest.raises(ValueError, match="no corpus file; supported are .txt, .tsv"):
+        sentences(written(tmp_path / "x.md", "x"))
+
+
+def test_blank_null_and_other_fields_are_dropped_and_counted_and_repeats_are(tmp_path):
+    cells = ["a", None, "", " \u200b", "\ufeff\u00ad", 3, ["x"], "b", "a", "a"]
+    path = written(tmp_path / "x.jsonl", "\n".join(json.dumps({"t": cell}) for cell in cells))
+    kept, counts = read(Corpus(str(path), ("t",)))
+    assert kept == [("a",), ("b",), ("a",), ("a",)]
+    assert counts == (10, 4, 2, 4, 2)
+    assert [blank(text) for text in ("\u00ad", "\u3000", ".", "\U0001f600", "\u200bx")] == [True, True] + [
+        False
+    ] * 3
+    path = written(tmp_path / "x.txt", "a\n\n\u200b\nb\n")
+    assert list(rows(Corpus(str(path)))) == [("a",), ("",), ("\u200b",), ("b",)]  # row i is line i
+    assert list(texts(Corpus(str(path)))) == ["a", "b"]
+    for data, words in (
+        ("\n \n", "0 usable sentences in 2 lines, 2 blank"),
+        ("x\n" * 9, "all 9 rows are equal"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            read(Corpus(str(written(tmp_path / "y.txt", data))))
+
+
+def test_a_sample_is_uniform_in_order_and_always_the_same(tmp_path):
+    path = written(tmp_path / "x.txt", "\n".join(map(str, range(1000))))
+    drawn = [int(row[0]) for row in sentences(path, sample=200)]
+    assert drawn == sorted(set(drawn)) and len(drawn) == 200
+    assert drawn == [int(row[0]) for row in rows(Corpus(str(path), (), 200))]
+    assert abs(sum(drawn) / 200 - 500) < 60
+    assert len(sentences(path, sample=2000)) == 1000
+
+
+def test_a_corpus_is_streamed(tmp_path):
+    """Ten thousand sentences are never in memory together."""
+    for name in ("x.txt", "x.csv"):
+        path = written(tmp_path / name, "t\n" + "\n".join(f"{i} " + "word " * 200 for i in range(10_000)))
+        list(rows(Corpus(str(path), ("t",) * name.endswith("csv"), None))).clear()
+        tracemalloc.start()
+        assert sum(1 for _ in texts(Corpus(str(path), ("t",) * name.endswith("csv")))) >= 10_000
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000  # of ten million bytes
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "columns", "words"),
+    [
+        ("x.txt", "a\n", ["t"], "plain text has no columns"),
+        ("x.txt", "a\nb\xe9".encode("latin1"), [], "x.txt: not UTF-8 .*iconv"),
+        ("x.txt", "a\nb".encode("utf-16-le"), [], "x.txt: not UTF-8 .*NUL"),
+        ("x.csv", "a,b\nx,y\n", [], "its columns are a, b; name those of texts"),
+        ("x.csv", "text,b\nx,y\n", ["texd"], "no column 'texd' among text, b; did you mean 'text'"),
+        ("x.csv", "a\nx,y\n", ["a"], "x.csv:2: 2 fields, 1 different ones expected"),
+        ("x.csv", "a,a\nx,y\n", ["a"], "x.csv:1: 2 fields, 1 different"),
+        ("x.csv", 'a,b\n"x,y\n', ["a"], "x.csv:.*unexpected end of data"),
+        ("x.jsonl", '{"a": "x"}\n{"a" "y"}\n', ["a"], "x.jsonl:2: not JSON"),
+        ("x.jsonl", '{"a": "\\ud800"}\n', ["a"], "x.jsonl:1: not JSON"),
+        ("x.jsonl", "[1]\n", ["a"], "x.jsonl:1: an object with fields expected"),
+    ],
+)
+def test_bad_input_is_named_with_its_place(tmp_path, name, data, columns, words):
+    with pytest.raises(ValueError, match=words):
+        sentences(written(tmp_path / name, data), *columns)
+
+
+def test_a_hub_data_set_is_read_like_a_file_and_what_is_nowhere_says_so(tmp_path, monkeypatch):
+    asked = []
+    data = datasets.Dataset.from_pandas(FRAME)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, **how: asked.append((name, how)) or data)
+    assert sentences("owner/name", "a", "b") == PAIRS
+    assert asked == [("owner/name", {"split": "train", "streaming": True})]
+    assert [is_hub_id(x) for x in ("name", "owner/name", "x.txt", "a/b/c", "s3://x")] == [True, True] + [
+        False
+    ] * 3
+
+    def fails(*_, **__):
+        raise RuntimeError("gone")
+
+    monkeypatch.setattr(datasets, "load_dataset", fails)
+    for path, words in (
+        ("owner/name", "the hub did not give it: gone"),
+        (tmp_path / "no.txt", "no such file or directory"),
+        ("memory://no.csv", "no such file, or it cannot be reached"),
+    ):
+        with pytest.raises(FileNotFoundError, match=words):
+            sentences(path, "a")
+    with pytest.raises(ValueError, match="pip install"):
+        sentences("gs://bucket/x.txt")
+
+
+def test_the_fingerprint_changes_with_all_that_changes_the_rows_and_with_nothing_else(tmp_path, remote):
+    path = written(tmp_path / "d" / "x.txt", "a\nb\n")
+    first = fingerprint(Corpus(str(path)))
+    assert fingerprint(Corpus(str(path))) == first
+    others = [Corpus(str(path), ("t",)), Corpus(str(path), (), 1)]
+    assert len({first, *map(fingerprint, others)}) == 3
+    written(path, "a\nc\n")  # of equal size
+    assert fingerprint(Corpus(str(path))) != first
+    moved = written(tmp_path / "e" / "x.txt", "a\nb\n")
+    assert fingerprint(Corpus(str(moved))) == first

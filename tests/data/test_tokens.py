@@ -1,0 +1,133 @@
+"""The cache holds what the tokenizer says, is written once, and survives races and damage."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import ByT5Tokenizer
+
+from whitenedcse.data import tokens
+from whitenedcse.data.corpus import Corpus
+from whitenedcse.data.tokens import token_ids, tokenised
+
+LENGTH = 8
+
+
+def oracle(sentence, tokenizer, length=LENGTH):
+    return tokenizer(sentence, truncation=True, max_length=length)["input_ids"]
+
+
+def rows_of(batch):
+    return [batch.ids[a:b].tolist() for a, b in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)]
+
+
+@pytest.fixture
+def lines(tokenizer):
+    words, draw = sorted(w for w in tokenizer.get_vocab() if w[0] not in "[#"), random.Random(1)
+    return [" ".join(draw.choices([*words, "unheard"], k=draw.randint(1, 12))) for _ in range(1300)]
+
+
+@pytest.fixture
+def corpus(tmp_path, lines):
+    (tmp_path / "x.txt").write_text("\n".join(lines))
+    return Corpus(str(tmp_path / "x.txt"))
+
+
+def test_a_batch_of_rows_is_what_the_tokenizer_says_of_each(corpus, lines, tokenizer, tmp_path, monkeypatch):
+    for batch, prompt in ((4096, ""), (7, "the cat: ")):
+        monkeypatch.setattr(tokens, "BATCH", batch)
+        rows = tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path / "cache", prompt=prompt)
+        index = np.array([1299, 0, 7, 7, 513])
+        assert rows_of(rows.rows(index, [0])) == [oracle(prompt + lines[i], tokenizer) for i in index]
+        assert rows_of(rows.rows(np.arange(1300), [0])) == [oracle(prompt + s, tokenizer) for s in lines]
+        lost = sum(len(tokenizer(prompt + line)["input_ids"]) > LENGTH for line in lines)
+        assert (len(rows), rows.ids.dtype, rows.counts.kept, rows.truncated) == (1300, np.uint16, 1300, lost)
+    assert token_ids(lines[:9], tokenizer, LENGTH) == [oracle(line, tokenizer) for line in lines[:9]]
+    assert token_ids([], tokenizer, LENGTH) == []
+
+
+def test_columns_follow_one_another_whole(lines, tokenizer, tmp_path):
+    path = tmp_path / "x.jsonl"
+    rows = [{"a": lines[i], "b": lines[i + 1], "c": lines[-i]} for i in range(99)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = tokenised(Corpus(str(path), ("a", "b", "c")), tokenizer, LENGTH, cache_dir=tmp_path / "cache")
+    index, wanted = np.array([3, 98]), [rows[3]["c"], rows[98]["c"], rows[3]["a"], rows[98]["a"]]
+    assert rows_of(found.rows(index, [2, 0])) == [oracle(text, tokenizer) for text in wanted]
+
+
+def test_a_slow_tokenizer_a_large_vocabulary_and_no_tokens_work_too(lines, tokenizer, monkeypatch):
+    slow = ByT5Tokenizer()
+    assert token_ids(lines[:20], slow, LENGTH) == [oracle(line, slow) for line in lines[:20]]
+    assert tokens.ids_of(["abcdefgh", "a"], slow, LENGTH).truncated == 1
+    monkeypatch.setattr(type(tokenizer), "eos_token_id", 5, raising=False)
+    monkeypatch.setattr(tokens, "plain", lambda _: False)
+    empty = lambda texts, **_: {"input_ids": [[] for _ in texts]}  # noqa: E731
+    empty.eos_token_id = 5
+    assert tokens.ids_of(["", ""], empty, 4).ids.tolist() == [5, 5]
+
+
+def test_a_text_is_tokenised_whole_and_then_truncated(tokenizer):
+    assert token_ids([" " * 20_000 + "cat"], tokenizer, LENGTH) == [oracle("cat", tokenizer)]
+    tokenizer.truncation_side = "left"
+    try:
+        text = "dog " * 5000 + "cat"
+        assert token_ids([text], tokenizer, LENGTH) == [oracle(text, tokenizer)]
+    finally:
+        tokenizer.truncation_side = "right"
+
+
+def test_lengths_prompts_and_columns_that_cannot_be_are_refused(tokenizer, tmp_path):
+    for length, prompt, words in (
+        (2, "", "leaves no token for text beside 2 special tokens; use 3 or more"),
+        (10**9, "", "is above the"),
+        (5, "the cat the cat", "prompt='the cat the cat' takes 6 tokens"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            token_ids(["x"], tokenizer, length, prompt)
+    (tmp_path / "x.csv").write_text("a,b\nthe cat,0.5\na dog,-2\n")
+    with pytest.raises(ValueError, match="column 'b' has numbers, such as 0.5"):
+        tokenised(Corpus(str(tmp_path / "x.csv"), ("a", "b")), tokenizer, LENGTH, cache_dir=tmp_path / "c")
+
+
+def test_a_second_start_does_not_tokenise_and_another_length_tokenizer_text_or_prompt_does(
+    corpus, tokenizer, tmp_path, monkeypatch
+):
+    made, ids_of = [], tokens.ids_of
+    monkeypatch.setattr(tokens, "ids_of", lambda *given: made.append(1) or ids_of(*given))
+    cache = tmp_path / "cache"
+    first = tokenised(corpus, tokenizer, LENGTH, cache_dir=cache)
+    again = tokenised(corpus, tokenizer, LENGTH, cache_dir=cache)
+    assert len(made) == 1 and np.array_equal(first.ids, again.ids) and first.digests == again.digests
+    tokenised(corpus, tokenizer, LENGTH + 1, cache_dir=cache)
+    tokenised(corpus, tokenizer, LENGTH, cache_dir=cache, prompt="a ")
+    path = Path(corpus.path)
+    path.write_text(path.read_text().replace("cat", "dog", 1))
+    other = tokenised(corpus, tokenizer, LENGTH, cache_dir=cache)
+    assert len(made) == 4 and other.digests["corpus"] != first.digests["corpus"]
+
+
+def test_a_damaged_cache_is_built_anew_and_said_in_one_line_and_a_failed_start_leaves_nothing(
+    corpus, tokenizer, tmp_path, monkeypatch, capfd
+):
+    cache = tmp_path / "cache"
+    first = tokenised(corpus, tokenizer, LENGTH, cache_dir=cache)
+    whole = first.ids.copy()
+    (folder,) = (path for path in cache.iterdir() if path.is_dir())
+    for name in ("ids", "offsets", "meta.json"):
+        data = bytearray((folder / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (folder / name).write_bytes(data)
+        capfd.readouterr()
+        assert np.array_equal(tokenised(corpus, tokenizer, LENGTH, cache_dir=cache).ids, whole)
+        said = capfd.readouterr().out
+        assert said.count("\n") == 1 and name in said and "the corpus is tokenised again" in said
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tokens, "ids_of", full)
+    with pytest.raises(OSError, match="No space left"):
+        tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path / "other")
+    assert not [path for path in (tmp_path / "other").iterdir() if path.is_dir() and path.name[0] != "."]
