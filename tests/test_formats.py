@@ -44,6 +44,7 @@ def from_latex(text):
     """What TeX would set of the escapes in use; a character that is special and not escaped is an error."""
     commands = {"textbackslash": "\\", "textasciitilde": "~", "textasciicircum": "^"}
     commands |= {"textless": "<", "textgreater": ">", "textbar": "|"}
+    text = re.sub(r"\$([+-][\d.,]+)\$", r"\1", text)  # signs of numbers are mathematics
     token = r"\\([a-z]+)\{\}|\\([&%$#_{}])|\{([\[\]*])\}|([^\\&%$#_{}~^<>|])"
     out, at = "", 0
     while at < len(text):
@@ -142,3 +143,10 @@ def test_commands_keep_one_line_each_and_name_the_rows_they_make(capsys):
     assert as_markdown(MADE).endswith(f"\nTo make row\\_1; row & 2:\n\n```sh\n{COMMAND}\n```\n")
     assert from_latex(as_latex(MADE).splitlines()[-2].partition("footnotesize ")[2]).endswith(COMMAND)
     assert as_csv(MADE) == as_csv(GRID)
+
+
+def test_latex_sets_signs_as_mathematics_and_the_best_of_a_column_in_bold():
+    rows = [("a-1", "72.61 ± 0.30", "-0.5"), ("b", "73.2 ± 1", "+1.5"), ("c", "-", "")]
+    text = as_latex(Grid("t", ("", "x", "y"), rows, (), (1, 2), best=[1]))
+    assert r"a-1 & 72.61 $\pm$ 0.30 & $-0.5$ \\" in text
+    assert r"b & \textbf{73.2 $\pm$ 1} & $+1.5$ \\" in text and text.count("textbf") == 1

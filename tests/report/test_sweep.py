@@ -397,7 +397,7 @@ def test_a_pattern_leaves_out_what_a_folder_leaves_out(tmp_path, monkeypatch, ca
         (["run", "--against", "x"], "--against 'x': run is one run"),
         (["run", "--runs", "run"], "--runs and --as go with a published table"),
         (["WhitenedCSE/T1", "--out", "x"], "--out and --against are for runs"),
-        (["torn"], "torn/metrics.csv:3: not a step and numbers by column"),
+        (["torn"], "torn/metrics.csv is damaged"),
         (["scoreless"], "scoreless/scores.json is damaged"),
         (["odd"], "odd/config.yaml is damaged (ParserError"),
         (["run", "--out", "run/config.yaml"], "[Errno 17] File exists: 'run/config.yaml'"),
