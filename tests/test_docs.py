@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 from encoders import SENTENCES, WORDS, backbone, decoder_of
+from evaluation.test_doctor import COUNTS, MRPC, SICK, write
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from programs import ROOT, Forked, server, started, started_anew, surroundings
 from test_architecture import composed
-from test_doctor import COUNTS, MRPC, SICK, write
 
 from whitenedcse.app.config import CONF, check_keys, plain, top
 from whitenedcse.run import flat

@@ -14,9 +14,7 @@ METHOD = (
     "whitening",
     "model/head",
     "evaluation/postprocess",
-    "evaluation/transforms",
     "evaluation/statistics",
-    "evaluation/differences",
 )
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -76,10 +76,10 @@ def test_what_the_examples_leave_can_be_loaded(home):
         assert Embedder.load(model).encode(SENTENCES).shape == (8, 16)
 
 
-def test_there_are_five_of_at_most_forty_lines():
-    assert len(EXAMPLES) == 5
+def test_there_are_six_of_at_most_forty_lines_but_for_the_one_with_two_losses():
+    assert len(EXAMPLES) == 6
     for path in EXAMPLES:
-        assert len(path.read_text().splitlines()) <= 40, path.name
+        assert len(path.read_text().splitlines()) <= (70 if path.stem == "losses" else 40), path.name
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def test_rights_to_a_part_of_a_bucket_suffice(monkeypatch):
         def info(self, path):
             raise PermissionError(path)
 
-    monkeypatch.setattr(files, "_found", lambda path: (Guarded(), path.removeprefix("s3://")))
+    monkeypatch.setattr(files, "reached", lambda path: (Guarded(), path.removeprefix("s3://")))
     remote.refuse_bucket("s3://bucket/mine")
 
 

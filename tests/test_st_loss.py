@@ -275,9 +275,7 @@ def test_settings_that_do_not_fit_together_are_refused(made, settings, words):
 
 @pytest.mark.parametrize("name", ["zca", "shuffled_group"])
 def test_a_whitening_by_name_is_refused_with_what_to_give(made, name):
-    with pytest.raises(
-        TypeError, match=f"whitening='{name}' must be None or a WhiteningSettings of whitenedcse"
-    ):
+    with pytest.raises(TypeError, match=f"whitening='{name}' must be None, a WhiteningSettings or a module"):
         WhitenedContrastiveLoss(made(), whitening=name)
     WhitenedContrastiveLoss(made(), whitening=WhiteningSettings(kind="zca", group_width=None))  # as it says
 

@@ -316,9 +316,7 @@ def test_a_corpus_may_be_a_file(made, pairs, tmp_path):
     assert STSEvaluator(list(pairs), corpus=str(table), columns=["text"], **settings)(model) == by_list
     assert STSEvaluator(list(pairs), corpus=rows[:9], **settings)(model) != by_list
     for call in (lambda: whitened(model, str(table)), lambda: STSEvaluator(list(pairs), corpus=table)):
-        with pytest.raises(
-            ValueError, match=r"are text, label .*, whitened and STSEvaluator: columns=\[NAME\]"
-        ):
+        with pytest.raises(ValueError, match=r"are text, label; .* in Python columns=\[NAME\]"):
             call()
 
 

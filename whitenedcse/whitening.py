@@ -63,7 +63,11 @@ def covariance(x: Tensor) -> Tensor:
 
 
 def mean_variance(cov: Tensor) -> Tensor:
-    """The mean of a covariance's diagonal: (..., d, d) -> (..., 1, 1)."""
+    """The mean of a covariance's diagonal: (..., d, d) -> (..., 1, 1).
+
+    >>> mean_variance(torch.tensor([[2.0, 1.0], [1.0, 4.0]]))
+    tensor([[3.]])
+    """
     return cov.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
 
 
@@ -92,6 +96,9 @@ def ridge(variance: Tensor, eps: float, mean: Tensor) -> Tensor:
     Inputs of any scale so come out white. The variance of 100 rounding errors of the mean (..., w) is added
     too: it keeps those of a constant channel from being scaled up to variance 1, and matters only where a
     mean is 10,000 standard deviations (float32).
+
+    >>> ridge(torch.tensor([[2.0]]), 1e-3, torch.zeros(4))
+    tensor([[0.0020]])
     """
     noise = 100 * torch.finfo(mean.dtype).eps
     floor = (noise * mean.detach()).square().mean(-1)[..., None, None]
@@ -269,7 +276,12 @@ def permutations(leading_shape: Sequence[int], d: int, *, device: str | torch.de
 
 
 def check_divides(width: int, d: int) -> None:
-    """Raise ValueError unless groups of `width` channels make up d."""
+    """Raise ValueError unless groups of `width` channels make up d.
+
+    >>> check_divides(250, 768)
+    Traceback (most recent call last):
+    ValueError: group_width=250 does not divide d=768; nearest that do: [192, 256]
+    """
     if width < 1 or d % width:
         divisors = sorted((k for k in range(1, d + 1) if d % k == 0), key=lambda k: abs(k - width))
         raise ValueError(
@@ -365,6 +377,9 @@ def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (..., w), ascending, and eigenvectors (..., w, w) as columns, of symmetric a: (..., w, w).
 
     NaN for a matrix that is not finite. On CPU for Apple's GPUs, which have no such operation.
+
+    >>> eigh(torch.tensor([[2.0, 1.0], [1.0, 2.0]]))[0].round(decimals=3)
+    tensor([1., 3.])
     """
     finite = a.isfinite().all(dim=(-2, -1), keepdim=True)  # for NaN the solver raises, blaming the matrix
     given = torch.where(finite, a, _identity(a)).to("cpu" if a.device.type == "mps" else a.device)
@@ -413,6 +428,10 @@ class Moments:
     mean far from zero costs no digits, and equal rows give exact zeros. Blocks are joined by [5]; the
     recursion that [4] prints (section 3.4, Eq. 10-11) makes variances 1 + H / (n - 1) times too large on
     average, with H the harmonic number of n - 1, and is not used.
+
+    >>> a, b = Moments(1).update(np.array([[0.0], [2.0]])), Moments(1).update(np.array([[4.0]]))
+    >>> a.merge(b).mean, a.n
+    (array([2.]), 3)
     """
 
     def __init__(self, d: int) -> None:

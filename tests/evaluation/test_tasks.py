@@ -49,7 +49,7 @@ def write(folder, files):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return path
+    return folder / next(iter(files), "")
 
 
 @real
@@ -83,7 +83,7 @@ def test_a_pair_keeps_its_score_among_unscored_lines_quotes_and_further_columns(
         ("a\tb\nc\td\n", "1\n", r"gs.FNWN.txt: 1 lines, for the 2 pairs of .*input.FNWN.txt"),
         ("a\tb\nc d\n", "1\n2\n", r"input.FNWN.txt:2 .*1 tab-separated fields are too few"),
         ("a\tb\nc\td\n", "1\nnan\n", r"FNWN.txt:2 and STS.gs.FNWN.txt: the score is 'nan'"),
-        (b"a\tb\nc\t\xff\n", "1\n2\n", r"input.FNWN.txt:2: byte 0xff is not UTF-8"),
+        (b"a\tb\nc\t\xff\n", "1\n2\n", r"input.FNWN.txt: not UTF-8 .*0xff"),
     ],
 )
 def test_a_damaged_benchmark_names_file_and_line(tmp_path, text, gold, message):
@@ -123,14 +123,14 @@ def test_pairs_may_be_compressed(tmp_path):
     [
         ("p.tsv", "", r"p.tsv: 0 pairs"),
         ("p.tsv", HEADER + "1\ta\tb\n", r"p.tsv: 1 pairs; a correlation needs at least 2"),
-        ("p.tsv", HEADER + "1\ta\tb\n2\ta\n", r"p.tsv:3: 2 fields, 3 expected"),
+        ("p.tsv", HEADER + "1\ta\tb\n2\ta\n", r"p.tsv:3: 2 fields, 3 different ones expected"),
         ("p.tsv", HEADER + "1\ta\tb\nNaN\ta\tb\n", r"p.tsv:3: the score is 'NaN', not a finite number \(col"),
         ("p.tsv", HEADER + "1\ta\t \n", r"p.tsv:2: 'a', ' ' are not two sentences"),
         ("p.tsv", "label\tsentence1\tsentence2\n1\ta\tb\n", r"p.tsv:2: no score among label, sentence1"),
         ("p.csv", 'score,sentence1,sentence2\n1,a,"b" c\n', r"p.csv:2: "),
         ("p.jsonl", '{"score": 1, "sentence1": "a", "sentence2": "b"}\n{"score"\n', r"p.jsonl:2: not JSON"),
         ("p.jsonl", '{"score": 1, "sentence1": 3, "sentence2": "b"}\n', r"p.jsonl:1: 3, 'b' are not two"),
-        ("p.txt", "", r"p.txt: rows are read from .tsv, .csv, .jsonl, not '.txt'"),
+        ("p.txt", "", r"p.txt: rows are read from .tsv, .csv, .jsonl, .json, .parquet, not '.txt'"),
     ],
 )  # fmt: skip
 def test_a_damaged_file_of_pairs_names_the_line(tmp_path, name, text, message):
@@ -232,7 +232,7 @@ def test_columns_and_labels_of_the_other_layouts(tmp_path, small):
         ("TREC", (1, 1), {"TREC/train_5500.label": "CAT:x Who ?\n", "TREC/TREC_10.label": "HUM:x Who ?\n"},
          r"train_5500.label:1: the label is 'CAT', not one of 0, ABBR"),
         ("RTE", (1,), {"": "sentence1\tsentence2\tlabel\nA\tB\n"}, r"dev.tsv:2: 2 fields are too few"),
-        ("SST2", (1, 1, 1), {"SST/binary/sentiment-train": b"\xff\t1\n"}, r"sentiment-train:1: byte 0xff is"),
+        ("SST2", (1, 1, 1), {"SST/binary/sentiment-train": b"\xff\t1\n"}, r"ment-train: not UTF-8 .*0xff"),
         ("SNLI", (), {}, r"no transfer task 'SNLI'; there are MR, CR, SUBJ, MPQA, SST2, TREC, MRPC, RTE"),
     ],
 )  # fmt: skip
@@ -272,7 +272,7 @@ def test_your_own_rows_keep_their_order_and_their_split(tmp_path, suffix):
         (table(("text", "label"), *TEXTS[:22]), r"o.tsv: class 'a' has 11 rows .*ten folds.* need 12"),
         (table(("text", "label"), *TEXTS[::2]), r"o.tsv: 1 classes \(a\)"),
         (table(("text", "label")), r"o.tsv: 0 classes"),
-        (table(("text", "class"), *TEXTS), r"no label among text, class \(line 1\); name .*o.tsv:TEXT:LABEL"),
+        (table(("text", "class"), *TEXTS), r"no label among text, class; name .*o.tsv:TEXT:LABEL"),
         (table(("sentence1", "label"), *TEXTS), r"o.tsv:2: no sentence2 among sentence1, label"),
         (table(("text", "label"), ("x", "a"), (" ", "b")), r"o.tsv:3: an empty text, or none: ' '"),
         (table(("text", "label"), ("x", " ")), r"o.tsv:2: the label is ' '"),
@@ -402,7 +402,7 @@ def test_a_missing_column_is_named_with_those_that_are_there_and_the_way_out(dat
     lacking = "grade" if "grade" in name else "sentence1, sentence2"
     way = r"name its columns with the file, of scored pairs own.csv:SENTENCE1:SENTENCE2:SCORE, or of labelled"
     with pytest.raises(
-        ValueError, match=f"own.csv:2: no {lacking} among left one, score, right one, more .line 1.; {way}"
+        ValueError, match=f"own.csv:2: no {lacking} among left one, score, right one, more; {way}"
     ):
         task(name)
 

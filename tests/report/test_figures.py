@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 
 from whitenedcse.app.arguments import drawable
 from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.scores import evaluate
 from whitenedcse.evaluation.suite import System, plan
-from whitenedcse.evaluation.tasks import Labelled, Subset, evaluate
+from whitenedcse.evaluation.tasks import Labelled, Subset
 from whitenedcse.report.charts import STYLE, legend_below
 from whitenedcse.report.figures import Said, component_curves, draw
 

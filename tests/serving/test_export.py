@@ -264,7 +264,7 @@ def test_the_card_of_a_run_says_what_it_was_trained_on_and_what_it_scored(embedd
     text = (out / "README.md").read_text()
     for said in ("experiment: tiny", "seed: 3", "corpus: mine.txt", "sentences: 7", "commit: abc"):
         assert f"- {said}\n" in text
-    assert re.search(r"\| STS-B \| 9 \| 73 ±3 \|", text)
+    assert re.search(r"\| STS-B \| 9 \| 73.00 ±2.90 \|", text)
     assert ModelCard(text).data.base_model == "owner/base" and str(tmp_path) not in text
     (tmp_path / "run/scores.json").unlink()
     assert cli.main(command) == 0 and "- not finished: this is its best" in (out / "README.md").read_text()

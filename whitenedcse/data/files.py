@@ -83,15 +83,15 @@ def lines(path: str | Path, encoding: str = "utf-8-sig") -> Iterator[str]:
         system.open(inside, "rb") as raw,
         io.TextIOWrapper(io.BufferedReader(unpack(raw), 1 << 17), encoding, newline="\n") as stream,
     ):
-        number = 0
+        number = 1
         try:
             for line in stream:
-                number += 1
                 if "\0" in line:
                     raise UnicodeError("a NUL, as UTF-16 has")
                 yield line.rstrip("\r\n")
+                number += 1
         except UnicodeError as error:
-            about = f"line {number} or soon after it"
+            about = f"in line {number} or soon after it"
             raise ValueError(f"{path}: not UTF-8 ({about}: {error}); convert it with iconv") from error
 
 

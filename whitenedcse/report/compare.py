@@ -147,7 +147,7 @@ def seeds_needed(apart: Sequence[float], tests: int = 1) -> int | None:
     The difference and its spread are taken as they are, the level as Bonferroni's for so many tests.
 
     >>> seeds_needed([0.9, 1.0, 1.1]), seeds_needed([-1.0, 1.2])
-    (3, None)
+    (2, None)
     """
     mean, variance = abs(float(np.mean(apart))), float(np.var(apart, ddof=1))
     for n in range(2, 1000):
