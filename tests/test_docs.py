@@ -89,6 +89,10 @@ def files(home):
     pairs = "score\tsentence1\tsentence2\n" + "".join(f"{i % 6}\t{x[i]}\t{x[-i - 1]}\n" for i in range(20))
     for name in ("my_pairs.tsv", "my_folder/a.tsv", "my_folder/b.tsv"):
         write(home / name, pairs)
+    alike = [(a, b, len({*a.split()} & {*b.split()})) for a, b in zip(some(300), some(301)[1:], strict=True)]
+    write(
+        home / "pairs.tsv", "sentence1\tsentence2\tscore\n" + "".join(f"{a}\t{b}\t{n}\n" for a, b, n in alike)
+    )
     write(home / "my_texts.csv", "text,label\n" + "".join(f"{t},{'ab'[i % 2]}\n" for i, t in enumerate(x)))
 
 
