@@ -142,7 +142,6 @@ WRITES = r"\b(np\.savez?(_compressed)?|torch\.save|save_pretrained|save_file|wri
 WRITES += r"|write_bytes|onnx\.export|save_model_to_file|copyfileobj|tofile)$"
 GUARDS = ("writing(", "drafted(", "naming(")
 INTO_DRAFTS = {  # these write where their callers have such a context, into memory, or to a temporary folder
-    "data.sources._extract",
     "model.sentence_transformers.dump",
     "model.sentence_transformers.write",
     "model.sentence_transformers.write_average",

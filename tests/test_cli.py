@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import rich
 from encoders import nowhere
-from test_doctor import copy, edited
+from evaluation.test_doctor import copy, edited
 from test_sources import TEXT, hub, root  # noqa: F401 (fixtures)
 
 import whitenedcse

@@ -11,7 +11,16 @@ import torch.distributed as dist
 
 from whitenedcse.distributed import Place, check_alone, is_first, placed, shared
 
-NAMES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_NNODES")
+NAMES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "LOCAL_RANK",
+    "SLURM_LOCALID",
+    "SLURM_NTASKS",
+    "SLURM_PROCID",
+    "SLURM_NNODES",
+)
 NAMES += ("TORCHELASTIC_USE_AGENT_STORE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -25,11 +34,12 @@ def alone(monkeypatch):
 def test_a_process_reads_its_place_from_its_environment(monkeypatch):
     cases = [
         ({}, None),
-        ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, Place(5, 8, 4)),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, Place(1, 2, 2)),
+        ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, Place(5, 8, 4, 1)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, Place(1, 2, 2, 1)),
+        ({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "2"}, Place(5, 8, 4, 2)),
         ({"RANK": "1"}, None),
-        ({"SLURM_NTASKS": "6", "SLURM_PROCID": "4", "SLURM_NNODES": "3"}, Place(4, 6, 2)),
-        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, Place(1, 2, 2)),
+        ({"SLURM_NTASKS": "6", "SLURM_PROCID": "4", "SLURM_NNODES": "3"}, Place(4, 6, 2, 0)),
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, Place(1, 2, 2, 1)),
         ({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
         ({"SLURM_NTASKS": "4"}, None),  # sbatch without srun
         ({"RANK": "0", "WORLD_SIZE": "2", "SLURM_NTASKS": "4", "SLURM_PROCID": "3"}, Place(0, 2, 2)),

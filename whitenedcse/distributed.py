@@ -30,9 +30,9 @@ def placed() -> Place | None:
     """The place that this process was given; None if it was started alone."""
     env = os.environ
     if "RANK" in env and "WORLD_SIZE" in env:
-        world = int(env["WORLD_SIZE"])
-        local = int(env.get("LOCAL_RANK", env["RANK"]))
-        return Place(int(env["RANK"]), world, int(env.get("LOCAL_WORLD_SIZE", world)), local)
+        rank, world = int(env["RANK"]), int(env["WORLD_SIZE"])
+        on_machine = int(env.get("LOCAL_WORLD_SIZE", world))
+        return Place(rank, world, on_machine, int(env.get("LOCAL_RANK", rank % on_machine)))
     if int(env.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in env:
         world = int(env["SLURM_NTASKS"])
         on_machine, rank = world // int(env.get("SLURM_NNODES", 1)), int(env["SLURM_PROCID"])

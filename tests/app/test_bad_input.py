@@ -108,7 +108,7 @@ TRAINING = [
     ({"e.tsv": HEADER + "1\ta\tb\nnan\ta\tb\n"}, "monitor.dev=e.tsv", ["e.tsv:3: the score is 'nan'"]),
     ({"file": ""}, "hydra.run.dir=file", ["file", "exists"]),
     ({}, "hydra.run.dir=/proc/x", ["/proc/x"]),
-    ({}, "run=../x", ["run=../x is no name of a directory in outputs/"]),
+    ({}, "run=../new", ["run=../new is no name of a directory in outputs/"]),
 ]  # fmt: skip
 EVALUATION = [
     ({}, "protocol=posthoc", ["bert is not a run of train.py", "fit=FILE"]),

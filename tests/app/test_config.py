@@ -56,9 +56,12 @@ def test_a_key_that_nothing_reads_is_refused_with_the_nearest_wherever_it_is(tmp
         "trainer: {max_step: 1}": "max_step'; the nearest is 'trainer.max_steps'",  # Lightning's
         "tasks: {name: []}": "no setting 'tasks.name'; the nearest is 'tasks.names'",
         "logger: {project: x}": "no setting 'logger.project'; ",
-        "optim: {learning_rate: 1.0}": "optim.learning_rate'; optim has lr, parameters, total_steps, w",
+        "optim: {learning_rate: 1.0}": "optim.learning_rate'; optim has lr, warmup_steps, weight_decay",
         "corpus: x": "no setting 'corpus'; ",
-        "head: zca": 'head="zca" must be Mapping[str, Any] | None',
+        "seed: x\nhead: {whitening: {x: 1}}": "no setting 'head.whitening.x'",  # before a wrong value
+        "optim: {total_steps: 5}": "no setting 'optim.total_steps'",  # train.py gives it
+        "head: null": "head=null must be Mapping[str, Any]",
+        "head: zca": 'head="zca" must be Mapping[str, Any]',
         "loss: {temperature: abc}": 'loss.temperature="abc" must be float',
         "views: 2.5": "views=2.5 must be int",
     }
@@ -182,6 +185,7 @@ SAID = {  # a command line, and what its message ends with; each of `CURES` is u
 }
 RAISED = {
     "no setting 'system'; the nearest is 'sys'": "the file in system/ begins with a line # @package _global_",
+    "no setting 'optim.lr'; there is optim": "in a file it is nested: 'optim:', and its settings indented below",
     "head=3 must be Mapping[str, Any] | None": "a file chooses by '- override /head: OPTION' under its",
     "Head.__init__() got an unexpected keyword argument 'width'": "a class is given its settings (",
     "CUDA out of memory. Tried 2 GiB": "trainer.chunk=16 gives the same gradient with less memory",

@@ -57,6 +57,11 @@ TYPES: dict[str, Any] = {  # of the settings that train.py and evaluate.py read 
 SCALARS = {int: (int,), float: (int, float), bool: (bool,), str: (str,), types.NoneType: (types.NoneType,)}
 FLAGS = "-(h|c|p|r|m|sc|cp|cn|cd|i)|--(help|hydra-help|version|cfg|resolve|package|multirun|shell-completion"
 FLAGS += "|config-path|config-name|config-dir|experimental-rerun|info)"  # the options of Hydra
+GIVEN = {  # by train.py, to the part of this name
+    **{"head": {"width"}, "optim": {"parameters", "total_steps"}, "mlm": {"encoder"}, "logger": {"run"}},
+    **{"monitor": {"directory", "say"}, "trainer": {"logger", "callbacks"}},
+}
+OPTIONAL = {"loss", "logger", "pooling", "postprocess"}  # null leaves it out
 OWN = {"data": "data=file data.corpus=FILE", "encoder": "encoder=pretrained encoder.path=DIR_OR_HUB_ID"}
 OWN |= {"tasks": "tasks.names=[FILE]", "experiment": "DIR/experiment/NAME.yaml, with --config-dir DIR"}
 
@@ -84,11 +89,17 @@ def check_values(config: DictConfig) -> None:
         part = OmegaConf.select(config, name)
         if part and part._target_.startswith("whitenedcse."):
             instantiate(part)
-    if (dev := config.monitor.dev) in config.tasks.names:
+    dev = config.monitor.dev
+    if dev and file_of(dev) in map(file_of, config.tasks.names):
         said = (
             "chooses the checkpoint and is among the tests, whose score is then too high; test on other pairs"
         )
         warnings.warn(f"monitor.dev={dev} {said}", stacklevel=2)
+
+
+def file_of(name: str) -> Path:
+    """The file of a name of scored pairs or tests, as FILE:SENTENCE1:SENTENCE2:SCORE; a name of ours itself."""
+    return Path(name if "://" in name else name.partition(":")[0]).resolve()
 
 
 def leave_out_replaced(script: str, config: DictConfig, hydras: Any) -> None:
@@ -150,27 +161,41 @@ def check_jobs(script: str, hydras: Any) -> None:
 
 
 def check_keys(path: str, node: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Raise ValueError for the first key of a mapping, or of those inside, that is unknown or mistyped.
+    """Raise ValueError for the first key of a mapping, or of those inside, that is unknown, or else mistyped.
 
     path: what stands before its keys, as "head.whitening.". known: the keys that may be in it with their
     annotations; if it is empty, any may.
     """
+    found = sorted(wrong(path, node, known), key=lambda one: one[0])
+    if found:
+        raise ValueError(found[0][1])
+
+
+def wrong(path: str, node: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
+    """What `check_keys` refuses: whether it is a value, and the message."""
     for key, value in node.items():
         name = f"{path}{key}"
         if known and key not in known and key not in HYDRAS:
-            raise ValueError(f"no setting {name!r}; {nearest(name, [f'{path}{key}' for key in known])}")
+            yield (
+                False,
+                f"no setting {name!r}; {nearest(name, [f'{path}{key}' for key in {*known} - HYDRAS])}",
+            )
+            continue
         hint = TYPES.get(name, known.get(key, Any))
         if not fits(value, hint):
             said = re.sub(r"(\w+\.)+(?=\w)", "", inspect.formatannotation(hint))
-            raise ValueError(f"{name}={json.dumps(value, default=str)} must be {said}")
-        if isinstance(value, Mapping):
-            check_keys(f"{name}.", value, parameters(name, value.get("_target_")))
+            yield True, f"{name}={json.dumps(value, default=str)} must be {said}"
+        elif isinstance(value, Mapping):
+            every = parameters(name, value.get("_target_"))
+            inside = {key: hint for key, hint in every.items() if key not in GIVEN.get(name, ())}
+            yield from wrong(f"{name}.", value, inside)
 
 
 def top(script: str) -> dict[str, Any]:
     """The names at the top of a script's configuration, its settings and groups, with their types."""
     names = [str(key) for key in OmegaConf.load(CONF / f"{script}.yaml") if key not in ("defaults", "hydra")]
-    return {name: TYPES.get(name, Mapping[str, Any] | None) for name in [*names, *groups(script)]}
+    every: dict[str, Any] = {name: Mapping[str, Any] for name in [*names, *groups(script)]}
+    return every | dict.fromkeys(OPTIONAL & every.keys(), Mapping[str, Any] | None)
 
 
 def parameters(path: str, target: str | None) -> dict[str, Any]:
@@ -295,7 +320,14 @@ CURES: list[tuple[str, str | Callable[..., str]]] = [
         """own, as "KEY='VALUE'" or 'KEY=["VALUE","VALUE"]'""",
     ),
     (r"^no setting '(experiment|system|sweep)", "the file in {0}/ begins with a line # @package _global_"),
-    (r"^(\w+)=.* must be Mapping", "a file chooses by '- override /{0}: OPTION' under its defaults"),
+    (
+        r"^no setting '(\w+)\.[^']*'; there is \1$",
+        "in a file it is nested: '{0}:', and its settings indented below",
+    ),
+    (
+        r"^(\w+)=.* must be Mapping\[str, Any\]",
+        "a file chooses by '- override /{0}: OPTION' under its defaults",
+    ),
     (r"^data\.corpus=null", "add data.corpus=FILE"),
     (
         r"^\w[\w.]*\(\) (?:missing|takes|got) .*argument",
