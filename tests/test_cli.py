@@ -143,7 +143,6 @@ def test_a_traceback_only_if_asked_for(tmp_path):
         (["encode", "m", "c", "o", "--processes", "0"], "--processes 0 must be 1 or more"),
         (["demo", "m", "c", "--sample", "-1"], "--sample -1 must be 1 or more"),
         (["search", "query", "i", "t", "--top", "0"], "--top 0 must be 1 or more"),
-        (["search", "bench", "i", "--rows", "0"], "--rows 0 must be 1 or more"),
         (["demo", "m", "c", "--port", "99999"], "--port 99999 must be from 1 to 65535"),
         (["demo", "m", "c", "--port", "0"], "--port 0 must be from 1 to 65535"),
     ],

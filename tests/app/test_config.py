@@ -185,7 +185,7 @@ SAID = {  # a command line, and what its message ends with; each of `CURES` is u
 }
 RAISED = {
     "no setting 'system'; the nearest is 'sys'": "the file in system/ begins with a line # @package _global_",
-    "no setting 'optim.lr'; there is optim": "in a file it is nested: 'optim:', and its settings indented below",
+    "no setting 'optim.lr'; there is optim": "in a file it is nested: 'optim:', and its",
     "head=3 must be Mapping[str, Any] | None": "a file chooses by '- override /head: OPTION' under its",
     "Head.__init__() got an unexpected keyword argument 'width'": "a class is given its settings (",
     "CUDA out of memory. Tried 2 GiB": "trainer.chunk=16 gives the same gradient with less memory",

@@ -98,7 +98,7 @@ def check_values(config: DictConfig) -> None:
 
 
 def file_of(name: str) -> Path:
-    """The file of a name of scored pairs or tests, as FILE:SENTENCE1:SENTENCE2:SCORE; a name of ours itself."""
+    """The file of a name of scored pairs or tests, as FILE:SENTENCE1:SENTENCE2:SCORE."""
     return Path(name if "://" in name else name.partition(":")[0]).resolve()
 
 

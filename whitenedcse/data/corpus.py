@@ -18,7 +18,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import xxhash
 
 from whitenedcse.data.files import COMPRESSIONS, KINDS, blank, filesystem, lines, listed, records, suffix
@@ -73,6 +72,8 @@ class Usable:
         self.corpus = corpus
 
     def __iter__(self) -> Iterator[Row]:
+        import numpy as np  # here, as --help does without it
+
         tally, hashes = Counter[str](), array("q")
         every = self.texts_alone(tally)
         for row in every if self.corpus.sample is None else sampled(every, self.corpus.sample):
