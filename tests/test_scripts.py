@@ -176,7 +176,7 @@ def test_pooling_of_a_plain_encoder_can(bert, tmp_path):
         (["+optim.lrr=1"], "error: no setting 'optim.lrr'; the nearest is 'optim.lr'"),
         (
             ["encoder=smal"],
-            "error: no encoder=smal; the nearest is encoder=small; there are bert_base, ",
+            "error: Could not find 'encoder/smal' Available options in 'encoder': bert_base ",
         ),
         (["loss.temperature=0"], "error: loss.temperature=0 must be finite and above 0"),
         (["head.whitening.group_width=3"], "error: group_width=3"),
