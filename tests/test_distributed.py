@@ -108,6 +108,8 @@ def module_of(encoder, head="none", views=2, form="l1", layers=(-2, -1), **setti
         settings["mlm"] = masked(encoder=embedder.encoder).to(encoder.backbone.dtype)
     module = ContrastiveTraining(embedder=embedder, loss=loss, views=views, **settings)
     module.log = module.log_dict = lambda *args, **kwargs: None
+    for weight in module.idle():  # as a run does
+        weight.requires_grad_(False)
     return module
 
 

@@ -302,7 +302,7 @@ def test_evaluations_whose_checkpoint_was_replaced_before_a_kill_are_not_the_bes
     rows = [(step, {"dev/spearman": score}) for step, score in ((0, 10.0), (3, 50.0), (6, 40.0))]
     checkpoint.save(embedder, tmp_path / "best", noted)
     resumed, again = Monitor(**settings), Monitor(**settings)
-    resumed.load_state_dict({"rows": rows})  # as older versions wrote it
+    resumed.load_state_dict({"rows": rows, "since": 0, "warned": []})
     resumed.on_train_start(trainer, None)
     assert resumed.best.step == best
     resumed.rows.append(Row(9, {"dev/spearman": 45.0}))

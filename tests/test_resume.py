@@ -33,7 +33,7 @@ from whitenedcse.training.monitor import Monitor
 from whitenedcse.training.trainer import Safekeeping, Trainer, newest, step_of
 
 BATCHES, SIZE = 7, 4
-SPEED = "train/sentences_per_second"
+MACHINES = "train/sentences_per_second", "train/load"
 SETTINGS = {"max_epochs": 2, "max_steps": -1, "accumulate_grad_batches": 1}
 HERE = {"chunk": None, "devices": 1, "accelerator": "cpu", "enable_progress_bar": False}
 HERE |= {"log_every_n_steps": 2, "gradient_clip_val": 1.0}
@@ -144,9 +144,9 @@ def whole(train, tmp_path_factory):
 
 
 def lines(run):
-    """metrics.csv but for the speed, which no two lives share."""
+    """metrics.csv but for speed and load of the machine, which no two lives share."""
     with (run / "metrics.csv").open() as file:
-        return [line | {SPEED: bool(line[SPEED])} for line in csv.DictReader(file)]
+        return [line | {name: bool(line[name]) for name in MACHINES} for line in csv.DictReader(file)]
 
 
 class InterruptedDevSet:

@@ -20,7 +20,7 @@ PROGRAMS = {  # arguments, and the call from which on the program may be killed
     "evaluate.py": (EVALUATE.split(), "whitenedcse.run:Run.start"),
 }
 SHARES = 10  # tests of each program
-SPEED = "train/sentences_per_second"
+MACHINES = "train/sentences_per_second", "train/load"
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def killed(tmp_path_factory):
 
 
 def outcome(run):
-    """The content of a run but checkpoints, log, speed and resumptions, which no two lives share."""
+    """The content of a run but checkpoints, log, speed, load and resumptions, which no two lives share."""
     files = [path for path in run.rglob("*") if path.is_file() and path.parent.name != "checkpoints"]
     found = {str(path.relative_to(run)): path.read_bytes() for path in files if path.suffix != ".log"}
     facts, digests = (json.loads(found[name]) for name in ("versions.json", "digests.json"))
@@ -56,7 +56,7 @@ def outcome(run):
         facts.pop(name, None)
     if "metrics.csv" in found:
         lines = csv.DictReader(found["metrics.csv"].decode().splitlines())
-        found["metrics.csv"] = [line | {SPEED: bool(line[SPEED])} for line in lines]
+        found["metrics.csv"] = [line | {name: bool(line[name]) for name in MACHINES} for line in lines]
     for name in ("versions.json", "metrics.csv"):
         digests.pop(name, None)
     return found | {"versions.json": facts, "digests.json": digests}

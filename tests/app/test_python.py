@@ -49,11 +49,13 @@ WORDS += ["data.batch_size=8", "data.max_length=16", "optim.lr=1e-3"]
 
 
 def bits(run):
-    """The digests of the best checkpoint's weights and head, and of the logged values but the speed."""
+    """The digests of the best checkpoint's weights and head, and of the logged values but speed and load."""
     folder = Path(run)
     assert (folder / "scores.json").is_file()
     series = {
-        name: [*values.values] for name, values in Run(folder).series.items() if "per_second" not in name
+        name: [*values.values]
+        for name, values in Run(folder).series.items()
+        if name not in ("train/sentences_per_second", "train/load")
     }
     return [checksum(folder / "best" / name) for name in ("model.safetensors", "head.safetensors")], series
 

@@ -3,6 +3,7 @@
 import copy
 import csv
 import itertools
+import os
 import time
 from types import SimpleNamespace
 
@@ -14,7 +15,6 @@ from lightning import Callback
 from test_training import EightSentences, module_of, monitor_of
 from torch.utils.data import DataLoader
 
-from whitenedcse.app import train
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.evaluation.geometry import diversity
@@ -42,14 +42,6 @@ def test_tensorboard_that_is_not_installed_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(loggers, "find_spec", {}.get)
     with pytest.raises(ValueError, match=r"pip install 'whitenedcse\[tensorboard\]'"):
         tensorboard_logger(run=tmp_path)
-
-
-def test_and_before_data_is_read(refusal, monkeypatch):
-    monkeypatch.setattr(loggers, "find_spec", {}.get)
-    monkeypatch.setattr(train, "built", lambda cfg: pytest.fail("the parts of the run are made"))
-    assert refusal("train", "logger=tensorboard").startswith(
-        "error: logger=tensorboard needs tensorboard: pip"
-    )
 
 
 LIFE = [(0, {"dev": 1.0}), (1, {"loss": 3.0}), (2, {"loss": 2.0}), (2, {"dev": 4.0}), (3, {"loss": 1.0})]
@@ -108,6 +100,7 @@ def test_the_loss_is_logged_once_a_due_step_with_the_rate_that_step_took(tmp_pat
     """Two batches a step, every second step: the rate is read before the schedule moves on."""
     record, metrics = Record(), Metrics(tmp_path / "m.csv", None)
     monkeypatch.setattr(time, "perf_counter", lambda: 10.0 * trainer.global_step)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 9.0, 9.0))
     group, batch = {"lr": 0.0}, Batch(None, None, 30)
     trainer = SimpleNamespace(
         optimizers=[SimpleNamespace(param_groups=[group])],
@@ -127,7 +120,8 @@ def test_the_loss_is_logged_once_a_due_step_with_the_rate_that_step_took(tmp_pat
         group["lr"] = 99.0
         record.on_train_batch_end(trainer, None, None, batch, index)
     assert (tmp_path / "m.csv").read_text() == (  # 4 batches of 30 on 2 ranks in 20 seconds
-        "step,train/loss,train/lr,train/sentences_per_second\n2,3.0,1.0,12.0\n4,7.0,3.0,12.0\n"
+        "step,train/loss,train/lr,train/sentences_per_second,train/load\n"
+        "2,3.0,1.0,12.0,0.5\n4,7.0,3.0,12.0,0.5\n"
     )
 
 

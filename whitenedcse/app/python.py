@@ -55,7 +55,7 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
     max_length: int = 32,
     epochs: int = 1,
     seed: int = 42,
-    devices: int | str = "auto",
+    devices: int | str = 1,
     settings: Settings | None = None,
     force: bool = False,
 ) -> Run:
@@ -84,8 +84,8 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
         to 0, None for 3e-5. Parts of your own are used as they are and have the settings that they were made
         with; of them the run notes the class and its plain attributes.
     batch_size: sentences per step, over all devices. max_length: the most tokens kept of a sentence.
-    devices: "auto" (every GPU, or one CPU process) or a number of devices; each has a process of its own, to
-        which no object can go: parts of your own are then named by settings={"loss._target_": "mine.Margin"}.
+    devices: a number of devices, or "auto" for every GPU; each has a process of its own, to which no object
+        can go: parts of your own are then named by settings={"loss._target_": "mine.Margin"}.
     settings: any other settings by their dotted names, such as {"trainer.max_steps": 500,
         "head.whitening.group_width": 4, "mlm.weight": 0.1}, which take precedence; `whitenedcse train --help`
         lists them.

@@ -250,13 +250,14 @@ def behind(x: Tensor) -> set[Tensor]:
 
 @contextmanager
 def still(encoder: nn.Module) -> Iterator[None]:
-    """A context in which the encoder is in eval mode."""
-    was_training = encoder.training
+    """A context in which the encoder is in eval mode; then each of its modules has its own mode again."""
+    training = [module for module in encoder.modules() if module.training]
     encoder.eval()
     try:
         yield
     finally:
-        encoder.train(was_training)
+        for module in training:
+            module.training = True
 
 
 def pretrained(path: str, *, batches: Batches = "auto", lora: LoRA | None = None) -> Encoder:
