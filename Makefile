@@ -11,13 +11,8 @@ test: # as the README says; 4 minutes on 2 cores
 test-all: # with the slow ones
 	pytest -m ''
 
-# tests of mathematics, data, model and evaluation that start no process
-QUICK = attention checkpoint checkpoints comparison correlation durable embedder examples formats geometry head \
-	layers loss moments nearest operations packed pooling postprocess precision record safekeeping settings source \
-	sources statistics sts suite tables tasks trainer transforms whitening words
-
-quick: # the inner loop
-	pytest -q $(QUICK:%=tests/test_%.py)
+quick: # the inner loop: mathematics, model and evaluation
+	pytest -q tests/test_whitening.py tests/test_ragged.py tests/model tests/evaluation
 
 bench: # a quick look at each; without --quick they take long
 	python -m bench.whitening --quick
