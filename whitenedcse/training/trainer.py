@@ -122,6 +122,7 @@ class Safekeeping(Callback):
         self.last, self.pause = time.monotonic(), seconds
         self.saved = 0  # optimiser steps in the newest checkpoint
         self.bad: Tensor | None = None
+        self.before: dict[int, Any] = {}  # what handled each signal
 
     def setup(self, trainer: lightning.Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raise ValueError on every rank if one has another configuration or checkpoint."""
@@ -140,7 +141,12 @@ class Safekeeping(Callback):
         self.votes = VOTES if trainer.world_size > 1 and pl_module.device.type != "cpu" else 1
         if threading.current_thread() is threading.main_thread():  # no other hears any
             for number in ASKING:
-                signal.signal(number, self.hear)
+                self.before[number] = signal.signal(number, self.hear)
+
+    def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give the signals back, which Lightning does after a run that ends well alone."""
+        while self.before:
+            signal.signal(*self.before.popitem())
 
     def hear(self, number: int, _: Any) -> None:
         """Remember a signal until the step is done; a second Ctrl-C ends the process at once."""
