@@ -126,6 +126,7 @@ class Safekeeping(Callback):
 
     def setup(self, trainer: lightning.Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raise ValueError on every rank if one has another configuration or checkpoint."""
+        self.before = {number: signal.getsignal(number) for number in ASKING}  # Lightning's come later
         first, *rest = (text.splitlines() for text in everyones(self.settings))
         for rank, other in enumerate(rest, start=1):
             for ours, theirs in zip_longest(first, other, fillvalue=""):
@@ -141,12 +142,13 @@ class Safekeeping(Callback):
         self.votes = VOTES if trainer.world_size > 1 and pl_module.device.type != "cpu" else 1
         if threading.current_thread() is threading.main_thread():  # no other hears any
             for number in ASKING:
-                self.before[number] = signal.signal(number, self.hear)
+                signal.signal(number, self.hear)
 
     def on_exception(self, trainer: Any, pl_module: LightningModule, exception: BaseException) -> None:
         """Give the signals back, which Lightning does after a run that ends well alone."""
-        while self.before:
-            signal.signal(*self.before.popitem())
+        for number, handler in self.before.items():
+            if signal.getsignal(number) == self.hear:
+                signal.signal(number, handler)
 
     def hear(self, number: int, _: Any) -> None:
         """Remember a signal until the step is done; a second Ctrl-C ends the process at once."""
