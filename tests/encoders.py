@@ -283,3 +283,18 @@ def source(embedder, tmp_path):
     """The folder of that embedder."""
     embedder.save(tmp_path / "best")
     return str(tmp_path / "best")
+
+
+SMALL = {"batch_size": 8, "max_length": 16, "pooling": "mean", "lr": 1e-3}  # of whitenedcse.train
+PAIRS = "score\tsentence1\tsentence2\n" + "".join(
+    f"{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(zip(SENTENCES, SENTENCES[::-1], strict=True))
+)
+
+
+@pytest.fixture
+def home(with_bert):
+    """An empty folder with an encoder, a corpus of 48 sentences and scored pairs, as a user has them."""
+    (with_bert / "my.txt").write_text("".join(f"{a} {b}\n" for a in SENTENCES for b in SENTENCES[:6]))
+    (with_bert / "pairs.tsv").write_text(PAIRS)
+    (with_bert / "table.csv").write_text("key,text\n1,a cat\n2,a dog\n")
+    return with_bert

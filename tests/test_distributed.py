@@ -526,19 +526,6 @@ def test_every_rank_knows_the_same(worlds, world):
         assert outcome["everyones"] == [{"rank": r, "text": "x" * r} for r in ranks]
 
 
-def drawn(*position):
-    reseed(*position)
-    return torch.rand(4).tolist()
-
-
-def test_random_numbers_depend_on_the_position_alone():
-    expected = drawn(0, 1, 2)
-    torch.rand(100)
-    assert drawn(0, 1, 2) == expected
-    positions = [(0, 1, 2), (1, 0, 2), (0, 1), (1, 0), (0, 1, 2, 0), (0, 12), (0, 1, -2), (-1,), (1,), ()]
-    assert len({tuple(drawn(*position)) for position in positions}) == len(positions)
-
-
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 8])
 def test_parts_of_a_batch_are_slices_of_its_sentences(most):
     sevens = sentences(7, 0)

@@ -123,7 +123,7 @@ def commands(text):
     """Every command of a page, as words; of a block of Python `python -c` and the block."""
     for kind, block in re.findall(r"^```(bash|python)\n(.*?)^```", text, re.M | re.S):
         if kind == "python":
-            if "import mteb" not in block:  # which fetches: tests/test_mteb.py
+            if "import mteb" not in block:  # which fetches: tests/slow/test_recipes.py
                 yield ["python", "-c", block]
             continue
         for line in block.replace("\\\n", " ").splitlines():

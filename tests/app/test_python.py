@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from encoders import SENTENCES
+from encoders import SENTENCES, SMALL
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from programs import ROOT, Forked, forking, server, started, surroundings
@@ -29,21 +29,6 @@ from whitenedcse.files import checksum
 from whitenedcse.run import Run
 from whitenedcse.training.module import adamw
 
-PAIRS = "score\tsentence1\tsentence2\n" + "".join(
-    f"{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(zip(SENTENCES, SENTENCES[::-1], strict=True))
-)
-
-
-@pytest.fixture
-def home(with_bert):
-    """An empty folder with an encoder, a corpus of 48 sentences and scored pairs, as a user has them."""
-    (with_bert / "my.txt").write_text("".join(f"{a} {b}\n" for a in SENTENCES for b in SENTENCES[:6]))
-    (with_bert / "pairs.tsv").write_text(PAIRS)
-    (with_bert / "table.csv").write_text("key,text\n1,a cat\n2,a dog\n")
-    return with_bert
-
-
-SMALL = {"batch_size": 8, "max_length": 16, "pooling": "mean", "lr": 1e-3}
 WORDS = ["encoder=pretrained", "encoder.path=bert", "data=file", "data.corpus=my.txt", "pooling=mean"]
 WORDS += ["data.batch_size=8", "data.max_length=16", "optim.lr=1e-3"]
 

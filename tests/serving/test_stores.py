@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from encoders import SENTENCES, embedder_of
 
-from whitenedcse.app import cli
-from whitenedcse.data import remote
+from whitenedcse.app import arguments, cli
+from whitenedcse.data import files, remote
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving import encode
@@ -123,3 +123,113 @@ def test_fits_indices_and_exports_there_are_as_here(url, source, tmp_path, capsy
     put(f"{url}/other/mine.txt", "mine")
     with pytest.raises(FileExistsError, match=f"^{url}/other exists; choose another name"):
         export(embedder, f"{url}/other", "transformers")
+
+
+def test_what_could_not_be_copied_stays_here(url, source, tmp_path, monkeypatch, capsys):
+    def full(*_, **__):
+        raise TimeoutError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote.Store, "replace", full)
+        assert run("export", source, f"{url}/export", "--to", "transformers") == 2
+    said = capsys.readouterr().err
+    (kept,) = (path for path in (tmp_path / "cache").rglob("export") if path.is_dir())
+    assert said.startswith("error: no answer; ") and f" is in {kept}, until the next attempt" in said
+    Embedder.load(kept)
+    assert run("export", source, f"{url}/export", "--to", "transformers") == 0
+    assert not kept.exists()
+
+
+@pytest.mark.slow
+def test_a_bucket_that_is_not_there_is_not_made(server, source, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WHITENEDCSE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(key, "none")
+    assert run("export", source, "s3://mispelt/out", "--to", "transformers") == 2
+    assert capsys.readouterr().err.startswith("error: s3://mispelt/out: there is no bucket 'mispelt'; ")
+    assert not fsspec.filesystem("s3").exists("mispelt")
+
+
+def test_rights_to_a_part_of_a_bucket_suffice(monkeypatch):
+    class Guarded:
+        def info(self, path):
+            raise PermissionError(path)
+
+    monkeypatch.setattr(files, "reached", lambda path: (Guarded(), path.removeprefix("s3://")))
+    remote.refuse_bucket("s3://bucket/mine")
+
+
+def test_a_directory_that_is_half_replaced_is_not_read(url, source, monkeypatch):
+    assert run("export", source, f"{url}/export", "--to", "transformers") == 0
+    put_all, written = remote.Store.put, []
+
+    def cut(self, names):
+        for name in names:
+            if len(written) == 2:
+                raise KeyboardInterrupt
+            written.append(name)
+            put_all(self, [name])
+
+    monkeypatch.setattr(remote.Store, "put", cut)
+    assert run("export", source, f"{url}/export", "--to", "transformers") == 130
+    assert not {name.rpartition("/")[2] for name in remote.held(f"{url}/export")} & set(remote.MARKS)
+    with pytest.raises((ValueError, OSError)):
+        Embedder.load(f"{url}/export")
+
+
+def test_a_copy_is_used_until_the_store_has_another_version(url, monkeypatch):
+    put(f"{url}/a/x.txt", "one")
+    put(f"{url}/a/deep/y.txt", "two")
+    first = remote.fetched(f"{url}/a/")
+    assert (first / "x.txt").read_text() == "one" and (first / "deep" / "y.txt").read_text() == "two"
+    monkeypatch.setattr(remote, "download", None)
+    assert remote.fetched(f"{url}/a") == first
+    monkeypatch.undo()
+    monkeypatch.setenv("WHITENEDCSE_CACHE", str(first.parents[3]))
+    put(f"{url}/a/x.txt", "six")
+    second = remote.fetched(f"{url}/a")
+    assert (second / "x.txt").read_text() == "six" and not first.exists()
+    assert remote.fetched(f"{url}/a/x.txt").read_text() == "six"
+
+
+def test_what_a_store_without_versions_holds_is_copied_each_time(url, monkeypatch):
+    monkeypatch.setattr(remote, "VERSION", ())
+    put(f"{url}/a/x.txt", "one")
+    assert (remote.fetched(f"{url}/a") / "x.txt").read_text() == "one"
+    put(f"{url}/a/x.txt", "six")
+    assert (remote.fetched(f"{url}/a") / "x.txt").read_text() == "six"
+
+
+def test_no_name_of_a_file_leads_out_of_the_copy(url, tmp_path):
+    put(f"{url}/a/x.txt", "one")
+    (file,) = remote.held(f"{url}/a").values()
+    with pytest.raises(ValueError, match="'deep/../../x.txt' would be copied to another folder"):
+        remote.download(f"{url}/a", {"deep/../../x.txt": file}, tmp_path / "b" / "c" / "a")
+
+
+def test_a_copy_that_changes_meanwhile_is_refused(url, monkeypatch):
+    put(f"{url}/a/x.txt", "one")
+    listings = iter([remote.held(f"{url}/a"), {}])
+    monkeypatch.setattr(remote, "held", lambda _: next(listings))
+    with pytest.raises(ValueError, match="changed while it was copied"):
+        remote.fetched(f"{url}/a")
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("words", [("search", "query", "{}", "x"), ("encode", "{}", "x.txt", "out")])
+def test_what_is_not_there_is_one_line(url, tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.txt").write_text("x\n")
+    assert run(*(word.format(f"{url}/none") for word in words)) == 2
+    line = f"error: {url}/none: no such file or directory, or it cannot be reached ("
+    assert capsys.readouterr().err.startswith(line)
+
+
+def test_the_url_of_a_model_is_no_function():
+    assert not arguments.is_function("s3://bucket/model") and arguments.is_function("module:function")
+
+
+def test_a_store_whose_package_is_missing_is_one_line(source, capsys):
+    assert run("export", source, "dropbox://folder/x", "--to", "transformers") == 2
+    assert "pip install dropbox" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from encoders import SENTENCES, embedder_of
+from encoders import PAIRS, SENTENCES, SMALL, embedder_of
 
 import whitenedcse
 from whitenedcse import Embedder
@@ -18,41 +18,11 @@ from whitenedcse.data.tokens import tokenised
 from whitenedcse.evaluation import suite
 from whitenedcse.evaluation.geometry import alignment, uniformity
 from whitenedcse.evaluation.tasks import Subset
-from whitenedcse.files import checksum
 from whitenedcse.model import checkpoint
 from whitenedcse.model.head import Final
-from whitenedcse.run import Run
 from whitenedcse.training.loggers import progress_bar
 from whitenedcse.training.module import first_seed, seed_of
 from whitenedcse.training.monitor import DevSet, HeldOut, Monitor, Row, dropped
-
-PAIRS = "score\tsentence1\tsentence2\n" + "".join(
-    f"{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(zip(SENTENCES, SENTENCES[::-1], strict=True))
-)
-
-
-@pytest.fixture
-def home(with_bert):
-    """An empty folder with an encoder, a corpus of 48 sentences and scored pairs, as a user has them."""
-    (with_bert / "my.txt").write_text("".join(f"{a} {b}\n" for a in SENTENCES for b in SENTENCES[:6]))
-    (with_bert / "pairs.tsv").write_text(PAIRS)
-    (with_bert / "table.csv").write_text("key,text\n1,a cat\n2,a dog\n")
-    return with_bert
-
-
-SMALL = {"batch_size": 8, "max_length": 16, "pooling": "mean", "lr": 1e-3}
-WORDS = ["encoder=pretrained", "encoder.path=bert", "data=file", "data.corpus=my.txt", "pooling=mean"]
-WORDS += ["data.batch_size=8", "data.max_length=16", "optim.lr=1e-3"]
-
-
-def bits(run):
-    """The digests of the best checkpoint's weights and head, and of the logged values but the speed."""
-    folder = Path(run)
-    assert (folder / "scores.json").is_file()
-    series = {
-        name: [*values.values] for name, values in Run(folder).series.items() if "per_second" not in name
-    }
-    return [checksum(folder / "best" / name) for name in ("model.safetensors", "head.safetensors")], series
 
 
 def test_a_transform_is_fitted_to_the_training_corpus_and_to_no_other_of_its_name(home, monkeypatch):
