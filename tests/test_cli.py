@@ -17,7 +17,7 @@ from test_sources import TEXT, hub, root  # noqa: F401 (fixtures)
 
 import whitenedcse
 from whitenedcse.app import cli, serving_commands
-from whitenedcse.app.serving_commands import refuse_place
+from whitenedcse.app.serving_commands import check_fit_place
 
 PACKAGE = Path(cli.__file__).parent
 STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
@@ -277,13 +277,13 @@ def test_ctrl_c_is_no_traceback(monkeypatch):
 
 
 def test_a_fit_is_refused_where_no_file_can_be_written_before_it_is_computed(tmp_path, monkeypatch):
-    refuse_place(tmp_path / "whitening.safetensors")
+    check_fit_place(tmp_path / "whitening.safetensors")
     with pytest.raises(
         IsADirectoryError, match=r"is a directory; name a file in it, as .*/whitening.safetensors"
     ):
-        refuse_place(tmp_path)
+        check_fit_place(tmp_path)
     with pytest.raises(FileNotFoundError, match="no such directory; make it first"):
-        refuse_place(tmp_path / "none" / "x")
+        check_fit_place(tmp_path / "none" / "x")
     monkeypatch.setattr(serving_commands.os, "access", lambda path, mode: False)  # root may write anywhere
     with pytest.raises(PermissionError, match="cannot be written to; name another place"):
-        refuse_place(tmp_path / "x")
+        check_fit_place(tmp_path / "x")

@@ -157,7 +157,7 @@ def test_rights_to_a_part_of_a_bucket_suffice(monkeypatch):
             raise PermissionError(path)
 
     monkeypatch.setattr(files, "reached", lambda path: (Guarded(), path.removeprefix("s3://")))
-    remote.refuse_bucket("s3://bucket/mine")
+    remote.check_bucket("s3://bucket/mine")
 
 
 def test_a_directory_that_is_half_replaced_is_not_read(url, source, monkeypatch):

@@ -97,7 +97,7 @@ def form(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", choices=FORMS, default="table", help="output format (default: table)")
 
 
-def refuse_numbers(arguments: argparse.Namespace) -> None:
+def check_numbers(arguments: argparse.Namespace) -> None:
     """Raise ValueError for an option with a number that none of the commands can take."""
     for name in ("sample", "dim", "whiten_k", "shard", "processes", "top", "rows"):
         if (value := getattr(arguments, name, None)) is not None and value < 1:
@@ -141,7 +141,7 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def refuse_dim(arguments: argparse.Namespace, on: str | None = None) -> None:
+def check_dim(arguments: argparse.Namespace, on: str | None = None) -> None:
     """Raise ValueError for --dim without a whitening."""
     if arguments.dim is not None and on is None and arguments.whiten is None:
         on = " or --whiten-on CORPUS" * hasattr(arguments, "whiten_on")
@@ -155,7 +155,7 @@ def ended(arguments: argparse.Namespace, on: str | None = None) -> Any:
     from whitenedcse.evaluation.postprocess import Postprocess
     from whitenedcse.serving.fit import fitted, whitened
 
-    refuse_dim(arguments, on)
+    check_dim(arguments, on)
     k, fit = arguments.dim, Postprocess.load(arguments.whiten) if arguments.whiten else None
     embedder = opened(arguments)
     if k is not None and not 1 <= k <= embedder.width:
@@ -226,7 +226,7 @@ def source(model: str, pooling: Pooling | None, prompt: str | None = None) -> So
     return Source(embedder.encode, str(embedder.pooling), embedder, embedder.prompt)
 
 
-def refuse_unread(config: Any, rows: Sequence[Any]) -> None:
+def check_effects(config: Any, rows: Sequence[Any]) -> None:
     """Raise ValueError for k, fit, columns, pooling or layers where no row of an evaluation reads them."""
     kept, fits = {(row.map or {}).get("k") for row in rows}, {row.fit for row in rows} - {""}
     fitted = "a postprocess that is fitted, such as postprocess=whitening"
@@ -243,7 +243,7 @@ def refuse_unread(config: Any, rows: Sequence[Any]) -> None:
             raise ValueError(f"{said} has no effect here: it is for {use}")
 
 
-def refuse_width(embedder: Embedder | None, rows: Iterable[Any]) -> None:
+def check_row_widths(embedder: Embedder | None, rows: Iterable[Any]) -> None:
     """Raise ValueError for a row that keeps more components than the vectors of the encoder have."""
     for row in rows if embedder is not None else ():
         width = embedder.encoder.width if row.pooling else embedder.width  # type: ignore[union-attr]

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments, unknown = parser.parse_known_args([word for word in words if word != "--debug"])
         if unknown:
             raise ValueError(no_argument(unknown, words, parser))
-        given.refuse_numbers(arguments)
+        given.check_numbers(arguments)
         with console.ending_when_asked():
             return int(arguments.run(arguments))
     except (Exception, KeyboardInterrupt) as error:

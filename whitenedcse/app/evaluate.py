@@ -67,7 +67,7 @@ def scored(
     protocol, rows, plan, notes = agenda(cfg)
     classify = classifiers.classifier(cfg.classifier)
     source = arguments.source(cfg.model, requested(cfg.get("pooling"), cfg.layers), cfg.prompt)
-    arguments.refuse_width(source.embedder, rows)
+    arguments.check_row_widths(source.embedder, rows)
     if trained is None:
         arguments.say_unfinished(cfg.model)
         run.start(OmegaConf.to_yaml(cfg, resolve=True))
@@ -105,7 +105,7 @@ def agenda(cfg: DictConfig) -> tuple[Any, list[Any], Any, list[str]]:
     protocol = instantiate(cfg.protocol)
     settings = instantiate(cfg.postprocess).settings if cfg.postprocess else None
     rows, notes = protocols.chosen(protocol, settings, fit, curve="components" in cfg.figures)
-    arguments.refuse_unread(cfg, [*protocol.lines, *rows])
+    arguments.check_effects(cfg, [*protocol.lines, *rows])
     find = [partial(tasks.task, name, protocol.case) for name in cfg.tasks.names]
     _, *data = arguments.require([partial(arguments.require_model, cfg.model), *find])
 

@@ -72,7 +72,7 @@ def build(arguments: argparse.Namespace) -> int:
     from whitenedcse.serving.search import Building, build
 
     distributed.check_alone("search build")  # the ranks of `whitenedcse encode` write what --vectors takes
-    given.refuse_dim(arguments)
+    given.check_dim(arguments)
     fit = Postprocess.load(arguments.whiten) if arguments.whiten else None
     k = arguments.dim if fit else arguments.whiten_k
     prompts, arguments.prompt = (arguments.prompt, arguments.query_prompt), None  # of which it knows two
@@ -99,7 +99,7 @@ def extend(arguments: argparse.Namespace) -> int:
 
 def _corpus(arguments: argparse.Namespace) -> Corpus:
     """The corpus with its column of texts, and then that of ids if there is one."""
-    sources.refuse_columns(arguments.corpus, arguments.columns)
+    sources.check_columns(arguments.corpus, arguments.columns)
     if arguments.ids and not arguments.columns:
         raise ValueError(f"--ids {arguments.ids} goes with --columns, which name the texts")
     return sources.named(arguments.corpus, [*arguments.columns, *([arguments.ids] if arguments.ids else [])])
@@ -116,7 +116,7 @@ def query(arguments: argparse.Namespace) -> int:
         raise ValueError(f"TEXT {arguments.text!r} is blank: give the words to look for")
     asked = [arguments.text]
     if arguments.file is not None:
-        sources.refuse_columns(arguments.file, arguments.columns)
+        sources.check_columns(arguments.file, arguments.columns)
         asked = [text for (text,) in rows(sources.named(arguments.file, arguments.columns))]
     answers = Index.load(arguments.index).query(asked, arguments.top)
     cells = [

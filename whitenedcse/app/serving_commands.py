@@ -114,7 +114,7 @@ def whiten_fit(arguments: argparse.Namespace) -> int:
     corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample)
     before = remote.present(arguments.out)
     if before is not None or not remote.is_url(arguments.out):
-        refuse_place(before or Path(arguments.out))
+        check_fit_place(before or Path(arguments.out))
     take_device(here.local if (here := placed()) else 0)
     facts = fitted(fit, given.opened(arguments), corpus, bf16=arguments.bf16)
     if is_first():
@@ -124,7 +124,7 @@ def whiten_fit(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def refuse_place(out: Path) -> None:
+def check_fit_place(out: Path) -> None:
     """Raise OSError for a path where no fit can be written, or with another file, before hours of work."""
     from whitenedcse.evaluation.postprocess import Postprocess
 
@@ -198,8 +198,8 @@ def encode(arguments: argparse.Namespace) -> int:
     """Write the vectors, and print where they are."""
     from whitenedcse.serving.encode import Form, Job, encoded, state
 
-    given.refuse_dim(arguments)
-    sources.refuse_columns(arguments.input, arguments.columns)
+    given.check_dim(arguments)
+    sources.check_columns(arguments.input, arguments.columns)
     form, out = Form(arguments.to, arguments.dtype, arguments.shard), arguments.out
     corpus = sources.named(arguments.input, arguments.columns)
     job = Job(partial(given.ended, arguments), arguments.source, corpus, out, form, arguments.bf16)

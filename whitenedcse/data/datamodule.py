@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.sources import located
 from whitenedcse.data.tokens import TokenRows, tokenised
-from whitenedcse.data.views import Views, frame, prompt_tokens, refuse_idle
+from whitenedcse.data.views import Views, check_changes, frame, prompt_tokens
 from whitenedcse.ragged import Ragged
 
 HELD_OUT = 512  # rows at most that are held out of a corpus
@@ -160,7 +160,7 @@ class SentenceData(LightningDataModule):
             raise ValueError(f"{self.said}: a contrastive loss needs 2 sentences or more in a batch")
         if passes < 1:
             raise ValueError(f"data.passes={passes} must be 1 or more")
-        refuse_idle(passes, repetition, crop, cutoff)
+        check_changes(passes, repetition, crop, cutoff)
         Corpus(corpus, tuple(columns), sample)  # refuses what no corpus has
         self.corpus, self.columns, self.sample = corpus, tuple(columns), sample
         self.max_length, self.passes, self.seed = max_length, passes, seed

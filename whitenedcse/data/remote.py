@@ -177,7 +177,7 @@ def named(out: str | Path) -> Iterator[Store | None]:
     if not is_url(out):
         yield None
         return
-    refuse_bucket(str(out))
+    check_bucket(str(out))
     store = Store(str(out), beside(place(str(out)), "out") / place(str(out)).name)
     store.local.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -191,7 +191,7 @@ def named(out: str | Path) -> Iterator[Store | None]:
         raise
 
 
-def refuse_bucket(url: str) -> None:
+def check_bucket(url: str) -> None:
     """Raise ValueError for a URL in a bucket that does not exist, which some stores would make.
 
     Where it cannot be asked for, as with rights to a part of it alone, nothing is refused.

@@ -100,7 +100,7 @@ def named(name: str, columns: Sequence[str] = (), sample: int | None = None) -> 
     return Corpus(str(located(name)), wanted, sample)
 
 
-def refuse_columns(path: str, columns: Sequence[str]) -> None:
+def check_columns(path: str, columns: Sequence[str]) -> None:
     """Raise ValueError for several columns where each row of a table is one text."""
     if len(columns) > 1:
         raise ValueError(

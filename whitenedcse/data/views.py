@@ -108,7 +108,7 @@ class Views:
         return written(batch, every, self.max_length, self.frame)
 
 
-def refuse_idle(passes: int, repetition: float, crop: Sequence[float] | None, cutoff: float | None) -> None:
+def check_changes(passes: int, repetition: float, crop: Sequence[float] | None, cutoff: float | None) -> None:
     """Raise ValueError for shares out of range, or for changes that views with one pass would share."""
     pairs = [] if crop is None else list(zip(crop[::2], crop[1::2], strict=False))
     if crop is not None and (len(crop) not in (2, 4) or not all(0 < a <= b <= 1 for a, b in pairs)):

@@ -36,7 +36,7 @@ CITATION = """
 """
 
 
-def refuse_name(model: Any) -> None:
+def check_model(model: Any) -> None:
     """Raise TypeError for the name or path of a model in place of the model."""
     if isinstance(model, str | os.PathLike):
         raise TypeError(f"model is a name or path: give SentenceTransformer({os.fspath(model)!r})")
@@ -92,9 +92,9 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         mini_batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        refuse_name(model)
+        check_model(model)
         passes, width = views if passes is None else passes, model.get_embedding_dimension()
-        refuse_views(views, passes, positives)
+        check_views(views, passes, positives)
         if mini_batch_size is not None and mini_batch_size < 1:
             raise ValueError(f"mini_batch_size={mini_batch_size} must be 1 or more, or None")
         if width is None:
@@ -118,7 +118,7 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         """
         if labels is not None and labels.numel():  # a step with labels waits for a GPU
             self.label = labels.flatten()[:1] if self.label is None else self.label
-            refuse_labels(torch.cat([self.label, labels.flatten()]))
+            check_labels(torch.cat([self.label, labels.flatten()]))
         columns = list(sentence_features)
         if len(columns) == 1:
             columns = [repeated(columns[0], self.passes)]
@@ -165,7 +165,7 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
                 " alone, which is encoded for each view"
             )
         x = torch.stack(list(embeddings)) if len(embeddings) > 1 else embeddings[0].unflatten(0, (passes, -1))
-        self.refuse_other(x.shape[-1])
+        self.check_width(x.shape[-1])
         drawn = agreed(x.shape[1], int(torch.randint(2**62, ())))
         x = at_least_float32(x)
         if len(drawn) > 1:
@@ -175,7 +175,7 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
             torch.manual_seed(drawn[0][1])  # every process draws the same permutations
             return self.loss(*self.head.project(x, passes=passes, views=self.views))
 
-    def refuse_other(self, width: int) -> None:
+    def check_width(self, width: int) -> None:
         """Raise ValueError for vectors of another width than the head's, as MatryoshkaLoss makes them."""
         if width != self.width and self.has_state:
             raise ValueError(
@@ -225,7 +225,7 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         return CITATION
 
 
-def refuse_views(views: int, passes: int, positives: int) -> None:
+def check_views(views: int, passes: int, positives: int) -> None:
     """Raise ValueError for fewer than two views, and for more passes or positives than they have."""
     if views < 2:
         raise ValueError(f"views={views} must be 2 or more")
@@ -236,7 +236,7 @@ def refuse_views(views: int, passes: int, positives: int) -> None:
         raise ValueError(f"positives={positives} must be {most}; give views={max(2, positives + 1)}")
 
 
-def refuse_labels(labels: Tensor) -> None:
+def check_labels(labels: Tensor) -> None:
     """Raise ValueError for labels (n, ...) that differ: then not all rows are texts that belong together."""
     if (kinds := labels.flatten().unique()).numel() > 1:
         raise ValueError(

@@ -36,7 +36,7 @@ from whitenedcse.files import writing
 from whitenedcse.model import packed
 from whitenedcse.model.attention import way
 from whitenedcse.ragged import Ragged, offsets, places
-from whitenedcse.sentence_transformers.loss import refuse_name
+from whitenedcse.sentence_transformers.loss import check_model
 from whitenedcse.training.parallel import cut
 
 TEST_SETS = tuple(name for name in STS if "/" not in name)  # the seven
@@ -148,7 +148,7 @@ def accelerate(model: Any) -> Any:
     batch is not of texts padded on the right, the library computes it itself. `undo` takes the change back.
     Raises ValueError for a model that this cannot compute, which is then unchanged.
     """
-    refuse_name(model)
+    check_model(model)
     transformer = model[0]
     if not isinstance(transformer, Transformer) or transformer.backend != "torch":
         raise ValueError(f"{type(transformer).__name__}: only a Transformer module of PyTorch is accelerated")
@@ -260,7 +260,7 @@ def whitened(
     length, the whitening comes before it. Both models share their encoder. Raises ValueError for fewer than
     two texts, too large a k, or a model in less than float32.
     """
-    refuse_name(model)
+    check_model(model)
     parts = list(model)
     last = [parts.pop()] if isinstance(parts[-1], Normalize) else []
     plain, fit = ending(model, parts), Postprocess("whitening", k=k)

@@ -180,11 +180,11 @@ class Safekeeping(Callback):
         self.bad = torch.where(finite, self.bad, at)
         due = (trainer.log_every_n_steps, self.monitor.every)  # type: ignore[attr-defined]
         if any(trainer.global_step % steps == 0 for steps in due):
-            self.refuse_bad(trainer)
+            self.check_losses(trainer)
 
     def on_train_end(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
         """Raise ValueError if a loss was not finite, before the last evaluation."""
-        self.refuse_bad(trainer)
+        self.check_losses(trainer)
 
     def on_load_checkpoint(self, trainer: Any, pl_module: LightningModule, checkpoint: Any) -> None:
         """Note the step of the loaded checkpoint, which need not be written again."""
@@ -202,7 +202,7 @@ class Safekeeping(Callback):
 
     def save(self, trainer: lightning.Trainer) -> None:
         """Write a checkpoint. Raises ValueError instead if a loss was not finite."""
-        self.refuse_bad(trainer)
+        self.check_losses(trainer)
         for logger in trainer.loggers:
             logger.save()
         began = time.monotonic()
@@ -210,7 +210,7 @@ class Safekeeping(Callback):
         self.saved, self.last = trainer.global_step, time.monotonic()
         self.pause = max(self.seconds, SHARE * (self.last - began))
 
-    def refuse_bad(self, trainer: lightning.Trainer) -> None:
+    def check_losses(self, trainer: lightning.Trainer) -> None:
         """Raise ValueError if a loss was not finite, naming its batch."""
         if self.bad is None or (at := int(self.bad)) < 0:
             return
