@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
+from inspect import signature
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from whitenedcse import files
 from whitenedcse.distributed import ASKING, has_agent, placed
@@ -101,6 +103,9 @@ def step_of(path: Path | None) -> int:
 Say = Callable[[str], None]
 SAME = "the same command"
 SHARE = 50  # of the time between two checkpoints, what writing one may take: a 50th part
+# the argument of DDP for buffers at each step: PyTorch 2.13 has renamed it, and warns of the old name
+NEW = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+SYNCED = "forward_sync_buffers" if NEW else "broadcast_buffers"
 VOTES = 10  # optimiser steps between two questions to the other ranks' hosts, for which GPUs would wait
 
 
@@ -263,7 +268,8 @@ class Trainer(lightning.Trainer):
         if strategy in ("auto", "ddp") and not alone(devices, num_nodes, settings.get("accelerator")):
             more: Any = {"timeout": parallel.timeout} if parallel.timeout else {}
             # gradients are not copied, and running statistics are those of all ranks already
-            strategy = DDPStrategy(gradient_as_bucket_view=True, broadcast_buffers=False, **more)
+            more |= {"gradient_as_bucket_view": True, SYNCED: False}
+            strategy = DDPStrategy(**more)
         settings |= {"devices": devices, "num_nodes": num_nodes, "strategy": strategy}
         off = ("use_distributed_sampler", "enable_checkpointing", "enable_model_summary")
         settings |= dict.fromkeys(off, False)
