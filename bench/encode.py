@@ -36,6 +36,7 @@ from sentence_transformers.sentence_transformer import modules
 from bench import measure
 from bench.measure import Variant
 from whitenedcse.data.sources import present, roots
+from whitenedcse.files import checksum
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling
 
@@ -108,11 +109,9 @@ def together(options: argparse.Namespace, sentences: list[str]) -> dict[str, Any
 
         timed = {name: Variant(partial(run, name), "1 process") for name in ways}
         times = measure.interleaved(timed, options.rounds or (1 if options.quick else 5), count, warm=False)
-        digests = {name: (Path(folder) / name / "digests.json").read_text() for name in ways}
-        if len(set(digests.values())) > 1:
-            raise SystemExit(
-                f"not the same bytes: {[name for name in ways if digests[name] != digests[next(iter(ways))]]}"
-            )
+        shards = {name: [checksum(f) for f in sorted((Path(folder) / name).glob("shard-*"))] for name in ways}
+        if others := [name for name in ways if shards[name] != shards["1 process"]]:
+            raise SystemExit(f"not the same bytes: {others}")
         return measure.table(f"{len(sentences):,} sentences, whitenedcse encode as a whole", timed, times)
 
 
