@@ -208,29 +208,6 @@ def test_seeds_have_a_mean_and_the_deviation_of_a_sample():
     assert statistics.over_seeds([75.1]) == (75.1, None, 1)
 
 
-def test_the_last_digit_is_the_first_the_interval_leaves_open():
-    table = {0: [2.7, 12, 2, 35], 1: [1.3, 0.42, 1.99, 0.2, 1, 0.99], 2: [0.13, 0.05, None, 0, 0.199, 0.001]}
-    for expected, half_widths in table.items():
-        assert {statistics.decimals(half_width) for half_width in half_widths} == {expected}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "plain", "full"),
-    [
-        ((74.321, 73.1, 75.5), "74.3", "74.3 ±1.2"),
-        ((74.321, 71, 77), "74", "74 ±3"),
-        ((74.321, 74.2, 74.44), "74.32", "74.32 ±0.12"),
-        ((74.321, 71, 77, 2), "74.32", "74.32 ±3.00"),
-        ((74.321, None, None), "74.32", "74.32"),
-        ((74.321, None, None, 1), "74.3", "74.3"),
-        ((-0.04, -0.5, 0.5), "0.0", "0.0 ±0.5"),
-        ((None, 71, 77), "-", "-"),
-    ],
-)
-def test_a_value_is_shown_in_the_digits_it_has(arguments, plain, full):
-    assert (statistics.shown(*arguments), statistics.with_interval(*arguments)) == (plain, full)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
