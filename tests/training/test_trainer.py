@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from whitenedcse.training import parallel
-from whitenedcse.training.trainer import Checkpoints, Trainer
+from whitenedcse.training.trainer import SYNCED, Checkpoints, Trainer
 
 ALONE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "GROUP_RANK")
 
@@ -50,7 +50,6 @@ def test_collectives_wait_for_the_time_that_is_set(monkeypatch, devices):
     made = trainer(devices=devices, timeout=7.5)
     assert parallel.timeout == timedelta(seconds=7.5)
     assert devices == 1 or made.strategy._timeout == timedelta(seconds=7.5)  # given to init_process_group
-    kept = {"gradient_as_bucket_view": True, "broadcast_buffers": False}
-    assert devices == 1 or made.strategy._ddp_kwargs == kept
+    assert devices == 1 or made.strategy._ddp_kwargs == {"gradient_as_bucket_view": True, SYNCED: False}
     with pytest.raises(ValueError, match=r"^trainer\.timeout=0 must be a number of seconds above 0$"):
         trainer(timeout=0)
