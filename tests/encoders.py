@@ -193,8 +193,9 @@ COMMIT = "1" * 40
 def answer(folder, path):
     """What a hub says of the models in a folder: the files of one, or one of them; None for none."""
     name, kind, rest = (re.split("/(resolve|revision|tree)/", path) + ["", ""])[:3]
-    files = sorted((folder / name).glob("*"))
-    names = [{"rfilename": f.name, "path": f.name, "type": "file", "size": 1, "oid": COMMIT} for f in files]
+    files = sorted(file.relative_to(folder / name) for file in (folder / name).rglob("*") if file.is_file())
+    paths = map(str, files)
+    names = [{"rfilename": p, "path": p, "type": "file", "size": 1, "oid": COMMIT} for p in paths]
     if kind == "resolve":
         return (folder / name / rest.partition("/")[2]).read_bytes()
     said = names if kind == "tree" else {"id": name, "sha": COMMIT, "siblings": names}

@@ -1,14 +1,11 @@
 """A model of any library gives the vectors that it would by itself."""
 
-import json
 import sys
 
 import numpy as np
 import pytest
 import torch
 from encoders import SENTENCES, embedder_of
-from tokenizers import Tokenizer, normalizers
-from transformers import PreTrainedTokenizerFast
 
 from whitenedcse.app.arguments import require_model as found
 from whitenedcse.app.arguments import source as opened
@@ -100,24 +97,6 @@ def test_modules_that_only_sentence_transformers_knows_are_left_to_it(bert, plai
     (x,), _ = vectors(opened(str(here / "theirs"), None), SENTENCES, Wanted([None]))
     assert x == pytest.approx(SentenceTransformer(str(here / "theirs")).encode(SENTENCES), abs=1e-6)
     assert x.shape == (len(SENTENCES), 5)
-
-
-@pytest.mark.filterwarnings("ignore")  # that library's own
-def test_a_cased_tokenizer_with_do_lower_case_is_left_to_sentence_transformers(bert, plain, here):
-    from sentence_transformers import SentenceTransformer, models
-
-    SentenceTransformer(modules=[models.Transformer(plain), models.Pooling(bert.width)]).save(
-        str(here / "st")
-    )
-    settings = here / "st" / "sentence_bert_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"do_lower_case": True}))
-    Embedder.load(str(here / "st"))  # this tokenizer lowers by itself
-    backend = Tokenizer.from_file(str(here / "st" / "tokenizer.json"))
-    backend.normalizer = normalizers.BertNormalizer(lowercase=False)
-    cased = PreTrainedTokenizerFast(tokenizer_object=backend, **bert.tokenizer.special_tokens_map)
-    cased.save_pretrained(here / "st")
-    with pytest.raises(ForeignModules, match="do_lower_case=true, which the tokenizer itself does not do"):
-        Embedder.load(str(here / "st"))
 
 
 def test_what_is_missing_is_said():

@@ -296,11 +296,11 @@ def arrays(file: Path) -> dict[str, NDArray[Any]]:
         return dict(content)
 
 
-def checkpoint(file: Path) -> dict[str, Any]:
+def checkpoint(file: Path, cure: str = DAMAGED) -> dict[str, Any]:
     """The content of a file of torch.save: tensors and plain values; anything else in it is refused."""
     import torch
 
-    with parsing(file, "delete it, and the run resumes from the one before"):
+    with parsing(file, cure):
         return dict(torch.load(file, map_location="cpu", weights_only=True))
 
 

@@ -170,19 +170,29 @@ def test_its_graph_says_the_same(encoder, tmp_path):
     assert_allclose(by_onnxruntime(tmp_path / "out", SENTENCES), embedder.encode(SENTENCES), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["t5", "bart"])
-def test_an_encoder_with_a_decoder_is_refused(kind, tmp_path):
-    settings = {
-        "t5": {"d_kv": 4, "d_ff": 16, "num_heads": 2},
-        "bart": {"encoder_layers": 1, "decoder_layers": 1},
-    }
-    config = transformers.AutoConfig.for_model(
-        kind, vocab_size=90, d_model=16, num_layers=1, **settings[kind]
-    )
-    AutoModel.from_config(config).save_pretrained(tmp_path)
+TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SEEN = TINY | {"image_size": 32, "patch_size": 16}
+SEQ2SEQ = {"d_model": 48, "encoder_layers": 1, "decoder_layers": 1}
+DECODES = "is an encoder with a decoder beside it"
+OTHER_KINDS = {
+    "t5": ({"d_model": 16, "num_layers": 1, "d_kv": 4, "d_ff": 16, "num_heads": 2}, "AutoModel", DECODES),
+    "bart": (SEQ2SEQ, "AutoModel", DECODES),
+    "whisper": (SEQ2SEQ, "AutoModel", DECODES),
+    "clip": ({"text_config": TINY, "vision_config": SEEN}, "AutoModel", "is no text encoder: that is only"),
+    "siglip": ({"text_config": TINY, "vision_config": SEEN}, "AutoModel", "is no text encoder"),
+    "vit": (SEEN, "AutoModel", "is no text encoder: it reads pixel_values"),
+    "wav2vec2": (TINY, "AutoModel", "is no text encoder: it reads input_values"),
+}
+OTHER_KINDS |= {name: (OTHER_KINDS["t5"][0], "AutoModelForTextEncoding", DECODES) for name in ("mt5", "umt5")}
+
+
+def test_a_model_that_is_no_encoder_of_text_is_refused_as_what_it_is(tmp_path):
     wrapped = transformers.BertTokenizerFast(
         tokenizer_object=wordpiece(BERT), **dict(zip(NAMES, BERT, strict=True))
     )
-    wrapped.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=f"{tmp_path}: {kind} is an encoder with a decoder beside it"):
-        Embedder.load(tmp_path)
+    for kind, (settings, made_by, words) in OTHER_KINDS.items():
+        config = transformers.AutoConfig.for_model(kind, **settings)
+        getattr(transformers, made_by).from_config(config).save_pretrained(tmp_path / kind)
+        wrapped.save_pretrained(tmp_path / kind)
+        with pytest.raises(ValueError, match=f"{tmp_path / kind}: {kind} {words}"):
+            Embedder.load(tmp_path / kind)

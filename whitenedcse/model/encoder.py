@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from inspect import signature
 from itertools import chain, islice, pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
 import torch
@@ -34,6 +34,8 @@ from whitenedcse.model.lora import LoRA
 from whitenedcse.ragged import Ragged
 
 Batches = Literal["auto", "packed", "padded"]
+WEIGHTS = r"(model|pytorch_model|adapter_model)(-\d+-of-\d+)?\.(safetensors|bin)"  # of Transformers
+SETTINGS = (".json", ".txt", ".model", ".jinja")  # the files of config and tokenizer
 FEW = 8  # tokens of a sentence that is computed to find something out
 # the Python code of an encoder never runs; without this, the user is asked whether it may
 OWN: Any = {"trust_remote_code": False}
@@ -64,6 +66,7 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         quiet()
+        check_reads_text(backbone, source)
         self.source = source
         self.batches = chosen(batches, backbone)
         if lora is not None:
@@ -92,6 +95,10 @@ class Encoder(nn.Module):
         where, every = ragged.mask(batch), wanted != [self.depth]
         padded = ragged.pad(batch, self.tokenizer.pad_token_id or 0)
         out = self.backbone(input_ids=padded, attention_mask=where.long(), output_hidden_states=every)
+        if "last_hidden_state" not in out:
+            raise ValueError(
+                f"{type(self.backbone).__name__} gives no states of tokens, which are pooled here"
+            )
         hidden = [out.hidden_states[layer] if every else out.last_hidden_state for layer in wanted]
         return torch.stack([layer[:, 0] if first else ragged.unpad(layer, batch) for layer in hidden])
 
@@ -283,17 +290,36 @@ def pretrained(path: str, *, batches: Batches = "auto", lora: LoRA | None = None
         backbone, info = AutoModel.from_pretrained(source, output_loading_info=True, **OWN)
         tokenizer = AutoTokenizer.from_pretrained(source, **OWN)
     except Exception as error:  # the kinds that Transformers raises share no class
-        raise ValueError(f"{path}: {error}; {BELONG}") from error
+        raise ValueError(f"{path}: {error!s:.400}; {BELONG}") from error
+    check_reads_text(backbone, source)
     prefix = f"{backbone.base_model_prefix}."  # on the names in older releases of Transformers
     missing = {name.removeprefix(prefix) for name in info["missing_keys"] if "position_ids" not in name}
     if any(name.startswith("pooler.") for name in missing):
         backbone.pooler = None
     if absent := sorted(name for name in missing if not name.startswith("pooler.")):
-        raise ValueError(
-            f"{path} lacks {len(absent)} weights of {type(backbone).__name__}: {', '.join(absent[:3])}"
-        )
+        lacking = f"{path} lacks {len(absent)} weights of {type(backbone).__name__}: {', '.join(absent[:3])}"
+        raise ValueError(lacking + wrapped(absent[0], info["unexpected_keys"]))
     with parsing(source, BELONG, ValueError):
         return Encoder(backbone.float(), tokenizer, source, batches, lora)
+
+
+def check_reads_text(backbone: Any, source: Path | None) -> None:
+    """Raise ValueError for a model that is no encoder of text, saying what it is."""
+    kind, reads = backbone.config.model_type, getattr(backbone, "main_input_name", "input_ids")
+    if "decoder_input_ids" in signature(backbone.forward).parameters:
+        raise ValueError(f"{source}: {kind} is an encoder with a decoder beside it; take an encoder, as BERT")
+    if reads != "input_ids" or not hasattr(backbone.config, "hidden_size"):
+        why = f"it reads {reads}" if reads != "input_ids" else "that is only a part of it"
+        raise ValueError(
+            f"{source}: {kind} is no text encoder: {why}; take an encoder of text alone, as BERT"
+        )
+
+
+def wrapped(name: str, found: Iterable[str]) -> str:
+    """The end of a message: the prefix with which a weight that is missing is there, as of DataParallel."""
+    longer = next((other for other in found if other.endswith(f".{name}")), name)
+    prefix = longer.removesuffix(name)
+    return f"; they are there as {longer}: take {prefix!r} off all names, and save them again" * bool(prefix)
 
 
 def longest(backbone: Any, limit: float) -> int:
@@ -313,10 +339,7 @@ def longest(backbone: Any, limit: float) -> int:
 
 
 def check_tokenizer(tokenizer: Any, backbone: Any, source: Path | None) -> None:
-    """Raise ValueError for T5 and its like, and a tokenizer without words, or of ids without an embedding."""
-    if "decoder_input_ids" in signature(backbone.forward).parameters:
-        kind = backbone.config.model_type
-        raise ValueError(f"{source}: {kind} is an encoder with a decoder beside it; take an encoder, as BERT")
+    """Raise ValueError for a tokenizer without words, or of ids without an embedding."""
     words, rows = tokenizer.get_vocab(), len(backbone.get_input_embeddings().weight)
     if set(words) <= set(tokenizer.all_special_tokens):
         raise ValueError(
@@ -357,7 +380,7 @@ def of_run(path: str, place: Path) -> Path:
 def folder(path: str) -> Path:
     """The local directory of a checkpoint, of a run its best: the path, or a copy of a URL's or the hub's.
 
-    Only safetensors weights are downloaded where the repository has them. Raises FileNotFoundError.
+    Raises FileNotFoundError.
     """
     if (place := Path(path)).is_dir() or is_url(path):
         return of_run(path, fetched(path))
@@ -372,14 +395,22 @@ def folder(path: str) -> Path:
         reason, listed = type(error).__name__, None
     else:
         reason = "its download was interrupted"
-    weights = (
-        "*.safetensors" if listed is None or any(f.endswith(".safetensors") for f in listed) else "*.bin"
-    )
-    try:  # without an answer from the hub, whatever the cache holds
-        patterns = ["*.json", "*.txt", "*.model", "*.jinja", weights]
+    try:  # without an answer from the hub, whatever the cache holds beside these
+        patterns = [f"*{suffix}" for suffix in SETTINGS] if listed is None else needed(listed)
         return Path(hub.snapshot_download(path, allow_patterns=patterns, local_files_only=listed is None))
     except Exception:
         raise FileNotFoundError(
             f"encoder {path}: no directory {place.absolute()}, not in the hub cache, and the hub did not"
             f" give it ({reason}); name a local directory instead{nearest(place)}"
         ) from None
+
+
+def needed(names: Iterable[str]) -> list[str]:
+    """The files of a repository to download: no other library's, and no pickles beside safetensors."""
+    files = [PurePosixPath(name) for name in names]
+    weights = [file for file in files if re.fullmatch(WEIGHTS, file.name)]
+    safe = {file.parent for file in weights if file.suffix == ".safetensors"}
+    kept = [file for file in weights if file.suffix == ".safetensors" or file.parent not in safe]
+    return [
+        str(file) for file in files if file in kept or file.suffix in (".json", ".txt", ".model", ".jinja")
+    ]

@@ -10,21 +10,48 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import normalizers
 from torch import Tensor
 
-from whitenedcse.files import DAMAGED, intact, parsing, read_json, tensors
+from whitenedcse.files import DAMAGED, checkpoint, intact, parsing, read_json, tensors
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import CHANGED, Encoder, pretrained
 from whitenedcse.model.head import Final, Pooling, ProjectionHead
 
-PREFIX = "sentence_transformers.models."  # the names that old and new releases both know
+LIBRARY = "sentence_transformers."
+PREFIX = f"{LIBRARY}models."  # the names that old and new releases both know
 POOLING_KEYS = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
     "max": "pooling_mode_max_tokens",
     "last": "pooling_mode_lasttoken",
 }
+MODES = "pooling_mode_"
 ACTIVATIONS = {"identity": "torch.nn.modules.linear.Identity", "tanh": "torch.nn.modules.activation.Tanh"}
+LIMITS = [  # the names of the Transformer's own file in all releases, the newest first
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+]
+ARGUMENTS = {"add_pooling_layer", "attn_implementation", "torch_dtype", "dtype"}  # that change no vector here
+SENTENCE = ["sentence_embedding"]
+# the settings of each module: None for those that are read here or change no vector, else their only values
+KNOWN: dict[str, dict[str, list[Any] | None]] = {
+    "Transformer": {
+        **dict.fromkeys(("max_seq_length", "do_lower_case", "unpad_inputs", "model_args", "model_kwargs")),
+        **{"transformer_task": ["feature-extraction"], "module_output_name": ["token_embeddings"]},
+        "modality_config": [{"text": {"method": "forward", "method_output_name": "last_hidden_state"}}],
+    },
+    "Pooling": {
+        **dict.fromkeys(("word_embedding_dimension", "embedding_dimension", "include_prompt")),
+        **dict.fromkeys(("pooling_mode", "pooling_mode_mean_sqrt_len_tokens")),
+        **dict.fromkeys(("pooling_mode_weightedmean_tokens", *POOLING_KEYS.values())),
+    },
+    "Dense": {
+        **dict.fromkeys(("in_features", "out_features", "bias", "activation_function")),
+        **{"module_input_name": SENTENCE, "module_output_name": SENTENCE, "use_residual": [False]},
+    },
+    "Normalize": {"module_input_name": SENTENCE, "module_output_name": SENTENCE},
+}
 Dense = tuple[Tensor, Tensor, str]
 PROMPTS = "config_sentence_transformers.json"
 DOCUMENT = ("document", "passage", "corpus")  # names of the prompt of what is searched in, the first there is
@@ -157,8 +184,8 @@ def read(directory: Path) -> dict[str, Any]:
     intact(directory, CHANGED)
     modules = read_json(directory / "modules.json", list)
     with parsing(directory / "modules.json", DAMAGED):
-        kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
-        paths = [directory / module["path"] for module in modules]
+        types, paths = [m["type"] for m in modules], [directory / m["path"] for m in modules]
+        kinds = [kind.rpartition(".")[2] if kind.startswith(LIBRARY) else kind for kind in types]
     layers, names = [-1], ", ".join(kinds)
     if kinds[1:2] == ["WeightedLayerPooling"]:
         layers = averaged(paths[0] / "config.json", paths.pop(1))
@@ -170,11 +197,9 @@ def read(directory: Path) -> dict[str, Any]:
         )
     if "Normalize" in kinds[:-1]:
         raise ForeignModules(f"{directory / 'modules.json'} normalises before its last module")
+    list(map(check_known, kinds, paths))
     encoder = pretrained(path=str(paths[0]))
-    limit = paths[0] / "sentence_bert_config.json"
-    cased, lowered = (encoder.tokenizer(text)["input_ids"] for text in ("The CAT", "the cat"))
-    if limit.exists() and read_json(limit).get("do_lower_case") and cased != lowered:
-        raise ForeignModules(f"{limit} has do_lower_case=true, which the tokenizer itself does not do")
+    lower(encoder.tokenizer, paths[0])
     dense, maps, tanh = layers_after(encoder.width, paths[2 : 2 + kinds[2:].count("Dense")])
     pooling = Pooling(kind=pooling_kind(paths[1] / "config.json"), layers=layers)
     if not expressible(pooling):
@@ -184,10 +209,42 @@ def read(directory: Path) -> dict[str, Any]:
         "pooling": pooling,
         "head": dense_head(encoder, dense),
         "embedding": "dense" if dense else "encoder",
-        "max_length": most_tokens(limit) if limit.exists() else None,
+        "max_length": most_tokens(paths[0]),
         "final": final(maps, tanh=tanh, unit=kinds[-1] == "Normalize", source=str(directory)),
         **prompts(directory, read_json(paths[1] / "config.json")),
     }
+
+
+def settings_of(kind: str, folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The file with the settings of a module, which may be missing, and they."""
+    names = LIMITS if kind == "Transformer" else ["config.json"]
+    file = next((folder / name for name in names if (folder / name).exists()), folder / names[0])
+    return file, read_json(file) if file.exists() else {}
+
+
+def check_known(kind: str, folder: Path) -> None:
+    """Raise ForeignModules for a setting of a module that is not known here: vectors may depend on it."""
+    file, settings = settings_of(kind, folder)
+    for name, value in settings.items():
+        only = KNOWN[kind].get(name, [])
+        other = value not in only if only is not None else isinstance(value, dict) and set(value) - ARGUMENTS
+        if value not in (None, {}) and other:
+            raise ForeignModules(f"{file} has {name}={value!r:.99}, which is not read here")
+
+
+def lower(tokenizer: Any, folder: Path) -> None:
+    """Have a tokenizer lower its text first, if the Transformer in a folder says so and it does not yet."""
+    cased, lowered = (tokenizer(text)["input_ids"] for text in ("The CAT", "the cat"))
+    if settings_of("Transformer", folder)[1].get("do_lower_case") and cased != lowered:
+        core = tokenizer.backend_tokenizer
+        own = [core.normalizer] if core.normalizer else []
+        core.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    """The weights of a module: those of model.safetensors or, before release 3.0.1, of pytorch_model.bin."""
+    file, old = folder / "model.safetensors", folder / "pytorch_model.bin"
+    return checkpoint(old) if old.exists() and not file.exists() else tensors(file)
 
 
 def pooled(directory: Path) -> dict[str, Any]:
@@ -199,16 +256,16 @@ def pooled(directory: Path) -> dict[str, Any]:
         raise ForeignModules(f"{directory / 'modules.json'} has no Pooling of the last layer")
     config = modules["Pooling"] / "config.json"
     prompt = prompts(directory, read_json(config)).get("prompt", "")
-    limit = modules["Transformer"] / "sentence_bert_config.json"
-    own = {"prompt": prompt, "max_length": most_tokens(limit) if limit.exists() else None}
+    own = {"prompt": prompt, "max_length": most_tokens(modules["Transformer"])}
     after = [kind for kind in list(modules)[list(modules).index("Pooling") + 1 :] if kind != "Normalize"]
     unit = ["unit length"] * ("Normalize" in modules)
     return {"pooling": Pooling(pooling_kind(config)), **own, "after": [*after, *unit]}
 
 
-def most_tokens(file: Path) -> int | None:
-    """The length that sentence_bert_config.json limits sentences to; None for no limit."""
-    limit = read_json(file).get("max_seq_length")
+def most_tokens(folder: Path) -> int | None:
+    """The length to which a Transformer limits sentences; None for no limit."""
+    file, settings = settings_of("Transformer", folder)
+    limit = settings.get("max_seq_length")
     if limit is None or type(limit) is int and limit > 0:
         return limit
     raise ValueError(f"{file}: max_seq_length is {limit!r:.50}, not a number of tokens; {DAMAGED}")
@@ -219,13 +276,12 @@ def averaged(config: Path, folder: Path) -> list[int]:
 
     Raises ForeignModules for other weights, and where the encoder does not return its layers.
     """
-    file = folder / "model.safetensors"
-    with parsing(file, DAMAGED):
-        weights = tensors(file)["layer_weights"].flatten().tolist()
-    counts = [int(weight) for weight in weights if 0 <= weight < WEIGHT]
-    if counts != weights or not any(counts) or not read_json(config).get("output_hidden_states"):
+    with parsing(folder, DAMAGED):
+        given = weights(folder)["layer_weights"].flatten().tolist()
+    counts = [int(weight) for weight in given if 0 <= weight < WEIGHT]
+    if counts != given or not any(counts) or not read_json(config).get("output_hidden_states"):
         raise ForeignModules(
-            f"{folder} weighs layers by {weights}; supported are whole numbers, with output_hidden_states"
+            f"{folder} weighs layers by {given}; supported are whole numbers, with output_hidden_states"
         )
     start = read_json(folder / "config.json").get("layer_start", 4)  # that library's default
     if type(start) is not int:
@@ -239,7 +295,7 @@ def layers_after(d: int, folders: Sequence[Path]) -> tuple[Path | None, list[Pat
     Raises ForeignModules for other activations, and where tanh is not the last of them.
     """
     configs = [read_json(folder / "config.json") for folder in folders]
-    kinds = [config.get("activation_function") for config in configs]
+    kinds = [activation(config.get("activation_function", ACTIVATIONS["tanh"])) for config in configs]
     shapes = [(config.get("in_features"), config.get("out_features")) for config in configs]
     first = bool(kinds) and kinds[0] == ACTIVATIONS["tanh"] and shapes[0] == (d, d)
     last = kinds[first:][-1:] == [ACTIVATIONS["tanh"]]
@@ -251,15 +307,25 @@ def layers_after(d: int, folders: Sequence[Path]) -> tuple[Path | None, list[Pat
     return folders[0] if first else None, list(folders[first:]), last
 
 
+def activation(name: object) -> object:
+    """The usual name of an activation, which PyTorch also has in its module nn."""
+    return {f"torch.nn.{full.rpartition('.')[2]}": full for full in ACTIVATIONS.values()}.get(str(name), name)
+
+
+def layer(folder: Path) -> tuple[Tensor, Tensor]:
+    """The weight (out, in) and the bias (out,) of a Dense, which are zeros where it has none."""
+    with parsing(folder, DAMAGED):
+        given = weights(folder)
+        weight = given["linear.weight"].double()
+        return weight, given.get("linear.bias", torch.zeros(len(weight))).double()
+
+
 def final(folders: Sequence[Path], *, tanh: bool, unit: bool, source: str) -> Final | None:
     """Consecutive linear layers as one transform, its tanh, and unit length; None where there is none."""
     weight, bias = None, None
     for folder in folders:
-        with parsing(folder / "model.safetensors", DAMAGED):
-            layer = tensors(folder / "model.safetensors")
-            w = layer["linear.weight"].double()
-            b = layer["linear.bias"].double() if "linear.bias" in layer else torch.zeros(len(w)).double()
-            weight, bias = (w, b) if weight is None or bias is None else (w @ weight, w @ bias + b)
+        w, b = layer(folder)
+        weight, bias = (w, b) if weight is None or bias is None else (w @ weight, w @ bias + b)
     if weight is None and not unit:
         return None
     return Final(weight=weight, bias=bias, tanh=tanh, unit=unit, provenance={"read from": source})
@@ -268,8 +334,8 @@ def final(folders: Sequence[Path], *, tanh: bool, unit: bool, source: str) -> Fi
 def pooling_kind(path: Path) -> str:
     """The one kind that a Pooling module's config turns on. Raises ForeignModules for any other."""
     config: dict[str, Any] = read_json(path)
-    kinds = [config["pooling_mode"]] if "pooling_mode" in config else []
-    kinds += [key for key, on in config.items() if key.startswith("pooling_mode_") and on is True]
+    kinds = config.get("pooling_mode") or [key for key, on in config.items() if key[:13] == MODES and on]
+    kinds = [kinds] if isinstance(kinds, str) else kinds or ["mean"]  # which is their default
     ours = {key: name for name, key in POOLING_KEYS.items()} | {name: name for name in POOLING_KEYS}
     ours |= {"lasttoken": "last"}  # its newer releases name most as here
     if len(kinds) != 1 or kinds[0] not in list(ours):
@@ -283,8 +349,9 @@ def dense_head(encoder: Encoder, directory: Path | None) -> ProjectionHead:
     """The head with the weights of a Dense module with tanh, or a head without dense layer."""
     head = ProjectionHead(width=encoder.width, whitening=None, dense=directory is not None)
     if directory is not None:
-        with parsing(directory / "model.safetensors", DAMAGED):
-            head.load_state_dict(tensors(directory / "model.safetensors"))
+        weight, bias = layer(directory)
+        with parsing(directory, DAMAGED):
+            head.load_state_dict({"linear.weight": weight, "linear.bias": bias})
     return head
 
 

@@ -62,7 +62,7 @@ class Checkpoints(CheckpointIO):
 
     def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: Any = True) -> Any:
         """The content of one checkpoint file."""
-        return files.checkpoint(Path(path))
+        return files.checkpoint(Path(path), "delete it, and the run resumes from the one before")
 
     def remove_checkpoint(self, path: Any) -> None:
         """Delete one checkpoint file."""

@@ -1,0 +1,193 @@
+"""What a Sentence-Transformers model saves about itself is read as that library does, or refused by name."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from encoders import SENTENCES, model_hub
+from numpy.testing import assert_allclose
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Transformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, WeightedLayerPooling
+from tokenizers import normalizers
+from transformers import AutoModel
+
+from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.sentence_transformers import LIMITS, ForeignModules
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of that library
+TEXTS = [*SENTENCES, "", "The CAT sees a BIRD"]
+SHAPES = ("plain", "dense", "narrow", "layers")
+
+
+@pytest.fixture
+def plain(bert, tmp_path):
+    bert.backbone.save_pretrained(tmp_path / "plain")
+    bert.tokenizer.save_pretrained(tmp_path / "plain")
+    return tmp_path / "plain"
+
+
+def modules(plain, shape):
+    """Modules after those of a Transformer: without weights, of a Dense, of a narrow one, of layers."""
+    torch.manual_seed(1)
+    every = shape == "layers"
+    first = Transformer(str(plain), config_kwargs={"output_hidden_states": True} if every else {})
+    after = {
+        "plain": [],
+        "dense": [Dense(16, 16, bias=False)],
+        "narrow": [Dense(16, 20, activation_function=None), Dense(20, 6, bias=False)],
+        "layers": [Normalize()],
+    }[shape]
+    mixed = [WeightedLayerPooling(16, 3, 1, torch.nn.Parameter(torch.tensor([1.0, 0.0, 2.0])))] * every
+    return [first, *mixed, Pooling(16, "mean"), *after]
+
+
+def saved(plain, shape, out, root=""):
+    """A model of that library in a directory, its Transformer in the folder `root` of it."""
+    SentenceTransformer(modules=modules(plain, shape), device="cpu").save(str(out))
+    if shape == "layers":
+        change(out / "config.json", output_hidden_states=True)
+    if root:
+        (out / root).mkdir()
+        own = [f for f in out.iterdir() if f.is_file() and f.name not in ("modules.json", "README.md")]
+        for file in own:
+            if file.name != "config_sentence_transformers.json":
+                file.rename(out / root / file.name)
+        listed = json.loads((out / "modules.json").read_text())
+        listed[0]["path"] = root
+        (out / "modules.json").write_text(json.dumps(listed))
+    return out
+
+
+def pickled(folder):
+    """Write the weights of a module as releases before 3.0.1 did."""
+    weights = load_file(folder / "model.safetensors")
+    torch.save(weights, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def change(file, **settings):
+    old = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(old | settings))
+
+
+def agree(ours, theirs):
+    """Whether the vectors here are those of the library."""
+    x = SentenceTransformer(str(theirs), device="cpu").encode(TEXTS)
+    assert_allclose(Embedder.load(str(ours)).encode(TEXTS), x, atol=2e-6)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A model hub on this machine, the folder of its models, and what it was asked; nothing is cached."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.chdir(tmp_path)
+    with model_hub(tmp_path / "hub") as (url, asked):
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        yield tmp_path / "hub", asked
+
+
+def in_both_formats(out):
+    """The same model with the weights of no folder, each one, and all pickled; others have bait beside."""
+    folders = {file.parent for file in out.rglob("model.safetensors")}
+    for old in (set(), *({folder} for folder in folders), folders):
+        copy = out.with_name(f"{out.name}-{len(list(out.parent.iterdir()))}")
+        shutil.copytree(out, copy)
+        for folder in (copy / folder.relative_to(out) for folder in folders - old):
+            (folder / "pytorch_model.bin").touch()
+        for folder in old:
+            pickled(copy / folder.relative_to(out))
+        (copy / "openvino").mkdir()
+        for name in ("openvino_model.bin", "model.onnx", "tf_model.h5"):
+            (copy / "openvino" / name).write_bytes(b"of another library")
+        yield copy
+
+
+@pytest.mark.parametrize("root", ["", "0_Transformer"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_format_of_weights_is_that_of_each_folder_here_and_on_the_hub(plain, hub, shape, root):
+    folder, asked = hub
+    for out in in_both_formats(saved(plain, shape, folder / "me" / "a", root)):
+        agree(out, out)
+        agree(f"me/{out.name}", out)
+    assert not [path for path in asked if "openvino/" in path and "resolve" in path]
+
+
+def test_each_setting_that_changes_vectors_is_read_whatever_its_file_is_called(plain, tmp_path):
+    def tried(name, settings, file="sentence_bert_config.json", cased=False):
+        out = saved(plain, "dense", tmp_path / name)
+        (out / "sentence_bert_config.json").unlink()
+        change(out / file, **settings)
+        if cased:
+            model = SentenceTransformer(str(plain), device="cpu")
+            model.tokenizer.backend_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
+            model.tokenizer.save_pretrained(out)
+        agree(out, out)
+
+    for i, file in enumerate(LIMITS):
+        tried(f"limit{i}", {"max_seq_length": 5, "do_lower_case": False}, file)
+        tried(f"lower{i}", {"max_seq_length": 6, "do_lower_case": True}, file, cased=True)
+    tried("half", {"model_args": {"torch_dtype": "float32", "attn_implementation": "eager"}})
+
+
+POOLINGS = [
+    {"pooling_mode": ["cls"]},
+    {"pooling_mode": "lasttoken", "pooling_mode_mean_tokens": True},
+    {"pooling_mode_max_tokens": True, "pooling_mode_cls_token": False},
+    {},
+]
+
+
+def test_every_spelling_of_pooling_and_activation_is_the_library_s(plain, tmp_path):
+    for i, spelling in enumerate(POOLINGS):
+        out = saved(plain, "narrow", tmp_path / str(i))
+        (out / "1_Pooling" / "config.json").write_text(json.dumps({"embedding_dimension": 16} | spelling))
+        change(out / "2_Dense" / "config.json", activation_function="torch.nn.Identity")
+        dense = json.loads((out / "3_Dense" / "config.json").read_text())
+        del dense["activation_function"]
+        (out / "3_Dense" / "config.json").write_text(json.dumps(dense))
+        agree(out, out)
+
+
+@pytest.mark.parametrize(
+    ("file", "settings"),
+    [
+        ("sentence_bert_config.json", {"tokenizer_args": {"model_max_length": 4}}),
+        ("sentence_bert_config.json", {"config_args": {"num_hidden_layers": 1}}),
+        ("sentence_bert_config.json", {"model_kwargs": {"ignore_mismatched_sizes": True}}),
+        ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 4}}}),
+        ("sentence_bert_config.json", {"query_length": 4}),
+        ("2_Dense/config.json", {"use_residual": True}),
+        ("2_Dense/config.json", {"module_input_name": "token_embeddings"}),
+        ("3_Normalize/config.json", {"module_output_name": "other"}),
+        ("1_Pooling/config.json", {"a_setting_of_a_later_release": 1}),
+    ],
+)
+def test_a_setting_that_is_not_read_is_named_with_its_file(plain, tmp_path, file, settings):
+    every = [*modules(plain, "dense"), Normalize()]
+    SentenceTransformer(modules=every, device="cpu").save(str(tmp_path / "out"))
+    change(tmp_path / "out" / file, **settings)
+    with pytest.raises(ForeignModules, match=f"{file} has {next(iter(settings))}=.* is not read here"):
+        Embedder.load(tmp_path / "out")
+
+
+def test_a_module_of_the_author_s_own_is_not_taken_for_the_library_s(plain, tmp_path):
+    for i, (number, kind) in enumerate([(0, "custom.Transformer"), (1, "mine.Pooling"), (2, "my.Dense")]):
+        out = saved(plain, "dense", tmp_path / str(i))
+        listed = json.loads((out / "modules.json").read_text())
+        listed[number]["type"] = kind
+        (out / "modules.json").write_text(json.dumps(listed))
+        with pytest.raises(ForeignModules, match=kind):
+            Embedder.load(out)
+
+
+def test_weights_that_a_wrapper_renamed_are_said_to_be_there(plain):
+    weights = AutoModel.from_pretrained(plain).state_dict()
+    (plain / "model.safetensors").unlink()
+    for prefix in ("module.", "_orig_mod.", "0.auto_model.", "module.bert."):
+        torch.save({f"{prefix}{name}": x for name, x in weights.items()}, plain / "pytorch_model.bin")
+        with pytest.raises(ValueError, match=f"take '{prefix}' off all names"):
+            Embedder.load(plain)
