@@ -10,6 +10,7 @@ from whitenedcse.evaluation.readout import (
     Map,
     Moments,
     Spectrum,
+    best_of_few,
     choice,
     layer_sets,
     maps,
@@ -46,6 +47,17 @@ def test_every_readout_has_the_cosines_of_its_transform_fitted_to_the_mean_of_it
             np.testing.assert_allclose(found, slow(x, corpus, one.map), atol=2e-5, err_msg=str(one))
             compared += 1
     assert compared == len(layer_sets(R)) * len(maps(D, 300)) == 7 * 40
+
+
+def test_the_best_of_few_is_the_best_of_all_tried_one_by_one():
+    gold = RNG.normal(size=60)
+    found = {}
+    for layers in ((0,), (1,), (2,), (0, 2), (1, 2)):
+        x, corpus = (a[list(layers)].astype(np.float64).mean(axis=0) for a in (PLANE, CORPUS))
+        found |= {(layers, m): 100 * spearmanr(gold, slow(x, corpus, m))[0] for m in maps(D, 300)}
+    best, score = best_of_few({"mean": PLANE}, {"mean": CORPUS}, gold, ROWS)
+    assert score == pytest.approx(max(found.values()), abs=1e-6)
+    assert best.pooling == "mean" and found[best.layers, best.map] == pytest.approx(score, abs=1e-6)
 
 
 def test_maps_keep_no_axis_that_a_small_corpus_does_not_have():

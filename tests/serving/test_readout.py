@@ -35,6 +35,13 @@ def scored_by(embedder):
     return Subset("made", LEFT, RIGHT, gold + 0.05 * RNG.normal(size=len(gold)))
 
 
+def written(pairs, path):
+    with open(path, "w") as stream:
+        rows = csv.writer(stream, delimiter="\t")
+        rows.writerow(["sentence1", "sentence2", "score"])
+        rows.writerows(zip(pairs.left, pairs.right, pairs.gold, strict=True))
+
+
 def test_planes_are_the_vectors_of_each_layer_and_pooling(plain):
     found = planes(plain, TEXTS[:20], ("cls", "mean"))
     for kind, layers in found.items():
@@ -73,10 +80,7 @@ def test_without_pairs_layers_are_described_and_nothing_is_recommended(plain):
 def test_the_command_writes_an_encoder_that_other_commands_read(with_bert, capsys):
     embedder = Embedder.load("bert")
     pairs = scored_by(embedder)
-    with open("pairs.tsv", "w") as stream:
-        rows = csv.writer(stream, delimiter="\t")
-        rows.writerow(["sentence1", "sentence2", "score"])
-        rows.writerows(zip(pairs.left, pairs.right, pairs.gold, strict=True))
+    written(pairs, "pairs.tsv")
     (with_bert / "my.txt").write_text("\n".join(TEXTS))
     assert cli.main(["readout", "bert", "my.txt", "--pairs", "pairs.tsv", "--out", "found"]) == 0
     said = capsys.readouterr().out
@@ -88,6 +92,27 @@ def test_the_command_writes_an_encoder_that_other_commands_read(with_bert, capsy
     }
     x = Embedder.load("found/model").encode(LEFT[:2])
     assert np.isfinite(x).all()
+
+
+def test_evaluate_py_scores_the_readout_that_pairs_choose_and_leaves_alone_what_gains_nothing(with_bert):
+    embedder = Embedder.load("bert")
+    (with_bert / "my.txt").write_text("\n".join(TEXTS))
+    own = Subset("own", LEFT, RIGHT, cosine(embedder.encode(LEFT), embedder.encode(RIGHT)))
+    for name, pairs, gains in (("better", scored_by(embedder), True), ("own", own, False)):
+        written(pairs, f"{name}.tsv")
+        settings = {
+            "protocol": "readout",
+            "pairs": f"{name}.tsv",
+            "fit": "my.txt",
+            "tasks.names": [f"{name}.tsv"],
+        }
+        run = whitenedcse.evaluate("bert", settings=settings, output=f"outputs/{name}")
+        plain, chosen = (row["sts"]["avg"]["all"] for row in run.results["rows"])
+        found = readout(embedder, TEXTS, f"{name}.tsv")
+        wanted = found.choice.scores[found.choice.best] if gains else plain
+        assert chosen == pytest.approx(wanted, abs=0.05) and (chosen > plain + 5) == gains
+    with pytest.raises(ValueError, match="a readout is fitted to a corpus"):
+        whitenedcse.evaluate("bert", settings=settings | {"fit": "target"}, output="outputs/target")
 
 
 def test_bad_input_is_one_clear_line(with_bert, capsys):

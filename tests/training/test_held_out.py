@@ -14,12 +14,13 @@ from whitenedcse import Embedder
 from whitenedcse.console import draws
 from whitenedcse.data.corpus import Corpus, read
 from whitenedcse.data.datamodule import SentenceData
-from whitenedcse.data.tokens import tokenised
+from whitenedcse.data.tokens import token_ids, tokenised
 from whitenedcse.evaluation import suite
 from whitenedcse.evaluation.geometry import alignment, uniformity
 from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.model import checkpoint
 from whitenedcse.model.head import Final
+from whitenedcse.ragged import ragged
 from whitenedcse.training.loggers import progress_bar
 from whitenedcse.training.module import first_seed, seed_of
 from whitenedcse.training.monitor import DevSet, HeldOut, Monitor, Row, dropped
@@ -259,6 +260,17 @@ def test_a_run_that_stops_early_says_so_once(tmp_path):
         monitor.stop_in_vain(trainer)
     assert trainer.should_stop
     assert lines == ["training stops: no better score since step 2 (monitor.patience)"]
+
+
+def test_the_best_readout_is_scored_with_the_baselines_and_is_no_worse_than_the_embedding(bert):
+    embedder, rng = embedder_of(bert, kind="mean").eval(), np.random.default_rng(0)
+    left, right = (list(rng.choice(SENTENCES, 60)) for _ in range(2))
+    dev_set = DevSet([Subset("a", left, right, rng.normal(size=60))], readout=True)
+    texts = ragged(token_ids(SENTENCES * 3, bert.tokenizer, 32, ""))
+    values = dev_set.measured(embedder, None, 0)
+    values |= dev_set.whitened(embedder, SimpleNamespace(sample_tokens=lambda n: texts))
+    assert values["dev/readout"] > values["dev/spearman"]
+    assert dev_set.best in dev_set.said(values) and f"{values['dev/readout']:.2f}" in dev_set.said(values)
 
 
 @pytest.mark.parametrize(("noted", "best"), [(9, 6), (3, 3), (None, 3)])

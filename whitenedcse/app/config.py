@@ -43,7 +43,7 @@ HYDRAS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}  # keys
 TYPES: dict[str, Any] = {  # of the settings that train.py and evaluate.py read themselves
     **dict.fromkeys(("seed", "views", "draws"), int),
     **dict.fromkeys(("gather", "force", "bf16", "pearson", "keep"), bool),
-    **dict.fromkeys(("run", "embedding", "fit", "classifier"), str),
+    **dict.fromkeys(("run", "embedding", "fit", "pairs", "classifier"), str),
     **dict.fromkeys(("model", "prompt", "monitor.dev"), str | None),
     **dict.fromkeys(("k", "sample"), int | None),
     **dict.fromkeys(("columns", "tasks.names"), Sequence[str]),

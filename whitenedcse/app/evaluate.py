@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -68,9 +69,11 @@ def scored(
     classify = classifiers.classifier(cfg.classifier)
     source = arguments.source(cfg.model, requested(cfg.get("pooling"), cfg.layers), cfg.prompt)
     arguments.check_row_widths(source.embedder, rows)
+    check_readable(source.embedder, rows)
     if trained is None:
         arguments.say_unfinished(cfg.model)
         run.start(OmegaConf.to_yaml(cfg, resolve=True))
+    rows = [readout_of(row, plan, source.embedder) if row.choose else row for row in rows]
     poolings = [Pooling(kind=row.pooling, layers=row.layers) if row.pooling else None for row in rows]
     read = ", ".join(dict.fromkeys(str(pooling or source.steps) for pooling in poolings))
     say(f"model: {cfg.model}   pooling: {read}   sentences: {len(plan.sentences):,}")
@@ -87,6 +90,32 @@ def scored(
     drawn = figures.draw(run.path, list(cfg.figures), pooled.kinds if pooled else {}, systems, plan, scores)
     few = [note for system, row in zip(systems, rows, strict=True) if (note := system.few(plan, row.name))]
     return scores, items, [*notes, *few, *suite.fitted_to_unit(source.embedder, rows), *drawn]
+
+
+def check_readable(embedder: Any, rows: Sequence[Any]) -> None:
+    """Raise ValueError for a row whose readout is to be chosen without layers, or without a corpus."""
+    from whitenedcse.evaluation.protocol import setting
+
+    for row in rows:
+        if row.choose and embedder is None:
+            raise ValueError("this model shows no layers to choose a readout from; give an encoder or a run")
+        if row.choose and setting(row.fit) != "inductive":
+            raise ValueError("a readout is fitted to a corpus: fit=FILE, one sentence a line, or fit=wiki1m")
+
+
+def readout_of(row: Any, plan: Any, embedder: Any) -> Any:
+    """The row with the pooling, layers and map that its pairs choose; as it is if these gain nothing."""
+    from whitenedcse.serving.readout import readout, verdict
+
+    (corpus, *_) = plan.fits[row.fit].values()
+    found = readout(embedder, [plan.sentences[i] for i in corpus], row.choose)
+    judged, best = found.choice, found.best
+    assert judged and best
+    say(f"{row.name}: {verdict(found, judged)}")
+    if not judged.shown:
+        return replace(row, fit="")
+    fit = row.fit if best.map.settings else ""
+    return replace(row, pooling=best.pooling, layers=best.layers, map=best.map.settings, fit=fit)
 
 
 def agenda(cfg: DictConfig) -> tuple[Any, list[Any], Any, list[str]]:

@@ -23,6 +23,8 @@ class Row:
 
     pooling, layers: None where the model defines them. map: settings of `Postprocess`, None for no transform.
     fit: "target", "year", or a corpus by name or path; "" for nothing, as with a prefix, which is not fitted.
+    choose: a task of scored pairs, or a file of them, that chooses pooling, layers and map of the encoder's
+    readout.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Row:
     layers: Sequence[int] = (-1,)
     map: Mapping[str, Any] | None = None
     fit: str = ""
+    choose: str = ""
 
     @property
     def maker(self) -> Callable[[], Postprocess] | None:

@@ -61,6 +61,14 @@ class Map(NamedTuple):
         said += [f"top {self.top}"] * (self.top is not None)
         return ", ".join([self.kind, *said])
 
+    @property
+    def settings(self) -> dict[str, Any] | None:
+        """Those of the same `Postprocess`; None for no map."""
+        own = {"centre": {}, "abtt": {"top": self.top}, "none": None}
+        fitted = {"k": self.k, "shrinkage": self.shrinkage, "power": self.power}
+        more = own.get(self.kind, fitted)
+        return None if more is None else {"kind": self.kind, **more}
+
     def squares(self, variances: Floats) -> Floats:
         """f ** 2 for the axes of these variances, largest first: (d,) -> (d,)."""
         d = len(variances)
@@ -139,6 +147,17 @@ class Moments:
         return mean + self.shift[list(layers), 0].mean(axis=0, dtype=np.float64), cov - np.outer(mean, mean)
 
 
+class Sample(NamedTuple):
+    """The pooled vectors (r, n, d) of a few texts, whose `of` is that of `Moments`."""
+
+    x: NDArray[np.float32]
+
+    def of(self, layers: Sequence[int]) -> tuple[Floats, Floats]:
+        """Mean (d,) and covariance (d, d), divided by n, of the mean over these layers."""
+        x = self.x[list(layers)].mean(axis=0, dtype=np.float64)
+        return x.mean(axis=0), np.cov(x.T, bias=True)
+
+
 class Spectrum(NamedTuple):
     """Variances (d,), largest first, axes (d, d) as columns, and the mean (d,) of a corpus."""
 
@@ -171,14 +190,19 @@ class Spectrum(NamedTuple):
 
 
 def similarities(
-    planes: Planes, moments: Mapping[str, Moments], rows: NDArray[np.intp], tried: Sequence[Map]
+    planes: Planes,
+    moments: Mapping[str, Any],
+    rows: NDArray[np.intp],
+    tried: Sequence[Map],
+    sets: Sequence[tuple[int, ...]] | None = None,
 ) -> Iterator[tuple[list[Readout], Floats]]:
     """The cosines of n pairs in every readout, one pooling and set of layers at a time: m readouts, (n, m).
 
-    planes: of the pairs' distinct sentences. rows: (2, n), which of them make a pair. NaN for a zero vector.
+    planes: of the pairs' distinct sentences. moments: `Moments` or a `Sample` of each. rows: (2, n), which
+    sentences make a pair. sets: of layers; None for all `layer_sets`. NaN for a zero vector.
     """
     for kind, plane in planes.items():
-        for layers in layer_sets(len(plane)):
+        for layers in layer_sets(len(plane)) if sets is None else sets:
             x = plane[list(layers)].mean(axis=0)
             spectrum = Spectrum.of(*moments[kind].of(layers))
             y = (x - spectrum.mean.astype(np.float32)) @ spectrum.axes.astype(np.float32)
@@ -195,6 +219,23 @@ def _cosines(x: NDArray[np.float32], rows: NDArray[np.intp], squares: Floats) ->
     a, b = x[rows[0]].astype(np.float64), x[rows[1]].astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         return ((a * b) @ squares) / np.sqrt(((a * a) @ squares) * ((b * b) @ squares))
+
+
+def best_of_few(planes: Planes, texts: Planes, gold: Floats, rows: NDArray[np.intp]) -> tuple[Readout, float]:
+    """The best readout of a layer, or of a layer and the last, and its Spearman x 100 on the pairs.
+
+    planes: of the pairs' distinct sentences, of which rows (2, n) make the pairs of these gold scores (n,).
+    texts: of those that maps are fitted to. For use while training: seconds, where `choice` takes minutes.
+    """
+    r, n, d = next(iter(texts.values())).shape
+    sets = [(i,) for i in range(r)] + [(i, r - 1) for i in range(r - 1)]
+    samples = {kind: Sample(x) for kind, x in texts.items()}
+    found: list[tuple[float, Readout]] = []
+    for readouts, cosines in similarities(planes, samples, rows, maps(d, n), sets):
+        scores = np.nan_to_num(spearman_columns(gold, cosines), nan=-np.inf)
+        found.append((float(scores.max()), readouts[int(scores.argmax())]))
+    score, best = max(found, key=lambda one: one[0])
+    return best, score
 
 
 class Choice(NamedTuple):

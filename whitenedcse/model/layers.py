@@ -22,7 +22,7 @@ from whitenedcse.files import writing
 from whitenedcse.model.embedder import Embedder, Manner, fill
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Pooling, pooled
-from whitenedcse.ragged import Ragged, ragged
+from whitenedcse.ragged import Ragged, ragged, taken
 
 
 class Layers(NamedTuple):
@@ -56,7 +56,7 @@ class Layers(NamedTuple):
 
 def pooled_layers(
     encoder: Encoder,
-    rows: Sequence[Sequence[int]],
+    rows: Ragged | Sequence[Sequence[int]],
     kinds: Sequence[str],
     layers: Sequence[int],
     manner: Manner | None = None,
@@ -65,9 +65,10 @@ def pooled_layers(
 
     Raises ValueError for NaN or infinity, naming the text.
     """
+    whole = rows if isinstance(rows, Ragged) else ragged(rows)
     layers = sorted({encoder.layer(layer) for layer in layers})
     first = set(kinds) == {"cls"}
-    shape = len(layers), len(rows), encoder.width
+    shape = len(layers), whole.n, encoder.width
     out = {kind: np.empty(shape, np.float32) for kind in dict.fromkeys(kinds)}
 
     def reduced(batch: Ragged) -> list[Tensor]:
@@ -75,12 +76,13 @@ def pooled_layers(
         bounds = torch.arange(batch.n + 1, device=hidden.device) if first else batch.offsets
         return [pooled(kind, hidden, bounds) for kind in out]
 
-    fill(list(out.values()), ragged(rows), encoder, reduced, manner or Manner())
+    fill(list(out.values()), whole, encoder, reduced, manner or Manner())
     for x in out.values():
         if not (finite := np.isfinite(x).all(axis=(0, 2))).all():
-            text = encoder.tokenizer.decode(rows[int(np.argmin(finite))])
+            ids, _ = taken(whole, torch.tensor([int(np.argmin(finite))]))
+            text = encoder.tokenizer.decode(ids.ids.tolist())
             raise ValueError(f"NaN or infinity in the vector of {text!r:.80}")
-    return Layers(out, tuple(layers), np.array([len(row) for row in rows]))
+    return Layers(out, tuple(layers), whole.lengths.numpy())
 
 
 class Source(NamedTuple):

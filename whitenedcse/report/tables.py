@@ -79,6 +79,7 @@ def described(name: str) -> str:
     """The name of a logged value in words."""
     words = {
         "dev/spearman": "embedding as it is",
+        "dev/readout": "best readout of its layers, chosen on dev",
         "dev/alignment": "alignment (lower is better)",
         "dev/uniformity": "uniformity (lower is better)",
         "dev/effective_rank": "effective rank (axes in use)",

@@ -22,16 +22,18 @@ from whitenedcse.compute import without_autocast
 from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.evaluation.geometry import alignment, concentration, positives, spread, uniformity
 from whitenedcse.evaluation.postprocess import Postprocess, ladder
+from whitenedcse.evaluation.readout import best_of_few
 from whitenedcse.evaluation.scores import Index, pairs_index, scores_of
 from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder, ragged_ids
+from whitenedcse.model.layers import pooled_layers
 from whitenedcse.ragged import Ragged, taken
 from whitenedcse.training.module import reseed, seed_of
 from whitenedcse.training.parallel import from_first, place, summed
 
 log = logging.getLogger(__name__)
-METRIC = "dev/spearman"
+METRIC, READOUT = "dev/spearman", "dev/readout"
 BASELINES = (
     5  # every so many evaluations, and at each new best, whitening baselines are scored: they cost most
 )
@@ -64,8 +66,10 @@ class DevSet:
 
     rows: Ragged | None = None  # the tokens of the dev sentences
     x: NDArray[np.float32]  # their vectors, as measured last
+    best = ""  # the readout found last
 
-    def __init__(self, dev: Sequence[Subset]) -> None:
+    def __init__(self, dev: Sequence[Subset], readout: bool = False) -> None:
+        self.readout = readout
         self.sentences, self.index = pairs_index({"dev": dev})
         self.n = sum(len(subset.gold) for subset in dev)
         self.similar, self.positives = positives(self.index["dev"])
@@ -85,13 +89,28 @@ class DevSet:
 
     def whitened(self, embedder: Embedder, data: SentenceData) -> Values:
         """The baselines of the vectors measured last: scores of what whitening alone makes of them."""
-        corpus = summed(embedder.encode_rows(data.sample_tokens(SAMPLE), share=place()))
-        return from_first(lambda: self.baselines(self.x, corpus))
+        sample = data.sample_tokens(SAMPLE)
+        corpus = summed(embedder.encode_rows(sample, share=place()))
+        values = from_first(lambda: self.baselines(self.x, corpus))
+        return values | (from_first(lambda: self.readouts(embedder, sample)) if self.readout else {})
+
+    def readouts(self, embedder: Embedder, sample: Ragged) -> Values:
+        """The score of the best readout of the encoder's layers, fitted to these training sentences."""
+        encoder = embedder.encoder
+        kinds, layers = ("last" if encoder.causal else "cls", "mean"), range(encoder.depth + 1)
+        assert self.rows is not None
+        planes, texts = (pooled_layers(encoder, rows, kinds, layers).kinds for rows in (self.rows, sample))
+        gold = np.concatenate([subset.gold for subset, _ in self.index["dev"]])
+        pairs = np.concatenate([rows for _, rows in self.index["dev"]], axis=1)
+        best, score = best_of_few(planes, texts, gold, pairs)
+        self.best = str(best)
+        return {READOUT: score}
 
     def said(self, values: Values) -> str:
         """The line for an evaluation."""
         score = values[METRIC]
-        return f"{METRIC} " + ("undefined" if score is None else f"{score:.2f}")
+        said = f"{METRIC} " + ("undefined" if score is None else f"{score:.2f}")
+        return said + (f"  best readout {values[READOUT]:.2f}: {self.best}" if READOUT in values else "")
 
     def __call__(self, dev: NDArray[Any]) -> Values:
         """The values by name, from vectors (n, d) of `sentences`."""
@@ -195,9 +214,10 @@ class Monitor(Callback):
 
     The best has the highest dev/spearman after training began; it is written to `directory` at once. Without
     dev pairs (None) sentences held out of the corpus are evaluated, and the last checkpoint is the best.
-    every: None for a twentieth of the run, 10 to 125 steps. Training stops early after `patience`
-    evaluations without a new best (None: never). Raises ValueError, on every rank, if all evaluated sentences
-    have the same vector.
+    every: None for a twentieth of the run, 10 to 125 steps. readout: with the whitening baselines, also score
+    the best readout of the encoder's layers on the dev pairs that choose it. Training stops early after
+    `patience` evaluations without a new best (None: never). Raises ValueError, on every rank, if all
+    evaluated sentences have the same vector.
     evaluating: the number of seconds that evaluations took so far.
     """
 
@@ -209,11 +229,12 @@ class Monitor(Callback):
         dev: Sequence[Subset] | None,
         every: int | None,
         patience: int | None,
+        readout: bool = False,
         directory: Path,
         say: Callable[[str], None],
     ) -> None:
         check_settings(every, patience, held_out=dev is None)
-        self.dev_set = HeldOut() if dev is None else DevSet(dev)
+        self.dev_set = HeldOut() if dev is None else DevSet(dev, readout)
         self.asked, self.every, self.patience = every, every or 1, patience
         self.directory, self.say = directory, say
         self.rows: list[Row] = []
