@@ -152,7 +152,7 @@ def steps(who: str, shape: str, precision: str, *, folder: Path, wait: Callable[
     if who == "ours":
         loop = ours(work, precision={"fp32": "32-true", "bf16": "bf16-mixed"}[precision])
     else:
-        loop = sentence_transformers(work, bf16=precision == "bf16", trainer=measure.installed("accelerate"))
+        loop = sentence_transformers(work, bf16=precision == "bf16")
     words = iter(["ready"])
     loop(lambda loss: wait(next(words, "done")))
 

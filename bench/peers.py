@@ -10,7 +10,7 @@ import bz2
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -51,7 +51,7 @@ BERTS = {
     "tiny": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 64},
 }
 
-Turn = Callable[[float], None]
+Turn = Callable[[Tensor], None]
 Loop = Callable[[Turn], None]
 
 
@@ -60,6 +60,7 @@ class Work:
     """One training job. encoder: a directory of Transformers. corpus: a file of one sentence a line.
 
     passes: of ours through the encoder. length: tokens that a sentence is cut to. steps: one more than turns.
+    device: "cpu" or "cuda".
     """
 
     encoder: Path
@@ -69,6 +70,7 @@ class Work:
     passes: int
     length: int
     steps: int
+    device: str = "cpu"
 
     @property
     def texts(self) -> list[str]:
@@ -115,7 +117,7 @@ class HandOver(lightning.Callback):
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
         """After the optimiser and the schedule."""
-        self.turn(float(outputs["loss"]))
+        self.turn(outputs["loss"].detach())
 
 
 def ours(work: Work, *, precision: str, head: str = "dense", passes: int | None = None) -> Loop:
@@ -123,32 +125,42 @@ def ours(work: Work, *, precision: str, head: str = "dense", passes: int | None 
 
     Checkpoints listen to signals, which only the main thread may.
     """
-    settings = {
+    return trained(settings(work, precision, f"head={head}", f"data.passes={passes or work.passes}"))
+
+
+def settings(work: Work, precision: str, *more: str) -> list[str]:
+    """The words of train.py for this work."""
+    given = {
         "encoder.path": work.encoder,
         "data.corpus": work.corpus,
         "data.max_length": work.length,
         "data.batch_size": work.batch,
-        "data.passes": passes or work.passes,
+        "data.passes": work.passes,
         "views": work.views,
         "seed": SEED,
         "optim.lr": LR,
-        "trainer.accelerator": "cpu",
+        "trainer.accelerator": work.device,
         "trainer.devices": 1,
         "trainer.precision": precision,
         "trainer.max_steps": work.steps,
     }
-    options = ["encoder=pretrained", "pooling=cls", "data=file", f"head={head}"]
-    return trained([*options, *(f"{key}={value}" for key, value in settings.items())])
+    options = ["encoder=pretrained", "pooling=cls", "data=file"]
+    return [*options, *(f"{key}={value}" for key, value in given.items()), *more]
 
 
-def trained(settings: list[str]) -> Loop:
-    """train.py's module, data and trainer with these settings, as `ours`."""
+def composed(words: list[str]) -> Any:
+    """The configuration of train.py with these words."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("train", settings)
+        return compose("train", words)
+
+
+def trained(words: list[str], more: Sequence[lightning.Callback] = ()) -> Loop:
+    """train.py's module, data and trainer with these words, as `ours`; more: callbacks beside."""
+    cfg = composed(words)
     module, data = built(cfg)
 
     def run(turn: Turn) -> None:
-        callbacks = [Record(), PlainProgress(say=lambda text: None), HandOver(turn)]
+        callbacks = [Record(), PlainProgress(say=lambda text: None), *more, HandOver(turn)]
         with tempfile.TemporaryDirectory() as folder:
             logger = [Metrics(Path(folder) / "metrics.csv", None)]
             instantiate(cfg.trainer)(logger=logger, callbacks=callbacks).fit(module, data)
@@ -176,15 +188,16 @@ def plain(batches: Iterable[Any], loss: Callable[[Any], Tensor], optimizer: Opti
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        turn(value.item())
+        turn(value.detach())
 
 
-def simcse(work: Work) -> Loop:
+def simcse(work: Work, *, bf16: bool = False) -> Loop:
     """In SimCSE's manner: both copies tokenised by datasets.map, padded in the collator, eager attention."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(work.encoder)
     encoder = transformers.AutoModel.from_pretrained(work.encoder, attn_implementation="eager")
     encoder.pooler = None
-    model = nn.ModuleDict({"encoder": encoder, "dense": nn.Linear(*[encoder.config.hidden_size] * 2)}).train()
+    model = nn.ModuleDict({"encoder": encoder, "dense": nn.Linear(*[encoder.config.hidden_size] * 2)})
+    model.train().to(work.device)
 
     def copies(rows: dict[str, list[str]]) -> dict[str, list[Any]]:
         n = len(rows["text"])
@@ -196,10 +209,12 @@ def simcse(work: Work) -> Loop:
         return tokenizer.pad(flat, padding=True, return_tensors="pt")
 
     def loss(batch: dict[str, Tensor]) -> Tensor:
-        first = model["encoder"](**batch).last_hidden_state[:, 0]
-        z = torch.tanh(model["dense"](first)).unflatten(0, (-1, 2))
-        s = torch.cosine_similarity(z[:, None, 0], z[None, :, 1], dim=-1) / TEMPERATURE
-        return nn.functional.cross_entropy(s, torch.arange(len(s)))
+        there = {key: value.to(work.device) for key, value in batch.items()}
+        with torch.autocast(work.device, torch.bfloat16, enabled=bf16):
+            first = model["encoder"](**there).last_hidden_state[:, 0]
+            z = torch.tanh(model["dense"](first)).unflatten(0, (-1, 2))
+            s = torch.cosine_similarity(z[:, None, 0], z[None, :, 1], dim=-1) / TEMPERATURE
+        return nn.functional.cross_entropy(s, torch.arange(len(s), device=s.device))
 
     datasets.disable_progress_bars()
     data = datasets.Dataset.from_dict({"text": work.texts}).map(copies, batched=True, remove_columns="text")
@@ -208,53 +223,30 @@ def simcse(work: Work) -> Loop:
     return partial(plain, loader, loss, optimizer)
 
 
-def sentence_transformers(work: Work, *, bf16: bool, trainer: bool) -> Loop:
-    """MultipleNegativesRankingLoss on (s, s): by their trainer, or by a plain loop over their parts.
+def sentence_transformers(work: Work, *, bf16: bool) -> Loop:
+    """MultipleNegativesRankingLoss on (s, s), by SentenceTransformerTrainer; sentences keep their order.
 
-    Their trainer needs `accelerate`. Where both precisions run by it, build the bf16 one last: accelerate
-    keeps the precision in one place for the whole process, and looks there when a step wants autocast.
+    Where both precisions run, build the bf16 one last: accelerate keeps the precision in one place for the
+    whole process, and looks there when a step wants autocast.
     """
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
+    from sentence_transformers.base.sampler import DefaultBatchSampler
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    from torch.utils.data import SequentialSampler
 
     body = Transformer(str(work.encoder), max_seq_length=work.length)
     pooling = Pooling(body.get_embedding_dimension(), "cls")
-    model = SentenceTransformer(modules=[body, pooling], device="cpu").train()
-    loss = MultipleNegativesRankingLoss(model)
-    by = their_trainer if trainer else their_parts
-    return by(work, loss, bf16)
-
-
-def their_parts(work: Work, loss: Any, bf16: bool) -> Loop:
-    """Their model, loss and collator, which tokenises each column, under a loop without their trainer."""
-    from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
-
-    def value(batch: dict[str, Any]) -> Tensor:
-        columns = [
-            {key.removeprefix(name): batch[key] for key in batch if key.startswith(name)}
-            for name in ("anchor_", "positive_")
-        ]
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            return loss(columns, None)
-
-    rows = [{"anchor": text, "positive": text} for text in work.texts]
-    collator = SentenceTransformerDataCollator(loss.model.preprocess)
-    loader = DataLoader(rows, batch_size=work.batch, collate_fn=collator)
-    return partial(plain, loader, value, AdamW(loss.parameters(), lr=LR, weight_decay=0.0, fused=True))
-
-
-def their_trainer(work: Work, loss: Any, bf16: bool) -> Loop:
-    """SentenceTransformerTrainer as it ships, but that the sentences keep their order."""
-    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-    from sentence_transformers.base.sampler import DefaultBatchSampler
-    from torch.utils.data import SequentialSampler
-
-    last: list[float] = []
-    loss.register_forward_hook(lambda module, inputs, output: last.append(output.item()))
+    model = SentenceTransformer(modules=[body, pooling], device=work.device).train()
+    loss, last = MultipleNegativesRankingLoss(model), list[Tensor]()
+    loss.register_forward_hook(lambda module, inputs, output: last.append(output.detach()))
     arguments = SentenceTransformerTrainingArguments(
         output_dir=tempfile.gettempdir(),
-        use_cpu=True,
+        use_cpu=work.device == "cpu",
         bf16=bf16,
         max_steps=work.steps,
         per_device_train_batch_size=work.batch,
@@ -275,9 +267,7 @@ def their_trainer(work: Work, loss: Any, bf16: bool) -> Loop:
 
     passing, texts = Passing(), work.texts
     data = datasets.Dataset.from_dict({"anchor": texts, "positive": texts})
-    trainer = SentenceTransformerTrainer(
-        loss.model, arguments, train_dataset=data, loss=loss, callbacks=[passing]
-    )
+    trainer = SentenceTransformerTrainer(model, arguments, train_dataset=data, loss=loss, callbacks=[passing])
 
     def run(turn: Turn) -> None:
         passing.turn = turn

@@ -9,8 +9,7 @@ step hands over to the next, so that one works at a time; its first step is not 
   ours-fp32, ours-bf16    train.py's module, data and trainer, dense head: the like of v = 2 InfoNCE (SimCSE)
   sgw-bf16                the same with shuffled group whitening before the dense layer
   once-bf16               sgw-bf16 with ONE encoder pass for all views: a DIFFERENT METHOD (no dropout noise)
-  st-fp32, st-bf16        sentence-transformers, MultipleNegativesRankingLoss on (s, s): by its trainer, or,
-                          without `accelerate`, by a plain loop over its model, loss and collator
+  st-fp32, st-bf16        sentence-transformers' trainer, MultipleNegativesRankingLoss on (s, s)
   simcse                  eager attention, tokenised by datasets.map, padded batches, unfused AdamW
 
 Executed FLOPs are counted as torch runs them in the first step (FlopCounterMode: matrix products, forward and
@@ -40,6 +39,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, AutoTokenizer
 
@@ -50,15 +50,14 @@ from whitenedcse.compute import prefers_onednn
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model.packed import multiply
 
-TRAINER = measure.installed("accelerate")
 ONEDNN = {torch.ops.mkldnn._linear_pointwise: lambda x, weight, *_, **__: 2 * x[0] * x[1] * weight[0]}
 MAKERS: dict[str, Callable[[Work], Loop]] = {
     "ours-fp32": partial(ours, precision="32-true"),
     "ours-bf16": partial(ours, precision="bf16-mixed"),
     "sgw-bf16": partial(ours, precision="bf16-mixed", head="shuffled_group"),
     "once-bf16": partial(ours, precision="bf16-mixed", head="shuffled_group", passes=1),
-    "st-fp32": partial(sentence_transformers, bf16=False, trainer=TRAINER),
-    "st-bf16": partial(sentence_transformers, bf16=True, trainer=TRAINER),
+    "st-fp32": partial(sentence_transformers, bf16=False),
+    "st-bf16": partial(sentence_transformers, bf16=True),
     "simcse": simcse,
 }
 PEERS = [
@@ -119,7 +118,7 @@ class Baton:
             self.failed = error
             self.free[""].release()
 
-    def turn(self, name: str, counter: FlopCounterMode, loss: float) -> None:
+    def turn(self, name: str, counter: FlopCounterMode, loss: Tensor) -> None:
         """The end of a step: hand over, and wait."""
         seconds = self.now()
         if name in self.losses:
@@ -127,7 +126,7 @@ class Baton:
         else:
             self.counting.close()
             torch.set_num_threads(self.threads)
-            self.losses[name], self.flops[name] = loss, counter.get_total_flops()
+            self.losses[name], self.flops[name] = float(loss), counter.get_total_flops()
         self.free[self.after[name]].release()
         self.free[name].acquire()
         self.began = self.now()
@@ -241,7 +240,7 @@ def profiled(work: Work, name: str) -> list[dict[str, Any]]:
     """Print where three steps go, after one that does not count."""
     profiler, step = torch.profiler.profile(), iter(range(4))
 
-    def turn(_: float) -> None:
+    def turn(_: Tensor) -> None:
         number = next(step)
         if number == 0:
             profiler.start()
@@ -327,7 +326,6 @@ def main() -> None:
             print(peak_memory(work, options.measure))
             return
         here = measure.begin(options)
-        print("sentence-transformers: " + ("its trainer" if TRAINER else "its parts in a plain loop"))
         measure.end(options, here, results(work, options))
 
 
