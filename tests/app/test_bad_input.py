@@ -113,7 +113,6 @@ TRAINING = [
 EVALUATION = [
     ({}, "protocol=posthoc", ["bert is not a run of train.py", "fit=FILE"]),
     ({}, "draws=0", ["0 draws from 7 pairs"]),
-    ({}, "digits=-1", ["digits=-1 must be", "Literal[0, 1, 2, 3, 4, 5, 6]"]),
     ({}, "figures=[foo]", ['figures=["foo"] must be Sequence[Literal[', "layers"]),
     ({}, "model=null", ["no model: give model=DIR_OR_HUB_ID"]),
     ({}, "model=bad_input_models:number", ["number is a int, not a function"]),

@@ -280,7 +280,7 @@ def test_train_and_evaluate_with_adapters_and_prefixes(tmp_path):
     assert done.returncode == 0, done.stderr
     best = AutoModel.from_pretrained(tmp_path / "outputs/one/best")
     assert not any("lora" in name for name in best.state_dict())
-    asked = ["model=outputs/one", "tasks=quickstart", "postprocess=prefix", "k=4", "digits=2"]
+    asked = ["model=outputs/one", "tasks=quickstart", "postprocess=prefix", "k=4"]
     done = programs.started("evaluate.py", *asked, cwd=tmp_path)
     assert done.returncode == 0 and "prefix-4 " in done.stdout, done.stderr
     again = programs.started("train.py", *words, "encoder.lora.r=3", cwd=tmp_path)

@@ -5,16 +5,13 @@ from functools import partial
 
 import numpy as np
 import pytest
-from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from whitenedcse.app.arguments import drawable
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.scores import evaluate
 from whitenedcse.evaluation.suite import System, plan
 from whitenedcse.evaluation.tasks import Labelled, Subset
-from whitenedcse.report.charts import STYLE, legend_below
 from whitenedcse.report.figures import Said, component_curves, draw
 
 
@@ -82,7 +79,7 @@ def test_every_point_of_every_figure(tasks, tmp_path, monkeypatch):
     u, s, _ = np.linalg.svd(unit - unit.mean(0), full_matrices=False)
     places = np.loadtxt(tmp_path / "projection.csv", delimiter=",", skiprows=1)
     assert np.abs(places) == pytest.approx(np.abs((u * s)[:, :2]))
-    assert said[3].endswith(f"{100 * (s[:2] ** 2).sum() / (s**2).sum():.1f} % of their variance")
+    assert f", {100 * (s[:2] ** 2).sum() / (s**2).sum():.1f} % of their variance" in said[3]
     for name in names:
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
 
@@ -122,17 +119,3 @@ def test_no_figure_shows_a_score_that_is_undefined(tmp_path, monkeypatch, golds)
         "no average" in said[1]
     ) == (len(golds) == 2)
     assert said[2].startswith("subsets") and ("not drawn" in said[2]) == (len(golds) == 2)
-
-
-@pytest.mark.parametrize("panels", [1, 4])
-@pytest.mark.parametrize("path", ["my.txt", "/data/of/a/team/corpus.txt", "/a/long" * 12 + "/corpus.txt"])
-def test_the_legend_of_components_is_inside_the_figure(panels, path):
-    with rc_context(STYLE):
-        figure = Figure(figsize=(2.6 * panels + 0.4, 2.9), layout="constrained")
-        ax = figure.subplots(1, panels, squeeze=False)[0, 0]
-        for name in ("as it is", f"whitening ({path})", f"zca ({path})"):
-            ax.plot([1, 2], label=name)
-        legend_below(figure, ax)
-        figure.draw_without_rendering()
-    box = figure.legends[0].get_window_extent()
-    assert box.x0 >= 0 and box.x1 <= figure.bbox.width and box.y0 >= 0

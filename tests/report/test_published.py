@@ -254,21 +254,6 @@ def test_an_encoder_is_known_by_its_hub_id_or_by_its_directory_s_name_and_archit
     assert len(notes) == (not fits) and all(f"encoder={encoder['path']} (" in note for note in notes)
 
 
-def test_a_directory_stands_for_an_encoder_if_its_architecture_agrees(tmp_path):
-    (tmp_path / "mine").mkdir()
-    key, wanted = "WhiteningBERT/T1", conditions("WhiteningBERT/T1", "BERT-base: CLS, L12")
-    aliases = {"bert-base-uncased": str(tmp_path / "mine")}
-    for architecture, fits in (("bert 12 x 768", True), ("bert 6 x 384", False)):
-        encoder = {"path": str(tmp_path / "x/../mine"), "commit": None, "architecture": architecture}
-        here = run(tmp_path / "x", wanted, encoder=encoder)
-        assert ours(key, [here]) == {}
-        assert set(ours(key, [here], aliases)) == ({"BERT-base: CLS, L12"} if fits else set())
-    with pytest.raises(ValueError, match="no row asks for 'bert'; the rows ask for .*bert-base-uncased, "):
-        report(key, [here], {"bert": str(tmp_path)})
-    with pytest.raises(ValueError, match="bert-base-uncased=gone: gone is no directory"):
-        report(key, [here], {"bert-base-uncased": "gone"})
-
-
 def test_the_difference_is_of_what_is_printed(tmp_path):
     wanted = conditions("WhiteningBERT/T1", "BERT-base: CLS, L12")
     tasks = {"STS12": -90.004, "STS13": -49.875, "STS-B": 50.0}

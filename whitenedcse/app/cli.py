@@ -179,8 +179,6 @@ def _report(commands: Any) -> None:
     parser.add_argument("--list", action="store_true", help="list the published tables and figures")
     runs = "runs of evaluate.py, or folders of them, to show beside a published table (default: outputs)"
     parser.add_argument("--runs", nargs="+", type=Path, metavar="DIR", help=runs)
-    alias = "take DIR for an encoder of the table with the same architecture, e.g. bert-base-uncased=DIR"
-    parser.add_argument("--as", dest="aliases", action="append", default=[], metavar="NAME=DIR", help=alias)
     against = "the group of a sweep with which the others are compared (default: the first)"
     parser.add_argument("--against", metavar="LABEL", help=against)
     out = (
@@ -221,31 +219,22 @@ def report_published(arguments: argparse.Namespace) -> int:
             f"{arguments.what[0]} is a published table and stands alone; --runs {arguments.what[1]} "
             "puts runs beside it"
         )
-    wrong = [alias for alias in arguments.aliases if "=" not in alias]
-    if wrong:
-        raise ValueError(f"--as {wrong[0]}: NAME=DIR is expected, e.g. bert-base-uncased=DIR")
     runs = arguments.runs or [path for path in [Path("outputs")] if path.is_dir()]
-    aliases = dict(alias.split("=", 1) for alias in arguments.aliases)
-    show([published.report(arguments.what[0], composed, runs, aliases)], arguments.to)
+    show([published.report(arguments.what[0], composed, runs)], arguments.to)
     return 0
 
 
 def report_runs(arguments: argparse.Namespace) -> int:
     """Print the tables of a run or a sweep, write its page, and print where the page is."""
-    from whitenedcse.report import page, sweep
+    from whitenedcse.report import page
 
-    if arguments.runs or arguments.aliases:
-        raise ValueError("--runs and --as go with a published table; name runs of train.py without them")
+    if arguments.runs:
+        raise ValueError("--runs goes with a published table; name runs of train.py without it")
     made, files = page.write(arguments.what, arguments.out, arguments.against)
-    grids = made.grids
-    if others := sweep.left_out(arguments.what):
-        cure = f"whitenedcse evaluate compare=[{others[0]},OTHER] compares such runs"
-        note = f"left out, of evaluate.py: {', '.join(map(str, others))}; {cure}"
-        grids[0] = grids[0]._replace(notes=[*grids[0].notes, note])
     tell = say if arguments.to == "table" else err  # what reads the table reads the standard output
     for line in made.lines:
         tell(line)
-    show(grids, arguments.to)
+    show(made.grids, arguments.to)
     for file in files:
         tell(f"written: {file}")
     return 0

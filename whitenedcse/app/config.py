@@ -42,7 +42,7 @@ CONF = Path(__file__).parents[1] / "conf"  # in a clone a link to the conf/ besi
 HYDRAS = {"_target_", "_partial_", "_recursive_", "_convert_", "_args_"}  # keys that Hydra reads itself
 TYPES: dict[str, Any] = {  # of the settings that train.py and evaluate.py read themselves
     **dict.fromkeys(("seed", "views", "draws"), int),
-    **dict.fromkeys(("gather", "force", "bf16", "pearson", "keep"), bool),
+    **dict.fromkeys(("gather", "force", "bf16", "keep"), bool),
     **dict.fromkeys(("run", "embedding", "fit", "pairs", "classifier"), str),
     **dict.fromkeys(("model", "prompt", "monitor.dev"), str | None),
     **dict.fromkeys(("k", "sample"), int | None),
@@ -52,7 +52,6 @@ TYPES: dict[str, Any] = {  # of the settings that train.py and evaluate.py read 
     "layers": Sequence[int] | None,
     "figures": Sequence[Literal["layers", "subsets", "components", "projection"]],
     "compare": Sequence[str] | None,
-    "digits": Literal[0, 1, 2, 3, 4, 5, 6],
 }
 SCALARS = {int: (int,), float: (int, float), bool: (bool,), str: (str,), types.NoneType: (types.NoneType,)}
 FLAGS = "-(h|c|p|r|m|sc|cp|cn|cd|i)|--(help|hydra-help|version|cfg|resolve|package|multirun|shell-completion"

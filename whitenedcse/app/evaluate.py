@@ -37,7 +37,7 @@ def evaluate(cfg: DictConfig) -> float | None:
     from whitenedcse.evaluation.suite import headline
     from whitenedcse.report.tables import grids
 
-    for grid in grids(scores, cfg.digits, cfg.pearson):
+    for grid in grids(scores):
         say(grid)
     for note in [*notes, f"run: {run.path}"]:
         say(note)
@@ -48,7 +48,7 @@ def compared(cfg: DictConfig) -> None:
     """Print runs of this script beside each other."""
     from whitenedcse.report import compare
 
-    for part in compare.compared(list(cfg.compare), cfg.draws, cfg.digits).parts:
+    for part in compare.compared(list(cfg.compare), cfg.draws).parts:
         say(part)
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from whitenedcse.evaluation.statistics import half_width, of_mean
 from whitenedcse.report.compare import Difference, main_score, same_dev
-from whitenedcse.report.sweep import RATE, Group, Measure, Sweep, at_best, dev_best, given, rate, values
+from whitenedcse.report.sweep import RATE, Group, Sweep, given, values
 from whitenedcse.run import SPEARMAN, Run
 
 RANK = "dev/effective_rank"
@@ -76,15 +76,6 @@ def over_steps(ax: Axes, what: str, zero: bool = False) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if zero:
         ax.set_ylim(0, 1.05 * ax.dataLim.ymax or 1)  # matplotlib's margin is a share of the range of the data
-
-
-def legend_below(figure: Figure, ax: Axes) -> None:
-    """The legend of a plot below the figure, in up to four columns, with long names in several lines."""
-    handles, names = ax.get_legend_handles_labels()
-    width = int(13 * figure.get_figwidth())  # letters of a line
-    columns = max(1, min(4, width // (max(map(len, names), default=0) + 6)))
-    texts = [textwrap.fill(name, width // columns - 6) for name in names]
-    figure.legend(handles, texts, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def of_run(run: Run) -> list[Chart]:
@@ -283,35 +274,44 @@ def wrapped(label: str) -> str:
 
 def of_sweep(sweep: Sweep) -> list[Chart]:
     """The charts of a sweep that there is data for; of dev scores only of one dev set."""
-    what, measure = main_score(sweep)
+    what, name = main_score(sweep)
     groups, alike = sweep.groups, same_dev(sweep.finished)
-    tested, title, charts = alike or measure is not dev_best, what[0].upper() + what[1:], list[Chart]()
-    if tested and (swept := numeric(groups)):
-        draw = partial(curve, groups=groups, name=swept, measure=measure, what=what)
-        charts.append(drawn(f"{title} over {swept}", draw, "The mean over seeds and its 95 % interval."))
+    tested, title, charts = alike or name != "dev_best", what[0].upper() + what[1:], list[Chart]()
+    if tested and (lines := of_setting(groups, name))[0]:
+        draw = partial(curve, lines=lines[1], name=lines[0], what=what)
+        charts.append(drawn(f"{title} over {lines[0]}", draw, "The mean over seeds and its 95 % interval."))
     if alike and any(SPEARMAN in run.series for run in sweep.finished):
         draw = partial(over_training, groups=groups)
         charts.append(drawn("Dev score", draw, "Mean over seeds, from the lowest to the highest seed."))
-    small = "Small: one seed. Large: the mean over seeds."
-    axes = (at_best("dev/uniformity"), "uniformity (lower is better)")
-    pairs = [("Alignment and uniformity", axes, (at_best("dev/alignment"), "alignment (lower is better)"))]
-    pairs = pairs if alike else []
-    if tested:
-        speed = (rate, "sentences per second")
-        pairs.append((f"{title} against throughput", speed, (measure, f"{what}, x 100")))
-    for name, x, y in pairs:
+    axes = ("uniformity", "uniformity (lower is better)"), ("alignment", "alignment (lower is better)")
+    pairs = [("Alignment and uniformity", *axes)] * alike
+    speed = ("rate", "sentences per second"), (name, f"{what}, x 100")
+    for called, x, y in [*pairs, *[(f"{title} against throughput", *speed)] * tested]:
         if any(values(group, x[0]).keys() & values(group, y[0]).keys() for group in groups):
-            charts.append(drawn(name, partial(scatter, groups=groups, x=x, y=y), small))
+            draw = partial(scatter, groups=groups, x=x, y=y)
+            charts.append(drawn(called, draw, "Small: one seed. Large: the mean over seeds."))
     return charts
 
 
-def numeric(groups: Sequence[Group]) -> str | None:
-    """The first setting that the command lines give three numbers or more; None for no such setting."""
+Points = list[tuple[float, float, float]]  # a setting's value, the mean score, half its interval
+
+
+def of_setting(groups: Sequence[Group], score: str) -> tuple[str | None, dict[str, Points]]:
+    """The first setting that the command lines give three numbers or more, and a score over it.
+
+    The score is by the rest of the groups' labels.
+    """
     words = [given(next(iter(group.runs.values()))) for group in groups]
-    for name in words[0] if words else ():
-        if name not in ("seed", "run") and len({number(own.get(name)) for own in words} - {None}) > 2:
-            return name
-    return None
+    every = [name for name in (words[0] if words else ()) if name not in ("seed", "run")]
+    swept = next((name for name in every if len({number(own.get(name)) for own in words} - {None}) > 2), None)
+    lines: dict[str, Points] = {}
+    for group, own in zip(groups, words, strict=True):
+        x, found = number(own.get(str(swept))), list(values(group, score).values())
+        if x is not None and found:
+            rest = ", ".join(part for part in group.label.split(", ") if not part.startswith(f"{swept}="))
+            half = half_width([of_mean(found)]) if len(found) > 1 else 0.0
+            lines.setdefault(rest, []).append((x, float(np.mean(found)), half))
+    return swept, lines
 
 
 def number(text: str | None) -> float | None:
@@ -322,34 +322,18 @@ def number(text: str | None) -> float | None:
         return None
 
 
-def curve(ax: Axes, groups: Sequence[Group], name: str, measure: Measure, what: str) -> None:
-    """Plot a measure over a setting, a line for each choice of the other settings."""
-    lines = of_setting(groups, name, measure)
+def curve(ax: Axes, lines: dict[str, Points], name: str, what: str) -> None:
+    """Plot a score over a setting, a line for each choice of the other settings."""
     for i, (rest, points) in enumerate(lines.items()):
         colour, mark = look(i)
         x, y, half = np.array(sorted(points)).T
         ax.errorbar(x, y, yerr=half, marker=mark, color=colour, capsize=3, label=rest or None, linewidth=1.2)
     places = [x for points in lines.values() for x, *_ in points]
-    if places and max(places) > 20 * min(places) > 0:
+    if max(places) > 20 * min(places) > 0:
         ax.set_xscale("log")
     ax.set(xlabel=name, ylabel=f"{what}, x 100")
     if len(lines) > 1:
         ax.legend(fontsize=8)
-
-
-def of_setting(
-    groups: Sequence[Group], name: str, measure: Measure
-) -> dict[str, list[tuple[float, float, float]]]:
-    """By the rest of the groups' labels: the values of a setting, mean scores, and half their intervals."""
-    lines: dict[str, list[tuple[float, float, float]]] = {}
-    for group in groups:
-        own = given(next(iter(group.runs.values())))
-        x, found = number(own.get(name)), list(values(group, measure).values())
-        if x is not None and found:
-            rest = ", ".join(part for part in group.label.split(", ") if not part.startswith(f"{name}="))
-            half = half_width([of_mean(found)]) if len(found) > 1 else 0.0
-            lines.setdefault(rest, []).append((x, float(np.mean(found)), half))
-    return lines
 
 
 def over_training(ax: Axes, groups: Sequence[Group]) -> None:
@@ -367,8 +351,8 @@ def over_training(ax: Axes, groups: Sequence[Group]) -> None:
     over_steps(ax, f"{LABEL}, all")
 
 
-def scatter(ax: Axes, groups: Sequence[Group], x: tuple[Measure, str], y: tuple[Measure, str]) -> None:
-    """Plot two measures of every run, and their means by group."""
+def scatter(ax: Axes, groups: Sequence[Group], x: tuple[str, str], y: tuple[str, str]) -> None:
+    """Plot two of the `numbers` of every run, each with its label, and their means by group."""
     for i, group in enumerate(groups):
         colour, mark = look(i)
         across, up = values(group, x[0]), values(group, y[0])

@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from whitenedcse.evaluation.scores import MEANING, MEANS
 from whitenedcse.evaluation.suite import Plan, System
 from whitenedcse.evaluation.tasks import short
 from whitenedcse.files import writing
-from whitenedcse.report.charts import COLOURS, LABEL, STYLE, legend_below
+from whitenedcse.report.charts import COLOURS, LABEL, STYLE
 
 ANNOTATED = 13  # layers; beyond, numbers in cells are too small to read
 BEST = "#c23b22"
@@ -47,21 +48,29 @@ class Said(NamedTuple):
         return f"{self.encoder}, pooling {self.pooling}, aggregation {self.mean}: {MEANING[self.mean]}"
 
 
-def heat_map(records: Sequence[Mapping[str, Any]], said: Said, path: Path) -> Path:
-    """Plot the records of `pairs`: the average score of every two layers, without and with whitening."""
-    off, on = (_square(records, said.mean, state) for state in (False, True))
-    low, high = np.nanmin([off, on]), np.nanmax([off, on])
-    side = 1.4 + 0.36 * min(len(off), 2 * ANNOTATED)
+@contextmanager
+def picture(path: Path, line: str, width: float, height: float) -> Iterator[Figure]:
+    """A context with an empty figure, which on exit is written to path.png under this title."""
     with rc_context(STYLE):
-        figure = Figure(figsize=(2 * side + 1, side + 0.3), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        figure.suptitle(textwrap.fill(line, int(14 * width)), size=8)
+        with writing(path.with_name(f"{path.name}.png")) as stream:
+            figure.savefig(stream, format="png", metadata={"Software": None})
+
+
+def heat_map(records: Sequence[Mapping[str, Any]], said: Said, path: Path) -> None:
+    """Plot the records of `pairs`: the average score of every two layers, without and with whitening."""
+    states = {"as they are": False, "whitened on each task's own pairs": True}
+    squares = [_square(records, said.mean, state) for state in states.values()]
+    low, high, size = np.nanmin(squares), np.nanmax(squares), len(squares[0])
+    side = 1.4 + 0.36 * min(size, 2 * ANNOTATED)
+    with picture(path, said.line, 2 * side + 1, side + 0.3) as figure:
         axes = figure.subplots(1, 2)
-        titles = "as they are", "whitened on each task's own pairs"
-        for ax, values, title in zip(axes, (off, on), titles, strict=True):
+        for ax, values, title in zip(axes, squares, states, strict=True):
             image = _cells(ax, values, low, high)
             ax.set(title=title, xlabel="one layer", ylabel="other layer")
         figure.colorbar(image, ax=list(axes), label=f"average {LABEL}", fraction=0.04)
-        _title(figure, said)
-        return _saved(figure, path)
 
 
 def _square(records: Sequence[Mapping[str, Any]], mean: str, whitening: bool) -> NDArray[np.float64]:
@@ -70,48 +79,43 @@ def _square(records: Sequence[Mapping[str, Any]], mean: str, whitening: bool) ->
         how = "whitened" if whitening else "as they are"
         raise ValueError(f"no average {mean!r} of vectors {how} is defined")
     size = 1 + max(max(row["layers"]) for row in rows)
-    values = np.full((size, size), np.nan)
+    values = np.full((size, size), np.nan)  # (l, l), the lower triangle
     for row in rows:
-        i, j = row["layers"]
-        values[i, j] = values[j, i] = np.nan if row[mean] is None else row[mean]
+        values[max(row["layers"]), min(row["layers"])] = np.nan if row[mean] is None else row[mean]
     return values
 
 
 def _cells(ax: Axes, values: NDArray[np.float64], low: float, high: float) -> AxesImage:
     """Plot a lower triangle, its best cell framed, with all numbers, or only the best if there are many."""
-    size = len(values)
-    shown = np.where(np.tril(np.ones_like(values)) > 0, values, np.nan)
-    image = ax.imshow(shown, cmap="viridis", vmin=low, vmax=high)
-    y, x = np.unravel_index(np.nanargmax(shown), shown.shape)
-    for i, j in np.argwhere(np.isfinite(shown)) if size <= ANNOTATED else []:
-        dark = shown[i, j] < (low + high) / 2
-        ax.text(j, i, f"{shown[i, j]:.1f}", ha="center", va="center", size=7, color="w" if dark else "k")
+    few = len(values) <= ANNOTATED
+    image = ax.imshow(values, cmap="viridis", vmin=low, vmax=high)
+    for i, j in np.argwhere(np.isfinite(values)) if few else []:
+        colour = "w" if values[i, j] < (low + high) / 2 else "k"
+        ax.text(j, i, f"{values[i, j]:.1f}", ha="center", va="center", size=7, color=colour)
+    y, x = np.unravel_index(np.nanargmax(values), values.shape)
     ax.add_patch(Rectangle((float(x) - 0.5, float(y) - 0.5), 1, 1, fill=False, color=BEST, linewidth=1.8))
-    label = f"best {shown[y, x]:.2f}\nlayers {x if x == y else f'{x} + {y}'}"  # in the empty corner
+    label = f"best {values[y, x]:.2f}\nlayers {x if x == y else f'{x} + {y}'}"  # in the empty corner
     ax.text(0.97, 0.97, label, transform=ax.transAxes, ha="right", va="top", color=BEST)
-    ticks = range(0, size, 1 if size <= ANNOTATED else 4)
+    ticks = range(0, len(values), 1 if few else 4)
     ax.set(xticks=ticks, yticks=ticks)
     return image
 
 
-def subset_curve(best: Sequence[Mapping[str, Any]], said: Said, path: Path) -> Path:
+def subset_curve(best: Sequence[Mapping[str, Any]], said: Said, path: Path) -> None:
     """Plot the records of `best_of_each_size`: the best average score for each number of layers."""
     if not best:
         raise ValueError("no set of layers has an average to draw")
     sizes, values = [row["size"] for row in best], [row[said.mean] for row in best]
     top = int(np.argmax(values))
-    with rc_context(STYLE):
-        figure = Figure(figsize=(5.2, 3.4), layout="constrained")
+    with picture(path, said.line, 5.2, 3.4) as figure:
         ax = figure.subplots()
         ax.plot(sizes, values, "o-", color="0.35", markersize=4)
-        layers = f"layer{'s' * (sizes[top] > 1)} {' + '.join(map(str, best[top]['layers']))}"
-        _mark(ax, sizes[top], values[top], f"best {values[top]:.2f}\n{layers}")
+        of = f"layer{'s' * (sizes[top] > 1)} {' + '.join(map(str, best[top]['layers']))}"
+        _mark(ax, sizes[top], values[top], f"best {values[top]:.2f}\n{of}")
         ax.set(xlabel="layers averaged", ylabel=f"best average {LABEL}", xticks=sizes)
-        _title(figure, said)
-        return _saved(figure, path)
 
 
-def component_curves(curves: Mapping[str, Mapping[str, NDArray[np.float64]]], said: Said, path: Path) -> Path:
+def component_curves(curves: Mapping[str, Mapping[str, NDArray[np.float64]]], said: Said, path: Path) -> None:
     """Plot scores over the number of components, a panel for each task; curves: row -> task -> (d,)."""
     every = next(iter(curves.values()))
     tasks = [task for task in every if any(np.isfinite(by[task]).any() for by in curves.values())]
@@ -120,32 +124,23 @@ def component_curves(curves: Mapping[str, Mapping[str, NDArray[np.float64]]], sa
     tasks = tasks[:1] if len(tasks) == 2 else tasks  # the average of one task is that task
     wide = min(4, len(tasks))
     high = math.ceil(len(tasks) / wide)
-    with rc_context(STYLE):
-        figure = Figure(figsize=(2.6 * wide + 0.4, 2.1 * high + 0.8), layout="constrained")
+    with picture(path, said.line, 2.6 * wide + 0.4, 2.1 * high + 0.8) as figure:
         axes = figure.subplots(high, wide, squeeze=False).ravel()
         for ax, task, title in zip(axes, tasks, short(tasks), strict=False):
             for (name, by), colour in zip(curves.items(), COLOURS, strict=False):
                 ax.plot(np.arange(1, len(by[task]) + 1), by[task], color=colour, linewidth=1.2, label=name)
-            value, k, of = max(
-                (by[task][k], k + 1, name)
-                for name, by in curves.items()
-                if np.isfinite(by[task]).any()
-                for k in [int(np.nanargmax(by[task]))]
-            )
+            defined = [(by[task], name) for name, by in curves.items() if np.isfinite(by[task]).any()]
+            value, k, of = max((np.nanmax(y), int(np.nanargmax(y)) + 1, name) for y, name in defined)
             _mark(ax, k, value, f"{value:.2f} at k = {k}" + f"\n{textwrap.fill(of, 30)}" * (len(curves) > 1))
             ax.set_title(title)
         for ax in axes[len(tasks) :]:
             ax.remove()
         for ax in axes[max(0, len(tasks) - wide) : len(tasks)]:  # a label of the figure would hide the legend
             ax.set_xlabel("components kept, k")
-        legend_below(figure, axes[0])
+        handles, names = axes[0].get_legend_handles_labels()
+        texts = [textwrap.fill(name, int(11 * figure.get_figwidth())) for name in names]
+        figure.legend(handles, texts, loc="outside lower center", frameon=False)
         figure.supylabel(LABEL, size=9)
-        _title(figure, said)
-        return _saved(figure, path)
-
-
-def _title(figure: Figure, said: Said) -> None:
-    figure.suptitle(textwrap.fill(said.line, int(14 * figure.get_figwidth())), size=8)
 
 
 def _mark(ax: Axes, x: float, y: float, label: str) -> None:
@@ -157,27 +152,15 @@ def _mark(ax: Axes, x: float, y: float, label: str) -> None:
     ax.text(0.5, 0.98, label, transform=ax.transAxes, ha="center", va="top", color=BEST)
 
 
-def _saved(figure: Figure, path: Path) -> Path:
-    png = path.with_name(f"{path.name}.png")
-    with writing(png) as stream:
-        figure.savefig(stream, format="png", metadata={"Software": None})
-    return png
-
-
-def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
-    """Write records as CSV, with the keys of the first as header.
-
-    A list is written as 1+12, and an undefined value as an empty cell.
-    """
+def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Write records as CSV, with the keys of the first as header: a list as 1+12, what is undefined empty."""
     if not records:
         raise ValueError(f"{path}: no records to write")
     with writing(path, "w") as file:
-        writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
-        writer.writeheader()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(records[0])
         for record in records:
-            cells = ("+".join(map(str, v)) if isinstance(v, list) else v for v in record.values())
-            writer.writerow(dict(zip(record, cells, strict=True)))
-    return path
+            writer.writerow("+".join(map(str, v)) if isinstance(v, list) else v for v in record.values())
 
 
 def every_layer(names: Sequence[str]) -> bool:
@@ -207,16 +190,17 @@ def draw(
     layered, last = said._replace(pooling=f"{kind} in each layer"), said._replace(pooling=rows[-1]["pooling"])
     pairs = zip(rows, systems, strict=True)
     curves = {row["name"]: system for row, system in pairs if whole(row["postprocess"])}
-    make = {
-        "layers": lambda: _layers(run, every, plan, layered),
-        "subsets": lambda: _subsets(run, every, plan, layered),
-        "components": lambda: _components(run, curves, plan, last),
-        "projection": lambda: _projection(run, systems[0], plan, said),
+    make: dict[str, tuple[Said, Callable[[], str]]] = {
+        "layers": (layered, lambda: _layers(run, every, plan, layered)),
+        "subsets": (layered, lambda: _subsets(run, every, plan, layered)),
+        "components": (last, lambda: _components(run, curves, plan, last)),
+        "projection": (said, lambda: _projection(run, systems[0], plan, said)),
     }
     lines = []
     for name in names:
+        about, drawn = make[name]
         try:
-            lines.append(make[name]())
+            lines.append(f"{name}.png: {drawn()} ({about.line})")
         except ValueError as error:  # an average that is undefined: the scores are still to be written
             lines.append(f"{name}: not drawn: {error}")
     return lines
@@ -224,14 +208,14 @@ def draw(
 
 def _layers(run: Path, planes: NDArray[Any], plan: Plan, said: Said) -> str:
     """Write the figure of every two layers: WhiteningBERT, Figure 1."""
-    records, mean = layers.pairs(planes, plan.pairs), said.mean
+    records = layers.pairs(planes, plan.pairs)
     write_csv(run / "layers.csv", records)
     heat_map(records, said, run / "layers")
-    averages = [r for r in records if r["task"] == "average" and r[mean] is not None]
-    best = max(averages, key=lambda r: r[mean])
+    averages = [r for r in records if r["task"] == "average" and r[said.mean] is not None]
+    best = max(averages, key=lambda r: r[said.mean])
     how = "whitened" if best["whitening"] else "as they are"
     pair = " and ".join(map(str, dict.fromkeys(best["layers"])))
-    return f"layers.png: best of every two layers: {pair}, {how}: {best[mean]:.2f} ({said.line})"
+    return f"best of every two layers: {pair}, {how}: {best[said.mean]:.2f}"
 
 
 def _subsets(run: Path, planes: NDArray[Any], plan: Plan, said: Said) -> str:
@@ -242,7 +226,7 @@ def _subsets(run: Path, planes: NDArray[Any], plan: Plan, said: Said) -> str:
     subset_curve(best, said, run / "subsets")
     top = max(best, key=lambda r: r[said.mean])
     many = "" if sets.complete else f" (sets of up to {sets.largest} layers)"
-    return f"subsets.png: the best set of layers is {top['layers']}{many}: {top[said.mean]:.2f} ({said.line})"
+    return f"the best set of layers is {top['layers']}{many}: {top[said.mean]:.2f}"
 
 
 def _components(run: Path, systems: Mapping[str, System], plan: Plan, said: Said) -> str:
@@ -251,23 +235,17 @@ def _components(run: Path, systems: Mapping[str, System], plan: Plan, said: Said
         name: layers.all_k(system.by_task(plan), plan.pairs, partial(system.most, plan))
         for name, system in systems.items()
     }
-    row = MEANS.index(said.mean)
-    averages = {name: scores["average"][row] for name, scores in curves.items()}
-    records = [
-        record
-        for name, scores in curves.items()
-        for record in layers.records(scores, [{"row": name, "k": k + 1} for k in range(len(averages[name]))])
-    ]
+    records = []
+    for name, scores in curves.items():
+        columns = [{"row": name, "k": k + 1} for k in range(scores["average"].shape[1])]
+        records += layers.records(scores, columns)
     write_csv(run / "components.csv", records)
+    row = MEANS.index(said.mean)
     by_task = {name: {task: s[row] for task, s in scores.items()} for name, scores in curves.items()}
     component_curves(by_task, said, run / "components")
-    best = [
-        f"{name}: k = {np.nanargmax(y) + 1} of {len(y)}: {np.nanmax(y):.2f}"
-        for name, y in averages.items()
-        if np.isfinite(y).any()
-    ]
-    found = "; ".join(best) or "no average is defined"
-    return f"components.png: the best k on these pairs themselves: {found} ({said.line})"
+    averages = {name: by["average"] for name, by in by_task.items() if np.isfinite(by["average"]).any()}
+    best = [f"{n}: k = {np.nanargmax(y) + 1} of {len(y)}: {np.nanmax(y):.2f}" for n, y in averages.items()]
+    return f"the best k on these pairs themselves: {'; '.join(best) or 'no average is defined'}"
 
 
 def _projection(run: Path, system: System, plan: Plan, said: Said) -> str:
@@ -284,13 +262,10 @@ def _projection(run: Path, system: System, plan: Plan, said: Said) -> str:
     places = centred @ axes[:, :-3:-1]
     share = 100 * variances[:-3:-1].sum() / variances.sum()
     write_csv(run / "projection.csv", [{"x": float(x), "y": float(y)} for x, y in places])
-    with rc_context(STYLE):
-        figure = Figure(figsize=(4.2, 4.2), layout="constrained")
+    line = f"{said.encoder}, pooling {said.pooling}: {len(x)} sentences of {task} on the unit sphere"
+    with picture(run / "projection", line, 4.2, 4.2) as figure:
         ax = figure.subplots()
         ax.plot(*places.T, ".", color=COLOURS[0], markersize=2, alpha=0.5)
         ax.set(aspect="equal", xlim=(-1, 1), ylim=(-1, 1), xticks=(-1, 0, 1), yticks=(-1, 0, 1))
         ax.set(xlabel="first principal axis", ylabel="second principal axis")
-        line = f"{said.encoder}, pooling {said.pooling}: {len(x)} sentences of {task} on the unit sphere"
-        figure.suptitle(textwrap.fill(line, 58), size=8)
-        _saved(figure, run / "projection")
-    return f"projection.png: {len(x)} sentences of {task} in a plane, {share:.1f} % of their variance"
+    return f"{len(x)} sentences of {task} in a plane, {share:.1f} % of their variance"

@@ -18,17 +18,7 @@ from whitenedcse.console import Grid
 from whitenedcse.files import writing
 from whitenedcse.report import charts
 from whitenedcse.report.compare import Report, comparison, reference
-from whitenedcse.report.sweep import (
-    RATE,
-    Sweep,
-    beside,
-    gathered,
-    paths,
-    runs,
-    scored,
-    shared,
-    write_csv,
-)
+from whitenedcse.report.sweep import RATE, Sweep, beside, gathered, paths, runs, shared, write_csv
 from whitenedcse.report.tables import aggregations, described, grids, in_brackets, number, training_grid
 from whitenedcse.run import Run, flat
 
@@ -102,7 +92,8 @@ def of_sweep(title: str, sweep: Sweep, made: Report, first: str) -> str:
     commands = dict.fromkeys(fact.get("command", "") for fact in facts)
     commits = ", ".join(dict.fromkeys(commit(fact) for fact in facts))
     machines = ", ".join(dict.fromkeys(hardware(fact) for fact in facts))
-    same = shared_settings(sweep.runs)
+    settings = [flat(run.settings) for run in sweep.runs]
+    same = {k: v for k, v in settings[0].items() if all(k in own and own[k] == v for own in settings)}
     short = {name: same[name] for name in COMMON if same.get(name) is not None}
     return TEMPLATES.get_template("sweep.html").render(
         title=title,
@@ -119,14 +110,6 @@ def of_sweep(title: str, sweep: Sweep, made: Report, first: str) -> str:
             "Settings that all runs share": yaml.safe_dump(same, sort_keys=False, allow_unicode=True),
         },
     )
-
-
-def shared_settings(runs: Sequence[Run]) -> dict[str, Any]:
-    """The settings, by their dotted names, that are the same in all runs."""
-    first, *others = [flat(run.settings) for run in runs]
-    return {
-        name: value for name, value in first.items() if all(name in o and o[name] == value for o in others)
-    }
 
 
 def commit(facts: dict[str, Any]) -> str:
@@ -157,34 +140,24 @@ def about(run: Run) -> list[str]:
 
 
 def keys(run: Run) -> list[tuple[str, str, str]]:
-    """Returns the headline numbers of a run, each as its name, its value, and a remark."""
-    summary, scores = run.dev, run.scores or {}
+    """The headline numbers of a run, each as its name, its value, and a remark."""
+    dev, scores = run.dev, run.scores or {}
     shown: list[tuple[str, str, str]] = []
-    if summary and summary["best"] is not None:
-        rise = f"{number(summary['before'])} → {number(summary['best'])}"
-        shown.append(("dev Spearman x 100 (all), before → best", rise, f"at step {summary['best_step']}"))
-        alone = [
-            (value, name)
-            for name, value in summary["values_before"].items()
-            if name.startswith("dev/whitened_on_") and value is not None
-        ]
-        if alone:
+    if dev and dev["best"] is not None:
+        rise = f"{number(dev['before'])} → {number(dev['best'])}"
+        shown.append(("dev Spearman x 100 (all), before → best", rise, f"at step {dev['best_step']}"))
+        before = [(v, name) for name, v in dev["values_before"].items() if v is not None]
+        if alone := [(v, name) for v, name in before if name.startswith("dev/whitened_on_")]:
             value, name = max(alone)
             shown.append(("whitening alone, before training", number(value), described(name)))
-    if summary and (rank := summary["values_best"].get(RANK)) is not None:
+    if dev and (rank := dev["values_best"].get(RANK)) is not None:
         shown.append(("effective rank", f"{rank:.1f}", "at the best checkpoint"))
     if scores.get("rows"):
-        first = scores["rows"][0]
         what = f"test average x 100{in_brackets(aggregations([run]))}"
-        shown.append((what, number(scored(run, None).get("average")), first["name"]))
+        shown.append((what, number(run.tests()["avg"]), scores["rows"][0]["name"]))
     if speed := run.series.get(RATE):
-        shown.append(
-            (
-                "sentences per second",
-                f"{speed.median:,.0f}",
-                "median; the machine was shared" if shared(run) else "median of the run",
-            )
-        )
+        remark = "median; the machine was shared" if shared(run) else "median of the run"
+        shown.append(("sentences per second", f"{speed.median:,.0f}", remark))
     return shown
 
 

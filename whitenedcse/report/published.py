@@ -71,44 +71,33 @@ def names() -> dict[str, str]:
     return {key: f"{table['title']} ({table['source']})" for key, table in tables().items()}
 
 
-def report(
-    key: str, compose: Compose, runs: Iterable[str | Path] = (), aliases: Mapping[str, str] | None = None
-) -> Grid:
+def report(key: str, compose: Compose, runs: Iterable[str | Path] = ()) -> Grid:
     """A published table with our numbers below its own, and the commands for those that are missing.
 
     runs: directories of evaluate.py, or folders that may contain some. Several seeds of a row are averaged.
-    aliases: {"bert-base-uncased": "DIR"} says that the encoder in DIR is that one, which its architecture
-    must confirm. Raises ValueError for a key that does not exist or an alias of no encoder.
+    Raises ValueError for a key that does not exist.
     """
     if key not in tables():
         near = difflib.get_close_matches(key, tables(), n=3, cutoff=0.0)
         raise ValueError(f"no published table {key!r}; the nearest are {', '.join(near)}")
-    table, aliases = tables()[key], aliases or {}
-    check_aliases(aliases)
-    made = list(rows_in(runs))
-    possible = {row["label"]: list(candidates(row, table, made, compose, aliases)) for row in table["rows"]}
+    table, made = tables()[key], list(rows_in(runs))
+    columns: list[str] = table["columns"]
+    possible = {row["label"]: list(candidates(row, table, made, compose)) for row in table["rows"]}
     own = {label: fitting(every) for label, every in possible.items()}
-    beside = nearest(possible, [label for label, models in own.items() if not models])
+    near_by = nearest(possible, [label for label, models in own.items() if not models])
+    how = f"; {meaning(table['aggregation'])}" if table["aggregation"] else ""
+    notes = [f"{table['source']}. {table['metric']}{how}.", *table["notes"]]
     rows: list[tuple[str, ...]] = []
-    notes = heading(table)
     missing: dict[str, list[str]] = {}
     for row in table["rows"]:
-        label, models = row["label"], own[row["label"]]
-        rows += block(row, table["columns"], models, beside.get(label, []))
-        notes += [account(label, table["columns"], models)] if models else []
-        for other in beside.get(label, []):
-            notes.append(f"near miss, {label}: {other.paths[0]}: {'; '.join(other.differences)}")
+        label, models, beside = row["label"], own[row["label"]], near_by.get(row["label"], [])
+        rows += block(row, columns, models, beside)
+        notes += [account(label, columns, models)] if models else []
+        notes += [f"near miss, {label}: {one.paths[0]}: {'; '.join(one.differences)}" for one in beside]
         if row["command"] and not models:
             missing.setdefault(row["command"], []).append(label)
-    notes += without_effect(aliases, made)
-    columns = ("row", "", *table["columns"])
-    return Grid(f"{key}: {table['title']}", columns, rows, notes, range(2, len(columns)), missing)
-
-
-def heading(table: Mapping[str, Any]) -> list[str]:
-    """The notes of a table: where it was published, and what its numbers are."""
-    how = f"; {meaning(table['aggregation'])}" if table["aggregation"] else ""
-    return [f"{table['source']}. {table['metric']}{how}.", *table["notes"]]
+    head = ("row", "", *columns)
+    return Grid(f"{key}: {table['title']}", head, rows, notes, range(2, len(head)), missing)
 
 
 def asked(row: Mapping[str, Any], compose: Compose) -> dict[str, Any]:
@@ -133,7 +122,7 @@ def asked(row: Mapping[str, Any], compose: Compose) -> dict[str, Any]:
     return named | of_evaluation(facts, own)
 
 
-def found(scores: Mapping[str, Any], row: Mapping[str, Any], trained: Run | None) -> dict[str, Any]:
+def found_in(scores: Mapping[str, Any], row: Mapping[str, Any], trained: Run | None) -> dict[str, Any]:
     """The conditions under which a row of a run's scores was made, by the same names as in `asked`."""
     facts = {**scores, "classifier": scores.get("classifier") if "transfer" in row else None}
     settings = of_training(trained.settings) if trained else {}
@@ -165,27 +154,26 @@ def of_training(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows_in(paths: Iterable[str | Path]) -> Iterator[Made]:
-    """The rows of the runs with scores of tests in directories or below them, oldest run first."""
-    runs = {run.path.resolve(): run for path in paths for run in evaluated(Path(path))}
-    for run in sorted(runs.values(), key=lambda run: (run.path / "scores.json").stat().st_mtime):
-        trained = training(run.results["model"], run.path)
-        for row in run.results["rows"]:
-            yield Made(run.path, run.results, trained, row, found(run.results, row, trained))
-
-
-def evaluated(path: Path) -> list[Run]:
-    """The runs with scores of tests in a directory or below it.
+    """The rows of the runs with scores of tests in directories or below them, oldest run first.
 
     Raises FileNotFoundError for a path that does not exist, and ValueError for a run without such scores.
     """
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such directory; whitenedcse evaluate model=MODEL makes a run")
-    alone = (path / "scores.json").is_file()
-    runs = [Run(path)] if alone else [Run(file.parent) for file in path.rglob("scores.json")]
-    tested = [run for run in runs if "rows" in (run.scores or {})]
-    if alone and not tested:
-        raise ValueError(f"{path} was not evaluated on tests: first whitenedcse evaluate model={path}")
-    return tested
+    runs: dict[Path, Run] = {}
+    for path in map(Path, paths):
+        if not path.exists():
+            raise FileNotFoundError(
+                f"{path}: no such directory; whitenedcse evaluate model=MODEL makes a run"
+            )
+        alone = (path / "scores.json").is_file()
+        found = [Run(path)] if alone else [Run(file.parent) for file in path.rglob("scores.json")]
+        tested = {run.path.resolve(): run for run in found if "rows" in (run.scores or {})}
+        if alone and not tested:
+            raise ValueError(f"{path} was not evaluated on tests: first whitenedcse evaluate model={path}")
+        runs |= tested
+    for run in sorted(runs.values(), key=lambda run: (run.path / "scores.json").stat().st_mtime):
+        trained = training(run.results["model"], run.path)
+        for row in run.results["rows"]:
+            yield Made(run.path, run.results, trained, row, found_in(run.results, row, trained))
 
 
 def training(model: str, path: Path) -> Run | None:
@@ -195,11 +183,7 @@ def training(model: str, path: Path) -> Run | None:
 
 
 def candidates(
-    row: Mapping[str, Any],
-    table: Mapping[str, Any],
-    made: Iterable[Made],
-    compose: Compose,
-    aliases: Mapping[str, str],
+    row: Mapping[str, Any], table: Mapping[str, Any], made: Iterable[Made], compose: Compose
 ) -> Iterator[tuple[Made, Scored]]:
     """The rows of scores that might stand for a published row, each with its scores and what differs.
 
@@ -213,21 +197,19 @@ def candidates(
         values = read(row, table, one)
         some = any(cell(column, values) is not None for column in table["columns"])
         if some and one.conditions["transform"] == wanted["transform"]:
-            differ = tuple(differences(wanted, one.conditions, aliases))
+            differ = tuple(differences(wanted, one.conditions))
             key = one.path if row.get("file") not in (None, "geometry") else (one.path, one.row["name"])
             if key not in found or len(differ) < len(found[key][1].differences):
                 found[key] = one, Scored(values, (str(one.path),), differ)
     yield from found.values()
 
 
-def differences(
-    wanted: Mapping[str, Any], here: Mapping[str, Any], aliases: Mapping[str, str]
-) -> Iterator[str]:
+def differences(wanted: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
     """What differs between the conditions of a published row and those found, in words.
 
     A group of settings that only one of them has is one difference.
     """
-    if not is_encoder(wanted["encoder"], here["encoder"], aliases):
+    if not is_encoder(wanted["encoder"], here["encoder"]):
         own = here["encoder"] or {"path": "not recorded", "architecture": None}
         yield f"encoder={own['path']} ({own['architecture']}), the row has {wanted['encoder']}"
     absent = "not recorded"
@@ -246,19 +228,13 @@ def written(value: Any) -> str:
     return value if isinstance(value, str) and value else json.dumps(value)
 
 
-def is_encoder(name: str, here: Mapping[str, Any] | None, aliases: Mapping[str, str]) -> bool:
-    """Whether an encoder is the one with this hub id: from the hub, or a directory of that architecture.
-
-    The directory has the id's last part as its name, or is the alias of the id.
-    """
-    if not here:
+def is_encoder(name: str, here: Mapping[str, Any] | None) -> bool:
+    """Whether an encoder is the one with this hub id: from the hub, or a directory of that name and shape."""
+    if here is None:
         return False
-    path = str(here["path"])
     if here["commit"]:
-        return path in (name, *(f"{owner}/{name}" for owner in OWNERS))
-    same = Path(path).name == Path(name).name
-    if alias := aliases.get(name):
-        same |= Path(alias).resolve() == Path(path).resolve()
+        return str(here["path"]) in (name, *(f"{owner}/{name}" for owner in OWNERS))
+    same = Path(here["path"]).name == Path(name).name
     return same and here["architecture"] == content()["encoders"][name]
 
 
@@ -329,26 +305,6 @@ def drawn(file: Path, mean: str, where: Mapping[str, str]) -> dict[str, float]:
             best[name] = max(best.get(name, -100.0), float(record[mean]))
     tasks = {record["task"] for record in records}
     return {name: value for name, value in best.items() if name != "Avg" or tasks == {*STS, "average"}}
-
-
-def check_aliases(aliases: Mapping[str, str]) -> None:
-    """Raise ValueError for an alias of an encoder that no row has, or to a path that does not exist."""
-    for name, alias in aliases.items():
-        if name not in content()["encoders"]:
-            known = ", ".join(sorted(content()["encoders"]))
-            raise ValueError(f"no row asks for {name!r}; the rows ask for {known}")
-        if not Path(alias).is_dir():
-            raise ValueError(f"{name}={alias}: {alias} is no directory")
-
-
-def without_effect(aliases: Mapping[str, str], made: Iterable[Made]) -> Iterator[str]:
-    """A note for each alias that no run has, or whose architecture is not that of what it stands for."""
-    encoders = [encoder for one in made if (encoder := one.conditions["encoder"])]
-    for name, alias in aliases.items():
-        own = {e["architecture"] for e in encoders if Path(e["path"]).resolve() == Path(alias).resolve()}
-        if (wanted := content()["encoders"][name]) not in own:
-            why = f"it is {own.pop()}, not {wanted}" if own else "no run here is of it"
-            yield f"--as {name}={alias} has no effect: {why}"
 
 
 def cell(column: str, values: Mapping[str, float]) -> float | None:

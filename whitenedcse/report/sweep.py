@@ -10,12 +10,10 @@ import glob
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whitenedcse.evaluation.tasks import short
 from whitenedcse.files import writing
 from whitenedcse.run import Run, flat
 
@@ -24,7 +22,7 @@ DEVICES = ("trainer.devices", "trainer.num_nodes")  # by these too, unless gathe
 FEW = 4  # settings that are no overrides in a label
 BARE = ("experiment", "system")  # whose options are known by their names alone
 RATE, LOAD = "train/sentences_per_second", "train/load"
-Measure = Callable[[Run], float | None]
+SPACE = ("alignment", "uniformity", "effective_rank")  # of the dev embeddings
 
 
 class Group(NamedTuple):
@@ -54,27 +52,25 @@ class Sweep(NamedTuple):
 
 def gathered(runs: Sequence[Run]) -> Sweep:
     """The groups of runs. Unfinished runs, and a second run of a seed, are noted and left out."""
-    together: dict[Any, list[Run]] = {}
-    for run in runs:
-        together.setdefault(frozenset(texts(run).items()), []).append(run)
-    groups, notes = [], []
-    for label, group in zip(labels([runs[0] for runs in together.values()]), together.values(), strict=True):
-        finished = sorted((run for run in group if run.scores), key=seed)  # stable: the first of a seed
-        by_seed = {number: list(same) for number, same in groupby(finished, key=seed)}
-        notes += [f"not finished, not counted: {run.path} ({label})" for run in group if not run.scores]
-        again = [(number, run) for number, same in by_seed.items() for run in same[1:]]
-        notes += [f"seed {number} of {label} again, not counted: {run.path}" for number, run in again]
-        if by_seed:
-            groups.append(Group(label, {number: same[0] for number, same in by_seed.items()}))
-    tables = [texts(run) for run in runs]
+    alike: dict[Any, list[Run]] = {}
+    groups, notes, tables = [], [], [texts(run) for run in runs]
+    for run, table in zip(runs, tables, strict=True):
+        alike.setdefault(frozenset(table.items()), []).append(run)
+    for label, group in zip(labels([runs[0] for runs in alike.values()]), alike.values(), strict=True):
+        by_seed: dict[Any, Run] = {}
+        for run in group:
+            if not run.scores:
+                notes.append(f"not finished, not counted: {run.path} ({label})")
+            elif by_seed.setdefault(number := run.settings.get("seed", 0), run) is not run:
+                notes.append(f"seed {number} of {label} again, not counted: {run.path}")
+        groups.append(Group(label, dict(sorted(by_seed.items()))))
+    return Sweep([group for group in groups if group.runs], list(runs), differing(tables), notes)
+
+
+def differing(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names whose values are not the same in all of these settings."""
     every = dict.fromkeys(name for table in tables for name in table)
-    return Sweep(groups, list(runs), [n for n in every if len({t.get(n) for t in tables}) > 1], notes)
-
-
-def seed(run: Run) -> int:
-    """The seed of a run."""
-    number: int = run.settings.get("seed", 0)
-    return number
+    return [name for name in every if len({table.get(name) for table in tables}) > 1]
 
 
 def texts(run: Run) -> dict[str, str]:
@@ -102,15 +98,15 @@ def labels(firsts: Sequence[Run]) -> list[str]:
     """
     words, every = [given(run) for run in firsts], [texts(run) for run in firsts]
     names = [n for n in dict.fromkeys(n for own in words for n in own) if n not in FREE and "hydra" not in n]
-    differing = [n for n in names if all(n in own for own in words) and len({own[n] for own in words}) > 1]
+    chosen = [n for n in names if all(n in own for own in words) and len({own[n] for own in words}) > 1]
     made = []
     for own in words:
-        bare = " ".join(own[name] for name in BARE if name in differing)
-        made.append(joined(bare, *(f"{name}={own[name]}" for name in differing if name not in BARE)))
+        bare = " ".join(own[name] for name in BARE if name in chosen)
+        made.append(joined(bare, *(f"{name}={own[name]}" for name in chosen if name not in BARE)))
     plain = list(made)
     for i, label in enumerate(plain):
         same = [table for table, other in zip(every, plain, strict=True) if other == label]
-        apart = [name for name in every[i] if len({table.get(name) for table in same}) > 1]
+        apart = [name for name in differing(same) if name in every[i]]
         told = [name for name in apart if name in names] or apart[:FEW]
         made[i] = joined(label, *(f"{name}={every[i][name]}" for name in told))
     alone = " ".join(filter(None, map(firsts[0].facts.get, BARE))) if len(firsts) == 1 else ""
@@ -123,26 +119,18 @@ def joined(*parts: str) -> str:
 
 
 def paths(names: Iterable[str]) -> list[Path]:
-    """The directories that names or patterns (outputs/sgw-*) match: those of a pattern in natural order.
+    """The directories that names or patterns (outputs/sgw-*) match, those of a pattern in natural order.
 
-    Of those that a pattern matches, one without a run of train.py is left out if another has one. Raises
-    FileNotFoundError for a name that matches nothing.
+    Raises FileNotFoundError for a name that matches none.
     """
     found: dict[Path, Path] = {}
     for name in names:
-        here = sorted(map(Path, glob.glob(name) if glob.has_magic(name) else [name]), key=natural)
-        if not any(path.is_dir() for path in here):
+        matched = map(Path, glob.glob(name) if glob.has_magic(name) else [name])
+        here = sorted((path for path in matched if path.is_dir()), key=natural)
+        if not here:
             raise FileNotFoundError(f"{name} is no directory, nor a published table (--list names them)")
-        here = [path for path in here if path.is_dir()]
-        kept = [path for path in here if not glob.has_magic(name) or any(True for _ in below(path))]
-        found |= {path.resolve(): path for path in kept or here}
+        found |= {path.resolve(): path for path in here}
     return list(found.values())
-
-
-def left_out(names: Iterable[str]) -> list[Path]:
-    """The runs of evaluate.py that patterns match: `paths` leaves them out beside a run of train.py."""
-    matched = {Path(path) for name in names if glob.has_magic(name) for path in glob.glob(name)}
-    return sorted((path for path in matched if (run := Run(path)).began and not run.trains), key=natural)
 
 
 def natural(path: Path) -> list[tuple[int, str]]:
@@ -160,43 +148,30 @@ def below(folder: Path) -> Iterator[Path]:
 
 
 def runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs at or below directories, in their order, each once. ValueError for a directory without any."""
-    found: dict[Path, Path] = {}
-    for folder in folders:
-        inside = list(below(folder))
-        jobs = [] if inside else [folder, *sorted(folder.iterdir())]
-        if own := next((path for path in jobs if Run(path).began), None):
-            raise ValueError(
-                f"{own} is a run of evaluate.py; whitenedcse evaluate compare=[{own},OTHER] sets it "
-                "beside another run, of train.py or evaluate.py, with the same tests"
-            )
-        if not inside:
-            raise ValueError(f"no run of train.py in {folder}: none has config.yaml and metrics.csv")
-        found |= {path.resolve(): path for path in inside}
+    """The runs of train.py at or below directories, in their order, each once; ValueError for none."""
+    found = {path.resolve(): path for folder in folders for path in below(folder)}
+    if not found:
+        raise ValueError(
+            f"no run of train.py in {', '.join(map(str, folders))}; "
+            "whitenedcse evaluate compare=[RUN,OTHER] compares runs of evaluate.py"
+        )
     return [Run(path).checked() for path in found.values()]
 
 
-def of_dev(name: str) -> Measure:
-    """A function from a finished run to its dev score "before" training, or that of the "best" checkpoint."""
-    return lambda run: run.scores["dev"][name] if run.scores else None
+def numbers(run: Run) -> dict[str, float]:
+    """What a finished run measured: dev_before, dev_best, tests as "ROW: TASK", geometry at the best, rate.
 
-
-dev_best, dev_before = of_dev("best"), of_dev("before")
-
-
-def at_best(name: str) -> Measure:
-    """A function from a run to its logged value of this name at the best checkpoint."""
-    return lambda run: run.scores["dev"]["values_best"].get(name) if run.scores else None
-
-
-def task_of(task: str, row: str | None = None) -> Measure:
-    """A function from a run to its score of a task, or "average", in a row; None for the first row."""
-    return lambda run: scored(run, row).get(task)
-
-
-def rate(run: Run) -> float | None:
-    """The median number of sentences per second of a run that did not share its machine; see `shared`."""
-    return None if RATE not in run.series or shared(run) else run.series[RATE].median
+    rate: the median of the sentences per second, unless the run shared its machine; see `shared`.
+    """
+    if not run.scores:
+        return {}
+    dev = run.scores["dev"]
+    found = {"dev_before": dev["before"], "dev_best": dev["best"]}
+    for row in rows(run):
+        found |= {f"{row}: {'average' if k == 'avg' else k}": value for k, value in run.tests(row).items()}
+    found |= {name: dev["values_best"].get(f"dev/{name}") for name in SPACE}
+    found |= {"rate": None if RATE not in run.series or shared(run) else run.series[RATE].median}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def shared(run: Run) -> bool:
@@ -210,26 +185,9 @@ def rows(run: Run) -> list[str]:
     return [row["name"] for row in (run.scores or {}).get("rows", [])]
 
 
-def scored(run: Run, name: str | None) -> dict[str, float]:
-    """The test scores of a run in a row, by task and as "average"; None for the first row. Empty if none."""
-    tests = run.tests(name) if run.scores and name in (None, *rows(run)) else {}
-    return {"average" if k == "avg" else k: value for k, value in tests.items() if value is not None}
-
-
-def with_units(runs: Iterable[Run], tasks: Sequence[str]) -> list[str]:
-    """The names of tests, short; with what they measure, where some are correlations, some accuracies."""
-    first = [row for run in runs for row in (run.scores or {}).get("rows", [])[:1]]
-    exact = {"RTE"}.union(*(row.get("transfer", {}).get("tasks", {}) for row in first))
-    if not exact & {*tasks} or not any(row.get("sts", {}).get("tasks") for row in first):
-        return short(tasks)
-    units = ["accuracy" if task in exact else "Spearman" for task in tasks]
-    return [f"{name} ({unit})" for name, unit in zip(short(tasks), units, strict=True)]
-
-
-def values(group: Group, measure: Measure) -> dict[Any, float]:
-    """The values of a measure for a group, by seed; seeds without one are left out."""
-    measured = {number: measure(run) for number, run in group.runs.items()}
-    return {number: value for number, value in measured.items() if value is not None}
+def values(group: Group, name: str) -> dict[Any, float]:
+    """One of the `numbers` of a group's runs, by seed; seeds without it are left out."""
+    return {seed: found[name] for seed, run in group.runs.items() if name in (found := numbers(run))}
 
 
 def beside(page: Path) -> Path:
@@ -256,15 +214,15 @@ def write_csv(sweep: Sweep, path: Path) -> None:
 
 def cells(run: Run, differing: Sequence[str], folder: Path) -> Mapping[str, Any]:
     """The cells of a run in the csv file of the seeds by column, with all digits of its scores."""
-    known, dev = texts(run), (run.scores or {}).get("dev", {})
-    tests = {f"{row}: {task}": score for row in rows(run) for task, score in scored(run, row).items()}
-    space = {name: at_best(f"dev/{name}")(run) for name in ("alignment", "uniformity", "effective_rank")}
-    speed = run.series[RATE].median if RATE in run.series else None
+    known, found, dev = texts(run), numbers(run), (run.scores or {}).get("dev", {})
     return {
-        **{"system": run.facts.get("system"), "seed": seed(run)},
+        **{"system": run.facts.get("system"), "seed": run.settings.get("seed", 0)},
         **{name: known.get(name) for name in differing},
         **{"finished": "yes" if run.scores else "no", "dev_best": dev.get("best")},
-        **{"dev_best_step": dev.get("best_step"), **tests, **space},
-        **{"sentences_per_second": speed, "shared": "yes" if shared(run) else ""},
-        **{"commit": run.facts.get("commit"), "run": os.path.relpath(run.path, folder)},
+        "dev_best_step": dev.get("best_step"),
+        **{name: value for name, value in found.items() if ": " in name},
+        **{name: found.get(name) for name in SPACE},
+        "sentences_per_second": run.series[RATE].median if RATE in run.series else None,
+        **{"shared": "yes" if shared(run) else "", "commit": run.facts.get("commit")},
+        "run": os.path.relpath(run.path, folder),
     }

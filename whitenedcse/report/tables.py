@@ -20,14 +20,15 @@ def number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:z.{digits}f}"
 
 
-def with_half(value: float | None, low: float | None, high: float | None, digits: int = 2) -> str:
+def with_half(value: float | None, low: float | None, high: float | None) -> str:
     """A number, followed by half the width of its interval where there is one.
 
     >>> with_half(74.318, 73.1, 75.5), with_half(74.318, None, None)
     ('74.32 ±1.20', '74.32')
     """
-    none = None in (value, low, high) or math.isnan(high)  # type: ignore[arg-type]
-    return number(value, digits) + ("" if none else f" ±{number((high - low) / 2, digits)}")  # type: ignore[operator]
+    if value is None or low is None or high is None or math.isnan(high):
+        return number(value)
+    return f"{number(value)} ±{number((high - low) / 2)}"
 
 
 def training_grid(dev: Mapping[str, Any]) -> Grid:
@@ -43,18 +44,11 @@ def training_grid(dev: Mapping[str, Any]) -> Grid:
         notes = ["alignment is over two embeddings of each sentence with different dropout", NO_PAIRS]
         return Grid("sentences held out of the corpus", columns, rows, notes, right=(1, 2))
     notes = alignment_note(dev)
-    for key, few in {"dev": "the dev set", "corpus": "the sample of the corpus"}.items():
-        missing = [
-            n for n, value in dev["values_best"].items() if value is None and f"whitened_on_{key}" in n
-        ]
-        notes += [f"-: {few} has too few sentences for whitening on them to so many components"] * bool(
-            missing
-        )
+    if any(value is None and "whitened_on_" in name for name, value in dev["values_best"].items()):
+        notes.append("-: too few sentences for whitening on them to so many components")
     before, best = dev.get("before"), dev.get("best")
     if before is not None and best is not None and best < before:
-        notes.append(
-            "training lowered the dev score: a lower optim.lr, or more or other sentences, may raise it"
-        )
+        notes.append("training lowered the dev score: a lower optim.lr or other sentences may raise it")
     pairs = f"dev set, {dev['n']} pairs" if dev["n"] else "dev set so far"
     return Grid(f"{pairs}, Spearman x 100", columns, rows, notes, right=(1, 2))
 
@@ -89,18 +83,16 @@ def described(name: str) -> str:
     return words.get(name) or f"whitened on {kind[fitted]}, k={k}"
 
 
-def grids(scores: Mapping[str, Any], digits: int = 2, pearson: bool = False) -> list[Grid]:
-    """The tables of evaluate.py's scores.json; pearson: with another of Pearson's correlation."""
-    rows, headline = scores["rows"], scores["headline"]
+def grids(scores: Mapping[str, Any]) -> list[Grid]:
+    """The tables of evaluate.py's scores.json."""
+    rows = scores["rows"]
     every: dict[str, Callable[[], Grid]] = {
-        "sts": lambda: sts_grid(rows, headline, digits, "Spearman x 100"),
-        "pearson": lambda: sts_grid(list(map(of_pearson, rows)), headline, digits, "Pearson x 100"),
-        "transfer": lambda: accuracy_grid(rows, digits),
-        "rte": lambda: rte_grid(rows, digits),
+        "sts": lambda: sts_grid(rows, scores["headline"]),
+        "transfer": lambda: accuracy_grid(rows),
+        "rte": lambda: rte_grid(rows),
         "geometry": lambda: geometry_grid(rows),
     }
-    shown = rows[0].keys() | ({"pearson"} if pearson and "sts" in rows[0] else set())
-    return [grid() for kind, grid in every.items() if kind in shown]
+    return [grid() for kind, grid in every.items() if kind in rows[0]]
 
 
 def bounds(interval: Sequence[float] | None) -> tuple[float | None, float | None]:
@@ -108,118 +100,84 @@ def bounds(interval: Sequence[float] | None) -> tuple[float | None, float | None
     return (interval[0], interval[1]) if interval else (None, None)
 
 
-def of_pearson(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with Pearson's correlations in place of Spearman's. They have no intervals."""
-
-    def of(scores: Mapping[str, Any]) -> dict[str, Any]:
-        return {**scores, **scores["pearson"], "interval": dict.fromkeys(MEANS)}
-
-    sts = row["sts"]
-    return {**row, "sts": {"avg": of(sts["avg"]), "tasks": {name: of(t) for name, t in sts["tasks"].items()}}}
-
-
-def sts_grid(rows: Sequence[Mapping[str, Any]], headline: str, digits: int, what: str) -> Grid:
-    """The STS table of one system or of several. what: the correlation that it is of.
+def sts_grid(rows: Sequence[Mapping[str, Any]], headline: str) -> Grid:
+    """The STS table of one system or of several.
 
     Where no task has several subsets, the aggregations are equal and one stands for all; a single task has no
     average.
     """
-    alone = len(rows) == 1
     same = not any(len(task.get("subsets", ())) > 1 for task in rows[0]["sts"]["tasks"].values())
-    means = [] if same else list(MEANS) if alone else [headline]
-    if alone:
-        grid = sts_tasks(rows[0], means or [headline], digits, what)
+    means = [] if same else list(MEANS) if len(rows) == 1 else [headline]
+    if len(rows) == 1:
+        grid = sts_tasks(rows[0], means or [headline])
     else:
-        grid = sts_rows(rows, headline, digits, what if same else f"{what}, {headline}")
+        grid = sts_rows(rows, headline, "Spearman x 100" + ("" if same else f", {headline}"))
     sure = [CERTAINTY] if any(row["sts"]["avg"]["interval"][headline] for row in rows) else []
     return grid._replace(notes=[*grid.notes, *sure, *map(meaning, means)])
 
 
-def sts_tasks(row: Mapping[str, Any], means: Sequence[str], digits: int, what: str) -> Grid:
+def sts_tasks(row: Mapping[str, Any], means: Sequence[str]) -> Grid:
     """The STS table of one system: a row for each task, a column for each aggregation and for remarks."""
-    sts = row["sts"]
-
-    def line(name: str, task: Mapping[str, Any]) -> list[str]:
-        values = [with_half(task[mean], *bounds(task["interval"][mean]), digits) for mean in means]
-        return [name, str(task.get("n", "")), *values, task.get("why", "")]
-
-    lines = [line(name, task) for name, task in zip(short(sts["tasks"]), sts["tasks"].values(), strict=True)]
-    lines += [line("average", sts["avg"])] if len(lines) > 1 else []
+    tasks, average = row["sts"]["tasks"], row["sts"]["avg"]
+    every = [*zip(short(tasks), tasks.values(), strict=True), *[("average", average)] * (len(tasks) > 1)]
+    lines = [
+        [name, str(task.get("n", "")), *(with_half(task[m], *bounds(task["interval"][m])) for m in means)]
+        + [task.get("why", "")]
+        for name, task in every
+    ]
     headings = means if len(means) > 1 else ["score"]
     columns = ["task", "n", *headings, *([""] if any(cells[-1] for cells in lines) else [])]
-    kept = [cells[: len(columns)] for cells in lines]
-    title = f"{row['name']}{', ' + row['setting'] if row['setting'] else ''}: {what}"
-    return Grid(title, columns, kept, right=range(1, 2 + len(means)))
+    title = f"{row['name']}{', ' + row['setting'] if row['setting'] else ''}: Spearman x 100"
+    return Grid(title, columns, [cells[: len(columns)] for cells in lines], right=range(1, 2 + len(means)))
 
 
-def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, digits: int, what: str) -> Grid:
+def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, title: str) -> Grid:
     """The STS table of several systems: a row for each, a column for each task, in one aggregation."""
     tasks = list(rows[0]["sts"]["tasks"])
-
-    def cell(values: Mapping[str, Any]) -> str:
-        return number(values[headline], digits)
-
-    def scores(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        return [*row["sts"]["tasks"].values(), *([row["sts"]["avg"]] if len(tasks) > 1 else [])]
-
-    lines = [[row["name"], row["setting"], *map(cell, scores(row))] for row in rows]
+    several = len(tasks) > 1
+    scores = [[*row["sts"]["tasks"].values(), *[row["sts"]["avg"]] * several] for row in rows]
+    pairs = zip(rows, scores, strict=True)
+    lines = [[row["name"], row["setting"], *(number(s[headline]) for s in own)] for row, own in pairs]
     notes = undefined(rows)
-    white = [row for row in rows if row["name"].startswith("whitened")]
-    if whole := ", ".join(row["name"] for row in white if (row.get("postprocess") or {}).get("k") is None):
-        notes.append(f"{whole}: all components; whitenedcse evaluate postprocess=whitening k=K keeps fewer")
-    if intervals := [i for row in rows if (i := scores(row)[-1]["interval"][headline])]:
-        widest = max(b - a for a, b in intervals)
-        of = "average" if len(tasks) > 1 else "score"
+    if intervals := [i for own in scores if (i := own[-1]["interval"][headline])]:
+        of, widest = "average" if several else "score", max(b - a for a, b in intervals)
         notes.insert(0, f"the {of}'s 95 % interval is at most ±{widest / 2:.1f}")
-    columns = ["", "fitted", *short(tasks), *["average"] * (len(tasks) > 1)]
-    numbers = range(2, len(columns))
-    return Grid(what, columns, lines, notes, right=numbers, best=numbers)
+    columns = ["", "fitted", *short(tasks), *["average"] * several]
+    return Grid(title, columns, lines, notes, range(2, len(columns)), best=range(2, len(columns)))
 
 
 def undefined(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Why the STS scores of these rows that are undefined are so, each reason once."""
-    return list(
-        dict.fromkeys(
-            f"{row['name']}, {name}: {task['why']}"
-            for row in rows
-            for name, task in row.get("sts", {"tasks": {}})["tasks"].items()
-            if task.get("why")
-        )
+    found = ((row["name"], row.get("sts", {"tasks": {}})["tasks"]) for row in rows)
+    said = (
+        f"{row}, {n}: {task['why']}" for row, tasks in found for n, task in tasks.items() if task.get("why")
     )
+    return list(dict.fromkeys(said))
 
 
-def accuracy_grid(rows: Sequence[Mapping[str, Any]], digits: int) -> Grid:
+def accuracy_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
     """The table of transfer tasks: a row for each system, a column for each task."""
-    tasks = list(rows[0]["transfer"]["tasks"])
+    columns = ["", "fitted", *short(list(rows[0]["transfer"]["tasks"])), "average"]
     lines = []
     for row in rows:
-        done = row["transfer"]["tasks"]
-        cells = [with_half(done[t]["accuracy"], *bounds(done[t]["interval"]), digits) for t in tasks]
-        average = with_half(row["transfer"]["avg"], *bounds(row["transfer"]["interval"]), digits)
-        lines.append([row["name"], row["setting"], *cells, average])
-    columns = ["", "fitted", *short(tasks), "average"]
-    seconds = sum(task["seconds"] for row in rows for task in row["transfer"]["tasks"].values())
-    notes = [f"{seconds:.0f} s of classifiers", CERTAINTY]
+        done = row["transfer"]
+        scores = [(task["accuracy"], task["interval"]) for task in done["tasks"].values()]
+        every = [*scores, (done["avg"], done["interval"])]
+        lines.append([row["name"], row["setting"], *(with_half(x, *bounds(ends)) for x, ends in every)])
     numbers = range(2, len(columns))
-    return Grid("accuracy x 100", columns, lines, notes, right=numbers, best=numbers)
+    return Grid("accuracy x 100", columns, lines, [CERTAINTY], right=numbers, best=numbers)
 
 
-def rte_grid(rows: Sequence[Mapping[str, Any]], digits: int) -> Grid:
+def rte_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
     """The table of RTE by a threshold: accuracy, that of the larger class alone, and the confusion."""
     lines = []
     for row in rows:
         rte = row["rte"]
-        (a, b), (c, d) = (list(counts.values()) for counts in rte["confusion"].values())
-        accuracy = with_half(rte["accuracy"], *bounds(rte["interval"]), digits)
-        lines.append(
-            [row["name"], row["setting"], accuracy, number(rte["majority"]), *map(str, (a, b, c, d))]
-        )
-    counts = ("e as e", "e as n", "n as e", "n as n")
-    notes = [
-        "e: entailment, n: not; e as n: true e predicted as n, as the cosine is below 0.5",
-        CERTAINTY,
-    ]
-    columns = ["", "fitted", "accuracy", "majority class", *counts]
+        counts = [str(n) for predicted in rte["confusion"].values() for n in predicted.values()]
+        accuracy = with_half(rte["accuracy"], *bounds(rte["interval"]))
+        lines.append([row["name"], row["setting"], accuracy, number(rte["majority"]), *counts])
+    notes = ["e: entailment, n: not; e as n: true e predicted as n, as the cosine is below 0.5", CERTAINTY]
+    columns = ["", "fitted", "accuracy", "majority class", "e as e", "e as n", "n as e", "n as n"]
     return Grid("RTE dev, accuracy x 100", columns, lines, notes, range(2, len(columns)))
 
 
