@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from whitenedcse.app.arguments import source
+from whitenedcse.app.evaluate import opened as source
 from whitenedcse.compute import environment
 from whitenedcse.console import Grid, say
 from whitenedcse.data.corpus import Corpus

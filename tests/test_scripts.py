@@ -55,7 +55,7 @@ def test_the_last_line_names_the_run_directory(trained):
     ]
     assert [words[0] for words in commands] == ["report", "export"]
     for words in commands:
-        cli._parser().parse_known_args(words)  # no argument is missing
+        cli.parser().parse_known_args(words)  # no argument is missing
 
 
 def test_a_run_directory_holds_all_that_a_number_depends_on(trained):

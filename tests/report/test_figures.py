@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
-from whitenedcse.app.arguments import drawable
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.scores import evaluate
 from whitenedcse.evaluation.suite import System, plan
-from whitenedcse.evaluation.tasks import Labelled, Subset
+from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.report.figures import Said, component_curves, draw
 
 
@@ -90,13 +89,6 @@ def test_a_panel_is_named_by_the_file_of_its_task_and_not_by_the_whole_path(tmp_
     curve = {"average": np.arange(3.0), "/a/long/way/to/x.tsv:l:r:s": np.arange(3.0), "STS-B": np.arange(3.0)}
     component_curves({"whitening": curve}, Said("tiny", "mean", "all"), tmp_path / "components")
     assert titles == ["average", "x.tsv", "STS-B"]
-
-
-def test_figures_without_scored_pairs_are_refused():
-    agenda = plan({"mine": Labelled("mine", (["a", "b"],), np.array([0, 1]), ["no", "yes"], None)}, [], list)
-    assert drawable(agenda, []) is agenda
-    with pytest.raises(ValueError, match="figures=.'layers'.: a figure is of scored pairs"):
-        drawable(agenda, ["layers"])
 
 
 @pytest.mark.parametrize("golds", [([1.0, 2, 3, 4, 5],), ([1.0, 2, 3, 4, 5], [3.0] * 5)])

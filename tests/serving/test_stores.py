@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from encoders import SENTENCES, embedder_of
 
-from whitenedcse.app import arguments, cli
+from whitenedcse.app import cli, evaluate
 from whitenedcse.data import files, remote
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model.embedder import Embedder
@@ -227,7 +227,7 @@ def test_what_is_not_there_is_one_line(url, tmp_path, monkeypatch, capsys, words
 
 
 def test_the_url_of_a_model_is_no_function():
-    assert not arguments.is_function("s3://bucket/model") and arguments.is_function("module:function")
+    assert not evaluate.is_function("s3://bucket/model") and evaluate.is_function("module:function")
 
 
 def test_a_store_whose_package_is_missing_is_one_line(source, capsys):

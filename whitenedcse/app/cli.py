@@ -1,23 +1,23 @@
-"""The command line `whitenedcse COMMAND`; --help explains. Its commands for data and reports are here.
+"""The command line `whitenedcse COMMAND`; --help explains.
 
-A command is a parser, and a function from its arguments to an exit status that imports what it needs.
-`train` and `evaluate` take Hydra's words, as train.py and evaluate.py do, and are started by `start`.
+A command is a line of words, each an argument declared once in ARGUMENTS, and a function from what was given
+to an exit status. `train` and `evaluate` take Hydra's words, as train.py and evaluate.py do.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from whitenedcse import console
-from whitenedcse.app import arguments as given
-from whitenedcse.app import search_commands, serving_commands
+from whitenedcse.app import commands as do
 from whitenedcse.console import Grid, say, show
 from whitenedcse.data import sources
 
@@ -27,21 +27,146 @@ SCRIPTS = {
 }
 
 
+def count(text: str) -> int:
+    """A whole number from 1, for argparse."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} must be 1 or more")
+    return number
+
+
+def text(metavar: str, about: str) -> dict[str, Any]:
+    """What argparse is told of an argument."""
+    return {"metavar": metavar, "help": about}
+
+
+def number(metavar: str, about: str, kind: Any = count) -> dict[str, Any]:
+    """The same of a number."""
+    return {**text(metavar, about), "type": kind}
+
+
+CORPUS = "a text, csv, tsv, jsonl or parquet file, a folder of them, a URL, a hub data set, or one of "
+CORPUS += ", ".join(sources.CORPORA)
+ON_HUB = ["senteval", *(name for name, source in sources.CORPORA.items() if source.hub)]
+ONE_COLUMN = "the column of a table that holds the texts; join others to it in the file first"
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "source": text("SOURCE", "a run, a checkpoint or another encoder: a directory, a URL, a hub id"),
+    "corpus": text("CORPUS", CORPUS),
+    "input": text("INPUT", CORPUS),
+    "out": text("OUT", "what to write; it may hold an earlier one"),
+    "index": text("INDEX", "the directory of the index"),
+    "text": {**text("TEXT", "the query"), "nargs": "?"},
+    "folder": {**text("FOLDER", "look only here (default: the data folders)"), "type": Path, "nargs": "?"},
+    "name": {**text("NAME", ", ".join(ON_HUB)), "choices": ON_HUB},
+    "project": text("PROJECT", "logger.project of the runs, e.g. whitenedcse"),
+    "what": {
+        **text("WHAT", "a published table, e.g. WhitenedCSE/T1; or runs or sweeps of train.py, or a pattern"),
+        "nargs": "*",
+    },
+    "--pooling": {
+        "choices": ("cls", "mean", "max", "last", "pooler", "first_last"),
+        "help": "of an encoder that does not define its own (default: cls, or last for a decoder)",
+    },
+    "--layers": {
+        **number("LAYER", "the layers to pool in such an encoder, 0 the embeddings (default: -1)", int),
+        "nargs": "+",
+    },
+    "--prompt": text("TEXT", "put before each text that is encoded (default: SOURCE's own prompt)"),
+    "--query-prompt": text("TEXT", "put before each query (default: SOURCE's for queries, or --prompt)"),
+    "--sample": number("N", "the number of rows to draw at random from CORPUS (default: all)"),
+    "--columns": {
+        **text("NAME", "the columns of a table that hold texts; each is texts of its own"),
+        "nargs": "+",
+        "default": (),
+    },
+    "--ids": text("NAME", "the column of a table that holds ids, each once (default: each row's number)"),
+    "--bf16": {"action": "store_true", "help": "let the encoder compute in bfloat16: faster"},
+    "--whiten": text("FIT", "a file written by `whitenedcse whiten fit`"),
+    "--whiten-on": text("CORPUS", "fit a whitening to this corpus and include it"),
+    "--whiten-k": number("K", "keep K components of a whitening fitted to the corpus itself"),
+    "--dim": number("K", "the number of components of the whitening to keep (default: all)"),
+    "--kind": {
+        "default": "whitening",
+        "help": "whitening (the default), pca, zca, pca_cor, zca_cor, standardise, centre or abtt",
+    },
+    "--shrinkage": {
+        "type": float,
+        "default": 0.0,
+        "help": "pull variances towards their mean, from 0 (the default) to below 1, for few rows",
+    },
+    "--power": {
+        "type": float,
+        "default": 0.5,
+        "help": "0.5 (the default) whitens, less whitens in part, and 0 not at all",
+    },
+    "--unit": {
+        "action": argparse.BooleanOptionalAction,
+        "help": "scale vectors to unit length at the end (default: as SOURCE does)",
+    },
+    "--no-verify": {"action": "store_true", "help": "do not compare the vectors with SOURCE's"},
+    "--license": text("ID", "licence of the weights (default: unknown)"),
+    "--push": text("REPO", "upload the export to this hub repository"),
+    "--dtype": {"choices": ("float32", "float16"), "default": "float32", "help": "(default: float32)"},
+    "--shard": {
+        **number("N", "rows per file, of which a kill loses one (default: 20,000)"),
+        "default": 20_000,
+    },
+    "--processes": number("P", "processes that share the work (default: one per GPU, or one)"),
+    "--engine": {"choices": ("ray",), "help": "use a Ray cluster; all of it must see OUT"},
+    "--factory": {
+        **text("F", "a FAISS index, e.g. IVF1024,SQ8 or HNSW32 (default: Flat)"),
+        "default": "Flat",
+    },
+    "--vectors": text("DIR", "use what `whitenedcse encode SOURCE CORPUS DIR` wrote, without --whiten"),
+    "--file": text("QUERIES", "a file of queries, or any other corpus"),
+    "--top": {**number("N", "texts per query (default: 10)"), "default": 10},
+    "--pairs": text("PAIRS", "200 or more scored pairs: columns sentence1, sentence2, score; or STS-B/dev"),
+    "--port": number("PORT", "(default: the first free one from 7860)"),
+    "--list": {"action": "store_true", "help": "list the published tables and figures"},
+    "--runs": {
+        **text("DIR", "runs of evaluate.py to show beside a published table (default: outputs)"),
+        "nargs": "+",
+        "type": Path,
+    },
+    "--against": text(
+        "LABEL", "the group of a sweep with which the others are compared (default: the first)"
+    ),
+    "--out": {**text("PATH", "where to write (readout: default only tables)"), "type": Path},
+    "--to": {"choices": ("table", "markdown", "csv", "latex"), "default": "table", "help": "output format"},
+    "--entity": text("NAME", "the project's team (default: $WANDB_ENTITY, or your own account)"),
+}
+ENCODER = "source --pooling --layers --prompt"
+TO: dict[str, dict[str, Any]] = {
+    "export": {
+        "choices": ("transformers", "sentence-transformers", "onnx"),
+        "default": None,
+        "required": True,
+    },
+    "encode": {"choices": ("npy", "parquet"), "default": "npy"},
+}
+
+
+class Parser(ArgumentParser):
+    """A parser that raises ValueError where argparse would print its usage and exit."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ValueError for arguments that are missing, unknown or have no such value."""
+        strange = re.search(r"unrecognized arguments: (--[\w-]+)", message)
+        near = get_close_matches(strange[1], ARGUMENTS, n=1, cutoff=0.7) if strange else []
+        cure = f"the nearest is {near[0]}" if near else f"{self.prog} --help lists what it takes"
+        raise ValueError(f"{self.prog}: {message}; {cure}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status.
 
-    0: success. 1: it ran and found something wrong. 2: an error, with its traceback if the environment has
-    --debug. 130: Ctrl-C.
+    0: success. 1: it ran and found something wrong. 2: an error, with its traceback if --debug is given.
+    130: Ctrl-C.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     if words[:1] in (["train"], ["evaluate"]):
         return script(*words)
-    parser = _parser()
     try:
-        arguments, unknown = parser.parse_known_args([word for word in words if word != "--debug"])
-        if unknown:
-            raise ValueError(no_argument(unknown, words, parser))
-        given.check_numbers(arguments)
+        arguments = parser().parse_args([word for word in words if word != "--debug"])
         with console.ending_when_asked():
             return int(arguments.run(arguments))
     except (Exception, KeyboardInterrupt) as error:
@@ -56,35 +181,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def no_argument(unknown: list[str], words: list[str], parser: ArgumentParser) -> str:
-    """What to write in place of words that a command of `whitenedcse` does not take.
-
-    words: the command line after `whitenedcse`.
-    """
-    every = dict(commands(parser))
-    command = max((c for c in every if words[: len(c.split())] == c.split()), key=len)
-    options = {name: [text for a in one._actions for text in a.option_strings] for name, one in every.items()}
-    strange = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
-    if strange is None:
-        takes = " ".join(str(a.metavar) for a in every[command]._actions if not a.option_strings)
-        cure = "; many queries are --file FILE, one a line" if command == "search query" else ""
-        return f"{unknown[0]!r} is one argument too many: whitenedcse {command} takes {takes}{cure}"
-    having = [f"whitenedcse {name}" for name, texts in options.items() if strange in texts]
-    near = get_close_matches(strange, options[command], n=1, cutoff=0.8 if having else 0.6)
-    cures = [f"the nearest is {name}" for name in near]
-    cures += [f"{' and '.join(having[:3])} {'has' if len(having) == 1 else 'have'} it"] * bool(having)
-    return f"whitenedcse {command} has no {strange}; {', or '.join(cures) or '--help lists its options'}"
-
-
-def commands(parser: ArgumentParser, before: str = "") -> Iterator[tuple[str, ArgumentParser]]:
-    """The commands below a parser, such as "search build", and their parsers."""
-    inner = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    if not inner:
-        yield before, parser
-    for name, one in (pair for action in inner for pair in action.choices.items()):
-        yield from commands(one, f"{before} {name}".strip())
-
-
 def script(name: str, *words: str) -> int:
     """Run train.py or evaluate.py with these words; returns the exit status."""
     from whitenedcse.app.evaluate import evaluate
@@ -96,48 +192,30 @@ def script(name: str, *words: str) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = given.Parser(prog="whitenedcse", description="Train, evaluate and serve sentence encoders.")
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version('whitenedcse')}")
-    commands = given.subcommands(parser)
+def parser() -> ArgumentParser:
+    """The parser of all commands."""
+    top = Parser(prog="whitenedcse", description="Train, evaluate and serve sentence encoders.")
+    top.add_argument("--version", action="version", version=f"%(prog)s {version('whitenedcse')}")
+    groups = {"": top.add_subparsers(required=True, metavar="COMMAND", title="commands")}
     for name, about in SCRIPTS.items():
-        commands.add_parser(name, help=about, add_help=False)
-    for add in (add_data, add_report, serving_commands.add, search_commands.add):
-        add(commands)
-    return parser
+        groups[""].add_parser(name, help=about, add_help=False)
+    for name, about in GROUPS.items():
+        inner = groups[""].add_parser(name, help=about, description=about)
+        groups[name] = inner.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    for name, (run, about, words) in COMMANDS.items():
+        group, _, last = name.rpartition(" ")
+        one = groups[group].add_parser(last, help=about.partition(". ")[0], description=about)
+        for word in words.split():
+            several = word.split("|")  # of which one can be given
+            place = one.add_mutually_exclusive_group() if several[1:] else one
+            for argument in several:
+                own = {**ARGUMENTS[argument], **(TO.get(name, {}) if argument == "--to" else {})}
+                place.add_argument(argument, **own)
+        one.set_defaults(run=run)
+    return top
 
 
-def add_data(commands: Any) -> None:
-    """Add the parsers of `whitenedcse data`."""
-    data = given.group(commands, "data", "check or download the data sets that training and evaluation read")
-    _check(data)
-    _fetch(data)
-
-
-def _check(commands: Any) -> None:
-    about = "verify every task and corpus on this machine: counts, scores, encoding, checksums"
-    more = "The exit status is 1 if a file is wrong; missing files are listed, but do not change it."
-    check = commands.add_parser("check", help=about, description=f"{about}. {more}")
-    place = "look only in this folder (default: $WHITENEDCSE_DATA or ./data, then the data of the package)"
-    check.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help=place)
-    check.set_defaults(run=data_check)
-
-
-def _fetch(commands: Any) -> None:
-    about = (
-        "download a data set from the Hugging Face hub (or $HF_ENDPOINT), as the first run that needs it does"
-    )
-    fetch = commands.add_parser(
-        "fetch", help=about, description=f"{about}. It is written to $WHITENEDCSE_DATA (default: data)."
-    )
-    on_hub = [name for name, source in sources.CORPORA.items() if source.hub]
-    fetch.add_argument(
-        "name", choices=["senteval", *on_hub], metavar="NAME", help=f"senteval, {', '.join(on_hub)}"
-    )
-    fetch.set_defaults(run=data_fetch)
-
-
-def data_check(arguments: argparse.Namespace) -> int:
+def data_check(arguments: Namespace) -> int:
     """Print the state of tasks and corpora; returns 1 if any of it is wrong."""
     import rich
 
@@ -145,53 +223,24 @@ def data_check(arguments: argparse.Namespace) -> int:
 
     with rich.get_console().status("reading"):
         findings = doctor.examined(arguments.folder)
-    table = Grid("tasks and corpora", doctor.COLUMNS, doctor.lines(findings), right=range(2, 6))
-    say(table)
+    say(Grid("tasks and corpora", doctor.COLUMNS, doctor.lines(findings), right=range(2, 6)))
     for remark in doctor.remarks(findings):
         say(remark)
     return int(any(finding.verdict == "wrong" for finding in findings))
 
 
-def data_fetch(arguments: argparse.Namespace) -> int:
+def data_fetch(arguments: Namespace) -> int:
     """Download a data set unless this machine has it; print where it is."""
-    here = sources.present(arguments.name, sources.roots())
-    say(
-        f"{arguments.name}: already available, {here}"
-        if here
-        else f"{arguments.name}: fetching from {', '.join(sources.hubs(arguments.name))}"
-    )
-    if not here:
-        say(f"{arguments.name}: fetched, {sources.fetched(arguments.name)}")
+    name = arguments.name
+    if here := sources.present(name, sources.roots()):
+        say(f"{name}: already available, {here}")
+        return 0
+    say(f"{name}: fetching from {', '.join(sources.hubs(name))}")
+    say(f"{name}: fetched, {sources.fetched(name)}")
     return 0
 
 
-def add_report(commands: Any) -> None:
-    """Add the parsers of `whitenedcse report` and `whitenedcse dashboard`."""
-    _report(commands)
-    _dashboard(commands)
-
-
-def _report(commands: Any) -> None:
-    about = "print the results of a run or a sweep, or a published table beside your own runs"
-    parser = commands.add_parser("report", help=about, description=about)
-    what = "a published table or figure, e.g. WhitenedCSE/T1; or runs or sweeps of train.py, or a pattern"
-    parser.add_argument("what", nargs="*", metavar="WHAT", help=what)
-    parser.add_argument("--list", action="store_true", help="list the published tables and figures")
-    runs = "runs of evaluate.py, or folders of them, to show beside a published table (default: outputs)"
-    parser.add_argument("--runs", nargs="+", type=Path, metavar="DIR", help=runs)
-    against = "the group of a sweep with which the others are compared (default: the first)"
-    parser.add_argument("--against", metavar="LABEL", help=against)
-    out = (
-        "FILE.html or folder of the page about runs, made if missing (default: report.html in their folder, "
-        "or in the current one if there are several); seeds.csv, or NAME-seeds.csv for "
-        "NAME.html, a line a run, is written beside the page of several"
-    )
-    parser.add_argument("--out", type=Path, metavar="PATH", help=out)
-    given.form(parser)
-    parser.set_defaults(run=report)
-
-
-def report(arguments: argparse.Namespace) -> int:
+def report(arguments: Namespace) -> int:
     """Print a published table beside our numbers, a list of these tables, or a report on runs of train.py."""
     from whitenedcse.report import published
 
@@ -205,64 +254,119 @@ def report(arguments: argparse.Namespace) -> int:
     return report_published(arguments) if is_key else report_runs(arguments)
 
 
-def report_published(arguments: argparse.Namespace) -> int:
+def report_published(arguments: Namespace) -> int:
     """Print a published table beside our numbers."""
     from whitenedcse.app.config import composed
     from whitenedcse.report import published
 
-    if arguments.out or arguments.against:
-        raise ValueError(
-            f"--out and --against are for runs of train.py; {arguments.what[0]} is a published table"
-        )
-    if len(arguments.what) > 1:
-        raise ValueError(
-            f"{arguments.what[0]} is a published table and stands alone; --runs {arguments.what[1]} "
-            "puts runs beside it"
-        )
+    key, *more = arguments.what
+    if more or arguments.out or arguments.against:
+        raise ValueError(f"{key} is a published table and stands alone; --runs DIR puts runs beside it")
     runs = arguments.runs or [path for path in [Path("outputs")] if path.is_dir()]
-    show([published.report(arguments.what[0], composed, runs)], arguments.to)
+    show([published.report(key, composed, runs)], arguments.to)
     return 0
 
 
-def report_runs(arguments: argparse.Namespace) -> int:
+def report_runs(arguments: Namespace) -> int:
     """Print the tables of a run or a sweep, write its page, and print where the page is."""
     from whitenedcse.report import page
 
     if arguments.runs:
         raise ValueError("--runs goes with a published table; name runs of train.py without it")
     made, files = page.write(arguments.what, arguments.out, arguments.against)
-    tell = say if arguments.to == "table" else err  # what reads the table reads the standard output
     for line in made.lines:
-        tell(line)
+        told(arguments, line)
     show(made.grids, arguments.to)
     for file in files:
-        tell(f"written: {file}")
+        told(arguments, f"written: {file}")
     return 0
 
 
-def err(line: str) -> None:
-    """Print a line on the standard error."""
-    sys.stderr.write(f"{line}\n")
+def told(arguments: Namespace, line: str) -> None:
+    """Print a line; on the standard error where something else than a person reads the tables."""
+    say(line) if arguments.to == "table" else sys.stderr.write(f"{line}\n")
 
 
-def _dashboard(commands: Any) -> None:
-    about = "add a view with all charts to a Weights & Biases project"
-    more = "Each call adds one. It needs an account (`wandb login`) and runs in the project (`wandb sync`)."
-    parser = commands.add_parser("dashboard", help=about, description=f"{about}. {more}")
-    parser.add_argument("project", metavar="PROJECT", help="logger.project of the runs, e.g. whitenedcse")
-    parser.add_argument(
-        "--entity", metavar="NAME", help="the project's team (default: $WANDB_ENTITY, or your own account)"
-    )
-    parser.set_defaults(run=dashboard)
-
-
-def dashboard(arguments: argparse.Namespace) -> int:
+def dashboard(arguments: Namespace) -> int:
     """Save the Weights & Biases view, and print where it is."""
     from whitenedcse.training.dashboard import save
 
     say(f"view: {save(arguments.project, arguments.entity)}")
     return 0
 
+
+GROUPS = {
+    "data": "check or download the data sets that training and evaluation read",
+    "whiten": "fit a whitening to the vectors that an encoder gives for a corpus of any size",
+    "search": "find the texts of a corpus that are nearest to a query",
+}
+COMMANDS: dict[str, tuple[Any, str, str]] = {  # a function, what it does, its arguments; a|b: one of them
+    "data check": (
+        data_check,
+        "verify every task and corpus on this machine: counts, scores, encoding, checksums. "
+        "The exit status is 1 if a file is wrong; missing files are listed, but do not change it.",
+        "folder",
+    ),
+    "data fetch": (
+        data_fetch,
+        "download a data set from the Hugging Face hub (or $HF_ENDPOINT), as a run that needs it does. "
+        "It is written to $WHITENEDCSE_DATA (default: data).",
+        "name",
+    ),
+    "report": (
+        report,
+        "print the results of a run or a sweep, or a published table beside your own runs. --out is the "
+        "page, FILE.html or a folder (default: report.html beside the runs); seeds.csv stands beside it.",
+        "what --list --runs --against --out --to",
+    ),
+    "dashboard": (
+        dashboard,
+        "add a view with all charts to a Weights & Biases project. Each call adds one.",
+        "project --entity",
+    ),
+    "readout": (
+        do.readout,
+        "find the layers, pooling and whitening that serve an encoder best, chosen on scored pairs. "
+        "Nothing is trained. CORPUS is sampled, 20,000 rows unless told; --out writes the best encoder.",
+        f"{ENCODER} corpus --pairs --out --sample --columns",
+    ),
+    "whiten fit": (
+        do.whiten_fit,
+        "fit a whitening to the vectors that an encoder gives for a corpus of any size. OUT is a file, e.g. "
+        "whitening.safetensors, which other commands read with --whiten.",
+        f"{ENCODER} corpus out --kind --shrinkage --power --sample --columns --bf16",
+    ),
+    "export": (
+        do.export,
+        "write an encoder and its whitening for another library, and check that its vectors agree",
+        f"{ENCODER} out --to --whiten|--whiten-on --dim --sample --columns --bf16 --unit --no-verify "
+        "--license --push",
+    ),
+    "encode": (
+        do.encode,
+        "encode a corpus of any size into files of vectors. Row i of the files is for row i of INPUT. "
+        "After an interruption, the same command resumes.",
+        f"{ENCODER} input out --whiten --dim --dtype --to --shard --processes --engine --columns --bf16",
+    ),
+    "demo": (
+        do.demonstrate,
+        "serve a web page to try an encoder: search, similarity, and a slider for whitening-k. "
+        "10,000 rows of CORPUS are drawn unless told. It needs `pip install 'whitenedcse[demo]'`.",
+        f"{ENCODER} corpus --columns --sample --port",
+    ),
+    "search build": (
+        do.search_build,
+        "make an index of a corpus of any size",
+        f"{ENCODER} corpus index --query-prompt --whiten|--whiten-k --dim --factory --vectors --columns "
+        "--bf16 --ids",
+    ),
+    "search add": (do.search_add, "add a corpus to an index", "index corpus --columns --bf16 --ids"),
+    "search query": (
+        do.search_query,
+        "print the texts nearest to a query, or to each of a --file",
+        "index text --file --columns --top --to",
+    ),
+}
 
 if __name__ == "__main__":
     sys.exit(main())

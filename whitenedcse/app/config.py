@@ -77,7 +77,9 @@ def check(script: str, config: DictConfig, hydras: Any) -> None:
     if hydras.mode == RunMode.RUN and placed() is None and hydras.runtime.choices.get("sweep"):
         raise ValueError(f"+sweep={hydras.runtime.choices.sweep} is several runs: add -m")
     leave_out_replaced(script, config, hydras)
-    check_keys("", plain(config), top(script))
+    names = [str(key) for key in OmegaConf.load(CONF / f"{script}.yaml") if key not in ("defaults", "hydra")]
+    known: dict[str, Any] = dict.fromkeys([*names, *groups(script)], Mapping[str, Any])
+    check_keys("", plain(config), known | dict.fromkeys(OPTIONAL & known.keys(), Mapping[str, Any] | None))
     if script == "train":
         check_values(config)
 
@@ -88,17 +90,9 @@ def check_values(config: DictConfig) -> None:
         part = OmegaConf.select(config, name)
         if part and part._target_.startswith("whitenedcse."):
             instantiate(part)
-    dev = config.monitor.dev
-    if dev and file_of(dev) in map(file_of, config.tasks.names):
-        said = (
-            "chooses the checkpoint and is among the tests, whose score is then too high; test on other pairs"
-        )
-        warnings.warn(f"monitor.dev={dev} {said}", stacklevel=2)
-
-
-def file_of(name: str) -> Path:
-    """The file of a name of scored pairs or tests, as FILE:SENTENCE1:SENTENCE2:SCORE."""
-    return Path(name if "://" in name else name.partition(":")[0]).resolve()
+    if (dev := config.monitor.dev) and dev in config.tasks.names:
+        said = "chooses the checkpoint and is among the tests, whose score is then too high"
+        warnings.warn(f"monitor.dev={dev} {said}; test on other pairs", stacklevel=2)
 
 
 def leave_out_replaced(script: str, config: DictConfig, hydras: Any) -> None:
@@ -160,41 +154,22 @@ def check_jobs(script: str, hydras: Any) -> None:
 
 
 def check_keys(path: str, node: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-    """Raise ValueError for the first key of a mapping, or of those inside, that is unknown, or else mistyped.
+    """Raise ValueError for the first key of a mapping, or of those inside, that is unknown, or mistyped.
 
     path: what stands before its keys, as "head.whitening.". known: the keys that may be in it with their
     annotations; if it is empty, any may.
     """
-    found = sorted(wrong(path, node, known), key=lambda one: one[0])
-    if found:
-        raise ValueError(found[0][1])
-
-
-def wrong(path: str, node: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
-    """What `check_keys` refuses: whether it is a value, and the message."""
     for key, value in node.items():
         name = f"{path}{key}"
         if known and key not in known and key not in HYDRAS:
-            yield (
-                False,
-                f"no setting {name!r}; {nearest(name, [f'{path}{key}' for key in {*known} - HYDRAS])}",
-            )
-            continue
+            raise ValueError(f"no setting {name!r}; {nearest(name, [f'{path}{key}' for key in known])}")
         hint = TYPES.get(name, known.get(key, Any))
         if not fits(value, hint):
             said = re.sub(r"(\w+\.)+(?=\w)", "", inspect.formatannotation(hint))
-            yield True, f"{name}={json.dumps(value, default=str)} must be {said}"
-        elif isinstance(value, Mapping):
+            raise ValueError(f"{name}={json.dumps(value, default=str)} must be {said}")
+        if isinstance(value, Mapping):
             every = parameters(name, value.get("_target_"))
-            inside = {key: hint for key, hint in every.items() if key not in GIVEN.get(name, ())}
-            yield from wrong(f"{name}.", value, inside)
-
-
-def top(script: str) -> dict[str, Any]:
-    """The names at the top of a script's configuration, its settings and groups, with their types."""
-    names = [str(key) for key in OmegaConf.load(CONF / f"{script}.yaml") if key not in ("defaults", "hydra")]
-    every: dict[str, Any] = {name: Mapping[str, Any] for name in [*names, *groups(script)]}
-    return every | dict.fromkeys(OPTIONAL & every.keys(), Mapping[str, Any] | None)
+            check_keys(f"{name}.", value, {k: h for k, h in every.items() if k not in GIVEN.get(name, ())})
 
 
 def parameters(path: str, target: str | None) -> dict[str, Any]:
@@ -208,7 +183,11 @@ def parameters(path: str, target: str | None) -> dict[str, Any]:
         return none if (CONF / path).is_dir() else {}
     hints: dict[str, Any] = {}
     for part in getattr(symbol := imported(path, target), "__mro__", [symbol]):
-        arguments = signature(part).parameters.values() if part is not object else ()
+        arguments: Iterable[inspect.Parameter] = ()
+        if part is not object:
+            arguments = inspect.signature(part).parameters.values()
+            with suppress(NameError):  # of an annotation that names what is not imported, which stays text
+                arguments = inspect.signature(part, eval_str=True).parameters.values()
         named = [a for a in arguments if a.kind not in (a.VAR_KEYWORD, a.VAR_POSITIONAL)]
         hints = {a.name: Any if a.annotation is a.empty else a.annotation for a in named} | hints
         if all(a.kind != a.VAR_KEYWORD for a in arguments):
@@ -224,13 +203,6 @@ def imported(path: str, target: str) -> Any:
         return getattr(__import__(module, fromlist=[name]), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{path}._target_={target} is no function or class to import: {error}") from error
-
-
-def signature(part: Any) -> inspect.Signature:
-    """The signature of a class or function; annotations that name what is not imported stay text."""
-    with suppress(NameError):
-        return inspect.signature(part, eval_str=True)
-    return inspect.signature(part)
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -293,12 +265,9 @@ def no_option(group: str, option: str) -> str:
     """What to write in place of an option that a group does not have."""
     if group in ("hydra/launcher", "hydra/sweeper"):
         return "pip install 'whitenedcse[sweep]' brings joblib and optuna"
-    near = get_close_matches(option.lower(), stems(group), n=1)
-    return (
-        f"the nearest is {group}={near[0]}"
-        if near
-        else f"your own is {OWN.get(group, f'{group}._target_=CLASS')}"
-    )
+    if near := get_close_matches(option.lower(), stems(group), n=1):
+        return f"the nearest is {group}={near[0]}"
+    return f"your own is {OWN.get(group, f'{group}._target_=CLASS')}"
 
 
 # what is added to the message of a mistake that people make often, by a pattern that the message has

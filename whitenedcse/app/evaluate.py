@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from multiprocessing import parent_process
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from whitenedcse import console
-from whitenedcse.app import arguments
 from whitenedcse.app.config import check, check_name, plain
 from whitenedcse.app.start import again, say
-from whitenedcse.distributed import check_alone
+from whitenedcse.console import lacking
+from whitenedcse.data.remote import is_url
+from whitenedcse.distributed import check_alone, is_first
+from whitenedcse.files import DAMAGED, parsing
 from whitenedcse.run import Run
+
+if TYPE_CHECKING:
+    from whitenedcse.model.head import Pooling
+    from whitenedcse.model.layers import Source
 
 
 def evaluate(cfg: DictConfig) -> float | None:
@@ -29,7 +39,10 @@ def evaluate(cfg: DictConfig) -> float | None:
         cfg.run = run.path.name
         if cfg.compare:
             run.discard()  # first, so that a pattern does not match this process's own directory
-            compared(cfg)
+            from whitenedcse.report.compare import compared
+
+            for part in compared(list(cfg.compare), cfg.draws).parts:
+                say(part)
             return None
         with run.claim(), console.interrupted(lambda: f"{again(run)} repeats it"):
             scores, items, notes = scored(cfg, run, None)
@@ -42,14 +55,6 @@ def evaluate(cfg: DictConfig) -> float | None:
     for note in [*notes, f"run: {run.path}"]:
         say(note)
     return headline(scores)
-
-
-def compared(cfg: DictConfig) -> None:
-    """Print runs of this script beside each other."""
-    from whitenedcse.report import compare
-
-    for part in compare.compared(list(cfg.compare), cfg.draws).parts:
-        say(part)
 
 
 def scored(
@@ -67,11 +72,11 @@ def scored(
 
     protocol, rows, plan, notes = agenda(cfg)
     classify = classifiers.classifier(cfg.classifier)
-    source = arguments.source(cfg.model, requested(cfg.get("pooling"), cfg.layers), cfg.prompt)
-    arguments.check_row_widths(source.embedder, rows)
+    source = opened(cfg.model, requested(cfg.get("pooling"), cfg.layers), cfg.prompt)
+    check_row_widths(source.embedder, rows)
     check_readable(source.embedder, rows)
     if trained is None:
-        arguments.say_unfinished(cfg.model)
+        say_unfinished(cfg.model)
         run.start(OmegaConf.to_yaml(cfg, resolve=True))
     rows = [readout_of(row, plan, source.embedder) if row.choose else row for row in rows]
     poolings = [Pooling(kind=row.pooling, layers=row.layers) if row.pooling else None for row in rows]
@@ -84,7 +89,9 @@ def scored(
         pooled.write(run.path, plan.sentences)
     systems = [suite.System(part, row.maker, row.fit) for part, row in zip(x, rows, strict=True)]
     results = [suite.evaluated(system, plan, classify, cfg.draws, say) for system in systems]
-    model = arguments.described(cfg.model, (own or run).origin, None if own else source.embedder)
+    model = {"model": cfg.model, **(own or run).origin}
+    if source.embedder and not own:
+        model["encoder"] = source.embedder.encoder.provenance(cfg.model)
     used = {name: cfg[name] for name in ("bf16", "sample", "classifier")} | source.facts
     scores, items = suite.recorded((trained or {}) | model | protocol.facts | used, rows, results, plan)
     drawn = figures.draw(run.path, list(cfg.figures), pooled.kinds if pooled else {}, systems, plan, scores)
@@ -134,9 +141,9 @@ def agenda(cfg: DictConfig) -> tuple[Any, list[Any], Any, list[str]]:
     protocol = instantiate(cfg.protocol)
     settings = instantiate(cfg.postprocess).settings if cfg.postprocess else None
     rows, notes = protocols.chosen(protocol, settings, fit, curve="components" in cfg.figures)
-    arguments.check_effects(cfg, [*protocol.lines, *rows])
+    check_effects(cfg, [*protocol.lines, *rows])
     find = [partial(tasks.task, name, protocol.case) for name in cfg.tasks.names]
-    _, *data = arguments.require([partial(arguments.require_model, cfg.model), *find])
+    _, *data = require([partial(require_model, cfg.model), *find])
 
     def texts(corpus: str) -> list[str]:
         own = corpus == fit
@@ -144,7 +151,11 @@ def agenda(cfg: DictConfig) -> tuple[Any, list[Any], Any, list[str]]:
 
     fits = [row.fit for row in rows if row.fit]
     plan = suite.plan(dict(zip(cfg.tasks.names, data, strict=True)), fits, texts, protocol.case)
-    return protocol, rows, arguments.drawable(plan, cfg.figures), notes
+    if cfg.figures and not plan.pairs:
+        raise ValueError(
+            f"figures={list(cfg.figures)}: a figure is of scored pairs, and no task here has them"
+        )
+    return protocol, rows, plan, notes
 
 
 def fitted_on(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[str], int | None]:
@@ -182,3 +193,112 @@ def seen(data: Mapping[str, Any]) -> str:
         return corpus.fingerprint(corpus.Corpus(path, tuple(data["columns"]), data.get("sample")))
     except FileNotFoundError:
         return ""
+
+
+def opened(model: str, pooling: Pooling | None, prompt: str | None = None) -> Source:
+    """The encoder that a setting names: a checkpoint (see `Embedder.load`), or a function as module:function.
+
+    prompt: a text put before each sentence; None for the model's own, or for none where that is a function.
+    A Sentence-Transformers directory with modules that are not read here is opened by that library.
+    """
+    from whitenedcse.model.layers import Source
+
+    if is_function(model):
+        module, _, name = model.partition(":")
+        sys.path.insert(0, str(Path.cwd()))
+        try:
+            function = getattr(importlib.import_module(module), name)
+            if not callable(function):
+                raise AttributeError(f"{name} is a {type(function).__name__}, not a function")
+            before = prompt or ""
+            return Source(lambda texts: function([before + text for text in texts]), "its own", prompt=before)
+        except (ImportError, AttributeError, ValueError) as error:  # ValueError: nothing before the colon
+            raise ValueError(f"model={model}: {error}; MODULE:FUNCTION is imported from here") from error
+    import torch
+
+    from whitenedcse.model.embedder import Embedder
+    from whitenedcse.model.sentence_transformers import ForeignModules
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        embedder = Embedder.load(model, pooling).to(device)
+    except ForeignModules as error:
+        try:
+            from sentence_transformers import SentenceTransformer
+        except ImportError:
+            raise lacking(f"{error}; it", "sentence-transformers", "sentence-transformers") from error
+        with parsing(Path(model), DAMAGED):
+            theirs = SentenceTransformer(model, device=device)
+            own = theirs.prompts.get(theirs.default_prompt_name or "") or ""
+            before = own if prompt is None else prompt
+            return Source(partial(theirs.encode, prompt=before), "its own", prompt=before)
+    embedder.prompt = embedder.prompt if prompt is None else prompt
+    return Source(embedder.encode, str(embedder.pooling), embedder, embedder.prompt)
+
+
+def require_model(model: str | None) -> None:
+    """Raise FileNotFoundError if there is no such model; a model of the hub is fetched."""
+    if model is None:
+        raise ValueError("no model: give model=DIR_OR_HUB_ID, or compare=[RUN,RUN]")
+    if not is_function(model):
+        from whitenedcse.model.encoder import folder
+
+        folder(model)
+
+
+def is_function(model: str) -> bool:
+    """Whether a model is named as module:function."""
+    return ":" in model and not is_url(model) and not Path(model).exists()
+
+
+def require(inputs: Iterable[Callable[[], Any]]) -> list[Any]:
+    """What each call returns; if any finds nothing, one FileNotFoundError that names all that is missing."""
+    found, missing = [], []
+    for find in inputs:
+        try:
+            found.append(find())
+        except FileNotFoundError as error:
+            missing.append(str(error))
+    if missing:
+        raise FileNotFoundError("; and ".join(dict.fromkeys(missing)))
+    return found
+
+
+def say_unfinished(source: str) -> None:
+    """Print one line where the model is of a run of train.py that has not ended."""
+    if not is_first() or parent_process():  # one of several processes, the first of which says it
+        return
+    run = Run.of(source)
+    if run and run.best.is_dir() and run.trains and run.scores is None:
+        from whitenedcse.model.checkpoint import noted_step
+
+        at = "" if (step := noted_step(run.best)) is None else f" (step {step:,})"
+        say(f"note: {run.path} has not finished; its best checkpoint so far{at} is used")
+
+
+def check_effects(config: Any, rows: Sequence[Any]) -> None:
+    """Raise ValueError for k, fit, columns, pooling or layers where no row of an evaluation reads them."""
+    kept, fits = {(row.map or {}).get("k") for row in rows}, {row.fit for row in rows} - {""}
+    fitted = "a postprocess that is fitted, such as postprocess=whitening"
+    unread = {
+        "k": (config.k not in {None, *kept}, "postprocess=whitening, pca, pca_cor or prefix"),
+        "fit": (config.fit not in {"target", *fits}, fitted),
+        "columns": (config.columns and fits <= {"target", "year"}, f"a corpus, fit=CORPUS, of {fitted}"),
+    }
+    own, pooled = all(row.pooling for row in rows), "rows without their own, as of protocol=simcse"
+    unread |= {name: (config.get(name) and own, pooled) for name in ("pooling", "layers")}
+    for name, (idle, use) in unread.items():
+        if idle:
+            said = name if name == "pooling" else f"{name}={config[name]}"
+            raise ValueError(f"{said} has no effect here: it is for {use}")
+
+
+def check_row_widths(embedder: Any, rows: Iterable[Any]) -> None:
+    """Raise ValueError for a row that keeps more components than the vectors of the encoder have."""
+    for row in rows if embedder is not None else ():
+        width = embedder.encoder.width if row.pooling else embedder.width
+        if (k := (row.map or {}).get("k")) is not None and not 1 <= k <= width:
+            raise ValueError(
+                f"k={k} components of vectors of width {width}: give k from 1 to {width}, or k=null for all; "
+                f"the row {row.name} has it"
+            )

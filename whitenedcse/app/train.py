@@ -26,9 +26,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from whitenedcse import console
-from whitenedcse.app import arguments
 from whitenedcse.app.config import check, check_name, inherited, jobs, own_encoder, plain
-from whitenedcse.app.evaluate import scored
+from whitenedcse.app.evaluate import require, scored
 from whitenedcse.app.start import Checked, again, launched, say
 from whitenedcse.distributed import placed
 from whitenedcse.files import checksum
@@ -92,7 +91,7 @@ def trained(cfg: DictConfig, run: Run, settings: str, device: Any, parts: Mappin
     from whitenedcse.training.trainer import Safekeeping
 
     share_cores()
-    tests, dev = arguments.inputs(cfg)
+    tests, dev = inputs(cfg)
     seed_everything(cfg.seed)
     module, data = built(cfg, parts)
     facts, exact = noted(cfg, module, data, device), data.tokens.digests | content(cfg, module, tests, dev)
@@ -146,6 +145,26 @@ def made_of(part: Any) -> Any:
     if OmegaConf.is_dict(part):
         return instantiate(part) or None
     return part() if isinstance(part, type) else part
+
+
+def inputs(config: Any) -> tuple[list[Any], Any]:
+    """The test tasks of a run and its dev pairs, or None; its encoders and corpus are looked for, too.
+
+    Raises FileNotFoundError, which names all that is missing.
+    """
+    from whitenedcse.data import sources
+    from whitenedcse.evaluation.tasks import subsets, task
+    from whitenedcse.model.encoder import folder
+
+    named = [node.path for node in (config.encoder, *config.terms.values()) if node.get("path")]
+    find: list[Any] = [
+        *(partial(folder, path) for path in named),
+        *(partial(task, name) for name in config.tasks.names),
+    ]
+    dev = config.monitor.dev
+    find += [partial(sources.located, config.data.corpus), partial(subsets, dev) if dev else lambda: None]
+    *found, _, pairs = require(find)
+    return found[len(named) :], pairs
 
 
 def noted(cfg: DictConfig, module: Any, data: Any, device: Any) -> dict[str, Any]:

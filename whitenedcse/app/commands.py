@@ -1,0 +1,250 @@
+"""What the commands for a trained encoder do: readout, whiten fit, export, encode, search and demo."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from functools import partial
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from whitenedcse import distributed
+from whitenedcse.console import Grid, interrupted, lacking, say, show
+from whitenedcse.data import remote, sources
+from whitenedcse.data.corpus import Corpus
+from whitenedcse.distributed import is_first, placed
+
+REPLACED = "; it replaces an earlier one"
+UNFITTED = {  # kinds that evaluate.py knows and whiten fit does not
+    "prefix": "the first K numbers of a vector need no fit: whitenedcse evaluate postprocess=prefix k=K",
+    "soft_zca": "it is zca with shrinkage; give --kind zca --shrinkage 0.1",
+}
+
+
+def opened(arguments: Namespace) -> Any:
+    """The embedder of SOURCE with the prompts that the arguments ask for, on a GPU if there is one."""
+    import torch
+
+    from whitenedcse.app.evaluate import say_unfinished
+    from whitenedcse.model.embedder import Embedder
+    from whitenedcse.model.head import Pooling
+
+    asked = None
+    if arguments.pooling or arguments.layers:
+        asked = Pooling.named(arguments.pooling or "cls", arguments.layers)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    embedder = Embedder.load(arguments.source, asked).to(device)
+    say_unfinished(arguments.source)
+    return embedder if arguments.prompt is None else embedder.replaced(prompt=arguments.prompt)
+
+
+def check_dim(arguments: Namespace) -> None:
+    """Raise ValueError for --dim without a whitening."""
+    if arguments.dim is not None and not (arguments.whiten or getattr(arguments, "whiten_on", None)):
+        on = " or --whiten-on CORPUS" * hasattr(arguments, "whiten_on")
+        raise ValueError(
+            f"--dim {arguments.dim} keeps components of a whitening, but there is none: add --whiten FIT{on}"
+        )
+
+
+def whitened(arguments: Namespace) -> Any:
+    """The embedder of SOURCE, with the whitening of --whiten or one fitted to --whiten-on at its end."""
+    from whitenedcse.evaluation.postprocess import Postprocess
+    from whitenedcse.serving import fit as fits
+
+    check_dim(arguments)
+    k, fit = arguments.dim, Postprocess.load(arguments.whiten) if arguments.whiten else None
+    embedder = opened(arguments)
+    if k is not None and k > embedder.width:
+        raise ValueError(f"{k} components of width {embedder.width}: 1 to {embedder.width} can be kept")
+    if on := getattr(arguments, "whiten_on", None):
+        fit, corpus = Postprocess("whitening", k=k), sources.named(on, arguments.columns, arguments.sample)
+        facts = fits.fitted(fit, embedder, corpus, bf16=arguments.bf16)
+        fit.provenance = {"source": arguments.source, **facts}
+    return embedder if fit is None else fits.whitened(embedder, fit, k)
+
+
+def readout(arguments: Namespace) -> int:
+    """Print what is known of the readouts of an encoder; write the one that the pairs choose."""
+    from whitenedcse.serving import readout
+
+    out, more = arguments.out, {"sample": arguments.sample or 20_000, "columns": arguments.columns}
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    found = readout.readout(opened(arguments), arguments.corpus, arguments.pairs, **more)
+    for grid in readout.grids(found):
+        say(grid)
+    if out is not None and (files := readout.write(found, out)):
+        say(f"written: {', '.join(map(str, files))}")
+        if (model := out / "model") in files:
+            say(f"next: whitenedcse export {quote(str(model))} EXPORT --to sentence-transformers")
+            say(f"      whitenedcse evaluate model={quote(str(model))}")
+    return 0
+
+
+def whiten_fit(arguments: Namespace) -> int:
+    """Fit a whitening transform, by one process or several ranks, and write it."""
+    from whitenedcse.evaluation.postprocess import Postprocess
+    from whitenedcse.serving.encode import take_device
+    from whitenedcse.serving.fit import fitted
+
+    if arguments.kind in UNFITTED:
+        raise ValueError(f"--kind {arguments.kind}: {UNFITTED[arguments.kind]}")
+    fit = Postprocess(arguments.kind, shrinkage=arguments.shrinkage, power=arguments.power)
+    corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample)
+    before = remote.present(arguments.out)
+    if before is not None or not remote.is_url(arguments.out):
+        check_fit_place(before or Path(arguments.out))
+    take_device(here.local if (here := placed()) else 0)
+    facts = fitted(fit, opened(arguments), corpus, bf16=arguments.bf16)
+    if is_first():
+        fit.save(arguments.out, {"source": arguments.source, **facts})
+        where = f"{arguments.out}{REPLACED * (before is not None)}"
+        say(f"{fit.kind} of width {len(fit.mean)}, fitted to {facts['texts']:,} texts: {where}")
+    return 0
+
+
+def check_fit_place(out: Path) -> None:
+    """Raise OSError for a path where no fit can be written, or with another file, before hours of work."""
+    from whitenedcse.evaluation.postprocess import Postprocess
+
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"{out.parent}: no such directory; make it first")
+    if out.is_dir():
+        raise IsADirectoryError(f"{out} is a directory; name a file in it, as whitening.safetensors")
+    if out.is_file():
+        try:
+            Postprocess.load(out)
+        except ValueError as error:
+            raise FileExistsError(f"{out} is a file, but no earlier fit; choose another name") from error
+    if not os.access(out.parent, os.W_OK):
+        raise PermissionError(f"{out.parent} cannot be written to; name another place")
+
+
+def export(arguments: Namespace) -> int:
+    """Write an export, print the result of its verification, and upload it if that is asked for."""
+    from whitenedcse.model.checkpoint import EXPORT
+    from whitenedcse.serving import export
+    from whitenedcse.serving.fit import scaled
+
+    verify, about = not arguments.no_verify, export.About(arguments.source, arguments.push, arguments.license)
+    before = remote.present(f"{arguments.out.rstrip('/')}/{EXPORT}")
+    with remote.published(arguments.out, mark=EXPORT) as out:
+        export.check_target(out, arguments.to, verify)
+        if arguments.to == "transformers" and (arguments.whiten or arguments.whiten_on):
+            raise ValueError(export.PLAIN)  # before a whitening is fitted
+        embedder = whitened(arguments)
+        if arguments.unit is not None:
+            embedder = scaled(embedder, unit=arguments.unit)
+        facts = export.export(embedder, out, arguments.to, verify=verify, about=about)
+        pushed = export.push(out, arguments.push) if arguments.push else None
+    compared = "not verified"
+    if verify:
+        most = f"{facts['difference']:.1e}, of vectors longer than 1 by this share of their length"
+        compared = f"components differ by at most {most}"
+    say(f"{arguments.out}: for {arguments.to}, {compared}{REPLACED * (before is not None)}")
+    if pushed:
+        say(f"pushed: {pushed}")
+    return 0
+
+
+def encode(arguments: Namespace) -> int:
+    """Write the vectors, and print where they are."""
+    from whitenedcse.serving.encode import Form, Job, encoded, state
+
+    check_dim(arguments)
+    sources.check_columns(arguments.input, arguments.columns)
+    form, out = Form(arguments.to, arguments.dtype, arguments.shard), arguments.out
+    corpus = sources.named(arguments.input, arguments.columns)
+    job = Job(partial(whitened, arguments), arguments.source, corpus, out, form, arguments.bf16)
+    with interrupted(lambda: f"{state(out)}, and the same command resumes" if is_first() else ""):
+        encoded(job, arguments.processes, arguments.engine)
+    if is_first():
+        say(f"{state(out)}: {out}")
+    return 0
+
+
+def search_build(arguments: Namespace) -> int:
+    """Write an index, and print what it holds."""
+    from whitenedcse.evaluation.postprocess import Postprocess
+    from whitenedcse.serving.search import Building, build
+
+    distributed.check_alone("search build")  # the ranks of `whitenedcse encode` write what --vectors takes
+    check_dim(arguments)
+    fit = Postprocess.load(arguments.whiten) if arguments.whiten else None
+    k = arguments.dim if fit else arguments.whiten_k
+    prompts, arguments.prompt = (arguments.prompt, arguments.query_prompt), None  # of which it knows two
+    more: Any = (arguments.factory, fit, k, arguments.vectors, arguments.bf16)
+    how = Building(bool(arguments.ids), *prompts, *more)
+    with remote.published(arguments.index, mark=None) as out:
+        n, width = build(out, opened(arguments), _with_ids(arguments), how)
+    say(f"{n:,} texts, vectors of width {width}: {arguments.index}")
+    return 0
+
+
+def search_add(arguments: Namespace) -> int:
+    """Append to an index, and print how many texts it held and holds."""
+    from whitenedcse.serving.search import extend
+
+    if remote.is_url(arguments.index):
+        raise ValueError(f"{arguments.index}: an index in a store is not added to; build it anew")
+    asked = {"ids": bool(arguments.ids), "bf16": arguments.bf16}
+    before, more = extend(Path(arguments.index), _with_ids(arguments), **asked)
+    say(f"{before:,} texts and {more:,} more: {arguments.index}")
+    return 0
+
+
+def _with_ids(arguments: Namespace) -> Corpus:
+    """The corpus with its column of texts, and then that of ids if there is one."""
+    sources.check_columns(arguments.corpus, arguments.columns)
+    if arguments.ids and not arguments.columns:
+        raise ValueError(f"--ids {arguments.ids} goes with --columns, which name the texts")
+    return sources.named(arguments.corpus, [*arguments.columns, *([arguments.ids] if arguments.ids else [])])
+
+
+def search_query(arguments: Namespace) -> int:
+    """Print the texts nearest to a query, or to each row of a file, which its number then names."""
+    from whitenedcse.data.corpus import rows
+    from whitenedcse.serving.search import Index
+
+    if (arguments.text is None) == (arguments.file is None):
+        raise ValueError("one query is a TEXT, several are a --file: give one of the two")
+    if arguments.text is not None and not arguments.text.strip():
+        raise ValueError(f"TEXT {arguments.text!r} is blank: give the words to look for")
+    asked = [arguments.text]
+    if arguments.file is not None:
+        sources.check_columns(arguments.file, arguments.columns)
+        asked = [text for (text,) in rows(sources.named(arguments.file, arguments.columns))]
+    answers = Index.load(arguments.index).query(asked, arguments.top)
+    cells = [
+        [str(number), str(rank), f"{hit.cosine:.4f}", hit.id, hit.text]
+        for number, hits in enumerate(answers)
+        for rank, hit in enumerate(hits, 1)
+    ]
+    if arguments.to == "table":  # control characters of a text do not reach the terminal
+        cells = [["".join(c if c.isprintable() else " " for c in cell) for cell in row] for row in cells]
+    left = int(arguments.file is None)  # no number for a single query
+    columns, cells = ("query", "rank", "cosine", "id", "text")[left:], [row[left:] for row in cells]
+    show(
+        [Grid(f"The nearest texts in {arguments.index}", columns, cells, right=range(3 - left))], arguments.to
+    )
+    return 0
+
+
+def demonstrate(arguments: Namespace) -> int:
+    """Encode the sentences, and serve the page until Ctrl-C."""
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read by its import: nothing leaves here
+    try:
+        from whitenedcse.serving.demo import Trial, page, serve
+    except ImportError as error:
+        raise lacking("the page", "gradio", "demo", error) from error
+    from whitenedcse.data.corpus import texts
+
+    corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample or 10_000)
+    if len(sentences := list(dict.fromkeys(texts(corpus)))) < 3:
+        few = f"{arguments.corpus} has {len(sentences)} different sentences"
+        raise ValueError(f"{few}; the page whitens them, for which it needs three or more")
+    trial = Trial(opened(arguments), sentences)
+    serve(page(trial, f"{arguments.source} on {arguments.corpus}"), arguments.port)
+    return 0
