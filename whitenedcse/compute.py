@@ -58,7 +58,7 @@ def full_precision(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """A decorator: autocast is off, and floating-point positional arguments are at least float32.
 
     bfloat16 statistics whiten to 1e-2 instead of 1e-6, and a bfloat16 loss of 1e-3 has a gradient whose
-    cosine with the true one is 0.2. What is decorated raises TypeError if no argument is a tensor.
+    cosine with the true one is 0.2.
     """
 
     @functools.wraps(function)
@@ -115,10 +115,7 @@ Context = Callable[[], AbstractContextManager[Any]]
 
 
 def cores() -> int:
-    """The number of threads to use: as many as PyTorch would use for one operation.
-
-    That is the number of cores, unless OMP_NUM_THREADS or `torch.set_num_threads` sets it.
-    """
+    """The number of threads to use: the cores, unless OMP_NUM_THREADS or PyTorch's setting says less."""
     return torch.get_num_threads()
 
 
@@ -127,9 +124,7 @@ def each(
 ) -> Iterator[Result]:
     """The results of a function for all items, in order, computed by `cores` threads.
 
-    It is computed in this thread if one is enough. within: a context that each thread enters once, because
-    PyTorch's modes are set for each thread separately. An error of the function is raised where its result is
-    due.
+    within: a context that each thread enters once, as PyTorch's modes are set for each thread separately.
     """
     if min(cores(), len(items)) < 2:
         yield from alone(function, items, within)
@@ -194,7 +189,7 @@ def _pool(count: int) -> ThreadPoolExecutor:
 
 
 def _use_one_core(all_told: Barrier) -> None:
-    """The first act of a thread of the pool: limit PyTorch to one core in it.
+    """Limit PyTorch to one core in this thread of the pool.
 
     PyTorch has one number for the threads that are yet to compute, and a thread reads it when it first
     computes: each reads it here, before the next change.

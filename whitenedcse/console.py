@@ -36,10 +36,7 @@ LATEX = str.maketrans(
 
 
 def asked_to_end(error: BaseException | None) -> int:
-    """The exit code, 128 + signal, of a process that a signal asked to end; 0 if none did.
-
-    error: what ends it, which may have been raised over the exit, as by a library that closes its file.
-    """
+    """The exit code, 128 + signal, of a process that a signal asked to end, as `error` tells; else 0."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return 128 + signal.SIGINT
@@ -64,10 +61,7 @@ def ending_when_asked() -> Iterator[None]:
 
 @contextmanager
 def interrupted(cure: Callable[[], str]) -> Iterator[None]:
-    """A context in which Ctrl-C and SIGTERM, before they end the process, print what comes next.
-
-    cure: the text, made then; "" where another process prints it.
-    """
+    """A context in which Ctrl-C and SIGTERM, before they end the process, print what `cure` says."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -78,8 +72,6 @@ def interrupted(cure: Callable[[], str]) -> Iterator[None]:
 
 def lacking(what: str, package: str, extra: str | None = None, error: object = "") -> ValueError:
     """The error for what needs a package that is not installed, with the command that installs it.
-
-    extra: the extra of this package that brings it; None for one that is installed by its own name.
 
     >>> lacking("the page", "gradio", "demo")
     ValueError("the page needs gradio: pip install 'whitenedcse[demo]'")
@@ -125,10 +117,7 @@ def console() -> Console:
 
 
 def printed(grid: Grid, width: int) -> Iterator[str | Text | Table]:
-    """The table for a terminal of this width, part by part.
-
-    Numbers are never broken, names between words only, and commands can be copied.
-    """
+    """The table for a terminal of this width, part by part: numbers unbroken, names broken between words."""
     grid = numbered(grid, width)
     yield Text(grid.title, style="italic")
     table = Table(box=SIMPLE_HEAD, padding=0)
@@ -247,10 +236,9 @@ SECONDS = 10.0  # between two lines
 
 @contextmanager
 def pace(what: str, total: int | None = None, before: int = 0) -> Iterator[Callable[[int], None]]:
-    """A context with a function to call with the number of sentences done since its last call.
+    """A context with a function to call with the number of sentences done since; it shows progress.
 
-    It shows progress on the standard error. total: None if it is unknown; no time left is shown then. before:
-    the number done earlier, which does not count for the speed.
+    before: the number done earlier, which does not count for the speed.
     """
     console = Console(stderr=True)
     if not draws(console):
@@ -283,11 +271,7 @@ def plain_lines(
 
 
 def duration(seconds: float) -> str:
-    """A time as hours, minutes and seconds; hours are not limited to 24.
-
-    >>> duration(100 * 3600 + 62.4)
-    '100:01:02'
-    """
+    """A time as hours, minutes and seconds; hours are not limited to 24."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60:02}:{minutes % 60:02}:{rest:02}"
 

@@ -60,10 +60,7 @@ def check_alone(what: str) -> None:
 
 
 def shared(name: str, value: str) -> str:
-    """The first rank's value of this name, on every rank, and again after torchrun has restarted them.
-
-    Raises ValueError where ranks cannot communicate.
-    """
+    """The first rank's value of this name, on every rank, and again after torchrun has restarted them."""
     here, env = placed(), os.environ
     if here is None or here.world == 1:
         return value

@@ -121,10 +121,7 @@ def naming(path: Path, draft: Path | None = None) -> Iterator[None]:
 
 
 def refused(error: BaseException | None) -> int | None:
-    """The errno with which the disk took no more, if an error is, comes from or tells of one; else None.
-
-    Libraries wrap an OSError (torch.save), tell of one in words (those in Rust) or have their own (NumPy).
-    """
+    """The errno with which the disk took no more, if an error is, comes from or tells of one; else None."""
     while error is not None:
         said = re.search(r"\(os error (\d+)\)", str(error))
         number = int(said[1]) if said else error.errno if isinstance(error, OSError) else None
@@ -179,9 +176,9 @@ def checksum(content: Path | bytes) -> str:
 
 
 def seal(folder: Path, names: Iterable[str] | None = None, coming: Mapping[str, bytes] | None = None) -> None:
-    """Write digests.json of a folder: the `checksum` of each file in it but Markdown, which people edit.
+    """Write digests.json of a folder: the `checksum` of each file in it, or of `names`, but no Markdown.
 
-    names: the files, where not all. coming: the content of files that will be written after it.
+    coming: the content of files that will be written after it.
     """
     if names is None:
         files = sorted(p for p in folder.rglob("*") if p.suffix != ".md" and p.name not in (DIGESTS, LOCK))
@@ -200,8 +197,7 @@ def seal_too(folder: Path, digests: Mapping[str, str]) -> None:
 def intact(folder: Path, cure: str, names: Iterable[str] | None = None) -> None:
     """Raise ValueError, naming the file and the cure, if one is not as it was when the folder was sealed.
 
-    names: the files to check, where not all. A folder without digests.json is another program's, and is taken
-    as it is.
+    A folder without digests.json is another program's, and is taken as it is.
     """
     if not (folder / DIGESTS).is_file():
         return

@@ -37,10 +37,7 @@ class Ragged(NamedTuple):
         return self.offsets.diff()
 
     def to(self, device: torch.device, non_blocking: bool | None = None) -> Ragged:
-        """A copy of the batch on `device`.
-
-        non_blocking: None waits for a CPU and an Apple GPU, and for no other.
-        """
+        """A copy of the batch on `device`, without waiting for an NVIDIA GPU unless told."""
         if non_blocking is None:
             non_blocking = torch.device(device).type not in ("cpu", "mps")
         ids, offsets = (x.to(device, non_blocking=non_blocking) for x in (self.ids, self.offsets))

@@ -171,8 +171,7 @@ class Run:
     def tests(self, row: str | None = None) -> dict[str, float | None]:
         """The test scores x 100 in a row of the table, by task and "avg"; {} without tests.
 
-        row: its name or that name's beginning; None for the first. Correlations are aggregated as the
-        protocol does; "avg" is theirs, or of accuracies. Raises FileNotFoundError before the run's end.
+        row: its name or that name's beginning; None for the first. FileNotFoundError before the run's end.
         """
         rows = self.results.get("rows", [])
         names = [line["name"] for line in rows]
@@ -223,10 +222,7 @@ class Run:
 
     @contextmanager
     def tidied(self) -> Iterator[None]:
-        """A context in which an error before the first step of a new run leaves nothing here.
-
-        Raises ValueError if the directory holds anything other than a run.
-        """
+        """A context in which an error before the first step of a new run leaves nothing here."""
         self.check_free()
         fresh = is_first() and not self.began
         try:
@@ -261,7 +257,7 @@ class Run:
     def check_same(self, config: str, exact: Mapping[str, Any], *, force: bool = False) -> list[str]:
         """Raise ValueError if the run here was started with other settings or facts; `force` returns them.
 
-        config: the resolved settings as YAML. exact: what else decides each bit, e.g. digests of the data.
+        config: the resolved settings as YAML. exact: what else decides each bit, as digests of the data.
         """
         if not self.began:
             return []
@@ -278,10 +274,7 @@ class Run:
         return others
 
     def start(self, config: str, **facts: Any) -> None:
-        """Write versions.json, of `facts` and the environment, and config.yaml.
-
-        Raises ValueError if there is a run here that has ended, or an unfinished one with other settings.
-        """
+        """Write versions.json, of `facts` and the environment, and config.yaml; ValueError where a run is."""
         if self.began and (self.scores is not None or self.check_same(config, {}, force=True)):
             raise ValueError(f"{self.path} already holds a run; {OTHER}")
         from whitenedcse.compute import environment
@@ -308,10 +301,7 @@ class Run:
         self._forget()
 
     def end(self, scores: dict[str, Any], items: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """Write items.npz, if there are items, digests.json and, last, scores.json: the run has ended.
-
-        All else that the run leaves must have been written: by the one rename of scores.json it is complete.
-        """
+        """Write items.npz, digests.json and, last, scores.json: by its one rename the run is complete."""
         if items is not None:
             with writing(self.path / "items.npz") as stream:
                 np.savez_compressed(stream, **items)  # type: ignore[arg-type]
@@ -385,8 +375,7 @@ def differences(
 ) -> list[str]:
     """What is not as it was when a run began, as "NAME=VALUE (it began with VALUE)".
 
-    began, now: settings. facts: what the run noted. exact: those facts that decide each bit, as they are now;
-    one that the run did not note, being older, is no difference.
+    began, now: settings. facts: what the run noted. exact: those facts that decide each bit, as they are now.
     """
     noted = flat(facts)
     same = {name: value for name, value in flat(exact).items() if name in noted}

@@ -440,10 +440,7 @@ class Moments:
         self._part = _Part(0, np.zeros(d), np.zeros((d, d)))  # about the origin
 
     def update(self, x: NDArray[Any]) -> Self:
-        """Add rows x: (n, d), which may be a memory map.
-
-        Raises ValueError for another width, NaN or infinity; then no row of x has been added.
-        """
+        """Add rows x: (n, d), which may be a memory map; ValueError for another width, NaN or infinity."""
         if x.ndim != 2 or x.shape[1] != self.d:
             raise ValueError(f"rows must have the shape (n, {self.d}), not {x.shape}")
         origin, part = self._origin, self._part

@@ -68,8 +68,7 @@ OWN |= {"tasks": "tasks.names=[FILE]", "experiment": "DIR/experiment/NAME.yaml, 
 def check(script: str, config: DictConfig, hydras: Any) -> None:
     """Raise ValueError for a setting that nothing reads, or whose value has another type than is read.
 
-    script: "train" or "evaluate". hydras: Hydra's own settings. From `config` the settings of a class that
-    another class replaces are removed: see `leave_out_replaced`.
+    Removes from `config` the settings of a class that another replaces. hydras: Hydra's own settings.
     """
     changes = [word for word in hydras.overrides.task if re.match(r"\+(experiment|system|sweep)=", word)]
     if any(word.startswith("+experiment=") for word in changes[1:]):
@@ -98,8 +97,7 @@ def check_values(config: DictConfig) -> None:
 def leave_out_replaced(script: str, config: DictConfig, hydras: Any) -> None:
     """Remove from each part whose class was replaced by `_target_` the settings of the class that was there.
 
-    What the command line sets stays, and what a file sets beside the new class, unless the command line names
-    that class. An option of one's own that begins with `defaults: [OPTION]` replaces no class.
+    What the command line sets stays, and what a file sets beside the new class.
     """
     given = {word.partition("=")[0].lstrip("+") for word in hydras.overrides.task}
     every = dict(parts(plain(config)))
@@ -136,10 +134,7 @@ def check_name(name: str, path: Path) -> None:
 
 
 def check_jobs(script: str, hydras: Any) -> None:
-    """Raise ValueError, naming the job, if `check` or a part of a sweep's job refuses its settings.
-
-    The trials of a search are not known. Only what is made from settings alone is built.
-    """
+    """Raise ValueError, naming the job, if `check` refuses a job of a sweep; not for trials of a search."""
     every = [] if hydras.sweeper.get("n_trials") else jobs(hydras)
     for number, words in enumerate(every):
         try:
@@ -156,8 +151,7 @@ def check_jobs(script: str, hydras: Any) -> None:
 def check_keys(path: str, node: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     """Raise ValueError for the first key of a mapping, or of those inside, that is unknown, or mistyped.
 
-    path: what stands before its keys, as "head.whitening.". known: the keys that may be in it with their
-    annotations; if it is empty, any may.
+    path: what stands before its keys. known: these with their annotations; if it is empty, any may be.
     """
     for key, value in node.items():
         name = f"{path}{key}"
@@ -173,10 +167,9 @@ def check_keys(path: str, node: Mapping[str, Any], known: Mapping[str, Any]) -> 
 
 
 def parameters(path: str, target: str | None) -> dict[str, Any]:
-    """The arguments of a class or function with their annotations; empty where it takes any.
+    """The arguments of a class or function, and of classes above that get its **settings, with annotations.
 
-    path: the name of the mapping that has this `_target_`. Where **settings go to the class above, its
-    arguments too. A group without a `_target_` has no settings. Raises ValueError if there is no such symbol.
+    path: the name of the mapping that has this `_target_`. Empty where any argument is taken.
     """
     if target is None:
         none = {"names": Any} if path == "tasks" else {"_target_": Any}
@@ -208,8 +201,7 @@ def imported(path: str, target: str) -> Any:
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value from YAML has an annotated type: an int is a float, a bool no int, a list any sequence.
 
-    A mapping with a `_target_` is an object of any class. An interpolation, as ${views}, has every type:
-    what it stands for is checked at its own key.
+    A mapping with a `_target_` is an object of any class; an interpolation, as ${views}, has every type.
     """
     kind, inner = get_origin(hint) or hint, get_args(hint)
     if kind in (typing.Union, types.UnionType):
@@ -317,10 +309,7 @@ def mendable(error: BaseException) -> bool:
 
 
 def message(error: BaseException, argv: Sequence[str]) -> str:
-    """An error as one line of text, with what to write instead where `CURES` knows it.
-
-    argv: the command line. A file that is missing is followed by the path that is nearest to it.
-    """
+    """An error as one line of text, with what to write instead where `CURES` or a path beside knows it."""
     while isinstance(error, HydraException) and error.__cause__ and "Error in call to target" in str(error):
         error = error.__cause__
     said = str(error) or str(error.__cause__ or type(error).__name__)
@@ -419,8 +408,6 @@ def scratch(random: Any, pretrained: Any, *, _root_: Any) -> Any:
 def passes(columns: Sequence[str], views: int) -> int:
     """How often each column of positives goes through the encoder, so that all together make `views` at most.
 
-    columns: those of a corpus; [] for one. A third column has hard negatives.
-
     >>> [passes(columns, 3) for columns in ([], ["text"], ["anchor", "positive"])]
     [3, 3, 1]
     """
@@ -428,10 +415,7 @@ def passes(columns: Sequence[str], views: int) -> int:
 
 
 def label(hydras: Any, encoder: str | None, corpus: str | None) -> str:
-    """What a run is named after: its experiment, or another encoder than the experiment's, or its corpus.
-
-    hydras: Hydra's own settings, None where they are not part of the configuration.
-    """
+    """What a run is named after: its experiment, or another encoder than the experiment's, or its corpus."""
     experiment = hydras.runtime.choices.get("experiment") if hydras else None
     if experiment and not own_encoder(hydras.overrides.task):
         return str(experiment)

@@ -60,10 +60,7 @@ def evaluate(cfg: DictConfig) -> float | None:
 def scored(
     cfg: DictConfig, run: Run, trained: dict[str, Any] | None
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """The content of scores.json and items.npz, and what else there is to say; figures are drawn.
-
-    trained: what a run of train.py has for scores.json already.
-    """
+    """The content of scores.json, after `trained`, and of items.npz, and notes; figures are drawn."""
     # PyTorch takes seconds to import: the settings are checked before
     from whitenedcse.evaluation import classifiers, suite
     from whitenedcse.model import layers
@@ -126,10 +123,7 @@ def readout_of(row: Any, plan: Any, embedder: Any) -> Any:
 
 
 def agenda(cfg: DictConfig) -> tuple[Any, list[Any], Any, list[str]]:
-    """The protocol, the rows of its table, the plan of sentences and tasks, and what to say of rows left out.
-
-    Raises ValueError for settings that no row reads, before anything is encoded.
-    """
+    """The protocol, the rows of its table, the plan of sentences and tasks, and notes on rows left out."""
     from whitenedcse.evaluation import protocol as protocols
     from whitenedcse.evaluation import suite, tasks
 
@@ -159,10 +153,7 @@ def agenda(cfg: DictConfig) -> tuple[Any, list[Any], Any, list[str]]:
 
 
 def fitted_on(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[str], int | None]:
-    """The corpus to fit transforms to, its columns, and the size of the sample trained on, if one was.
-
-    name: "training" is the corpus of the model's own run.
-    """
+    """The corpus to fit transforms to, its columns, and the size of the sample trained on, if one was."""
     if name.endswith(".safetensors"):
         raise ValueError(
             f"fit={name} is fitted already: whitenedcse export MODEL DIR --whiten {name} --to "
@@ -198,8 +189,8 @@ def seen(data: Mapping[str, Any]) -> str:
 def opened(model: str, pooling: Pooling | None, prompt: str | None = None) -> Source:
     """The encoder that a setting names: a checkpoint (see `Embedder.load`), or a function as module:function.
 
-    prompt: a text put before each sentence; None for the model's own, or for none where that is a function.
-    A Sentence-Transformers directory with modules that are not read here is opened by that library.
+    prompt: put before each sentence; None for the model's own. Modules that only Sentence-Transformers knows
+    are opened by that library.
     """
     from whitenedcse.model.layers import Source
 

@@ -140,10 +140,7 @@ def give_back() -> None:
 
 
 def launched(words: Sequence[str], count: int, again: str) -> int:
-    """Run this script with words as `count` ranks on this machine; returns the exit status of the job.
-
-    again: what resumes the job, for a rank that could not say itself how it ended.
-    """
+    """Run this script with words as `count` ranks; returns the job's exit status. again: what resumes it."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -187,10 +184,7 @@ def agent_is_quiet() -> Iterator[None]:
 
 
 def let_others_speak(error: BaseException) -> None:
-    """Wait, in a rank that failed, so that the rank that failed first is the one reported.
-
-    The agent ends this process meanwhile, if another rank has ended.
-    """
+    """Wait, in a rank that failed, so that the agent ends it meanwhile if another rank failed first."""
     if (here := placed()) is not None and here.world > 1:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

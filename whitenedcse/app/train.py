@@ -148,10 +148,7 @@ def made_of(part: Any) -> Any:
 
 
 def inputs(config: Any) -> tuple[list[Any], Any]:
-    """The test tasks of a run and its dev pairs, or None; its encoders and corpus are looked for, too.
-
-    Raises FileNotFoundError, which names all that is missing.
-    """
+    """The test tasks of a run and its dev pairs, or None; one FileNotFoundError names all that is missing."""
     from whitenedcse.data import sources
     from whitenedcse.evaluation.tasks import subsets, task
     from whitenedcse.model.encoder import folder
@@ -186,10 +183,7 @@ def noted(cfg: DictConfig, module: Any, data: Any, device: Any) -> dict[str, Any
 
 
 def content(cfg: Any, module: Any, tasks: Iterable[Any], dev: Any) -> dict[str, Any]:
-    """The digests of what the settings name beside the corpus, by setting, and the number of processes.
-
-    An encoder of the hub has its commit. One with random weights has none: settings and corpus decide it.
-    """
+    """The digests of what the settings name beside the corpus, by setting, and the number of processes."""
     digests = {} if dev is None else {"monitor.dev": digest_of_texts(dev)}
     named = zip(cfg.tasks.names, tasks, strict=True)
     digests |= {f"tasks.{name}": digest_of_texts(task) for name, task in named}
@@ -223,11 +217,7 @@ def finished(run: Run, settings: str, *, force: bool) -> bool:
 
 
 def several(run: Run, devices: int) -> bool:
-    """Run this job as one process per device, unless this process is one of them; returns whether it did.
-
-    Ends this process if the job failed. Raises ValueError for a sweep inside of ranks started elsewhere: each
-    rank would sweep by itself.
-    """
+    """Run this job as one process per device, unless this process is one of them; returns whether it did."""
     hydras = HydraConfig.get()
     if placed() is not None:
         if hydras.mode == RunMode.MULTIRUN and "SLURM_JOB_ID" not in os.environ:
@@ -254,10 +244,7 @@ def share_cores() -> None:
 def begun(
     run: Run, settings: str, facts: Mapping[str, Any], exact: Mapping[str, Any], *, force: bool
 ) -> Path | None:
-    """The checkpoint from which an unfinished run resumes, or None: the run starts at step 0.
-
-    Raises ValueError if the settings, or the facts that decide each bit, are not what the run began with.
-    """
+    """The checkpoint from which an unfinished run resumes, or None: the run starts at step 0."""
     from whitenedcse.training.trainer import newest, step_of
 
     others = run.check_same(settings, exact, force=force)
@@ -276,10 +263,7 @@ def begun(
 
 
 def ended(cfg: DictConfig, run: Run, dev: dict[str, Any], loggers: list[Any]) -> None:
-    """Evaluate the best checkpoint on the tests, if there are any; log, write and show the scores.
-
-    What the loggers write is on disk before the run is marked as ended.
-    """
+    """Evaluate the best checkpoint on the tests, if there are any; log, write and show the scores."""
     from whitenedcse.evaluation.suite import logged
     from whitenedcse.report.tables import grids, training_grid
 

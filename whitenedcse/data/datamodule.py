@@ -23,11 +23,7 @@ HELD_OUT = 512  # rows at most that are held out of a corpus
 
 
 class Batch(NamedTuple):
-    """The sentences of one training step.
-
-    positives: p n sentences, the n of one encoder pass after those of the other. negatives: n hard negatives,
-    None if the corpus has none.
-    """
+    """The sentences of a step: p n positives, pass after pass, and n hard negatives, if there are any."""
 
     positives: Ragged
     negatives: Ragged | None
@@ -42,13 +38,10 @@ def whole_batches(sizes: NDArray[np.int64], budget: int) -> int:
 class EpochOrder(Sampler[NDArray[np.int64]]):
     """Row numbers of this rank's share of each global batch, as a function of (seed, epoch) alone.
 
-    sizes: (rows,), 1 for each row, or its tokens. budget: size of a global batch in the same unit. With all
-    rows concatenated in the order of the epoch, batch i holds those that end in (i * budget, (i + 1) *
-    budget]: so each epoch has the same number of batches, and each batch is within one row of `budget`. A
-    batch is cut to a multiple of `world` rows and divided equally among the ranks. Rows that do not fill a
-    last batch are left out: repeating rows instead would make false negatives. start: a function that returns
-    the first batch, above 0 in a run that resumes. rows: the numbers of the rows that `sizes` are of,
-    (rows,); None for 0, 1, 2, ...
+    sizes: (rows,), 1 for each row, or its tokens. budget: of a global batch in the same unit. With all rows
+    concatenated in the order of the epoch, batch i holds those that end in (i * budget, (i + 1) * budget],
+    cut to a multiple of `world` rows. Rows that do not fill a last batch are left out: repeated ones would be
+    false negatives. start: a function that returns the first batch. rows: the numbers of the rows, or None.
     """
 
     def __init__(  # noqa: PLR0913  by name
@@ -95,10 +88,7 @@ class EpochOrder(Sampler[NDArray[np.int64]]):
 
 
 class Batches(Dataset[Batch]):
-    """Row numbers -> the `Batch` of these rows, in which each sentence appears once for each of `passes`.
-
-    views: how the passes differ in their tokens; None for not at all.
-    """
+    """Row numbers -> the `Batch` of these rows, each once for each of `passes`, with `views` between them."""
 
     def __init__(self, tokens: TokenRows, passes: int, views: Views | None = None) -> None:
         self.tokens, self.first, self.views = tokens, min(tokens.columns, 2), views

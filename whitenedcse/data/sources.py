@@ -27,8 +27,7 @@ RTE = "rte/dev.tsv"  # under a root; on no hub
 class Source(NamedTuple):
     """A corpus that has a name: the paths to look for under each root, its columns, and its files on the hub.
 
-    hub: (data set, file) for each file; none if it is on no hub. Several files are looked for in a folder,
-    which the first of `candidates` names, and are the corpus only together.
+    hub: (data set, file) for each file. Several files are a folder, which the first of `candidates` names.
     """
 
     candidates: tuple[str, ...]
@@ -74,11 +73,7 @@ def cache() -> Path:
 
 
 def located(name: str) -> str | Path:
-    """Where a corpus is: the path of a named one, downloaded if needed; any path, URL or hub id unchanged.
-
-    Raises FileNotFoundError for a path that does not exist, and ValueError for a URL whose file system needs
-    a package that is missing. Whether there is a file at a URL is not checked.
-    """
+    """Where a corpus is: the path of a named one, downloaded if needed; any path, URL or hub id unchanged."""
     if not name.strip():
         raise FileNotFoundError("no corpus is named: the name or path is empty")
     if "://" in name:
@@ -173,10 +168,7 @@ def _absent(name: str, candidates: Sequence[str], reason: str) -> str:
 
 
 def _fetched(name: str, repository: str, file: str, folder: Path, candidates: Sequence[str]) -> Path:
-    """Download a file of the hub into a folder, and compare its sha256, which the hub's ETag of it is.
-
-    Raises FileNotFoundError saying how to get it, and OSError for a full disk.
-    """
+    """Download a file of the hub into a folder, and compare its sha256, which the hub's ETag of it is."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
     there: Any = {"repo_type": "dataset", "endpoint": os.environ.get("HF_ENDPOINT")}

@@ -71,8 +71,7 @@ class Views:
     def __call__(self, batch: Ragged, rows: NDArray[np.int64], first: int) -> Ragged:
         """The batch with its changes.
 
-        batch: blocks of len(rows) sentences, one after the other. rows: (n,) the row of the corpus that each
-        sentence of a block comes from. first: how many blocks belong to the first pass.
+        batch: blocks of len(rows) sentences. rows: (n,) of the corpus. first: blocks of the first pass.
         """
         n, inner = len(rows), (self.frame[0] + self.prompt, self.frame[1])
         blocks, unchanged = batch.n // n, first * n
@@ -93,10 +92,7 @@ class Views:
         return batch
 
     def keys(self, number: Keys, *kind: str) -> Keys:
-        """A random number for each of these numbers, the same in every batch: (...) -> (n',).
-
-        kind: which of the changes; nothing for repetition, which was there before the others.
-        """
+        """A random number for each of these numbers and a kind of change, the same in every batch."""
         at = repr((self.seed, self.epoch(), *kind)).encode()
         start = int.from_bytes(hashlib.blake2b(at, digest_size=8).digest(), "big")
         return mixed(number.ravel() * STEP + start)
@@ -130,9 +126,8 @@ def check_changes(passes: int, repetition: float, crop: Sequence[float] | None, 
 def spans(batch: Ragged, keys: Keys, shares: NDArray[np.float64], frame: tuple[int, int]) -> Flags:
     """Which tokens a crop keeps: (t,) bool, a span of each sentence and all tokens of the frame.
 
-    keys: (n,) random numbers, each of which alone decides for its sentence. shares: (2, n), the least and the
-    most of each. The length is m times a uniform number between them, rounded, but at least `LEAST` or m if
-    that is less; the start is uniform among those where the span fits.
+    keys: (n,) random numbers. shares: (2, n), least and most. The length is m times a uniform number between
+    them, at least `LEAST` or m if that is less; the start is uniform among those where the span fits.
     """
     offsets = batch.offsets.numpy()
     m = inside(batch, frame)
@@ -148,8 +143,7 @@ def spans(batch: Ragged, keys: Keys, shares: NDArray[np.float64], frame: tuple[i
 def removed(batch: Ragged, keys: Keys, rate: float, frame: tuple[int, int]) -> Flags:
     """Which tokens a cut-off removes: (t,) bool, int(rate * m) of each sentence at uniform places.
 
-    keys: (n,) random numbers, each of which alone decides for its sentence. 0 <= rate < 1, so that a sentence
-    keeps a token. The code of [2] counts special tokens too, in the length and among those it may take.
+    keys: (n,) random numbers. The code of [2] counts special tokens too.
     """
     return chosen(batch, keys, (rate * inside(batch, frame)).astype(np.int64), frame)
 
@@ -157,9 +151,8 @@ def removed(batch: Ragged, keys: Keys, rate: float, frame: tuple[int, int]) -> F
 def drawn(batch: Ragged, keys: Keys, rate: float, frame: tuple[int, int]) -> Flags:
     """Which tokens to repeat: (t,) bool, for each sentence a uniform number of tokens at uniform places.
 
-    keys: (n,) random numbers, each of which alone decides for its sentence. The number of repeated tokens is
-    between 0 and max(2, int(rate * m)) [1], and at most m. The code of [1], unlike its text, takes 0 to
-    min(10, int(rate * (m + 2))) - 1.
+    keys: (n,) random numbers. The number is between 0 and max(2, int(rate * m)) [1], and at most m. The code
+    of [1], unlike its text, takes 0 to min(10, int(rate * (m + 2))) - 1.
     """
     m = inside(batch, frame)
     most = np.minimum(np.maximum((rate * m).astype(np.int64), 2), m)
@@ -183,9 +176,7 @@ def chosen(batch: Ragged, keys: Keys, counts: NDArray[np.int64], frame: tuple[in
 def written(batch: Ragged, times: Times, max_length: int, frame: tuple[int, int]) -> Ragged:
     """A batch in which each token is written so many times in a row, times: (t,), 0 for not at all.
 
-    A sentence that gets longer than max_length loses its last words, not the special tokens behind them: as
-    in [1] with whole words, which a tokenizer then truncates. With sub-words [1] lets sentences exceed
-    max_length.
+    Beyond max_length a sentence loses its last words, as in [1] with whole words, not the special tokens.
     """
     offsets = batch.offsets.numpy()
     bounds = np.concatenate([[0], times.cumsum(dtype=np.int64)])[offsets]

@@ -72,8 +72,7 @@ def fitted(
 ) -> tuple[list[Tensor], NDArray[np.float64]]:
     """The best weights (d + 1, r, c) of each pair, and their accuracies (p, r) on its development rows.
 
-    decay: (p, r). drawn: for each pair the size of a permutation drawn before that of the first epoch. Pairs
-    with equally many training rows are trained together.
+    decay: (p, r). drawn: for each pair the size of a permutation drawn before that of the first epoch.
     """
     weights: list[Tensor] = [data.x] * len(pairs)
     accuracy = np.empty(tuple(decay.shape))

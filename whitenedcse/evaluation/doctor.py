@@ -52,11 +52,7 @@ class Contents(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """The state of a task or corpus. verdict: ok, differs (from the copy checked), wrong or missing.
-
-    rows: their number, blank ones included; None if they could not be read. repeated: rows equal to an
-    earlier one.
-    """
+    """The state of a task or corpus. verdict: ok, differs (from the copy checked), wrong or missing."""
 
     task: str
     base: Path
@@ -70,10 +66,7 @@ class Finding(NamedTuple):
 
 
 def examined(folder: Path | None = None) -> list[Finding]:
-    """The state of every task and corpus under `folder`, or under the data roots, as an evaluation finds it.
-
-    Raises FileNotFoundError if `folder` does not exist.
-    """
+    """The state of every task and corpus under `folder`, or the data roots, as an evaluation finds it."""
     if folder is not None and not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     within = roots() if folder is None else [folder.resolve()]

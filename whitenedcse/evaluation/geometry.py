@@ -66,19 +66,13 @@ def uniformity(x: Tensor) -> Tensor:
 
 
 def mean_cosine(x: Tensor) -> Tensor:
-    """The mean cosine of x[i] and x[j] over all i < j: 1 when collapsed, near 0 when uniform.
-
-    (n, d) -> (). In closed form: the squared length of the sum of the n unit vectors counts every pair twice.
-    """
+    """The mean cosine of x[i] and x[j] over all i < j: (n, d) -> (); 1 if collapsed, near 0 if uniform."""
     x = _unit(x.double())
     return (x.sum(dim=0).square().sum() - len(x)) / (len(x) * (len(x) - 1))
 
 
 def spread(x: Tensor) -> Tensor:
-    """The mean squared distance from the mean over the mean squared length: 0 where all rows are equal.
-
-    (n, d) -> (), float64, at most 1. Unlike `effective_rank` it does not count rounding as a direction.
-    """
+    """The mean squared distance from the mean over the mean squared length: (n, d) -> (), at most 1."""
     x = x.double()
     apart = x - x[:1]  # equal rows become exact zeros, which a rounded mean would not grant
     length = x.square().sum()
@@ -86,10 +80,7 @@ def spread(x: Tensor) -> Tensor:
 
 
 def spectrum(x: Tensor) -> Tensor:
-    """The share of the variance along each principal axis, largest first. (n, d) -> (d,), float64.
-
-    All zeros where all rows are equal.
-    """
+    """The share of variance along each principal axis, the largest first: (n, d) -> (d,)."""
     x = x.double()
     x = x - x[:1]  # equal rows become exact zeros, which a rounded mean would not grant
     x = x - x.mean(dim=0)
@@ -98,10 +89,7 @@ def spectrum(x: Tensor) -> Tensor:
 
 
 def effective_rank(shares: Tensor) -> Tensor:
-    """exp of the entropy of a `spectrum`: 1 on a line, d when isotropic, 0 where all rows are equal.
-
-    (d,) -> (). Roy and Vetterli, EUSIPCO 2007, of the covariance.
-    """
+    """exp of the entropy of a `spectrum`: (d,) -> (), 1 on a line to d (Roy and Vetterli, EUSIPCO 2007)."""
     return torch.special.entr(shares).sum().exp() if shares.any() else shares.sum()
 
 
@@ -115,10 +103,7 @@ def isotropy(shares: Tensor) -> Tensor:
 
 
 def concentration(variances: Tensor) -> dict[str, float | None]:
-    """The `effective_rank`, and by variance_top{k} the share of the variance on the first k axes.
-
-    variances: by axis, the largest first (d,). k: 1, 2, 4, ... < d. A share is None where nothing varies.
-    """
+    """The `effective_rank`, and by variance_top{k} the share of the variance on the first k axes."""
     shares = variances / variances.sum() if variances.any() else variances
     held = shares.cumsum(0).tolist() if shares.any() else [None] * len(shares)
     powers = [2**i for i in range((len(shares) - 1).bit_length())]
@@ -141,10 +126,7 @@ def positives(pairs: Pairs) -> tuple[NDArray[np.intp], dict[str, Any]]:
 
 
 def described(x: Tensor, positives: Tensor) -> dict[str, Any]:
-    """All measures of this module by name, None where undefined.
-
-    x: (n, d), positives: (2, m), the rows of the positive pairs.
-    """
+    """All measures of this module by name, None where undefined. x: (n, d), positives: (2, m) rows."""
     left, right = x[positives[0]], x[positives[1]]
     shares = spectrum(x)
     values = {

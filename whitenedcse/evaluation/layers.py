@@ -101,8 +101,7 @@ def subset_cosines(planes: NDArray[Any], rows: NDArray[np.intp], masks: NDArray[
     """Cosines of pairs that are embedded by the mean over the layers of each mask.
 
     rows: (2, n), masks: (m, l) -> (n, m). Products of means are sums of inner products of layers, so no mean
-    is formed. Their error is 1e-16 of the layers' squared norms: NaN where layers cancel to less than
-    RESOLUTION of those, or all are zero. Raises ValueError for masks of another number of layers.
+    is formed. NaN where layers cancel to less than RESOLUTION of their squared norms, or all are zero.
     """
     if masks.shape[1] != len(planes):
         raise ValueError(f"masks of {masks.shape[1]} layers, planes of {len(planes)}")
@@ -165,10 +164,7 @@ def pairs(planes: NDArray[Any], index: Index) -> list[dict[str, Any]]:
 def _whitened_cosines(
     planes: NDArray[Any], both: Sequence[tuple[int, int]], rows: NDArray[np.intp]
 ) -> Floats:
-    """Cosines (n, m) after whitening that is fitted to all rows and applied to each sentence once.
-
-    One column per core: matrices so small gain nothing from a second thread each.
-    """
+    """Cosines (n, m) after whitening fitted to all rows; one column per core, as matrices are small."""
     sentences, at = np.unique(rows, return_inverse=True)
     left, right = at.reshape(rows.shape)
     if Postprocess("whitening").equal_cosines(len(sentences), planes.shape[2]):
@@ -205,10 +201,7 @@ def subsets(planes: NDArray[Any], index: Index) -> Subsets:
 
 
 def best_of_each_size(rows: Iterable[Mapping[str, Any]], mean: str) -> list[dict[str, Any]]:
-    """Of the records of `subsets`, the best average over the tasks for each number of layers.
-
-    mean: the aggregation to compare, one of MEANS; ValueError for any other.
-    """
+    """Of the records of `subsets`, the best average over the tasks for each number of layers."""
     if mean not in MEANS:
         raise ValueError(f"no mean {mean!r}; there are {', '.join(MEANS)}")
     rising = sorted((r for r in rows if r["task"] == "average" and r[mean] is not None), key=itemgetter(mean))
@@ -217,10 +210,7 @@ def best_of_each_size(rows: Iterable[Mapping[str, Any]], mean: str) -> list[dict
 
 
 def components(y: NDArray[Any], rows: NDArray[np.intp]) -> Floats:
-    """Cosines of pairs by the first k columns, for every k.
-
-    y: (n, d) by descending variance, rows: (2, n) -> (n, d), column k - 1 for k.
-    """
+    """Cosines of pairs by the first k columns of y (n, d): rows (2, n) -> (n, d), column k - 1 for k."""
     a, b = np.asarray(y, np.float64)[rows]
     ab, aa, bb = (np.cumsum(p * q, axis=1) for p, q in ((a, b), (a, a), (b, b)))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -236,8 +226,7 @@ def all_k(
 ) -> dict[str, Floats]:
     """Scores of the first k = 1 ... d components as `aggregate` gives them, in column k - 1: Figure 1 of [2].
 
-    vectors: a task -> a function from m rows to (m, d), whitened by the transform of that task, by descending
-    variance. most: a task -> the largest k that is scored, None for d.
+    vectors: a task -> a function from m rows to (m, d), whitened. most: a task -> the largest k, None for d.
     """
 
     def similarities(task: str) -> Floats:

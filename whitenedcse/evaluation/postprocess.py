@@ -46,11 +46,7 @@ CURE = "copy it again, or fit it again with whitenedcse whiten fit"
 class Fitted(NamedTuple):
     """A fitted transform in float64: mean (d,), matrix (d, d), variances (d,) of the rows, largest first.
 
-    For standardise, pca_cor and zca_cor the variances are those of the channels, in their order. They are
-    those before shrinkage.
-
-    >>> Postprocess("pca").fit(np.array([[0.0, 0.0], [2.0, 0.0], [0.0, 4.0], [2.0, 4.0]])).fitted.variances
-    array([4., 1.])
+    For standardise, pca_cor and zca_cor the variances are those of the channels, before shrinkage.
     """
 
     mean: Array
@@ -176,10 +172,7 @@ class Postprocess:
         return y @ inverse(self.kind, matrix[:, :k], variances, self.power) + mean
 
     def save(self, path: str | Path, provenance: Mapping[str, Any] = {}) -> None:
-        """Write the transform, its settings and `provenance` (plain JSON) to a safetensors file or URL.
-
-        The metadata of the file holds a digest of all this, which `load` compares.
-        """
+        """Write the transform, its settings and `provenance` to a safetensors file or URL, with a digest."""
         try:
             texts = {"settings": json.dumps(self.settings), "provenance": json.dumps(dict(provenance))}
         except TypeError as error:
@@ -192,10 +185,7 @@ class Postprocess:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The transform that `save` wrote, with its `provenance`; no further rows can be added to it.
-
-        Raises ValueError, naming the file, if `save` did not write it or it is damaged.
-        """
+        """The transform that `save` wrote; no rows can be added to it. ValueError for a damaged file."""
         with parsing(path := fetched(path), CURE):
             other = path.is_file() and np.fromfile(path, "u1", 9).tobytes()[8:] != b"{"  # than safetensors
             if other or "settings" not in (texts := metadata(path, CURE)):
@@ -246,24 +236,13 @@ class Postprocess:
         return self.varying(n, len(self.mean))
 
     def varying(self, n: int, d: int) -> int:
-        """How many components can vary if fitted to n rows of width d: n - 1; all where no axes are fitted.
-
-        With shrinkage they are all d, too: it gives each a variance.
-
-        >>> [Postprocess(kind).varying(300, 384) for kind in ("whitening", "standardise")]
-        [299, 384]
-        """
+        """How many components can vary if fitted to n rows of width d: n - 1; all where no axes are."""
         return min(n - 1, d) if self.kind in ("pca", *POWERED) and not self.shrinkage else d
 
     def equal_cosines(self, n: int, d: int) -> bool:
         """Whether it makes all cosines of the n distinct rows of width d that it is fitted to equal.
 
-        Whitening to n - 1 components or more does: the rows, whatever they were, become the corners of a
-        regular simplex with cosines of -1 / (n - 1). Of rows that were fitted several times, the cosines
-        depend on how often alone.
-
-        >>> [Postprocess("whitening", k=k).equal_cosines(n=300, d=384) for k in (None, 64)]
-        [True, False]
+        Whitening to n - 1 components or more does: the rows become the corners of a regular simplex.
         """
         whole = self.kind in POWERED and self.shrinkage == 0 and self.power == 0.5
         return whole and min(self.k or d, d) >= n - 1
@@ -286,13 +265,7 @@ class Postprocess:
         return Fitted(np.zeros(moments.d) if self.kind == "prefix" else moments.mean, *self.solved(cov))
 
     def solved(self, cov: Array) -> tuple[Array, Array]:
-        """The matrix and the variances of `Fitted` from a covariance, (d, d) -> (d, d), (d,).
-
-        The matrix of SCALED is V ** -1/2 times that of the correlations V ** -1/2 cov V ** -1/2 [2].
-
-        >>> Postprocess("standardise").solved(np.array([[4.0, 1.0], [1.0, 9.0]]))[0].round(3).tolist()
-        [[0.5, 0.0], [0.0, 0.333]]
-        """
+        """The matrix and the variances of `Fitted` from a covariance, (d, d) -> (d, d), (d,)."""
         own = np.diagonal(cov).copy()
         scale = divisors(own, 0.5) if self.kind in SCALED else np.ones(len(cov))
         variances, axes = (x.numpy() for x in principal_axes(torch.from_numpy(cov / scale / scale[:, None])))
@@ -311,11 +284,7 @@ class Postprocess:
 
 
 def numbers(x: ArrayLike) -> NDArray[Any]:
-    """Rows as an array, unchanged if they are one. Raises TypeError for texts and all else that is no number.
-
-    >>> numbers([[1, 2]]).shape
-    (1, 2)
-    """
+    """Rows as an array. Raises TypeError for texts and all else that is no number."""
     x = np.asarray(x)
     if x.dtype.kind not in "fiub":
         raise TypeError(
@@ -325,23 +294,13 @@ def numbers(x: ArrayLike) -> NDArray[Any]:
 
 
 def divisors(variances: Array, power: float) -> Array:
-    """variances ** power, (d,), but infinity for those up to RANK of the largest: divided by it, all is zero.
-
-    >>> divisors(np.array([4.0, 1e-16]), 0.5)
-    array([ 2., inf])
-    """
+    """variances ** power, (d,), but infinity for those up to RANK of the largest: it divides to zero."""
     kept = variances > RANK * variances.max()
     return np.where(kept, np.where(kept, variances, 1) ** power, np.inf)
 
 
 def without_top(axes: Array, top: int | None = None) -> Array:
-    """I - U1 U1' with the `top` first axes U1 of (d, d) [3]; None is d // 100, at least 1.
-
-    Raises ValueError for a number outside 1 to d - 1.
-
-    >>> without_top(np.eye(2)).tolist()
-    [[0.0, 0.0], [0.0, 1.0]]
-    """
+    """I - U1 U1' with the `top` first axes U1 of (d, d) [3]; None is d // 100, at least 1."""
     d = len(axes)
     top = max(1, d // 100) if top is None else top
     if not 1 <= top < d:
@@ -350,11 +309,7 @@ def without_top(axes: Array, top: int | None = None) -> Array:
 
 
 def inverse(kind: Kind, matrix: Array, variances: Array, power: float = 0.5) -> Array:
-    """What undoes a matrix (d, k) of `Fitted`, (k, d), for rows of the fitted ones' span if k is their rank.
-
-    >>> inverse("standardise", np.diag([0.5, 0.0]), np.array([4.0, 0.0])).tolist()
-    [[2.0, 0.0], [0.0, 0.0]]
-    """
+    """What undoes a matrix (d, k) of `Fitted`, (k, d), for rows of the fitted ones' span if k is its rank."""
     scale = divisors(variances, 0.5) if kind in SCALED else np.ones(len(matrix))
     scale = np.where(np.isfinite(scale), scale, 0)
     rest = matrix * scale[:, None]
@@ -366,10 +321,7 @@ def inverse(kind: Kind, matrix: Array, variances: Array, power: float = 0.5) -> 
 
 
 def check_components(k: int, most: int) -> None:
-    """Raise ValueError for k components where at most so many can vary.
-
-    >>> check_components(k=299, most=299)
-    """
+    """Raise ValueError for k components where at most so many can vary."""
     if k > most:
         raise ValueError(
             f"{k} components, but only {most} can vary: the transform is fitted to {most + 1} texts; keep "
@@ -378,18 +330,10 @@ def check_components(k: int, most: int) -> None:
 
 
 def digest(tensors: dict[str, Array], metadata: dict[str, str]) -> str:
-    """The XXH3 digest of what a file of a transform holds.
-
-    >>> digest({"mean": np.zeros(1)}, {}) == digest({"mean": np.ones(1)}, {})
-    False
-    """
+    """The XXH3 digest of what a file of a transform holds."""
     return checksum(save(tensors) + json.dumps(sorted(metadata.items())).encode())
 
 
 def ladder(d: int) -> list[int]:
-    """The numbers of components worth evaluating for width d: d, and those of 256, 128, 64 and 32 below it.
-
-    >>> ladder(768)
-    [768, 256, 128, 64, 32]
-    """
+    """The numbers of components worth evaluating for width d: d, and of 256, 128, 64 and 32 those below."""
     return [d, *(k for k in (256, 128, 64, 32) if k < d)]

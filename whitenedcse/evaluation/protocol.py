@@ -101,11 +101,7 @@ def whole(settings: Mapping[str, Any]) -> bool:
 
 
 def particular(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those settings of a transform, beside its kind and k, that are not the defaults of `Postprocess`.
-
-    >>> particular({"kind": "zca", "shrinkage": 0.1, "power": 0.5})
-    {'shrinkage': 0.1}
-    """
+    """Those settings of a transform, beside its kind and k, that are not the defaults of `Postprocess`."""
     usual = {f.name: f.default for f in fields(Postprocess) if f.name not in ("kind", "k")}
     return {name: value for name, value in settings.items() if value != usual.get(name, value)}
 
@@ -115,7 +111,6 @@ def chosen(
 ) -> tuple[list[Row], list[str]]:
     """The rows to evaluate, the transform asked for last, and a line for each row left out without corpus.
 
-    Only a row on a corpus that is known by name, such as nli, is left out; a missing file is refused.
     curve: a figure shows every number of components, so one row at least has a whitening that is `whole`.
     """
     rows, skipped = [], []
@@ -131,10 +126,7 @@ def chosen(
 
 
 def absent(fit: str) -> str:
-    """Why a corpus that is known by name, such as nli, is not here; "" where it is, and for the task's own.
-
-    Raises FileNotFoundError for any other name without a file: it is a mistake of the user's.
-    """
+    """Why a corpus that is known by name, such as nli, is not here; "" where it is, or the tasks' own."""
     try:
         if fit and fit not in OWN:
             located(fit)
@@ -148,8 +140,7 @@ def absent(fit: str) -> str:
 def transformed(settings: Mapping[str, Any], fit: str, others: Sequence[Row]) -> Row:
     """The row of a transform that a user asks for, named after it and what it is fitted to, if anything.
 
-    others: the rows of the protocol. Where all have poolings of their own, the new row has that of the last,
-    and its name begins with that of the row with this pooling and no transform.
+    Where all rows of the protocol have poolings of their own, it has that of the last of these `others`.
     """
     own: dict[str, Any] = {}
     before = ""

@@ -42,11 +42,7 @@ Floats = NDArray[np.float64]
 
 
 class Map(NamedTuple):
-    """A linear map after pooling. kind: "none", "centre", "abtt" with `top`, or "whitening" with k of d axes.
-
-    >>> str(Map("whitening", k=256, shrinkage=0.1)), str(Map("abtt", top=2))
-    ('whitening, k = 256, shrinkage 0.1', 'abtt, top 2')
-    """
+    """A linear map after pooling: "none", "centre", "abtt" with `top`, or "whitening" with k of d axes."""
 
     kind: str
     k: int | None = None
@@ -174,9 +170,7 @@ class Spectrum(NamedTuple):
     def facts(self) -> dict[str, float]:
         """What the spectrum says without any label.
 
-        top: the share of the first axis in the variance. rank: the effective rank, the exponential of the
-        entropy of the variances' shares (Roy and Vetterli, 2007). cosine: about the cosine of two texts, the
-        squared length of the mean over the mean squared length.
+        top: the first axis's share of the variance. rank: the effective one. cosine: about that of two texts.
         """
         total = float(self.variances.sum())
         shares = self.variances / (total or 1)  # the first token of the embedding layer does not vary

@@ -89,10 +89,7 @@ def pairs_index(tasks: Mapping[str, Sequence[Subset]]) -> tuple[list[str], Index
 
 
 def similarities(vectors: Vectors, pairs: Pairs) -> tuple[list[NDArray[np.float64]], int]:
-    """The cosines of a task's pairs, by subset, and how many of its sentences have a zero vector.
-
-    Each distinct sentence's vector is asked for once.
-    """
+    """The cosines of a task's pairs, by subset, and how many of its sentences have a zero vector."""
     at, place = np.unique(np.concatenate([rows for _, rows in pairs], axis=1), return_inverse=True)
     x = vectors(at)
     ends = np.cumsum([rows.shape[1] for _, rows in pairs])[:-1]
@@ -131,10 +128,7 @@ def means(values: Any, why: str) -> dict[str, Any]:
 
 
 def task_scores(vectors: Vectors, pairs: Pairs, void: str = "") -> tuple[dict[str, Any], NDArray[np.float64]]:
-    """A task's scores as `sts_scores` gives them, and the cosine of each pair.
-
-    void: why no score is defined whatever the vectors are; "" where one is.
-    """
+    """A task's scores as `sts_scores` gives them, and cosines. void: why no score is defined, or ""."""
     cosines, zeros = similarities(vectors, pairs)
     if void:  # they depend on rounding, and on how often a sentence occurs, alone
         cosines = [np.zeros_like(x) for x in cosines]
@@ -162,10 +156,7 @@ def averaged(tasks: Mapping[str, Any]) -> dict[str, Any]:
 def evaluate(
     tasks: Mapping[str, Sequence[Subset]], encode: Callable[[list[str]], NDArray[Any]]
 ) -> dict[str, Any]:
-    """Every task's scores and their average, from one call of `encode`: n sentences -> (n, d).
-
-    A score that is undefined is None, with the reason in "why".
-    """
+    """Every task's scores and their average, from one call of `encode`: n sentences -> (n, d)."""
     sentences, index = pairs_index(tasks)
     vectors = encode(sentences)
     if vectors.ndim != 2 or len(vectors) != len(sentences):
@@ -181,10 +172,7 @@ Classify = Callable[[NDArray[Any], NDArray[np.int64], Split], tuple[NDArray[Any]
 
 
 def features(columns: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
-    """Features for a classifier: one column of vectors (n, d) unchanged; two, u and v, as |u - v|, u * v [1].
-
-    Two columns (n, d) give (n, 2 d).
-    """
+    """Features for a classifier: one column (n, d) as it is; two, u and v, as |u - v|, u * v [1]."""
     if len(columns) == 1:
         return np.asarray(columns[0], np.float32)
     u, v = (np.asarray(column, np.float32) for column in columns)
@@ -211,11 +199,7 @@ def accuracy(task: Labelled, x: NDArray[Any], classify: Classify) -> dict[str, A
 
 
 def threshold(task: Labelled, cosines: NDArray[Any]) -> dict[str, Any]:
-    """Accuracy of predicting entailment where the cosine (n,) is at least 0.5, without training: [2], A.2.
-
-    majority: the accuracy of always predicting the larger class. confusion: counts by true, then by predicted
-    class.
-    """
+    """Accuracy of predicting entailment where the cosine (n,) is at least 0.5, without training: [2], A.2."""
     classes = list(TRANSFER["RTE"].classes)
     if task.classes != classes:
         raise ValueError(

@@ -31,11 +31,7 @@ Draws = NDArray[np.float64]
 
 
 class Comparison(NamedTuple):
-    """A difference of scores, its 95 % interval, and the two-sided p of none; p is None if nothing varies.
-
-    >>> Comparison(difference=1.5, low=0.4, high=2.6, p=0.008).low > 0  # the interval excludes 0
-    True
-    """
+    """A difference of scores, its 95 % interval, and the two-sided p of none; p is None if nothing varies."""
 
     difference: float
     low: float
@@ -44,11 +40,7 @@ class Comparison(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """Mean and standard deviation (divided by n - 1) of scores over n seeds; sd is None for one seed.
-
-    >>> Spread(mean=76.0, sd=1.0, n=3)
-    Spread(mean=76.0, sd=1.0, n=3)
-    """
+    """Mean and standard deviation (divided by n - 1) of scores over n seeds; sd is None for one seed."""
 
     mean: float
     sd: float | None
@@ -58,11 +50,7 @@ class Spread(NamedTuple):
 def resamples(n: int, draws: int, seed: int) -> NDArray[np.int32]:
     """How often each of n pairs is drawn when n are drawn with replacement: (draws, n) int32, rows sum to n.
 
-    The stream depends on seed and n alone, and a larger number of draws starts with the same ones. Raises
-    ValueError unless both n and draws are at least 1.
-
-    >>> resamples(4, draws=3, seed=0).sum(axis=1).tolist()
-    [4, 4, 4]
+    The stream depends on seed and n alone, and a larger number of draws starts with the same ones.
     """
     if n < 1 or draws < 1:
         raise ValueError(f"{draws} draws from {n} pairs: both must be at least 1")
@@ -76,13 +64,8 @@ def resamples(n: int, draws: int, seed: int) -> NDArray[np.int32]:
 def weighted_spearman(gold: NDArray[Any], similarity: NDArray[Any], counts: NDArray[Any]) -> Draws:
     """Spearman's correlation x 100 of each draw, pair i taken counts[:, i] times.
 
-    gold: (n,), similarity: (n,), counts: (draws, n) -> (draws,). NaN where a draw is constant, and in all
-    draws where `scores.spearman` is undefined. Raises ValueError for lengths that differ. The sums are exact
-    integers, for up to 2 million pairs (n cubed is below 2**63).
-
-    >>> gold, counts = np.array([1.0, 2.0, 3.0]), np.array([[1, 1, 1], [1, 1, 0]])
-    >>> weighted_spearman(gold, np.array([0.1, 0.9, 0.5]), counts).tolist()  # all three pairs; the first two
-    [50.0, 100.0]
+    gold: (n,), similarity: (n,), counts: (draws, n) -> (draws,). NaN where a draw is constant. The sums are
+    exact integers, for up to 2 million pairs (n cubed is below 2**63).
     """
     if not len(gold) == len(similarity) == counts.shape[1] > 0:
         raise ValueError(f"{len(gold)} scores, {len(similarity)} similarities, counts of {counts.shape[1]}")
@@ -133,14 +116,9 @@ def task_draws(
 ) -> dict[str, Draws]:
     """Bootstrap draws of a task made of consecutive subsets, all from one resampling of its n pairs.
 
-    gold: (n,), similarity: (n,), sizes: of the subsets, summing to n -> (draws,) for each of "all" (pooled
-    pairs), "mean" and "wmean" over subsets, and each subset by its position, "0", "1" and so on. A subset's
-    share of the pairs varies between draws, its weight in "wmean" is its size. Raises ValueError for other
-    sizes.
-
-    >>> x = np.arange(40.0)
-    >>> {name: float(draws.min()) for name, draws in task_draws(x, x, [20, 20], draws=9, seed=0).items()}
-    {'all': 100.0, 'mean': 100.0, 'wmean': 100.0, '0': 100.0, '1': 100.0}
+    gold: (n,), similarity: (n,), sizes: of the subsets -> (draws,) for each of "all" (pooled pairs), "mean"
+    and "wmean" over subsets, and each subset by its position, "0", "1" and so on. A subset's share of the
+    pairs varies between draws, its weight in "wmean" is its size.
     """
     if min(sizes, default=0) < 1 or sum(sizes) != len(gold):
         raise ValueError(f"subsets of {list(sizes)} pairs do not make up {len(gold)} pairs")
@@ -153,22 +131,12 @@ def task_draws(
 
 
 def accuracy_draws(correct: NDArray[np.bool_], draws: int, seed: int) -> Draws:
-    """Accuracy x 100 of each resample of the tested rows: (n,) bool -> (draws,).
-
-    >>> accuracy_draws(np.array([True, True, True]), draws=4, seed=0).tolist()
-    [100.0, 100.0, 100.0, 100.0]
-    """
+    """Accuracy x 100 of each resample of the tested rows: (n,) bool -> (draws,)."""
     return 100 * (resamples(len(correct), draws, seed) @ correct) / len(correct)
 
 
 def average_draws(tasks: Mapping[str, Draws]) -> Draws:
-    """Draws of the average over tasks: (draws,) for each task -> (draws,). NaN where any task has NaN.
-
-    Tasks vary independently if their n or their seeds differ. Raises ValueError for lengths that differ.
-
-    >>> average_draws({"STSB": np.array([80.0, 82.0]), "SICKR": np.array([70.0, 74.0])}).tolist()
-    [75.0, 78.0]
-    """
+    """Draws of the average over tasks: (draws,) for each task -> (draws,). NaN where any task has NaN."""
     return _table(tasks.values()).mean(axis=0)
 
 
@@ -181,14 +149,7 @@ def _table(rows: Iterable[Draws]) -> Draws:
 
 
 def interval(draws: Draws) -> tuple[float, float] | None:
-    """The 95 % percentile interval of the draws: (draws,) -> (low, high).
-
-    None if more than 5 % of the draws are undefined (NaN).
-
-    >>> low, high = interval(np.arange(1001.0))  # 2.5 % of the draws below, 2.5 % above
-    >>> round(low, 6), round(high, 6)
-    (25.0, 975.0)
-    """
+    """The 95 % percentile interval of the draws: (draws,) -> (low, high); None if over 5 % are NaN."""
     undefined = np.isnan(draws)
     if undefined.mean() > UNDEFINED:
         return None
@@ -197,15 +158,9 @@ def interval(draws: Draws) -> tuple[float, float] | None:
 
 
 def paired(draws_a: Draws, draws_b: Draws, difference: float | None = None) -> Comparison | None:
-    """The difference a - b on the same resamples, with a 95 % interval and a p-value.
+    """The difference a - b on the same resamples, with a 95 % interval and a p-value; None as `interval`.
 
-    draws_a: (draws,), draws_b: (draws,) -> Comparison, or None where `interval` gives None. `difference` is
-    the observed one; None takes the median of the draws. The smallest p is 2 / (draws + 1). Raises ValueError
-    for lengths that differ.
-
-    >>> a, b = np.linspace(75, 77, 999), np.linspace(73, 75, 999)
-    >>> float(paired(a, b).p)  # a is better in all 999 draws: 2 / 1000
-    0.002
+    difference: the observed one; None takes the median of the draws. The smallest p is 2 / (draws + 1).
     """
     a, b = _table([draws_a, draws_b])
     bounds, draws = interval(a - b), (a - b)[~np.isnan(a - b)]
@@ -217,13 +172,7 @@ def paired(draws_a: Draws, draws_b: Draws, difference: float | None = None) -> C
 
 
 def over_seeds(values: Sequence[float]) -> Spread:
-    """Mean and standard deviation of the scores of runs that differ in their seed alone.
-
-    Raises ValueError for no values.
-
-    >>> over_seeds([75.0, 76.0, 77.0])
-    Spread(mean=76.0, sd=1.0, n=3)
-    """
+    """Mean and standard deviation of the scores of runs that differ in their seed alone."""
     if not len(values):
         raise ValueError("no values: a mean over seeds needs at least one run")
     return Spread(
@@ -232,24 +181,14 @@ def over_seeds(values: Sequence[float]) -> Spread:
 
 
 class Source(NamedTuple):
-    """A variance of an estimate and the degrees of freedom it was estimated with, infinite for a known one.
-
-    >>> round(half_width([Source(variance=4.0, df=math.inf)]), 2)  # 1.96 standard errors of 2
-    3.92
-    """
+    """A variance of an estimate and the degrees of freedom it was estimated with, infinite if known."""
 
     variance: float
     df: float
 
 
 def of_mean(values: Sequence[float] | NDArray[Any]) -> Source:
-    """The variance of the mean of n >= 2 independent values, with n - 1 degrees of freedom.
-
-    Raises ValueError for fewer values.
-
-    >>> of_mean([75.0, 76.0, 77.0])  # a variance of 1 over 3 values
-    Source(variance=0.3333333333333333, df=2)
-    """
+    """The variance of the mean of n >= 2 independent values, with n - 1 degrees of freedom."""
     if len(values) < 2:
         raise ValueError(f"{len(values)} values: a variance needs at least 2")
     return Source(float(np.var(values, ddof=1)) / len(values), len(values) - 1)
@@ -258,13 +197,7 @@ def of_mean(values: Sequence[float] | NDArray[Any]) -> Source:
 def of_difference(a: Sequence[float], b: Sequence[float], *, paired: bool) -> list[Source]:
     """The variances of the difference of two groups' means: of paired values, or of each group by itself.
 
-    A group of one value is taken to vary as the other does. Raises ValueError for two single values, and for
-    paired groups of different sizes.
-
-    >>> of_difference([75.0, 76.0, 77.0], [70.0, 71.0, 72.0], paired=True)  # every pair differs by 5
-    [Source(variance=0.0, df=2)]
-    >>> len(of_difference([75.0, 76.0, 77.0], [70.0, 71.0], paired=False))
-    2
+    A group of one value is taken to vary as the other does.
     """
     if paired:
         if len(a) != len(b):
@@ -277,29 +210,17 @@ def of_difference(a: Sequence[float], b: Sequence[float], *, paired: bool) -> li
 
 
 def of_draws(draws: Draws) -> Source | None:
-    """The variance over test pairs by the bootstrap; None where too many draws are undefined.
-
-    >>> of_draws(np.array([74.0, 75.0, 75.0, 76.0]))
-    Source(variance=0.5, df=inf)
-    """
+    """The variance over test pairs by the bootstrap; None where too many draws are undefined."""
     return None if interval(draws) is None else Source(float(np.nanvar(draws)), math.inf)
 
 
 def half_width(sources: Sequence[Source], alpha: float = ALPHA) -> float:
-    """Half the width of the interval that covers in at least 1 - alpha of cases; 95 % unless told.
-
-    >>> round(half_width([of_mean([75.0, 76.0, 77.0])]), 2), round(half_width([of_mean([75.0, 77.0])]), 2)
-    (2.48, 12.71)
-    """
+    """Half the width of the interval that covers in at least 1 - alpha of cases; 95 % unless told."""
     return math.sqrt(sum(s.variance * quantile(alpha / 2, s.df) ** 2 for s in sources))
 
 
 def quantile(share: float, df: float) -> float:
-    """The value that a share of Student's t with these degrees of freedom, or of the normal, is below.
-
-    >>> round(quantile(0.025, 1), 2), round(quantile(0.025, math.inf), 2)
-    (-12.71, -1.96)
-    """
+    """The value that a share of Student's t with these degrees of freedom, or of the normal, is below."""
     return float(special.ndtri(share) if math.isinf(df) else special.stdtrit(df, share))
 
 
@@ -307,9 +228,6 @@ def tested(difference: float, sources: Sequence[Source]) -> Comparison:
     """The difference with its 95 % interval and two-sided p: the alpha at which the interval ends at zero.
 
     With one source this is the t test. p is None where no source varies.
-
-    >>> tested(5.0, [of_mean([4.0, 5.0, 6.0])]).p < 0.05 < tested(5.0, [of_mean([2.0, 8.0])]).p
-    True
     """
     half = half_width(sources)
 
@@ -343,11 +261,7 @@ def of_scores(a: Scores, b: Scores, *, by_seed: bool) -> Comparison | None:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """The p-values corrected for their number, in the given order (Holm, Scand. J. Statist. 6 (1979) 65-70).
-
-    >>> holm([0.04, 0.01, 0.03])  # the smallest three times, the next twice; none falls below an earlier one
-    [0.06, 0.03, 0.06]
-    """
+    """The p-values corrected for their number, in the given order (Holm, Scand. J. Statist. 6 (1979))."""
     order = np.argsort(p, kind="stable")
     scaled = np.asarray(p)[order] * np.arange(len(p), 0, -1)
     corrected = np.empty(len(p))

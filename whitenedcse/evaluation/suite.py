@@ -60,8 +60,7 @@ def plan(
 ) -> Plan:
     """The plan for these tasks, and for transforms fitted to each of `fits`: "target", "year", or a corpus.
 
-    corpus: a function from the name of a corpus to its sentences. case: one of tasks.CASES. Raises ValueError
-    without tasks.
+    corpus: a function from the name of a corpus to its sentences. case: one of tasks.CASES.
     """
     if not tasks:
         raise ValueError("tasks.names=[]: nothing to score; name a task or a file, e.g. [STS-B]")
@@ -89,10 +88,7 @@ def plan(
 
 
 class System(NamedTuple):
-    """What is evaluated: vectors x (n, d) of a plan's sentences, and a function that makes a transform.
-
-    on: what the transform is fitted to, one of the plan's `fits`.
-    """
+    """What is evaluated: vectors x (n, d) of a plan's sentences, and a transform fitted to `on`."""
 
     x: NDArray[Any]
     make: Callable[[], Postprocess] | None = None
@@ -138,10 +134,7 @@ class System(NamedTuple):
 
 
 class Result(NamedTuple):
-    """scores: plain values, by kind of task.
-
-    items: by task, the similarity of each pair, or which were correct.
-    """
+    """scores by kind of task, and items: by task, the similarity of each pair, or which were correct."""
 
     scores: dict[str, Any]
     items: dict[str, NDArray[Any]]
@@ -161,8 +154,7 @@ def evaluated(
 ) -> Result:
     """The scores of all tasks of a plan, each with its bootstrap interval; None and a "why" where undefined.
 
-    say: a function to report the score of each task that trains a classifier, which takes a while. Raises
-    ValueError for vectors that are not finite or not one for each sentence.
+    say: a function to report the score of each task that trains a classifier, which takes a while.
     """
     _check_vectors(system.x, len(plan.sentences))
     of = system.by_task(plan)
@@ -201,10 +193,7 @@ def _sts(
 
 
 def seed(gold: NDArray[Any]) -> int:
-    """The seed of a task's resamples, from its gold scores or labels (n,), wherever it lies and is called.
-
-    Tasks of other scores vary independently, and each equally in every run.
-    """
+    """The seed of a task's resamples, from its gold scores or labels (n,), wherever it lies and is called."""
     return zlib.crc32((np.asarray(gold, np.float64) + 0.0).tobytes())  # -0 is 0
 
 
@@ -250,9 +239,8 @@ def recorded(
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """The contents of scores.json and of items.npz. facts: the model and its own pooling, among others.
 
-    items.npz has arrays by name: gold/TASK (n,), scores or labels, sizes/TASK of the subsets of scored pairs,
-    and ROW/TASK, where ROW is the number of a row: similarities (n,), or which of the tested texts were
-    correct.
+    items.npz has gold/TASK (n,), sizes/TASK of the subsets of scored pairs, and ROW/TASK: similarities (n,),
+    or which of the tested texts were correct.
     """
     lines = []
     for row, result in zip(rows, results, strict=True):

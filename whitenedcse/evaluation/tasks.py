@@ -168,11 +168,7 @@ TRANSFER = {
 
 
 def task(name: str, case: str = "as_is") -> Task:
-    """Scored pairs or labelled texts, by name or from a file, which has a column "score" or "label".
-
-    case: one of CASES; it makes no difference to an uncased encoder. Raises FileNotFoundError for no such
-    task.
-    """
+    """Scored pairs or labelled texts, by name or from a file, which has a column "score" or "label"."""
     place, columns = with_columns(name)
     if name in TRANSFER:
         content: Task = benchmark_labels(name, _rte() if name == "RTE" else senteval())
@@ -188,7 +184,6 @@ def subsets(name: str) -> list[Subset]:
     """The scored pairs of a task, of a bundled set (quickstart/dev, quickstart/test), or of a user's files.
 
     These are one file of pairs, or a folder of such files, each a subset of the task; see `with_columns`.
-    Raises FileNotFoundError naming what was searched for, and where.
     """
     if name in STS:
         return benchmark_pairs(name, senteval())
@@ -272,21 +267,14 @@ def own_texts(on: str, name: str, case: str = "as_is") -> list[str]:
 def corpus_texts(
     corpus: str, columns: Sequence[str] = (), sample: int | None = None, among: int | None = None
 ) -> list[str]:
-    """All sentences in `sample` rows of a corpus by name, path or hub id; None for all rows.
-
-    among: the size of a first sample, as of training, from which the rows are drawn; None for all rows.
-    """
+    """All sentences in `sample` rows of a corpus; among: of a first sample, as of training."""
     first = sample if among is None else among
     drawn, _ = read(named(corpus, columns, first))
     return list(chain.from_iterable(drawn if sample == first or sample is None else sampled(drawn, sample)))
 
 
 def short(names: Iterable[str]) -> list[str]:
-    """The names of tasks as headings: of a file without folders and columns, where all then differ.
-
-    >>> short(["STS-B", "tests/of/medicine.tsv:left:right:score"])
-    ['STS-B', 'medicine.tsv']
-    """
+    """The names of tasks as headings: of a file without folders and columns, where all then differ."""
     whole = list(names)
     last = [Path(name).name.partition(":")[0] if Path(name).suffix else name for name in whole]
     return last if len(set(last)) == len(last) else whole
@@ -296,11 +284,7 @@ def short(names: Iterable[str]) -> list[str]:
 
 
 def benchmark_pairs(name: str, folder: Path) -> list[Subset]:
-    """The subsets of one of STS, from SentEval's downstream `folder`.
-
-    A pair with an empty gold line is dropped. Raises ValueError, naming file and line, for anything
-    malformed.
-    """
+    """The subsets of one of STS, from SentEval's downstream `folder`, without pairs of an empty gold line."""
     if name not in STS:
         raise ValueError(f"no task {name!r}; there are {', '.join(STS)}")
     parts = STS[name].subsets.split()
@@ -322,10 +306,7 @@ def _scored_lines(where: PairFiles, part: str, folder: Path) -> Iterator[tuple[s
 
 
 def pairs_of(path: Path, columns: Sequence[str] = COLUMNS) -> Subset:
-    """The pairs in a user's .tsv, .csv or .jsonl file; columns: those of both sentences and of the score.
-
-    Other columns are ignored. Raises ValueError, naming file and line, for malformed rows or fewer than 2.
-    """
+    """The pairs in a user's .tsv, .csv or .jsonl file; columns: those of both sentences and of the score."""
     subset = _subset(path.stem, fields(path, dict(zip(COLUMNS, columns, strict=True))))
     if len(subset.gold) < 2:
         raise ValueError(f"{path}: {len(subset.gold)} pairs; a correlation needs at least 2")

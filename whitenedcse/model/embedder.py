@@ -110,10 +110,7 @@ class Embedder(nn.Module):
         return sum(tensor.nbytes for tensor in self.state_dict().values())
 
     def pool(self, batch: Ragged, seed: int | None = None) -> Tensor:
-        """Pooled vectors of n sentences: (n, d) float32.
-
-        seed: of dropout, where the encoder is `parallel`.
-        """
+        """Pooled vectors of n sentences: (n, d) float32. seed: of dropout, where it is `parallel`."""
         first = self.pooling.reads_first
         hidden = self.encoder(batch, self.pooling.layers, first=first, seed=seed)
         offsets = torch.arange(batch.n + 1, device=hidden.device) if first else batch.offsets
@@ -135,10 +132,7 @@ class Embedder(nn.Module):
         return own + (self.encoder.unread(self.pooling.layers) if layers else [])
 
     def embed(self, batch: Ragged) -> Tensor:
-        """The embeddings of a batch of n sentences, as evaluation sees them: (n, k) in float32 or float64.
-
-        Call it in eval mode.
-        """
+        """The embeddings (n, k) of a batch, as evaluation sees them; call it in eval mode."""
         return self.finish(self.pool(batch))
 
     @full_precision
@@ -163,13 +157,10 @@ class Embedder(nn.Module):
     ) -> NDArray[np.float32]:
         """The embeddings (n, k) of n sentences in their order, computed in eval mode and without gradient.
 
-        k is `width`. progress: True shows a bar. prompt: a text put before each sentence; None for
-        `self.prompt`, "" for no prompt. Equal sentences are encoded once. Each batch holds sentences of
-        similar length and a limited number of tokens. share: (r, m) encodes every m-th of these batches from
-        the r-th on and leaves the other rows zero, so that the results of m processes add up to that of one
-        process, bit for bit. bf16: the
-        backbone computes in bfloat16; pooling and head stay in float32. Raises ValueError for a sentence that
-        is not a string, and for a prompt that leaves no token for a sentence.
+        progress: True shows a bar. prompt: put before each sentence; None for `self.prompt`. share: (r, m)
+        encodes every m-th batch from the r-th on and leaves the other rows zero, so that the results of m
+        processes add up to that of one, bit for bit. bf16: the backbone computes in bfloat16. Raises
+        ValueError for a sentence that is not a string, and for a prompt that leaves no token for a sentence.
         """
         if isinstance(sentences, str):
             raise ValueError(
@@ -202,8 +193,6 @@ class Embedder(nn.Module):
     def similarity(x: ArrayLike, y: ArrayLike) -> NDArray[np.float32]:
         """The cosines of all embeddings in x with all in y: (n, d), (m, d) -> (n, m); 0 for a zero vector.
 
-        Raises ValueError unless both are two-dimensional and have the same width, TypeError for texts.
-
         >>> Embedder.similarity([[3.0, 4.0]], [[4.0, 3.0], [0.0, 2.0]]).round(2)
         array([[0.96, 0.8 ]], dtype=float32)
         """
@@ -222,20 +211,13 @@ class Embedder(nn.Module):
         return next((self.prompts[name] for name in names if name in self.prompts), self.prompt)
 
     def replaced(self, **parts: Any) -> Embedder:
-        """An embedder that shares its encoder, pooling and head with this one, in eval mode, on its device.
-
-        parts: arguments of `Embedder` that are others, such as `final`, `prompt` or `prompts`.
-        """
+        """An embedder that shares its parts with this one, but for `parts`, such as `final`."""
         names = ("encoder", "pooling", "head", "embedding", "max_length", "final", "prompt", "prompts")
         own = {name: getattr(self, name) for name in names}
         return Embedder(**own | parts).eval().to(next(self.parameters()).device)
 
     def merged(self) -> Embedder:
-        """The embedder with each low-rank adapter added to the weight that it adapts: itself without
-        adapters.
-
-        A copy shares all other weights with this one, which stays as it was.
-        """
+        """The embedder with its low-rank adapters added to the weights; it shares all others."""
         if not lora.adapters(self.encoder.backbone):
             return self
         shared = [*self.parameters(), *self.buffers(), self.encoder.tokenizer]
@@ -248,20 +230,16 @@ class Embedder(nn.Module):
         """The embedder in a directory or with a hub id, in eval mode, on the CPU; `.to("cuda")` moves it.
 
         path: a run or its directory, a checkpoint, an export, a Sentence-Transformers model or plain encoder.
-        pooling: for a plain encoder, which does not define one: a `Pooling`, or its kind, such as "mean", for
-            the last layer, or "first_last". None for the first token of the last layer, as in the paper, or
-            for the last token in a decoder. Raises ValueError if the checkpoint defines its own pooling,
-            because it was trained with that one.
+        pooling: for a plain encoder: a `Pooling`, or its kind, such as "mean" or "first_last". None for the
+            first token of the last layer, or the last token of a decoder. Raises ValueError if the checkpoint
+            defines its own.
         """
         from whitenedcse.model import checkpoint
 
         return checkpoint.load(os.fspath(path), pooling)
 
     def save(self, directory: str | Path) -> None:
-        """Write a checkpoint to a directory or URL, completely or not at all.
-
-        Raises OSError, or ValueError for a directory that holds something else.
-        """
+        """Write a checkpoint to a directory or URL, completely or not at all."""
         from whitenedcse.model import checkpoint
 
         checkpoint.publish(self, directory)
@@ -313,8 +291,7 @@ def fill(
     """Write the results of `run` for all sentences into the arrays `out`, (..., n, d) each.
 
     run: a batch of m sentences -> one (..., m, d) for each array. Each distinct sentence is run once, with
-    `module` in eval mode, and its result copied to equal ones. Batches outside `manner.share` leave the
-    arrays unchanged.
+    `module` in eval mode. Batches outside `manner.share` leave the arrays unchanged.
     """
     first, device = firsts(rows), next(module.parameters()).device
     most = batch_tokens(device, getattr(module, "encoder", module).width)
@@ -422,20 +399,14 @@ def encoding(device: torch.device, bf16: bool) -> ExitStack:
 
 
 def told(progress: Progress, total: int) -> AbstractContextManager[Callable[[int], None]]:
-    """A context with a function to call with the number of newly encoded sentences.
-
-    It is a progress report of the terminal, the caller's own function, or one that does nothing.
-    """
+    """A context with a function to call with the number of newly encoded sentences."""
     if progress is True:
         return pace("encoded", total)
     return nullcontext(progress if callable(progress) else lambda _: None)
 
 
 def ragged_ids(sentences: Sequence[str], tokenizer: Any, max_length: int, prompt: str = "") -> Ragged:
-    """The token ids of all sentences as a `Ragged`; lists of them would take five times the memory.
-
-    prompt: a text put before each sentence.
-    """
+    """The token ids of all sentences as a `Ragged`; lists of them would take five times the memory."""
     starts = range(0, max(1, len(sentences)), BLOCK)
     blocks = (token_ids(sentences[start : start + BLOCK], tokenizer, max_length, prompt) for start in starts)
     return concatenate([ragged(block) for block in blocks])
@@ -461,9 +432,6 @@ def by_length(rows: Ragged, at: NDArray[np.intp], budget: int) -> list[NDArray[n
 
 
 def mixed(batches: Sequence[NDArray[np.intp]]) -> list[NDArray[np.intp]]:
-    """Batches, longest sentences first, so ordered that the lengths alternate: progress is then even.
-
-    The longest stay first, so that memory which does not suffice is noticed at once.
-    """
+    """Batches, the longest first to try the memory, then so ordered that progress is even."""
     golden = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly however many there are
     return [batches[i] for i in np.argsort(np.arange(len(batches)) * golden % 1)]

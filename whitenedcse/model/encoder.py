@@ -84,8 +84,7 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """Hidden states (k, t, d) of the layers asked for, 0 being the embedding layer.
 
-        first: return those of the first token of each sentence only, (k, n, d). seed: of dropout, where
-        `parallel`.
+        first: those of first tokens only, (k, n, d). seed: of dropout, where `parallel`.
         """
         wanted = [self.layer(layer) for layer in layers]
         if self.attention(batch.ids.device) != "padded":
@@ -122,8 +121,7 @@ class Encoder(nn.Module):
     def parallel(self) -> bool:
         """Whether pieces of a batch may be encoded in parallel threads: true for packed batches on a CPU.
 
-        Their dropout is a function of a seed; otherwise it draws from PyTorch's generator, which all threads
-        share.
+        Their dropout is a function of a seed; PyTorch's generator is shared by all threads.
         """
         return self.attention(self.backbone.device) == "tiles"
 
@@ -146,8 +144,7 @@ class Encoder(nn.Module):
     def causal(self) -> bool:
         """Whether the first token attends to no later token, as in a decoder.
 
-        Transformers has no common setting for that, so two sentences that differ in all other tokens are
-        encoded and their first states compared. Each is encoded alone, so that rounding is the same.
+        Transformers has no common setting for that: two sentences of other tokens are encoded and compared.
         """
         if packed.fits(self.backbone):
             return False
@@ -160,9 +157,7 @@ class Encoder(nn.Module):
     def unread(self, layers: Sequence[int]) -> list[nn.Parameter]:
         """The weights that `layers` do not depend on: of layers above, a final norm, or without use here.
 
-        Found by following the gradient, so that layers which share their weights (ALBERT) are never among
-        them. A pooler is none, which reads the first token, nor are experts that no token of the tried
-        sentence reaches.
+        Found by following the gradient. A pooler is none, nor are experts that no tried token reaches.
         """
         batch = self.few(self.ordinary * (FEW // 2))
         with still(self), torch.enable_grad():
@@ -185,10 +180,7 @@ class Encoder(nn.Module):
         return ragged.ragged([row[: self.max_length]]).to(next(self.parameters()).device)
 
     def layer(self, index: int) -> int:
-        """The number of a layer counted from the embeddings: -1 -> depth.
-
-        Raises ValueError outside -depth - 1 .. depth.
-        """
+        """The number of a layer counted from the embeddings: -1 -> depth; ValueError for no such layer."""
         if not -self.depth - 1 <= index <= self.depth:
             raise ValueError(f"layer {index} does not exist: this encoder has layers 0 to {self.depth}")
         return index % (self.depth + 1)
@@ -209,11 +201,7 @@ class Encoder(nn.Module):
         return activation(pooler(x))
 
     def provenance(self, path: str) -> dict[str, str | None]:
-        """Where it comes from: the path or hub id it was loaded by, the hub's commit, and its architecture.
-
-        The architecture reads "bert 12 x 768", for the kind, the layers and the width. The commit is None for
-        a local directory.
-        """
+        """Where it comes from: path or hub id, the hub's commit, and its architecture, as "bert 12 x 768"."""
         places = () if self.source is None or Path(path).is_dir() else self.source.parts
         commit = next((after for at, after in pairwise(places) if at == "snapshots"), None)
         kind = self.backbone.config.model_type
@@ -233,10 +221,7 @@ def chosen(batches: Batches, backbone: nn.Module) -> str:
 
 
 def padded_right(tokenizer: Any) -> Any:
-    """The tokenizer, changed in place to pad on the right, with its end token if it has no padding token.
-
-    Decoders often come without a padding token, and libraries that read a checkpoint then refuse to pad.
-    """
+    """The tokenizer, changed in place to pad on the right, with its end token if it has no padding token."""
     tokenizer.padding_side = "right"
     if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -323,10 +308,7 @@ def wrapped(name: str, found: Iterable[str]) -> str:
 
 
 def longest(backbone: Any, limit: float) -> int:
-    """The most tokens that a backbone takes: the tokenizer's limit, or the positions if they are fewer.
-
-    RoBERTa's positions start after the number of its padding token.
-    """
+    """The most tokens that a backbone takes: the tokenizer's limit, or the positions if they are fewer."""
     positions = getattr(backbone.config, "max_position_embeddings", 512)
     positions = positions if positions > 0 else 512  # XLNet says -1, for no limit
     tables = (name for name, part in backbone.named_modules() if isinstance(part, nn.Embedding))
@@ -378,10 +360,7 @@ def of_run(path: str, place: Path) -> Path:
 
 
 def folder(path: str) -> Path:
-    """The local directory of a checkpoint, of a run its best: the path, or a copy of a URL's or the hub's.
-
-    Raises FileNotFoundError.
-    """
+    """The local directory of a checkpoint, of a run its best: the path, or a copy of a URL's or the hub's."""
     if (place := Path(path)).is_dir() or is_url(path):
         return of_run(path, fetched(path))
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) or path.startswith("."):

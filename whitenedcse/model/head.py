@@ -189,8 +189,7 @@ class ProjectionHead(nn.Module):
         """Pooled x -> what the loss sees: views z, and projected hard negatives or None.
 
         x: (p + r, n, d), p encoder passes and r of hard negatives -> z: (v, n, d) and (r n, d). The passes
-        serve the views in turn, so p = 1 with v views is the paper's cheap form: one encoding, v whitenings.
-        Hard negatives form views of their own. Raises ValueError unless 1 <= p <= v.
+        serve the views in turn: p = 1 with v views is the paper's cheap form, one encoding, v whitenings.
         """
         if not 1 <= passes <= views:
             raise ValueError(
@@ -201,10 +200,7 @@ class ProjectionHead(nn.Module):
         return z[:views], None if len(x) == passes else z[views:].flatten(0, 1)
 
     def dense(self, x: Tensor) -> Tensor:
-        """The linear layer and tanh alone: (..., d) -> (..., d).
-
-        Raises ValueError if the head has none, or one of another width.
-        """
+        """The linear layer and tanh alone: (..., d) -> (..., d); ValueError if the head has none."""
         if self.linear is None:
             raise ValueError("embedding=dense, but this head has no dense layer")
         if x.shape[-1:] != (d := self.linear.in_features,):
@@ -258,10 +254,7 @@ class Final(nn.Module):
         self.unit, self.tanh, self.provenance = unit, tanh, dict(provenance)
 
     def width(self, d: int) -> int:
-        """The width k of the result, for embeddings of width d.
-
-        Raises ValueError if the transform has another d.
-        """
+        """The width k of the result, for embeddings of width d; ValueError if the transform has another d."""
         if self.weight is None:
             return d
         if self.weight.shape[1] != d:

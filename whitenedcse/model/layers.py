@@ -26,10 +26,7 @@ from whitenedcse.ragged import Ragged, ragged, taken
 
 
 class Layers(NamedTuple):
-    """The vectors of n sentences in k layers, by kind of pooling: (k, n, d) float32.
-
-    lengths: (n,) tokens in each sentence, special ones included.
-    """
+    """The vectors of n sentences in k layers, by kind of pooling: (k, n, d) float32; lengths: (n,) tokens."""
 
     kinds: Mapping[str, NDArray[np.float32]]
     layers: tuple[int, ...]
@@ -61,10 +58,7 @@ def pooled_layers(
     layers: Sequence[int],
     manner: Manner | None = None,
 ) -> Layers:
-    """The vectors of n sentences given as token ids.
-
-    Raises ValueError for NaN or infinity, naming the text.
-    """
+    """The vectors of n sentences given as token ids; ValueError, naming the text, if they are not finite."""
     whole = rows if isinstance(rows, Ragged) else ragged(rows)
     layers = sorted({encoder.layer(layer) for layer in layers})
     first = set(kinds) == {"cls"}
@@ -111,11 +105,9 @@ class Source(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Which vectors to compute of the sentences.
+    """Which vectors to compute: one array for each pooling, None being the model's own, head included.
 
-    poolings: each gives an array; None is the model's own embedding, head included. max_length: in tokens,
-    None for the model's own. extra: see `Layers.average`. every: all layers are wanted, not only those that
-    are averaged. bf16: the backbone computes in bfloat16.
+    extra: see `Layers.average`. every: all layers are wanted, not only those that are averaged.
     """
 
     poolings: Sequence[Pooling | None]
@@ -126,11 +118,7 @@ class Wanted(NamedTuple):
 
 
 def vectors(source: Source, sentences: list[str], wanted: Wanted) -> tuple[list[NDArray[Any]], Layers | None]:
-    """n distinct sentences -> an (n, d) array for each pooling from one pass, and the layers they came from.
-
-    The layers are None for a model without embedder. Raises ValueError where such a model would have to show
-    its layers.
-    """
+    """n distinct sentences -> (n, d) for each pooling from one pass, and the layers they came from."""
     embedder = source.embedder
     if embedder is None:
         if any(wanted.poolings) or wanted.every:

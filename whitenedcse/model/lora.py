@@ -59,10 +59,7 @@ class LoRA:
                 raise ValueError(f"encoder.lora.{name}={getattr(self, name)} must be {words}")
 
     def adapt(self, backbone: nn.Module) -> None:
-        """Give a backbone its adapters, in place, and freeze all its other weights; nothing for r = 0.
-
-        Raises ValueError where `peft` is not installed, and for `modules` that are no linear layers of it.
-        """
+        """Give a backbone its adapters, in place, and freeze all its other weights; nothing for r = 0."""
         if not self.r:
             return
         names = self.adapted(backbone)

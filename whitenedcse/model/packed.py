@@ -39,8 +39,7 @@ from whitenedcse.ragged import Ragged, places, taken
 def dropout(x: Tensor, layer: nn.Dropout, seed: Seed, *, onto: Tensor | None = None) -> Tensor:
     """Dropout as `layer` does it: (t, d) -> (t, d). onto: is added to the result if given.
 
-    On CPU the random numbers cost a quarter of PyTorch's and depend on `seed` alone; on other devices
-    PyTorch's own are used, which do not depend on it.
+    On CPU random numbers cost a quarter of PyTorch's and depend on `seed` alone.
     """
     if not layer.training or layer.p == 0:
         return x if onto is None else x + onto
@@ -50,10 +49,7 @@ def dropout(x: Tensor, layer: nn.Dropout, seed: Seed, *, onto: Tensor | None = N
 
 
 def linear(layer: Any, x: Tensor, seed: Seed = 0) -> Tensor:
-    """The linear layer: (t, in) -> (t, out); in float32 on CPU by oneDNN where that is faster.
-
-    A layer that `lora` adapted adds the product of its two thin matrices. seed: of their dropout on CPU.
-    """
+    """The linear layer and its adapters: (t, in) -> (t, out); in float32 by oneDNN where that is faster."""
     if hasattr(layer, "lora_A"):
         if not plain(layer):
             return layer(x)
@@ -146,10 +142,7 @@ def laid_out(batch: Ragged, heads: int, seed: int) -> Layout:
 
 
 def rounded(rows: int) -> int:
-    """`rows` rounded up by at most a sixteenth, so that shapes repeat: oneDNN compiles a kernel for each.
-
-    Without rounding that took a sixth of a training step.
-    """
+    """`rows` rounded up by at most a sixteenth, so that shapes repeat: oneDNN compiles a kernel for each."""
     step = max(16, (1 << rows.bit_length()) // 32)
     return -(-rows // step) * step
 
@@ -159,9 +152,7 @@ def hidden(
 ) -> Tensor:
     """The hidden states of the layers asked for, computed without padding; layer 0 is the embeddings.
 
-    n sentences -> (k, t, d), or with `first` those of first tokens only, (k, n, d). Layers above the highest
-    one asked for are not computed, and with `first` no other rows of the highest. seed: of dropout on CPU;
-    None draws one from PyTorch's generator.
+    n sentences -> (k, t, d), or with `first` those of first tokens only, (k, n, d). seed: of dropout on CPU.
     """
     if seed is None:
         seed = int(torch.randint(2**62, ())) if backbone.training else 0

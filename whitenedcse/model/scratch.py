@@ -60,10 +60,7 @@ def check_sizes(vocabulary: int, layers: int, width: int, heads: int) -> None:
 
 
 def wordpiece(sentences: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """A lower-casing WordPiece tokenizer of at most `vocabulary` entries: all letters, the commonest words.
-
-    Equal sentences give equal ids; the tokenizers library's own trainer numbers differently in each process.
-    """
+    """A lower-casing WordPiece tokenizer of at most `vocabulary` entries: letters, the commonest words."""
     normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
     counts = Counter(
         word for text in sentences for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))
@@ -78,11 +75,7 @@ def wordpiece(sentences: Iterable[str], vocabulary: int) -> PreTrainedTokenizerF
 
 
 def byte_pairs(sentences: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """A lower-casing byte-level BPE tokenizer of about `vocabulary` entries.
-
-    It is made from the first SAMPLE sentences. Equal sentences give equal ids. 256 entries are bytes, so that
-    no text is unknown.
-    """
+    """A lower-casing byte-level BPE tokenizer of about `vocabulary` entries, from the first sentences."""
     model = Tokenizer(models.BPE())
     model.normalizer = normalizers.BertNormalizer(lowercase=True)
     model.pre_tokenizer, model.decoder = pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()

@@ -99,10 +99,7 @@ class WhiteningSettings:
         return ROOTS[self.transform]
 
     def width(self, d: int) -> int:
-        """The number of channels whitened together, for an embedding of width d.
-
-        Raises ValueError where the groups do not divide d.
-        """
+        """The number of channels whitened together, for an embedding of width d, which it must divide."""
         if self.kind in WHOLE or self.group_width is None:
             return d
         whitening.check_divides(self.group_width, d)
@@ -113,14 +110,7 @@ def check_rows(settings: WhiteningSettings | None, d: int, *, n: int) -> None:
     """Raise ValueError if a batch has too few rows to whiten the channels of a group at full rank.
 
     n: sentences of a batch, d: width of the embedding. With no more rows than channels eps alone bounds the
-    gain, at 1 / sqrt(eps), and the loss would see noise. Shrinkage bounds the gain too, and is accepted.
-    "pca" and "zca" average over batches, so that only their first steps suffer: for these there is a warning.
-
-    >>> pairs = WhiteningSettings(group_width=2)
-    >>> check_rows(pairs, 768, n=64)  # 64 sentences suffice for 2 channels, 2 do not
-    >>> check_rows(pairs, 768, n=2)  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ValueError: ...
+    gain, at 1 / sqrt(eps), and the loss would see noise. "pca" and "zca" average over batches: a warning.
     """
     if settings is None or n > (width := settings.width(d)) or settings.shrinkage > 0:
         return
@@ -227,10 +217,7 @@ class Whitener(nn.Module):
         return matrix.T, -self.mean @ matrix
 
     def blended(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The running statistics moved towards those of x (Eq. 13).
-
-        x: (v, n, d) -> mean (d,), covariances (g, w, w).
-        """
+        """The running statistics moved towards those of x (Eq. 13): (v, n, d) -> mean (d,), (g, w, w)."""
         groups = x.unflatten(-1, (-1, self.group_width)).movedim(-2, 1)  # (v, g, n, w)
         mean, covariance = x.mean(dim=(0, 1)), whitening.covariance(groups).mean(dim=0)
         beta = self.settings.momentum * (self.batches > 0)
@@ -244,10 +231,7 @@ class Whitener(nn.Module):
 
 
 def rearranged(x: Tensor, partition: str, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply `function` to the rows of x in the views that `partition` names, and put the rows back.
-
-    x: (v, n, d) -> (v, n, d). function: (v, n, d) -> (v, n, d) of the rows so divided.
-    """
+    """Apply `function` to x in the views that `partition` names, and put the rows back: (v, n, d) each."""
     if partition == "view":
         return function(x)
     sliced = x.transpose(0, 1).reshape(x.shape)  # sentence-major rows, cut into v consecutive parts

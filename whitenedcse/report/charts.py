@@ -297,7 +297,7 @@ Points = list[tuple[float, float, float]]  # a setting's value, the mean score, 
 
 
 def of_setting(groups: Sequence[Group], score: str) -> tuple[str | None, dict[str, Points]]:
-    """The first setting that the command lines give three numbers or more, and a score over it.
+    """The first setting with three numbers or more in the command lines, and a score over it.
 
     The score is by the rest of the groups' labels.
     """

@@ -125,9 +125,6 @@ def seeds_needed(apart: Sequence[float], tests: int = 1) -> int | None:
     """How many seeds would show a difference such as that of these pairs in four of five studies, up to 999.
 
     The difference and its spread are taken as they are, the level as Bonferroni's for so many tests.
-
-    >>> seeds_needed([0.9, 1.0, 1.1]), seeds_needed([-1.0, 1.2])
-    (2, None)
     """
     mean, variance = abs(float(np.mean(apart))), float(np.var(apart, ddof=1))
     for n in range(2, 1000):
@@ -195,10 +192,7 @@ def chart(found: Sequence[Difference], width: int = 61) -> list[str]:
 
 
 def reference(sweep: Sweep, against: str | None) -> Group:
-    """The group that the others are compared with: the first, or the one with the label `against`.
-
-    Raises ValueError for a label that no group has, and where no run is finished.
-    """
+    """The group that the others are compared with: the first, or the one with the label `against`."""
     if not sweep.groups:
         where = sweep.runs[0].path
         raise ValueError(f"none of {len(sweep.runs)} runs is finished: {where} has no scores.json")
@@ -298,10 +292,7 @@ def same_dev(runs: Sequence[Run]) -> bool:
 
 
 def main_score(sweep: Sweep) -> tuple[str, str]:
-    """The name, with the aggregation, and the key in `numbers` of the score by which groups are compared.
-
-    It is the test average where every run has one, of the same tasks, else the dev score.
-    """
+    """The name, and the key in `numbers`, of the score that is compared: the tests' or the dev set's."""
     every = sweep.finished
     average = f"{next((row for run in every for row in sweeps.rows(run)), '')}: average"
     if every and same_tests(every) and all(average in numbers(run) for run in every):
@@ -360,10 +351,7 @@ def untouched(sweep: Sweep, alike: bool) -> list[Grid]:
 
 
 def space(sweep: Sweep, alike: bool) -> list[Grid]:
-    """The table of the groups' geometry at the best checkpoint and of training speed, as far as logged.
-
-    alike: whether all have the same dev set, as measures of other sentences say nothing about a difference.
-    """
+    """The table of geometry at the best checkpoint, if dev sets are alike, and of training speed."""
     known = {name for run in sweep.finished for name in numbers(run)}
     measures = {name.replace("_", " "): name for name in SPACE if alike and name in known}
     lines, columns = [means(group, measures, 3) for group in sweep.groups], ["", "seeds", *measures]
@@ -478,10 +466,7 @@ def row_of(run: Run, name: str | None) -> tuple[int, dict[str, Any]]:
 
 
 def of_kind(groups: Sequence[Group], kind: tuple[str, str, str], draws: int) -> Report | None:
-    """A verdict and a table: a row for each task, a column for each group and for its difference.
-
-    None where no task has a score in all groups.
-    """
+    """A verdict, and a table of tasks by groups and differences; None where no task has a score in all."""
     key, title, items = kind
     columns = [column(one, key, draws) for one in groups]
     every = dict.fromkeys(task for c in columns for task in c)

@@ -249,9 +249,9 @@ def _components(run: Path, systems: Mapping[str, System], plan: Plan, said: Said
 
 
 def _projection(run: Path, system: System, plan: Plan, said: Said) -> str:
-    """Write the embeddings of a task's pairs in a plane: WhitenedCSE, Figure 1 (a) to (c).
+    """Write the embeddings of STS-B, or the first task, in a plane: WhitenedCSE, Figure 1 (a) to (c).
 
-    Each is scaled to length 1; the axes are the two of largest variance. The task is STS-B, or the first.
+    Each is scaled to length 1; the axes are the two of largest variance.
     """
     task = "STS-B" if "STS-B" in plan.pairs else next(iter(plan.pairs))
     at = np.unique(np.concatenate([rows for _, rows in plan.pairs[task]], axis=1))

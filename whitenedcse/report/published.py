@@ -154,10 +154,7 @@ def of_training(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows_in(paths: Iterable[str | Path]) -> Iterator[Made]:
-    """The rows of the runs with scores of tests in directories or below them, oldest run first.
-
-    Raises FileNotFoundError for a path that does not exist, and ValueError for a run without such scores.
-    """
+    """The rows of the runs with scores of tests in directories or below them, oldest run first."""
     runs: dict[Path, Run] = {}
     for path in map(Path, paths):
         if not path.exists():
@@ -187,7 +184,7 @@ def candidates(
 ) -> Iterator[tuple[Made, Scored]]:
     """The rows of scores that might stand for a published row, each with its scores and what differs.
 
-    What a published row reads from a file of a run stands beside all rows of the run: the nearest has it.
+    What is read from a file of a run stands beside all rows of the run: the nearest has it.
     """
     found: dict[Any, tuple[Made, Scored]] = {}
     trains = "train.py" in (row["command"] or "")
@@ -205,10 +202,7 @@ def candidates(
 
 
 def differences(wanted: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    """What differs between the conditions of a published row and those found, in words.
-
-    A group of settings that only one of them has is one difference.
-    """
+    """What differs between the conditions of a published row and those found, in words."""
     if not is_encoder(wanted["encoder"], here["encoder"]):
         own = here["encoder"] or {"path": "not recorded", "architecture": None}
         yield f"encoder={own['path']} ({own['architecture']}), the row has {wanted['encoder']}"
@@ -239,10 +233,7 @@ def is_encoder(name: str, here: Mapping[str, Any] | None) -> bool:
 
 
 def fitting(candidates: Iterable[tuple[Made, Scored]]) -> list[Scored]:
-    """The scores of each model that fills a row: a seed of a trained one counts once, the later run first.
-
-    A later run replaces and completes the scores of an earlier one.
-    """
+    """The scores of each model that fills a row: each seed once; a later run completes an earlier one."""
     models: dict[int | None, Scored] = {}
     for made, scored in candidates:
         if not scored.differences:
@@ -290,10 +281,7 @@ def read(wanted: Mapping[str, Any], table: Mapping[str, Any], made: Made) -> dic
 
 
 def drawn(file: Path, mean: str, where: Mapping[str, str]) -> dict[str, float]:
-    """The best score of each task in the CSV of a figure, and as "Avg" the best average over the seven sets.
-
-    where: {column: cell} leaves out other records. Empty without a file.
-    """
+    """The best score of each task in the CSV of a figure, and as "Avg" the best average over the seven."""
     if not file.is_file():
         return {}
     with file.open(newline="", encoding="utf-8") as stream:

@@ -119,10 +119,7 @@ def joined(*parts: str) -> str:
 
 
 def paths(names: Iterable[str]) -> list[Path]:
-    """The directories that names or patterns (outputs/sgw-*) match, those of a pattern in natural order.
-
-    Raises FileNotFoundError for a name that matches none.
-    """
+    """The directories that names or patterns match, in natural order; FileNotFoundError for none."""
     found: dict[Path, Path] = {}
     for name in names:
         matched = map(Path, glob.glob(name) if glob.has_magic(name) else [name])
@@ -159,9 +156,9 @@ def runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def numbers(run: Run) -> dict[str, float]:
-    """What a finished run measured: dev_before, dev_best, tests as "ROW: TASK", geometry at the best, rate.
+    """What a finished run measured: dev_before, dev_best, tests as "ROW: TASK", geometry, and rate.
 
-    rate: the median of the sentences per second, unless the run shared its machine; see `shared`.
+    rate: the median of the sentences per second, unless the run shared its machine.
     """
     if not run.scores:
         return {}
@@ -196,10 +193,7 @@ def beside(page: Path) -> Path:
 
 
 def write_csv(sweep: Sweep, path: Path) -> None:
-    """Write the csv file of the seeds: a line for each run, finished or not, its directory relative to it.
-
-    Its row is the label of its group in the tables; a run that they do not count has none.
-    """
+    """Write the csv file of the seeds: a line for each run; `row` is its group's label, if it is counted."""
     names = {run.path: group.label for group in sweep.groups for run in group.runs.values()}
     lines = [
         {"row": names.get(run.path, ""), **cells(run, sweep.differing, path.parent)} for run in sweep.runs

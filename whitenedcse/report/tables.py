@@ -101,11 +101,7 @@ def bounds(interval: Sequence[float] | None) -> tuple[float | None, float | None
 
 
 def sts_grid(rows: Sequence[Mapping[str, Any]], headline: str) -> Grid:
-    """The STS table of one system or of several.
-
-    Where no task has several subsets, the aggregations are equal and one stands for all; a single task has no
-    average.
-    """
+    """The STS table of one system, or of several; a single task has no average."""
     same = not any(len(task.get("subsets", ())) > 1 for task in rows[0]["sts"]["tasks"].values())
     means = [] if same else list(MEANS) if len(rows) == 1 else [headline]
     if len(rows) == 1:

@@ -112,10 +112,7 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         self.cached: list[tuple[Tensor, Tensor]] = []  # weights of the head and their gradients
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
-        """The loss of a batch: c columns of n tokenised texts -> scalar.
-
-        labels: not used. Raises ValueError where those so far differ: every row is a positive.
-        """
+        """The loss of a batch: c columns of n tokenised texts -> scalar. labels: not used."""
         if labels is not None and labels.numel():  # a step with labels waits for a GPU
             self.label = labels.flatten()[:1] if self.label is None else self.label
             check_labels(torch.cat([self.label, labels.flatten()]))
@@ -134,10 +131,7 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """The loss from the vectors of mini-batches, c lists of (m, d); with_backward: and their gradients.
-
-        The library's gradient cache calls it, and reads the gradients from the vectors.
-        """
+        """The loss from mini-batches, c lists of (m, d), as the library's gradient cache calls it."""
         loss = self.compute_loss_from_embeddings([torch.cat(parts) for parts in reps])
         if not with_backward:
             return loss
@@ -155,8 +149,7 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         """The loss from pooled vectors, in float32 or float64 whatever they are: a scalar.
 
         embeddings: (n, d) of each of c columns: anchors, positives, hard negatives; or a single (p n, d) of
-        one column, the n vectors of one pass after those of another. Raises ValueError for vectors of
-        another width than the head's, and for batches of several sizes on several processes.
+        one column, the n vectors of one pass after those of another.
         """
         passes = self.passes if len(embeddings) == 1 else 1 + self.positives
         if 1 < len(embeddings) < passes:
@@ -187,8 +180,7 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
     def joined(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
         """The vectors of W processes, if they are to be gathered: (p + r, n, d) -> (p + r, W n, d).
 
-        sizes: n of each process. The first time, all are given the head of the first. Raises ValueError, on
-        every process, where they cannot compute together.
+        sizes: n of each process. The first time, all are given the head of the first.
         """
         if not self.gather_across_devices and self.has_state:
             raise ValueError(
@@ -247,10 +239,7 @@ def check_labels(labels: Tensor) -> None:
 
 
 def repeated(features: Mapping[str, Any], passes: int) -> dict[str, Any]:
-    """The features of n texts, (n, ...) each, as those of p n: all texts once for each pass.
-
-    Raises ValueError for inputs that the library has concatenated, whose rows are not texts.
-    """
+    """The features of n texts, (n, ...) each, as those of p n: all texts once for each pass."""
     ids = features.get("input_ids")
     if ids is None or ids.ndim < 2 or "cu_seq_lens_q" in features:
         raise ValueError(

@@ -108,8 +108,7 @@ def baselines(x: NDArray[Any], plan: Plan, fit: str) -> dict[int, float | None]:
     """By number of components, the average Spearman x 100 of vectors (n, d) that are only whitened.
 
     fit: "own" whitens each task by its own sentences, "corpus" all of them by those of the corpus. None where
-    a task has too few sentences of its own (`Postprocess.equal_cosines`) or the corpus too few to vary by so
-    many components.
+    there are too few sentences to vary by so many components.
     """
     sums: dict[int, list[float | None]] = {k: [] for k in ladder(x.shape[1])}
     for name, pairs in plan.pairs.items():
@@ -175,10 +174,7 @@ def undo(model: Any) -> Any:
 
 
 def computed(transformer: Any, features: dict[str, Any], **settings: Any) -> dict[str, Any]:
-    """The features with token embeddings, (n, l, d), computed on tokens alone; padding is zero.
-
-    It stands in for the forward of a Transformer module, and calls that for any other batch.
-    """
+    """The features with token embeddings, (n, l, d), computed on tokens alone where they can be."""
     other = settings or transformer.model.config.output_hidden_states  # as a loss over layers sets it
     batch = None if other else unpadded(transformer.model, features)
     if batch is None:
@@ -207,10 +203,7 @@ def unpadded(backbone: Any, features: Mapping[str, Any]) -> Ragged | None:
 
 
 def states(backbone: Any, batch: Ragged) -> tuple[Tensor, Tensor, Tensor]:
-    """The last hidden states (t, d), and the sentence and the position (t,) of each.
-
-    Without gradient on a CPU they are computed in pieces, one for each core.
-    """
+    """The last hidden states (t, d), and the sentence and the position (t,) of each."""
     run = partial(last_layer, backbone)
     if torch.is_grad_enabled() or batch.ids.device.type != "cpu" or min(cores(), batch.n) == 1:
         return run(batch), *places(batch)
@@ -230,8 +223,8 @@ def last_layer(backbone: Any, batch: Ragged) -> Tensor:
 def modes(autocast: torch.dtype | None) -> Iterator[None]:
     """A thread's modes of inference; autocast: its type, None for off.
 
-    Only the thread's own flags are set, as inside a context of `torch.autocast`: to leave the outermost one
-    of a thread discards the weights that are cast for all threads, which would then be cast for each batch.
+    Only the thread's own flags are set: to leave the outermost `torch.autocast` discards the cast weights of
+    all threads, which would then be cast for each batch.
     """
     torch.set_autocast_enabled("cpu", autocast is not None)
     torch.set_autocast_dtype("cpu", autocast or torch.bfloat16)

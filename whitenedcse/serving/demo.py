@@ -97,10 +97,7 @@ def neighbours(label: str) -> gr.Dataframe:
 
 
 def opened(blocks: Blocks, port: int | None) -> str:
-    """The address of the page, served from now on to this machine alone.
-
-    Gradio's strict_cors refuses requests of other sites' pages. Raises OSError where the port is taken.
-    """
+    """The address of the page, served to this machine alone; strict_cors refuses other sites' pages."""
     fonts: Any = {"font": ["system-ui", "sans-serif"], "font_mono": ["monospace"]}  # none from the network
     own: Any = {"server_name": "127.0.0.1", "server_port": port, "strict_cors": True}
     return str(blocks.launch(**own, quiet=True, prevent_thread_lock=True, theme=gr.themes.Base(**fonts))[1])

@@ -122,10 +122,7 @@ def written(embedder: Embedder, out: Path, to: str, verify: bool, about: About) 
 
 
 def difference(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """The largest |a - b| of any number, relative to the length of a vector of a if that is above 1.
-
-    a: (n, k), b: (n, k). Infinite where the shapes differ or a number is not finite.
-    """
+    """The largest |a - b| of any number, relative to the length of a vector of a if that is above 1."""
     if a.shape != b.shape:
         return np.inf
     x, y = a.astype(np.float64), b.astype(np.float64)
@@ -144,11 +141,7 @@ def check_difference(found: float) -> None:
 
 
 def push(out: Path, repository: str) -> str:
-    """Upload an export to a repository of the hub, created if needed; returns its address.
-
-    It is public unless it was made private before. The account is that of `hf auth login` or $HF_TOKEN.
-    Raises OSError where the hub refuses it.
-    """
+    """Upload an export to a repository of the hub, created, public, if needed; returns its address."""
     from huggingface_hub import HfApi
 
     hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
@@ -305,10 +298,7 @@ def onnx_vectors(embedder: Embedder, directory: Path, texts: Sequence[str]) -> V
 
 
 class Format(NamedTuple):
-    """The functions of a format: `check` raises ValueError for an embedder that it cannot express.
-
-    `write` writes the files, and `vectors` returns (n, k) as a user of the library gets them from the files.
-    """
+    """A format: whether it can express an embedder, how it is written, and what its library reads, (n, k)."""
 
     check: Callable[[Embedder], None]
     write: Callable[[Embedder, Path], None]

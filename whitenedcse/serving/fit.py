@@ -39,9 +39,8 @@ CURE = (
 def fitted(fit: Postprocess, embedder: Embedder, corpus: Corpus, *, bf16: bool = False) -> dict[str, Any]:
     """Fit a transform to the embedder's vectors of a corpus; returns its provenance, for `Postprocess.save`.
 
-    Texts without tokens of their own are left out; memory does not grow with the corpus. Under torchrun or
-    srun each of W ranks encodes every W-th block, and all have the transform in the end. Raises ValueError
-    for fewer than two texts, and where all have one vector.
+    Texts without tokens of their own are left out; memory does not grow with the corpus. Each of W ranks
+    encodes every W-th block, and all have the transform in the end.
     """
     plain, here = scaled(embedder, unit=False), placed() or Place(0, 1, 1)
     with pace("encoded") as more:

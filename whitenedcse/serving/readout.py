@@ -47,8 +47,7 @@ SHOWN = 8  # sets of layers in the table and the picture
 class Found(NamedTuple):
     """The readouts of an embedder: what is known without pairs, and, with pairs, the choice.
 
-    facts: for each pooling and layer, `Spectrum.facts` over the corpus. tried: all readouts, in the order of
-    choice.scores. embedder: with the chosen readout; the given one where it is best left as it is.
+    facts: by pooling and layer. tried: all readouts, as in choice.scores. embedder: with the chosen one.
     """
 
     facts: dict[tuple[str, int], dict[str, float]]

@@ -110,17 +110,11 @@ class Index:
     def build(
         cls, embedder: Embedder | str | Path, texts: Iterable[str], ids: Iterable[object] | None = None
     ) -> Index:
-        """An index of these texts in memory; `whitenedcse search build` writes one of any size to disk.
-
-        embedder: or the path of one.
-        """
+        """An index in memory; `whitenedcse search build` writes one of any size. embedder: or its path."""
         return cls(Embedder.of(embedder)).add(texts, ids)
 
     def add(self, texts: Iterable[str], ids: Iterable[object] | None = None) -> Index:
-        """Add texts and return the index; without `ids`, the id of a text is its number, from 0.
-
-        Raises ValueError unless ids are unique, as many as texts, and given always or never.
-        """
+        """Add texts and return the index; without `ids`, the id of a text is its number, from 0."""
         if isinstance(texts, str) or hasattr(texts, "keys"):
             raise ValueError(f"texts={texts!r:.50} is no list of texts: give [one, two, ...], or a column")
         texts, labels = list(texts), None if ids is None else list(map(str, ids))
@@ -133,10 +127,7 @@ class Index:
         return self
 
     def check_ids(self, ids: Iterable[str] | None) -> None:
-        """Raise ValueError for an id that is there, and for texts with ids beside texts without.
-
-        Memory holds the ids meanwhile.
-        """
+        """Raise ValueError for an id that is there, and for texts with ids beside texts without."""
         if self.rows and self.numbered != (ids is None):
             have = "no ids of their own" if self.numbered else "ids of their own"
             raise ValueError(f"the texts of this index have {have}, and so must the new ones (--ids, ids=)")
@@ -149,10 +140,7 @@ class Index:
                 known.add(one)
 
     def kept(self, given: Iterable[Given]) -> Iterator[tuple[list[str], list[str], NDArray[np.float32]]]:
-        """Ids, texts and vectors, without texts that have no tokens of their own; these are counted, too.
-
-        Raises ValueError for a vector that is not finite.
-        """
+        """Ids, texts and vectors, without texts that have no tokens of their own; these are counted, too."""
         for ids, texts, x in given:
             skipped = blank(texts, self.embedder.encoder.tokenizer)
             at = [i for i, skip in enumerate(skipped) if not skip]
@@ -188,10 +176,7 @@ class Index:
         return stream.getvalue()
 
     def query(self, texts: Sequence[str], top: int = 10, *, prompt: str | None = None) -> list[list[Hit]]:
-        """For each query the `top` nearest texts (or all, if fewer), nearest first, as (cosine, id, text).
-
-        prompt: a text put before each query; None for the index's own. There is no threshold.
-        """
+        """For each query the `top` nearest texts, nearest first. prompt: of queries, None for its own."""
         if top < 1 or not len(self):
             raise ValueError(f"top={top} of {len(self)} texts: ask for one or more, of one or more texts")
         before = self.embedder.prompt_of("query") if prompt is None else prompt
@@ -243,10 +228,7 @@ class Index:
 
     @classmethod
     def load(cls, directory: str | Path) -> Index:
-        """The index that `save` or `whitenedcse search build` wrote; vectors stay in their files.
-
-        Raises ValueError, naming the file, if one is damaged.
-        """
+        """The index that `save` or `whitenedcse search build` wrote; ValueError for a damaged file."""
         folder = fetched(directory)
         names = listed(folder)
         intact(folder, CURE)
@@ -283,8 +265,7 @@ class Building(NamedTuple):
 def build(out: Path, embedder: Embedder, corpus: Corpus, how: Building) -> tuple[int, int]:
     """Write an index of a corpus of any size to a new directory; returns the texts and the width of vectors.
 
-    The corpus is encoded to files first, from which a whitening and FAISS learn. Raises ValueError for what
-    FAISS does not know, ids that are not unique, and vectors of another embedder or of another corpus.
+    The corpus is encoded to files first, from which a whitening and FAISS learn.
     """
     check_new(out)
     asked = scaled(searching(embedder, how.prompt, how.query_prompt), unit=False)
@@ -316,10 +297,7 @@ def whitening(embedder: Embedder, given: Iterable[Given], k: int) -> Postprocess
 
 
 def extend(directory: Path, corpus: Corpus, *, ids: bool = False, bf16: bool = False) -> tuple[int, int]:
-    """Add a corpus to the index in a directory; returns the texts before, and those added.
-
-    A kill leaves the index as it was. Raises ValueError for one in a store.
-    """
+    """Add a corpus to the index in a directory, or nothing if killed; returns the texts before, and added."""
     with claimed(directory):
         index = Index.load(directory)
         index.check_ids((row[-1] for row in rows(corpus)) if ids else None)
@@ -354,10 +332,7 @@ def read(corpus: Corpus, folder: str, *, ids: bool) -> Iterator[Given]:
 
 
 def check_vectors(embedder: Embedder, corpus: Corpus, how: Building, prompt: str) -> None:
-    """Raise ValueError unless `how.vectors` are what encoding would give, but perhaps for unit length.
-
-    embedder: without the prompt of `how`, as `whitenedcse encode` has it. prompt: of the texts of the index.
-    """
+    """Raise ValueError unless `how.vectors` are what encoding would give, but perhaps for unit length."""
     plain = embedder if how.prompt is None else embedder.replaced(prompt=how.prompt)
     if plain.prompt != prompt:
         raise ValueError(
@@ -381,8 +356,7 @@ def check_vectors(embedder: Embedder, corpus: Corpus, how: Building, prompt: str
 def searching(embedder: Embedder, prompt: str | None = None, query_prompt: str | None = None) -> Embedder:
     """The embedder of an index: its prompt is that of the texts, and its only other one that of queries.
 
-    prompt, query_prompt: put before each text and each query. None for the embedder's own; a prompt given for
-    texts is that of queries too, unless there is one for them.
+    prompt: given for texts it is that of queries too, unless there is one for them; None for its own.
     """
     texts = embedder.prompt_of(*DOCUMENT) if prompt is None else prompt
     own = embedder.prompts.get("query", embedder.prompt if prompt is None else prompt)
@@ -437,11 +411,7 @@ def engine() -> Any:
 
 
 def made(factory: str, width: int, transform: tuple[Array, Array] | None = None) -> Any:
-    """An empty index of FAISS: what `factory` names, after a transform, if any, and unit length.
-
-    width: of the vectors given. transform: weight (k, d) and bias (k,). Products are cosines. Raises
-    ValueError for what FAISS does not know.
-    """
+    """An empty index of FAISS: what `factory` names, after unit length and a transform, if any."""
     faiss = engine()
     width = width if transform is None else len(transform[1])
     try:
@@ -463,10 +433,7 @@ def made(factory: str, width: int, transform: tuple[Array, Array] | None = None)
 
 
 def thorough(index: Any) -> None:
-    """Have an index of FAISS, and those inside, search more than by default.
-
-    That is one list in 64 and at least 16; 64 neighbours in a graph; ten times as many to rank again.
-    """
+    """Have an index of FAISS search more than by default: one list in 64, 64 neighbours in a graph."""
     index = engine().downcast_index(index)
     lists = min(n := getattr(index, "nlist", 0), max(16, n // 64))
     # Polysemous codes are for Hamming distances, and take a hundred times longer to train.

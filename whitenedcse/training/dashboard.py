@@ -43,10 +43,7 @@ class Dashboard(WandbLogger):
 
 
 def wandb_logger(*, project: str, entity: str | None, artifacts: bool, run: Path) -> Dashboard:
-    """The logger of a run directory, which keeps one id, so that a run that resumes is the same run there.
-
-    Raises ValueError in one line, before training, where the server cannot be reached.
-    """
+    """The logger of a run directory, which keeps one id; ValueError where the server cannot be reached."""
     if rank_zero_only.rank:  # type: ignore[attr-defined]  # on other ranks it does nothing
         return Dashboard(artifacts=artifacts, project=project, offline=True)
     os.environ.setdefault("WANDB_INIT_TIMEOUT", "30")

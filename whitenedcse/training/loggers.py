@@ -27,10 +27,9 @@ from whitenedcse.training.trainer import step_of
 
 
 class Metrics(Logger):
-    """The logger of metrics.csv, which every run has: a line for each time that something was logged.
+    """The logger of metrics.csv: a line for each time that something was logged, at `step` optimiser steps.
 
-    step: optimiser steps done when the values were taken. A run that resumes from a checkpoint keeps the
-    lines up to it, and writes the later ones again, and so the scores of its tests.
+    A run that resumes from a checkpoint keeps the lines up to it, and writes the later ones again.
     """
 
     name, version = "metrics", ""

@@ -41,9 +41,6 @@ class Step(NamedTuple):
 
     batch: the sentences of this rank. x: (p + r, n, d), the pooled vectors of all ranks: p encoder passes,
     then r of hard negatives. z: (v, n, d), their projected views.
-
-    >>> Step._fields
-    ('batch', 'x', 'z')
     """
 
     batch: Batch
@@ -244,11 +241,7 @@ def check_shapes(name: str, z: Tensor, negatives: Tensor | None = None, *, views
 
 
 def scalar(maker: Any, value: Any) -> Tensor:
-    """The value that a loss or term gave. Raises ValueError if it is not a tensor of one number.
-
-    >>> scalar(ContrastiveLoss(), torch.ones(()))
-    tensor(1.)
-    """
+    """The value that a loss or term gave. Raises ValueError if it is not a tensor of one number."""
     if isinstance(value, Tensor) and value.numel() == 1:
         return value
     name = getattr(maker, "__name__", type(maker).__name__)
@@ -257,11 +250,7 @@ def scalar(maker: Any, value: Any) -> Tensor:
 
 
 def log_mean_exp(x: Tensor, weights: Sequence[float]) -> Tensor:
-    """The log of the weighted mean of e^x over the first axis, precise for values near 0 too: (p, n) -> (n,).
-
-    >>> log_mean_exp(torch.tensor([[0.0], [0.0]]), [1.0, 3.0])
-    tensor([0.])
-    """
+    """The log of the weighted mean of e^x over the first axis, precise near 0 too: (p, n) -> (n,)."""
     most, total = x.detach().amax(dim=0), sum(weights)
     below = [w / total * row.expm1() for w, row in zip(weights, x - most, strict=True)]  # -1 .. 0
     return most + torch.stack(below).sum(dim=0).log1p()

@@ -71,11 +71,7 @@ def adamw(
     weight_decay: float = 0.0,
     warmup_steps: int = 0,
 ) -> tuple[Optimizer, LambdaLR]:
-    """Fused AdamW with an optional linear warm-up and then linear decay to 0, updated every optimiser step.
-
-    The reference scripts use no warm-up and no weight decay. Raises ValueError for settings that cannot
-    train.
-    """
+    """Fused AdamW with an optional linear warm-up and then linear decay to 0, updated every step."""
     if not (0 < lr < math.inf and 0 <= weight_decay < math.inf):
         raise ValueError(f"optim.lr={lr} must be above 0, optim.weight_decay={weight_decay} 0 or more")
     if not 0 <= warmup_steps <= total_steps:
@@ -177,10 +173,7 @@ class ContrastiveTraining(LightningModule):
         return loss
 
     def compared(self, batch: Batch, at: tuple[int, ...]) -> dict[str, Tensor]:
-        """The loss of a batch at a position in the run as "contrastive", and the value of each term.
-
-        Raises ValueError for a loss or term that is no scalar.
-        """
+        """The loss of a batch at a position in the run as "contrastive", and the value of each term."""
         x = self.encoded(batch, (*at, place()[0]))
         if self.gather:
             if not self.sizes_checked:
@@ -195,10 +188,7 @@ class ContrastiveTraining(LightningModule):
         return parts | {name: scalar(term, term(step)) for name, term in self.terms.items()}
 
     def contrastive(self, x: Tensor, z: Tensor, negatives: Tensor | None, passes: int) -> Tensor:
-        """The loss of views z: (v, n, d) and hard negatives (r n, d), made of pooled x: (p + r, n, d).
-
-        Raises ValueError for prefixes of x with fewer than two passes.
-        """
+        """The loss of views z: (v, n, d) and hard negatives (r n, d), made of pooled x: (p + r, n, d)."""
         assert self.loss is not None
         if not isinstance(self.loss, Matryoshka) or self.embedder.embedding == "head":
             return self.loss(z, negatives)
@@ -285,10 +275,7 @@ class ForTheRun(Callback):
 
 
 def check_parts(views: int, chunk: int | None, terms: Iterable[str], *, masked: bool, compared: bool) -> None:
-    """Raise ValueError for settings of `ContrastiveTraining` that cannot train.
-
-    terms: their names. masked: whether there is masked language modelling. compared: whether there is a loss.
-    """
+    """Raise ValueError for settings of `ContrastiveTraining` that cannot train."""
     if taken := sorted({"contrastive", "mlm", "loss", "lr"}.intersection(terms)):
         raise ValueError(f"terms.{taken[0]}: metrics.csv has train/{taken[0]} already; name it otherwise")
     if views < 2:

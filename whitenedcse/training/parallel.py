@@ -39,10 +39,7 @@ def place() -> tuple[int, int]:
 
 
 def gathered(x: Tensor) -> Tensor:
-    """The vectors of all ranks in the order of ranks, with gradient: (v, n, d) -> (v, W n, d).
-
-    Every rank must have the same shape, which `equal_sizes` makes sure of.
-    """
+    """The vectors of all ranks, which have equal shapes, in their order, with gradient: (v, W n, d)."""
     return x if place()[1] == 1 else _Gather.apply(x)  # type: ignore[no-untyped-call]
 
 
@@ -125,9 +122,8 @@ Gradients = list[Tensor | None]
 class Manner(NamedTuple):
     """How pieces of a batch are encoded.
 
-    encode: a piece and its number -> (n, d), or another number of rows. parallel: by several threads, with
-    fixed shares of the pieces. keep: the activations until the backward pass, instead of encoding each piece
-    again for its gradient.
+    encode: a piece and its number -> (n, d). parallel: by several threads, with fixed shares. keep: the
+    activations until the backward pass, instead of encoding each piece again.
     """
 
     encode: Callable[[Ragged, int], Tensor]
@@ -143,11 +139,7 @@ def encoded(pieces: Sequence[Ragged], manner: Manner, parameters: Iterable[Tenso
 
 
 def cut(batch: Ragged, k: int) -> tuple[list[Ragged], Tensor]:
-    """A batch on CPU as at most k pieces of about equally many tokens, and the order of its sentences.
-
-    The pieces' sentences are those of the batch in this order, (n,). A token takes as long in a short
-    sentence as in a long one, from 4 tokens to 64.
-    """
+    """A batch on CPU as at most k pieces of about equally many tokens, and its sentences' order (n,)."""
     order = batch.lengths.argsort(stable=True)  # sorted, so that a piece has few lengths
     tokens = batch.lengths[order].cumsum(0)
     bounds = torch.searchsorted(tokens, torch.arange(1, k) * (tokens[-1] / k))

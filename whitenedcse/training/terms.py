@@ -123,11 +123,7 @@ class MaskedLanguageModel(nn.Module):
         self.model, self.depth, self.attention = model, encoder.depth, encoder.attention
 
     def forward(self, batch: Ragged, seed: int = 0) -> Tensor:
-        """The mean cross-entropy over the masked tokens of n sentences: a scalar; 0 if none is masked.
-
-        Which tokens are masked is drawn from PyTorch's generator. seed: of dropout, where sentences are not
-        padded.
-        """
+        """The mean cross-entropy over the masked tokens of n sentences: a scalar; 0 if none is masked."""
         ids, labels = self.masked(batch.ids)
         count = (labels != IGNORED).sum().clamp_min(1)
         device, way = ids.device.type, self.attention(ids.device)
@@ -170,11 +166,5 @@ class MaskedLanguageModel(nn.Module):
 
 @full_precision
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """The sum of the cross-entropies of the labels that are not -100, in float32 or float64.
-
-    logits: (t, words), labels: (t,) int64 -> scalar.
-
-    >>> cross_entropy(torch.zeros(3, 10), torch.tensor([4, -100, 7]))  # equal logits of ten words: 2 log 10
-    tensor(4.6052)
-    """
+    """The sum of the cross-entropies of the labels that are not -100: (t, words), (t,) int64 -> scalar."""
     return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
