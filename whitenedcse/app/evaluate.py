@@ -70,8 +70,7 @@ def scored(
     protocol, rows, plan, notes = agenda(cfg)
     classify = classifiers.classifier(cfg.classifier)
     source = opened(cfg.model, requested(cfg.get("pooling"), cfg.layers), cfg.prompt)
-    check_row_widths(source.embedder, rows)
-    check_readable(source.embedder, rows)
+    check_rows(source.embedder, rows)
     if trained is None:
         say_unfinished(cfg.model)
         run.start(OmegaConf.to_yaml(cfg, resolve=True))
@@ -94,17 +93,6 @@ def scored(
     drawn = figures.draw(run.path, list(cfg.figures), pooled.kinds if pooled else {}, systems, plan, scores)
     few = [note for system, row in zip(systems, rows, strict=True) if (note := system.few(plan, row.name))]
     return scores, items, [*notes, *few, *suite.fitted_to_unit(source.embedder, rows), *drawn]
-
-
-def check_readable(embedder: Any, rows: Sequence[Any]) -> None:
-    """Raise ValueError for a row whose readout is to be chosen without layers, or without a corpus."""
-    from whitenedcse.evaluation.protocol import setting
-
-    for row in rows:
-        if row.choose and embedder is None:
-            raise ValueError("this model shows no layers to choose a readout from; give an encoder or a run")
-        if row.choose and setting(row.fit) != "inductive":
-            raise ValueError("a readout is fitted to a corpus: fit=FILE, one sentence a line, or fit=wiki1m")
 
 
 def readout_of(row: Any, plan: Any, embedder: Any) -> Any:
@@ -284,12 +272,19 @@ def check_effects(config: Any, rows: Sequence[Any]) -> None:
             raise ValueError(f"{said} has no effect here: it is for {use}")
 
 
-def check_row_widths(embedder: Any, rows: Iterable[Any]) -> None:
-    """Raise ValueError for a row that keeps more components than the vectors of the encoder have."""
-    for row in rows if embedder is not None else ():
-        width = embedder.encoder.width if row.pooling else embedder.width
-        if (k := (row.map or {}).get("k")) is not None and not 1 <= k <= width:
-            raise ValueError(
-                f"k={k} components of vectors of width {width}: give k from 1 to {width}, or k=null for all; "
-                f"the row {row.name} has it"
-            )
+def check_rows(embedder: Any, rows: Iterable[Any]) -> None:
+    """Raise ValueError for a row that keeps too many components, or whose readout cannot be chosen."""
+    from whitenedcse.evaluation.protocol import setting
+
+    for row in rows:
+        if row.choose and embedder is None:
+            raise ValueError("this model shows no layers to choose a readout from; give an encoder or a run")
+        if row.choose and setting(row.fit) != "inductive":
+            raise ValueError("a readout is fitted to a corpus: fit=FILE, one sentence a line, or fit=wiki1m")
+        if embedder is not None and (k := (row.map or {}).get("k")) is not None:
+            width = embedder.encoder.width if row.pooling else embedder.width
+            if not 1 <= k <= width:
+                raise ValueError(
+                    f"k={k} components of vectors of width {width}: give k from 1 to {width}, or k=null for "
+                    f"all; the row {row.name} has it"
+                )
