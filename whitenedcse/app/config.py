@@ -76,9 +76,7 @@ def check(script: str, config: DictConfig, hydras: Any) -> None:
     if hydras.mode == RunMode.RUN and placed() is None and hydras.runtime.choices.get("sweep"):
         raise ValueError(f"+sweep={hydras.runtime.choices.sweep} is several runs: add -m")
     leave_out_replaced(script, config, hydras)
-    names = [str(key) for key in OmegaConf.load(CONF / f"{script}.yaml") if key not in ("defaults", "hydra")]
-    known: dict[str, Any] = dict.fromkeys([*names, *groups(script)], Mapping[str, Any])
-    check_keys("", plain(config), known | dict.fromkeys(OPTIONAL & known.keys(), Mapping[str, Any] | None))
+    check_keys("", plain(config), top(script))
     if script == "train":
         check_values(config)
 
@@ -164,6 +162,13 @@ def check_keys(path: str, node: Mapping[str, Any], known: Mapping[str, Any]) -> 
         if isinstance(value, Mapping):
             every = parameters(name, value.get("_target_"))
             check_keys(f"{name}.", value, {k: h for k, h in every.items() if k not in GIVEN.get(name, ())})
+
+
+def top(script: str) -> dict[str, Any]:
+    """The names at the top of a script's configuration, its settings and groups, with their types."""
+    names = [str(key) for key in OmegaConf.load(CONF / f"{script}.yaml") if key not in ("defaults", "hydra")]
+    every: dict[str, Any] = dict.fromkeys([*names, *groups(script)], Mapping[str, Any])
+    return every | dict.fromkeys(OPTIONAL & every.keys(), Mapping[str, Any] | None)
 
 
 def parameters(path: str, target: str | None) -> dict[str, Any]:
