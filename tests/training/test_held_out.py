@@ -230,7 +230,7 @@ def test_the_pause_between_evaluations_follows_the_length_of_the_run(steps, ever
 
     monitor = Monitor(dev=None, every=None, patience=None, directory=tmp_path, say=print)
     monitor.rows = [object()]
-    monitor.on_train_start(Trainer(), None)
+    monitor.on_train_start(Trainer(), SimpleNamespace(device=torch.device("cpu")))
     assert monitor.every == every
 
 
@@ -242,7 +242,7 @@ def test_a_pause_longer_than_the_run_is_said(every, said, tmp_path, monkeypatch)
     lines = []
     monitor = Monitor(dev=None, every=every, patience=None, directory=tmp_path, say=lines.append)
     monkeypatch.setattr(monitor, "measure", lambda *_: None)
-    monitor.on_train_start(Trainer(), None)
+    monitor.on_train_start(Trainer(), SimpleNamespace(device=torch.device("cpu")))
     text = "monitor.every=9 is more than the 8 steps: evaluated before and after only; null follows"
     assert lines == [f"{text} the length of the run"] * said
 
@@ -285,13 +285,13 @@ def test_evaluations_whose_checkpoint_was_replaced_before_a_kill_are_not_the_bes
     checkpoint.save(embedder, tmp_path / "best", noted)
     resumed, again = Monitor(**settings), Monitor(**settings)
     resumed.load_state_dict({"rows": rows, "since": 0, "warned": []})
-    resumed.on_train_start(trainer, None)
+    resumed.on_train_start(trainer, SimpleNamespace(device=torch.device("cpu")))
     assert resumed.best.step == best
     resumed.rows.append(Row(9, {"dev/spearman": 45.0}))
     assert resumed.best.step == (9 if noted == 9 else 3)
     checkpoint.save(embedder, tmp_path / "best", resumed.best.step)
     again.load_state_dict(resumed.state_dict())
-    again.on_train_start(trainer, None)
+    again.on_train_start(trainer, SimpleNamespace(device=torch.device("cpu")))
     assert again.best == resumed.best and again.since == (6 if noted == 9 else 0)
 
 

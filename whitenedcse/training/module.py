@@ -246,6 +246,8 @@ class ForTheRun(Callback):
     The latter takes a tenth of a small step. Both end with the run, however it ends.
     """
 
+    sizes: tuple[int, int, int] | None = None
+
     def __init__(self) -> None:
         self.frozen: list[Parameter] = []
 
@@ -269,9 +271,19 @@ class ForTheRun(Callback):
         for weight in self.frozen:
             weight.requires_grad_(True)
 
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, index: int
+    ) -> None:
+        """Note the sizes of the batch."""
+        self.sizes = batch.n, batch.positives.n // batch.n, len(batch.positives.ids)
+
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Undo both."""
+        """Undo both; of an error for want of memory, say how large the batch was and what was the peak."""
         self.teardown(trainer, pl_module, "fit")
+        if isinstance(exception, torch.OutOfMemoryError) and self.sizes:
+            peak, (n, passes, tokens) = torch.cuda.max_memory_allocated() / 2**30, self.sizes
+            batch = f"a batch of {n} sentences, {passes} passes and {tokens:,} tokens"
+            exception.args = (f"{batch} runs out of memory, at a peak of {peak:.1f} GiB",)
 
 
 def check_parts(views: int, chunk: int | None, terms: Iterable[str], *, masked: bool, compared: bool) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from whitenedcse.compute import without_autocast
 from whitenedcse.data.datamodule import SentenceData
-from whitenedcse.evaluation.geometry import alignment, concentration, positives, spread, uniformity
+from whitenedcse.evaluation.geometry import alignment, concentration, positives, spectrum, spread, uniformity
 from whitenedcse.evaluation.postprocess import Postprocess, ladder
 from whitenedcse.evaluation.readout import best_of_few
 from whitenedcse.evaluation.scores import Index, pairs_index, scores_of
@@ -64,6 +64,7 @@ class DevSet:
     Alignment is over `positives`, the pairs in the top fifth of the scale; an undefined value is None.
     """
 
+    bf16, device = False, "cpu"  # how the backbone computes, and where geometry is computed
     rows: Ragged | None = None  # the tokens of the dev sentences
     x: NDArray[np.float32]  # their vectors, as measured last
     best = ""  # the readout found last
@@ -83,14 +84,14 @@ class DevSet:
         if self.rows is None:
             tokenizer, most = embedder.encoder.tokenizer, embedder.max_length
             self.rows = ragged_ids(self.sentences, tokenizer, most, embedder.prompt)
-        self.x = summed(embedder.encode_rows(self.rows, share=place()))
+        self.x = summed(embedder.encode_rows(self.rows, share=place(), bf16=self.bf16))
         check_spread(self.x, step)
         return from_first(lambda: self(self.x))
 
     def whitened(self, embedder: Embedder, data: SentenceData) -> Values:
         """The baselines of the vectors measured last: scores of what whitening alone makes of them."""
         sample = data.sample_tokens(SAMPLE)
-        corpus = summed(embedder.encode_rows(sample, share=place()))
+        corpus = summed(embedder.encode_rows(sample, share=place(), bf16=self.bf16))
         values = from_first(lambda: self.baselines(self.x, corpus))
         return values | (from_first(lambda: self.readouts(embedder, sample)) if self.readout else {})
 
@@ -114,11 +115,11 @@ class DevSet:
 
     def __call__(self, dev: NDArray[Any]) -> Values:
         """The values by name, from vectors (n, d) of `sentences`."""
-        x, (left, right) = torch.from_numpy(dev), self.similar
+        x, (left, right) = torch.from_numpy(dev).to(self.device), self.similar
         values: Values = {METRIC: spearman(dev, self.index)}
         values["dev/alignment"] = float(alignment(x[left], x[right])) if len(left) else None
         values["dev/uniformity"] = float(uniformity(x))
-        return values | concentrated(dev)
+        return values | concentrated(x)
 
     def baselines(self, dev: NDArray[Any], corpus: NDArray[Any]) -> Values:
         """The scores of whitened vectors (n, d), by what whitening is fitted to and components kept."""
@@ -140,12 +141,12 @@ class HeldOut:
     arXiv:2104.08821, section 2.3), uniformity over embeddings without. Neither says which checkpoint is best.
     """
 
-    n, positives = None, None
+    n, positives, bf16, device = None, None, False, "cpu"
 
     def measured(self, embedder: Embedder, data: SentenceData, step: int) -> Values:
         """The values by name, the same on every rank. Raises ValueError if all vectors are equal."""
         rows = data.held_out()
-        x = summed(embedder.encode_rows(rows, share=place()))
+        x = summed(embedder.encode_rows(rows, share=place(), bf16=self.bf16))
         check_spread(x, step)
         return from_first(lambda: self(x, *(dropped(embedder, rows, seed) for seed in (1, 2))))
 
@@ -155,10 +156,10 @@ class HeldOut:
 
     def __call__(self, x: NDArray[Any], left: Tensor, right: Tensor) -> Values:
         """The values by name, from vectors without dropout and two with it, (n, d) each."""
-        embedded = torch.from_numpy(x)
+        embedded = torch.from_numpy(x).to(self.device)
         values: Values = {"dev/alignment": float(alignment(left, right))}
         values["dev/uniformity"] = float(uniformity(embedded))
-        return values | concentrated(x)
+        return values | concentrated(embedded)
 
     def whitened(self, embedder: Embedder, data: SentenceData) -> Values:
         """No baselines: there is nothing to score them by."""
@@ -181,10 +182,9 @@ def dropped(embedder: Embedder, rows: Ragged, seed: int) -> Tensor:
         embedder.train(was_training)
 
 
-def concentrated(x: NDArray[Any]) -> Values:
+def concentrated(x: Tensor) -> Values:
     """`concentration` of the variances of vectors (n, d) along their axes, under names of the dev set."""
-    fitted = Postprocess(kind="whitening").fit(x)
-    return {f"dev/{name}": v for name, v in concentration(torch.from_numpy(fitted.variances)).items()}
+    return {f"dev/{name}": v for name, v in concentration(spectrum(x)).items()}
 
 
 def check_spread(dev: NDArray[Any], step: int) -> None:
@@ -258,6 +258,8 @@ class Monitor(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate the untrained encoder: a broken evaluation shows at once."""
+        if pl_module.device.type == "cuda":  # else an evaluation costs as much as its steps
+            self.dev_set.device, self.dev_set.bf16 = "cuda", str(trainer.precision) == "bf16-mixed"
         steps = trainer.estimated_stepping_batches  # infinite for max_epochs=-1
         if self.asked is None:
             self.every = int(min(max(steps / EVALUATIONS, STEPS[0]), STEPS[1]))
