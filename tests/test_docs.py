@@ -31,7 +31,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FEW = ["trainer.max_steps=2", "trainer.log_every_n_steps=1", "monitor.every=2", "trainer.accelerator=cpu"]
 ELSEWHERE = ("pip", "pytest", "git", "cd")  # CI begins with the first two
 ENDS = {  # exit code and part of what is printed, where they are not what the page means
-    "whitenedcse dashboard PROJECT": (2, "no Weights & Biases account"),  # with one: tests/test_dashboard.py
+    "whitenedcse dashboard PROJECT": (2, "`wandb login`"),  # with one: tests/test_dashboard.py
     "whitenedcse data check": (1, "24 scored pairs, 189 published"),
 }
 
@@ -53,7 +53,7 @@ def datasets(root, rows=24):  # noqa: C901
             write(folder / f"STS.gs.{name}.txt", "".join(f"{gold}\n" for gold, _, _ in pairs))
     rows = "".join(f"g\tf\ty\t{i}\t{gold}\t{a}\t{b}\n" for i, (gold, a, b) in enumerate(pairs))
     for part in ("train", "dev", "test"):
-        write(senteval / f"STS/STSBenchmark/sts-{part}.csv", rows)
+        write(senteval / f"STS/STSBenchmark/sts-{part}.csv", 3 * rows)  # a readout is chosen on 50 or more
     rows = "".join(f"{i}\t{a}\t{b}\t{1 + i % 5}\tNEUTRAL\n" for i, (_, a, b) in enumerate(pairs))
     for part in ("train", "trial", "test_annotated"):
         write(senteval / f"SICK/SICK_{part}.txt", f"{SICK}\n{rows}")
@@ -288,12 +288,14 @@ def test_every_error_of_the_page_on_trouble_is_the_one_that_comes(user, tmp_path
     text = (ROOT / "docs/troubleshooting.md").read_text()
     blocks = re.findall(r"^```console\n(.*?)^```", text, re.M | re.S)
     assert len(blocks) >= 8
+    others = []
     for block in blocks:
         *before, line = block.splitlines()
         for command in before:
             code, printed = run(shlex.split(command.removeprefix("$ ")), home)
-        assert code != 0, block
-        assert line in printed.replace(str(home), "HERE"), f"{block}\n{printed}"
+        if code == 0 or line not in printed.replace(str(home), "HERE"):
+            others.append(f"{block}{printed[-1000:]}")
+    assert not others, "\n".join(others)
 
 
 def test_every_link_leads_somewhere():

@@ -238,11 +238,12 @@ def nearest(key: str, names: Iterable[str]) -> str:
     names = sorted({*names} - HYDRAS)
     if near := get_close_matches(key.lower(), names, n=1, cutoff=0.85 if "." in key else 0.8):
         return f"the nearest is {near[0]!r}"
-    if same := [name for name in names if name.endswith(f".{key}") or key.startswith(name)]:
-        return f"there is {' and '.join(same[:3])}"
     start = key[: key.rfind(".") + 1]
     beside = dict.fromkeys(name[len(start) :].partition(".")[0] for name in names if name.startswith(start))
-    return f"{start[:-1] or 'the top level'} has {', '.join(beside) or 'none'}"
+    if same := [name for name in names if name.endswith(f".{key}") or (name == start[:-1] and not beside)]:
+        return f"there is {' and '.join(same[:3])}"
+    own = [name for name in beside if name not in HYDRAS]
+    return f"{start[:-1] or 'the top level'} has {', '.join(own) or 'none'}"
 
 
 def known_keys(argv: Sequence[str]) -> list[str]:

@@ -283,7 +283,7 @@ def choice(
     if np.isnan(scores).all() or np.isnan(plain):
         raise ValueError("the cosines of all pairs are equal: nothing can be chosen on them")
     rng, counts = np.random.default_rng(0), resamples(n, draws, seed=0)
-    gains, drawn = [], np.zeros(draws)
+    gains, drawn = [], np.zeros(len(counts))
     for order in (rng.permutation(n) for _ in range(repeats)):
         for fit, test in (np.split(order, [n // 2]), np.split(order, [n // 2])[::-1]):
             at = simplest(spearman_columns(gold[fit], found[fit]), of_layers)
