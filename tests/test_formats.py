@@ -31,7 +31,7 @@ MADE = GRID._replace(commands={COMMAND: ["row_1", "row & 2"]})
 
 def shown(grid, width):
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    for part in printed(grid, width):
+    for part in printed(grid):
         console.print(part)
     return console.file.getvalue().splitlines()
 
@@ -99,21 +99,6 @@ def test_a_latex_row_never_starts_with_what_the_line_break_before_it_would_eat()
 def test_a_terminal_shows_the_text_of_cells_and_notes_not_its_markup():
     text = " ".join(shown(GRID, 120))
     assert all(cell in text for cell in (*AWKWARD, *GRID.notes, GRID.title))
-
-
-@pytest.mark.parametrize(("width", "fits"), [(20, False), (30, False), (52, False), (53, True)])
-def test_a_narrow_terminal_numbers_the_rows_whose_names_it_would_break(width, fits):
-    rows = [
-        ("a-label-that-is-one-word-and-too-long", "-12.34", "+56.78"),
-        ("short, of words", "1.00", "2.00"),
-    ]
-    lines = shown(Grid("t", ("row", "x", "y"), rows, ("a note",), (1, 2)), width)
-    first = next(i for i, line in enumerate(lines) if line.strip().endswith("-12.34 +56.78"))
-    name = lines[first].replace("-12.34 +56.78", "").strip()
-    assert name == (rows[0][0] if fits else "1")
-    text = "".join("".join(lines).split())
-    names = f"1:{rows[0][0]}2:short,ofwordsanote"
-    assert (names in text) == (not fits) and text.count(rows[0][0]) == 1
 
 
 def test_a_narrow_terminal_breaks_a_name_between_its_words():

@@ -10,21 +10,17 @@ import select
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
-from importlib.util import find_spec
 from types import MappingProxyType
 from typing import NamedTuple
 
 import rich
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
-from rich.progress import TimeRemainingColumn as TimeLeft
 from rich.table import Table
 from rich.text import Text
+from tqdm.auto import tqdm
 
 # LaTeX: a cell that starts with [ or * would be read as an argument of the \\ before it
 LATEX = str.maketrans(
@@ -116,9 +112,8 @@ def console() -> Console:
     return out
 
 
-def printed(grid: Grid, width: int) -> Iterator[str | Text | Table]:
-    """The table for a terminal of this width, part by part: numbers unbroken, names broken between words."""
-    grid = numbered(grid, width)
+def printed(grid: Grid) -> Iterator[str | Text | Table]:
+    """The table for a terminal, part by part: numbers unbroken, names broken between words."""
     yield Text(grid.title, style="italic")
     table = Table(box=SIMPLE_HEAD, padding=0)
     header, *rows = lines(grid)
@@ -134,18 +129,6 @@ def printed(grid: Grid, width: int) -> Iterator[str | Text | Table]:
         yield f"  {command}"
     if grid.notes or grid.commands:  # a table itself ends with an empty line
         yield ""
-
-
-def numbered(grid: Grid, width: int) -> Grid:
-    """The table, with numbers for the rows' names, which become notes, if a word of one is too wide."""
-    columns = zip(*lines(grid), strict=True)
-    words = [cells if i in grid.right else " ".join(cells).split() for i, cells in enumerate(columns)]
-    least = sum(max(map(len, each), default=0) + 1 for each in words) + 1
-    if least <= width:
-        return grid
-    rows = [[str(i), *cells] for i, (_, *cells) in enumerate(grid.rows, 1)]
-    names = [f"{i}: {name}" for i, (name, *_) in enumerate(grid.rows, 1)]
-    return grid._replace(rows=rows, notes=[*names, *grid.notes])
 
 
 def as_markdown(grid: Grid) -> str:
@@ -204,7 +187,7 @@ def as_latex(grid: Grid) -> str:
 
 def say(content: str | Grid) -> None:
     """Print a line or a table, also where a progress bar is drawn."""
-    for part in [content] if isinstance(content, str) else printed(content, console().width):
+    for part in [content] if isinstance(content, str) else printed(content):
         console().print(part, soft_wrap=isinstance(part, str), highlight=False, markup=False)
 
 
@@ -220,18 +203,13 @@ def show(grids: Sequence[Grid], form: str) -> None:
             sys.stderr.writelines(f"{note}\n" for grid in grids for note in grid.notes)
 
 
-def draws(console: Console) -> bool:
-    """Whether a console can redraw a progress bar: a terminal, or a cell of a notebook with ipywidgets."""
-    return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
-
-
 def lines(grid: Grid) -> list[Sequence[str]]:
     """The column names, then the rows."""
     assert all(len(row) == len(grid.columns) for row in grid.rows), f"{grid.title}: a row of another length"
     return [grid.columns, *grid.rows]
 
 
-SECONDS = 10.0  # between two lines
+SECONDS = 10.0  # between two lines of progress where none can be redrawn
 
 
 @contextmanager
@@ -240,45 +218,7 @@ def pace(what: str, total: int | None = None, before: int = 0) -> Iterator[Calla
 
     before: the number done earlier, which does not count for the speed.
     """
-    console = Console(stderr=True)
-    if not draws(console):
-        say = partial(console.print, highlight=False, soft_wrap=True)
-        yield plain_lines(what, total, say, before)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Speed(), TimeLeft())
-    with Progress(*columns, console=console, transient=True) as bar:
-        row = bar.add_task(what, total=total, completed=before)
-        yield lambda more: bar.advance(row, more)
-
-
-def plain_lines(
-    what: str, total: int | None, say: Callable[[str], None], before: int = 0
-) -> Callable[[int], None]:
-    """A function like that of `pace`, which prints at most one line in ten seconds."""
-    began = said = time.monotonic()
-    done = before
-
-    def more(count: int) -> None:
-        nonlocal done, said
-        done, now = done + count, time.monotonic()
-        if now - said < SECONDS or done == before:
-            return
-        said, speed = now, (done - before) / (now - began)
-        left = "" if total is None else f"  left {duration((total - done) / speed)}"
-        say(f"{what} {done:,}{'' if total is None else f' of {total:,}'}  {speed:,.0f} sentences/s{left}")
-
-    return more
-
-
-def duration(seconds: float) -> str:
-    """A time as hours, minutes and seconds; hours are not limited to 24."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60:02}:{minutes % 60:02}:{rest:02}"
-
-
-class Speed(ProgressColumn):
-    """A column of a progress bar: sentences per second."""
-
-    def render(self, task: Task) -> Text:
-        """The speed over the last seconds, as text."""
-        return Text(f"{task.speed:,.0f} sentences/s" if task.speed else "")
+    shown = sys.stderr.isatty()
+    rare = {} if shown else {"mininterval": SECONDS, "delay": SECONDS}
+    with tqdm(desc=what, total=total, initial=before, unit=" sentences", leave=not shown, **rare) as bar:
+        yield bar.update

@@ -19,6 +19,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from tqdm import tqdm
 
 from whitenedcse import console
 from whitenedcse.evaluation.geometry import diversity
@@ -172,7 +173,9 @@ LINES = 20  # in a run
 
 def progress_bar(say: Callable[[str], None]) -> ProgressBar:
     """Lightning's bar in a terminal or a notebook, where it can be redrawn; plain lines elsewhere."""
-    return Bar() if console.draws(rich.get_console()) else PlainProgress(say=say)
+    out = rich.get_console()
+    drawn = out.is_terminal or (out.is_jupyter and find_spec("ipywidgets") is not None)
+    return Bar() if drawn else PlainProgress(say=say)
 
 
 class Bar(RichProgressBar):
@@ -217,5 +220,5 @@ class PlainProgress(ProgressBar):
             return
         self.last = step
         pace = (time.monotonic() - self.began) / (step - self.first)  # of a run that resumes, since it did
-        left = console.duration(0 if trainer.should_stop else pace * (total - step))
+        left = tqdm.format_interval(0 if trainer.should_stop else pace * (total - step))
         self.say(f"step {step}/{total}  loss {loss(trainer):#.4g}  {1 / pace:.2f} steps/s  left {left}")
