@@ -15,7 +15,7 @@ GROUPS: dict[str, dict[str, str]] = {  # public names, and those of their member
     "Encode, whiten, search": {
         "Embedder": "load encode similarity save embed",
         "Pooling": "",
-        "Postprocess": "fit partial_fit merge transform inverse_transform save load mean matrix variances",
+        "Postprocess": "fit partial_fit merge transform save load mean matrix variances",
         "whitened": "",
         "export": "",
         "Index": "build add query save load",

@@ -1,10 +1,8 @@
 """Starting a script: its words, its errors in one line, its ranks, and what a job leaves in memory."""
 
-import ctypes
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -19,51 +17,6 @@ from omegaconf import OmegaConf
 
 from whitenedcse.app import cli, start
 from whitenedcse.run import Run
-
-JOB = """
-from whitenedcse.app import start
-
-kept, seen = [], []
-
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
-
-def script():
-    blocks = [bytearray(b"x") * 100_000 for _ in range(3000)]  # below what malloc maps by itself
-    kept.append(blocks.pop())  # on top of the heap, so that to free alone gives nothing back
-    blocks.clear()
-    seen.append(resident())
-    if FAILS:
-        raise KeyError
-
-before = resident()
-try:
-    start.job(script)()
-except KeyError:
-    pass
-print(seen[0] - before, resident() - before)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
-@pytest.mark.parametrize("fails", [False, True])
-def test_what_a_job_frees_is_free_for_the_next_one(fails):
-    if not hasattr(ctypes.CDLL(None), "malloc_trim"):
-        pytest.skip("this C library has no malloc_trim")
-    code = JOB.replace("FAILS", str(fails))
-    said = subprocess.check_output([sys.executable, "-c", code], text=True)  # a heap without holes
-    at_end, afterwards = map(int, said.split())
-    assert at_end > 200e6 and afterwards < 100e6
-
-
-def test_memory_is_given_back_only_where_another_job_may_follow(monkeypatch):
-    seen = []
-    monkeypatch.setattr(start, "give_back", lambda: seen.append(1))
-    for mode, given in ((RunMode.RUN, 0), (RunMode.MULTIRUN, 1)):
-        monkeypatch.setattr(HydraConfig.instance(), "cfg", OmegaConf.create({"hydra": {"mode": mode}}))
-        start.job(lambda: None)()
-        assert len(seen) == given
 
 
 def test_what_resumes_a_run_is_said_with_its_name(monkeypatch, tmp_path):
@@ -122,7 +75,6 @@ def test_settings_may_stand_before_and_behind_an_option():
 
 def test_a_run_whose_output_nobody_reads_says_so(monkeypatch):
     monkeypatch.setattr(start, "unread", lambda: True)
-    monkeypatch.setattr(start, "give_back", lambda: None)
     monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
     monkeypatch.setattr(HydraConfig, "get", lambda: OmegaConf.create({"mode": None}))
     assert ended(BrokenPipeError()) == start.UNREAD

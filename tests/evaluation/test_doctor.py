@@ -143,17 +143,6 @@ def test_an_empty_file_is_wrong(tmp_path, task, files, why):
     assert found.verdict == "wrong" and found.why.startswith(why.format(tmp_path))
 
 
-def test_the_corrupted_subjectivity_set_is_named_for_what_it_is(tmp_path):
-    """https://github.com/princeton-nlp/SimCSE/issues/84."""
-    copy(tmp_path, "SUBJ")
-    write(tmp_path / "SUBJ/subj.subjective", "I feel it\n" * 20)
-    found = finding(tmp_path, "SUBJ")
-    assert found.verdict == "wrong"
-    assert "SimCSE/issues/84" in found.why and "data fetch senteval" in found.why
-    write(tmp_path / "SUBJ/subj.subjective", "I feel it\n" * 21)
-    assert "issues/84" not in finding(tmp_path, "SUBJ").why
-
-
 def test_latin_1_questions_are_no_fault(tmp_path):
     copy(tmp_path, "TREC")
     edited(tmp_path / "TREC/TREC_10.label", 2, b"LOC:city Where is S\xe3o \x85 Paulo ?")

@@ -154,7 +154,6 @@ def test_a_prefix_is_the_first_channels_whatever_it_is_fitted_to():
     for k in (1, 5, D, None):
         for fitted in (fit(X, "prefix", k=k), fit(OTHER, "prefix", k=k)):
             assert (fitted.transform(X) == X[:, :k]).all()
-    assert (fit(X, "prefix").inverse_transform(X) == X).all()
 
 
 def test_fewer_rows_than_channels_are_white_in_the_directions_they_have():
@@ -167,7 +166,6 @@ def test_fewer_rows_than_channels_are_white_in_the_directions_they_have():
             assert np.isfinite(fitted.matrix).all() and np.abs(fitted.transform(OTHER)).max() < 1e4
             assert close(eigenvalues(covariance(z)), (np.arange(D) < n - 1).astype(float))
             assert kind not in ORDERED or not fitted.matrix[:, n - 1 :].any()
-            assert close(fitted.inverse_transform(z), x, 1e-9)
             assert fitted.most == n - 1 and fitted.equal_cosines(n, D)
             assert not Postprocess(kind, shrinkage=0.1).equal_cosines(n, D)
 
@@ -182,7 +180,6 @@ def test_constant_equal_and_repeated_channels_become_nothing_and_leave_the_other
             z, zero = fitted.transform(x), D - 1 if kind in ("whitening", "pca_cor") else at
             assert close(fitted.transform(moved), z, 1e-12) and np.abs(z[:, zero]).max() < 1e-12
             assert close(np.delete(z, zero, axis=1), alone.transform(np.delete(x, at, axis=1)))
-            assert close(fitted.inverse_transform(z), x, 1e-9)
         equal = np.full((7, 3), 0.1)  # whose mean is not 0.1 to the last bit
         assert not fit(equal, kind).transform(equal + [[1, 2, 3]]).any()
     for kind in POWERED:
@@ -201,7 +198,7 @@ def test_constant_equal_and_repeated_channels_become_nothing_and_leave_the_other
     constant=st.sets(st.integers(0, 3), max_size=2),
 )
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_any_rows_come_back_and_parts_fit_what_the_whole_does(kind, n, seed, power, shrinkage, constant):
+def test_parts_fit_what_the_whole_does(kind, n, seed, power, shrinkage, constant):
     x = rows(n, 4, seed)
     x[:, sorted(constant)] = -3.0
     chosen = {"power": power, "shrinkage": shrinkage} if kind in POWERED else {}
@@ -211,19 +208,6 @@ def test_any_rows_come_back_and_parts_fit_what_the_whole_does(kind, n, seed, pow
     parts = Postprocess(kind, **chosen).merge(Postprocess(kind, **chosen).partial_fit(x[n // 2 :]))
     parts.partial_fit(x[: n // 2])
     assert close(parts.transform(x) @ parts.transform(x).T, z @ z.T, 1e-6)  # signs and equal axes aside
-    if kind != "abtt":
-        assert close(fitted.inverse_transform(z), x, 1e-6)
-
-
-def test_the_inverse_gives_back_unseen_rows_and_of_fewer_components_their_projection():
-    for kind in KINDS:
-        if kind != "abtt":
-            fitted = fit(X, kind)
-            assert close(fitted.inverse_transform(fitted.transform(OTHER)), OTHER, 1e-9)
-    mean, axes = X.mean(axis=0), np.linalg.eigh(covariance(X))[1][:, -4:]
-    for kind in ("whitening", "pca"):
-        found = fit(X, kind).inverse_transform(fit(X, kind).transform(OTHER, 4))
-        assert close(found, (OTHER - mean) @ axes @ axes.T + mean, 1e-9)
 
 
 def test_a_file_keeps_every_bit_and_a_loaded_transform_takes_no_rows(tmp_path):
@@ -297,9 +281,6 @@ REFUSED = {
     "k=0 components": lambda: fit(X).transform(X, 0),
     "5-wide rows do not fit a whitening that is fitted to width 6": lambda: fit(X).transform(X[:, 1:]),
     "the components of zca have no order": lambda: fit(X, "zca").transform(X, 3),
-    "abtt to 6 components has no inverse": lambda: fit(X, "abtt").inverse_transform(X),
-    "prefix to 5 components has no inverse": lambda: fit(X, "prefix").inverse_transform(X[:, :5]),
-    "5-wide rows do not come from a zca": lambda: fit(X, "zca").inverse_transform(X[:, 1:]),
     "this zca is not fitted yet: first call fit": lambda: Postprocess("zca").transform(X),
     "kind='ica' must be one of whitening, pca, zca": lambda: Postprocess("ica"),
     "; soft_zca is zca with a shrinkage, such as 0.1": lambda: Postprocess("soft_zca"),

@@ -1,7 +1,5 @@
 """Exports: each library gives the source's vectors from what it is given, or nothing is written."""
 
-import base64
-import http.server
 import json
 import re
 from typing import get_args
@@ -10,7 +8,7 @@ import encoders
 import numpy as np
 import pytest
 import torch
-from encoders import SENTENCES, embedder_of, nowhere, serving
+from encoders import SENTENCES, embedder_of
 from exported import by_onnxruntime, by_sentence_transformers
 from huggingface_hub import ModelCard
 from numpy.testing import assert_allclose
@@ -232,7 +230,7 @@ CARDS = [(to, kind) for to in FORMATS for kind in ("mean", "cls", "max", "last",
 def test_the_card_s_own_lines_load_the_vectors(bert, tmp_path, to, kind, monkeypatch):
     layers = [1, -1] if kind in ("mean", "cls", "last") else [-1]
     embedder = scaled(embedder_of(bert, kind=kind, layers=layers).eval(), unit=kind != "cls")
-    export(embedder, tmp_path / "out", to, verify=False, about=About("x/y", None, "apache-2.0"))
+    export(embedder, tmp_path / "out", to, verify=False, about=About("x/y", "apache-2.0"))
     text = (tmp_path / "out" / "README.md").read_text()
     code, scope = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], {}
     monkeypatch.chdir(tmp_path)
@@ -296,74 +294,3 @@ def test_the_command_fits_a_whitening_or_takes_one(embedder, tmp_path, capsys):
     ):
         assert cli.main(["export", source, str(tmp_path / "no"), *wrong]) == 2
         assert message in capsys.readouterr().err and not (tmp_path / "no").exists()
-
-
-def received(handler):
-    """What a client sent, whole or in chunks."""
-    if handler.headers.get("Transfer-Encoding") != "chunked":
-        return handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
-    body = b""
-    while size := int(handler.rfile.readline(), 16):
-        body += handler.rfile.read(size)
-        handler.rfile.readline()
-    return body
-
-
-def asked_before(body):
-    """The hub's answer to a client that asks how to upload files."""
-    kinds = {"uploadMode": "regular", "shouldIgnore": False}
-    return {"files": [{"path": file["path"], **kinds} for file in json.loads(body)["files"]]}
-
-
-@pytest.fixture
-def stub(monkeypatch):
-    """A hub that keeps what it is sent: path -> bytes."""
-    got = {}
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):  # noqa: N802
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            while self.headers.get("Transfer-Encoding") == "chunked" and (
-                n := int(self.rfile.readline(), 16)
-            ):
-                body += self.rfile.read(n)
-                self.rfile.readline()
-            got[self.path] = body
-            place = f"http://{self.headers['Host']}/me/tiny"
-            answer = {"url": place, "commitUrl": f"{place}/commit/1", "commitOid": "1", "success": True}
-            self.say(200, asked_before(body) if "preupload" in self.path else answer)
-
-        def do_GET(self):  # noqa: N802
-            self.say(404, {"error": "not found"})
-
-        def say(self, status, answer):
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.end_headers()
-            self.wfile.write(json.dumps(answer).encode())
-
-        def log_message(self, *_):
-            pass
-
-    with serving(Handler) as address:
-        monkeypatch.setenv("HF_ENDPOINT", address)
-        monkeypatch.setenv("HF_TOKEN", "hf_x")
-        yield got
-
-
-def test_push_sends_every_file_and_where_the_hub_refuses_the_export_stays(
-    embedder, tmp_path, stub, monkeypatch, capsys
-):
-    checkpoint.save(embedder, tmp_path / "best")
-    command = ["export", str(tmp_path / "best"), str(tmp_path / "out"), "--to", "transformers"]
-    assert cli.main([*command, "--push", "me/tiny"]) == 0
-    sent = [json.loads(line) for line in stub["/api/models/me/tiny/commit/main"].splitlines()]
-    files = {part["value"]["path"]: part["value"]["content"] for part in sent if part["key"] == "file"}
-    assert {name: base64.b64decode(text) for name, text in files.items()} == {
-        path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()
-    }
-    assert 'from_pretrained("me/tiny")' in (tmp_path / "out" / "README.md").read_text()
-    monkeypatch.setenv("HF_ENDPOINT", nowhere())
-    assert cli.main([*command, "--push", "me/tiny"]) == 2
-    assert "out is written, but me/tiny was not pushed" in capsys.readouterr().err
-    assert (tmp_path / "out" / "export.json").is_file()

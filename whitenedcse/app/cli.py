@@ -104,7 +104,6 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     },
     "--no-verify": {"action": "store_true", "help": "do not compare the vectors with SOURCE's"},
     "--license": text("ID", "licence of the weights (default: unknown)"),
-    "--push": text("REPO", "upload the export to this hub repository"),
     "--dtype": {"choices": ("float32", "float16"), "default": "float32", "help": "(default: float32)"},
     "--shard": {
         **number("N", "rows per file, of which a kill loses one (default: 20,000)"),
@@ -340,7 +339,7 @@ COMMANDS: dict[str, tuple[Any, str, str]] = {  # a function, what it does, its a
         do.export,
         "write an encoder and its whitening for another library, and check that its vectors agree",
         f"{ENCODER} out --to --whiten|--whiten-on --dim --sample --columns --bf16 --unit --no-verify "
-        "--license --push",
+        "--license",
     ),
     "encode": (
         do.encode,

@@ -123,12 +123,12 @@ def check_fit_place(out: Path) -> None:
 
 
 def export(arguments: Namespace) -> int:
-    """Write an export, print the result of its verification, and upload it if that is asked for."""
+    """Write an export, and print the result of its verification."""
     from whitenedcse.model.checkpoint import EXPORT
     from whitenedcse.serving import export
     from whitenedcse.serving.fit import scaled
 
-    verify, about = not arguments.no_verify, export.About(arguments.source, arguments.push, arguments.license)
+    verify, about = not arguments.no_verify, export.About(arguments.source, arguments.license)
     before = remote.present(f"{arguments.out.rstrip('/')}/{EXPORT}")
     with remote.published(arguments.out, mark=EXPORT) as out:
         export.check_target(out, arguments.to, verify)
@@ -138,14 +138,11 @@ def export(arguments: Namespace) -> int:
         if arguments.unit is not None:
             embedder = scaled(embedder, unit=arguments.unit)
         facts = export.export(embedder, out, arguments.to, verify=verify, about=about)
-        pushed = export.push(out, arguments.push) if arguments.push else None
     compared = "not verified"
     if verify:
         most = f"{facts['difference']:.1e}, of vectors longer than 1 by this share of their length"
         compared = f"components differ by at most {most}"
     say(f"{arguments.out}: for {arguments.to}, {compared}{REPLACED * (before is not None)}")
-    if pushed:
-        say(f"pushed: {pushed}")
     return 0
 
 

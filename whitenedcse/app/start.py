@@ -7,8 +7,6 @@ the process group (`trainer.timeout`).
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import logging
 import os
 import re
@@ -19,7 +17,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -96,12 +94,8 @@ def job(script: Callable[..., Result], *, debug: bool = False) -> Callable[..., 
     @wraps(script)
     def one_line_at_most(*arguments: Any) -> Result:
         quiet()  # here, not in `start`: a launcher's own process begins here
-        try:
-            with explained(debug=debug):
-                return script(*arguments)
-        finally:
-            if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.RUN:  # others may follow
-                give_back()
+        with explained(debug=debug):
+            return script(*arguments)
 
     return one_line_at_most
 
@@ -129,14 +123,6 @@ def explained(*, debug: bool = False) -> Iterator[None]:
             raise
         sys.stderr.write(f"error: {message(error, sys.argv)} (--debug shows where)\n")
         sys.exit(BAD_INPUT)
-
-
-def give_back() -> None:
-    """Return to the system what a job has freed: glibc keeps it, and a sweep continues in this process."""
-    gc.unfreeze()  # a run that ended early has frozen
-    gc.collect()
-    with suppress(AttributeError, OSError, TypeError):  # other systems have no such thing, or need none
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def launched(words: Sequence[str], count: int, again: str) -> int:

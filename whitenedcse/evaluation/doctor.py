@@ -37,10 +37,6 @@ PAIRS = {  # scored pairs of each subset, in the order of tasks.STS
 COLUMNS = ("task", "files", "rows", "published", "repeated", "blank", "verdict")  # rows: those here
 ROWS = {"wiki1m": 1_000_000, "wiki1m_like": 1_000_000, "nli": 962_854, "nli_for_simcse": 275_601}
 AGAIN = "move the folder and any senteval.tar away, then: whitenedcse data fetch senteval"
-CORRUPTED = (
-    "the corrupted copy of github.com/princeton-nlp/SimCSE/issues/84, on which any encoder scores above 99; "
-    + AGAIN
-)
 
 
 class Contents(NamedTuple):
@@ -143,11 +139,7 @@ def _pairs(name: str, home: Path) -> Contents:
 
 def _labelled(name: str, home: Path) -> Contents:
     """The texts of one of tasks.TRANSFER. Raises ValueError unless there are as many as published."""
-    try:
-        read = benchmark_labels(name, home / RTE if name == "RTE" else home)
-    except ValueError as error:
-        corrupted = f"; {CORRUPTED}" if name == "SUBJ" and ": 20 rows" in str(error) else ""
-        raise ValueError(f"{error}{corrupted}") from error
+    read = benchmark_labels(name, home / RTE if name == "RTE" else home)
     rows = list(zip(*read.columns, strict=True))
     blank = sum(row == (EMPTY,) for row in rows)
     return Contents([row for row in rows if row != (EMPTY,)], blank, [])

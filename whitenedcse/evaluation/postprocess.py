@@ -158,19 +158,6 @@ class Postprocess:
             raise ValueError(f"k={k} components of width {d}: k is 1 to {d}")
         return np.subtract(x, mean, dtype=np.float64) @ matrix[:, :k]
 
-    def inverse_transform(self, y: NDArray[Any]) -> Array:
-        """The rows that `transform` turns into y: (n, k) -> (n, d).
-
-        Exact for the fitted rows if k is their rank. Raises ValueError for abtt and for a prefix with k < d.
-        """
-        mean, matrix, variances = self.fitted
-        d, k = len(mean), y.shape[-1]
-        if self.kind == "abtt" or (self.kind == "prefix" and k < d):
-            raise ValueError(f"{self.kind} to {k} components has no inverse: what it removes is lost")
-        if not 1 <= k <= d or (k < d and self.kind not in ORDERED):
-            raise ValueError(f"{k}-wide rows do not come from a {self.kind} fitted to width {d}")
-        return y @ inverse(self.kind, matrix[:, :k], variances, self.power) + mean
-
     def save(self, path: str | Path, provenance: Mapping[str, Any] = {}) -> None:
         """Write the transform, its settings and `provenance` to a safetensors file or URL, with a digest."""
         try:
@@ -306,18 +293,6 @@ def without_top(axes: Array, top: int | None = None) -> Array:
     if not 1 <= top < d:
         raise ValueError(f"top={top} axes of {d}: 1 to {d - 1} can be removed")
     return np.eye(d) - axes[:, :top] @ axes[:, :top].T
-
-
-def inverse(kind: Kind, matrix: Array, variances: Array, power: float = 0.5) -> Array:
-    """What undoes a matrix (d, k) of `Fitted`, (k, d), for rows of the fitted ones' span if k is its rank."""
-    scale = divisors(variances, 0.5) if kind in SCALED else np.ones(len(matrix))
-    scale = np.where(np.isfinite(scale), scale, 0)
-    rest = matrix * scale[:, None]
-    cut = RANK**power / 10  # it spreads over that power of the variances; 0 is 1e-16 of its largest
-    if kind in ("zca", "zca_cor"):
-        return np.linalg.pinv(rest, rcond=cut, hermitian=True) * scale
-    squares = np.square(rest).sum(axis=0)  # columns are orthogonal, and zero where dropped
-    return (rest / np.where(squares > cut**2 * squares.max(), squares, np.inf)).T * scale
 
 
 def check_components(k: int, most: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
@@ -43,13 +42,9 @@ PLAIN = (
 
 
 class About(NamedTuple):
-    """What the card says: where the embedder was loaded from, the export's name, and the weights' licence.
-
-    source: None for where its encoder comes from. name: None for that of the directory.
-    """
+    """What the card says: where the embedder was loaded from (None: its encoder), the weights' licence."""
 
     source: str | None = None
-    name: str | None = None
     license: str | None = None
 
 
@@ -110,7 +105,7 @@ def written(embedder: Embedder, out: Path, to: str, verify: bool, about: About) 
     with drafted(out) as draft:
         form.write(embedder, draft)
         facts = {"whitenedcse": version("whitenedcse"), "to": to, **about._asdict()}
-        facts |= {"name": about.name or out.name, "prompt": embedder.prompt, "unit": embedder.unit}
+        facts |= {"name": out.name, "prompt": embedder.prompt, "unit": embedder.unit}
         facts |= {"pooling": settings(embedder)["pooling"]}
         if verify:
             facts["difference"] = difference(x, form.vectors(embedder, draft, texts))
@@ -138,21 +133,6 @@ def check_difference(found: float) -> None:
             f"{LIMIT:.0e}, on {len(TEXTS)} test texts; nothing was written. A whitening that keeps axes of "
             "almost no variance amplifies rounding: --dim keeps fewer; --no-verify does not compare"
         )
-
-
-def push(out: Path, repository: str) -> str:
-    """Upload an export to a repository of the hub, created, public, if needed; returns its address."""
-    from huggingface_hub import HfApi
-
-    hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
-    try:
-        address = hub.create_repo(repository, exist_ok=True)
-        hub.upload_folder(
-            repo_id=repository, folder_path=out, commit_message=f"whitenedcse export of {out.name}"
-        )
-    except Exception as error:  # the hub client raises a dozen kinds
-        raise OSError(f"{out} is written, but {repository} was not pushed: {error}") from error
-    return str(address)
 
 
 def check_transformers(embedder: Embedder) -> None:
