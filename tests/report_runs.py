@@ -21,53 +21,28 @@ SCORES = {  # by system and seed: dev best, test average; no pattern
 
 def tests_of(average, rows=("as it is", "whitened (target)")):
     """What evaluate.py adds to scores.json: two tasks around an average, each later row 2 better."""
+    means = {"mean": 0.0, "wmean": 0.0, "interval": dict.fromkeys(("all", "mean", "wmean"))}
     lines = []
     for i, name in enumerate(rows):
-        tasks = {
-            task: {"all": average + 2 * i + by, "n": 9} for task, by in (("STS12", -1.5), ("STS-B", 1.5))
-        }
-        for task in tasks.values():
-            task |= {"mean": 0.0, "wmean": 0.0, "interval": dict.fromkeys(("all", "mean", "wmean"))}
-        avg = {
-            "all": average + 2 * i,
-            "mean": 0.0,
-            "wmean": 0.0,
-            "interval": dict.fromkeys(("all", "mean", "wmean")),
-        }
-        lines.append({"name": name, "setting": "", "sts": {"tasks": tasks, "avg": avg}})
+        each = {"STS12": average + 2 * i - 1.5, "STS-B": average + 2 * i + 1.5}
+        tasks = {task: {"all": value, "n": 9, **means} for task, value in each.items()}
+        sts = {"tasks": tasks, "avg": {"all": average + 2 * i, **means}}
+        lines.append({"name": name, "setting": "", "sts": sts})
     return {"protocol": "posthoc", "headline": "all", "rows": lines}
 
 
-def trained(
-    folder,
-    seed=1,
-    best=70.0,
-    average=None,
-    system=None,
-    finished=True,
-    series=None,
-    words="",
-    overrides=(),
-    experiment=None,
-    **settings,
-):
+def trained(  # noqa: PLR0913
+    folder, seed=1, best=70.0, average=None, system=None, finished=True, series=None, words="", overrides=(),
+    experiment=None, **settings,
+):  # fmt: skip
     """What train.py leaves, evaluated at steps 0, 50 and 100, the best at 50; `settings` by dotted name.
 
     words: what else its command line has.
     """
     folder.mkdir(parents=True)
-    config = {
-        "run": folder.name,
-        "seed": seed,
-        "data": {"corpus": "c.txt", "seed": seed},
-        "monitor": {"every": 50},
-    }
-    config |= {
-        "views": 3,
-        "logger": {},
-        "checkpoint_every": 10,
-        "head": {"whitening": {"kind": "group", "eps": 0.1}},
-    }
+    config = {"run": folder.name, "seed": seed, "data": {"corpus": "c.txt", "seed": seed}}
+    config |= {"monitor": {"every": 50}, "views": 3, "logger": {}, "checkpoint_every": 10}
+    config |= {"head": {"whitening": {"kind": "group", "eps": 0.1}}}
     for name, value in settings.items():
         *above, last = name.split("__")
         node = config
@@ -75,22 +50,18 @@ def trained(
             node = node[part]
         node[last] = value
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-    facts = {
-        "command": f"train.py seed={seed} {words}",
-        **({"overrides": overrides} if overrides else {}),
-        "experiment": experiment,
-        "seed": seed,
-        "system": system,
-        "commit": "c0ffee",
-    }
-    (folder / "versions.json").write_text(json.dumps(facts | {"machine": {"cores": 2, "gpus": []}}))
+    facts = {"command": f"train.py seed={seed} {words}", "experiment": experiment, "seed": seed}
+    facts |= {"system": system, "commit": "c0ffee", "machine": {"cores": 2, "gpus": []}}
+    facts |= {"overrides": overrides} if overrides else {}
+    (folder / "versions.json").write_text(json.dumps(facts))
+    at = (0, 50, 100)
     columns = {
-        "dev/spearman": {0: best - 9, 50: best, 100: best - 1},
-        "dev/alignment": {0: 0.05, 50: 0.2 + best / 1e3, 100: 0.3},
-        "dev/uniformity": {0: -0.5, 50: -2 - best / 1e2, 100: -2.4},
-        "dev/whitened_on_dev_k8": {0: 62.0, 50: 63.0, 100: 68.0},
-        "dev/whitened_on_dev_k4": {0: 61.0, 50: 64.0, 100: 60.0},
-        "dev/whitened_on_corpus_k8": {0: 59.5, 50: 61.0, 100: 60.0},
+        "dev/spearman": dict(zip(at, (best - 9, best, best - 1), strict=True)),
+        "dev/alignment": dict(zip(at, (0.05, 0.2 + best / 1e3, 0.3), strict=True)),
+        "dev/uniformity": dict(zip(at, (-0.5, -2 - best / 1e2, -2.4), strict=True)),
+        "dev/whitened_on_dev_k8": dict(zip(at, (62.0, 63.0, 68.0), strict=True)),
+        "dev/whitened_on_dev_k4": dict(zip(at, (61.0, 64.0, 60.0), strict=True)),
+        "dev/whitened_on_corpus_k8": dict(zip(at, (59.5, 61.0, 60.0), strict=True)),
         "train/loss": {10: 2.0, 60: 1.0, 90: 0.5},
         "train/lr": {10: 3e-5, 60: 2e-5, 90: 1e-5},
         "train/sentences_per_second": {10: 100.0, 60: 400.0 + best, 90: 900.0},
@@ -137,19 +108,12 @@ def scored(folder, noise, number, tasks=None, rows=("as it is",), head="all"):
     angle = {}
     for subsets in agenda.pairs.values():
         for s, at in subsets:
-            angle |= dict(
-                zip(at[1], (5 - s.gold) / 5 + noise * rng.standard_normal(len(s.gold)), strict=True)
-            )
+            turned = (5 - s.gold) / 5 + noise * rng.standard_normal(len(s.gold))
+            angle |= dict(zip(at[1], turned, strict=True))
     x = np.array([[np.cos(angle.get(i, 0)), np.sin(angle.get(i, 0))] for i in range(len(agenda.sentences))])
     turns = [System(x + 0.5 * i * rng.standard_normal(x.shape)) for i in range(len(rows))]  # rows differ
     results = [evaluated(system, agenda, lambda *_: (None, 0), 50) for system in turns]
-    facts = {
-        "model": "m",
-        "experiment": None,
-        "seed": number,
-        "pooling": "own",
-        "protocol": "simcse",
-        "headline": head,
-    }
+    facts = {"model": "m", "experiment": None, "seed": number, "pooling": "own"}
+    facts |= {"protocol": "simcse", "headline": head}
     Run(folder).end(*recorded(facts, [Row(name) for name in rows], results, agenda))
     return folder

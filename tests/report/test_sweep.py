@@ -3,7 +3,6 @@
 import csv
 import itertools
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -125,42 +124,36 @@ def with_dev(folder, name, digest=None):
     (folder / "versions.json").write_text(json.dumps(facts))
 
 
-@pytest.mark.parametrize(
-    ("devs", "comparable"),
-    [
-        ([("a.csv", None), ("a.csv", None)], True),
-        ([("a.csv", None), ("b.csv", None)], False),
-        ([("a.csv", "1"), ("b.csv", "1")], True),  # a copy
-        ([("a.csv", "1"), ("a.csv", "2")], False),  # edited between the runs
-        ([("a.csv", "1"), ("a.csv", None)], True),
-        ([("a.csv", "1"), ("b.csv", None)], False),
-        ([(None, None), ("a.csv", "1")], False),
-    ],
-)
-@pytest.mark.parametrize("tests", [True, False])
-def test_dev_scores_of_other_pairs_are_not_compared(tmp_path, devs, comparable, tests):
-    for i, (name, digest) in enumerate(devs):
-        for seed in (1, 2):
+def test_dev_scores_of_other_pairs_are_not_compared(tmp_path):
+    for case, (devs, comparable, tests) in enumerate(
+        [
+            ([("a.csv", None), ("b.csv", None)], False, True),
+            ([("a.csv", "1"), ("b.csv", "1")], True, False),  # a copy
+            ([("a.csv", "1"), ("a.csv", "2")], False, False),  # edited between the runs
+            ([("a.csv", "1"), ("a.csv", None)], True, True),
+            ([("a.csv", "1"), ("b.csv", None)], False, False),
+            ([(None, None), ("a.csv", "1")], False, True),
+        ]
+    ):
+        here = tmp_path / str(case)
+        for (i, (name, digest)), seed in itertools.product(enumerate(devs), (1, 2)):
             average = 60.0 + i + seed / 10 if tests else None
-            with_dev(
-                trained(tmp_path / f"{i}{seed}", seed, 70.0 + i + seed / 10, average, views=i), name, digest
-            )
-    grid, *others = table([tmp_path])
-    note = "not all runs have the same dev set: dev scores and embeddings cannot be compared"
-    assert (note in grid.notes) == (not comparable)
-    column = grid.columns.index("p (Holm)")
-    assert (grid.rows[1][column - 2] == "-") == (not comparable and not tests)
-    kept = [grid for grid in others if "by task" not in grid.title and "before training" not in grid.title]
-    (others,) = ([grid.title, *grid.columns[2:]] for grid in kept)
-    geometry = ["dev embeddings at the best checkpoint", "alignment", "uniformity"]
-    assert others == [*(geometry if comparable else ["speed of training"]), "sentences/s (median)"]
-    found = [title for title, *_ in charts.of_sweep(sweep.gathered(sweep.runs([tmp_path])))]
-    main = "Test average (all)" if tests else "Dev best (all)"
-    shown = {"Dev score": comparable, "Alignment and uniformity": comparable}
-    shown[f"{main} against throughput"] = comparable or tests
-    assert found == [title for title, there in shown.items() if there]
-    _, (text, *_) = page.write([str(tmp_path)], None, None)
-    assert ('class="legend"' in Path(text).read_text()) == (comparable or tests)
+            run = trained(here / f"{i}{seed}", seed, 70.0 + i + seed / 10, average, views=i)
+            with_dev(run, name, digest)
+        grid, *others = table([here])
+        note = "not all runs have the same dev set: dev scores and embeddings cannot be compared"
+        assert (note in grid.notes) == (not comparable)
+        column = grid.columns.index("p (Holm)")
+        assert (grid.rows[1][column - 2] == "-") == (not comparable and not tests)
+        kept = [g for g in others if "by task" not in g.title and "before training" not in g.title]
+        (others,) = ([grid.title, *grid.columns[2:]] for grid in kept)
+        geometry = ["dev embeddings at the best checkpoint", "alignment", "uniformity"]
+        assert others == [*(geometry if comparable else ["speed of training"]), "sentences/s (median)"]
+        found = [title for title, *_ in charts.of_sweep(sweep.gathered(sweep.runs([here])))]
+        main = "Test average (all)" if tests else "Dev best (all)"
+        shown = {"Dev score": comparable, "Alignment and uniformity": comparable}
+        shown[f"{main} against throughput"] = comparable or tests
+        assert found == [title for title, there in shown.items() if there]
 
 
 def test_tests_of_the_same_name_with_other_content_are_not_compared(tmp_path):
@@ -258,12 +251,8 @@ def test_seeds_csv_has_every_run_with_all_its_digits(tmp_path):
     assert [line["run"] for line in lines] == [str(i) for i in range(13)]
     expected = [(name, str(s), *pair) for name, by_seed in SCORES.items() for s, pair in by_seed.items()]
     for line, (system, seed, best, average) in zip(lines[1:], expected, strict=True):
-        assert (line["system"], line["seed"], line["finished"], line["commit"]) == (
-            system,
-            seed,
-            "yes",
-            "c0ffee",
-        )
+        shown = [line[name] for name in ("system", "seed", "finished", "commit")]
+        assert shown == [system, seed, "yes", "c0ffee"]
         assert (float(line["dev_best"]), line["dev_best_step"]) == (best, "50")
         assert float(line["as it is: STS12"]) == average - 1.5
         assert float(line["whitened (target): STS-B"]) == average + 3.5
@@ -271,12 +260,8 @@ def test_seeds_csv_has_every_run_with_all_its_digits(tmp_path):
         assert float(line["alignment"]) == 0.2 + best / 1e3
         assert float(line["sentences_per_second"]) == 400 + best
         assert line["views"] == str(2 + list(SCORES).index(system)) and line["row"] == system
-    assert [lines[0][name] for name in ("row", "finished", "dev_best", "as it is: STS12")] == [
-        "",
-        "no",
-        "",
-        "",
-    ]
+    shown = [lines[0][name] for name in ("row", "finished", "dev_best", "as it is: STS12")]
+    assert shown == ["", "no", "", ""]
     assert list(lines[0])[-2:] == ["commit", "run"]  # though that line has no tests
 
 
@@ -333,58 +318,49 @@ def test_what_a_run_holds_and_what_evaluate_left_are_no_runs(tmp_path):
     assert [run.path for run in sweep.runs([tmp_path / "s"])] == [tmp_path / "s/0"]
 
 
-@pytest.mark.parametrize(
-    ("out", "files"),
-    [
-        ("new/folder/", ["new/folder/report.html", "new/folder/seeds.csv"]),
-        ("new", ["new/report.html", "new/seeds.csv"]),
-        ("v1.2", ["v1.2/report.html", "v1.2/seeds.csv"]),
-        ("new/page.html", ["new/page.html", "new/page-seeds.csv"]),
-        ("page.htm", ["page.htm", "page-seeds.csv"]),
-    ],
-)
-def test_the_place_of_a_page_is_made(out, files, tmp_path, monkeypatch, capsys):
+def test_the_place_of_a_page_is_made(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     trained(tmp_path / "a"), trained(tmp_path / "b", 2)
-    assert cli.main(["report", "a", "b", "--out", out]) == 0
-    assert capsys.readouterr().out.endswith("".join(f"written: {file}\n" for file in files))
-    assert all(Path(file).is_file() for file in files)
+    for out, files in {
+        "new/folder/": ["new/folder/report.html", "new/folder/seeds.csv"],
+        "v1.2": ["v1.2/report.html", "v1.2/seeds.csv"],
+        "new/page.html": ["new/page.html", "new/page-seeds.csv"],
+    }.items():
+        assert cli.main(["report", "a", "b", "--out", out]) == 0
+        assert capsys.readouterr().out.endswith("".join(f"written: {file}\n" for file in files))
+        assert all(Path(file).is_file() for file in files)
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["gone"], "gone is no directory, nor a published table (--list names them)"),
-        (
-            ["WhitenedCSE/T1", "gone"],
-            "WhitenedCSE/T1 is a published table and stands alone; --runs gone puts",
-        ),
-        (["empty"], "no run of train.py in empty"),
-        (["ks"], "no run of train.py in ks; whitenedcse evaluate compare=[RUN,OTHER] compares runs of"),
-        (["run", "--against", "x"], "--against 'x': run is one run"),
-        (["run", "--runs", "run"], "--runs goes with a published table"),
-        (["WhitenedCSE/T1", "--out", "x"], "--out and --against are for runs"),
-        (["torn"], "torn/metrics.csv is damaged"),
-        (["scoreless"], "scoreless/scores.json is damaged"),
-        (["odd"], "odd/config.yaml is damaged (ParserError"),
-        (["run", "--out", "run/config.yaml"], "[Errno 17] File exists: 'run/config.yaml'"),
-    ],
-)
-def test_a_report_that_cannot_be_made_says_why_in_one_line(argv, message, capsys, tmp_path, monkeypatch):
+WRONG = {
+    "gone": "gone is no directory, nor a published table (--list names them)",
+    "WhitenedCSE/T1 gone": "WhitenedCSE/T1 is a published table and stands alone; --runs DIR puts",
+    "empty": "no run of train.py in empty",
+    "ks": "no run of train.py in ks; whitenedcse evaluate compare=[RUN,OTHER] compares runs of",
+    "run --against x": "--against 'x': run is one run",
+    "run --runs run": "--runs goes with a published table",
+    "WhitenedCSE/T1 --out x": "WhitenedCSE/T1 is a published table and stands alone",
+    "torn": "torn/metrics.csv is damaged",
+    "scoreless": "scoreless/scores.json is damaged",
+    "odd": "odd/config.yaml is damaged (ParserError",
+    "run --out run/config.yaml": "[Errno 17] File exists: 'run/config.yaml'",
+}
+
+
+def test_a_report_that_cannot_be_made_says_why_in_one_line(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     (tmp_path / "empty").mkdir()
-    (tmp_path / "scored").mkdir()
-    (tmp_path / "scored/config.yaml").write_text("model: x\n")
-    shutil.copytree("scored", "ks/0")
+    (tmp_path / "ks/0").mkdir(parents=True)
+    (tmp_path / "ks/0/config.yaml").write_text("model: x\n")
     for name in ("run", "torn", "scoreless", "odd"):
         trained(tmp_path / name)
     (tmp_path / "torn/metrics.csv").write_text("step,a\n1,2\n2,x\n")
     (tmp_path / "scoreless/scores.json").write_text("{")
     (tmp_path / "odd/config.yaml").write_text("a: [")
-    assert cli.main(["report", *argv]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {message}") and error.count("\n") == 1
+    for words, message in WRONG.items():
+        assert cli.main(["report", *words.split()]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {message}") and error.count("\n") == 1, error
     assert not list(tmp_path.rglob("report.html"))
 
 
