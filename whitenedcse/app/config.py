@@ -87,7 +87,11 @@ def check_values(config: DictConfig) -> None:
         part = OmegaConf.select(config, name)
         if part and part._target_.startswith("whitenedcse."):
             instantiate(part)
-    if (dev := config.monitor.dev) and dev in config.tasks.names:
+
+    def file(name: str) -> Path:  # of FILE:SENTENCE1:SENTENCE2:SCORE
+        return Path(name if "://" in name else name.partition(":")[0]).resolve()
+
+    if (dev := config.monitor.dev) and file(dev) in map(file, config.tasks.names):
         said = "chooses the checkpoint and is among the tests, whose score is then too high"
         warnings.warn(f"monitor.dev={dev} {said}; test on other pairs", stacklevel=2)
 
@@ -151,10 +155,11 @@ def check_keys(path: str, node: Mapping[str, Any], known: Mapping[str, Any]) -> 
 
     path: what stands before its keys. known: these with their annotations; if it is empty, any may be.
     """
+    own = [f"{path}{key}" for key in {*known} - HYDRAS]
+    for key in [key for key in node if known and key not in known and key not in HYDRAS]:
+        raise ValueError(f"no setting '{path}{key}'; {nearest(f'{path}{key}', own)}")
     for key, value in node.items():
         name = f"{path}{key}"
-        if known and key not in known and key not in HYDRAS:
-            raise ValueError(f"no setting {name!r}; {nearest(name, [f'{path}{key}' for key in known])}")
         hint = TYPES.get(name, known.get(key, Any))
         if not fits(value, hint):
             said = re.sub(r"(\w+\.)+(?=\w)", "", inspect.formatannotation(hint))
