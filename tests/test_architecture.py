@@ -23,7 +23,14 @@ ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 FILES = sorted((ROOT / "whitenedcse").rglob("*.py"))
 
-FLOOR = ["compute", "console", "distributed", "files", "run"]  # what anyone may import: each other alone
+FLOOR = [
+    "compute",
+    "console",
+    "distributed",
+    "files",
+    "inputs",
+    "run",
+]  # what anyone may import: each other alone
 # a folder, or a module beside the folders: what else of the package it may import
 FOLDERS = {
     "whitening": [],

@@ -282,3 +282,12 @@ def test_what_is_on_no_hub_asks_none(hub):
     ):
         located("wiki1m_like")
     assert hub["asked"] == []
+
+
+def test_a_cache_that_cannot_be_written_names_the_variable(tmp_path):
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(OSError, match="file.*; set WHITENEDCSE_CACHE to a folder that can be written"),
+        sources.locked(tmp_path / "file" / "cache", "lock"),
+    ):
+        pass

@@ -372,12 +372,34 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one(made, tmp_path):
     assert [type(part).__name__ for part in plain] == ["Transformer", "Pooling"]
 
 
-def test_a_checkpoint_without_head_and_a_last_batch_of_few_are_refused(made, tmp_path):
+def test_a_checkpoint_without_head_is_refused(made, tmp_path):
     fitted(made, tmp_path, whole=False)
     with pytest.raises(ValueError, match="step 3 holds no head"):
         fitted(made, tmp_path, resume=str(tmp_path / "checkpoint-3"))
-    with pytest.raises(ValueError, match="dataloader_drop_last=False"):
-        fitted(made, tmp_path, dataloader_drop_last=False)
+
+
+@pytest.mark.parametrize("cached", [None, 4])
+@pytest.mark.parametrize("rest", [1, 2, 7])
+def test_a_last_batch_that_cannot_be_whitened_is_left_out_and_the_others_train(made, tmp_path, rest, cached):
+    def trained(rows, **settings):
+        torch.manual_seed(0)
+        loss = WhitenedContrastiveLoss(made(), whitening=whitening(group_width=4), mini_batch_size=cached)
+        data = DATA.select(range(rows))
+        SentenceTransformerTrainer(loss.model, arguments(tmp_path, **settings), data, loss=loss).train()
+        return loss.state_dict()
+
+    both = {"num_train_epochs": 1, "dataloader_drop_last": False, "save_strategy": "no"}
+    if rest > 4:
+        assert int(trained(16 + rest, **both)["head.before.batches"]) == 3
+        return
+    with pytest.warns(
+        UserWarning, match=f"{rest} sentences? cannot whiten 4 channels.*dataloader_drop_last=True"
+    ):
+        state = trained(16 + rest, **both)
+    assert int(state["head.before.batches"]) == 2
+    assert all(tensor.isfinite().all() for tensor in state.values())
+    with pytest.raises(ValueError, match="set per_device_train_batch_size higher"):
+        trained(rest, **both)
 
 
 def test_their_trainer_in_bfloat16_computes_the_head_in_float32(made, tmp_path):

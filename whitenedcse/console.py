@@ -7,13 +7,14 @@ import io
 import os
 import re
 import select
+import shlex
 import signal
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import rich
 from rich.box import SIMPLE_HEAD
@@ -29,6 +30,10 @@ LATEX = str.maketrans(
     | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
     | {"[": "{[}", "]": "{]}", "*": "{*}", "\n": " "}
 )
+
+
+# text that Hydra reads as text without quotes
+BARE = r"(?a)(?!(?i:true|false|null|nan|inf)$)[a-z_A-Z./][\w./:+@-]*"
 
 
 def asked_to_end(error: BaseException | None) -> int:
@@ -77,6 +82,39 @@ def lacking(what: str, package: str, extra: str | None = None, error: object = "
     return ValueError(f"{what} needs {package}{why}: pip install {target}")
 
 
+def quoted(value: Any, *, bare: bool = False) -> str:
+    """A value as Hydra's override grammar reads it back: null, true, numbers, 'text', lists and mappings.
+
+    bare: leave text without quotes where it needs none.
+
+    >>> print(quoted(["a'b", 0.5, None]), quoted({"kind": "zca"}), quoted(["a", "a b"], bare=True))
+    ['a\\'b',0.5,null] {kind:'zca'} [a,'a b']
+    """
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{quoted(item, bare=bare)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(quoted(item, bare=bare) for item in value) + "]"
+    if bare and re.fullmatch(BARE, str(value)):
+        return str(value)
+    # only a backslash before a quote counts as one that escapes
+    text = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + "\\'" * bool(m[2]), str(value))
+    return f"'{text}'"
+
+
+def setting(name: str, value: Any) -> str:
+    """NAME=VALUE as a word of a command, quoted for Hydra and then for the shell where they need it.
+
+    >>> print(setting("model", "outputs/a"), setting("model", "it's"), setting("compare", ["a,b", "c"]))
+    model=outputs/a 'model='"'"'it\\'"'"'s'"'"'' 'compare=['"'"'a,b'"'"',c]'
+    """
+    return shlex.quote(f"{name}={quoted(value, bare=True)}")
+
+
 class Grid(NamedTuple):
     """A table as text, with a cell for each row and column.
 
@@ -102,6 +140,13 @@ def unread() -> bool:
             os.dup2(os.open(os.devnull, os.O_WRONLY), out)
             return True
     return False
+
+
+def encodable() -> None:
+    """Have signs that the output's encoding lacks, as ASCII does an umlaut, be written as question marks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
 
 
 def console() -> Console:

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
+from whitenedcse.console import setting
 from whitenedcse.distributed import is_first, shared
 from whitenedcse.files import (
     DIGESTS,
@@ -43,6 +44,7 @@ from whitenedcse.files import (
     write_json,
     writing,
 )
+from whitenedcse.inputs import expanded
 
 SEALED = ("config.yaml", "versions.json", "metrics.csv", "items.npz", f"best/{DIGESTS}")
 BEGUN = ("config.yaml", "versions.json", "metrics.csv", "train.log", "evaluate.log", LOCK)
@@ -68,7 +70,7 @@ class Run:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = Path(expanded(path))
         self.checkpoints, self.best = self.path / "checkpoints", self.path / "best"
         self.metrics, self.config = self.path / "metrics.csv", self.path / "config.yaml"
 
@@ -81,7 +83,8 @@ class Run:
     @classmethod
     def of(cls, model: str | Path) -> Run | None:
         """The run that a model is the directory or the best checkpoint of; None for any other model."""
-        folders = (Path(model), Path(model).parent) if Path(model).exists() else ()
+        place = Path(expanded(model))
+        folders = (place, place.parent) if place.exists() else ()
         return next((run for run in map(cls, folders) if run.began), None)
 
     # what it holds
@@ -132,7 +135,8 @@ class Run:
 
     def _lacks(self, name: str) -> NoReturn:
         sweep = f"a sweep: name runs of it, as {self.path}/0, or all as '{self.path}/*'"
-        cure = f"; evaluate model={self.path} makes a run" * (self.path / "whitenedcse.json").is_file()
+        cure = f"; evaluate {setting('model', self.path)} makes a run"
+        cure *= (self.path / "whitenedcse.json").is_file()
         kind = sweep if (self.path / SWEPT).is_file() else f"not a run that has ended: it has no {name}{cure}"
         raise FileNotFoundError(f"{self.path} is {kind}")
 

@@ -104,6 +104,11 @@ TRAINING = [
     ({f"x/{name}": None for name in TOKENIZER}, "encoder.path=x", ["x", "tokenizer.json"]),
     ({}, "data.corpus=no.txt", ["no.txt: no such file"]),
     ({}, "data.corpus=d.txt", ["d.txt: no such file", "did you mean c.txt?"]),
+    (
+        {"same.txt": "the cat\n" * 99 + "a dog\n"},
+        "data.corpus=same.txt monitor.dev=null",
+        ["all 10 sentences held out of same.txt are the same: 98 of its 100 rows equal an earlier one"],
+    ),
     ({}, "monitor.dev=no.tsv", ["no task 'no.tsv'"]),
     ({"e.tsv": HEADER + "1\ta\tb\nnan\ta\tb\n"}, "monitor.dev=e.tsv", ["e.tsv:3: the score is 'nan'"]),
     ({"file": ""}, "hydra.run.dir=file", ["file", "exists"]),

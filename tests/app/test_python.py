@@ -222,7 +222,7 @@ WRONG = [  # a call, its error, what that says
         "the nearest is 'optim.lr'",
     ),
     (lambda: whitenedcse.evaluate(SimpleNamespace()), TypeError, "os.PathLike object, not SimpleNamespace"),
-    (lambda: whitenedcse.train("bert", "my.txt", tests=3), TypeError, "'int' object is not iterable"),
+    (lambda: whitenedcse.train("bert", "my.txt", tests=3), ValueError, "tests=int is no list of texts"),
 ]
 
 

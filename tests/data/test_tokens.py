@@ -2,15 +2,21 @@
 
 import json
 import random
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
+from encoders import SENTENCES, embedder_of
 from transformers import ByT5Tokenizer
 
 from whitenedcse.data import tokens
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.tokens import token_ids, tokenised
+from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.serving.fit import fitted
+from whitenedcse.serving.readout import readout
+from whitenedcse.serving.search import Building, Index, build
 
 LENGTH = 8
 
@@ -37,7 +43,7 @@ def corpus(tmp_path, lines):
 
 def test_a_batch_of_rows_is_what_the_tokenizer_says_of_each(corpus, lines, tokenizer, tmp_path, monkeypatch):
     for batch, prompt in ((4096, ""), (7, "the cat: ")):
-        monkeypatch.setattr(tokens, "BATCH", batch)
+        monkeypatch.setattr(tokens, "BLOCK", batch)
         rows = tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path / "cache", prompt=prompt)
         index = np.array([1299, 0, 7, 7, 513])
         assert rows_of(rows.rows(index, [0])) == [oracle(prompt + lines[i], tokenizer) for i in index]
@@ -131,3 +137,55 @@ def test_a_damaged_cache_is_built_anew_and_said_in_one_line_and_a_failed_start_l
     with pytest.raises(OSError, match="No space left"):
         tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path / "other")
     assert not [path for path in (tmp_path / "other").iterdir() if path.is_dir() and path.name[0] != "."]
+
+
+def test_what_another_process_wrote_meanwhile_is_taken(corpus, tokenizer, tmp_path, monkeypatch):
+    """On a disk that shows no locks, both write, and one finds the other's folder at its place."""
+    drafted = tokens.drafted
+    wanted = tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path / "other").ids
+
+    @contextmanager
+    def overtaken(folder):
+        monkeypatch.setattr(tokens, "drafted", drafted)
+        tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path / "cache")
+        (tmp_path / "draft").mkdir()
+        yield tmp_path / "draft"
+        raise OSError(39, "Directory not empty")
+
+    (tmp_path / "cache").mkdir()
+    monkeypatch.setattr(tokens.sources, "locked", lambda folder, name: nullcontext())
+    monkeypatch.setattr(tokens, "drafted", overtaken)
+    found = tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path / "cache")
+    assert np.array_equal(found.ids, wanted)
+
+
+INVISIBLE = ["\u200b", "\ufeff\u00ad", " \u2060", "\u0301\u0308", "\ufe0f", "\ufffd", "\t\u3000", ""]
+
+
+def test_a_text_without_tokens_of_its_own_is_blank_everywhere(bert, tmp_path):
+    """In training, in an index and its queries, in a fit and a readout; and an id is the number of a row."""
+    mixed = [text for pair in zip(SENTENCES, INVISIBLE, strict=True) for text in pair]
+    path = tmp_path / "x.txt"
+    path.write_text("".join(f"{text}\n" for text in mixed))
+    assert tokens.blank(mixed, bert.tokenizer) == [False, True] * 8
+    rows = tokenised(Corpus(str(path)), bert.tokenizer, LENGTH, cache_dir=tmp_path / "cache")
+    assert (len(rows), rows.counts.kept, rows.counts.blank, rows.counts.total) == (8, 8, 8, 16)
+    assert rows_of(rows.rows(np.arange(8), [0])) == [oracle(text, bert.tokenizer) for text in SENTENCES]
+    pairs = tmp_path / "x.jsonl"
+    pairs.write_text("".join(json.dumps({"a": mixed[0], "b": text}) + "\n" for text in mixed))
+    two = tokenised(Corpus(str(pairs), ("a", "b")), bert.tokenizer, LENGTH, cache_dir=tmp_path / "cache")
+    assert (len(two), two.counts.blank) == (8, 8)
+    embedder = embedder_of(bert, kind="mean").eval()
+    index = Index.build(embedder, mixed)
+    build(tmp_path / "index", embedder, Corpus(str(path)), Building())
+    for one in (index, Index.load(tmp_path / "index")):
+        hits = one.query(mixed, 1)
+        assert [[hit.id for hit in found] for found in hits] == [
+            [str(i)] if i % 2 == 0 else [] for i in range(16)
+        ]
+    fit, same = Postprocess("whitening"), Postprocess("whitening").fit(embedder.encode(SENTENCES))
+    assert fitted(fit, embedder, Corpus(str(path)))["texts"] == 8
+    np.testing.assert_allclose(fit.mean, same.mean, atol=1e-6)
+    for given in (mixed, path):
+        assert readout(embedder, given).facts == readout(embedder, SENTENCES).facts
+    assert embedder.encode(mixed).shape == (16, 16)  # row i is of text i

@@ -16,9 +16,10 @@ from numpy.testing import assert_allclose
 from whitenedcse import distributed
 from whitenedcse.app import cli
 from whitenedcse.data.corpus import Corpus
+from whitenedcse.data.tokens import blank
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving import encode
-from whitenedcse.serving.encode import Form, Job, arrays, blank, encoded, share, state
+from whitenedcse.serving.encode import Form, Job, arrays, encoded, share, state
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES[:3]]
 TEXTS[4] = ""  # a blank row, which keeps its number

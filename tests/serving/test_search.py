@@ -138,7 +138,7 @@ def test_ids_are_unique_and_given_always_or_never(embedder, tmp_path):
     with pytest.raises(ValueError, match="have no ids of their own"):
         Index.build(embedder, LINES).add(["a cat"], ["x"])
     for texts in ("a cat", {"text": ["a cat"]}):
-        with pytest.raises(ValueError, match="no list of texts"):
+        with pytest.raises(ValueError, match="is no list of texts|is one text"):
             Index.build(embedder, texts)
 
 
@@ -211,6 +211,16 @@ def test_a_kill_while_texts_are_added_leaves_the_index(embedder, corpus, tmp_pat
     assert {path.name for path in tmp_path.iterdir()} == {"index", "corpus.txt"}
 
 
+def test_signs_that_the_output_lacks_are_replaced(embedder, tmp_path, monkeypatch):
+    Index.build(embedder, ["the cat \u2014 \u00fcber"]).save(tmp_path / "index")
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", out)
+    for to in ("table", "csv", "markdown", "latex"):
+        assert cli.main(["search", "query", str(tmp_path / "index"), "the cat", "--to", to]) == 0
+    out.flush()
+    assert out.buffer.getvalue().decode("ascii").count("the cat ? ?ber") == 4
+
+
 def test_threads_query_one_index(embedder, tmp_path):
     Index.build(embedder, LINES).save(tmp_path / "index")
     index, found = Index.load(tmp_path / "index"), []
@@ -229,31 +239,31 @@ def test_the_commands_number_rows_alike_and_do_not_repeat_a_query(source, corpus
     assert f"60 texts, vectors of width 16: {index}" in capsys.readouterr().out
     assert cli.main(["search", "query", index, "--file", corpus.path, "--top", "1", "--to", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [int(row["query"]) for row in rows] == list(range(64)) and list(rows[0]) == [
-        "query",
-        "rank",
-        "cosine",
-        "id",
-        "text",
-    ]
-    for i, row in enumerate(rows):  # a text finds itself, or an equal one
-        assert i in BLANK or row["text"] == LINES[i]
+    assert list(rows[0]) == ["query", "rank", "cosine", "id", "text"]
+    assert [int(row["query"]) for row in rows] == [i for i in range(64) if i not in BLANK]
+    assert all(row["text"] == LINES[int(row["query"])] for row in rows)  # it finds itself, or an equal one
     assert cli.main(["search", "query", index, "a cat", "--top", "3", "--to", "csv"]) == 0
     assert list(csv.reader(io.StringIO(capsys.readouterr().out)))[0] == ["rank", "cosine", "id", "text"]
-    (tmp_path / "table.csv").write_text("key,text\nk1,the cat\nk2,a bird\n")
+    table = tmp_path / "table.jsonl"
+    table.write_text('{"key": 7, "text": "the cat"}\n{"key": "k2", "text": "a bird"}\n')
     keyed = [
         "search",
         "build",
         source,
-        str(tmp_path / "table.csv"),
+        str(table),
         str(tmp_path / "keyed"),
         "--columns",
         "text",
+        "--ids",
+        "key",
     ]
-    assert cli.main([*keyed, "--ids", "key"]) == 0
+    assert cli.main(keyed) == 0
     assert cli.main(["search", "add", str(tmp_path / "keyed"), corpus.path]) == 2
     assert "have ids of their own" in capsys.readouterr().err
-    assert Index.load(tmp_path / "keyed").query(["the cat"], 1)[0][0].id == "k1"
+    assert Index.load(tmp_path / "keyed").query(["the cat"], 1)[0][0].id == "7"
+    table.write_text('{"key": null, "text": "the cat"}\n')
+    assert cli.main([*keyed[:4], str(tmp_path / "null"), *keyed[5:]]) == 2
+    assert "an id is None: each text needs its own" in capsys.readouterr().err
     assert cli.main(["search", "add", index, corpus.path]) == 0
     assert f"60 texts and 60 more: {index}" in capsys.readouterr().out
     assert max(int(hit.id) for hit in Index.load(index).query(["a cat"], 120)[0]) == 127

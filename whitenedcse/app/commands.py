@@ -10,9 +10,10 @@ from shlex import quote
 from typing import Any
 
 from whitenedcse import distributed
-from whitenedcse.console import Grid, interrupted, lacking, say, show
+from whitenedcse.console import Grid, interrupted, lacking, say, setting, show
 from whitenedcse.data import remote, sources
 from whitenedcse.data.corpus import Corpus
+from whitenedcse.data.files import blank
 from whitenedcse.distributed import is_first, placed
 
 REPLACED = "; it replaces an earlier one"
@@ -79,7 +80,7 @@ def readout(arguments: Namespace) -> int:
         say(f"written: {', '.join(map(str, files))}")
         if (model := out / "model") in files:
             say(f"next: whitenedcse export {quote(str(model))} EXPORT --to sentence-transformers")
-            say(f"      whitenedcse evaluate model={quote(str(model))}")
+            say(f"      whitenedcse evaluate {setting('model', model)}")
     return 0
 
 
@@ -207,7 +208,7 @@ def search_query(arguments: Namespace) -> int:
 
     if (arguments.text is None) == (arguments.file is None):
         raise ValueError("one query is a TEXT, several are a --file: give one of the two")
-    if arguments.text is not None and not arguments.text.strip():
+    if arguments.text is not None and blank(arguments.text):
         raise ValueError(f"TEXT {arguments.text!r} is blank: give the words to look for")
     asked = [arguments.text]
     if arguments.file is not None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing import parent_process
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -144,7 +145,7 @@ def fitted_on(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[
     """The corpus to fit transforms to, its columns, and the size of the sample trained on, if one was."""
     if name.endswith(".safetensors"):
         raise ValueError(
-            f"fit={name} is fitted already: whitenedcse export MODEL DIR --whiten {name} --to "
+            f"fit={name} is fitted already: whitenedcse export MODEL DIR --whiten {quote(name)} --to "
             "sentence-transformers makes a model with it, for model=DIR"
         )
     if name != "training":

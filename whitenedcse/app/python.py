@@ -25,6 +25,8 @@ from whitenedcse.app.config import CONF, did_you_mean, message, stems
 from whitenedcse.app.evaluate import evaluate as evaluated
 from whitenedcse.app.start import quiet
 from whitenedcse.app.train import train as trained
+from whitenedcse.console import quoted
+from whitenedcse.inputs import expanded, listed
 from whitenedcse.run import Run, stamp
 
 if TYPE_CHECKING:
@@ -104,7 +106,7 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
         **{"encoder": "pretrained", "encoder.path": os.fspath(encoder), "data": "file", "pooling": pooling},
         **{name: part for name, part in options.items() if isinstance(part, str)},
         **{"data.corpus": os.fspath(corpus), "monitor.dev": None if dev is None else os.fspath(dev)},
-        **{"tasks.names": listed(tests), "views": views, "data.batch_size": batch_size},
+        **{"tasks.names": paths(tests), "views": views, "data.batch_size": batch_size},
         **{"data.max_length": max_length, "trainer.max_epochs": epochs, "trainer.devices": devices},
         **{name: value for name, value in numbers.items() if value is not None},
         **{"seed": seed, "force": force, **(settings or {})},
@@ -148,15 +150,21 @@ def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by na
     FileNotFoundError: ...
     """
     given: dict[str, Any] = {"model": os.fspath(model), "postprocess": postprocess, "k": k}
-    given |= {"tasks": tasks} if tasks in stems("tasks") else {"tasks.names": listed(tasks)}
+    given |= (
+        {"tasks": tasks}
+        if isinstance(tasks, str) and tasks in stems("tasks")
+        else {"tasks.names": paths(tasks)}
+    )
     given |= {"pooling": pooling} if pooling else {}
     path = Path(output or Path("outputs", f"evaluate-{stamp()}"))
     return called(evaluated, given | dict(settings or {}), path)
 
 
-def listed(names: Place | Sequence[Place]) -> list[str]:
+def paths(names: Place | Sequence[Place]) -> list[str]:
     """One name or several as a list of texts."""
-    return [os.fspath(name) for name in ([names] if isinstance(names, str | os.PathLike) else names)]
+    return [
+        os.fspath(one) for one in listed([names] if isinstance(names, str | os.PathLike) else names, "test")
+    ]
 
 
 def called(script: Callable[..., Any], given: Settings, path: Path, **more: Any) -> Run:
@@ -185,7 +193,7 @@ def composed(script: str, words: Sequence[str], path: Path) -> Iterator[DictConf
         with initialize_config_dir(str(CONF), version_base="1.3", job_name=script), warnings.catch_warnings():
             config = compose(script, list(words), return_hydra_config=True)
             with open_dict(config):
-                config.hydra.runtime.output_dir = str(path.resolve())
+                config.hydra.runtime.output_dir = str(Path(expanded(path)).resolve())
                 HydraConfig.instance().set_config(config)
                 config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
             quiet()
@@ -195,21 +203,3 @@ def composed(script: str, words: Sequence[str], path: Path) -> Iterator[DictConf
     finally:
         sys.argv = argv
         Singleton.set_state(state)
-
-
-def quoted(value: Any) -> str:
-    """A value as Hydra's override grammar reads it back: null, true, numbers, 'text', lists and mappings.
-
-    >>> print(quoted(["a'b", 0.5, None]), quoted({"kind": "zca"}))
-    ['a\\'b',0.5,null] {kind:'zca'}
-    """
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{quoted(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(quoted, value)) + "]"
-    text = str(value).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{text}'"

@@ -31,8 +31,9 @@ from omegaconf import DictConfig
 
 from whitenedcse import console
 from whitenedcse.app.config import CONF, check_jobs, check_words, help_page, mendable, message
-from whitenedcse.console import asked_to_end, ending_when_asked, unread
+from whitenedcse.console import asked_to_end, ending_when_asked, quoted, setting, unread
 from whitenedcse.distributed import ASKING, end_with_parent, has_agent, is_first, placed
+from whitenedcse.inputs import expanded
 from whitenedcse.run import Run
 
 Result = TypeVar("Result")
@@ -53,8 +54,12 @@ QUIET = (
 
 def start(script: Callable[[DictConfig], Any]) -> None:
     """Run a function on the configuration of its name; --debug shows the traceback of an error."""
+    console.encodable()
     debug, here = "--debug" in sys.argv, placed()
     words = ["force=true" if word == "--force" else word for word in sys.argv if word != "--debug"]
+    words = [
+        re.sub(r"(?<=[=,\[])~[^,\[\]'\"=]*", lambda path: quoted(expanded(path[0])), word) for word in words
+    ]
     sys.argv = settings_last(words) + ["hydra.job_logging.root.handlers=[]"] * bool(here and here.rank)
     if has_agent():
         end_with_parent()
@@ -196,9 +201,9 @@ def again(run: Run) -> str:
         return f"the same call with output={str(run.path)!r}"
     folder, outputs = run.path if hydras.mode == RunMode.RUN else run.path.parent, Path.cwd() / "outputs"
     if folder.is_relative_to(outputs):
-        return f"the same command with run={folder.relative_to(outputs)}"
+        return f"the same command with {setting('run', folder.relative_to(outputs))}"
     kind = "run" if hydras.mode == RunMode.RUN else "sweep"
-    return f"the same command with hydra.{kind}.dir={folder}"
+    return f"the same command with {setting(f'hydra.{kind}.dir', folder)}"
 
 
 class Checked(Callback):

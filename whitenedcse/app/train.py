@@ -29,6 +29,7 @@ from whitenedcse import console
 from whitenedcse.app.config import check, check_name, inherited, jobs, own_encoder, plain
 from whitenedcse.app.evaluate import require, scored
 from whitenedcse.app.start import Checked, again, launched, say
+from whitenedcse.console import setting
 from whitenedcse.distributed import placed
 from whitenedcse.files import checksum
 from whitenedcse.run import OTHER, SWEPT, Run
@@ -288,9 +289,8 @@ def say_next(run: Run, *, tested: bool, own: bool, alone: bool) -> None:
     here = run.path.relative_to(Path.cwd()) if run.path.is_relative_to(Path.cwd()) else run.path
     say(f"best checkpoint: {here}/best   metrics: {here}/metrics.csv   scores: {here}/scores.json")
     if alone:
-        name = quote(str(here))
-        tests = " 'tasks.names=[TESTS.csv]'" * own
-        more = [] if tested else [f"evaluate model={name}{tests}"]
+        name, tests = quote(str(here)), " 'tasks.names=[TESTS.csv]'" * own
+        more = [] if tested else [f"evaluate {setting('model', here)}{tests}"]
         after = f"report {name}", *more, f"export {name} OUT --to transformers"
         say(f"next: {'   '.join(f'whitenedcse {command}' for command in after)}")
     say(f"run: {run.path}")  # the last line, which other programs read

@@ -11,21 +11,37 @@ import random
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import xxhash
 
-from whitenedcse.data.files import COMPRESSIONS, KINDS, blank, filesystem, lines, listed, records, suffix
+from whitenedcse.data.files import (
+    COMPRESSIONS,
+    KINDS,
+    blank,
+    filesystem,
+    hidden,
+    lines,
+    listed,
+    records,
+    suffix,
+)
+from whitenedcse.inputs import takes_numbers
 
 Row = tuple[str, ...]
+Item = TypeVar("Item")
+Wordless = Callable[[Sequence[str]], Sequence[bool]]
+BLOCK = 4096  # rows at a time
 TAGS = ("ETag", "etag", "blob_id")  # of a version of a file: S3 and the web, Google and Azure, the hub
 
 
+@takes_numbers
 @dataclass(frozen=True)
 class Corpus:
     """Where sentences are, in which columns, and how many rows of them to take.
@@ -62,21 +78,23 @@ class Counts(NamedTuple):
 class Usable:
     """The rows of a corpus in which every field is text, read lazily; afterwards `counts` tells of all.
 
-    Text is unchanged: no stripping, no normalisation. Raises ValueError at the end if there was no such row,
+    Text is unchanged: no stripping, no normalisation. wordless: which of some texts are blank to a tokenizer;
+    rows with these are dropped from the sample, too. Raises ValueError at the end if there was no such row,
     or if all were equal.
     """
 
     counts: Counts
 
-    def __init__(self, corpus: Corpus) -> None:
-        self.corpus = corpus
+    def __init__(self, corpus: Corpus, wordless: Wordless = lambda texts: [False] * len(texts)) -> None:
+        self.corpus, self.wordless = corpus, wordless
 
     def __iter__(self) -> Iterator[Row]:
         import numpy as np  # here, as --help does without it
 
         tally, hashes = Counter[str](), array("q")
-        every = self.texts_alone(tally)
-        for row in every if self.corpus.sample is None else sampled(every, self.corpus.sample):
+        every: Iterable[Row] = self.texts_alone(tally)
+        every = every if self.corpus.sample is None else sampled(every, self.corpus.sample)
+        for row in self.worded(every, tally):
             hashes.append(hash(row))
             yield row
         kept, path = len(hashes), self.corpus.path
@@ -97,6 +115,21 @@ class Usable:
             else:
                 tally["blank" if worst == BLANK else "other"] += 1
 
+    def worded(self, rows: Iterable[Row], tally: Counter[str]) -> Iterator[Row]:
+        """The rows without a text that is `wordless`; `tally` counts the others as blank."""
+        for block in blocks(rows, BLOCK):
+            lost = iter(self.wordless([text for row in block for text in row]))
+            kept = [row for row in block if not any([next(lost) for _ in row])]
+            tally["blank"] += len(block) - len(kept)
+            yield from kept
+
+
+def blocks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """The items in lists of `size`, and fewer in the last."""
+    every = iter(items)
+    while block := list(islice(every, size)):
+        yield block
+
 
 BLANK = 2
 
@@ -114,16 +147,25 @@ def read(corpus: Corpus) -> tuple[list[Row], Counts]:
     return list(rows), rows.counts
 
 
-def rows(corpus: Corpus) -> Iterator[Row]:
+def rows(corpus: Corpus, *, ids: bool = False) -> Iterator[Row]:
     """Every row of a corpus in order, read lazily, or those of the sample; a null is "".
 
-    So row i of what is made of it is row i of the corpus. Raises ValueError for a field that is no text.
+    So row i of what is made of it is row i of the corpus. ids: the last column has the `label` of each row.
+    Raises ValueError for a field that is no text.
     """
-    every = map(lambda row: tuple("" if cell is None else cell for cell in row), cells(corpus))
+    given = ((*row[:-1], label(row[-1])) for row in cells(corpus)) if ids else cells(corpus)
+    every = (tuple("" if cell is None else cell for cell in row) for row in given)
     for row in every if corpus.sample is None else sampled(filled(every), corpus.sample):
         if other := [cell for cell in row if not isinstance(cell, str)]:
             raise ValueError(f"{corpus.path}: text expected in a column, {other[0]!r:.50} found")
         yield row
+
+
+def label(one: object) -> str:
+    """An id as text, whatever it is. Raises ValueError for a null and a blank one."""
+    if one is None or one != one or blank(str(one)):
+        raise ValueError(f"an id is {one!r}: each text needs its own")
+    return str(one)
 
 
 def filled(rows: Iterable[Row]) -> Iterator[Row]:
@@ -247,10 +289,9 @@ def files(path: str) -> list[str]:
         return []
     elif Path(path).is_file():
         paths = [str(Path(path))]
-    else:  # hidden files are drafts or copies
-        below = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
-        shown = (file for file in below if not any(p[0] == "." for p in file.relative_to(path).parts))
-        paths = list(map(str, shown))
+    else:
+        paths = [str(Path(folder, name)) for folder, _, names in os.walk(path) for name in names]
+    paths = [file for file in paths if file == path or not hidden(os.path.relpath(file, path))]
     if models := {"config.json", "modules.json"} & {os.path.relpath(file, path) for file in paths}:
         raise ValueError(f"{path} holds a model ({min(models)}), no corpus: name a file of texts")
     if not (paths := [file for file in paths if suffix(file) in KINDS]):

@@ -17,6 +17,7 @@ from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.sources import located
 from whitenedcse.data.tokens import TokenRows, tokenised
 from whitenedcse.data.views import Views, check_changes, frame, prompt_tokens
+from whitenedcse.inputs import takes_numbers
 from whitenedcse.ragged import Ragged
 
 HELD_OUT = 512  # rows at most that are held out of a corpus
@@ -102,6 +103,7 @@ class Batches(Dataset[Batch]):
         return Batch(positives, negatives, len(index))
 
 
+@takes_numbers
 class SentenceData(LightningDataModule):
     """A corpus as training batches; `tokenizer`, that of the encoder, must be set before `setup`.
 
@@ -151,8 +153,9 @@ class SentenceData(LightningDataModule):
         if passes < 1:
             raise ValueError(f"data.passes={passes} must be 1 or more")
         check_changes(passes, repetition, crop, cutoff)
-        Corpus(corpus, tuple(columns), sample)  # refuses what no corpus has
-        self.corpus, self.columns, self.sample = corpus, tuple(columns), sample
+        columns = tuple([columns] if isinstance(columns, str) else columns)
+        Corpus(corpus, columns, sample)  # refuses what no corpus has
+        self.corpus, self.columns, self.sample = corpus, columns, sample
         self.max_length, self.passes, self.seed = max_length, passes, seed
         self.batch_tokens, self.tokenizer = batch_tokens, tokenizer
         self.repetition, self.crop, self.cutoff = repetition, crop and tuple(crop), cutoff

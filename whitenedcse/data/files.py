@@ -22,6 +22,7 @@ from whitenedcse.console import lacking
 
 NAMED = (".tsv", ".csv", ".jsonl")  # rows with named fields, one after the other
 KINDS = (".txt", *NAMED, ".json", ".parquet")
+LONGEST = 1 << 28  # characters of a field of a table; Python's csv would stop at 131,072
 
 
 def suffix(name: str | Path) -> str:
@@ -40,6 +41,11 @@ def blank(text: str) -> bool:
     if not rest or rest.isprintable():
         return not rest
     return all(c.isspace() or unicodedata.category(c) in ("Cf", "Cc") for c in rest)
+
+
+def hidden(path: str) -> bool:
+    """Whether a file, or a folder that it is in, is hidden, as drafts and copies by an editor are."""
+    return any(part[:1] == "." for part in Path(path).parts)
 
 
 @contextmanager
@@ -113,6 +119,7 @@ def table(path: str | Path, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
     form: dict[str, Any] = {"delimiter": "\t" if kind == ".tsv" else ",", "strict": True}
     if kind == ".tsv" and not in_quotes(lines(path)):
         form["quoting"] = csv.QUOTE_NONE
+    csv.field_size_limit(LONGEST)
     reader, names = csv.reader((line + "\n" for line in lines(path)), **form), list[str]()
     try:
         for fields in reader:
@@ -125,32 +132,36 @@ def table(path: str | Path, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
         raise ValueError(f"{path}:{reader.line_num}: {error}") from error
 
 
-FIELD = r'(?:"(?:[^"]|"")*"|[^"\t]*)'
-WHOLE = re.compile(rf"{FIELD}(?:\t{FIELD})*")
+FIELD = r'"(?:[^"]|"")*"|[^"\t]*'
+WHOLE, EACH = re.compile(rf"(?:{FIELD})(?:\t(?:{FIELD}))*"), re.compile(rf"(?:^|\t)({FIELD})")
 
 
 def in_quotes(every: Iterable[str]) -> bool:
-    """Whether quotes in a file with tabs stand around fields, as pandas writes them; in STS-B they are text.
+    """Whether quotes in a file with tabs stand around fields, as pandas and Excel write them; or are text.
 
-    They do if each field with a quote is in quotes, with all of its own doubled, and one of these is, or the
-    names of the columns are in quotes.
+    They do if each field with a quote is in quotes, with all of its own doubled, and there is a reason: one
+    is doubled, the names of the columns are in quotes, lines as they stand have other numbers of fields, or,
+    as in Excel, the fields with a comma and no others are in quotes. In STS-B quotes are text.
 
     >>> in_quotes(['a', '"Say ""no"" twice"']), in_quotes(['a', '"Say "no" twice"']), in_quotes(['a', '"no"'])
     (True, False, False)
     """
-    sure, first, pending = False, True, ""
-    for line in every:
-        if '"' in line or pending:
-            pending += line
-            if pending.count('"') % 2 and len(pending) < 1 << 20:  # a line end within quotes
-                pending += "\n"
-                continue
-            if not WHOLE.fullmatch(pending):
-                return False
-            sure = sure or first or '""' in re.sub(r'(^|\t)""(?=\t|$)', "", pending)
-            pending = ""
-        first = False
-    return sure and not pending
+    sure, commas, width, pending = False, set[tuple[bool, bool]](), 0, ""
+    for line in filter(None, every):
+        sure = sure or bool(width) and line.count("\t") + 1 != width
+        pending += line
+        if pending.count('"') % 2 and len(pending) < 1 << 20:  # a line end within quotes
+            pending += "\n"
+            continue
+        plain = '"' not in pending
+        fields = pending.split("\t") if plain else EACH.findall(pending) if WHOLE.fullmatch(pending) else []
+        quoted = [field[1:-1] for field in fields if field[:1] == '"']
+        if len(fields) != (width := width or len(fields)) or not fields:
+            return False
+        sure = sure or bool(quoted) and (not commas or any('"' in text for text in quoted))
+        commas |= {(field[:1] == '"', "," in field) for field in fields}
+        pending = ""
+    return not pending and (sure or (True, True) in commas and not commas & {(True, False), (False, True)})
 
 
 def objects(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:

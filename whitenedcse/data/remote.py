@@ -18,8 +18,9 @@ from filelock import FileLock
 from whitenedcse.console import pace
 from whitenedcse.data.corpus import TAGS
 from whitenedcse.data.files import filesystem
-from whitenedcse.data.sources import cache
+from whitenedcse.data.sources import cache, locked
 from whitenedcse.files import MARKS, beside, checksum, drafted
+from whitenedcse.inputs import expanded
 
 VERSION = (*TAGS, "created", "mtime")  # the times where a store has no tags
 
@@ -76,15 +77,14 @@ def fetched(path: str | Path) -> Path:
     version; where a store has no versions it is made each time. Raises FileNotFoundError for a URL without
     files, ValueError for one that changes meanwhile, and the errors of `files.filesystem`.
     """
-    if not is_url(path):
+    if not is_url(path := expanded(path)):
         return Path(path)
-    url = str(path).rstrip("/")
+    url = path.rstrip("/")
     if not (files := held(url)):
         raise FileNotFoundError(f"{url}: no such file or directory, or it cannot be reached")
     copies = place(url).parent
     copy = copies / checksum(repr(sorted(files.items())).encode())[:16] / place(url).name
-    copies.mkdir(parents=True, exist_ok=True)
-    with FileLock(copies / ".lock"):
+    with locked(copies, ".lock"):
         if not (copy.exists() and all(file.version for file in files.values())):
             download(url, files, copy)
     return copy
@@ -174,11 +174,11 @@ def named(out: str | Path) -> Iterator[Store | None]:
 
     Raises ValueError for a URL in a bucket that there is not.
     """
-    if not is_url(out):
+    if not is_url(out := expanded(out)):
         yield None
         return
-    check_bucket(str(out))
-    store = Store(str(out), beside(place(str(out)), "out") / place(str(out)).name)
+    check_bucket(out)
+    store = Store(out, beside(place(out), "out") / place(out).name)
     store.local.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield store
@@ -218,7 +218,7 @@ def published(out: str | Path, mark: str | None) -> Iterator[Path]:
     """
     with named(out) as store:
         if store is None:
-            yield Path(out)
+            yield Path(expanded(out))
             return
         if (before := held(store.url)) and mark not in before:
             raise FileExistsError(f"{store.url} exists; choose another name")

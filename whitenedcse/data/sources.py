@@ -8,13 +8,18 @@ import os
 import re
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whitenedcse.data.corpus import Corpus, is_hub_id
+from filelock import FileLock
+
+from whitenedcse import inputs
+from whitenedcse.data.corpus import Corpus, is_hub_id, texts
 from whitenedcse.data.files import filesystem
 from whitenedcse.files import digest
+from whitenedcse.inputs import expanded
 
 SIMCSE = "princeton-nlp/datasets-for-simcse"  # data sets of the Hugging Face hub
 MNLI, SNLI = "nyu-mll/multi_nli", "stanfordnlp/snli"
@@ -62,19 +67,38 @@ CORPORA = {
 
 def roots() -> list[Path]:
     """The data folders: $WHITENEDCSE_DATA or ./data, where downloads go; the clone's; the package's own."""
-    chosen, own = Path(os.environ.get("WHITENEDCSE_DATA") or "data").resolve(), Path(__file__).resolve()
+    chosen = Path(expanded(os.environ.get("WHITENEDCSE_DATA") or "data")).resolve()
+    own = Path(__file__).resolve()
     clone = [own.parents[2] / "data"] if (own.parents[2] / "train.py").is_file() else []
     return list(dict.fromkeys([chosen, *clone, own.parent]))
 
 
 def cache() -> Path:
     """The folder of token ids and vectors, safe to delete: $WHITENEDCSE_CACHE or ~/.cache/whitenedcse."""
-    return Path(os.environ.get("WHITENEDCSE_CACHE") or "~/.cache/whitenedcse").expanduser()
+    return Path(expanded(os.environ.get("WHITENEDCSE_CACHE") or "~/.cache/whitenedcse"))
+
+
+@contextmanager
+def locked(folder: Path, name: str) -> Iterator[None]:
+    """A context in which this process alone has a lock in a folder of the cache, which is made if missing.
+
+    Raises OSError, with the name of the variable that names another place, where nothing can be written.
+    """
+    lock = FileLock(folder / name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        raise OSError(f"{error}; set WHITENEDCSE_CACHE to a folder that can be written") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def located(name: str) -> str | Path:
     """Where a corpus is: the path of a named one, downloaded if needed; any path, URL or hub id unchanged."""
-    if not name.strip():
+    if not (name := expanded(name)).strip():
         raise FileNotFoundError("no corpus is named: the name or path is empty")
     if "://" in name:
         with filesystem(name):
@@ -89,9 +113,18 @@ def located(name: str) -> str | Path:
     return present(name, roots()) or fetched(name)
 
 
+def given(corpus: Iterable[str] | str | os.PathLike[str], *more: Any) -> Iterator[str]:
+    """The texts of a corpus that a caller gives, or those of one that is `named` so, with `more` of that."""
+    if isinstance(corpus, str | os.PathLike):
+        return texts(named(os.fspath(corpus), *more))
+    return iter(inputs.texts(corpus, "text"))
+
+
 def named(name: str, columns: Sequence[str] = (), sample: int | None = None) -> Corpus:
     """A `Corpus` by name, path, URL or hub id. The columns of a named one need not be given."""
-    wanted = tuple(columns) or (CORPORA[name].columns if name in CORPORA else ())
+    wanted = tuple([columns] if isinstance(columns, str) else columns) or (
+        CORPORA[name].columns if name in CORPORA else ()
+    )
     return Corpus(str(located(name)), wanted, sample)
 
 

@@ -9,26 +9,25 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
-from filelock import FileLock
 from numpy.typing import NDArray
 
 from whitenedcse.console import pace, say
-from whitenedcse.data import sources
-from whitenedcse.data.corpus import Corpus, Counts, Row, Usable, fingerprint
+from whitenedcse.data import files, sources
+from whitenedcse.data.corpus import BLOCK, Corpus, Counts, Row, Usable, blocks, fingerprint
 from whitenedcse.files import DIGESTS, checksum, drafted, intact, read_json, seal, write_json, writing
 from whitenedcse.ragged import Ragged
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 2  # of the folder; another number is another key
-BATCH = 4096  # sentences tokenised at a time
+FORMAT = 3  # of the folder; another number is another key
 CALLS = ("__call__", "_encode_plus", "_batch_encode_plus")  # of Transformers 4 and 5
 
 
@@ -92,16 +91,22 @@ def tokenised(
     folder = cache / digest(json.dumps([FORMAT, *digests.values(), max_length, prompt]))
     if (cached := opened(folder, digests)) is not None:
         return cached
-    cache.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(f".{folder.name}.lock")):  # of several processes one does the work
-        if (cached := opened(folder, digests, say)) is None:
+    with sources.locked(cache, f".{folder.name}.lock"):  # of several processes one does the work
+        if (cached := opened(folder, digests, say)) is not None:
+            return cached
+        try:
             with drafted(folder) as draft:
                 write(draft, corpus, tokenizer, max_length, prompt)
                 seal(draft)
-            cached = opened(folder, digests)
-    if cached is None:
-        raise OSError(f"{folder}: vanished or was damaged just after it was written; start again")
-    return cached
+        except OSError:  # another process was first, whose lock this disk does not show
+            if (cached := opened(folder, digests)) is None:
+                raise
+        return cached or opened(folder, digests) or vanished(folder)
+
+
+def vanished(folder: Path) -> NoReturn:
+    """Raise OSError for a cache that is not there just after it was written."""
+    raise OSError(f"{folder}: vanished or was damaged just after it was written; start again")
 
 
 def opened(
@@ -126,11 +131,11 @@ def write(
     folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, prompt: str
 ) -> None:
     """Tokenise a corpus into a folder, in one pass, a batch in memory at a time."""
-    rows = Usable(corpus)
+    rows = Usable(corpus, partial(blank, tokenizer=tokenizer))
     dtype = np.uint16 if max(tokenizer.get_vocab().values()) < 1 << 16 else np.int32
     counted, truncated, columns = [np.zeros(1, np.int64)], 0, 1
     with pace("tokenised") as more, writing(folder / "ids") as stream:
-        for batch in batched(rows, BATCH):
+        for batch in blocks(rows, BLOCK):
             if len(counted) == 1:
                 columns = len(batch[0])
                 check_texts(corpus, batch)
@@ -147,11 +152,21 @@ def write(
     write_json(folder / "meta.json", meta)
 
 
-def batched(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
-    """The rows in lists of `size`."""
-    every = iter(rows)
-    while batch := list(islice(every, size)):
-        yield batch
+def blank(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[bool]:
+    """Which texts are blank: nothing but spaces and invisible characters, or without tokens of their own.
+
+    Those with a letter or a digit are not asked about.
+    """
+    asked = [i for i, text in enumerate(texts) if not any(map(str.isalnum, text))]
+    ids = tokenizer([texts[i] for i in asked], add_special_tokens=False)["input_ids"] if asked else []
+    empty = {i for i, row in zip(asked, ids, strict=True) if not row or files.blank(texts[i])}
+    return [i in empty for i in range(len(texts))]
+
+
+def worded(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """The texts that are not `blank`, read lazily."""
+    for block in blocks(texts, BLOCK):
+        yield from (text for text, skip in zip(block, blank(block, tokenizer), strict=True) if not skip)
 
 
 def check_texts(corpus: Corpus, rows: Sequence[Row]) -> None:

@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whitenedcse.data.corpus import read, sampled
-from whitenedcse.data.files import NAMED, fields, lines, listed, records, suffix
+from whitenedcse.data.files import NAMED, blank, fields, hidden, lines, listed, records, suffix
 from whitenedcse.data.sources import RTE, named, roots, senteval
+from whitenedcse.inputs import expanded
 
 COLUMNS = ("sentence1", "sentence2", "score")
 SCALE = (0.0, 5.0)  # of all STS tasks; SICK's scores begin at 1
@@ -190,7 +191,8 @@ def subsets(name: str) -> list[Subset]:
     place, columns = with_columns(name)
     if columns and len(columns) != len(COLUMNS):
         raise ValueError(f"{name}: scored pairs have three columns, as {place}:SENTENCE1:SENTENCE2:SCORE")
-    parts = sorted(path for path in Path(place).glob("*") if suffix(path.name) in NAMED)
+    there = (path for path in Path(place).glob("*") if not hidden(path.name))
+    parts = sorted(path for path in there if suffix(path.name) in NAMED)
     return [pairs_of(path, columns or COLUMNS) for path in parts or [_file(place)]]
 
 
@@ -200,6 +202,7 @@ def with_columns(name: str) -> tuple[str, list[str]]:
     Three are those of two sentences and a score, whatever it is called, two those of a text and its label;
     none: the usual ones. What exists is a path, colons and all.
     """
+    name = expanded(name)
     for number in (0, 3, 2):
         place, *columns = name.rsplit(":", number)
         if len(columns) == number and (Path(place).is_dir() or any(path.is_file() for path in _paths(place))):
@@ -320,7 +323,7 @@ def _subset(name: str, scored: Iterable[tuple[str, Mapping[str, Any]]]) -> Subse
 
 def _pair(where: str, row: Mapping[str, Any]) -> tuple[float, str, str]:
     left, right, score = (row[column] for column in COLUMNS)
-    if not all(isinstance(text, str) and text.strip() for text in (left, right)):
+    if not all(isinstance(text, str) and not blank(text) for text in (left, right)):
         raise ValueError(f"{where}: {left!r}, {right!r} are not two sentences")
     with suppress(TypeError, ValueError, OverflowError):  # float would take 1_0 for 10, and true for 1
         if "_" not in str(score) and not isinstance(score, bool) and math.isfinite(float(score)):
@@ -418,7 +421,7 @@ def _own(where: str, row: Mapping[str, Any]) -> _Row:
         )
     texts = tuple(row[side] for side in sides)
     label, split = row["label"], row.get("split", "")
-    if not all(isinstance(text, str) and text.strip() for text in texts):
+    if not all(isinstance(text, str) and not blank(text) for text in texts):
         raise ValueError(f"{where}: an empty text, or none: {', '.join(map(repr, texts))}")
     if label is None or not str(label).strip():
         raise ValueError(f"{where}: the label is {label!r}")

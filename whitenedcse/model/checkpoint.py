@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from whitenedcse.console import setting
 from whitenedcse.data.remote import published
 from whitenedcse.data.tokens import identity
 from whitenedcse.files import DIGESTS, drafted, intact, parsing, read_json, restore, seal, tensors
 from whitenedcse.model import sentence_transformers
-from whitenedcse.model.embedder import Embedder
+from whitenedcse.model.embedder import Embedder, check_embedding
 from whitenedcse.model.encoder import CHANGED, folder, pretrained
 from whitenedcse.model.head import Final, Pooling, ProjectionHead
 from whitenedcse.model.whitener import WhiteningSettings
@@ -40,6 +41,7 @@ def save(embedder: Embedder, directory: Path, step: int | None = None) -> None:
     """
     if directory.is_dir() and not (directory / SETTINGS).is_file() and any(directory.iterdir()):
         raise ValueError(f"{directory} holds something other than a checkpoint; choose another name")
+    check_embedding(embedder.embedding, embedder.head)
     embedder = embedder.merged()
     with drafted(directory) as draft:
         embedder.encoder.backbone.save_pretrained(draft)
@@ -199,7 +201,8 @@ def others(embedder: Embedder, path: str | None) -> list[str]:
     pooling, prompt = has.get("pooling", embedder.pooling), has.get("prompt", embedder.prompt)
     notes = []
     if str(pooling) != str(embedder.pooling):
-        keep = f"pooling={pooling.kind}" + f" pooling.layers={[*pooling.layers]}" * (pooling.layers != (-1,))
+        layers = f" {setting('pooling.layers', pooling.layers)}" * (pooling.layers != (-1,))
+        keep = f"pooling={pooling.kind}{layers}"
         notes.append(f"note: {path} pools by {pooling}, this run by {embedder.pooling}; keep it by {keep}")
     if prompt != embedder.prompt:
         now = repr(embedder.prompt) if embedder.prompt else "none"

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from whitenedcse.compute import alone, each, full_precision, without_autocast
 from whitenedcse.console import pace, say
 from whitenedcse.data.tokens import token_ids
+from whitenedcse.inputs import check_text, expanded, takes_numbers, texts
 from whitenedcse.model import lora
 from whitenedcse.model.encoder import Encoder, pretrained
 from whitenedcse.model.head import Final, Pooling, ProjectionHead
@@ -35,6 +36,7 @@ BLOCK = 10_000  # sentences tokenised at a time
 Progress = bool | Callable[[int], None]  # show it, or call this with the number of sentences done
 
 
+@takes_numbers
 class Embedder(nn.Module):
     """An encoder with its pooling and head: a function from sentences to vectors.
 
@@ -69,18 +71,13 @@ class Embedder(nn.Module):
         prompts: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
-        encoder = pretrained(path=os.fspath(encoder)) if isinstance(encoder, str | os.PathLike) else encoder
+        encoder = pretrained(path=expanded(encoder)) if isinstance(encoder, str | os.PathLike) else encoder
         pooling = pooling or ("last" if encoder.causal else "cls")
         pooling = Pooling.named(pooling) if isinstance(pooling, str) else pooling
         head = head or ProjectionHead(encoder.width)
         if not isinstance(head, ProjectionHead):
             raise ValueError(
                 f"the head is a {type(head).__name__}, which must be a subclass of ProjectionHead"
-            )
-        if embedding != "encoder" and head.own:
-            raise ValueError(
-                f"embedding={embedding} with a head or whitening of a class of your own, which a checkpoint "
-                "cannot hold; it takes part in training alone, with embedding=encoder"
             )
         check_embedding(embedding, head)
         check_pooling(pooling, encoder)
@@ -162,14 +159,7 @@ class Embedder(nn.Module):
         processes add up to that of one, bit for bit. bf16: the backbone computes in bfloat16. Raises
         ValueError for a sentence that is not a string, and for a prompt that leaves no token for a sentence.
         """
-        if isinstance(sentences, str):
-            raise ValueError(
-                f"sentences={sentences!r:.50} is one text; give a list of them: [{sentences!r:.50}]"
-            )
-        sentences = list(sentences)
-        for row, sentence in enumerate(sentences):
-            if not isinstance(sentence, str):
-                raise ValueError(f"sentence {row} is {type(sentence).__name__} {sentence!r:.50}, not a text")
+        sentences = texts(sentences)
         before = self.prompt if prompt is None else prompt
         check_prompts({"prompt": before})
         rows = ragged_ids(sentences, self.encoder.tokenizer, self.max_length, before)
@@ -236,7 +226,7 @@ class Embedder(nn.Module):
         """
         from whitenedcse.model import checkpoint
 
-        return checkpoint.load(os.fspath(path), pooling)
+        return checkpoint.load(expanded(path), pooling)
 
     def save(self, directory: str | Path) -> None:
         """Write a checkpoint to a directory or URL, completely or not at all."""
@@ -250,12 +240,18 @@ def check_prompts(prompts: Mapping[str, Any]) -> None:
     for name, text in prompts.items():
         if not isinstance(text, str):
             raise ValueError(f"{name}={text!r:.50} is {type(text).__name__}, not a text to put before others")
+        check_text(text, name)
 
 
 def check_embedding(embedding: str, head: ProjectionHead) -> None:
     """Raise ValueError for vectors that an embedder with this head does not give."""
     if embedding not in EMBEDDINGS:
         raise ValueError(f"embedding={embedding!r} is not one of {', '.join(EMBEDDINGS)}")
+    if embedding != "encoder" and head.own:
+        raise ValueError(
+            f"embedding={embedding} with a head of your own, {head.own}, which a checkpoint cannot hold; it "
+            "takes part in training alone, with embedding=encoder"
+        )
     if embedding == "dense" and head.linear is None:
         raise ValueError("embedding=dense, but this head has no dense layer")
 

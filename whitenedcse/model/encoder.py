@@ -28,6 +28,7 @@ from whitenedcse.compute import without_autocast
 from whitenedcse.data.remote import fetched, is_url
 from whitenedcse.data.sources import SECONDS
 from whitenedcse.files import DIGESTS, intact, metadata, nearest, parsing
+from whitenedcse.inputs import expanded
 from whitenedcse.model import packed
 from whitenedcse.model.attention import way
 from whitenedcse.model.lora import LoRA
@@ -361,7 +362,7 @@ def of_run(path: str, place: Path) -> Path:
 
 def folder(path: str) -> Path:
     """The local directory of a checkpoint, of a run its best: the path, or a copy of a URL's or the hub's."""
-    if (place := Path(path)).is_dir() or is_url(path):
+    if (place := Path(path := expanded(path))).is_dir() or is_url(path):
         return of_run(path, fetched(path))
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) or path.startswith("."):
         what = "it is a file; name its directory" if place.is_file() else "there is no such directory"

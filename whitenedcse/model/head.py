@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
 from whitenedcse.compute import at_least_float32, full_precision
+from whitenedcse.inputs import takes_numbers
 from whitenedcse.model.whitener import (
     GroupWhitening,
     ShuffledGroupWhitening,
@@ -36,6 +37,7 @@ KINDS = ("cls", "mean", "max", "last", "pooler")
 NAMED = {"first_last": ("mean", (1, -1))}
 
 
+@takes_numbers
 class Pooling:
     """One vector per sentence: pooled tokens of each of some layers, averaged over the layers.
 
@@ -124,6 +126,7 @@ def scattered(kind: str, hidden: Tensor, offsets: Tensor) -> Tensor:
     return lowest.scatter_reduce(1, owner[:, None].expand_as(hidden), hidden, "amax")
 
 
+@takes_numbers
 class ProjectionHead(nn.Module):
     """Whitening before, after or on both sides of an optional dense layer; in float32 even under autocast.
 
@@ -173,10 +176,11 @@ class ProjectionHead(nn.Module):
         return getattr(self.before or self.after, "settings", None)
 
     @property
-    def own(self) -> bool:
-        """Whether its class or that of its whitening is a user's, which a checkpoint cannot hold."""
-        parts = [part for part in (self.before, self.after) if part is not None]
-        return type(self) is not ProjectionHead or any(type(part) not in STOCK for part in parts)
+    def own(self) -> str:
+        """The class of it, its whitening or layer that is a user's, which no checkpoint holds, or ""."""
+        stock = (ProjectionHead, *STOCK, nn.Linear, type(None))
+        kinds = map(type, (self, self.before, self.linear, self.after))
+        return next((f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if kind not in stock), "")
 
     @full_precision
     def forward(self, x: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from whitenedcse import whitening
 from whitenedcse.compute import full_precision
+from whitenedcse.inputs import takes_numbers
 from whitenedcse.whitening import Gradient, Root
 
 
@@ -38,6 +39,7 @@ KINDS = (*WHOLE, *BATCHWISE)
 PARTITIONS = ("view", "official_slice")
 
 
+@takes_numbers
 @dataclass(frozen=True, kw_only=True)
 class WhiteningSettings:
     """The settings of a whitening; the defaults are the paper's ([1] section 4.1).
@@ -243,6 +245,7 @@ def equal(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
 
 
+@takes_numbers
 class Whitening(Whitener):
     """Whitening of all d channels by running (momentum) statistics, ZCA or PCA ([1] Eq. 3, 13, Table 3).
 
@@ -274,6 +277,7 @@ class Whitening(Whitener):
         super().__init__(width, WhiteningSettings(kind=kind, eps=eps, gradient=gradient, momentum=momentum))
 
 
+@takes_numbers
 class GroupWhitening(Whitener):
     """Whitening of consecutive groups of channels by the statistics of the batch ([1] section 3.2.1, Eq. 5).
 

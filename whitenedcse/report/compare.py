@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from whitenedcse.console import Grid
+from whitenedcse.console import Grid, setting
 from whitenedcse.evaluation.statistics import (
     ALPHA,
     Comparison,
@@ -32,6 +32,7 @@ from whitenedcse.evaluation.statistics import (
     tested,
 )
 from whitenedcse.evaluation.tasks import short
+from whitenedcse.inputs import expanded
 from whitenedcse.report import sweep as sweeps
 from whitenedcse.report.sweep import SPACE, Group, Sweep, numbers, shared, texts, values
 from whitenedcse.report.tables import aggregations, bounds, in_brackets, meaning, undefined, with_half
@@ -435,6 +436,7 @@ def compared(names: Sequence[str], draws: int) -> Report:
 
 def group(name: str) -> Group:
     """The runs, and the row, that RUN, RUN:ROW or a pattern names. Raises ValueError for two of one seed."""
+    name = expanded(name)
     places = [(name, None), *((name[:i], name[i + 1 :]) for i, c in enumerate(name) if c == ":")]
     place, row = next(((p, row) for p, row in places if Path(p).exists() or glob.glob(p)), ("", None))
     if not place:
@@ -442,9 +444,8 @@ def group(name: str) -> Group:
     runs: dict[Any, Run] = {}
     for run in map(Run, sweeps.paths([place])):
         if "rows" not in run.results:
-            raise ValueError(
-                f"compare: {run.path} has no tests: whitenedcse evaluate model={run.path} makes some"
-            )
+            cure = f"whitenedcse evaluate {setting('model', run.path)} makes some"
+            raise ValueError(f"compare: {run.path} has no tests: {cure}")
         number = run.results.get("seed")
         if number in runs and number is not None:
             raise ValueError(

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from whitenedcse.console import Grid
+from whitenedcse.console import Grid, setting
 from whitenedcse.evaluation.protocol import particular
 from whitenedcse.evaluation.tasks import OWN
 from whitenedcse.report.tables import meaning, number
@@ -165,7 +165,9 @@ def rows_in(paths: Iterable[str | Path]) -> Iterator[Made]:
         found = [Run(path)] if alone else [Run(file.parent) for file in path.rglob("scores.json")]
         tested = {run.path.resolve(): run for run in found if "rows" in (run.scores or {})}
         if alone and not tested:
-            raise ValueError(f"{path} was not evaluated on tests: first whitenedcse evaluate model={path}")
+            raise ValueError(
+                f"{path} was not evaluated on tests: first whitenedcse evaluate {setting('model', path)}"
+            )
         runs |= tested
     for run in sorted(runs.values(), key=lambda run: (run.path / "scores.json").stat().st_mtime):
         trained = training(run.results["model"], run.path)

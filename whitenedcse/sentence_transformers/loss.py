@@ -9,6 +9,7 @@ n: sentences of a batch    d: width    W: processes
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -20,8 +21,9 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from whitenedcse.compute import at_least_float32
+from whitenedcse.inputs import takes_numbers
 from whitenedcse.model.head import PAPER, ProjectionHead
-from whitenedcse.model.whitener import Whitener, WhiteningSettings
+from whitenedcse.model.whitener import WHOLE, Whitener, WhiteningSettings, check_rows
 from whitenedcse.training.loss import ContrastiveLoss
 from whitenedcse.training.parallel import agreed, gathered
 
@@ -42,6 +44,7 @@ def check_model(model: Any) -> None:
         raise TypeError(f"model is a name or path: give SentenceTransformer({os.fspath(model)!r})")
 
 
+@takes_numbers
 class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]  # their class has no types
     """The paper's loss [1]: views through a head that whitens, each a positive of the first.
 
@@ -108,6 +111,7 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         self.mini_batch_size = mini_batch_size
         self.uses_gradient_cache = mini_batch_size is not None
         self.label: Tensor | None = None  # the one of all rows so far
+        self.largest = 0  # sentences of a batch so far
         self.together = False  # whether all processes were given the head of the first
         self.cached: list[tuple[Tensor, Tensor]] = []  # weights of the head and their gradients
 
@@ -164,9 +168,30 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         if len(drawn) > 1:
             x = self.joined(x, [n for n, _ in drawn])
         self.head.train(self.model.training)
+        if self.leaves_out(x.shape[1]):
+            return sum((part.sum() for part in (x, *self.head.parameters())), x.new_zeros(())) * 0
         with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
             torch.manual_seed(drawn[0][1])  # every process draws the same permutations
             return self.loss(*self.head.project(x, passes=passes, views=self.views))
+
+    def leaves_out(self, n: int) -> bool:
+        """Whether an epoch's last batch, of n sentences, is too small to be whitened; a warning tells of it.
+
+        Raises ValueError where no batch before was larger.
+        """
+        settings = self.head.whitening
+        if self.training and settings is not None and settings.kind not in WHOLE:
+            try:
+                check_rows(settings, self.width, n=n)
+            except ValueError as error:
+                said = str(error).partition(":")[0]
+                if n >= self.largest:
+                    raise ValueError(f"{said}: set per_device_train_batch_size higher") from error
+                more = "the last batch is left out, as by dataloader_drop_last=True"
+                warnings.warn(f"{said}: {more}", stacklevel=2)
+                return True
+            self.largest = max(self.largest, n)
+        return False
 
     def check_width(self, width: int) -> None:
         """Raise ValueError for vectors of another width than the head's, as MatryoshkaLoss makes them."""
@@ -260,8 +285,7 @@ class HeadInCheckpoints(TrainerCallback):  # type: ignore[misc]  # their class h
 
     The library saves a model without its loss. The heads' tensors are put in a parameter group of the
     optimiser, and so are in `optimizer.pt`, which a resumed run reads from whatever checkpoint it is given;
-    `save_only_model=True` has no such file. Training ends with a ValueError where a checkpoint has no heads,
-    or where a last batch of a few sentences would have to be whitened.
+    `save_only_model=True` has no such file. Training ends with a ValueError where a checkpoint has no heads.
 
     SentenceTransformerTrainer(model, args, dataset, loss=loss, callbacks=[HeadInCheckpoints(loss)])
     """
@@ -276,10 +300,6 @@ class HeadInCheckpoints(TrainerCallback):  # type: ignore[misc]  # their class h
             raise ValueError(
                 f"the checkpoint of step {state.global_step} holds no head of the loss: resume from one that"
                 " was saved with HeadInCheckpoints and without save_only_model=True"
-            )
-        if not args.dataloader_drop_last and any(loss.head.whitening for loss in self.losses):
-            raise ValueError(
-                "dataloader_drop_last=False: a last batch of a few sentences cannot be whitened; set True"
             )
         for loss, saved in zip(self.losses, group.get(KEY, ()), strict=False):
             loss.head.load_state_dict(saved)

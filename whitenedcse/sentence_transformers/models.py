@@ -25,14 +25,15 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 from torch import Tensor, nn
 
 from whitenedcse.compute import autocast_type, cores, each
-from whitenedcse.data.corpus import texts
-from whitenedcse.data.sources import named
+from whitenedcse.data.sources import given
+from whitenedcse.data.tokens import worded
 from whitenedcse.evaluation.classifiers import classifier
 from whitenedcse.evaluation.postprocess import Postprocess, check_components, ladder
 from whitenedcse.evaluation.scores import Index, scores_of
 from whitenedcse.evaluation.suite import Plan, System, evaluated, plan
 from whitenedcse.evaluation.tasks import STS, short, subsets
 from whitenedcse.files import writing
+from whitenedcse.inputs import takes_numbers
 from whitenedcse.model import packed
 from whitenedcse.model.attention import way
 from whitenedcse.ragged import Ragged, offsets, places
@@ -43,6 +44,7 @@ TEST_SETS = tuple(name for name in STS if "/" not in name)  # the seven
 BLOCK = 20_000  # texts encoded at a time
 
 
+@takes_numbers
 class STSEvaluator(BaseEvaluator):  # type: ignore[misc]  # their class has no types
     """An evaluator for the library's trainer: Spearman x 100 with bootstrap intervals, raw and whitened.
 
@@ -74,7 +76,7 @@ class STSEvaluator(BaseEvaluator):  # type: ignore[misc]  # their class has no t
         self.name, self.draws, self.batch_size = name, draws, batch_size
         tasks = [tasks] if isinstance(tasks, str) else tasks
         pairs = dict(zip(short(tasks), map(subsets, tasks), strict=True))
-        every = [] if corpus is None else list(read(corpus, columns))
+        every = [] if corpus is None else list(given(corpus, columns))
         self.plan = plan(pairs, ["corpus"] if every else [], lambda _: every)
         self.primary_metric, self.greater_is_better = "avg_spearman", True
         self.csv_file = f"sts_evaluation{'_' * bool(name)}{name}_results.csv"
@@ -237,11 +239,7 @@ def modes(autocast: torch.dtype | None) -> Iterator[None]:
         torch.set_autocast_enabled("cpu", False)
 
 
-def read(corpus: Sequence[str] | str | Path, columns: Sequence[str]) -> Iterator[str]:
-    """The texts of a corpus, given as they are or by file, directory, URL or name; columns: of a table."""
-    return texts(named(str(corpus), columns)) if isinstance(corpus, str | Path) else iter(corpus)
-
-
+@takes_numbers
 def whitened(
     model: Any, corpus: Sequence[str] | str | Path, k: int | None = 256, columns: Sequence[str] = ()
 ) -> Any:
@@ -257,7 +255,7 @@ def whitened(
     parts = list(model)
     last = [parts.pop()] if isinstance(parts[-1], Normalize) else []
     plain, fit = ending(model, parts), Postprocess("whitening", k=k)
-    for x in encoded(plain, read(corpus, columns)):
+    for x in encoded(plain, worded(given(corpus, columns), model.tokenizer)):
         if x.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"a whitening fitted to vectors in {x.dtype} is rounded; use model.float()")
         fit.partial_fit(x.numpy(force=True))

@@ -16,6 +16,7 @@ from gradio import Blocks  # an ImportError where only the folder of a removed g
 from numpy.typing import NDArray
 
 from whitenedcse.console import say
+from whitenedcse.data.files import blank
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving.fit import scaled
@@ -57,11 +58,11 @@ def page(trial: Trial, title: str) -> Blocks:
     begin = d if most == d else max(1, most // 4)
 
     def search(text: str, k: float) -> list[list[list[str]]]:
-        every = [trial.nearest(text, kept, TOP) if text.strip() else [] for kept in (None, int(k))]
+        every = [trial.nearest(text, kept, TOP) if not blank(text) else [] for kept in (None, int(k))]
         return [[[f"{cosine:.4f}", sentence] for cosine, sentence in hits] for hits in every]
 
     def compare(one: str, other: str, k: float) -> str:
-        if not (one.strip() and other.strip()):
+        if blank(one) or blank(other):
             return ""
         plain, white = (trial.cosine(one, other, kept) for kept in (None, int(k)))
         return f"{plain:.4f} as it is, {white:.4f} whitened to {int(k)} components"

@@ -16,11 +16,10 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import numpy as np
@@ -28,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from whitenedcse.console import lacking, pace
-from whitenedcse.data.corpus import Corpus, fingerprint, rows
+from whitenedcse.data.corpus import Corpus, blocks, fingerprint, rows
 from whitenedcse.data.files import filesystem
 from whitenedcse.data.remote import fetched, held, is_url
 from whitenedcse.distributed import placed
@@ -44,7 +43,6 @@ OTHER = {  # where these are others, the job is another one
     "embedder": "the encoder, its pooling, its final transform, a prompt, or the kind of device is another",
     **dict.fromkeys(("bf16", "columns", "to", "dtype", "shard"), ""),
 }
-Item = TypeVar("Item")
 
 
 class Form(NamedTuple):
@@ -187,13 +185,6 @@ def take_device(local: int) -> None:
         torch.cuda.set_device(local % torch.cuda.device_count())
 
 
-def blocks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """The items in lists of `size`, and fewer in the last."""
-    every = iter(items)
-    while block := list(islice(every, size)):
-        yield block
-
-
 def agreed(job: Job, embedder: Embedder) -> Manifest:
     """The manifest of the job, which is written unless it is there.
 
@@ -330,11 +321,3 @@ def put(out: str, name: str, content: bytes) -> None:
     Path(out).mkdir(exist_ok=True)
     with writing(Path(out) / name) as stream:
         stream.write(content)
-
-
-def blank(texts: Sequence[str], tokenizer: Any) -> list[bool]:
-    """Which of the texts have no tokens of their own; those with a letter or a digit are not asked about."""
-    asked = [i for i, text in enumerate(texts) if not any(map(str.isalnum, text))]
-    ids = tokenizer([texts[i] for i in asked], add_special_tokens=False)["input_ids"] if asked else []
-    empty = {i for i, row in zip(asked, ids, strict=True) if not row}
-    return [i in empty for i in range(len(texts))]

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
 import torch
 
 from whitenedcse.console import pace, say
-from whitenedcse.data.corpus import Corpus, rows
+from whitenedcse.data.corpus import Corpus, blocks, rows
+from whitenedcse.data.tokens import worded
 from whitenedcse.distributed import Place, placed
 from whitenedcse.evaluation.postprocess import POWERED, Postprocess, check_components
+from whitenedcse.inputs import takes_numbers
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Final
-from whitenedcse.serving.encode import blank, blocks
 from whitenedcse.whitening import Array, check_finite
 
 BLOCK = 20_000  # rows at a time
@@ -46,9 +48,7 @@ def fitted(fit: Postprocess, embedder: Embedder, corpus: Corpus, *, bf16: bool =
     with pace("encoded") as more:
         for number, block in enumerate(blocks(rows(corpus), BLOCK)):
             if number % here.world == here.rank:
-                texts = [text for row in block for text in row]
-                skipped = blank(texts, plain.encoder.tokenizer)
-                texts = [text for text, skip in zip(texts, skipped, strict=True) if not skip]
+                texts = list(worded((text for row in block for text in row), plain.encoder.tokenizer))
                 x = plain.encode(texts, bf16=bf16, progress=more)
                 check_finite(x, lambda row: f"the vector of {texts[row]!r:.80}")  # noqa: B023
                 fit.partial_fit(x)
@@ -99,6 +99,7 @@ def say_few(fit: Postprocess, n: int) -> None:
         say(f"note: {few} {kept} components of this {fit.kind}, {ENOUGH} for each do; {CURE}")
 
 
+@takes_numbers
 def whitened(
     embedder: Embedder | str | Path, fit: Postprocess | str | Path, k: int | None = None
 ) -> Embedder:
@@ -173,7 +174,7 @@ def check_fit(fit: Postprocess, embedder: Embedder, *, unit: bool) -> None:
     if before != embedder.prompt:
         raise ValueError(
             f"this transform was fitted to texts after the prompt {before!r}, and here it is "
-            f"{embedder.prompt!r}; use --prompt {before!r}, or fit it again"
+            f"{embedder.prompt!r}; use --prompt {quote(before)}, or fit it again"
         )
     then, now = (np.asarray(x) for x in (fit.provenance.get("probe"), probe(embedder)))
     if then.shape == now.shape and then @ now < ALIKE * np.linalg.norm(then) * np.linalg.norm(now):

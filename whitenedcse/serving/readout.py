@@ -7,8 +7,7 @@ n: sentences    r: layers, the embedding layer counted    d: width
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +17,8 @@ from numpy.typing import NDArray
 
 from whitenedcse.console import Grid, pace
 from whitenedcse.data import sources
-from whitenedcse.data.corpus import texts
-from whitenedcse.data.tokens import token_ids
+from whitenedcse.data.corpus import blocks
+from whitenedcse.data.tokens import token_ids, worded
 from whitenedcse.evaluation.readout import (
     MOST,
     Choice,
@@ -94,15 +93,11 @@ def readout(
     embedder, scored = Embedder.of(model), None if pairs is None else part(joined(pairs))
     if scored is not None:
         check_pairs(scored.gold)
-    read = (
-        texts(sources.named(os.fspath(corpus), columns, sample))
-        if isinstance(corpus, str | os.PathLike)
-        else corpus
-    )
     kinds = ("last" if embedder.encoder.causal else "cls", "mean")
     moments = {kind: Moments() for kind in kinds}
+    every = worded(sources.given(corpus, columns, sample), embedder.encoder.tokenizer)
     with pace("encoded") as more:
-        for block in blocks(read):
+        for block in blocks(every, BLOCK):
             for kind, x in planes(embedder, block, kinds).items():
                 moments[kind].add(x)
             more(len(block))
@@ -125,13 +120,6 @@ def joined(pairs: str | os.PathLike[str] | Subset) -> Subset:
     parts = subsets(os.fspath(pairs))
     left, right = ([text for s in parts for text in getattr(s, side)] for side in ("left", "right"))
     return Subset(os.fspath(pairs), left, right, np.concatenate([subset.gold for subset in parts]))
-
-
-def blocks(corpus: Iterable[str]) -> Iterator[list[str]]:
-    """The corpus, BLOCK texts at a time."""
-    rest = iter(corpus)
-    while block := list(islice(rest, BLOCK)):
-        yield block
 
 
 def part(pairs: Subset) -> Subset:

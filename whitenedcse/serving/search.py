@@ -20,14 +20,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from whitenedcse import inputs
 from whitenedcse.console import lacking
-from whitenedcse.data.corpus import Corpus, fingerprint, rows
+from whitenedcse.data.corpus import Corpus, fingerprint, label, rows
 from whitenedcse.data.remote import fetched, published
+from whitenedcse.data.tokens import blank
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.files import (
     DIGESTS,
@@ -47,7 +50,7 @@ from whitenedcse.model import checkpoint
 from whitenedcse.model.checkpoint import digest_of
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.sentence_transformers import DOCUMENT
-from whitenedcse.serving.encode import Job, arrays, begun, blank, share
+from whitenedcse.serving.encode import Job, arrays, begun, share
 from whitenedcse.serving.fit import affine, say_few, scaled
 from whitenedcse.whitening import Array, check_finite
 
@@ -76,6 +79,7 @@ class Part(NamedTuple):
     texts: Path | bytes
 
 
+@inputs.takes_numbers
 class Index:
     """Texts with their vectors, searched by cosine; in memory, or in a directory.
 
@@ -115,9 +119,8 @@ class Index:
 
     def add(self, texts: Iterable[str], ids: Iterable[object] | None = None) -> Index:
         """Add texts and return the index; without `ids`, the id of a text is its number, from 0."""
-        if isinstance(texts, str) or hasattr(texts, "keys"):
-            raise ValueError(f"texts={texts!r:.50} is no list of texts: give [one, two, ...], or a column")
-        texts, labels = list(texts), None if ids is None else list(map(str, ids))
+        texts = inputs.texts(texts, "text")
+        labels = None if ids is None else list(map(label, inputs.listed(ids, "id")))
         if labels is not None and len(labels) != len(texts):
             raise ValueError(f"{len(labels)} ids for {len(texts)} texts; one for each")
         self.check_ids(labels)
@@ -176,11 +179,14 @@ class Index:
         return stream.getvalue()
 
     def query(self, texts: Sequence[str], top: int = 10, *, prompt: str | None = None) -> list[list[Hit]]:
-        """For each query the `top` nearest texts, nearest first. prompt: of queries, None for its own."""
-        if top < 1 or not len(self):
+        """For each query the `top` nearest texts, nearest first; none for one without tokens of its own.
+
+        prompt: of queries, None for the index's own.
+        """
+        if (top := inputs.plain(top)) < 1 or not len(self):
             raise ValueError(f"top={top} of {len(self)} texts: ask for one or more, of one or more texts")
         before = self.embedder.prompt_of("query") if prompt is None else prompt
-        x = self.embedder.encode(texts, prompt=before)
+        x = self.embedder.encode(texts := inputs.texts(texts, "query"), prompt=before)
         starts = np.cumsum([0, *(part.vectors.ntotal for part in self.parts)])
         cosines, numbers = [], []
         for part, start in zip(self.parts, starts, strict=False):
@@ -190,6 +196,7 @@ class Index:
         every, where = np.hstack(cosines), np.hstack(numbers)
         order = np.lexsort((where, -every))[:, :top]
         every, where = np.take_along_axis(every, order, 1), np.take_along_axis(where, order, 1)
+        where[blank(texts, self.embedder.encoder.tokenizer)] = -1
         named = self.named(np.unique(where[where >= 0]), starts)
         pairs = (zip(*row, strict=True) for row in zip(every, where, strict=True))
         return [[Hit(float(cosine), *named[i]) for cosine, i in row if i >= 0] for row in pairs]
@@ -270,7 +277,7 @@ def build(out: Path, embedder: Embedder, corpus: Corpus, how: Building) -> tuple
     check_new(out)
     asked = scaled(searching(embedder, how.prompt, how.query_prompt), unit=False)
     index = Index(asked, how.factory, how.fit, how.k)  # raises before hours of encoding
-    index.check_ids((row[-1] for row in rows(corpus)) if how.ids else None)
+    index.check_ids((row[-1] for row in rows(corpus, ids=True)) if how.ids else None)
     with tempfile.TemporaryDirectory(prefix=".vectors", dir=out.parent) as own, drafted(out) as draft:
         folder = how.vectors or own
         if how.vectors:
@@ -300,7 +307,7 @@ def extend(directory: Path, corpus: Corpus, *, ids: bool = False, bf16: bool = F
     """Add a corpus to the index in a directory, or nothing if killed; returns the texts before, and added."""
     with claimed(directory):
         index = Index.load(directory)
-        index.check_ids((row[-1] for row in rows(corpus)) if ids else None)
+        index.check_ids((row[-1] for row in rows(corpus, ids=True)) if ids else None)
         held, new, n = len(index.parts), list[str](), 0
         with tempfile.TemporaryDirectory(prefix=".vectors", dir=directory.parent) as folder:
             encode(index.embedder, corpus, folder, bf16=bf16)
@@ -323,7 +330,7 @@ def texts_of(corpus: Corpus) -> Corpus:
 
 def read(corpus: Corpus, folder: str, *, ids: bool) -> Iterator[Given]:
     """The rows of a corpus with the vectors of it that are in a folder."""
-    every = iter(rows(corpus))
+    every = iter(rows(corpus, ids=ids))
     for shard in arrays(folder):
         for start in range(0, len(shard), BLOCK):
             x = shard[start : start + BLOCK]
@@ -337,7 +344,7 @@ def check_vectors(embedder: Embedder, corpus: Corpus, how: Building, prompt: str
     if plain.prompt != prompt:
         raise ValueError(
             f"{how.vectors} was encoded with the prompt {plain.prompt!r}, but the texts of this index need "
-            f"{prompt!r}; encode with --prompt {prompt!r}"
+            f"{prompt!r}; encode with --prompt {quote(prompt)}"
         )
     whitens = how.fit is not None or how.k is not None
     same = [scaled(plain, unit=False)] if whitens else [plain, scaled(plain, unit=False)]

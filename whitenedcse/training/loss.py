@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize
 
 from whitenedcse.compute import full_precision
+from whitenedcse.console import setting
 from whitenedcse.data.datamodule import Batch
+from whitenedcse.inputs import takes_numbers
 
 CHOICES = {"form": ("l1", "l2"), "denominator": ("view", "joint", "symmetric")}
 
@@ -66,6 +68,7 @@ class Term(Protocol):
         ...
 
 
+@takes_numbers
 @dataclass(frozen=True, kw_only=True)
 class ContrastiveLoss:
     """Every other view of a sentence is a positive of its anchor, other sentences are negatives ([1] Eq. 7).
@@ -158,6 +161,7 @@ class ContrastiveLoss:
         return list(self.weights) * (positives if len(self.weights) == 1 else 1)
 
 
+@takes_numbers
 @dataclass(frozen=True, kw_only=True)
 class Matryoshka(ContrastiveLoss):
     """The loss of z plus that of x, the embedding that evaluation sees, and of prefixes of x.
@@ -190,7 +194,7 @@ class Matryoshka(ContrastiveLoss):
             fit = [k for k in self.dims if k <= d] or [d // 4, d // 2]
             raise ValueError(
                 f"loss.dims={list(self.dims)}: {max(self.dims)} is more than the embedding's width {d};"
-                f" leave out what is above it, as loss.dims=[{','.join(map(str, fit))}]"
+                f" leave out what is above it, as {setting('loss.dims', fit)}"
             )
 
     def __call__(

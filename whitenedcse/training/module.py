@@ -27,6 +27,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from whitenedcse.compute import autocast_type, cores, full_precision
 from whitenedcse.data.datamodule import Batch
+from whitenedcse.inputs import takes_numbers
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.ragged import Ragged, concatenate, split
 from whitenedcse.training.loss import ContrastiveLoss, Loss, Matryoshka, Step, Term, scalar
@@ -102,6 +103,7 @@ EXACT = ("32-true", "bf16-mixed", "16-mixed", "64-true")  # of Lightning's, thos
 SHORT = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed", "64": "64-true"}
 
 
+@takes_numbers
 class ContrastiveTraining(LightningModule):
     """A Lightning module: sentences -> views -> head -> loss, with optional terms added to the loss.
 

@@ -26,7 +26,7 @@ from whitenedcse.evaluation.readout import best_of_few
 from whitenedcse.evaluation.scores import Index, pairs_index, scores_of
 from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.model import checkpoint
-from whitenedcse.model.embedder import Embedder, ragged_ids
+from whitenedcse.model.embedder import Embedder, firsts, ragged_ids
 from whitenedcse.model.layers import pooled_layers
 from whitenedcse.ragged import Ragged, taken
 from whitenedcse.training.module import reseed, seed_of
@@ -146,6 +146,12 @@ class HeldOut:
     def measured(self, embedder: Embedder, data: SentenceData, step: int) -> Values:
         """The values by name, the same on every rank. Raises ValueError if all vectors are equal."""
         rows = data.held_out()
+        if rows.n > 1 and not firsts(rows).any():
+            equal, kept = data.tokens.counts.repeated, data.tokens.counts.kept
+            raise ValueError(
+                f"all {rows.n} sentences held out of {data.corpus} are the same: {equal:,} of its {kept:,} "
+                "rows equal an earlier one; leave these out"
+            )
         x = summed(embedder.encode_rows(rows, share=place(), bf16=self.bf16))
         check_spread(x, step)
         return from_first(lambda: self(x, *(dropped(embedder, rows, seed) for seed in (1, 2))))

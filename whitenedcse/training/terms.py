@@ -19,6 +19,7 @@ from transformers import AutoModelForMaskedLM
 
 from whitenedcse import ragged
 from whitenedcse.compute import autocast_type, cores, full_precision
+from whitenedcse.inputs import takes_numbers
 from whitenedcse.model import packed
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.ragged import Ragged
@@ -29,6 +30,7 @@ from whitenedcse.whitening import covariance
 IGNORED = -100  # the label of a token that is not predicted
 
 
+@takes_numbers
 @dataclass(frozen=True, kw_only=True)
 class CovariancePenalty:
     """A soft form of whitening: squared covariances between channels, sum_{i != j} C_ij^2 / d ([1] Eq. 3, 4).
@@ -79,6 +81,7 @@ def check_masking(weight: float, probability: float) -> None:
         raise ValueError(f"mlm.weight={weight} must be finite and above 0, or 0 to leave it out")
 
 
+@takes_numbers
 class MaskedLanguageModel(nn.Module):
     """The language-model head of the checkpoint (a new one where it has none) on the shared encoder.
 

@@ -1,0 +1,200 @@
+"""Whatever Python calls a number, a list of texts or a path is taken, or refused by name."""
+
+import inspect
+import json
+import os
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from encoders import SENTENCES, embedder_of
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling as TheirPooling
+
+import whitenedcse
+from whitenedcse.data import remote, sources, tokens
+from whitenedcse.data.corpus import Corpus, fingerprint
+from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.tasks import subsets
+from whitenedcse.model.encoder import folder
+from whitenedcse.model.head import Pooling, ProjectionHead
+from whitenedcse.model.lora import LoRA
+from whitenedcse.model.whitener import GroupWhitening, Whitening, WhiteningSettings
+from whitenedcse.sentence_transformers import WhitenedContrastiveLoss
+from whitenedcse.serving.fit import whitened
+from whitenedcse.serving.readout import readout
+from whitenedcse.serving.search import Index
+from whitenedcse.training.loss import ContrastiveLoss, Matryoshka
+from whitenedcse.training.terms import CovariancePenalty
+
+NUMBERS = {
+    "numpy scalars": lambda x: np.float64(x) if isinstance(x, float) else np.int32(x),
+    "numpy arrays": lambda x: np.array(x),
+    "tensors": lambda x: torch.tensor(x, dtype=torch.float64 if isinstance(x, float) else None),
+    "ints for floats": lambda x: int(x) if x == int(x) else x,
+}
+MADE = [  # what has numeric arguments, with values of each
+    (Pooling, {"kind": "mean", "layers": [1, -1]}),
+    (ProjectionHead, {"width": 8, "whitening": None}),
+    (WhiteningSettings, {"group_width": 4, "eps": 1e-3, "shrinkage": 0.0, "momentum": 0.9, "iterations": 3}),
+    (Whitening, {"width": 8, "eps": 1e-4, "momentum": 0.5}),
+    (GroupWhitening, {"width": 8, "group_width": 4, "eps": 1e-4}),
+    (LoRA, {"r": 4, "alpha": 8.0, "dropout": 0.0}),
+    (Postprocess, {"kind": "whitening", "k": 3, "shrinkage": 0.5, "power": 1.0}),
+    (Postprocess, {"kind": "abtt", "top": 2}),
+    (Corpus, {"path": "quickstart", "sample": 7}),
+    (ContrastiveLoss, {"temperature": 1.0, "weights": [0.5, 2.0], "hard_negative_log_weight": 0.0}),
+    (Matryoshka, {"temperature": 0.1, "dims": [2, 4], "dim_weights": [1.0, 0.5]}),
+    (CovariancePenalty, {"weight": 2.0}),
+]
+
+
+def given(form, value):
+    if isinstance(value, list):
+        return [given(form, one) for one in value] if form != "numpy arrays" else np.array(value)
+    return NUMBERS[form](value) if type(value) in (int, float) else value
+
+
+def content(made):
+    """All plain values of an object, as JSON would hold them."""
+    return json.dumps(asdict(made) if is_dataclass(made) else plain_of(made), default=plain_of)
+
+
+def plain_of(made):
+    return {
+        k: v for k, v in vars(made).items() if isinstance(v, int | float | str | tuple | WhiteningSettings)
+    }
+
+
+@pytest.mark.parametrize("form", NUMBERS)
+def test_a_number_of_any_library_is_that_of_python(form):
+    for kind, settings in MADE:
+        made, usual = kind(**{k: given(form, v) for k, v in settings.items()}), kind(**settings)
+        assert json.loads(content(made)) == json.loads(content(usual)), kind
+    assert fingerprint(
+        Corpus(__file__ and str(sources.located("quickstart")), sample=np.int64(5))
+    ) == fingerprint(Corpus(str(sources.located("quickstart")), sample=5))
+
+
+def test_no_public_class_with_numbers_forgets_to_take_them():
+    for name in whitenedcse.__all__:
+        made = getattr(whitenedcse, name)
+        call = made.__init__ if isinstance(made, type) else made
+        hints = [str(a.annotation) for a in inspect.signature(call).parameters.values()]
+        numeric = any(word in hint for hint in hints for word in ("int", "float"))
+        quoted = name in ("train", "evaluate", "readout")  # which write or pass their settings on
+        assert hasattr(call, "__wrapped__") or quoted or not numeric, name
+
+
+def test_a_fit_with_numbers_of_numpy_is_written_and_searched(bert, tmp_path):
+    embedder = embedder_of(bert, kind="mean").eval()
+    fit = Postprocess("whitening", k=np.int64(3), shrinkage=torch.tensor(0.5)).fit(embedder.encode(SENTENCES))
+    fit.save(tmp_path / "fit.safetensors")
+    assert Postprocess.load(tmp_path / "fit.safetensors").k == 3
+    white = whitened(embedder, fit, k=np.int8(2))
+    white.save(tmp_path / "best")
+    assert whitenedcse.Embedder.load(tmp_path / "best").width == 2
+    index = Index(embedder, fit=fit, k=np.int64(2)).add(SENTENCES)
+    index.save(tmp_path / "index")
+    assert len(Index.load(tmp_path / "index").query(SENTENCES[:1], top=np.int64(3))[0]) == 3
+    assert readout(embedder, SENTENCES).facts
+    tokens.token_ids(SENTENCES, bert.tokenizer, np.int64(9))
+
+
+@pytest.mark.filterwarnings("ignore")  # that library's own
+def test_a_loss_for_their_trainer_takes_numbers_of_numpy(with_bert):
+    model = SentenceTransformer(modules=[Transformer("bert"), TheirPooling(16)], device="cpu")
+    loss = WhitenedContrastiveLoss(model, views=np.int64(2), passes=np.int64(2), mini_batch_size=np.int32(4))
+    assert json.dumps(loss.get_config_dict()) and type(loss.views) is int
+
+
+def texts_of(names):
+    yield from names
+
+
+LISTS = {
+    "a list": list,
+    "a tuple": tuple,
+    "a generator": texts_of,
+    "a dictionary's keys": lambda x: dict.fromkeys(x).keys(),
+    "an array of text": lambda x: np.array(x),
+    "an array of objects": lambda x: np.array(x, dtype=object),
+    "a Series": lambda x: pd.Series(x, index=range(9, 9 + len(x))),
+    "a Series of strings": lambda x: pd.Series(x, dtype="string"),
+    "an Index": lambda x: pd.Index(x),
+}
+NO_LISTS = {
+    "one text": ("a cat", "is one"),
+    "bytes": (b"a cat", "is one"),
+    "a path": (Path("a"), "is one"),
+    "a table": (pd.DataFrame({"text": ["a", "b"]}), "DataFrame is no list of texts"),
+    "a mapping": ({"text": ["a", "b"]}, "dict is no list of texts"),
+    "a set": ({"a", "b"}, "set is no list of texts"),
+    "nothing": (None, "NoneType is no list of texts"),
+    "a list of bytes": (["a", b"b"], "1 is bytes b'b', not a text"),
+    "a null": (pd.Series(["a", None, "c"]), "1 is .*, not a text"),
+    "rows": (np.array([["a"], ["b"]]), "0 is ndarray"),
+    "half a character": (["a", "caf\udce9"], r"1 is no text: 'caf\\udce9' has a byte that is not UTF-8"),
+}
+
+
+def test_texts_are_taken_from_any_sequence_and_never_from_a_table_by_accident(bert):
+    embedder = embedder_of(bert, kind="mean").eval()
+    x = embedder.encode(SENTENCES)
+    hits = Index.build(embedder, SENTENCES).query(SENTENCES, 2)
+    for name, listed in LISTS.items():
+        if name != "a dictionary's keys":
+            np.testing.assert_array_equal(embedder.encode(listed(SENTENCES)), x, err_msg=name)
+            assert Index.build(embedder, listed(SENTENCES)).query(listed(SENTENCES), 2) == hits, name
+            assert readout(embedder, listed(SENTENCES)).facts, name
+    for name, (wrong, words) in NO_LISTS.items():
+        for use in (embedder.encode, Index(embedder).add, Index.build(embedder, ["a"]).query):
+            with pytest.raises(ValueError, match=words):
+                use(wrong)
+        if name not in ("one text", "a path"):  # which name a file
+            with pytest.raises(ValueError, match=words):
+                readout(embedder, wrong)
+    with pytest.raises(ValueError, match="prompt is no text"):
+        embedder.encode(["a"], prompt="\udc80")
+
+
+def test_ids_are_of_any_kind_and_never_null(bert):
+    embedder = embedder_of(bert).eval()
+    for ids in ([3, 1], np.array([3, 1]), pd.Series([3, 1]), ["3", "1"], (i for i in (3, 1))):
+        found = Index.build(embedder, ["a cat", "a dog"], ids=ids).query(["a dog"], 2)[0]
+        assert {hit.id for hit in found} == {"3", "1"}
+    for ids in ([1, None], [float("nan"), 2.0], "ab", pd.DataFrame({"id": [1, 2]}), ["a", " "]):
+        with pytest.raises(ValueError, match="id"):
+            Index.build(embedder, ["a cat", "a dog"], ids=ids)
+
+
+def test_home_and_variables_stand_in_every_path(bert, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PLACE", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "c.txt").write_text("\n".join(SENTENCES))
+    (tmp_path / "home" / "p.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t1\nc\td\t2\n")
+    embedder = embedder_of(bert).eval()
+    for here in ("~", "$PLACE", "${PLACE}"):
+        embedder.save(f"{here}/m")
+        Postprocess("pca").fit(embedder.encode(SENTENCES)).save(f"{here}/f.safetensors")
+        Index.build(embedder, SENTENCES).save(f"{here}/{len(here)}")
+        assert Index.load(f"{here}/{len(here)}") and Postprocess.load(f"{here}/f.safetensors").kind == "pca"
+        assert whitenedcse.Embedder.load(f"{here}/m").width == embedder.width
+        assert whitenedcse.Embedder(encoder=f"{here}/m") and folder(f"{here}/m").is_dir()
+        assert len(list(sources.given(f"{here}/c.txt"))) == len(SENTENCES)
+        assert len(subsets(f"{here}/p.tsv")[0].gold) == len(
+            subsets(f"{here}/p.tsv:score:sentence2:score")[0].gold
+        )
+        assert remote.fetched(f"{here}/c.txt").is_file() and whitenedcse.Run(f"{here}/r").path.is_absolute()
+        for name, place in {"WHITENEDCSE_CACHE": sources.cache, "WHITENEDCSE_DATA": sources.roots}.items():
+            monkeypatch.setenv(name, f"{here}/x")
+            assert str(tmp_path / "home" / "x") in str(place())
+    os.chdir(tmp_path)
+    Path("~").mkdir()
+    Path("~/c.txt").write_text("a literal name wins")
+    assert list(sources.given("~/c.txt")) == ["a literal name wins"]

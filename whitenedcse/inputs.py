@@ -1,0 +1,68 @@
+"""What a caller gives, in the one form that is used here: numbers, lists of texts, paths."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Set
+from functools import wraps
+from typing import Any, TypeVar
+
+Made = TypeVar("Made")
+
+
+def plain(value: Any) -> Any:
+    """A number, or a list of them, of NumPy, PyTorch or pandas as Python's own; anything else as it is."""
+    if hasattr(value, "tolist") and value.ndim < 2:
+        return value.tolist()
+    return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
+
+
+def takes_numbers(made: Made) -> Made:
+    """A decorator of a function, or of a class for its arguments: these are made `plain`."""
+    function: Any = made.__init__ if isinstance(made, type) else made  # type: ignore[misc]
+
+    @wraps(function)
+    def taken(*values: Any, **named: Any) -> Any:
+        return function(*map(plain, values), **{name: plain(value) for name, value in named.items()})
+
+    if not isinstance(made, type):
+        return taken  # type: ignore[return-value]
+    made.__init__ = taken  # type: ignore[misc]
+    return made
+
+
+def texts(given: Iterable[str], what: str = "sentence") -> list[str]:
+    """Any iterable of texts as a list. Raises ValueError as `listed`, and for what is no text, by its row."""
+    every = listed(given, what)
+    for row, text in enumerate(every):
+        if not isinstance(text, str):
+            raise ValueError(f"{what} {row} is {type(text).__name__} {text!r:.50}, not a text")
+        check_text(text, f"{what} {row}")
+    return every
+
+
+def listed(given: Iterable[Any], what: str) -> list[Any]:
+    """Any iterable as a list. Raises ValueError for one text, a table or a set: its items are not meant."""
+    if isinstance(given, str | bytes | os.PathLike):
+        raise ValueError(f"{what}s={given!r:.50} is one text; give a list of them: [{given!r:.50}]")
+    if isinstance(given, Mapping | Set) or hasattr(given, "columns") or not hasattr(given, "__iter__"):
+        kind = type(given).__name__
+        raise ValueError(f"{what}s={kind} is no list of texts: give [one, two, ...], or a column")
+    return list(given)
+
+
+def check_text(text: str, name: str) -> None:
+    """Raise ValueError for a byte that is no text, as Python keeps one of a file name or a command line."""
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} is no text: {text!r:.50} has a byte that is not UTF-8") from error
+
+
+def expanded(path: str | os.PathLike[str]) -> str:
+    """A path or name as text, with the home directory in place of ~ and the values of $VARIABLES.
+
+    What exists is taken literally.
+    """
+    text = os.fsdecode(path)
+    return text if os.path.exists(text) else os.path.expanduser(os.path.expandvars(text))
