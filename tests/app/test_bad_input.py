@@ -105,7 +105,7 @@ TRAINING = [
     ({}, "data.corpus=no.txt", ["no.txt: no such file"]),
     ({}, "data.corpus=d.txt", ["d.txt: no such file", "did you mean c.txt?"]),
     (
-        {"same.txt": "the cat\n" * 99 + "a dog\n"},
+        {"same.txt": "a dog\n" + "the cat\n" * 99},
         "data.corpus=same.txt monitor.dev=null",
         ["all 10 sentences held out of same.txt are the same: 98 of its 100 rows equal an earlier one"],
     ),
