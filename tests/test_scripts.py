@@ -24,14 +24,8 @@ from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 
 ROOT = Path(__file__).parents[1]
-TINY = [
-    "encoder.width=16",
-    "encoder.layers=1",
-    "encoder.heads=2",
-    "monitor.every=2",
-    "trainer.accelerator=cpu",
-]
-TINY += ["trainer.log_every_n_steps=1"]
+TINY = ["encoder.width=16", "encoder.layers=1", "encoder.heads=2", "monitor.every=2"]
+TINY += ["trainer.accelerator=cpu", "trainer.log_every_n_steps=1"]
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +44,8 @@ def test_the_last_line_names_the_run_directory(trained):
     assert last == f"run: {cwd / 'outputs' / 'first'}"
     assert where.startswith("best checkpoint: outputs/first/best ")  # as the next command takes it
     assert following.startswith("next: whitenedcse report outputs/first ")
-    commands = [
-        text.split() for text in following.removeprefix("next: whitenedcse ").split("   whitenedcse ")
-    ]
+    texts = following.removeprefix("next: whitenedcse ").split("   whitenedcse ")
+    commands = [text.split() for text in texts]
     assert [words[0] for words in commands] == ["report", "export"]
     for words in commands:
         cli.parser().parse_known_args(words)  # no argument is missing
@@ -62,20 +55,9 @@ def test_a_run_directory_holds_all_that_a_number_depends_on(trained):
     run = trained[0] / "outputs" / "first"
     versions = json.loads((run / "versions.json").read_text())
     assert versions["packages"]["torch"] == importlib.metadata.version("torch")
-    assert set(versions) == {"command", "experiment", "seed", "corpus", "tokenizer", "processes"} | {
-        "format",
-        "overrides",
-        "system",
-        "device",
-        "attention",
-        "content",
-        "encoder",
-        "packages",
-        "python",
-        "commit",
-        "machine",
-        "threads",
-    }
+    known = "command experiment seed corpus tokenizer processes format overrides system device attention"
+    known += " content encoder packages python commit machine threads"
+    assert set(versions) == set(known.split())
     command = versions["command"]
     assert command.startswith("python train.py ") and command.endswith("run=first logger=wandb")
     assert "group_width: 2" in (run / "config.yaml").read_text()
@@ -94,14 +76,9 @@ def test_a_run_directory_holds_all_that_a_number_depends_on(trained):
 
 
 def test_the_table_shows_the_baselines_beside_the_score(trained):
-    output = trained[1]
-    for words in (
-        "embedding as it is",
-        "whitened on dev sentences (transductive)",
-        "training sentences (inductive)",
-    ):
-        assert words in output
-    assert "20,000 lines, 0 blank dropped" in output
+    for words in ("as it is", "whitened on dev sentences (transductive)", "training sentences (inductive)"):
+        assert words in trained[1]
+    assert "20,000 lines, 0 blank dropped" in trained[1]
 
 
 def test_wandb_is_offline_where_that_is_asked_and_one_run(trained):
@@ -165,29 +142,23 @@ def test_pooling_of_a_plain_encoder_can(bert, tmp_path):
     assert "pooling: mean over layers [1, -1]" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["optim.lrr=1"],
-            "error: Could not override 'optim.lrr'. To append to your config use +optim.lrr=1;",
-        ),
-        (["+optim.lrr=1"], "error: no setting 'optim.lrr'; the nearest is 'optim.lr'"),
-        (
-            ["encoder=smal"],
-            "error: Could not find 'encoder/smal' Available options in 'encoder': bert_base ",
-        ),
-        (["loss.temperature=0"], "error: loss.temperature=0 must be finite and above 0"),
-        (["head.whitening.group_width=3"], "error: group_width=3"),
-        (["data.batch_size=1"], "error: batch_size=1"),
-        (["data=file", "data.corpus=my.txt"], "error: my.txt"),
-    ],
-)
-@pytest.mark.slow(but=1)
-def test_what_a_user_can_mend_is_one_line(arguments, message, refusal):
-    line = refusal("train", *arguments)
-    assert "\n" not in line
-    assert line.startswith(message)
+MENDED = {
+    "optim.lrr=1": "Could not override 'optim.lrr'. To append to your config use +optim.lrr=1;",
+    "+optim.lrr=1": "no setting 'optim.lrr'; the nearest is 'optim.lr'",
+    "encoder=smal": "Could not find 'encoder/smal' Available options in 'encoder': bert_base ",
+    "loss.temperature=0": "loss.temperature=0 must be finite and above 0",
+    "head.whitening.group_width=3": "group_width=3",
+    "data.batch_size=1": "batch_size=1",
+    "data=file data.corpus=my.txt": "my.txt",
+    "+system=simcse +experiment=wiki_mini": "+system=simcse changes what +experiment sets: put it after",
+    "-m +sweep=table3 +experiment=wiki_mini": "+sweep=table3 changes what +experiment sets: put it after",
+}
+
+
+def test_what_a_user_can_mend_is_one_line(refusal):
+    for words, message in MENDED.items():
+        line = refusal("train", *words.split())
+        assert "\n" not in line and line.startswith("error: ") and message in line, line
 
 
 @pytest.mark.parametrize("arguments", [["tasks.names=[pairs.tsv]"], ["modle=x"], ["protocol=mine"]])
@@ -208,18 +179,11 @@ def test_runs_are_compared_and_own_texts_evaluated_by_a_python_function(tmp_path
     labelled = [f"b{'a' * (i % 2 * 3)}{'e' * (i % 5)},{i % 2}\n" for i in range(60)]
     (tmp_path / "texts.csv").write_text("text,label\n" + "".join(labelled))
     for name in ("one", "two"):
-        tasks = [
-            "tasks.names=[pairs.tsv:one side:other:grade,texts.csv]",
-            "pearson=true",
-            "draws=50",
-            f"run={name}",
-            "postprocess=pca",
-            "k=2",
-        ]
-        result = started("evaluate.py", "model=m:f", *tasks, cwd=tmp_path)
+        tasks = "tasks.names=[pairs.tsv:one side:other:grade,texts.csv]"
+        more = ["draws=50", f"run={name}", "postprocess=pca", "k=2"]
+        result = started("evaluate.py", "model=m:f", tasks, *more, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
     assert "pca-2 (target) transductive" in result.stdout and "texts.csv" in result.stdout
-    assert "Pearson x 100" in result.stdout
     above = sum(i % 7 > 4.8 for i in range(40))
     said = f"alignment is over the {above} of 40 pairs with a score above 4.8, the top fifth of 0 to 6"
     assert said in " ".join(result.stdout.split())
@@ -233,12 +197,9 @@ def test_runs_are_compared_and_own_texts_evaluated_by_a_python_function(tmp_path
     assert not list((tmp_path / "outputs").glob("evaluate-*"))
     closed = subprocess.Popen(
         [sys.executable, str(ROOT / "evaluate.py"), "compare=[outputs/one,outputs/two]", "draws=50"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=surroundings(tmp_path, {}),
-    )
+        cwd=tmp_path, env=surroundings(tmp_path, {}),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     closed.stdout.close()  # as by `| head -1` once it has its line
     assert closed.stderr.read() == "" and closed.wait() == 1
     closed.stderr.close()
@@ -288,33 +249,25 @@ def test_a_value_in_place_of_the_settings_of_a_group_is_refused_or_leaves_it_out
             assert re.match(rf"error: ({group}|\w+)=.* must be Mapping|error: .*Config\w+Error", line), line
 
 
-@pytest.mark.parametrize("text", SLIPS)
-def test_a_slip_in_an_experiment_file_is_refused(tmp_path, refusal, text):
+def test_a_slip_in_an_experiment_file_is_refused(tmp_path, refusal):
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}\n")
-    line = refusal("train", "+experiment=mine", f"hydra.searchpath=[file://{tmp_path}]")
-    assert line.startswith(f"error: {SLIPS[text]}")
 
+    def said(text):
+        (tmp_path / "experiment" / "mine.yaml").write_text(text)
+        return refusal("train", "+experiment=mine", f"hydra.searchpath=[file://{tmp_path}]")
 
-@pytest.mark.parametrize("text", ["seed: 3", "\ufeff# @package _global_\nseed: 3"])
-def test_an_experiment_file_without_its_first_line_is_told_of_it(tmp_path, refusal, text):
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "mine.yaml").write_text(f"{text}\n")
-    line = refusal("train", "+experiment=mine", f"hydra.searchpath=[file://{tmp_path}]")
-    assert line.startswith("error: no setting 'experiment'; the top level has ")
-    assert "the file in experiment/ begins with a line # @package _global_" in line
+    for text, message in SLIPS.items():
+        assert said(f"# @package _global_\n{text}\n").startswith(f"error: {message}")
+    for text in ("seed: 3", "\ufeff# @package _global_\nseed: 3"):
+        line = said(f"{text}\n")
+        assert line.startswith("error: no setting 'experiment'; the top level has ")
+        assert "the file in experiment/ begins with a line # @package _global_" in line
 
 
 def test_without_a_network_all_that_is_missing_is_said_at_once(tmp_path, refusal):
     line = refusal("train", "+experiment=bert_base")
     assert line.startswith("error: encoder bert-base-uncased: no directory")
-    for part in (
-        "name a local directory",
-        "wiki1m_for_simcse.txt",
-        str(tmp_path / "data"),
-        "WHITENEDCSE_DATA",
-        "senteval",
-    ):
+    for part in ("name a local directory", "wiki1m_for_simcse.txt", str(tmp_path / "data"), "senteval"):
         assert part in line
     assert not list((tmp_path / "outputs").rglob("best"))
 
@@ -340,14 +293,8 @@ def test_help_lists_what_there_is_and_the_resolved_config_is_readable(tmp_path):
 def test_triplets_train_with_their_hard_negatives(tmp_path):
     rows = "".join(f"{a},{a} {b},{b}\n" for a in SENTENCES for b in SENTENCES)
     (tmp_path / "triplets.csv").write_text("sent0,sent1,hard_neg\n" + rows)
-    arguments = [
-        "data=nli_for_simcse",
-        "data.corpus=triplets.csv",
-        "monitor=quickstart",
-        "data.batch_size=32",
-        "views=2",
-        "run=triplets",
-    ]
+    arguments = ["data=nli_for_simcse", "data.corpus=triplets.csv", "monitor=quickstart"]
+    arguments += ["data.batch_size=32", "views=2", "run=triplets"]
     result = started("train.py", *TINY, *arguments, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "triplets.csv: 64 lines" in result.stdout
@@ -404,24 +351,6 @@ def test_an_error_of_ranks_is_one_line_too(tmp_path):
     result = started("train.py", *TINY, "trainer.devices=2", "loss.temperature=0", "run=two", cwd=tmp_path)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
     assert result.stderr.startswith("error: loss.temperature=0 must be finite and above 0")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["+system=simcse", "+experiment=wiki_mini"],
-            "+system=simcse changes what +experiment sets: put it after",
-        ),
-        (
-            ["-m", "+sweep=table3", "+experiment=wiki_mini"],
-            "+sweep=table3 changes what +experiment sets: put it after",
-        ),
-    ],
-)
-@pytest.mark.slow(but=1)
-def test_what_would_train_another_system_than_is_said_is_refused(arguments, message, refusal):
-    assert message in refusal("train", *arguments)
 
 
 @pytest.mark.slow

@@ -63,10 +63,7 @@ class Corpus:
 
 
 class Counts(NamedTuple):
-    """Numbers of rows: read (`total`), dropped as `blank` or null, or as no text (`other`), and `kept`.
-
-    repeated: of those kept, how many equal an earlier one.
-    """
+    """Numbers of rows: read, blank or null, without text (`other`), kept, and equal to an earlier one."""
 
     total: int
     blank: int
@@ -249,10 +246,7 @@ def is_hub_id(path: str) -> bool:
 
 
 def fingerprint(corpus: Corpus) -> str:
-    """A digest of the bytes of the files, the columns and the sample: where it is equal, so are the rows.
-
-    A file of a store that has versions counts by its version, a hub data set by its commit.
-    """
+    """A digest of the bytes of the files (in a store their versions), the columns and the sample."""
     state = xxhash.xxh3_128(repr((corpus.columns, corpus.sample)).encode())
     here = files(corpus.path)
     if not here:
@@ -276,10 +270,7 @@ def fingerprint(corpus: Corpus) -> str:
 
 
 def files(path: str) -> list[str]:
-    """The files of a corpus: the file itself, or all of a known kind below a directory, sorted.
-
-    Empty if nothing is there. A URL with a known suffix is a file, any other a directory. Raises ValueError.
-    """
+    """The files of a corpus: the file itself, or all of a known kind below a directory or URL, sorted."""
     if "://" in path:
         with filesystem(path) as (system, inside):
             system.invalidate_cache()

@@ -79,10 +79,7 @@ def reached(path: str) -> tuple[Any, str]:
 
 
 def lines(path: str | Path, encoding: str = "utf-8-sig") -> Iterator[str]:
-    r"""The lines of a text file, unpacked, without line end and BOM. Only \n ends a line, not U+2028.
-
-    Raises the errors of `filesystem`, and ValueError for bytes that are no text.
-    """
+    r"""The lines of a text file, unpacked, without line end and BOM. Only \n ends a line, not U+2028."""
     unpack = COMPRESSIONS.get(Path(path).suffix.lower(), lambda raw: raw)
     with (
         filesystem(path) as (system, inside),
@@ -112,10 +109,7 @@ def records(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def table(path: str | Path, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a file of values separated by commas or tabs, below a line with the names of columns.
-
-    A field may be in quotes; in a file with tabs where `in_quotes` says so.
-    """
+    """The rows of a file of values separated by commas or tabs, below a line with the names of columns."""
     form: dict[str, Any] = {"delimiter": "\t" if kind == ".tsv" else ",", "strict": True}
     if kind == ".tsv" and not in_quotes(lines(path)):
         form["quoting"] = csv.QUOTE_NONE
@@ -191,10 +185,7 @@ def streamed(path: str | Path, kind: str) -> Iterator[tuple[str, dict[str, Any]]
 
 
 def fields(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of `records`, with each field of `columns` taken from the column that it names there.
-
-    Raises ValueError for a row without such a column, which says how the columns of a task are named.
-    """
+    """The rows of `records`, with each field of `columns` taken from the column that it names there."""
     for where, row in records(path):
         if missing := [column for column in columns.values() if column not in row]:
             there = f"no {', '.join(missing)} among {listed(list(row), path)}"

@@ -39,10 +39,7 @@ def is_url(path: str | Path) -> bool:
 
 
 def held(url: str) -> dict[str, Held]:
-    """The files of a directory of a store by their names in it; {"": file} for a file, {} for nothing.
-
-    Raises the errors of `files.filesystem`.
-    """
+    """The files of a directory of a store by their names in it; {"": file} for a file, {} for nothing."""
     with filesystem(url) as (system, inside):
         system.invalidate_cache()
         inside = inside.rstrip("/")
@@ -55,10 +52,7 @@ def held(url: str) -> dict[str, Held]:
 
 
 def version(facts: dict[str, Any], names: Iterable[str]) -> str:
-    """What a store says of the version of a file, by the first of these names; "" where it says nothing.
-
-    A weak ETag says nothing: two files that its server takes to mean the same may share it.
-    """
+    """What a store says of the version of a file, by the first of these names, but for a weak ETag; or ""."""
     found = (str(facts[name]) for name in names if facts.get(name))
     return next((text for text in found if not text.startswith("W/")), "")
 
@@ -73,9 +67,7 @@ def present(path: str | Path) -> Path | None:
 def fetched(path: str | Path) -> Path:
     """The copy on this machine of a file or directory of a store; a local path is returned as it is.
 
-    The copy is in the cache (`sources.cache`) and is used until a file of the store has another size or
-    version; where a store has no versions it is made each time. Raises FileNotFoundError for a URL without
-    files, ValueError for one that changes meanwhile, and the errors of `files.filesystem`.
+    The copy is in the cache, and used until the store has another size or version of a file.
     """
     if not is_url(path := expanded(path)):
         return Path(path)
@@ -109,10 +101,7 @@ def download(url: str, files: dict[str, Held], copy: Path) -> None:
 
 @dataclass(frozen=True)
 class Store:
-    """A file or directory of a store that is written from a local one.
-
-    url: of the store. local: a path on this machine.
-    """
+    """A file or directory of a store (url) that is written from one on this machine (local)."""
 
     url: str
     local: Path
@@ -192,10 +181,7 @@ def named(out: str | Path) -> Iterator[Store | None]:
 
 
 def check_bucket(url: str) -> None:
-    """Raise ValueError for a URL in a bucket that does not exist, which some stores would make.
-
-    Where it cannot be asked for, as with rights to a part of it alone, nothing is refused.
-    """
+    """Raise ValueError for a URL in a bucket that does not exist, which some stores would make."""
     with filesystem(url) as (system, inside):
         bucket = inside.partition("/")[0] if not is_url(inside) else ""  # "" where paths are absolute, too
         try:
@@ -212,9 +198,8 @@ def check_bucket(url: str) -> None:
 def published(out: str | Path, mark: str | None) -> Iterator[Path]:
     """A context with the path to write; for a URL it is a new one, and copied to the store at the end.
 
-    mark: a file of that which may be replaced; "" where the URL is a file itself, None for nothing. Raises
-    FileExistsError where the URL has other files. Where copying fails, what was written stays on this machine
-    and is named.
+    mark: a file of what may be replaced; "" for a URL of a file, None for nothing. Where copying fails, what
+    was written stays on this machine and is named.
     """
     with named(out) as store:
         if store is None:

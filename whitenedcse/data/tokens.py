@@ -36,8 +36,7 @@ class TokenRows:
     """Token ids of a corpus, read from disk only when they are needed.
 
     ids: (t,) uint16, or int32 for a vocabulary of 65,536 and more. offsets: (rows * columns + 1,) int64.
-    truncated: how many sentences had more tokens than were kept. digests: of "corpus" and "tokenizer"; if
-    both are equal, and prompt and max_length too, the ids are.
+    truncated: how many sentences had more tokens. digests: of "corpus" and "tokenizer", which decide the ids.
     """
 
     ids: NDArray[np.integer]
@@ -80,10 +79,8 @@ def tokenised(
 ) -> TokenRows:
     """The token ids of a corpus, from the cache if the same bytes were tokenised before in the same way.
 
-    prompt: a text put before every sentence of every column. cache_dir: None is `sources.cache()`. A cache is
-    written to a draft folder and then renamed, so it is complete or absent. If several processes ask, one
-    writes and the others wait. Raises ValueError for an unusable `max_length`, or a prompt that leaves no
-    token for a sentence.
+    prompt: put before every sentence. cache_dir: None is `sources.cache()`. If several processes ask, one
+    writes and the others wait.
     """
     check_length(max_length, tokenizer, prompt)
     cache = cache_dir or sources.cache()
@@ -182,20 +179,14 @@ def check_texts(corpus: Corpus, rows: Sequence[Row]) -> None:
 def token_ids(
     sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int, prompt: str = ""
 ) -> list[list[int]]:
-    """The token ids of each sentence, special tokens included, truncated to `max_length` tokens.
-
-    prompt: a text put before each sentence. Raises ValueError as `check_length`.
-    """
+    """The token ids of each sentence, special ones included, truncated; prompt: put before each sentence."""
     check_length(max_length, tokenizer, prompt)
     ids, lengths, _ = ids_of([prompt + sentence for sentence in sentences], tokenizer, max_length)
     return [part.tolist() for part in np.split(ids, lengths.cumsum()[:-1])][: len(lengths)]
 
 
 def ids_of(sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> Ids:
-    """The ids of each sentence as the tokenizer's own call gives them, truncated to `max_length`.
-
-    Where it gives none, as that of a decoder for "", its end token is used: no sentence is empty.
-    """
+    """The ids of each sentence, truncated; its end token where the tokenizer gives none, as a decoder's."""
     if plain(tokenizer):
         core = tokenizer.backend_tokenizer
         core.enable_truncation(max_length, direction=tokenizer.truncation_side)
@@ -226,10 +217,7 @@ def plain(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def check_length(max_length: int, tokenizer: PreTrainedTokenizerBase, prompt: str = "") -> None:
-    """Raise ValueError for a max_length that leaves no token for a word, or exceeds the encoder's limit.
-
-    prompt: what stands before each sentence, and must leave a token for it.
-    """
+    """Raise ValueError for a max_length that leaves no token beside the prompt, or exceeds the limit."""
     special, limit = tokenizer.num_special_tokens_to_add(), tokenizer.model_max_length
     if max_length <= special:
         raise ValueError(

@@ -71,10 +71,7 @@ def dropped(x: Tensor, p: float, seed: Seed, onto: Tensor | None = None) -> Tens
 
 
 class Tile(NamedTuple):
-    """c sentences as (c, l) tokens.
-
-    valid: (c, l, 1), 1 for a token and 0 for padding; None without padding.
-    """
+    """c sentences as (c, l) tokens; valid: (c, l, 1), 0 for padding; None without padding."""
 
     sentences: int
     length: int
@@ -142,10 +139,7 @@ def split_rows(tiles: Sequence[NDArray[np.int64]], heads: int, rows: int) -> Row
 
 
 class Settings(NamedTuple):
-    """How to attend.
-
-    first: whether queries are first tokens only. p: dropout of the attention probabilities.
-    """
+    """How to attend. first: whether queries are first tokens only. p: dropout of the probabilities."""
 
     plan: Plan
     first: bool
@@ -251,10 +245,7 @@ def product(a: Tensor, b: Tensor, factor: float, out: Tensor) -> None:
 
 
 def gradients(settings: Settings, grad: Tensor, a: Tensor, b: Tensor, c: Tensor, *saved: Any) -> list[Tensor]:
-    """The gradients of queries, keys and values.
-
-    a, b, c: those three, tiled. saved: the probabilities of each tile, then the dropout mask of each.
-    """
+    """The gradients of queries, keys and values, tiled. saved: probabilities, then the dropout mask."""
     plan, factor, dim = settings.plan, scale(settings.p), a.shape[-1]
     g, outs = tiled(grad, settings.queries, plan.heads), [places_like(x) for x in (a, b, c)]
     pairs = zip(saved[: len(plan.tiles)], saved[len(plan.tiles) :], strict=True)
@@ -278,11 +269,9 @@ def gradients(settings: Settings, grad: Tensor, a: Tensor, b: Tensor, c: Tensor,
 
 
 def way(device: str, width: int) -> str:
-    """How attention is computed on a kind of device, for heads of this width: "tiles", "unpadded" or
-    "padded".
+    """How attention is computed on a kind of device: "tiles" on CPU, "unpadded" on CUDA, or "padded".
 
-    "tiles" is `attention`, on CPU. "unpadded" is `unpadded_attention`, for CUDA and widths that are a
-    multiple of 8. "padded" is Transformers' own, for anything else.
+    "unpadded" is for heads of a width that is a multiple of 8. "padded" is Transformers' own.
     """
     if device == "cpu":
         return "tiles"

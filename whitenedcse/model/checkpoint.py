@@ -151,10 +151,7 @@ def ours(directory: Path) -> dict[str, Any]:
 
 
 def plain(directory: Path, pooling: Pooling | str | None) -> dict[str, Any]:
-    """The keyword arguments of `Embedder` for an encoder without modules after it.
-
-    An export for Transformers notes its pooling, prompt and unit length; any other encoder has none of them.
-    """
+    """The arguments of `Embedder` for an encoder without modules; those that an export notes, if it is."""
     encoder = pretrained(path=str(directory))
     head = ProjectionHead(width=encoder.width, whitening=None, dense=False)
     parts = {"encoder": encoder, "pooling": None, "head": head} | exported(directory)
@@ -174,11 +171,7 @@ def exported(directory: Path) -> dict[str, Any]:
 
 
 def own(directory: Path) -> dict[str, Any]:
-    """The "pooling", "prompt", "max_length" and steps "after" pooling of a directory, without its weights.
-
-    Empty for a plain encoder, for modules of Sentence-Transformers that are not read here, and for files of
-    either kind that are damaged, as only the encoder is needed.
-    """
+    """The "pooling", "prompt", "max_length" and steps "after" pooling of a directory; empty if not known."""
     with suppress(ValueError, OSError, KeyError, TypeError):
         if (directory / SETTINGS).exists():
             content = read(directory)

@@ -57,8 +57,7 @@ class Form(NamedTuple):
 class Job:
     """What to encode, by which embedder, and where to.
 
-    opened: a function that returns the embedder, which each process calls.    source: its name.
-    corpus: of one column, or plain text.    out: a directory or its URL.
+    opened: a function that returns the embedder, which each process calls. source: its name.
     """
 
     opened: Callable[[], Embedder]
@@ -99,10 +98,8 @@ class Manifest:
 def encoded(job: Job, processes: int | None = None, engine: str | None = None) -> None:
     """Write a vector for every row of the corpus, in order, but for those that are there.
 
-    processes: None is one per GPU, or one where there is none; under torchrun or srun each rank is one.
-    engine: "ray" for those of a Ray cluster. A file's bytes are the same whichever process writes it, with
-    equally many threads on machines of one kind. Raises ValueError for a directory of something else or of
-    another job, and OSError if a process fails.
+    processes: None is one per GPU, or one; under torchrun or srun each rank is one. A file's bytes are the
+    same whichever process writes it, with equally many threads on machines of one kind.
     """
     here = placed()
     if here is not None and here.world > 1:
@@ -134,11 +131,7 @@ def one_of(index: int, job: Job, count: int, threads: int) -> None:
 
 
 def by_ray(job: Job, count: int | None) -> None:
-    """Do the job in tasks of a Ray cluster, one per GPU or machine unless `count` says how many.
-
-    The cluster is that of RAY_ADDRESS, or one that is started here. Ray repeats a task whose machine has
-    died, and it resumes. All machines have to reach the input and the output.
-    """
+    """Do the job in tasks of RAY_ADDRESS's cluster or a new one: `count`, or one per GPU or machine."""
     try:
         import ray
     except ImportError as error:
@@ -158,10 +151,7 @@ def by_ray(job: Job, count: int | None) -> None:
 
 
 def share(job: Job, rank: int, world: int, local: int = 0) -> None:
-    """Write those files of one of `world` processes that are not there.
-
-    local: its number among those of its machine, which share the GPUs.
-    """
+    """Write those files of one of `world` processes that are not there. local: its number on its machine."""
     take_device(local)
     embedder = job.opened()
     manifest = agreed(job, embedder)
@@ -186,10 +176,7 @@ def take_device(local: int) -> None:
 
 
 def agreed(job: Job, embedder: Embedder) -> Manifest:
-    """The manifest of the job, which is written unless it is there.
-
-    Raises ValueError for a corpus without rows, for another job, and for a directory of something else.
-    """
+    """The manifest of the job, written unless it is there; ValueError for another job or something else."""
     now: dict[str, Any] = {"source": job.source, "embedding": settings(embedder)}
     now |= {"embedder": digest_of(embedder)}
     now |= {"bf16": job.bf16, "input": job.corpus.path, "columns": list(job.corpus.columns)}
@@ -251,10 +238,7 @@ def digests(out: str) -> dict[str, set[str]]:
 
 
 def packed(manifest: Manifest, number: int, x: NDArray[Any]) -> bytes:
-    """A file of vectors (n, k): an array, or a table of `row` (its number in the corpus) and `vector`.
-
-    Raises ValueError for NaN or infinity, which a number above 65,504 is in float16.
-    """
+    """A file of vectors (n, k): an array, or a table of `row` and `vector`; ValueError if not finite."""
     with np.errstate(over="ignore"):
         x = np.ascontiguousarray(x, dtype=manifest.dtype)
     first, stream = number * manifest.shard, io.BytesIO()
@@ -272,10 +256,7 @@ def packed(manifest: Manifest, number: int, x: NDArray[Any]) -> bytes:
 
 
 def arrays(directory: str | Path) -> Iterator[NDArray[Any]]:
-    """The vectors (n, k) of each file in order; .npy files on a disk are memory-mapped.
-
-    directory: or its URL. Raises ValueError for one that is unfinished or damaged. Runs no code in a file.
-    """
+    """The vectors (n, k) of each file in order, memory-mapped if .npy; ValueError for damaged ones."""
     manifest, out = begun(str(directory)), str(directory)
     if manifest is None:
         raise ValueError(f"{out}: no {MANIFEST}; whitenedcse encode writes such a directory")

@@ -45,10 +45,7 @@ class Checkpoints(CheckpointIO):
     """How checkpoints are written and read: into a folder, as tensors and plain values only."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write a checkpoint completely, then name it and delete all but it and the previous one.
-
-        Raises OSError; the earlier checkpoints are then unchanged.
-        """
+        """Write a checkpoint completely, then name it and delete all but it and the previous one."""
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
         draft = folder / "draft"
@@ -76,11 +73,7 @@ def written(folder: Path) -> list[Path]:
 
 
 def newest(folder: Path, say: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that is undamaged; None if there never was one.
-
-    `say` is told of any other file, and of a damaged checkpoint, which is skipped. Raises ValueError if all
-    are damaged.
-    """
+    """The newest checkpoint that is undamaged; None if there never was one. `say` is told of any other."""
     for draft in (*folder.glob("draft*"), *folder.glob(".draft*")):  # of a process that was killed
         draft.unlink(missing_ok=True)
     for path in sorted(set(folder.glob("*")) - set(written(folder))):
