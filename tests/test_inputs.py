@@ -16,8 +16,9 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling as TheirPooling
 
 import whitenedcse
+from whitenedcse.app import cli
 from whitenedcse.data import remote, sources, tokens
-from whitenedcse.data.corpus import Corpus, fingerprint
+from whitenedcse.data.corpus import Corpus, fingerprint, read
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model.encoder import folder
@@ -25,6 +26,7 @@ from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.model.lora import LoRA
 from whitenedcse.model.whitener import GroupWhitening, Whitening, WhiteningSettings
 from whitenedcse.sentence_transformers import WhitenedContrastiveLoss
+from whitenedcse.serving.encode import arrays
 from whitenedcse.serving.fit import whitened
 from whitenedcse.serving.readout import readout
 from whitenedcse.serving.search import Index
@@ -194,7 +196,25 @@ def test_home_and_variables_stand_in_every_path(bert, tmp_path, monkeypatch):
         for name, place in {"WHITENEDCSE_CACHE": sources.cache, "WHITENEDCSE_DATA": sources.roots}.items():
             monkeypatch.setenv(name, f"{here}/x")
             assert str(tmp_path / "home" / "x") in str(place())
+    assert cli.main(["encode", "~/m", "~/c.txt", "~/vectors"]) == 0
+    assert sum(map(len, arrays(tmp_path / "home" / "vectors"))) == len(SENTENCES)
     os.chdir(tmp_path)
     Path("~").mkdir()
     Path("~/c.txt").write_text("a literal name wins")
     assert list(sources.given("~/c.txt")) == ["a literal name wins"]
+
+
+def test_what_a_system_hides_in_a_folder_is_no_part_of_it(bert, tmp_path):
+    """As macOS and notebooks do, in a folder of tables, of vectors, or where a checkpoint is written."""
+    table = "sentence1\tsentence2\tscore\na\tb\t1\nc\td\t2\n"
+    for place in ("pairs", "vectors", "best"):
+        (tmp_path / place / ".ipynb_checkpoints").mkdir(parents=True)
+        for name in (".DS_Store", "._p.tsv", ".p.tsv", ".ipynb_checkpoints/p.tsv"):
+            (tmp_path / place / name).write_text("no table")
+    (tmp_path / "pairs" / "p.tsv").write_text(table)
+    (tmp_path / "c.txt").write_text("\n".join(SENTENCES))
+    assert [subset.name for subset in subsets(str(tmp_path / "pairs"))] == ["p"]
+    assert len(read(Corpus(str(tmp_path / "pairs"), ("sentence1",)))[0]) == 2
+    embedder_of(bert).save(tmp_path / "best")
+    assert cli.main(["encode", *(str(tmp_path / name) for name in ("best", "c.txt", "vectors"))]) == 0
+    assert sum(map(len, arrays(tmp_path / "vectors"))) == len(SENTENCES)

@@ -20,6 +20,7 @@ from whitenedcse import console
 from whitenedcse.app import commands as do
 from whitenedcse.console import Grid, say, show
 from whitenedcse.data import sources
+from whitenedcse.inputs import expanded
 
 SCRIPTS = {
     "train": "train an encoder; [+experiment=NAME] [KEY=VALUE ...]",
@@ -165,6 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] in (["train"], ["evaluate"]):
         return script(*words)
     console.encodable()
+    words = [re.sub("^(--[a-z-]+=)?(~/.*)", lambda w: (w[1] or "") + expanded(w[2]), word) for word in words]
     try:
         arguments = parser().parse_args([word for word in words if word != "--debug"])
         with console.ending_when_asked():

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from whitenedcse.console import setting
+from whitenedcse.data.files import hidden
 from whitenedcse.data.remote import published
 from whitenedcse.data.tokens import identity
 from whitenedcse.files import DIGESTS, drafted, intact, parsing, read_json, restore, seal, tensors
@@ -39,7 +40,8 @@ def save(embedder: Embedder, directory: Path, step: int | None = None) -> None:
     Low-rank adapters are merged. step: how many optimiser steps were done, noted for `noted_step`. Raises
     OSError, or ValueError for a directory that holds something else; it is then unchanged.
     """
-    if directory.is_dir() and not (directory / SETTINGS).is_file() and any(directory.iterdir()):
+    there = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+    if SETTINGS not in there and not all(map(hidden, there)):
         raise ValueError(f"{directory} holds something other than a checkpoint; choose another name")
     check_embedding(embedder.embedding, embedder.head)
     embedder = embedder.merged()

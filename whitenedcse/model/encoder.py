@@ -41,6 +41,7 @@ FEW = 8  # tokens of a sentence that is computed to find something out
 # the Python code of an encoder never runs; without this, the user is asked whether it may
 OWN: Any = {"trust_remote_code": False}
 CHANGED = f"copy the checkpoint again or, if the change is yours, delete the {DIGESTS} beside it"
+KNOWN = "take an encoder that Transformers knows"
 BELONG = (
     "an encoder is a directory with config.json, model.safetensors and tokenizer.json that belong together: "
     "copy or download it again"
@@ -276,7 +277,10 @@ def pretrained(path: str, *, batches: Batches = "auto", lora: LoRA | None = None
         backbone, info = AutoModel.from_pretrained(source, output_loading_info=True, **OWN)
         tokenizer = AutoTokenizer.from_pretrained(source, **OWN)
     except Exception as error:  # the kinds that Transformers raises share no class
-        raise ValueError(f"{path}: {error!s:.400}; {BELONG}") from error
+        if "trust_remote_code" in str(error):
+            raise ValueError(f"{path} is Python code of its own, which is not run here; {KNOWN}") from error
+        cure = f"; {BELONG}" * (not isinstance(error, ImportError))  # which names the package itself
+        raise ValueError(f"{path}: {error!s:.400}{cure}") from error
     check_reads_text(backbone, source)
     prefix = f"{backbone.base_model_prefix}."  # on the names in older releases of Transformers
     missing = {name.removeprefix(prefix) for name in info["missing_keys"] if "position_ids" not in name}

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from whitenedcse.console import lacking, pace
 from whitenedcse.data.corpus import Corpus, blocks, fingerprint, rows
-from whitenedcse.data.files import filesystem
+from whitenedcse.data.files import filesystem, hidden
 from whitenedcse.data.remote import fetched, held, is_url
 from whitenedcse.distributed import placed
 from whitenedcse.files import as_json, check_place, checksum, parsing, vectors, writing
@@ -281,7 +281,7 @@ def names(out: str) -> set[str]:
     if is_url(out):
         return set(held(out))
     here = Path(out).iterdir() if Path(out).is_dir() else ()
-    return {path.name for path in here if path.suffix != ".new"}
+    return {path.name for path in here if not hidden(path.name)}
 
 
 def got(out: str, name: str) -> bytes:
