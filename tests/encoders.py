@@ -211,12 +211,19 @@ def model_hub(folder):
         def do_GET(self):
             path = self.path.partition("?")[0].removeprefix("/api/models").strip("/")
             asked.append(path)
-            body = answer(folder, path)
-            self.send_response(404 if body is None else 200)
-            body = body or b""
-            for item in {"X-Repo-Commit": COMMIT, "Content-Length": str(len(body))}.items():
+            body = answer(folder, path.removeprefix("store/"))
+            weights = path.endswith((".bin", ".safetensors")) and not path.startswith("store/")
+            self.send_response(404 if body is None else 302 if weights else 200)
+            body, headers = body or b"", {"X-Repo-Commit": COMMIT}
+            etag = f'"{hashlib.sha256(body).hexdigest()}"'
+            if weights:  # as the hub sends them: from another host, which knows of no commit
+                headers |= {"X-Linked-Etag": etag, "X-Linked-Size": str(len(body)), "ETag": '"of the answer"'}
+                headers["Location"] = f"http://localhost:{self.server.server_address[1]}/store/{path}"
+                body = b"Found"
+            else:
+                headers = {"ETag": etag} if path.startswith("store/") else headers | {"ETag": etag}
+            for item in {**headers, "Content-Length": str(len(body))}.items():
                 self.send_header(*item)
-            self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
             self.end_headers()
             if self.command == "GET":
                 self.wfile.write(body)

@@ -22,6 +22,8 @@ from whitenedcse.training.module import adamw
 def spied(parameters, *, lr, **settings):
     with open(os.environ["SPIED"], "a") as file:
         file.write(f"{lr!r} {os.environ.get('RANK')} {os.environ.get('WORLD_SIZE')}\\n")
+    with open(os.environ["SPIED"] + "-gpus", "a") as file:
+        file.write(f"{os.environ.get('CUDA_VISIBLE_DEVICES')}\\n")
     return adamw(parameters, lr=lr, **settings)
 """
 needs = {
@@ -90,10 +92,16 @@ def test_a_search_maximises_the_dev_score_and_resumes(tmp_path):
 @needs["joblib"]
 @pytest.mark.slow
 def test_jobs_run_at_a_time_as_they_do_one_by_one(tmp_path):
-    joblib = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    (tmp_path / "spy.py").write_text(SPY)
+    fake = "from torch import cuda; cuda.device_count = lambda: 2; cuda.get_device_name = 'GPU {}'.format"
+    (tmp_path / "sitecustomize.py").write_text(fake)
+    environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0,1"}
+    environment["SPIED"] = str(tmp_path / "spied")
     command = [sys.executable, ROOT / "train.py", "-m", *SMALL, "seed=1,2"]
-    apart = started(*command[1:], "run=apart", cwd=tmp_path)
-    together = started_anew(*command, *joblib, "run=together", cwd=tmp_path)  # as joblib ends its workers
+    command += ["optim._target_=spy.spied", "optim.lr=0.001"]
+    apart = started(*command[1:], "run=apart", cwd=tmp_path, **environment)
+    joblib = [*command, "hydra/launcher=joblib", "run=together"]
+    together = started_anew(*joblib, cwd=tmp_path, **environment)  # as joblib ends its workers
     for result in (apart, together):
         assert result.returncode == 0, result.stderr
         assert "Trainer.fit" not in result.stdout + result.stderr  # as quiet as one by one
@@ -105,6 +113,9 @@ def test_jobs_run_at_a_time_as_they_do_one_by_one(tmp_path):
         [(job / "scores.json").read_bytes() for job in jobs(tmp_path, n)] for n in ("apart", "together")
     ]
     assert len(scores[0]) == 2 and scores[0] == scores[1]
+    one, other, *each = (tmp_path / "spied-gpus").read_text().split()
+    assert one == other == "0,1" and sorted(each) == ["0", "1"]
+    assert together.stdout.count("2 jobs at a time, each on a GPU of its own") == 1
 
 
 def test_a_job_of_a_sweep_says_how_far_it_is(tmp_path, monkeypatch):

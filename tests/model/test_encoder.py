@@ -173,6 +173,39 @@ def test_an_encoder_comes_from_the_hub_without_the_pickle_beside_it_and_then_fro
     assert loaded.provenance(str(tmp_path)) == known | {"path": str(tmp_path), "commit": None}
 
 
+@pytest.mark.parametrize("layout", ["old", "sharded"])
+def test_the_layouts_of_the_hub_are_read(tokenizer, tmp_path, hub, monkeypatch, layout):
+    """As bert-base-uncased was: one pickle of a masked language model in names of TensorFlow; or shards."""
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "hub/bert-of-old"
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=32,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = BertForMaskedLM(config).eval()
+    tokenizer.save_pretrained(place)
+    if layout == "sharded":
+        model.bert.save_pretrained(place, max_shard_size="20KB")
+        assert len(list(place.glob("model-*.safetensors"))) > 2
+    else:
+        config.save_pretrained(place)
+        names = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+        old = {}
+        for name, weight in model.state_dict().items():
+            end = next((end for end in names if name.endswith(end)), "")
+            old[name.removesuffix(end) + names.get(end, "")] = weight
+        assert "bert.embeddings.LayerNorm.gamma" in old and "cls.predictions.bias" in old
+        torch.save(old, place / "pytorch_model.bin")
+    loaded = pretrained(path="bert-of-old").eval()
+    assert any(path.startswith("store/") for path in hub)
+    batch = ragged(token_ids(SENTENCES, tokenizer, 32))
+    rows = tokenizer(SENTENCES, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        theirs = model.bert(**rows).last_hidden_state[rows["attention_mask"].bool()]
+        assert_close(loaded(batch, [-1])[0], theirs, atol=1e-5, rtol=1e-5)
+
+
 def test_an_encoder_that_the_hub_cannot_give_is_named_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", nowhere())
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))

@@ -52,6 +52,19 @@ def up_to_sign(a, b):
     return a * signs, b
 
 
+def test_a_rank_of_the_command_takes_the_gpu_of_its_place_on_the_machine(corpus, tmp_path, monkeypatch):
+    taken = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr("whitenedcse.app.commands.opened", lambda _: sys.exit(0))
+    for name, value in {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_WORLD_SIZE": 4, "LOCAL_RANK": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(SystemExit):
+        cli.main(["whiten", "fit", "bert", corpus.path, str(tmp_path / "fit.npz")])
+    assert taken == [1]
+
+
 def fit_of(embedder, corpus, **settings):
     fit = Postprocess("whitening", **settings)
     fit.provenance = fitted(fit, embedder, corpus)

@@ -12,22 +12,24 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 from uuid import uuid4
 
 import hydra
+from filelock import FileLock, Timeout
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf, read_write
 
 from whitenedcse import console
 from whitenedcse.app.config import CONF, check_jobs, check_words, help_page, mendable, message
@@ -99,10 +101,41 @@ def job(script: Callable[..., Result], *, debug: bool = False) -> Callable[..., 
     @wraps(script)
     def one_line_at_most(*arguments: Any) -> Result:
         quiet()  # here, not in `start`: a launcher's own process begins here
+        if together() and OmegaConf.select(arguments[0], "trainer.devices", default=1) == 1:
+            take_gpu()
         with explained(debug=debug):
             return script(*arguments)
 
     return one_line_at_most
+
+
+def together() -> bool:
+    """Whether this is a job of a sweep by hydra/launcher=joblib, several at a time."""
+    hydras = HydraConfig.get() if HydraConfig.initialized() else None
+    return hydras is not None and hydras.mode == RunMode.MULTIRUN and JOBLIB in hydras.launcher._target_
+
+
+JOBLIB = "JoblibLauncher"
+taken: list[FileLock] = []  # of the GPU that this process has
+
+
+def take_gpu() -> None:
+    """Let this process see one GPU alone until it ends: the first that no other such process has.
+
+    Where more processes than GPUs run, some share one. CUDA reads the variable when it is first asked.
+    """
+    import torch
+
+    if taken or (count := torch.cuda.device_count()) < 2:
+        return
+    names = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))).split(",")
+    for name in names:
+        lock = FileLock(Path(tempfile.gettempdir()) / f"whitenedcse-{os.getuid()}-gpu-{name}")
+        with suppress(Timeout):
+            lock.acquire(timeout=0)
+            taken.append(lock)
+            break
+    os.environ["CUDA_VISIBLE_DEVICES"] = name if taken else names[os.getpid() % count]
 
 
 def quiet() -> None:
@@ -207,10 +240,18 @@ def again(run: Run) -> str:
 
 
 class Checked(Callback):
-    """Checks all jobs of a sweep before the first."""
+    """Checks all jobs of a sweep before the first, and gives joblib as many processes as there are GPUs."""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """End the process if a job would be refused."""
         with explained():  # Hydra turns an error of a callback into a warning
             Run(config.hydra.sweep.dir).check_free(sweep=True)
             check_jobs(str(config.hydra.job.config_name), config.hydra)
+        launcher = config.hydra.launcher
+        if JOBLIB in launcher._target_ and launcher.n_jobs == -1:
+            import torch
+
+            if gpus := torch.cuda.device_count():
+                with read_write(launcher):
+                    launcher.n_jobs = gpus
+                say(f"{gpus} jobs at a time, each on a GPU of its own")

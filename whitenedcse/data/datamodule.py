@@ -192,9 +192,10 @@ class SentenceData(LightningDataModule):
                 f"use {need} or more, as the longest has {longest}"
             )
         if self.budget % world and not tokens:
+            fewer = max(n for n in range(1, world) if self.budget % n == 0)
             raise ValueError(
                 f"{self.said} cannot be shared equally by {world} processes; choose a multiple of them,"
-                " or trainer.devices=N"
+                f" or trainer.devices={fewer}"
             )
 
     @cached_property

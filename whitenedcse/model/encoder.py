@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from whitenedcse import ragged
 from whitenedcse.compute import without_autocast
 from whitenedcse.data.remote import fetched, is_url
-from whitenedcse.data.sources import SECONDS
+from whitenedcse.data.sources import SECONDS, awaited
 from whitenedcse.files import DIGESTS, intact, metadata, nearest, parsing
 from whitenedcse.inputs import expanded
 from whitenedcse.model import packed
@@ -374,14 +374,16 @@ def folder(path: str) -> Path:
         raise FileNotFoundError(f"no encoder in {path}: {where}")
     hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
-        listed = [file.rfilename for file in hub.model_info(path, timeout=SECONDS).siblings or []]
+        with awaited(path):
+            listed = [file.rfilename for file in hub.model_info(path, timeout=SECONDS).siblings or []]
     except Exception as error:  # the hub client raises a dozen kinds
         reason, listed = type(error).__name__, None
     else:
         reason = "its download was interrupted"
     try:  # without an answer from the hub, whatever the cache holds beside these
         patterns = [f"*{suffix}" for suffix in SETTINGS] if listed is None else needed(listed)
-        return Path(hub.snapshot_download(path, allow_patterns=patterns, local_files_only=listed is None))
+        settings: Any = {"etag_timeout": SECONDS, "local_files_only": listed is None}
+        return Path(hub.snapshot_download(path, allow_patterns=patterns, **settings))
     except Exception:
         raise FileNotFoundError(
             f"encoder {path}: no directory {place.absolute()}, not in the hub cache, and the hub did not"
