@@ -54,6 +54,7 @@ def strict(monkeypatch):
     def noted(q, k, v, *, heads, p, bounds):
         assert q.device == k.device == v.device == bounds.tokens.device == bounds.firsts.device == META
         mode.attended.append(p)
+        mode.bounds.add((id(bounds.tokens), bounds.tokens.dtype, bounds.firsts.dtype))
         return attention.unpadded_attention(q, k, v, heads=heads, p=p, bounds=bounds)
 
     monkeypatch.setattr(packed, "unpadded_attention", noted)
@@ -65,7 +66,7 @@ def strict(monkeypatch):
         # Transformers looks whether the mask of a padded batch is full: test_no_waiting.py counts that
         monkeypatch.setattr(f"transformers.masking_utils.{name}", lambda *_, **__: False, raising=False)
     mode = Strict()
-    mode.attended = []
+    mode.attended, mode.bounds = [], set()
     return mode
 
 
@@ -125,6 +126,9 @@ def test_a_training_step(kind, head, batches, bert, strict):
     stepped(strict, module_of(bert, kind=kind, head=head))
     assert strict.waited == []
     assert len(strict.attended) == (3 if batches == "packed" else 0)
+    assert [kinds for _, *kinds in strict.bounds] == [[torch.int32] * 2] * (
+        batches == "packed"
+    )  # once a batch
     assert all(p == 0.1 for p in strict.attended)
 
 
