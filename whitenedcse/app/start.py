@@ -155,7 +155,7 @@ def explained(*, debug: bool = False) -> Iterator[None]:
         if code := asked_to_end(error):
             sys.exit(code)
         if isinstance(error, BrokenPipeError) and unread():
-            sys.exit(UNREAD if HydraConfig.initialized() and not {"--cfg", "-c"} & {*sys.argv} else 1)
+            sys.exit(UNREAD if HydraConfig.initialized() and not {"--cfg", "-c"} & {*sys.argv[1:]} else 1)
         let_others_speak(error)
         if debug or not mendable(error):
             raise
