@@ -172,18 +172,25 @@ class Run:
         """`dev` of scores.json, or its equivalent from the evaluations so far; None before the first."""
         return dict(self.scores["dev"]) if self.scores is not None else dev(self.series)
 
-    def tests(self, row: str | None = None) -> dict[str, float | None]:
-        """The test scores x 100 in a row of the table, by task and "avg"; {} without tests.
+    def row(self, name: str | None = None) -> tuple[int, dict[str, Any]]:
+        """The number and the content of a row of test scores by its name, or the beginning of that.
 
-        row: its name or that name's beginning; None for the first. FileNotFoundError before the run's end.
+        name: None for the first. Raises FileNotFoundError before the run's end, ValueError for no such row.
         """
         rows = self.results.get("rows", [])
         names = [line["name"] for line in rows]
-        like = [row] if row and row in names else [name for name in names if name.startswith(row or "")]
-        if row and len(like) != 1:
-            found = f"{len(like)} rows that begin with {row!r}" if like else f"no row {row!r} of test scores"
+        like = [name] if name and name in names else [own for own in names if own.startswith(name or "")]
+        if not like or (name and len(like) != 1):
+            found = (
+                f"{len(like)} rows that begin with {name!r}" if like else f"no row {name!r} of test scores"
+            )
             raise ValueError(f"{self.path} has {found}: {', '.join(like or names) or 'none'}")
-        return by_task(rows[names.index(like[0])], self.results["headline"]) if rows else {}
+        return (number := names.index(like[0])), rows[number]
+
+    def tests(self, row: str | None = None) -> dict[str, float | None]:
+        """The test scores x 100 in a row of the table (see `row`), by task and "avg"; {} without tests."""
+        found = self.row(row)[1] if row or self.results.get("rows") else {}
+        return by_task(found, self.results["headline"]) if found else {}
 
     @property
     def best_score(self) -> float | None:

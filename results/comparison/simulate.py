@@ -14,7 +14,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from whitenedcse.evaluation.statistics import of_difference, of_scores, quantile, resamples
+from whitenedcse.evaluation.statistics import of_difference, quantile, resamples
+from whitenedcse.report.compare import Scores, difference
 
 REPEATS, PAIRS, DRAWS, SD = 6000, 200, 300, 0.3
 COUNTS = resamples(PAIRS, DRAWS, 0) / PAIRS
@@ -29,8 +30,11 @@ def system(rng: np.random.Generator, seeds: int, noise: float, shared: bool, sd:
 
 def ours(a: Floats, b: Floats, by_seed: bool) -> tuple[float, float]:
     """The 95 % interval of the difference by `compare=`."""
-    scores = [(x.mean(axis=1).tolist(), COUNTS @ x.mean(axis=0)) for x in (a, b)]
-    test = of_scores(*scores, by_seed=by_seed)
+    firsts = (0, 0 if by_seed else len(a))  # the seeds of each, which are the same or all others
+    groups = [dict(enumerate(x, first)) for x, first in zip((a, b), firsts, strict=True)]
+    means = [{seed: float(x.mean()) for seed, x in group.items()} for group in groups]
+    draws = [{seed: COUNTS @ x for seed, x in group.items()} for group in groups]
+    test = difference(Scores(means[0], draws[0]), Scores(means[1], draws[1]))
     assert test is not None
     return test.low, test.high
 

@@ -15,7 +15,6 @@ from whitenedcse.evaluation.statistics import task_draws
 from whitenedcse.evaluation.suite import System, evaluated, headline, plan, recorded, seed
 from whitenedcse.evaluation.tasks import Labelled
 from whitenedcse.report import compare
-from whitenedcse.report.compare import row_of
 from whitenedcse.run import Run
 
 
@@ -198,7 +197,7 @@ def test_rows_that_are_named_are_compared_and_others_noted(tmp_path):
     wanted = [scores["as it is"], scores["whitened (s3://x)"], *[scores["as it is"]] * 3]
     assert shown == pytest.approx(wanted, abs=0.01) and abs(shown[1] - shown[0]) > 1
     assert cells(grid, "A")["3 - 1"].startswith("0.00 ±0.00")
-    with pytest.raises(ValueError, match="no row 'x' in .*/a; it has 'as it is', 'whitened .s3://x.'"):
+    with pytest.raises(ValueError, match="/a has no row 'x' of test scores: as it is, whitened .s3://x."):
         compared([f"{a}:x", str(b)], 20)
     with pytest.raises(FileNotFoundError, match="no run matches .*/none:as it is"):
         compared([str(tmp_path / "none:as it is"), str(b)], 20)
@@ -216,9 +215,9 @@ def test_what_runs_were_not_evaluated_alike_in_is_noted(tmp_path):
 
 def test_a_row_is_found_by_its_name_or_by_a_beginning_that_no_other_has(tmp_path):
     one = Run(run(tmp_path / "a", 0.2, 0, rows=("as it is", "zca", "zca (x)")))
-    assert [row_of(one, name)[0] for name in (None, "as", "zca", "zca (")] == [0, 0, 1, 2]
-    with pytest.raises(ValueError, match="compare: 2 rows that begin with 'z' in"):
-        row_of(one, "z")
+    assert [one.row(name)[0] for name in (None, "as", "zca", "zca (")] == [0, 0, 1, 2]
+    with pytest.raises(ValueError, match="2 rows that begin with 'z': zca"):
+        one.row("z")
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path):

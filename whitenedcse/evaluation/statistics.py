@@ -240,26 +240,6 @@ def tested(difference: float, sources: Sequence[Source]) -> Comparison:
     return Comparison(difference, difference - half, difference + half, p)
 
 
-Scores = tuple[Sequence[float], Draws]  # of the runs of a group, and draws of their mean
-
-
-def of_scores(a: Scores, b: Scores, *, by_seed: bool) -> Comparison | None:
-    """What the mean score of a group has over another's, tested; None where scores are undefined too often.
-
-    Two single runs are compared by the draws alone. by_seed: the runs of both have the same seeds, in order.
-
-    >>> draws = np.array([74.0, 75.0, 75.0, 76.0])
-    >>> test = of_scores(([76.0, 77.0], draws + 1), ([75.0, 76.0], draws), by_seed=True)
-    >>> (test.difference, test.low, test.high)  # every seed and every pair gains 1
-    (1.0, 1.0, 1.0)
-    """
-    apart = float(np.mean(a[0]) - np.mean(b[0]))
-    if len(a[0]) == len(b[0]) == 1:
-        return paired(a[1], b[1], apart)
-    items = of_draws(a[1] - b[1])
-    return None if items is None else tested(apart, [*of_difference(a[0], b[0], paired=by_seed), items])
-
-
 def holm(p: Sequence[float]) -> list[float]:
     """The p-values corrected for their number, in the given order (Holm, Scand. J. Statist. 6 (1979))."""
     order = np.argsort(p, kind="stable")

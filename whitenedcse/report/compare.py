@@ -456,16 +456,6 @@ def group(name: str) -> Group:
     return Group(name, dict(sorted(runs.items(), key=lambda item: (isinstance(item[0], str), item[0]))), row)
 
 
-def row_of(run: Run, name: str | None) -> tuple[int, dict[str, Any]]:
-    """The number and the content of a run's row by its name or that name's beginning; the first for None."""
-    known = sweeps.rows(run)
-    like = [name] if name in known else [row for row in known if row.startswith(name or "")]
-    if name is not None and len(like) != 1:
-        found = f"{len(like)} rows that begin with" if like else "no row"
-        raise ValueError(f"compare: {found} {name!r} in {run.path}; it has {', '.join(map(repr, known))}")
-    return (number := known.index(like[0])), run.results["rows"][number]
-
-
 def of_kind(groups: Sequence[Group], kind: tuple[str, str, str], draws: int) -> Report | None:
     """A verdict, and a table of tasks by groups and differences; None where no task has a score in all."""
     key, title, items = kind
@@ -569,7 +559,7 @@ def run_scores(run: Run, row: str | None, kind: str, draws: int) -> dict[str, tu
     """The score of each task of a run, and its bootstrap draws; without tasks whose score is undefined."""
     from whitenedcse.evaluation.suite import seed  # and PyTorch, for which a sweep's report does not wait
 
-    number, content = row_of(run, row)
+    number, content = run.row(row)
     tasks: Mapping[str, Any] = {"RTE": content["rte"]} if kind == "rte" and "rte" in content else {}
     out = {}
     for name, task in (tasks or content.get(kind, {}).get("tasks", {})).items():
