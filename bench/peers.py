@@ -258,6 +258,7 @@ def sentence_transformers(work: Work, *, bf16: bool) -> Loop:
         report_to=[],
         disable_tqdm=True,
     )
+    arguments._n_gpu = min(1, arguments.n_gpu)  # else it divides each batch among all GPUs
 
     class Passing(transformers.TrainerCallback):
         turn: Turn

@@ -139,3 +139,17 @@ def test_ranks_do_not_ask_their_devices_for_signals():
     with waits:
         lightning.Trainer(**quiet).fit_loop.epoch_loop._broadcast_sigterm_tensor()
     assert waits.found  # what it would do: once this fails, the line in Trainer can go
+
+
+def test_ranks_compare_the_sizes_of_their_batches_once_a_run(bert, monkeypatch):
+    asked = []
+    monkeypatch.setattr("whitenedcse.training.module.equal_sizes", asked.append)
+    module = ContrastiveTraining(embedder=Embedder(encoder=bert), views=2)
+    module.log = lambda *_, **__: None
+    for _ in range(2):  # runs
+        (ours,) = [part for part in module.configure_callbacks()]
+        ours.setup(SimpleNamespace(precision="32-true"), module, "fit")
+        for step in range(3):
+            module.training_step(Sentences(bert.tokenizer).batch, step)
+        ours.teardown(None, module, "fit")
+    assert asked == [len(SENTENCES)] * 2
