@@ -56,6 +56,7 @@ from whitenedcse.training.monitor import BASELINES, DevSet
 from whitenedcse.training.trainer import SYNCED, Checkpoints, Safekeeping
 
 ROOT = Path(__file__).parents[1]
+SERVER = "forkserver"  # which has imported what takes long, and started neither threads nor CUDA
 EPOCH, EVALUATIONS = 1_000_000, 125  # sentences and evaluations of the main job
 WARM, TURN = 3, 6  # steps that come first, and of a turn: one whose host time is taken, and the others
 UNSHUFFLED = ("head=group", "loss.temperature=0.5")  # a device draws other permutations than the CPU
@@ -84,7 +85,7 @@ class Bench:
     def __init__(self, folder: Path, gpu: bool) -> None:
         self.folder, self.gpu, self.size = folder, gpu, BASE if gpu else TINY
         self.found, self.held = dict[str, Any](), 0
-        self.precision, self.start = ("bf16-mixed", "spawn") if gpu else ("32-true", "fork")
+        self.precision = "bf16-mixed" if gpu else "32-true"
         lines = (ROOT / "data/quickstart/sentences.txt").read_text().splitlines()[: self.size.sentences]
         tokenizer, draw = wordpiece(lines, 4000), random.Random(0)
         for name, p in {"bert": 0.1, "still": 0.0}.items():
@@ -416,7 +417,7 @@ def started(bench: Bench, name: str, *words: str) -> tuple[Any, Path]:
     own += [f"hydra.run.dir={bench.folder / name}", *words]
     argv = ["train.py", "+experiment=bert_base", *settings(work, bench.precision, *own)]
     file.write_text("")
-    job = mp.get_context(bench.start).Process(target=program, args=(argv, file))
+    job = mp.get_context(SERVER).Process(target=program, args=(argv, file))
     job.start()
     return job, file
 
@@ -504,7 +505,7 @@ def h_two(bench: Bench) -> Any:
     work = bench.work(bench.size.small, 2, encoder="still")
     batch = batch_of(work)
     _, wanted, _ = one_step(work, "32-true", batch, work.device)
-    mp.start_processes(rank_step, (work, batch, bench.folder), nprocs=2, start_method=bench.start)
+    mp.start_processes(rank_step, (work, batch, bench.folder), nprocs=2, start_method=SERVER)
     found: dict[str, Any] = {"gradient": apart(torch.load(bench.folder / "grads.pt"), wanted)}
     for how in ("raises", "sleeps"):
         words = [
@@ -568,6 +569,7 @@ def main() -> None:
     if options.cpu:
         torch.set_num_threads(1)
     silence()
+    mp.set_forkserver_preload(["bench.peers", "whitenedcse.app.train", "whitenedcse.training.trainer"])
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["WHITENEDCSE_CACHE"] = f"{folder}/cache"

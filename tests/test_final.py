@@ -75,7 +75,11 @@ def test_it_travels_with_the_checkpoint_and_sentence_transformers_knows_it(
     assert_allclose(peer.encode(SENTENCES), got, atol=1e-5)
     for name in ("whitenedcse.json", "digests.json"):  # what is left is that library's
         (tmp_path / "best" / name).unlink()
-    assert_allclose(Embedder.load(tmp_path / "best").encode(SENTENCES), got, atol=1e-5)
+    if embedding == "head" and k:  # a linear layer that is not square before one with tanh
+        with pytest.raises(ValueError, match="3_Dense is a Dense with .*Tanh"):
+            Embedder.load(tmp_path / "best")
+    else:
+        assert_allclose(Embedder.load(tmp_path / "best").encode(SENTENCES), got, atol=1e-5)
 
 
 @pytest.fixture

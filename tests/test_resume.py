@@ -319,7 +319,7 @@ def amid(home, name, *arguments, anew=False, **environment):
     before = last_step(folder)
     words = [str(ROOT / "train.py"), *RUN, *arguments, f"run={name}"]
     with started(home, *words, anew=anew, **environment) as process:
-        until(lambda: last_step(folder) > before or process.poll() is not None, 180)
+        until(lambda: last_step(folder) > before or process.poll() is not None, 600)
         assert process.poll() is None, (home / "said").read_text()
         yield process
 

@@ -3,7 +3,6 @@
 import http.client
 import json
 import re
-import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -94,4 +93,4 @@ def test_the_command_answers_its_own_page_and_no_other_site(demo, source, tmp_pa
                     evil = origin == "http://evil.example"  # whose page may not read the answer
                     assert answer.status == 200 and not (evil and shared in ("*", origin))
         finally:
-            process.send_signal(signal.SIGINT)
+            process.terminate()

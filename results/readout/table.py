@@ -1,0 +1,72 @@
+"""The tables of results/readout: `python -m results.conclusions` writes them into the pages.
+
+Each NAME.json beside this file was written by study.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from results.markdown import table
+
+HERE = Path(__file__).parent
+ENCODERS = {
+    "minilm_mlm": "minilm-mlm",
+    "pretrain": "from scratch",
+    "all_minilm": "all-MiniLM-L6-v2",
+    "all_mpnet": "all-mpnet-base-v2",
+}
+POOLINGS = {"cls": "first token", "mean": "mean"}
+
+
+def studies() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each encoder and pooling with what was found of it."""
+    for name, said in ENCODERS.items():
+        if (file := HERE / f"{name}.json").is_file():
+            content = json.loads(file.read_text())
+            yield from ((f"{said}, {words}", content[kind]) for kind, words in POOLINGS.items())
+
+
+def averaged(found: dict[str, Any], n: int, rule: str = "rule") -> float:
+    """The mean over the random parts of n pairs."""
+    return fmean(one[rule] for one in found["pairs"][str(n)])
+
+
+def seven() -> str:
+    """Averages of the seven tests: as it is, the literature's recipe, chosen, and the oracle."""
+    head = ["encoder, its pooling", "as it is", "L1 + last, whitened", "k = 256", "200 pairs", "STS-B dev",
+            "gain (95 %)", "oracle", "share of its gain", "chosen on STS-B dev"]  # fmt: skip
+    rows = []
+    for name, found in studies():
+        own, dev, oracle = found["own"], found["dev"], found["oracle"]["average"]
+        low, high = dev["interval"]
+        share = f"{100 * dev['gain'] / (oracle - own):.0f} %" if dev["shown"] else "-"
+        gain = f"{dev['gain']:+.2f} ({low:+.2f} .. {high:+.2f})" if dev["shown"] else "0, left as it is"
+        recipes = [*found["literature"].values()]  # one where the width is below 256
+        shown = [own, recipes[0], recipes[-1], averaged(found, 200), dev["average"]]
+        chosen = dev["readout"] if dev["shown"] else "as it is"
+        rows.append([name, *(f"{x:.2f}" for x in shown), gain, f"{oracle:.2f}", share, chosen])
+    return table(head, rows)
+
+
+def sizes() -> str:
+    """Averages of the seven tests by the number of pairs that choose: by the rule, and always the best."""
+    counts = next(iter(found["pairs"] for _, found in studies()))
+    head = ["encoder, its pooling", "as it is", *(f"{n} pairs" for n in counts), "1,500 pairs"]
+
+    def cell(found: dict[str, Any], n: str) -> str:
+        kept, of = sum(one["shown"] for one in found["pairs"][n]), len(found["pairs"][n])
+        ruled, always = (averaged(found, int(n), rule) for rule in ("rule", "always"))
+        return f"{ruled:.2f} / {always:.2f} ({kept} of {of})"
+
+    return table(
+        head,
+        [
+            [name, f"{found['own']:.2f}", *(cell(found, n) for n in counts), f"{found['dev']['average']:.2f}"]
+            for name, found in studies()
+        ],
+    )
