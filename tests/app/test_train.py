@@ -1,6 +1,8 @@
 """What train.py notes of a run, does at its end and says."""
 
 import os
+import re
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -98,11 +100,12 @@ def test_all_that_a_run_leaves_is_on_the_disk_before_the_scores_have_their_name(
 def test_a_run_without_tests_proposes_those_that_fit_its_dev_set(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values = {"values_before": {}, "values_best": {}, "before": 1.0, "best": 2.0, "best_step": 1, "n": 9}
-    own = " 'tasks.names=[TESTS.csv]'"
-    for dev, tests in (("STS-B/dev", ""), ("own.csv", own), (None, own)):
+    own = ["tasks.names=[TESTS.csv]"]
+    for dev, tests in (("STS-B/dev", []), ("own.csv", own), (None, own)):
         run = SimpleNamespace(path=Path("outputs/a b"), end=lambda *_: None, best="best")
         train.ended(config(dev), run, values, [])
-        assert f"   whitenedcse evaluate model='outputs/a b'{tests}   " in capsys.readouterr().out
+        (words,) = re.findall("   (whitenedcse evaluate .*?)   ", capsys.readouterr().out)
+        assert shlex.split(words) == ["whitenedcse", "evaluate", "model='outputs/a b'", *tests]
 
 
 @pytest.mark.parametrize(("cores", "given", "each"), [(8, None, 4), (1, None, 1), (9, None, 4), (8, "3", 8)])

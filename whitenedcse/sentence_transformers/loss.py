@@ -180,7 +180,7 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         Raises ValueError where no batch before was larger.
         """
         settings = self.head.whitening
-        if self.training and settings is not None and settings.kind not in WHOLE:
+        if self.head.training and settings is not None and settings.kind not in WHOLE:
             try:
                 check_rows(settings, self.width, n=n)
             except ValueError as error:
