@@ -148,6 +148,8 @@ def run(words, home):
     }  # tests/test_sweeps.py
     words = [small.get(word, word.replace("k=256", "k=8")) for word in words]
     words += ["k=8"] if "protocol=bert_whitening" in words else []
+    alone = "hydra/launcher=joblib" in words and not any("n_jobs" in word for word in words)
+    words += ["hydra.launcher.n_jobs=1"] * alone  # in this process, whose tasks have few rows
     scripts = [i for i, word in enumerate(words) if word in ("train.py", "evaluate.py")]
     if "train.py" in words:  # the quick start's own encoder can be small
         own = not any(word.startswith(("+experiment", "encoder")) for word in words)
