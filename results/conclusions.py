@@ -19,6 +19,7 @@ from results.lab import answers as lab
 from results.markdown import listed, table, text
 from results.pretrain.scores import pretrained
 from results.pretrain.scores import untouched as untouched_encoder
+from results.readout import table as readout
 from results.shipping import planned
 from results.study import conclusions as study
 from results.study.contrasts import (
@@ -258,6 +259,7 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
         claim.alike,
         claim.rates,
     ],
+    "results/readout/README.md": [readout.seven, readout.sizes],
     "results/study/README.md": [study.like, by_share, systems, by_task, study.holds, study.fails],
     "results/wiki_mini/README.md": [wiki_mini, rounding],
     "results/exact/README.md": [exact],

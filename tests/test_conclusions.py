@@ -208,7 +208,7 @@ def test_what_is_not_significant_is_said_to_be_so(page):
             r"\([+-][\d.]+\s+\.\.\s+[+-][\d.]+,\s+p\s+([\d.e-]+)(,\s+n\.s\.)?(,\s+below\s+[\d.]+)?\)", prose
         )
     )
-    assert every or page.split("/")[1] in ("evaluation", "shipping", "pretrain", "planning.md")
+    assert every or page.split("/")[1] in ("evaluation", "readout", "shipping", "pretrain", "planning.md")
     before = 0
     for found in every:
         words = re.split(r"[;.]\s|\n- |\|", prose[before : found.start()])[-1].split()

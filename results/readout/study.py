@@ -100,7 +100,8 @@ class Study:
         judged = choice(gold, mine, self.dev, self.sizes)
         best = judged.best if judged.shown else own
         oracle = int(np.nanargmax(average))
-        rank = spearman_columns(average, judged.scores[:, None])[0]
+        known = np.isfinite(average) & np.isfinite(judged.scores)  # the first token's embedding is constant
+        rank = spearman_columns(average[known], judged.scores[known][:, None])[0]
         found: dict[str, Any] = {
             "own": average[own],
             "dev": {"readout": str(self.tried[best]), "average": average[best], "shown": judged.shown,
