@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import started
 
-from whitenedcse.console import quoted, setting
+from whitenedcse.console import override, quoted
 
 NAMES = [
     "it's.tsv",
@@ -61,7 +61,7 @@ def read(word):
 
 def test_a_setting_comes_through_shell_and_hydra_as_it_was():
     every = [*NAMES, [*NAMES], {"a": "it's"}, None, 0.5, True]
-    words = in_shell(" ".join(setting("x.y", value) for value in every))
+    words = in_shell(" ".join(override("x.y", value) for value in every))
     for word, value in zip(words, every, strict=True):
         got = read(word)
         assert str(got) == str(value) if value is None else got == value, word
@@ -70,9 +70,9 @@ def test_a_setting_comes_through_shell_and_hydra_as_it_was():
 @given(PLAIN, st.lists(PLAIN, max_size=3))
 def test_any_text_comes_through_hydra_and_simple_text_stays_bare(text, several):
     assert read(f"x={quoted(text)}") == text
-    (word,) = shlex.split(setting("x", several))
+    (word,) = shlex.split(override("x", several))
     assert read(word) == several
-    assert setting("model", "outputs/a-1.b") == "model=outputs/a-1.b"
+    assert override("model", "outputs/a-1.b") == "model=outputs/a-1.b"
 
 
 @pytest.fixture
@@ -102,16 +102,16 @@ RUN = "ü's, 1"
 def test_every_printed_command_works_as_it_is_printed(there):
     names = {"encoder.path": "bért's", "data.corpus": "a,b.txt", "monitor.dev": "it's (1).tsv", "run": RUN}
     small = "trainer.max_steps=2 data.batch_size=8 pooling=mean head.whitening.group_width=2"
-    places = " ".join(setting(name, value) for name, value in names.items())
+    places = " ".join(override(name, value) for name, value in names.items())
     said = obey(f"whitenedcse train encoder=pretrained data=file {small} {places}", there)
     follow = next(line for line in said.splitlines() if line.startswith("next: "))
     (there / "TESTS.csv").write_text((there / "it's (1).tsv").read_text().replace("\t", ","))
     for command in re.split("   ", follow.removeprefix("next: ")):
         obey(command, there)
-    pairs, own = setting("tasks.names", ["TESTS.csv"]), f"outputs/{RUN}"
-    obey(f"whitenedcse evaluate {setting('model', own)} {pairs} {setting('run', 'x,y')}", there)
+    pairs, own = override("tasks.names", ["TESTS.csv"]), f"outputs/{RUN}"
+    obey(f"whitenedcse evaluate {override('model', own)} {pairs} {override('run', 'x,y')}", there)
     for wrong in (
-        f"whitenedcse evaluate {setting('compare', [own, 'outputs/x,y'])}",  # one has no tests
+        f"whitenedcse evaluate {override('compare', [own, 'outputs/x,y'])}",  # one has no tests
         f"whitenedcse report WhitenedCSE/T1 --runs {shlex.quote(own)}",
     ):
         program, *words = in_shell(wrong)

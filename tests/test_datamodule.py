@@ -399,7 +399,7 @@ def test_hard_negatives_and_the_sample_for_fits_are_never_repeated(data, text):
     assert rows_of(plain.sample_tokens(9)) == rows_of(changed.sample_tokens(9))
 
 
-def refuse_other_dependence(data, settings, by_row):
+def check_dependence(data, settings, by_row):
     """Fail unless what `by_row` tells of each row of an epoch depends on seed, epoch and row alone."""
     alone = by_row(data(**settings), 0)
     assert len(alone) == 96
@@ -427,7 +427,7 @@ def test_repetition_is_a_function_of_seed_epoch_and_row_alone(data, unequal):
         second = [batch[len(batch) // 2 :] for batch in words_of(module, number)]
         return dict(zip(sum(rows, []), sum(second, []), strict=True))
 
-    refuse_other_dependence(data, settings, by_row)
+    check_dependence(data, settings, by_row)
 
 
 @pytest.mark.parametrize("stop", [3, 9, 13])  # an epoch has 9 steps
@@ -491,7 +491,7 @@ def test_changes_are_a_function_of_seed_epoch_and_row_alone(data, unequal):
         pairs = zip(order, words_of(module, number), strict=True)
         return {row: batch[i :: len(at)] for at, batch in pairs for i, row in enumerate(at.tolist())}
 
-    refuse_other_dependence(data, wanted, by_row)
+    check_dependence(data, wanted, by_row)
 
 
 @pytest.mark.parametrize("stop", [3, 9, 13])  # an epoch has 9 steps

@@ -207,7 +207,7 @@ def test_package_citation_and_changelog_have_one_version():
     assert newest.split()[1] == version
 
 
-def refuse_unknown_extras(words):
+def check_extras(words):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(re.findall(r"\[([\w-]+)\]", " ".join(words))) <= set(extras)
 
@@ -273,7 +273,7 @@ def test_every_command_runs(page, user, tmp_path):
     for words in commands(text):
         said = " ".join(words)
         if words[0] in ELSEWHERE:
-            refuse_unknown_extras(words)
+            check_extras(words)
         elif words[:2] == ["whitenedcse", "demo"]:
             assert "http://127.0.0.1" in page_of(words, home), said
         else:

@@ -87,6 +87,11 @@ def sentences_by_channels(x: Tensor) -> tuple[int, int]:
     return x.shape[-2], x.shape[-1]
 
 
+def device() -> str:
+    """The device of commands and evaluations: a GPU if there is one, else the CPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def quickest(accelerator: str) -> str:
     """Lightning's name of the fastest sound precision: bf16-mixed where a GPU or AMX multiplies bfloat16."""
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():

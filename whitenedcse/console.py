@@ -106,10 +106,10 @@ def quoted(value: Any, *, bare: bool = False) -> str:
     return f"'{text}'"
 
 
-def setting(name: str, value: Any) -> str:
+def override(name: str, value: Any) -> str:
     """NAME=VALUE as a word of a command, quoted for Hydra and then for the shell where they need it.
 
-    >>> print(setting("model", "outputs/a"), setting("model", "it's"), setting("compare", ["a,b", "c"]))
+    >>> print(override("model", "outputs/a"), override("model", "it's"), override("compare", ["a,b", "c"]))
     model=outputs/a 'model='"'"'it\\'"'"'s'"'"'' 'compare=['"'"'a,b'"'"',c]'
     """
     return shlex.quote(f"{name}={quoted(value, bare=True)}")

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from whitenedcse.console import setting
+from whitenedcse.console import override
 from whitenedcse.distributed import is_first, shared
 from whitenedcse.files import (
     DIGESTS,
@@ -135,7 +135,7 @@ class Run:
 
     def _lacks(self, name: str) -> NoReturn:
         sweep = f"a sweep: name runs of it, as {self.path}/0, or all as '{self.path}/*'"
-        cure = f"; evaluate {setting('model', self.path)} makes a run"
+        cure = f"; evaluate {override('model', self.path)} makes a run"
         cure *= (self.path / "whitenedcse.json").is_file()
         kind = sweep if (self.path / SWEPT).is_file() else f"not a run that has ended: it has no {name}{cure}"
         raise FileNotFoundError(f"{self.path} is {kind}")

@@ -43,7 +43,7 @@ class Study:
     """
 
     def __init__(self, embedder: Embedder, corpus: Sequence[str]) -> None:
-        self.kinds = ("last" if embedder.encoder.causal else "cls", "mean")
+        self.kinds = (embedder.encoder.one_token, "mean")
         self.moments = {kind: Moments() for kind in self.kinds}
         for block in blocks(corpus):
             for kind, x in planes(embedder, block, self.kinds).items():

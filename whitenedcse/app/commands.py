@@ -10,7 +10,7 @@ from shlex import quote
 from typing import Any
 
 from whitenedcse import distributed
-from whitenedcse.console import Grid, interrupted, lacking, say, setting, show
+from whitenedcse.console import Grid, interrupted, lacking, override, say, show
 from whitenedcse.data import remote, sources
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.files import blank
@@ -25,17 +25,15 @@ UNFITTED = {  # kinds that evaluate.py knows and whiten fit does not
 
 def opened(arguments: Namespace) -> Any:
     """The embedder of SOURCE with the prompts that the arguments ask for, on a GPU if there is one."""
-    import torch
-
     from whitenedcse.app.evaluate import say_unfinished
+    from whitenedcse.compute import device
     from whitenedcse.model.embedder import Embedder
     from whitenedcse.model.head import Pooling
 
     asked = None
     if arguments.pooling or arguments.layers:
         asked = Pooling.named(arguments.pooling or "cls", arguments.layers)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    embedder = Embedder.load(arguments.source, asked).to(device)
+    embedder = Embedder.load(arguments.source, asked).to(device())
     say_unfinished(arguments.source)
     return embedder if arguments.prompt is None else embedder.replaced(prompt=arguments.prompt)
 
@@ -80,7 +78,7 @@ def readout(arguments: Namespace) -> int:
         say(f"written: {', '.join(map(str, files))}")
         if (model := out / "model") in files:
             say(f"next: whitenedcse export {quote(str(model))} EXPORT --to sentence-transformers")
-            say(f"      whitenedcse evaluate {setting('model', model)}")
+            say(f"      whitenedcse evaluate {override('model', model)}")
     return 0
 
 

@@ -194,21 +194,19 @@ def opened(model: str, pooling: Pooling | None, prompt: str | None = None) -> So
             return Source(lambda texts: function([before + text for text in texts]), "its own", prompt=before)
         except (ImportError, AttributeError, ValueError) as error:  # ValueError: nothing before the colon
             raise ValueError(f"model={model}: {error}; MODULE:FUNCTION is imported from here") from error
-    import torch
-
+    from whitenedcse.compute import device
     from whitenedcse.model.embedder import Embedder
     from whitenedcse.model.sentence_transformers import ForeignModules
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        embedder = Embedder.load(model, pooling).to(device)
+        embedder = Embedder.load(model, pooling).to(device())
     except ForeignModules as error:
         try:
             from sentence_transformers import SentenceTransformer
         except ImportError:
             raise lacking(f"{error}; it", "sentence-transformers", "sentence-transformers") from error
         with parsing(Path(model), DAMAGED):
-            theirs = SentenceTransformer(model, device=device)
+            theirs = SentenceTransformer(model, device=device())
             own = theirs.prompts.get(theirs.default_prompt_name or "") or ""
             before = own if prompt is None else prompt
             return Source(partial(theirs.encode, prompt=before), "its own", prompt=before)

@@ -33,7 +33,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 from whitenedcse import console
 from whitenedcse.app.config import CONF, check_jobs, check_words, help_page, mendable, message
-from whitenedcse.console import asked_to_end, ending_when_asked, quoted, setting, unread
+from whitenedcse.console import asked_to_end, ending_when_asked, override, quoted, unread
 from whitenedcse.distributed import ASKING, end_with_parent, has_agent, is_first, placed
 from whitenedcse.inputs import expanded
 from whitenedcse.run import Run
@@ -234,9 +234,9 @@ def again(run: Run) -> str:
         return f"the same call with output={str(run.path)!r}"
     folder, outputs = run.path if hydras.mode == RunMode.RUN else run.path.parent, Path.cwd() / "outputs"
     if folder.is_relative_to(outputs):
-        return f"the same command with {setting('run', folder.relative_to(outputs))}"
+        return f"the same command with {override('run', folder.relative_to(outputs))}"
     kind = "run" if hydras.mode == RunMode.RUN else "sweep"
-    return f"the same command with {setting(f'hydra.{kind}.dir', folder)}"
+    return f"the same command with {override(f'hydra.{kind}.dir', folder)}"
 
 
 class Checked(Callback):

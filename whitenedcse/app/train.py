@@ -29,7 +29,7 @@ from whitenedcse import console
 from whitenedcse.app.config import check, check_name, inherited, jobs, own_encoder, plain
 from whitenedcse.app.evaluate import require, scored
 from whitenedcse.app.start import Checked, again, launched, say
-from whitenedcse.console import setting
+from whitenedcse.console import override
 from whitenedcse.distributed import placed
 from whitenedcse.files import checksum
 from whitenedcse.run import OTHER, SWEPT, Run
@@ -290,7 +290,7 @@ def say_next(run: Run, *, tested: bool, own: bool, alone: bool) -> None:
     say(f"best checkpoint: {here}/best   metrics: {here}/metrics.csv   scores: {here}/scores.json")
     if alone:
         name, tests = quote(str(here)), " 'tasks.names=[TESTS.csv]'" * own
-        more = [] if tested else [f"evaluate {setting('model', here)}{tests}"]
+        more = [] if tested else [f"evaluate {override('model', here)}{tests}"]
         after = f"report {name}", *more, f"export {name} OUT --to transformers"
         say(f"next: {'   '.join(f'whitenedcse {command}' for command in after)}")
     say(f"run: {run.path}")  # the last line, which other programs read

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from whitenedcse.console import setting
+from whitenedcse.console import override
 from whitenedcse.data.files import hidden
 from whitenedcse.data.remote import published
 from whitenedcse.data.tokens import identity
@@ -196,7 +196,7 @@ def others(embedder: Embedder, path: str | None) -> list[str]:
     pooling, prompt = has.get("pooling", embedder.pooling), has.get("prompt", embedder.prompt)
     notes = []
     if str(pooling) != str(embedder.pooling):
-        layers = f" {setting('pooling.layers', pooling.layers)}" * (pooling.layers != (-1,))
+        layers = f" {override('pooling.layers', pooling.layers)}" * (pooling.layers != (-1,))
         keep = f"pooling={pooling.kind}{layers}"
         notes.append(f"note: {path} pools by {pooling}, this run by {embedder.pooling}; keep it by {keep}")
     if prompt != embedder.prompt:

@@ -72,7 +72,7 @@ class Embedder(nn.Module):
     ) -> None:
         super().__init__()
         encoder = pretrained(path=expanded(encoder)) if isinstance(encoder, str | os.PathLike) else encoder
-        pooling = pooling or ("last" if encoder.causal else "cls")
+        pooling = pooling or encoder.one_token
         pooling = Pooling.named(pooling) if isinstance(pooling, str) else pooling
         head = head or ProjectionHead(encoder.width)
         if not isinstance(head, ProjectionHead):

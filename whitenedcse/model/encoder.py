@@ -156,6 +156,11 @@ class Encoder(nn.Module):
             one, two = (self(self.few(row), [-1], first=True) for row in rows)
         return torch.equal(one, two)
 
+    @property
+    def one_token(self) -> str:
+        """The pooling that takes the token which has seen the whole sentence: "cls", or "last" if causal."""
+        return "last" if self.causal else "cls"
+
     def unread(self, layers: Sequence[int]) -> list[nn.Parameter]:
         """The weights that `layers` do not depend on: of layers above, a final norm, or without use here.
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from whitenedcse.console import Grid, setting
+from whitenedcse.console import Grid, override
 from whitenedcse.evaluation.statistics import (
     ALPHA,
     Comparison,
@@ -444,7 +444,7 @@ def group(name: str) -> Group:
     runs: dict[Any, Run] = {}
     for run in map(Run, sweeps.paths([place])):
         if "rows" not in run.results:
-            cure = f"whitenedcse evaluate {setting('model', run.path)} makes some"
+            cure = f"whitenedcse evaluate {override('model', run.path)} makes some"
             raise ValueError(f"compare: {run.path} has no tests: {cure}")
         number = run.results.get("seed")
         if number in runs and number is not None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from whitenedcse.console import Grid, setting
+from whitenedcse.console import Grid, override
 from whitenedcse.evaluation.protocol import particular
 from whitenedcse.evaluation.tasks import OWN
 from whitenedcse.report.tables import meaning, number
@@ -166,7 +166,7 @@ def rows_in(paths: Iterable[str | Path]) -> Iterator[Made]:
         tested = {run.path.resolve(): run for run in found if "rows" in (run.scores or {})}
         if alone and not tested:
             raise ValueError(
-                f"{path} was not evaluated on tests: first whitenedcse evaluate {setting('model', path)}"
+                f"{path} was not evaluated on tests: first whitenedcse evaluate {override('model', path)}"
             )
         runs |= tested
     for run in sorted(runs.values(), key=lambda run: (run.path / "scores.json").stat().st_mtime):

@@ -93,7 +93,7 @@ def readout(
     embedder, scored = Embedder.of(model), None if pairs is None else part(joined(pairs))
     if scored is not None:
         check_pairs(scored.gold)
-    kinds = ("last" if embedder.encoder.causal else "cls", "mean")
+    kinds = (embedder.encoder.one_token, "mean")
     moments = {kind: Moments() for kind in kinds}
     every = worded(sources.given(corpus, columns, sample), embedder.encoder.tokenizer)
     with pace("encoded") as more:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize
 
 from whitenedcse.compute import full_precision
-from whitenedcse.console import setting
+from whitenedcse.console import override
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.inputs import takes_numbers
 
@@ -194,7 +194,7 @@ class Matryoshka(ContrastiveLoss):
             fit = [k for k in self.dims if k <= d] or [d // 4, d // 2]
             raise ValueError(
                 f"loss.dims={list(self.dims)}: {max(self.dims)} is more than the embedding's width {d};"
-                f" leave out what is above it, as {setting('loss.dims', fit)}"
+                f" leave out what is above it, as {override('loss.dims', fit)}"
             )
 
     def __call__(

@@ -98,7 +98,7 @@ class DevSet:
     def readouts(self, embedder: Embedder, sample: Ragged) -> Values:
         """The score of the best readout of the encoder's layers, fitted to these training sentences."""
         encoder = embedder.encoder
-        kinds, layers = ("last" if encoder.causal else "cls", "mean"), range(encoder.depth + 1)
+        kinds, layers = (encoder.one_token, "mean"), range(encoder.depth + 1)
         assert self.rows is not None
         planes, texts = (pooled_layers(encoder, rows, kinds, layers).kinds for rows in (self.rows, sample))
         gold = np.concatenate([subset.gold for subset, _ in self.index["dev"]])
