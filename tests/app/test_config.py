@@ -58,6 +58,7 @@ def test_a_key_that_nothing_reads_is_refused_with_the_nearest_wherever_it_is(tmp
         "logger: {project: x}": "no setting 'logger.project'; ",
         "optim: {learning_rate: 1.0}": "optim.learning_rate'; optim has lr, warmup_steps, weight_decay",
         "corpus: x": "no setting 'corpus'; ",
+        "optim.lr: 1": "no setting 'optim.lr'; there is optim",
         "optim: {total_steps: 5}": "no setting 'optim.total_steps'",  # train.py gives it
         "head: null": "head=null must be Mapping[str, Any]",
         "head: zca": 'head="zca" must be Mapping[str, Any]',

@@ -28,9 +28,8 @@ ROWS = RNG.integers(N, size=(2, 60))
 
 def slow(x, corpus, chosen):
     """The cosines by the transforms of the library, fitted to the corpus at once in float64."""
-    settings = {"shrinkage": chosen.shrinkage, "power": chosen.power} if chosen.kind == "whitening" else {}
     if chosen.kind != "none":
-        x = Postprocess(chosen.kind, chosen.k, top=chosen.top, **settings).fit(corpus).transform(x)
+        x = Postprocess(**chosen.settings).fit(corpus).transform(x)
     a, b = x[ROWS]
     return (a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))
 
