@@ -20,19 +20,16 @@ from numpy.typing import NDArray
 
 from whitenedcse import Embedder
 from whitenedcse.data import sources
-from whitenedcse.data.corpus import texts
+from whitenedcse.data.corpus import blocks, texts
 from whitenedcse.evaluation.layers import spearman_columns
 from whitenedcse.evaluation.readout import Map, Moments, Readout, Spectrum, choice, maps, similarities
 from whitenedcse.evaluation.scores import pairs_index
 from whitenedcse.evaluation.statistics import average_draws, interval, resamples, weighted_spearman
 from whitenedcse.evaluation.tasks import subsets
-from whitenedcse.serving.readout import blocks, planes
+from whitenedcse.serving.readout import BLOCK, planes
 
 TESTS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
-SIZES, DRAWS = (
-    (50, 100, 200, 400),
-    10,
-)  # pairs of STS-B dev that choose, and how many random parts of each size
+SIZES, DRAWS = (50, 100, 200, 400), 10  # pairs of STS-B dev that choose, and random parts of each size
 Floats = NDArray[np.float64]
 
 
@@ -45,7 +42,7 @@ class Study:
     def __init__(self, embedder: Embedder, corpus: Sequence[str]) -> None:
         self.kinds = (embedder.encoder.one_token, "mean")
         self.moments = {kind: Moments() for kind in self.kinds}
-        for block in blocks(corpus):
+        for block in blocks(corpus, BLOCK):
             for kind, x in planes(embedder, block, self.kinds).items():
                 self.moments[kind].add(x)
         sentences, index = pairs_index({name: subsets(name) for name in ("STS-B/dev", *TESTS)})
