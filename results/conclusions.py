@@ -248,7 +248,7 @@ through `SentenceTransformer`, is ours within {test:.4f} points.
 
 
 BLOCKS: dict[str, list[Callable[[], str]]] = {
-    "README.md": [claim.comparison, claim.sentences],
+    "README.md": [claim.short, claim.sentences, readout.brief],
     "docs/distributed.md": [gather],
     "docs/planning.md": [planned.sizes, planned.memory, planned.checks, planned.within, planned.engines],
     "results/claim/README.md": [

@@ -89,7 +89,7 @@ def test_a_page_without_one_of_its_conclusions_is_refused(tmp_path, monkeypatch)
     (tmp_path / "README.md").write_text("none")
     monkeypatch.setattr(conclusions, "ROOT", tmp_path)
     with pytest.raises(
-        ValueError, match=r"README.md has the conclusions \[\]; .* has \['comparison', 'sentences'\]"
+        ValueError, match=r"README.md has the conclusions \[\]; .* has \['short', 'sentences', 'brief'\]"
     ):
         conclusions.written("README.md")
 
@@ -220,7 +220,7 @@ def test_what_is_not_significant_is_said_to_be_so(page):
 @pytest.mark.parametrize("page", ["README.md", "results/study/README.md", "results/wiki_mini/README.md"])
 def test_no_figure_of_a_run_stands_outside_the_conclusions(page):
     text = conclusions.MARK.sub("", (ROOT / page).read_text())
-    text = text[text.index("## Results") : text.index("## Commands")] if page == "README.md" else text
+    text = text[text.index("## Does it") : text.index("## Who it is")] if page == "README.md" else text
     text = re.sub(r"^```\n.*?^```", "", text, flags=re.M | re.S)
     assert set(re.findall(r"[+-]?\d+\.\d\d+|[+-]\d+\.\d", text)) <= NOT_OF_RUNS
 

@@ -53,6 +53,18 @@ def seven() -> str:
     return table(head, rows)
 
 
+def brief() -> str:
+    """What README.md shows: each encoder by its mean, the literature's whitening, and the choice."""
+    head = ["encoder, by its mean", "as it is", "whitened (L1 + last, k = 256)", "chosen by `readout`"]
+    rows = []
+    for name, found in studies():
+        dev, recipe = found["dev"], [*found["literature"].values()][-1]
+        chosen = f"{dev['average']:.2f}: {dev['readout']}" if dev["shown"] else "left as it is"
+        if name.endswith(", mean"):
+            rows.append([name.removesuffix(", mean"), f"{found['own']:.2f}", f"{recipe:.2f}", chosen])
+    return table(head, rows)
+
+
 def sizes() -> str:
     """Averages of the seven tests by the number of pairs that choose: by the rule, and always the best."""
     counts = next(iter(found["pairs"] for _, found in studies()))
