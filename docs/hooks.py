@@ -4,6 +4,7 @@ import html
 import os
 import re
 from pathlib import Path
+from runpy import run_path
 
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
@@ -22,8 +23,11 @@ def in_site(path: Path) -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Add each file that a page links to, and what those pages link to."""
-    waiting = [Path(file.abs_src_path or "") for file in files.documentation_pages()]
+    """Add the reference, each file that a page links to, and what those pages link to."""
+    files.append(
+        File.generated(config, "reference.md", content=run_path(str(DOCS / "reference.py"))["page"]())
+    )
+    waiting = [Path(file.abs_src_path or "") for file in files.documentation_pages() if file.abs_src_path]
     while waiting:
         page = waiting.pop()
         for link in LINK.finditer(page.read_text()):

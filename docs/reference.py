@@ -1,8 +1,7 @@
-"""Write docs/python.md, the public names with their signatures and docstrings: python docs/python.py"""
+"""The page reference.md of the site: the public names with their signatures and docstrings (hooks.py)."""
 
 import inspect
 import re
-from pathlib import Path
 
 import whitenedcse
 
@@ -18,6 +17,7 @@ GROUPS: dict[str, dict[str, str]] = {  # public names, and those of their member
         "Postprocess": "fit partial_fit merge transform save load mean matrix variances",
         "whitened": "",
         "export": "",
+        "readout": "",
         "Index": "build add query save load",
     },
     "Parts of a training": {
@@ -32,26 +32,12 @@ GROUPS: dict[str, dict[str, str]] = {  # public names, and those of their member
     },
     "Whitening as PyTorch modules": {"ShuffledGroupWhitening": "", "GroupWhitening": "", "Whitening": ""},
 }
-BEGINNING = """# The library in Python
+BEGINNING = """# Reference
 
-You want to train, evaluate, encode, whiten, search or export from your own Python code. Every name with a
-heading here is imported from `whitenedcse`; some examples also need `import numpy as np`, `import torch` and
-`from whitenedcse.training.loss import Step`. There are scripts for
-[training on your own text](../examples/own_text.py), [search](../examples/whiten_and_search.py),
-[Lightning](../examples/lightning_script.py), [a PyTorch loop](../examples/plain_pytorch.py) and
-[sentence-transformers' trainer](../examples/sentence_transformers_loss.py).
-
-```python
-import whitenedcse
-from whitenedcse import Embedder
-
-run = whitenedcse.train("bert-base-uncased", "my.txt", dev="my_pairs.tsv", output="outputs/python")
-x = Embedder.load(run).encode(["a sentence", "another one"])
-```
-
-This page is written from the docstrings by `python docs/python.py`; `help(whitenedcse.train)` prints the
-same text. In shapes, n is the number of sentences, v of views of each, and k of components kept; d is the
-width of a vector.
+Every name with a heading is imported from `whitenedcse`. This page is made from the docstrings when the site
+is built; `help(whitenedcse.train)` prints the same text. In shapes, n is the number of sentences, v of views
+of each, and k of components kept; d is the width of a vector. Some examples also need `import numpy as np`,
+`import torch` and `from whitenedcse.training.loss import Step`.
 """
 
 
@@ -124,7 +110,3 @@ def prose(member: object) -> str:
     """A docstring as one paragraph, without its examples."""
     blocks = (inspect.getdoc(member) or "").split("\n\n")
     return " ".join(word for block in blocks if ">>>" not in block for word in block.split())
-
-
-if __name__ == "__main__":
-    Path(__file__).with_suffix(".md").write_text(page())
