@@ -241,7 +241,7 @@ def test_what_a_command_needs_beside_the_package_stands_beside_it(page):
 
 
 def test_the_files_of_ones_own_are_read_as_they_stand(tmp_path, monkeypatch, request):
-    text = (ROOT / "docs/train.md").read_text()
+    text = (ROOT / "docs/own.md").read_text()
     (tmp_path / "mine.py").write_text(re.search(r"^```python\n(# mine.py\n.*?)^```", text, re.M | re.S)[1])
     monkeypatch.syspath_prepend(tmp_path)
     request.addfinalizer(lambda: sys.modules.pop("mine", None))  # other tests have their own

@@ -127,7 +127,7 @@ def engines() -> str:
   be in memory: the index is memory-mapped, and what FAISS proposes with product codes
   (`--factory IVF65536,PQ64`, {CODES} bytes a row) fits up to {about(codes)} rows.
 - **Above that**, a vector database that is shared by machines takes the Parquet files of `encode` ([LanceDB
-  and Qdrant](shipping.md#lancedb-and-qdrant)).
+  and Qdrant](encode.md#lancedb-and-qdrant)).
 - **Encoding** takes a day on this machine at {about(day)} rows. `--processes` uses several
   processes of one machine; torchrun, srun and `--engine ray` use several machines.
 """)

@@ -24,11 +24,11 @@ def test_vectors_and_graph_of_eight_bits_are_near_the_source(embedder, tmp_path,
     monkeypatch.chdir(tmp_path)
     embedder = scaled(embedder, unit=True)
     export(embedder, "out", "sentence-transformers")
-    exec(recipe("shipping.md", "quantize_embeddings"), scope := {})
+    exec(recipe("export.md", "quantize_embeddings"), scope := {})
     assert scope["small"].dtype == np.int8 and scope["small"].shape == (2, 16)
     ort = pytest.importorskip("onnxruntime")
     export(embedder, "onnx", "onnx")
-    exec(recipe("shipping.md", "quantize_dynamic"), {})
+    exec(recipe("export.md", "quantize_dynamic"), {})
     tokens = embedder.encoder.tokenizer(SENTENCES, padding=True, return_tensors="np")
     feed = {name: tokens[name] for name in ("input_ids", "attention_mask")}
     found = ort.InferenceSession("onnx/model-int8.onnx").run(None, feed)[0]
