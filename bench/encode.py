@@ -5,6 +5,9 @@ pool as the checkpoint says, or by the mean of the last layer. Theirs takes its 
 by characters. The vectors are compared before anything is timed. MODEL: a directory that both libraries
 read; without one, models/minilm-mlm beside the data.
 
+--onnx: also onnxruntime on our export, float32 and with int8 weights (quantize_dynamic), in batches of 32
+sorted by length, with the same tokenizer; cosines to the float32 vectors beside.
+
 --processes 2: instead, the wall time of `whitenedcse encode` from start to end, by one process and by two of
 one thread each: its own, torchrun's, and Ray's where that is installed. The bytes are compared.
 """
@@ -39,12 +42,15 @@ from whitenedcse.data.sources import present, roots
 from whitenedcse.files import checksum
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling
+from whitenedcse.serving.export import export
 
 MAX_LENGTH = 128
 PEERS = {
     "ours fp32": "theirs fp32",
     "ours bf16": "theirs bf16 autocast",
     "theirs bf16 weights": "theirs fp32",
+    "onnx fp32": "ours fp32",
+    "onnx int8": "ours fp32",
 }
 
 Encode = Callable[[list[str]], NDArray[Any]]
@@ -55,6 +61,7 @@ def main() -> None:
     parser = measure.parser(__doc__)
     parser.add_argument("--sentences", type=int, help="how many (default: 50,000; quick: 1,000)")
     parser.add_argument("--processes", type=int, metavar="P", help="compare one process with so many")
+    parser.add_argument("--onnx", action="store_true", help="also onnxruntime, float32 and int8")
     options = parsed(parser)
     count = options.sentences or (1_000 if options.quick else 50_000)
     here = measure.begin(options)
@@ -64,6 +71,8 @@ def main() -> None:
     ours, theirs = opened(options.model)
     sentences = wikipedia(count)
     encoders = variants(ours, theirs)
+    if options.onnx:
+        encoders |= graphs(ours, options.threads)
     facts, batches = agreement(encoders, sentences[:500]), counted(theirs)
     timed = {name: Variant(lambda run=run: run(sentences), PEERS.get(name)) for name, run in encoders.items()}
     times = measure.interleaved(
@@ -191,6 +200,34 @@ def variants(ours: Embedder, theirs: SentenceTransformer) -> dict[str, Encode]:
     }
 
 
+def graphs(ours: Embedder, threads: int) -> dict[str, Encode]:
+    """onnxruntime on our export, whole and with weights of eight bits."""
+    import onnxruntime
+    from onnxruntime.quantization import quantize_dynamic
+
+    folder = Path(tempfile.mkdtemp())
+    export(ours, folder / "onnx", "onnx")
+    quantize_dynamic(folder / "onnx/model.onnx", folder / "int8.onnx")
+    tokenizer, settings = ours.encoder.tokenizer, onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = threads
+
+    def encode(session: Any, texts: list[str]) -> NDArray[Any]:
+        order, found = np.argsort([-len(text) for text in texts], kind="stable"), None
+        for at in np.array_split(order, range(32, len(texts), 32)):
+            batch = [texts[i] for i in at]
+            made = tokenizer(batch, padding=True, truncation=True, max_length=ours.max_length)
+            feed = {key: np.asarray(made[key], np.int64) for key in ("input_ids", "attention_mask")}
+            x = session.run(None, feed)[0]
+            found = np.empty((len(texts), x.shape[1]), np.float32) if found is None else found
+            found[at] = x
+        return found
+
+    files = {"onnx fp32": folder / "onnx/model.onnx", "onnx int8": folder / "int8.onnx"}
+    return {
+        name: partial(encode, onnxruntime.InferenceSession(file, settings)) for name, file in files.items()
+    }
+
+
 def counted(theirs: SentenceTransformer) -> list[tuple[int, int, int]]:
     """Sentences, tokens, and tokens with padding of each batch that they run from now on."""
     batches: list[tuple[int, int, int]] = []
@@ -208,6 +245,10 @@ def agreement(encoders: Mapping[str, Encode], sentences: list[str]) -> dict[str,
     x = {name: np.asarray(encode(sentences), np.float32) for name, encode in encoders.items()}
     truth = x.pop("theirs fp32")
     far = {f"largest difference of {name}": float(np.abs(y - truth).max()) for name, y in x.items()}
+    unit = truth / np.linalg.norm(truth, axis=1, keepdims=True)
+    for name, y in x.items():
+        cosines = (y * unit).sum(axis=1) / np.linalg.norm(y, axis=1)
+        far[f"mean cosine of {name}"] = float(cosines.mean())
     print(
         f"coordinates up to {np.abs(truth).max():.2f}; " + "; ".join(f"{k} {v:.1e}" for k, v in far.items())
     )
