@@ -24,11 +24,12 @@ POOLINGS = {"cls": "first token", "mean": "mean"}
 
 
 def studies() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each encoder and pooling with what was found of it."""
+    """Each encoder and pooling with what was found of it; "facts": of its last layer."""
     for name, said in ENCODERS.items():
         if (file := HERE / f"{name}.json").is_file():
             content = json.loads(file.read_text())
-            yield from ((f"{said}, {words}", content[kind]) for kind, words in POOLINGS.items())
+            for kind, words in POOLINGS.items():
+                yield f"{said}, {words}", content[kind] | {"facts": content["facts"][kind]}
 
 
 def averaged(found: dict[str, Any], n: int, rule: str = "rule") -> float:
@@ -63,6 +64,19 @@ def brief() -> str:
         if name.endswith(", mean"):
             rows.append([name.removesuffix(", mean"), f"{found['own']:.2f}", f"{recipe:.2f}", chosen])
     return table(head, rows)
+
+
+def unlabelled() -> str:
+    """What is known of a vector without labels, beside what the best readout would bring."""
+    head = ["encoder, its pooling", "first axis, %", "effective rank", "mean cosine", "gain of the oracle"]
+    return table(
+        head,
+        [
+            [name, f"{100 * found['facts']['top']:.1f}", f"{found['facts']['rank']:.0f}",
+             f"{found['facts']['cosine']:.2f}", f"{found['oracle']['average'] - found['own']:+.2f}"]
+            for name, found in studies()
+        ],
+    )  # fmt: skip
 
 
 def sizes() -> str:
