@@ -138,10 +138,9 @@ def test_a_training_step(kind, head, batches, bert, strict):
         {"chunk": 3},
         {"mlm": True},
         {"layers": [0, 1, -1], "kind": "mean"},
-        {"denominator": "joint"},
         {"denominator": "symmetric", "form": "l2"},
         {"hard": True},
-        {"hard": True, "hard_negative_log_weight": 0.5, "denominator": "joint", "chunk": 5},
+        {"hard": True, "hard_negative_log_weight": 0.5, "chunk": 5},
     ],
     ids=str,
 )

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from whitenedcse.training.loss import ContrastiveLoss, Matryoshka, Step
 from whitenedcse.training.terms import CovariancePenalty
 
-FORMS, DENOMINATORS = ("l1", "l2"), ("view", "joint", "symmetric")
+FORMS, DENOMINATORS = ("l1", "l2"), ("view", "symmetric")
 
 
 def loss(**changes):
@@ -42,13 +42,6 @@ def test_the_loss_and_its_gradient_are_those_of_the_textbooks_four_lines():
         assert_close(found, wanted, rtol=1e-8, atol=1e-12)
 
 
-def candidates(z, i, p, q, denominator):
-    """The views and sentences in the denominator of anchor i, whose positive is in view q, beside view p."""
-    if denominator == "joint":
-        return [(k, j) for k in range(1, len(z)) for j in range(z.shape[1]) if j != i] + [(p, i)]
-    return [(q, j) for j in range(z.shape[1])]
-
-
 def naive(z, form, weights, denominator, negatives=(), own=0.0):
     """The definition at temperature 0.5 as a loop over sentences, positives and candidates."""
     v, n, _ = z.shape
@@ -59,7 +52,7 @@ def naive(z, form, weights, denominator, negatives=(), own=0.0):
         terms = []
         for p in range(1, v):
             anchor, q = (z[0, i], p) if forth else (z[p, i], 0)
-            logits = [s(anchor, z[k, j]) for k, j in candidates(z, i, p, q, denominator)]
+            logits = [s(anchor, z[q, j]) for j in range(n)]
             logits += [s(anchor, h) + own * (i == j) for j, h in enumerate(negatives)]
             terms.append((weights[p - 1], sum(map(math.exp, logits)) / math.exp(s(anchor, z[q, i]))))
         sums = sum(w * math.log(x) for w, x in terms), math.log(sum(w * x for w, x in terms))
@@ -87,8 +80,6 @@ def test_two_views_are_simcse_and_equal_vectors_cost_as_much_as_guessing():
         assert_close(loss(form=form)(z), cross_entropy(s, torch.arange(5)))
     for n in (2, 64):
         assert_close(loss(temperature=0.05)(torch.ones(2, n, 4)), torch.tensor(math.log(n)))
-        joint = loss(denominator="joint")(torch.ones(3, n, 4))
-        assert_close(joint, torch.tensor(2 * math.log(2 * (n - 1) + 1)))
 
 
 def test_l2_with_one_denominator_is_the_published_form_and_pulls_every_positive():
@@ -124,7 +115,6 @@ def exact(z, negatives, form, denominator, weights, temperature):
     for anchors, others in ways:
         s = anchors @ others.mT / temperature
         rest = [x[~own].view(n, n - 1) for x in s]
-        rest = [torch.cat(rest, dim=1)] * len(rest) if denominator == "joint" else rest
         rest = [torch.cat([r, a @ hard.T / temperature], dim=1) for r, a in zip(rest, anchors, strict=True)]
         above = [r - x.diagonal()[:, None] for r, x in zip(rest, s, strict=True)]  # s_j - s_p
         sums = [a.exp().sum(dim=1) for a in above]

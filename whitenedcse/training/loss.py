@@ -23,7 +23,7 @@ from whitenedcse.console import override
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.inputs import takes_numbers
 
-CHOICES = {"form": ("l1", "l2"), "denominator": ("view", "joint", "symmetric")}
+CHOICES = {"form": ("l1", "l2"), "denominator": ("view", "symmetric")}
 
 
 class Loss(Protocol):
@@ -80,9 +80,8 @@ class ContrastiveLoss:
     form: "l1" is the weighted sum of one cross-entropy for each positive. "l2" is log sum_p lambda_p
         e^(cross-entropy_p), which is above all that of the least similar positive, as the text below [1]
         Eq. 8 asks; Eq. 8 as printed has the opposite sign and would push positives apart.
-    denominator: which sentences are candidates: those of the positive's own view ("view"), the same with each
-        positive also serving as anchor ("symmetric"), or those of all positive views ("joint"; another
-        positive of the same sentence is never a negative).
+    denominator: which sentences are candidates: those of the positive's own view ("view"), or the same and,
+        averaged with it, each positive as the anchor and those of the anchor's view ("symmetric").
     weights: lambda of each positive, v - 1 numbers, or one number for all.
     hard_negative_log_weight: added to the logit of an anchor's own hard negative; 0 is weight 1, as in [2].
 
@@ -128,20 +127,14 @@ class ContrastiveLoss:
         A cross-entropy is log(1 + e^(o - s_p)), o being the log of the sum over the other candidates, which
         keeps its digits however small it is; log(sum) - s_p does not.
         """
-        positive = s.diagonal(dim1=-2, dim2=-1)  # (v - 1, n)
-        cross_entropy = -logsigmoid(positive - self.others(s, extra))
+        own = torch.eye(s.shape[-1], dtype=torch.bool, device=s.device)
+        candidates = [s.masked_fill(own, -math.inf), extra.expand(len(s), -1, -1)]
+        others = torch.cat(candidates, dim=-1).logsumexp(dim=-1)
+        cross_entropy = -logsigmoid(s.diagonal(dim1=-2, dim2=-1) - others)  # (v - 1, n)
         weights = self.lambdas(len(s))  # numbers of the host: a tensor of them would make a GPU wait
         if self.form == "l1":
             return torch.stack([w * c for w, c in zip(weights, cross_entropy, strict=True)]).sum(dim=0).mean()
         return log_mean_exp(cross_entropy, weights).mean() + math.log(sum(weights))
-
-    def others(self, s: Tensor, extra: Tensor) -> Tensor:
-        """The log of the sum of e^logit over all candidates but the positive: (v - 1 or 1, n)."""
-        own = torch.eye(s.shape[-1], dtype=torch.bool, device=s.device)
-        rest = s.masked_fill(own, -math.inf)
-        if self.denominator == "joint":
-            rest = rest.movedim(0, 1).flatten(1).unsqueeze(0)  # (1, n, (v - 1) n)
-        return torch.cat([rest, extra.expand(len(rest), -1, -1)], dim=-1).logsumexp(dim=-1)
 
     def negative_logits(self, anchors: Tensor, negatives: Tensor | None) -> Tensor:
         """The logits of the hard negatives for each anchor, the i-th being anchor i's own: (k, n, h)."""
