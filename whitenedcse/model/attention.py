@@ -133,11 +133,11 @@ def split_rows(tiles: Sequence[NDArray[np.int64]], heads: int, rows: int) -> Row
     """The row numbers (c, l) of each tile, -1 for padding -> an index of the rows split by head."""
     head = np.arange(heads)[:, None]
     slots = [np.where(tile.ravel() < 0, -1, tile.ravel() * heads + head).ravel() for tile in tiles]
-    flat = np.concatenate(slots)
-    back, places = np.zeros(rows * heads, np.int64), np.flatnonzero(flat >= 0)
+    flat = torch.from_numpy(np.concatenate(slots))
+    places, padding = (flat >= 0).nonzero().flatten(), (flat < 0).nonzero().flatten()
+    back = torch.zeros(rows * heads, dtype=torch.long)
     back[flat[places]] = places
-    padding = np.flatnonzero(flat < 0)
-    return Rows(*map(torch.from_numpy, (flat.clip(0), padding, back)), len(places))
+    return Rows(flat.clamp_min(0), padding, back, len(places))
 
 
 class Settings(NamedTuple):
@@ -177,16 +177,17 @@ def attention(q: Tensor, k: Tensor, v: Tensor, settings: Settings) -> Tensor:
     with torch.autocast("cpu", enabled=False):
         queries = tiled(q, settings.queries, [(hc, rows) for hc, rows, _ in shapes])
         keys, values = (tiled(x, plan.tokens, [(hc, length) for hc, _, length in shapes]) for x in (k, v))
-        out = []
-        for tile, *parts, mask in zip(plan.tiles, queries, keys, values, settings.masks(), strict=True):
-            out.append(attended(*parts, tile, mask, scale(settings.p)))
-        return _Moved.apply(torch.cat(out), settings.queries, True).view(len(q), -1).to(q.dtype)
+        tiles = zip(queries, keys, values, plan.tiles, settings.masks(), strict=True)
+        seen = torch.cat([attended(*tile, scale(settings.p)) for tile in tiles])
+        back: Tensor = _Moved.apply(seen, settings.queries, True)  # type: ignore[no-untyped-call]
+        return back.view(len(q), -1).to(q.dtype)
 
 
 def tiled(x: Tensor, rows: Rows, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
     """Rows by sentence -> for each tile by head and sentence: (rows, d) -> (h c, l, d / h) each."""
     split = at_least_float32(x).reshape(len(rows.back), -1)
-    parts = _Moved.apply(split, rows, False).split([prod(shape) for shape in shapes])
+    moved: Tensor = _Moved.apply(split, rows, False)  # type: ignore[no-untyped-call]
+    parts = moved.split([prod(shape) for shape in shapes])
     return [part.view(*shape, -1) for part, shape in zip(parts, shapes, strict=True)]
 
 
@@ -220,7 +221,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, tile: Tile, mask: Tensor | None, f
         weights = weights.add_(tile.absent)
     weights = weights.softmax(dim=-1)
     if mask is not None:
-        weights = _Masked.apply(weights, None, mask, factor)
+        weights = _Masked.apply(weights, None, mask, factor)  # type: ignore[no-untyped-call]
     return torch.bmm(weights, v).flatten(0, 1)
 
 
