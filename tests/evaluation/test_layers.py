@@ -1,6 +1,6 @@
 """Every column is what a loop over pairs in float64, numpy's SVD and scipy's spearmanr give for it."""
 
-from itertools import combinations_with_replacement
+from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 import pytest
@@ -110,6 +110,41 @@ def test_tasks_are_aggregated_as_by_hand(index):
     assert layers.aggregate(index, x.__getitem__).keys() == {*index, "average"}
 
 
+@pytest.mark.parametrize("cells", [10**6, 1000])
+def test_cosines_of_means_over_layers_are_those_of_the_combined_vectors(planes, index, monkeypatch, cells):
+    monkeypatch.setattr(layers, "CELLS", cells)
+    masks = np.array([[c == "1" for c in f"{bits:04b}"] for bits in range(1, 16)])
+    planes[1] = -planes[0] * (1 + 1e-3 * planes[2])  # a mean that nearly cancels
+    rows = both_sides(index["T0"]).reshape(2, -1)
+    got = layers.subset_cosines(planes, rows, masks)
+    for mask, column in zip(masks, got.T, strict=True):
+        assert column == pytest.approx(naive_cosines(planes[mask].astype(float).mean(0), rows), abs=1e-9)
+    easy = ~(masks[:, 0] & masks[:, 1])
+    expected = [naive_cosines(planes[mask].astype(float).mean(0), rows) for mask in masks[easy]]
+    assert np.abs(got[:, easy].T - expected).max() < 1e-10
+
+
+def test_equal_vectors_tie_at_exactly_one_and_turned_pairs_with_each_other():
+    rng = np.random.default_rng(0)
+    planes = rng.standard_normal((7, 90, 384)).astype(np.float32)
+    planes[:, 45:] = planes[:, :45]
+    masks = np.array([[c == "1" for c in f"{bits:07b}"] for bits in range(1, 128)])
+    same = np.array([np.arange(45), np.arange(45, 90)])
+    assert (layers.subset_cosines(planes, same, masks) == 1).all()
+    assert (layers.subset_cosines(planes, np.stack([same[0], same[0]]), masks) == 1).all()
+    a, b = np.arange(30), np.arange(10, 40)
+    got = layers.subset_cosines(planes, np.array([[*a, *b], [*b, *a]]), masks)
+    assert (got[:30] == got[30:]).all()
+
+
+def test_layers_that_cancel_have_no_direction(planes):
+    planes[2] = -planes[0] - planes[1]
+    planes[:, 4] = 0
+    masks = np.array([[1, 1, 1, 0], [1, 1, 0, 0]], bool)
+    got = layers.subset_cosines(planes, np.array([[0, 4], [1, 5]]), masks)
+    assert np.isnan(got).tolist() == [[True, False], [True, True]]
+
+
 def test_every_two_layers_are_scored_with_and_without_whitening(planes, index):
     got = by_column(layers.pairs(planes, index), "layers", "whitening")
     both = list(combinations_with_replacement(range(L), 2))
@@ -125,6 +160,42 @@ def test_every_two_layers_are_scored_with_and_without_whitening(planes, index):
                 expected[whitening].append(scores)
         for whitening, rows in expected.items():
             assert got[state, str(whitening), "average"] == pytest.approx(np.mean(rows, axis=0), abs=1e-8)
+
+
+def test_every_set_of_layers_is_scored_and_the_best_of_each_size_found(planes, index):
+    got = layers.subsets(planes, index)
+    table = by_column(got.records, "layers")
+    sets = [s for size in range(1, L + 1) for s in combinations(range(L), size)]
+    assert (len(table), got.largest, got.complete) == (15 * 4, L, True)
+    averages = {}
+    for s in sets:
+        x = planes[list(s)].astype(float).mean(axis=0)
+        scores = [naive_scores(pairs, lambda rows, x=x: naive_cosines(x, rows)) for pairs in index.values()]
+        for task, expected in zip(index, scores, strict=True):
+            assert table[str(list(s)), task] == pytest.approx(expected, abs=1e-8)
+        averages[s] = np.mean(scores, axis=0)
+        assert table[str(list(s)), "average"] == pytest.approx(averages[s], abs=1e-8)
+    for column, mean in enumerate(("all", "mean", "wmean")):
+        best = [
+            max((s for s in sets if len(s) == k), key=lambda s: averages[s][column]) for k in (1, 2, 3, 4)
+        ]
+        rows = layers.best_of_each_size(got.records, mean)
+        assert [(row["size"], tuple(row["layers"])) for row in rows] == [(len(s), s) for s in best]
+
+
+@pytest.mark.parametrize(("limit", "largest"), [(15, 4), (14, 3), (13, 2), (1, 2)])
+def test_sizes_are_left_out_rather_than_some_sets_of_a_size(planes, index, limit, largest, monkeypatch):
+    monkeypatch.setattr(layers, "LIMIT", limit)
+    got = layers.subsets(planes, index)
+    assert (got.largest, got.complete) == (largest, largest == L)
+    assert {len(row["layers"]) for row in got.records} == set(range(1, largest + 1))
+
+
+def test_a_subset_of_no_direction_is_none_and_never_the_best(planes, index):
+    planes[1] = 0
+    got = layers.subsets(planes[:2], index)
+    assert [row["all"] for row in got.records if row["layers"] == [1]] == [None] * 4
+    assert [row["layers"] for row in layers.best_of_each_size(got.records, "all")] == [[0], [0, 1]]
 
 
 def test_every_k_is_what_refitting_and_truncating_at_that_k_gives(planes, index):
@@ -143,9 +214,14 @@ def test_every_k_is_what_refitting_and_truncating_at_that_k_gives(planes, index)
 
 def test_what_does_not_fit_together_is_refused(planes, index):
     n = planes.shape[1]
-    with pytest.raises(ValueError, match=rf"planes of \(4, {n - 1}, 5\) are not"):
-        layers.pairs(planes[:, :-1], index)
+    for study in (layers.pairs, layers.subsets):
+        with pytest.raises(ValueError, match=rf"planes of \(4, {n - 1}, 5\) are not"):
+            study(planes[:, :-1], index)
     with pytest.raises(ValueError, match="U: 3 rows of similarities for 40 pairs"):
         layers.aggregate({"U": index["U"]}, {"U": np.zeros((3, 2))})
+    with pytest.raises(ValueError, match="masks of 3 layers, planes of 4"):
+        layers.subset_cosines(planes, np.zeros((2, 1), int), np.ones((1, 3), bool))
     with pytest.raises(ValueError, match="2 gold scores for 3 rows"):
         layers.spearman_columns(np.ones(2), np.ones((3, 1)))
+    with pytest.raises(ValueError, match="no mean 'median'; there are all, mean, wmean"):
+        layers.best_of_each_size([], "median")

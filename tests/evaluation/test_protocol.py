@@ -233,7 +233,7 @@ def test_each_sentence_is_encoded_once_whatever_is_asked_of_its_layers(world, mo
 
     monkeypatch.setattr(Encoder, "forward", spy)
     settings = ["pooling=cls", "layers=[0,2]", "postprocess=zca", "fit=year", "keep=true"]
-    settings += ["figures=[layers,components,projection]"]  # of all layers
+    settings += ["figures=[layers,subsets,components,projection]"]  # of all layers
     rows = evaluated(world, monkeypatch, tmp_path, *settings)["rows"]
     script, texts = Script(world, 128), set()
     for task in ("STS12", "STS-B", "SICK-R"):
@@ -242,7 +242,7 @@ def test_each_sentence_is_encoded_once_whatever_is_asked_of_its_layers(world, mo
     assert sorted(seen) == sorted(ids)
     assert [row["name"] for row in rows] == ["as it is", "zca (year)", "whitening (year)"]
     out = tmp_path / "outputs/x"
-    for name in ("layers", "components", "projection"):
+    for name in ("layers", "subsets", "components", "projection"):
         assert (out / f"{name}.csv").is_file() and (out / f"{name}.png").is_file()
     kept, lines = np.load(out / "cls.npy"), (out / "sentences.jsonl").read_text().splitlines()
     assert sorted(map(json.loads, lines)) == sorted(texts) and kept.shape == (4, len(texts), 12)

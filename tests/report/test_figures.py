@@ -33,14 +33,14 @@ def test_every_point_of_every_figure(tasks, tmp_path, monkeypatch):
     agenda = plan(tasks, ["target"], list)
     planes = np.random.default_rng(1).standard_normal((3, len(agenda.sentences), 4)).astype(np.float32)
     system = System(planes[2], partial(Postprocess, kind="whitening"), "target")
-    names = ["layers", "components", "projection"]
+    names = ["layers", "subsets", "components", "projection"]
     rows = [{"name": "as it is", "pooling": "mean over layers [-1]", "postprocess": {}}]
     rows.append(rows[0] | {"name": "whitening (target)", "postprocess": {"kind": "whitening"}})
     scores = {"model": "tiny", "headline": "mean", "rows": rows}
     said = draw(tmp_path, names, {"mean": planes}, [System(planes[2]), system], agenda, scores)
     read = {
         name: list(csv.DictReader((tmp_path / f"{name}.csv").read_text().splitlines()))
-        for name in ("layers", "components")
+        for name in ("layers", "subsets", "components")
     }
 
     def average(rows, **wanted):
@@ -52,19 +52,33 @@ def test_every_point_of_every_figure(tasks, tmp_path, monkeypatch):
 
     pair = (planes[0].astype(float) + planes[2]) / 2
     assert average(read["layers"], layers="0+2", whitening="False") == pytest.approx(by_hand(tasks, of(pair)))
+    assert average(read["subsets"], layers="0+2") == pytest.approx(by_hand(tasks, of(pair)))
+    three = planes.astype(float).mean(0)
+    assert average(read["subsets"], layers="0+1+2") == pytest.approx(by_hand(tasks, of(three)))
     fit = planes[2][agenda.fits["target"]["A"]].astype(float)
     u, s, _ = np.linalg.svd(np.cov(fit.T))
     for k in (2, 4):
         y = (planes[2] - fit.mean(0)) @ (u / np.sqrt(s))[:, :k]
         assert average(read["components"], k=str(k)) == pytest.approx(by_hand(tasks, of(y)), abs=1e-9)
-    assert len(read["layers"]) == 6 * 2 * 3 and len(read["components"]) == 4 * 3
+    assert (
+        len(read["layers"]) == 6 * 2 * 3
+        and len(read["subsets"]) == 7 * 3
+        and len(read["components"]) == 4 * 3
+    )
+    best = max(
+        (row for row in read["subsets"] if row["task"] == "average"), key=lambda row: float(row["mean"])
+    )
+    layers = [int(i) for i in best["layers"].split("+")]
+    assert said[1].startswith(
+        f"subsets.png: the best set of layers is {layers}: {float(best['mean']):.2f} (tiny, "
+    )
     assert {row["row"] for row in read["components"]} == {"whitening (target)"}
     unit = planes[2][np.unique(np.concatenate([r for _, r in agenda.pairs["A"]], axis=1))].astype(float)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
     u, s, _ = np.linalg.svd(unit - unit.mean(0), full_matrices=False)
     places = np.loadtxt(tmp_path / "projection.csv", delimiter=",", skiprows=1)
     assert np.abs(places) == pytest.approx(np.abs((u * s)[:, :2]))
-    assert f", {100 * (s[:2] ** 2).sum() / (s**2).sum():.1f} % of their variance" in said[2]
+    assert f", {100 * (s[:2] ** 2).sum() / (s**2).sum():.1f} % of their variance" in said[3]
     for name in names:
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
 
@@ -89,10 +103,11 @@ def test_no_figure_shows_a_score_that_is_undefined(tmp_path, monkeypatch, golds)
     system = System(planes[2], partial(Postprocess, kind="whitening"), "target")
     row = {"name": "white", "pooling": "mean over layers [-1]", "postprocess": {"kind": "whitening"}}
     scores = {"model": "tiny", "headline": "all", "rows": [row]}
-    said = draw(tmp_path, ["layers", "components"], {"mean": planes}, [system], agenda, scores)
+    said = draw(tmp_path, ["layers", "components", "subsets"], {"mean": planes}, [system], agenda, scores)
     assert said[0] == "layers: not drawn: no average 'all' of vectors whitened is defined" or len(golds) == 2
     rows = list(csv.DictReader((tmp_path / "components.csv").read_text().splitlines()))
     assert {int(row["k"]) for row in rows if row["task"] == "T0" and row["all"]} == {1, 2, 3, 4}
     assert said[1].startswith("components.png: the best k on these pairs themselves: ") and (
         "no average" in said[1]
     ) == (len(golds) == 2)
+    assert said[2].startswith("subsets") and ("not drawn" in said[2]) == (len(golds) == 2)

@@ -9,7 +9,7 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 from whitenedcse.report import charts, figures
-from whitenedcse.report.figures import Said, component_curves, heat_map, write_csv
+from whitenedcse.report.figures import Said, component_curves, heat_map, subset_curve, write_csv
 
 
 def pair_records(size=4):
@@ -30,6 +30,11 @@ def curves():
 
 
 SAID = Said("bert-base-uncased", "mean in each layer", "all")
+BEST = [
+    {"size": 1, "layers": [3], "all": 60.0},
+    {"size": 2, "layers": [1, 12], "all": 64.125},
+    {"size": 3, "layers": [1, 2, 12], "all": 63.0},
+]
 
 
 @pytest.fixture
@@ -49,6 +54,7 @@ def words(monkeypatch):
 
 DRAWN = {
     "heat_map": lambda path: heat_map(pair_records(), SAID, path),
+    "subset_curve": lambda path: subset_curve(BEST, SAID, path),
     "component_curves": lambda path: component_curves(curves(), SAID, path),
 }
 
@@ -81,6 +87,11 @@ def test_a_large_heat_map_writes_the_best_alone_and_undefined_cells_stay_empty(t
     best = max(r["all"] for r in records if r["task"] == "average" and r["all"])
     text = words(heat_map, records, SAID, tmp_path / "map")
     assert f"best {best:.2f}" in text and f"{best:.1f}" not in text
+
+
+def test_the_subset_curve_names_the_best_layers(tmp_path, words):
+    text = words(subset_curve, BEST, SAID, tmp_path / "curve")
+    assert "layers 1 + 12" in text and f"best {64.125:.2f}" in text
 
 
 def test_each_panel_marks_the_best_k_of_all_its_curves(tmp_path, words):
@@ -120,6 +131,8 @@ def test_a_csv_holds_the_records(tmp_path):
 def test_nothing_to_draw_or_write_is_said(tmp_path):
     with pytest.raises(ValueError, match="no average 'mean' of vectors as they are is defined"):
         heat_map(pair_records(), SAID._replace(mean="mean"), tmp_path / "x")
+    with pytest.raises(ValueError, match="no set of layers"):
+        subset_curve([], SAID, tmp_path / "x")
     with pytest.raises(ValueError, match="no task has a score"):
         component_curves({"x": {"a": np.full(4, np.nan)}}, SAID, tmp_path / "x")
     with pytest.raises(ValueError, match=r"x\.csv: no records"):

@@ -18,7 +18,7 @@ DATA = Path(os.environ.get("WHITENEDCSE_DATA") or ROOT.parent / "shared" / "data
 REFERENCE = DATA.parent / "reference" / "published.json"
 TABLES = published.tables()
 ROWS = [(key, row) for key, table in TABLES.items() for row in table["rows"]]
-STATED = {"WhiteningBERT/F1": [None] * 4, "BERT-whitening/F1": [66.52]}
+STATED = {"WhiteningBERT/F1": [None] * 4, "WhiteningBERT/F2": [None] * 2, "BERT-whitening/F1": [66.52]}
 STATED |= {"WhitenedCSE/F1": [None] * 12, "WhitenedCSE/F3": [None] * 4}
 SAME = {"STSB": "STS-B", "SICK": "SICK-R", "SST": "SST2"}
 OF_ROW = (
@@ -83,7 +83,8 @@ def run(path, wanted, *, seed=None, scores=None, encoder=None, name="as it is", 
     row |= {"transfer": transfer} if "classifier" in wanted and not parts else {}
     (path / "scores.json").write_text(json.dumps({**about, "rows": [row], **(scores or {})}))
     records = [f"1+2+12,{t},1,2,3" for t in (*STS, "average")]
-    (path / "layers.csv").write_text("\n".join(["layers,task,all,mean,wmean", *records]))
+    for file in ("layers", "subsets"):
+        (path / f"{file}.csv").write_text("\n".join(["layers,task,all,mean,wmean", *records]))
     (path / "projection.csv").write_text("x,y\n0,0\n")
     records = [f"whitening (nli),{k},SICK-R,1,2,{k}" for k in (108, 109, 110)]
     (path / "components.csv").write_text("\n".join(["row,k,task,all,mean,wmean", *records]))
@@ -217,18 +218,18 @@ def test_what_was_trained_otherwise_is_a_near_miss_up_to_three_differences(tmp_p
 
 
 def test_a_file_of_a_run_with_many_rows_is_near_once(tmp_path):
-    key = "WhiteningBERT/F1"
-    wanted = conditions(key, TABLES[key]["rows"][0]["label"])
-    here = run(tmp_path / key, wanted | {"encoder": "someone/else"})
-    scores = json.loads((here / "scores.json").read_text())
-    (made,) = scores["rows"]
-    scores["rows"] = [
-        made | {"name": str(i), "pooling": pooling}
-        for i, pooling in enumerate(["cls over layers [-1]", "mean over layers [-1]", made["pooling"]])
-    ]
-    (here / "scores.json").write_text(json.dumps(scores))
-    (note,) = near(key, here)
-    assert note.count(", the row has ") == 1 and "encoder=someone/else" in note
+    for key in ("WhiteningBERT/F1", "WhiteningBERT/F2"):
+        wanted = conditions(key, TABLES[key]["rows"][0]["label"])
+        here = run(tmp_path / key, wanted | {"encoder": "someone/else"})
+        scores = json.loads((here / "scores.json").read_text())
+        (made,) = scores["rows"]
+        scores["rows"] = [
+            made | {"name": str(i), "pooling": pooling}
+            for i, pooling in enumerate(["cls over layers [-1]", "mean over layers [-1]", made["pooling"]])
+        ]
+        (here / "scores.json").write_text(json.dumps(scores))
+        (note,) = near(key, here)
+        assert note.count(", the row has ") == 1 and "encoder=someone/else" in note
 
 
 @pytest.mark.parametrize(
@@ -292,6 +293,13 @@ def test_a_figure_shows_the_best_average_of_all_seven_tasks(tmp_path):
     assert ours("WhiteningBERT/F1", [here]) == {label: {"Avg": "61.26"}}
     (here / "layers.csv").write_text("\n".join(["layers,whitening,task,all,mean,wmean", *cells[1:]]))
     assert ours("WhiteningBERT/F1", [here]) == {}  # an average of six
+    sets = [f"{layers},{task},1,99,1" for layers in ("1+2+12", "0") for task in STS]
+    sets += ["1+2+12,average,1,62.5,1", "0,average,1,63,1"]
+    (here / "subsets.csv").write_text("\n".join(["layers,task,all,mean,wmean", *sets]))
+    values = [list(cells.values()) for cells in ours("WhiteningBERT/F2", [here]).values()]
+    assert values == [["63.00"], ["62.50"]]
+    (here / "subsets.csv").unlink()
+    assert ours("WhiteningBERT/F2", [here]) == {}
 
 
 def test_figures_of_training_are_read_from_the_run_that_trained(tmp_path):
@@ -362,7 +370,7 @@ def test_a_folder_stands_for_the_runs_below_it(tmp_path):
 
 
 def test_every_table_and_figure_has_a_name_and_a_wrong_name_lists_the_near_ones():
-    parts = "T1 T2 T3 T4 T5 T6 F1 F3 T1 T2 T3 F1 T1 T2 F1".split()
+    parts = "T1 T2 T3 T4 T5 T6 F1 F3 T1 T2 T3 F1 F2 T1 T2 F1".split()
     assert [key.split("/")[1] for key in names()] == parts
     for key, line in names().items():
         paper, (kind, number) = key.split("/")

@@ -50,7 +50,7 @@ TYPES: dict[str, Any] = {  # of the settings that train.py and evaluate.py read 
     "checkpoint_every": float,
     "terms": Mapping[str, Mapping[str, Any]],
     "layers": Sequence[int] | None,
-    "figures": Sequence[Literal["layers", "components", "projection"]],
+    "figures": Sequence[Literal["layers", "subsets", "components", "projection"]],
     "compare": Sequence[str] | None,
 }
 SCALARS = {int: (int,), float: (int, float), bool: (bool,), str: (str,), types.NoneType: (types.NoneType,)}

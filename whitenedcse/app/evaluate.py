@@ -79,8 +79,8 @@ def scored(
     poolings = [Pooling(kind=row.pooling, layers=row.layers) if row.pooling else None for row in rows]
     read = ", ".join(dict.fromkeys(str(pooling or source.steps) for pooling in poolings))
     say(f"model: {cfg.model}   pooling: {read}   sentences: {len(plan.sentences):,}")
-    own, every = Run.of(cfg.model), cfg.keep or "layers" in cfg.figures
-    wanted = layers.Wanted(poolings, protocol.max_length, protocol.extra, every, cfg.bf16)
+    own, every = Run.of(cfg.model), figures.every_layer(cfg.figures)
+    wanted = layers.Wanted(poolings, protocol.max_length, protocol.extra, every or bool(cfg.keep), cfg.bf16)
     x, pooled = layers.vectors(source, plan.sentences, wanted)
     if pooled and cfg.keep:
         pooled.write(run.path, plan.sentences)

@@ -1,29 +1,42 @@
-"""Scores of every two layers and of every number of components: one column of similarities for each.
+"""Scores of every set of layers and every number of components, computed together as matrix products.
 
     l: layers    n: sentences, or pairs    d: width    m: columns, each a way to make embeddings
-    planes: (l, n, d), one pooled vector per layer and sentence, the n of `pairs_index`
+    planes: (l, n, d), one pooled vector per layer and sentence, the n of `pairs_index`; may be a memory map
 
 [1] Huang et al., WhiteningBERT, arXiv:2104.01767    [2] Su et al., BERT-whitening, arXiv:2103.15316
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations_with_replacement
-from typing import Any
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations, combinations_with_replacement
+from math import comb
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from whitenedcse.compute import each
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.scores import MEANS, ROUNDING, Index, cosine
 
+RESOLUTION = 1e-14  # of the squares: layers that cancel to 1e-7 leave the rounding of float32, no direction
 CELLS = 1_500_000  # of a chunk of columns; some eight float64 arrays of it live at once
+LIMIT = 10_000  # sets of layers: 12 layers and the embeddings have 8,191
 
 Floats = NDArray[np.float64]
 OfTask = Callable[[str], NDArray[Any]] | Mapping[str, NDArray[Any]]
+
+
+class Subsets(NamedTuple):
+    """Scores of the sets of up to `largest` layers; `complete` if these are all sets."""
+
+    records: list[dict[str, Any]]
+    largest: int
+    complete: bool
 
 
 def aggregate(index: Index, similarities: OfTask) -> dict[str, Floats]:
@@ -84,38 +97,116 @@ def records(scores: Mapping[str, Floats], columns: Sequence[Mapping[str, Any]]) 
     ]
 
 
+def subset_cosines(planes: NDArray[Any], rows: NDArray[np.intp], masks: NDArray[np.bool_]) -> Floats:
+    """Cosines of pairs that are embedded by the mean over the layers of each mask.
+
+    rows: (2, n), masks: (m, l) -> (n, m). Products of means are sums of inner products of layers, so no mean
+    is formed. NaN where layers cancel to less than RESOLUTION of their squared norms, or all are zero.
+    """
+    if masks.shape[1] != len(planes):
+        raise ValueError(f"masks of {masks.shape[1]} layers, planes of {len(planes)}")
+    return _cosines_by_mask(planes, rows)(masks)
+
+
+def _cosines_by_mask(planes: NDArray[Any], rows: NDArray[np.intp]) -> Callable[[NDArray[np.bool_]], Floats]:
+    """`subset_cosines` as a function of masks (m, l) -> (n, m), with its inner products computed once."""
+    (left, right), inverse = np.unique(np.sort(rows, axis=0), axis=1, return_inverse=True)  # so they tie
+    i, j = np.triu_indices(len(planes))
+    step = max(1, CELLS // planes[:, 0].size)
+    chunks = [
+        _products(planes, left[at : at + step], right[at : at + step]) for at in range(0, len(left), step)
+    ]
+    ab, aa, bb = np.concatenate(chunks, axis=1)
+
+    def squared(products: Floats, masks: Floats) -> Floats:
+        sums = (masks[:, i] * masks[:, j]) @ products.T
+        sums[sums <= RESOLUTION * (masks @ products[:, i == j].T)] = np.nan
+        return sums
+
+    def cosines(masks: NDArray[np.bool_]) -> Floats:
+        weights = masks.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            lengths = np.sqrt(squared(aa, weights) * squared(bb, weights))
+            return (((weights[:, i] * weights[:, j]) @ ab.T) / lengths)[:, inverse.ravel()].T
+
+    return cosines
+
+
+def _products(planes: NDArray[Any], left: NDArray[np.intp], right: NDArray[np.intp]) -> Floats:
+    """The products a.b, a.a, b.b of each pair for layers i <= j: (3, n, l (l + 1) / 2), both orders added."""
+    a, b = (np.moveaxis(planes[:, at].astype(np.float64), 0, 1) for at in (left, right))
+    i, j = np.triu_indices(len(planes))
+
+    def both_orders(p: Floats, q: Floats) -> Floats:
+        gram = np.matmul(p, q.transpose(0, 2, 1))
+        return gram[:, i, j] + np.where(i == j, 0, gram[:, j, i])
+
+    # The copies keep NumPy from its routine for x @ x.T, which rounds otherwise: equal vectors must tie at 1.
+    return np.stack([both_orders(a, b), both_orders(a, a.copy()), both_orders(b, b.copy())])
+
+
 def pairs(planes: NDArray[Any], index: Index) -> list[dict[str, Any]]:
     """Scores of the mean of any two layers, or of one layer, without and with whitening: Figure 1 of [1].
 
     A task's whitening is fitted to both sides of all its pairs, with repetition, as the code of [1] does.
     """
-    last = max(int(rows.max()) for subsets in index.values() for _, rows in subsets)
-    if planes.ndim != 3 or planes.shape[1] <= last:
-        raise ValueError(f"planes of {planes.shape} are not (layers, sentences > {last}, width)")
+    _check(planes, index)
     both = list(combinations_with_replacement(range(len(planes)), 2))
-    found = []
-    for white in (False, True):
-        scores = aggregate(index, lambda task: _cosines(planes, both, _rows(index, task), white))  # noqa: B023
-        found += records(scores, [{"layers": list(pair), "whitening": white} for pair in both])
-    return found
+    off = aggregate(index, lambda task: subset_cosines(planes, _rows(index, task), _masks(both, len(planes))))
+    on = aggregate(index, lambda task: _whitened_cosines(planes, both, _rows(index, task)))
+    return [
+        row
+        for scores, state in ((off, False), (on, True))
+        for row in records(scores, [{"layers": list(p), "whitening": state} for p in both])
+    ]
 
 
-def _cosines(
-    planes: NDArray[Any], both: Sequence[tuple[int, int]], rows: NDArray[np.intp], white: bool
+def _whitened_cosines(
+    planes: NDArray[Any], both: Sequence[tuple[int, int]], rows: NDArray[np.intp]
 ) -> Floats:
-    """Cosines of n pairs by the mean of each two layers, perhaps whitened: rows (2, n) -> (n, m)."""
+    """Cosines (n, m) after whitening fitted to all rows; one column per core, as matrices are small."""
     sentences, at = np.unique(rows, return_inverse=True)
     left, right = at.reshape(rows.shape)
-    if white and Postprocess("whitening").equal_cosines(len(sentences), planes.shape[2]):
+    if Postprocess("whitening").equal_cosines(len(sentences), planes.shape[2]):
         return np.full((rows.shape[1], len(both)), np.nan)
 
     def column(pair: tuple[int, int]) -> Floats:
         x = np.mean([planes[i, sentences].astype(np.float64) for i in pair], axis=0)
-        x = Postprocess("whitening").fit(x[np.concatenate([left, right])]).transform(x) if white else x
-        return cosine(x[left], x[right])
+        y = Postprocess(kind="whitening").fit(x[np.concatenate([left, right])]).transform(x)
+        return cosine(y[left], y[right])
 
-    with threadpool_limits(1):  # a thread for a column, as matrices are small
-        return np.stack(list(each(column, both)), axis=1)
+    with threadpool_limits(1), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return np.stack(list(pool.map(column, both)), axis=1)
+
+
+def subsets(planes: NDArray[Any], index: Index) -> Subsets:
+    """Scores of the mean of every set of layers, by size: the study behind Figure 2 of [1].
+
+    Where there are more than `LIMIT` sets, only sizes up to the largest that keeps to it, and at least 2.
+    """
+    _check(planes, index)
+    layers = len(planes)
+    totals = np.cumsum([comb(layers, size) for size in range(1, layers + 1)])
+    largest = min(layers, max(2, int(np.searchsorted(totals, LIMIT, side="right"))))
+    sets = [s for size in range(1, largest + 1) for s in combinations(range(layers), size)]
+    masks = _masks(sets, layers)
+    cosines = {task: _cosines_by_mask(planes, _rows(index, task)) for task in index}
+    step = max(1, CELLS // max(_rows(index, task).shape[1] for task in index))
+    scores = [
+        aggregate(index, {task: of(masks[at : at + step]) for task, of in cosines.items()})
+        for at in range(0, len(masks), step)
+    ]
+    joined = {task: np.concatenate([part[task] for part in scores], axis=1) for task in scores[0]}
+    return Subsets(records(joined, [{"layers": list(s)} for s in sets]), largest, largest == layers)
+
+
+def best_of_each_size(rows: Iterable[Mapping[str, Any]], mean: str) -> list[dict[str, Any]]:
+    """Of the records of `subsets`, the best average over the tasks for each number of layers."""
+    if mean not in MEANS:
+        raise ValueError(f"no mean {mean!r}; there are {', '.join(MEANS)}")
+    rising = sorted((r for r in rows if r["task"] == "average" and r[mean] is not None), key=itemgetter(mean))
+    best = {len(row["layers"]): row for row in rising}  # the last of its size stays
+    return [{"size": size, **best[size]} for size in sorted(best)]
 
 
 def components(y: NDArray[Any], rows: NDArray[np.intp]) -> Floats:
@@ -150,3 +241,13 @@ def all_k(
 
 def _rows(index: Index, task: str) -> NDArray[np.intp]:
     return np.concatenate([rows for _, rows in index[task]], axis=1)
+
+
+def _masks(sets: Iterable[Iterable[int]], layers: int) -> NDArray[np.bool_]:
+    return np.array([np.isin(np.arange(layers), list(s)) for s in sets])
+
+
+def _check(planes: NDArray[Any], index: Index) -> None:
+    last = max(int(rows.max()) for subsets in index.values() for _, rows in subsets)
+    if planes.ndim != 3 or planes.shape[1] <= last:
+        raise ValueError(f"planes of {planes.shape} are not (layers, sentences > {last}, width)")

@@ -1,7 +1,7 @@
 """The figures of the papers, each as PNG with the same bytes for the same numbers, and as CSV.
 
-The score of every two layers and of every number of components, and the embeddings in a plane. `records` and
-`scores` are those of `evaluation.layers`.
+The score of every two layers, of every set of layers, of every number of components, and the embeddings in a
+plane. `records` and `scores` are those of `evaluation.layers`.
 """
 
 from __future__ import annotations
@@ -101,6 +101,20 @@ def _cells(ax: Axes, values: NDArray[np.float64], low: float, high: float) -> Ax
     return image
 
 
+def subset_curve(best: Sequence[Mapping[str, Any]], said: Said, path: Path) -> None:
+    """Plot the records of `best_of_each_size`: the best average score for each number of layers."""
+    if not best:
+        raise ValueError("no set of layers has an average to draw")
+    sizes, values = [row["size"] for row in best], [row[said.mean] for row in best]
+    top = int(np.argmax(values))
+    with picture(path, said.line, 5.2, 3.4) as figure:
+        ax = figure.subplots()
+        ax.plot(sizes, values, "o-", color="0.35", markersize=4)
+        of = f"layer{'s' * (sizes[top] > 1)} {' + '.join(map(str, best[top]['layers']))}"
+        _mark(ax, sizes[top], values[top], f"best {values[top]:.2f}\n{of}")
+        ax.set(xlabel="layers averaged", ylabel=f"best average {LABEL}", xticks=sizes)
+
+
 def component_curves(curves: Mapping[str, Mapping[str, NDArray[np.float64]]], said: Said, path: Path) -> None:
     """Plot scores over the number of components, a panel for each task; curves: row -> task -> (d,)."""
     every = next(iter(curves.values()))
@@ -149,6 +163,11 @@ def write_csv(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
             writer.writerow("+".join(map(str, v)) if isinstance(v, list) else v for v in record.values())
 
 
+def every_layer(names: Sequence[str]) -> bool:
+    """Whether some of these figures need the vectors of every layer."""
+    return not {"layers", "subsets"}.isdisjoint(names)
+
+
 def draw(
     run: Path,
     names: Sequence[str],
@@ -159,19 +178,21 @@ def draw(
 ) -> list[str]:
     """Write figures, each as .csv and .png; returns a line on the best point of each, or why not.
 
-    names: of "layers", "components" and "projection". planes: (l, n, d) of every layer, by kind of pooling,
-    for the first, which is pooled as the last row is. systems: the one of each row of `scores`, the content
-    of scores.json; those that are whitened with all components are cut to each k, and the first one is shown
-    in a plane.
+    names: of "layers", "subsets", "components" and "projection". planes: (l, n, d) of every layer, by kind of
+    pooling, for the first two, which are pooled as the last row is. systems: the one of each row of `scores`,
+    the content of scores.json; those that are whitened with all components are cut to each k, and the first
+    one is shown in a plane.
     """
     rows = scores["rows"]
     kind = rows[-1]["pooling"].partition(" ")[0].replace("pooler", "cls")
+    every = planes[kind] if every_layer(names) else np.empty(0)
     said = Said(scores["model"], rows[0]["pooling"], scores["headline"])
     layered, last = said._replace(pooling=f"{kind} in each layer"), said._replace(pooling=rows[-1]["pooling"])
     pairs = zip(rows, systems, strict=True)
     curves = {row["name"]: system for row, system in pairs if whole(row["postprocess"])}
     make: dict[str, tuple[Said, Callable[[], str]]] = {
-        "layers": (layered, lambda: _layers(run, planes[kind], plan, layered)),
+        "layers": (layered, lambda: _layers(run, every, plan, layered)),
+        "subsets": (layered, lambda: _subsets(run, every, plan, layered)),
         "components": (last, lambda: _components(run, curves, plan, last)),
         "projection": (said, lambda: _projection(run, systems[0], plan, said)),
     }
@@ -195,6 +216,17 @@ def _layers(run: Path, planes: NDArray[Any], plan: Plan, said: Said) -> str:
     how = "whitened" if best["whitening"] else "as they are"
     pair = " and ".join(map(str, dict.fromkeys(best["layers"])))
     return f"best of every two layers: {pair}, {how}: {best[said.mean]:.2f}"
+
+
+def _subsets(run: Path, planes: NDArray[Any], plan: Plan, said: Said) -> str:
+    """Write the figure of every set of layers: WhiteningBERT, Figure 2."""
+    sets = layers.subsets(planes, plan.pairs)
+    write_csv(run / "subsets.csv", sets.records)
+    best = layers.best_of_each_size(sets.records, said.mean)
+    subset_curve(best, said, run / "subsets")
+    top = max(best, key=lambda r: r[said.mean])
+    many = "" if sets.complete else f" (sets of up to {sets.largest} layers)"
+    return f"the best set of layers is {top['layers']}{many}: {top[said.mean]:.2f}"
 
 
 def _components(run: Path, systems: Mapping[str, System], plan: Plan, said: Said) -> str:
