@@ -25,6 +25,7 @@ from whitenedcse.model.encoder import folder
 from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.model.lora import LoRA
 from whitenedcse.model.whitener import GroupWhitening, Whitening, WhiteningSettings
+from whitenedcse.report.compare import group
 from whitenedcse.sentence_transformers import WhitenedContrastiveLoss
 from whitenedcse.serving.encode import arrays
 from whitenedcse.serving.fit import whitened
@@ -196,6 +197,9 @@ def test_home_and_variables_stand_in_every_path(bert, tmp_path, monkeypatch):
         for name, place in {"WHITENEDCSE_CACHE": sources.cache, "WHITENEDCSE_DATA": sources.roots}.items():
             monkeypatch.setenv(name, f"{here}/x")
             assert str(tmp_path / "home" / "x") in str(place())
+    run = whitenedcse.evaluate("~/m", tasks="~/p.tsv", output="~/e", settings={"draws": 9})
+    (found,) = group("~/e").runs.values()
+    assert run.path == found.path == tmp_path / "home" / "e"
     assert cli.main(["encode", "~/m", "~/c.txt", "~/vectors"]) == 0
     assert sum(map(len, arrays(tmp_path / "home" / "vectors"))) == len(SENTENCES)
     os.chdir(tmp_path)

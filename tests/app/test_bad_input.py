@@ -97,6 +97,7 @@ TRAINING = [
     ({}, "data.max_length=129", ["max_length=129 is above the 128 tokens that this encoder takes"]),
     ({}, "optim.warmup_steps=100", ["optim.warmup_steps=100 is not in 0 .. 1"]),
     ({}, "encoder.path=no/where/at/all", ["no encoder in no/where/at/all"]),
+    ({}, "encoder.path=~/none tasks.names=[~/a]", [f"no encoder in {Path.home()}/none"]),
     (dict.fromkeys(["x/config.json"]), "encoder.path=x", ["x: ", "config.json"]),
     ({"x/tokenizer.json": "{"}, "encoder.path=x", ["x: ", "tokenizer.json"]),
     ({"x/model.safetensors": half("bert/model.safetensors")}, "encoder.path=x", ["x/model.safetensors"]),
@@ -126,7 +127,7 @@ EVALUATION = [
     ({}, "tasks.names=[no]", ["no task 'no'", "STS12"]),
     ({}, "tasks.names=[]", ["tasks.names=[]: nothing to score"]),
     ({}, "postprocess=whitening k=17", ["k=17 components of vectors of width 16"]),
-    ({}, "postprocess=whitening fit=w.safetensors", ["fit=w.safetensors is fitted already"]),
+    ({}, 'postprocess=whitening fit="$w.safetensors"', ["fitted already", "--whiten '$w.safetensors' "]),
     ({"y/head.safetensors": "no"}, "model=y", ["y/head.safetensors is not as it was written"]),
     ({}, "compare=[a]", ["compare: no run matches a"]),
 ]  # fmt: skip

@@ -199,6 +199,12 @@ def test_best_of_another_run_is_refused_beside_the_scores_of_one_that_has_ended(
     assert value(Embedder.load(run)) != old
 
 
+def test_layers_that_are_not_trained_are_said_as_a_command_takes_them(bert, tmp_path):
+    embedder_of(bert, kind="mean", layers=(1, -1)).save(tmp_path / "best")
+    (note,) = checkpoint.others(Embedder(encoder=tmp_path / "best"), "best")
+    assert note.endswith("keep it by pooling=mean 'pooling.layers=[1,-1]'")
+
+
 @torch.no_grad()
 def test_a_head_of_a_users_own_class_is_left_out_of_the_checkpoint(bert, tmp_path):
     class Own(ProjectionHead):

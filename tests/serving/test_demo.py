@@ -55,7 +55,7 @@ def test_the_page_computes_what_it_is_asked(demo, embedder):
     plain, white = search(QUERY, 4)
     for table, k in ((plain, None), (white, 4)):
         assert table == [[f"{cosine:.4f}", text] for cosine, text in trial.nearest(QUERY, k, 10)]
-    assert search(" ", 4) == [[], []] and compare("a", " ", 4) == ""
+    assert search("\u200b", 4) == [[], []] and compare("a", "\u200b", 4) == ""
     said = f"{trial.cosine('a cat', 'a dog', None):.4f} as it is, "
     assert (
         compare("a cat", "a dog", 4)

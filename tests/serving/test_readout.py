@@ -82,15 +82,16 @@ def test_the_command_writes_an_encoder_that_other_commands_read(with_bert, capsy
     pairs = scored_by(embedder)
     written(pairs, "pairs.tsv")
     (with_bert / "my.txt").write_text("\n".join(TEXTS))
-    assert cli.main(["readout", "bert", "my.txt", "--pairs", "pairs.tsv", "--out", "found"]) == 0
+    assert cli.main(["readout", "bert", "my.txt", "--pairs", "pairs.tsv", "--out", "it's found"]) == 0
     said = capsys.readouterr().out
-    assert "whitenedcse export found/model" in said and "effective rank" in said
-    assert {path.name for path in (with_bert / "found").iterdir()} == {
+    for command in ("""whitenedcse export 'it'"'"'s found/model' EXPORT""", "whitenedcse evaluate 'model='"):
+        assert command in said and "effective rank" in said
+    assert {path.name for path in (with_bert / "it's found").iterdir()} == {
         "model",
         "readouts.csv",
         "readouts.png",
     }
-    x = Embedder.load("found/model").encode(LEFT[:2])
+    x = Embedder.load("it's found/model").encode(LEFT[:2])
     assert np.isfinite(x).all()
 
 

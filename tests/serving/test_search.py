@@ -219,6 +219,9 @@ def test_signs_that_the_output_lacks_are_replaced(embedder, tmp_path, monkeypatc
         assert cli.main(["search", "query", str(tmp_path / "index"), "the cat", "--to", to]) == 0
     out.flush()
     assert out.buffer.getvalue().decode("ascii").count("the cat ? ?ber") == 4
+    for script in ("train", "evaluate"):
+        monkeypatch.setattr("sys.stdout", out := io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+        assert cli.main([script, "--help"]) == 0 and out.errors == "replace"
 
 
 def test_threads_query_one_index(embedder, tmp_path):
@@ -261,6 +264,8 @@ def test_the_commands_number_rows_alike_and_do_not_repeat_a_query(source, corpus
     assert cli.main(["search", "add", str(tmp_path / "keyed"), corpus.path]) == 2
     assert "have ids of their own" in capsys.readouterr().err
     assert Index.load(tmp_path / "keyed").query(["the cat"], 1)[0][0].id == "7"
+    table.write_text('{"key": 8, "text": "a dog"}\n')
+    assert cli.main(["search", "add", *keyed[4:5], str(table), *keyed[5:]]) == 0
     table.write_text('{"key": null, "text": "the cat"}\n')
     assert cli.main([*keyed[:4], str(tmp_path / "null"), *keyed[5:]]) == 2
     assert "an id is None: each text needs its own" in capsys.readouterr().err
@@ -268,7 +273,7 @@ def test_the_commands_number_rows_alike_and_do_not_repeat_a_query(source, corpus
     assert f"60 texts and 60 more: {index}" in capsys.readouterr().out
     assert max(int(hit.id) for hit in Index.load(index).query(["a cat"], 120)[0]) == 127
     for words, message in (
-        (["query", index, " "], "is blank"),
+        (["query", index, "\u200b"], "is blank"),
         (["query", index], "give one of the two"),
         (["build", source, corpus.path, index], "exists; choose another name"),
         (["add", "s3://b/index", corpus.path], "an index in a store is not added to"),
