@@ -25,7 +25,7 @@ from whitenedcse.app import cli
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import checkpoint
 from whitenedcse.model import embedder as encoding
-from whitenedcse.model.embedder import Embedder, by_length, mixed
+from whitenedcse.model.embedder import Embedder, by_length
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.ragged import concatenate, ragged, rows
@@ -69,17 +69,6 @@ def test_batches_hold_every_row_once_within_the_budget():
     sizes = [longest[i] * len(batch) for i, batch in enumerate(batches)]
     assert max(sizes[1:]) <= 8192 < min(sizes[1:-1]) + 600  # full, too
     assert [batch.tolist() for batch in by_length(ragged([[], []]), np.arange(2), 8192)] == [[0, 1]]
-
-
-@pytest.mark.parametrize("n", [40, 900])
-def test_progress_is_even_though_batches_are_of_one_length_each(n):
-    lengths = np.random.default_rng(0).integers(4, 120, n)
-    batches = by_length(ragged([[1] * length for length in lengths]), np.arange(n), 1024)
-    order = mixed(batches)
-    assert order[0] is batches[0] and sorted(map(id, order)) == sorted(map(id, batches))
-    done = np.cumsum(list(map(len, order))) / n
-    assert np.abs(done - np.arange(1, len(order) + 1) / len(order)).max() < 0.1
-    assert mixed([]) == []
 
 
 @pytest.fixture

@@ -291,7 +291,7 @@ def fill(
     """
     first, device = firsts(rows), next(module.parameters()).device
     most = batch_tokens(device, getattr(module, "encoder", module).width)
-    every = mixed(by_length(rows, np.unique(first), most)[manner.share[0] :: manner.share[1]])
+    every = by_length(rows, np.unique(first), most)[manner.share[0] :: manner.share[1]]
     batches, modes = Batches(rows, run, device, most), partial(encoding, device, manner.bf16)
 
     def work(at: NDArray[np.intp]) -> int:
@@ -425,9 +425,3 @@ def by_length(rows: Ragged, at: NDArray[np.intp], budget: int) -> list[NDArray[n
         batches.append(at[order[start : start + most]])
         start += most
     return batches
-
-
-def mixed(batches: Sequence[NDArray[np.intp]]) -> list[NDArray[np.intp]]:
-    """Batches, the longest first to try the memory, then so ordered that progress is even."""
-    golden = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly however many there are
-    return [batches[i] for i in np.argsort(np.arange(len(batches)) * golden % 1)]
