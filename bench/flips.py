@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from whitenedcse.app.evaluate import opened as source
+from whitenedcse.app.evaluate import source_of as source
 from whitenedcse.compute import environment
 from whitenedcse.console import Grid, say
 from whitenedcse.data.corpus import Corpus

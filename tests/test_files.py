@@ -258,10 +258,3 @@ def test_no_file_runs_code(tmp_path, monkeypatch):
             with suppress(ValueError):
                 read(Path("file"))
     assert not Path("ran").exists()
-
-
-def test_the_path_nearest_to_a_missing_one_is_named(tmp_path):
-    (tmp_path / "corpus.txt").touch()
-    assert files.nearest(tmp_path / "corpsu.txt") == f"; did you mean {tmp_path}/corpus.txt?"
-    assert files.nearest(tmp_path / "else") == files.nearest(tmp_path / "corpus.txt") == ""
-    assert files.nearest(Path("x" * 1000)) == ""

@@ -19,7 +19,7 @@ from programs import started
 from sentence_transformers import SentenceTransformer
 
 from whitenedcse.app import cli
-from whitenedcse.app.evaluate import opened as source
+from whitenedcse.app.evaluate import source_of as source
 from whitenedcse.data import tokens
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.datamodule import SentenceData

@@ -7,8 +7,8 @@ import pytest
 import torch
 from encoders import SENTENCES, embedder_of
 
-from whitenedcse.app.evaluate import opened
 from whitenedcse.app.evaluate import require_model as found
+from whitenedcse.app.evaluate import source_of as opened
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling, requested

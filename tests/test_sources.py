@@ -151,19 +151,6 @@ TEXT = "".join(f"Sentence {i}.\n" for i in range(1000)).encode()
 OTHER = hashlib.sha256(TEXT.replace(b"7", b"8")).hexdigest()
 
 
-OLD = int(huggingface_hub.__version__.split(".")[0]) < 1
-BLIND = pytest.mark.skipif(OLD, reason="huggingface_hub before 1.0 resumes as if every server knew ranges")
-
-
-@pytest.mark.parametrize("ranges", [True, pytest.param(False, marks=BLIND)])
-def test_a_dropped_connection_is_taken_up_again_and_the_file_is_whole(root, hub, impatient, ranges):
-    hub["wiki1m_for_simcse.txt"], hub["ranges"] = TEXT, ranges
-    hub["sent"] = lambda number, data: data[: len(data) // 2] if number == 1 else data
-    assert located("wiki1m").read_bytes() == TEXT
-    whole, rest = [length for method, length in hub["asked"] if method == "GET"]
-    assert whole == len(TEXT) and (len(TEXT) // 2 <= rest < len(TEXT)) == ranges
-
-
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
@@ -179,18 +166,6 @@ def test_what_came_damaged_is_deleted_and_the_next_attempt_is_whole(root, hub, i
     left = [p for p in root.rglob("*") if p.is_file() and p.stat().st_size >= 1000]
     assert {p.suffix for p in left} <= {".incomplete"}  # which old releases of the hub library resume
     hub["sent"] = whole
-    assert located("nli_for_simcse").read_bytes() == TEXT
-
-
-@pytest.mark.parametrize(
-    "etags",
-    [
-        {"ETag": f'"{"a" * 64}"', "X-Linked-Etag": f'"{hashlib.sha256(TEXT).hexdigest()}"'},
-        {"ETag": f'"{"a" * 40}"'},  # a small file has its git number, which is no sha256
-    ],
-)
-def test_the_checksum_is_the_linked_etag_if_it_is_a_sha256(hub, etags):
-    hub["nli_for_simcse.csv"], hub["etags"] = TEXT, lambda data: etags
     assert located("nli_for_simcse").read_bytes() == TEXT
 
 
@@ -222,13 +197,6 @@ def test_senteval_is_fetched_and_unpacked_whatever_its_top_folder(root, hub, top
     assert sorted(p.name for p in root.iterdir()) == [".cache", "senteval", "senteval.tar"]
     asked = list(hub["asked"])
     assert senteval() == folder and hub["asked"] == asked
-
-
-@pytest.mark.parametrize("place", sources.SENTEVAL)
-def test_senteval_is_found_in_the_usual_layouts(root, place):
-    for name, data in TREE.items():
-        placed(root / place / name, data)
-    assert senteval() == root / place
 
 
 def test_an_archive_that_is_there_already_needs_no_hub(root):

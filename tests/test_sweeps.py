@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import sys
 
 import pytest
@@ -118,14 +117,12 @@ def test_jobs_run_at_a_time_as_they_do_one_by_one(tmp_path):
     assert together.stdout.count("2 jobs at a time, each on a GPU of its own") == 1
 
 
-def test_a_job_of_a_sweep_says_how_far_it_is(tmp_path, monkeypatch):
+def test_a_job_of_a_sweep_says_how_far_it_is(tmp_path):
     def swept(command, **sweeper):
         hydras = {"sweeper": sweeper, "overrides": {"task": command}}
         (tmp_path / "multirun.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create({"hydra": hydras})))
-        os.utime(tmp_path / "multirun.yaml", (10_000, 10_000))
         return progress(tmp_path, 4)
 
-    monkeypatch.setattr("whitenedcse.app.train.time.time", lambda: 10_600.0)
     assert swept([], params={"seed": "1,2,3", "system": "simcse,sgw"}) == "job 5 of 6: 0 finished"
     assert swept(["seed=range(1,6)", "views=choice(2,3)", "run=x"], params={"seed": "1,2,3"}).startswith(
         "job 5 of 10"
@@ -133,9 +130,7 @@ def test_a_job_of_a_sweep_says_how_far_it_is(tmp_path, monkeypatch):
     assert swept(["data.columns=[a,b]"], params=None) == "job 5 of 1: 0 finished"
     search = {"params": {"optim.lr": "interval(1, 2)"}, "n_trials": 20}
     assert swept([], **search) == "job 5 of 20: 0 finished"
-    for number, at in enumerate((9_000, 10_300, 10_600)):  # one of an earlier start, two within ten minutes
+    for number in range(3):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "scores.json").touch()
-        os.utime(tmp_path / str(number) / "scores.json", (at, at))
-    assert swept(["seed=range(1,11)"]) == "job 5 of 10: 3 finished, about 35 min left"
-    assert swept(["seed=range(1,41)"]) == "job 5 of 40: 3 finished, about 3.1 h left"
+    assert swept(["seed=range(1,11)"]) == "job 5 of 10: 3 finished"

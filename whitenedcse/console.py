@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import re
-import select
 import shlex
 import signal
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -129,24 +127,6 @@ class Grid(NamedTuple):
     right: Collection[int] = ()
     commands: Mapping[str, Sequence[str]] = MappingProxyType({})
     best: Collection[int] = ()
-
-
-def unread() -> bool:
-    """Whether the reader of the standard output has closed it, as `head` does; the rest is then discarded."""
-    with suppress(AttributeError, OSError):  # Windows has no poll; the output of a test is no file
-        poll = select.poll()
-        poll.register(out := sys.stdout.fileno(), 0)
-        if any(state & select.POLLERR for _, state in poll.poll(0)):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), out)
-            return True
-    return False
-
-
-def encodable() -> None:
-    """Have signs that the output's encoding lacks, as ASCII does an umlaut, be written as question marks."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
 
 
 def console() -> Console:

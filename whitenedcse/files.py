@@ -16,7 +16,6 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -306,13 +305,3 @@ def table(file: Path) -> list[dict[str, str]]:
     with parsing(file, "delete its damaged lines"):
         header, *lines = [*csv.reader(text[: text.rfind("\n") + 1].splitlines())] or [["step"]]
         return [dict(zip(header, cells, strict=True)) for cells in lines]
-
-
-def nearest(missing: Path) -> str:
-    """The end of a message: the path with the most similar name beside one that does not exist, or ""."""
-    with suppress(OSError):  # a name that is too long, or a directory that may not be read
-        if not missing.exists():
-            beside = [path.name for path in missing.parent.iterdir() if path.name[0] != "."]
-            near = get_close_matches(missing.name, beside, n=1, cutoff=0.75)
-            return f"; did you mean {missing.parent / near[0]}?" if near else ""
-    return ""

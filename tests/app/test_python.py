@@ -205,8 +205,7 @@ def test_runs_are_models_and_one_task_needs_no_list(home):
 
 WRONG = [  # a call, its error, what that says
     (lambda: whitenedcse.train("nowhere", "my.txt"), OSError, "nowhere"),
-    (lambda: whitenedcse.train("bert", "./mi.txt"), FileNotFoundError, "; did you mean my.txt?"),
-    (lambda: whitenedcse.evaluate("bret", tasks="pairs.tsv"), OSError, "; did you mean bert?"),
+    (lambda: whitenedcse.evaluate("bret", tasks="pairs.tsv"), OSError, "no directory"),
     (lambda: whitenedcse.train("bert", ["a cat", "a dog"]), TypeError, "os.PathLike object, not list"),
     (lambda: whitenedcse.train("bert", "table.csv", **SMALL), ValueError, "key, text"),
     (lambda: whitenedcse.train("bert", "my.txt", head="zac"), ValueError, "; the nearest is head=zca"),

@@ -76,15 +76,6 @@ def test_settings_may_stand_before_and_behind_an_option():
         assert start.settings_last(["train.py", *words.split()]) == ["train.py", *wanted.split()]
 
 
-def test_a_run_whose_output_nobody_reads_says_so(monkeypatch):
-    monkeypatch.setattr(start, "unread", lambda: True)
-    monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
-    monkeypatch.setattr(HydraConfig, "get", lambda: OmegaConf.create({"mode": None}))
-    assert ended(BrokenPipeError()) == start.UNREAD
-    monkeypatch.setattr(start, "unread", lambda: False)
-    assert ended(BrokenPipeError()) == 2
-
-
 class Unfinished:
     """A file of a library that complains where its writing is broken off, as torch.save's does."""
 

@@ -2,7 +2,6 @@
 
 import json
 import random
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -139,26 +138,6 @@ def test_a_damaged_cache_is_built_anew_and_said_in_one_line_and_a_failed_start_l
     assert not [path for path in (tmp_path / "other").iterdir() if path.is_dir() and path.name[0] != "."]
 
 
-def test_what_another_process_wrote_meanwhile_is_taken(corpus, tokenizer, tmp_path, monkeypatch):
-    """On a disk that shows no locks, both write, and one finds the other's folder at its place."""
-    drafted = tokens.drafted
-    wanted = tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path / "other").ids
-
-    @contextmanager
-    def overtaken(folder):
-        monkeypatch.setattr(tokens, "drafted", drafted)
-        tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path / "cache")
-        (tmp_path / "draft").mkdir()
-        yield tmp_path / "draft"
-        raise OSError(39, "Directory not empty")
-
-    (tmp_path / "cache").mkdir()
-    monkeypatch.setattr(tokens.sources, "locked", lambda folder, name: nullcontext())
-    monkeypatch.setattr(tokens, "drafted", overtaken)
-    found = tokenised(corpus, tokenizer, LENGTH, cache_dir=tmp_path / "cache")
-    assert np.array_equal(found.ids, wanted)
-
-
 INVISIBLE = ["\u200b", "\ufeff\u00ad", " \u2060", "\u0301\u0308", "\ufe0f", "\ufffd", "\t\u3000", ""]
 
 
@@ -167,7 +146,7 @@ def test_a_text_without_tokens_of_its_own_is_blank_everywhere(bert, tmp_path):
     mixed = [text for pair in zip(SENTENCES, INVISIBLE, strict=True) for text in pair]
     path = tmp_path / "x.txt"
     path.write_text("".join(f"{text}\n" for text in mixed))
-    assert tokens.blank(mixed, bert.tokenizer) == [False, True] * 8
+    assert tokens.wordless(mixed, bert.tokenizer) == [False, True] * 8
     rows = tokenised(Corpus(str(path)), bert.tokenizer, LENGTH, cache_dir=tmp_path / "cache")
     assert (len(rows), rows.counts.kept, rows.counts.blank, rows.counts.total) == (8, 8, 8, 16)
     assert rows_of(rows.rows(np.arange(8), [0])) == [oracle(text, bert.tokenizer) for text in SENTENCES]

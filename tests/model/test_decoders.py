@@ -14,7 +14,7 @@ from test_training import fit, module_of, monitor_of
 from transformers import AutoModel, AutoTokenizer
 
 from whitenedcse.app import cli
-from whitenedcse.app.evaluate import opened
+from whitenedcse.app.evaluate import source_of as opened
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder

@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose
 from whitenedcse import distributed
 from whitenedcse.app import cli
 from whitenedcse.data.corpus import Corpus
-from whitenedcse.data.tokens import blank
+from whitenedcse.data.tokens import wordless
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving import encode
 from whitenedcse.serving.encode import Form, Job, arrays, encoded, share, state
@@ -155,7 +155,7 @@ def test_vectors_that_are_not_finite_are_refused(job, embedder):
 def test_a_text_without_tokens_of_its_own_is_blank(tokenizer):
     blanks = ["", "  \t\n", "\u200b", "\ufeff\u00ad ", "\u0000", "\u0301"]
     texts = ["the", ".", "日本", "e\u0301", "[UNK]", "\U0001f642", "42"]
-    assert blank([*blanks, *texts], tokenizer) == [True] * len(blanks) + [False] * len(texts)
+    assert wordless([*blanks, *texts], tokenizer) == [True] * len(blanks) + [False] * len(texts)
 
 
 def test_a_process_takes_the_gpu_of_its_place_on_the_machine(job, monkeypatch):

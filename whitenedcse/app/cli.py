@@ -7,20 +7,17 @@ to an exit status. `train` and `evaluate` take Hydra's words, as train.py and ev
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from whitenedcse import console
 from whitenedcse.app import commands as do
 from whitenedcse.console import Grid, say, show
 from whitenedcse.data import sources
-from whitenedcse.inputs import expanded
 
 SCRIPTS = {
     "train": "train an encoder; [+experiment=NAME] [KEY=VALUE ...]",
@@ -86,25 +83,20 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "--whiten-k": number("K", "keep K components of a whitening fitted to the corpus itself"),
     "--dim": number("K", "the number of components of the whitening to keep (default: all)"),
     "--kind": {
+        "choices": ("whitening", "pca", "zca", "pca_cor", "zca_cor", "standardise", "centre", "abtt"),
         "default": "whitening",
-        "help": "whitening (the default), pca, zca, pca_cor, zca_cor, standardise, centre or abtt",
+        "help": "(default: whitening)",
     },
     "--shrinkage": {
         "type": float,
         "default": 0.0,
         "help": "pull variances towards their mean, from 0 (the default) to below 1, for few rows",
     },
-    "--power": {
-        "type": float,
-        "default": 0.5,
-        "help": "0.5 (the default) whitens, less whitens in part, and 0 not at all",
-    },
     "--unit": {
         "action": argparse.BooleanOptionalAction,
         "help": "scale vectors to unit length at the end (default: as SOURCE does)",
     },
     "--no-verify": {"action": "store_true", "help": "do not compare the vectors with SOURCE's"},
-    "--license": text("ID", "licence of the weights (default: unknown)"),
     "--dtype": {"choices": ("float32", "float16"), "default": "float32", "help": "(default: float32)"},
     "--shard": {
         **number("N", "rows per file, of which a kill loses one (default: 20,000)"),
@@ -120,7 +112,6 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "--file": text("QUERIES", "a file of queries, or any other corpus"),
     "--top": {**number("N", "texts per query (default: 10)"), "default": 10},
     "--pairs": text("PAIRS", "200 or more scored pairs: columns sentence1, sentence2, score; or STS-B/dev"),
-    "--port": number("PORT", "(default: the first free one from 7860)"),
     "--list": {"action": "store_true", "help": "list the published tables and figures"},
     "--runs": {
         **text("DIR", "runs of evaluate.py to show beside a published table (default: outputs)"),
@@ -132,7 +123,6 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     ),
     "--out": {**text("PATH", "where to write (readout: default only tables)"), "type": Path},
     "--to": {"choices": ("table", "markdown", "csv", "latex"), "default": "table", "help": "output format"},
-    "--entity": text("NAME", "the project's team (default: $WANDB_ENTITY, or your own account)"),
 }
 ENCODER = "source --pooling --layers --prompt"
 TO: dict[str, dict[str, Any]] = {
@@ -145,30 +135,17 @@ TO: dict[str, dict[str, Any]] = {
 }
 
 
-class Parser(ArgumentParser):
-    """A parser that raises ValueError where argparse would print its usage and exit."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise ValueError for arguments that are missing, unknown or have no such value."""
-        strange = re.search(r"unrecognized arguments: (--[\w-]+)", message)
-        near = get_close_matches(strange[1], ARGUMENTS, n=1, cutoff=0.7) if strange else []
-        cure = f"the nearest is {near[0]}" if near else f"{self.prog} --help lists what it takes"
-        raise ValueError(f"{self.prog}: {message}; {cure}")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status.
 
     0: success. 1: it ran and found something wrong. 2: an error, with its traceback if --debug is given.
-    130: Ctrl-C.
+    130: Ctrl-C. Raises SystemExit, of argparse, for words that are no command.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     if words[:1] in (["train"], ["evaluate"]):
         return script(*words)
-    console.encodable()
-    words = [re.sub("^(--[a-z-]+=)?(~/.*)", lambda w: (w[1] or "") + expanded(w[2]), word) for word in words]
+    arguments = parser().parse_args([word for word in words if word != "--debug"])
     try:
-        arguments = parser().parse_args([word for word in words if word != "--debug"])
         with console.ending_when_asked():
             return int(arguments.run(arguments))
     except (Exception, KeyboardInterrupt) as error:
@@ -176,9 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return code
         if "--debug" in words or not isinstance(error, ValueError | OSError):
             raise
-        from whitenedcse.app.config import did_you_mean
-
-        what = (" ".join(str(error).split()) or type(error).__name__) + did_you_mean(error, words)
+        what = " ".join(str(error).split()) or type(error).__name__
         sys.stderr.write(f"error: {what} (--debug shows where)\n")
         return 2
 
@@ -196,7 +171,7 @@ def script(name: str, *words: str) -> int:
 
 def parser() -> ArgumentParser:
     """The parser of all commands."""
-    top = Parser(prog="whitenedcse", description="Train, evaluate and serve sentence encoders.")
+    top = ArgumentParser(prog="whitenedcse", description="Train, evaluate and serve sentence encoders.")
     top.add_argument("--version", action="version", version=f"%(prog)s {version('whitenedcse')}")
     groups = {"": top.add_subparsers(required=True, metavar="COMMAND", title="commands")}
     for name, about in SCRIPTS.items():
@@ -290,10 +265,10 @@ def told(arguments: Namespace, line: str) -> None:
 
 
 def dashboard(arguments: Namespace) -> int:
-    """Save the Weights & Biases view, and print where it is."""
+    """Save the Weights & Biases view, and print where it is; $WANDB_ENTITY names a team."""
     from whitenedcse.training.dashboard import save
 
-    say(f"view: {save(arguments.project, arguments.entity)}")
+    say(f"view: {save(arguments.project)}")
     return 0
 
 
@@ -324,7 +299,7 @@ COMMANDS: dict[str, tuple[Any, str, str]] = {  # a function, what it does, its a
     "dashboard": (
         dashboard,
         "add a view with all charts to a Weights & Biases project. Each call adds one.",
-        "project --entity",
+        "project",
     ),
     "readout": (
         do.readout,
@@ -336,13 +311,12 @@ COMMANDS: dict[str, tuple[Any, str, str]] = {  # a function, what it does, its a
         do.whiten_fit,
         "fit a whitening to the vectors that an encoder gives for a corpus of any size. OUT is a file, e.g. "
         "whitening.safetensors, which other commands read with --whiten.",
-        f"{ENCODER} corpus out --kind --shrinkage --power --sample --columns --bf16",
+        f"{ENCODER} corpus out --kind --shrinkage --sample --columns --bf16",
     ),
     "export": (
         do.export,
         "write an encoder and its whitening for another library, and check that its vectors agree",
-        f"{ENCODER} out --to --whiten|--whiten-on --dim --sample --columns --bf16 --unit --no-verify "
-        "--license",
+        f"{ENCODER} out --to --whiten|--whiten-on --dim --sample --columns --bf16 --unit --no-verify",
     ),
     "encode": (
         do.encode,
@@ -354,7 +328,7 @@ COMMANDS: dict[str, tuple[Any, str, str]] = {  # a function, what it does, its a
         do.demonstrate,
         "serve a web page to try an encoder: search, similarity, and a slider for whitening-k. "
         "10,000 rows of CORPUS are drawn unless told. It needs `pip install 'whitenedcse[demo]'`.",
-        f"{ENCODER} corpus --columns --sample --port",
+        f"{ENCODER} corpus --columns --sample",
     ),
     "search build": (
         do.search_build,

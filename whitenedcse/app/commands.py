@@ -16,16 +16,9 @@ from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.files import blank
 from whitenedcse.distributed import is_first, placed
 
-REPLACED = "; it replaces an earlier one"
-UNFITTED = {  # kinds that evaluate.py knows and whiten fit does not
-    "prefix": "the first K numbers of a vector need no fit: whitenedcse evaluate postprocess=prefix k=K",
-    "soft_zca": "it is zca with shrinkage; give --kind zca --shrinkage 0.1",
-}
-
 
 def opened(arguments: Namespace) -> Any:
     """The embedder of SOURCE with the prompts that the arguments ask for, on a GPU if there is one."""
-    from whitenedcse.app.evaluate import say_unfinished
     from whitenedcse.compute import device
     from whitenedcse.model.embedder import Embedder
     from whitenedcse.model.head import Pooling
@@ -34,17 +27,13 @@ def opened(arguments: Namespace) -> Any:
     if arguments.pooling or arguments.layers:
         asked = Pooling.named(arguments.pooling or "cls", arguments.layers)
     embedder = Embedder.load(arguments.source, asked).to(device())
-    say_unfinished(arguments.source)
     return embedder if arguments.prompt is None else embedder.replaced(prompt=arguments.prompt)
 
 
 def check_dim(arguments: Namespace) -> None:
     """Raise ValueError for --dim without a whitening."""
     if arguments.dim is not None and not (arguments.whiten or getattr(arguments, "whiten_on", None)):
-        on = " or --whiten-on CORPUS" * hasattr(arguments, "whiten_on")
-        raise ValueError(
-            f"--dim {arguments.dim} keeps components of a whitening, but there is none: add --whiten FIT{on}"
-        )
+        raise ValueError(f"--dim {arguments.dim} keeps components of a whitening: add --whiten FIT")
 
 
 def whitened(arguments: Namespace) -> Any:
@@ -55,8 +44,6 @@ def whitened(arguments: Namespace) -> Any:
     check_dim(arguments)
     k, fit = arguments.dim, Postprocess.load(arguments.whiten) if arguments.whiten else None
     embedder = opened(arguments)
-    if k is not None and k > embedder.width:
-        raise ValueError(f"{k} components of width {embedder.width}: 1 to {embedder.width} can be kept")
     if on := getattr(arguments, "whiten_on", None):
         fit, corpus = Postprocess("whitening", k=k), sources.named(on, arguments.columns, arguments.sample)
         facts = fits.fitted(fit, embedder, corpus, bf16=arguments.bf16)
@@ -88,37 +75,26 @@ def whiten_fit(arguments: Namespace) -> int:
     from whitenedcse.serving.encode import take_device
     from whitenedcse.serving.fit import fitted
 
-    if arguments.kind in UNFITTED:
-        raise ValueError(f"--kind {arguments.kind}: {UNFITTED[arguments.kind]}")
-    fit = Postprocess(arguments.kind, shrinkage=arguments.shrinkage, power=arguments.power)
+    fit = Postprocess(arguments.kind, shrinkage=arguments.shrinkage)
     corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample)
-    before = remote.present(arguments.out)
-    if before is not None or not remote.is_url(arguments.out):
-        check_fit_place(before or Path(arguments.out))
+    if not remote.is_url(arguments.out):
+        check_fit_place(Path(arguments.out))
     take_device(here.local if (here := placed()) else 0)
     facts = fitted(fit, opened(arguments), corpus, bf16=arguments.bf16)
     if is_first():
         fit.save(arguments.out, {"source": arguments.source, **facts})
-        where = f"{arguments.out}{REPLACED * (before is not None)}"
-        say(f"{fit.kind} of width {len(fit.mean)}, fitted to {facts['texts']:,} texts: {where}")
+        say(f"{fit.kind} of width {len(fit.mean)}, fitted to {facts['texts']:,} texts: {arguments.out}")
     return 0
 
 
 def check_fit_place(out: Path) -> None:
-    """Raise OSError for a path where no fit can be written, or with another file, before hours of work."""
+    """Raise OSError or ValueError, before hours of work, for a path where no fit can be written."""
     from whitenedcse.evaluation.postprocess import Postprocess
 
-    if not out.parent.is_dir():
-        raise FileNotFoundError(f"{out.parent}: no such directory; make it first")
-    if out.is_dir():
-        raise IsADirectoryError(f"{out} is a directory; name a file in it, as whitening.safetensors")
+    if out.is_dir() or not out.parent.is_dir():
+        raise FileNotFoundError(f"{out}: name a file in a directory that exists, as whitening.safetensors")
     if out.is_file():
-        try:
-            Postprocess.load(out)
-        except ValueError as error:
-            raise FileExistsError(f"{out} is a file, but no earlier fit; choose another name") from error
-    if not os.access(out.parent, os.W_OK):
-        raise PermissionError(f"{out.parent} cannot be written to; name another place")
+        Postprocess.load(out)  # refuses a file of another kind, which would be lost
 
 
 def export(arguments: Namespace) -> int:
@@ -127,8 +103,7 @@ def export(arguments: Namespace) -> int:
     from whitenedcse.serving import export
     from whitenedcse.serving.fit import scaled
 
-    verify, about = not arguments.no_verify, export.About(arguments.source, arguments.license)
-    before = remote.present(f"{arguments.out.rstrip('/')}/{EXPORT}")
+    verify, about = not arguments.no_verify, export.About(arguments.source)
     with remote.published(arguments.out, mark=EXPORT) as out:
         export.check_target(out, arguments.to, verify)
         if arguments.to == "transformers" and (arguments.whiten or arguments.whiten_on):
@@ -141,7 +116,7 @@ def export(arguments: Namespace) -> int:
     if verify:
         most = f"{facts['difference']:.1e}, of vectors longer than 1 by this share of their length"
         compared = f"components differ by at most {most}"
-    say(f"{arguments.out}: for {arguments.to}, {compared}{REPLACED * (before is not None)}")
+    say(f"{arguments.out}: for {arguments.to}, {compared}")
     return 0
 
 
@@ -242,5 +217,5 @@ def demonstrate(arguments: Namespace) -> int:
         few = f"{arguments.corpus} has {len(sentences)} different sentences"
         raise ValueError(f"{few}; the page whitens them, for which it needs three or more")
     trial = Trial(opened(arguments), sentences)
-    serve(page(trial, f"{arguments.source} on {arguments.corpus}"), arguments.port)
+    serve(page(trial, f"{arguments.source} on {arguments.corpus}"))
     return 0

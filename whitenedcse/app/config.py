@@ -35,7 +35,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from whitenedcse.distributed import placed
-from whitenedcse.files import nearest as nearest_path
 from whitenedcse.run import SCRATCH, flat, stamp
 
 CONF = Path(__file__).parents[1] / "conf"  # in a clone a link to the conf/ beside train.py
@@ -127,10 +126,8 @@ def parts(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, dict[s
             yield from parts(inner, f"{path}{key}.")
 
 
-def check_name(name: str, path: Path) -> None:
+def check_name(name: str) -> None:
     """Raise ValueError for a run= that is no name of a directory in outputs/; an interpolation makes one."""
-    if url := next((part for part in path.parts[1:] if part.endswith(":")), None):
-        raise ValueError(f"{url}//: a run is written to this machine; whitenedcse export RUN URL copies it")
     if Path(name).is_absolute() or ".." in Path(name).parts or not name:
         raise ValueError(f"run={name} is no name of a directory in outputs/; elsewhere is hydra.run.dir=DIR")
 
@@ -320,7 +317,7 @@ def mendable(error: BaseException) -> bool:
 
 
 def message(error: BaseException, argv: Sequence[str]) -> str:
-    """An error as one line of text, with what to write instead where `CURES` or a path beside knows it."""
+    """An error as one line of text, with what to write instead where `CURES` knows it."""
     while isinstance(error, HydraException) and error.__cause__ and "Error in call to target" in str(error):
         error = error.__cause__
     said = str(error) or str(error.__cause__ or type(error).__name__)
@@ -329,16 +326,7 @@ def message(error: BaseException, argv: Sequence[str]) -> str:
         if found := re.search(pattern, text):
             more = cure.format(*found.groups()) if isinstance(cure, str) else cure(*found.groups(), argv)
             return f"{text}; {more}"
-    return text + did_you_mean(error, argv[1:])
-
-
-def did_you_mean(error: BaseException, words: Iterable[str]) -> str:
-    """The end of the message that a path is missing: the path nearest to one of the words that it names."""
-    for word in words if isinstance(error, FileNotFoundError) and "did you mean" not in str(error) else ():
-        for path in re.findall(r"[^\s=\[\],'\"]+", word):
-            if path in str(error) and (said := nearest_path(Path(path))):
-                return said
-    return ""
+    return text
 
 
 def check_words(argv: Sequence[str]) -> None:

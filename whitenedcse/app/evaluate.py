@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from multiprocessing import parent_process
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -21,7 +19,7 @@ from whitenedcse.app.config import check, check_name, plain
 from whitenedcse.app.start import again, say
 from whitenedcse.console import lacking
 from whitenedcse.data.remote import is_url
-from whitenedcse.distributed import check_alone, is_first
+from whitenedcse.distributed import check_alone
 from whitenedcse.files import DAMAGED, parsing
 from whitenedcse.run import Run
 
@@ -35,7 +33,7 @@ def evaluate(cfg: DictConfig) -> float | None:
     run = Run(HydraConfig.get().runtime.output_dir)
     with run.tidied():
         check("evaluate", cfg, HydraConfig.get())
-        check_name(str(plain(cfg)["run"]), run.path)
+        check_name(str(plain(cfg)["run"]))
         check_alone("evaluate.py")
         cfg.run = run.path.name
         if cfg.compare:
@@ -70,10 +68,9 @@ def scored(
 
     protocol, rows, plan, notes = agenda(cfg)
     classify = classifiers.classifier(cfg.classifier)
-    source = opened(cfg.model, requested(cfg.get("pooling"), cfg.layers), cfg.prompt)
-    check_rows(source.embedder, rows)
+    source = source_of(cfg.model, requested(cfg.get("pooling"), cfg.layers), cfg.prompt)
+    check_readable(source.embedder, rows)
     if trained is None:
-        say_unfinished(cfg.model)
         run.start(OmegaConf.to_yaml(cfg, resolve=True))
     rows = [readout_of(row, plan, source.embedder) if row.choose else row for row in rows]
     poolings = [Pooling(kind=row.pooling, layers=row.layers) if row.pooling else None for row in rows]
@@ -124,16 +121,15 @@ def agenda(cfg: DictConfig) -> tuple[Any, list[Any], Any, list[str]]:
     protocol = instantiate(cfg.protocol)
     settings = instantiate(cfg.postprocess).settings if cfg.postprocess else None
     rows, notes = protocols.chosen(protocol, settings, fit, curve="components" in cfg.figures)
-    check_effects(cfg, [*protocol.lines, *rows])
-    find = [partial(tasks.task, name, protocol.case) for name in cfg.tasks.names]
-    _, *data = require([partial(require_model, cfg.model), *find])
+    require_model(cfg.model)
+    data = {name: tasks.task(name, protocol.case) for name in cfg.tasks.names}
 
     def texts(corpus: str) -> list[str]:
         own = corpus == fit
         return tasks.corpus_texts(corpus, columns if own else (), cfg.sample, among if own else None)
 
     fits = [row.fit for row in rows if row.fit]
-    plan = suite.plan(dict(zip(cfg.tasks.names, data, strict=True)), fits, texts, protocol.case)
+    plan = suite.plan(data, fits, texts, protocol.case)
     if cfg.figures and not plan.pairs:
         raise ValueError(
             f"figures={list(cfg.figures)}: a figure is of scored pairs, and no task here has them"
@@ -143,20 +139,10 @@ def agenda(cfg: DictConfig) -> tuple[Any, list[Any], Any, list[str]]:
 
 def fitted_on(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[str], int | None]:
     """The corpus to fit transforms to, its columns, and the size of the sample trained on, if one was."""
-    if name.endswith(".safetensors"):
-        raise ValueError(
-            f"fit={name} is fitted already: whitenedcse export MODEL DIR --whiten {quote(name)} --to "
-            "sentence-transformers makes a model with it, for model=DIR"
-        )
     if name != "training":
         return name, list(columns), None
     if run := Run.of(model):
-        data, noted = run.settings["data"], run.facts.get("corpus")
-        if run.scores is not None and noted not in (None, seen(data)):
-            raise ValueError(
-                f"{data['corpus']} of this folder is not what {model} was trained on, or has changed since; "
-                "name the corpus to fit to, fit=FILE, or start where train.py was started"
-            )
+        data = run.settings["data"]
         return data["corpus"], list(data["columns"]), data.get("sample")
     raise ValueError(
         f"{model} is not a run of train.py, whose corpus protocol=posthoc and fit=training fit to; "
@@ -164,18 +150,7 @@ def fitted_on(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[
     )
 
 
-def seen(data: Mapping[str, Any]) -> str:
-    """The digest of a run's corpus, found from this folder; "" where there is none."""
-    from whitenedcse.data import corpus, sources
-
-    try:
-        path = str(sources.located(data["corpus"]))
-        return corpus.fingerprint(corpus.Corpus(path, tuple(data["columns"]), data.get("sample")))
-    except FileNotFoundError:
-        return ""
-
-
-def opened(model: str, pooling: Pooling | None, prompt: str | None = None) -> Source:
+def source_of(model: str, pooling: Pooling | None, prompt: str | None = None) -> Source:
     """The encoder that a setting names: a checkpoint (see `Embedder.load`), or a function as module:function.
 
     prompt: put before each sentence; None for the model's own. Modules that only Sentence-Transformers knows
@@ -229,49 +204,7 @@ def is_function(model: str) -> bool:
     return ":" in model and not is_url(model) and not Path(model).exists()
 
 
-def require(inputs: Iterable[Callable[[], Any]]) -> list[Any]:
-    """What each call returns; if any finds nothing, one FileNotFoundError that names all that is missing."""
-    found, missing = [], []
-    for find in inputs:
-        try:
-            found.append(find())
-        except FileNotFoundError as error:
-            missing.append(str(error))
-    if missing:
-        raise FileNotFoundError("; and ".join(dict.fromkeys(missing)))
-    return found
-
-
-def say_unfinished(source: str) -> None:
-    """Print one line where the model is of a run of train.py that has not ended."""
-    if not is_first() or parent_process():  # one of several processes, the first of which says it
-        return
-    run = Run.of(source)
-    if run and run.best.is_dir() and run.trains and run.scores is None:
-        from whitenedcse.model.checkpoint import noted_step
-
-        at = "" if (step := noted_step(run.best)) is None else f" (step {step:,})"
-        say(f"note: {run.path} has not finished; its best checkpoint so far{at} is used")
-
-
-def check_effects(config: Any, rows: Sequence[Any]) -> None:
-    """Raise ValueError for k, fit, columns, pooling or layers where no row of an evaluation reads them."""
-    kept, fits = {(row.map or {}).get("k") for row in rows}, {row.fit for row in rows} - {""}
-    fitted = "a postprocess that is fitted, such as postprocess=whitening"
-    unread = {
-        "k": (config.k not in {None, *kept}, "postprocess=whitening, pca, pca_cor or prefix"),
-        "fit": (config.fit not in {"target", *fits}, fitted),
-        "columns": (config.columns and fits <= {"target", "year"}, f"a corpus, fit=CORPUS, of {fitted}"),
-    }
-    own, pooled = all(row.pooling for row in rows), "rows without their own, as of protocol=simcse"
-    unread |= {name: (config.get(name) and own, pooled) for name in ("pooling", "layers")}
-    for name, (idle, use) in unread.items():
-        if idle:
-            said = name if name == "pooling" else f"{name}={config[name]}"
-            raise ValueError(f"{said} has no effect here: it is for {use}")
-
-
-def check_rows(embedder: Any, rows: Iterable[Any]) -> None:
+def check_readable(embedder: Any, rows: Iterable[Any]) -> None:
     """Raise ValueError for a row that keeps too many components, or whose readout cannot be chosen."""
     from whitenedcse.evaluation.protocol import setting
 

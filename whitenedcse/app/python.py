@@ -21,7 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from whitenedcse.app.config import CONF, did_you_mean, message, stems
+from whitenedcse.app.config import CONF, message, stems
 from whitenedcse.app.evaluate import evaluate as evaluated
 from whitenedcse.app.start import quiet
 from whitenedcse.app.train import train as trained
@@ -177,10 +177,6 @@ def called(script: Callable[..., Any], given: Settings, path: Path, **more: Any)
         if end.code in (130, 143):  # 128 + SIGINT or SIGTERM, after a checkpoint was written
             raise KeyboardInterrupt from None
         raise RuntimeError(f"{script.__name__} ended with status {end.code}; its last lines say why") from end
-    except FileNotFoundError as error:
-        if near := did_you_mean(error, words):
-            raise FileNotFoundError(f"{error}{near}") from None
-        raise
     return Run(path)
 
 

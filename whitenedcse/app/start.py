@@ -33,14 +33,13 @@ from omegaconf import DictConfig, OmegaConf, read_write
 
 from whitenedcse import console
 from whitenedcse.app.config import CONF, check_jobs, check_words, help_page, mendable, message
-from whitenedcse.console import asked_to_end, ending_when_asked, override, quoted, unread
+from whitenedcse.console import asked_to_end, ending_when_asked, override, quoted
 from whitenedcse.distributed import ASKING, end_with_parent, has_agent, is_first, placed
 from whitenedcse.inputs import expanded
 from whitenedcse.run import Run
 
 Result = TypeVar("Result")
 BAD_INPUT = 2  # the exit code of what a user can mend
-UNREAD = "error: the standard output was closed, so this ends; the same command resumes a run with a name"
 PATIENCE = 300  # seconds that a rank which was asked to stop may take, for its step and its checkpoint
 LATER = 2.0  # seconds after which another rank than the first says why it failed, if it is not the only one
 LOST = 4.0  # the same where the cause may be another rank, which then has said it
@@ -56,7 +55,6 @@ QUIET = (
 
 def start(script: Callable[[DictConfig], Any]) -> None:
     """Run a function on the configuration of its name; --debug shows the traceback of an error."""
-    console.encodable()
     debug, here = "--debug" in sys.argv, placed()
     words = ["force=true" if word == "--force" else word for word in sys.argv if word != "--debug"]
     words = [
@@ -71,7 +69,7 @@ def start(script: Callable[[DictConfig], Any]) -> None:
         with ending_when_asked(), explained(debug=debug):
             check_words(sys.argv)
             if {"--help", "-h"} & {*sys.argv}:
-                sys.stdout.write(help_page(script.__name__, sys.argv[1:]))
+                console.say(help_page(script.__name__, sys.argv[1:]))
             else:
                 main(job(script, debug=debug))()
     except BaseException as error:
@@ -154,8 +152,6 @@ def explained(*, debug: bool = False) -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as error:
         if code := asked_to_end(error):
             sys.exit(code)
-        if isinstance(error, BrokenPipeError) and unread():
-            sys.exit(UNREAD if HydraConfig.initialized() and not {"--cfg", "-c"} & {*sys.argv[1:]} else 1)
         let_others_speak(error)
         if debug or not mendable(error):
             raise

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import sys
-import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from whitenedcse import console
 from whitenedcse.app.config import check, check_name, inherited, jobs, own_encoder, plain
-from whitenedcse.app.evaluate import require, scored
+from whitenedcse.app.evaluate import scored
 from whitenedcse.app.start import Checked, again, launched, say
 from whitenedcse.console import override
 from whitenedcse.distributed import placed
@@ -47,7 +46,7 @@ def train(cfg: DictConfig, parts: Mapping[str, Any] = MappingProxyType({})) -> f
     with run.tidied():
         with saying_notes():
             check("train", cfg, HydraConfig.get())
-        check_name(str(plain(cfg)["run"]), run.path)
+        check_name(str(plain(cfg)["run"]))
         check_search(cfg.monitor.dev)
         cfg.run = run.path.name
         note_parts(cfg, parts)
@@ -149,20 +148,17 @@ def made_of(part: Any) -> Any:
 
 
 def inputs(config: Any) -> tuple[list[Any], Any]:
-    """The test tasks of a run and its dev pairs, or None; one FileNotFoundError names all that is missing."""
+    """The test tasks of a run and its dev pairs, or None; all that settings name is looked for first."""
     from whitenedcse.data import sources
     from whitenedcse.evaluation.tasks import subsets, task
     from whitenedcse.model.encoder import folder
 
-    named = [node.path for node in (config.encoder, *config.terms.values()) if node.get("path")]
-    find: list[Any] = [
-        *(partial(folder, path) for path in named),
-        *(partial(task, name) for name in config.tasks.names),
-    ]
+    for node in (config.encoder, *config.terms.values()):
+        if node.get("path"):
+            folder(node.path)
+    sources.located(config.data.corpus)
     dev = config.monitor.dev
-    find += [partial(sources.located, config.data.corpus), partial(subsets, dev) if dev else lambda: None]
-    *found, _, pairs = require(find)
-    return found[len(named) :], pairs
+    return [task(name) for name in config.tasks.names], subsets(dev) if dev else None
 
 
 def noted(cfg: DictConfig, module: Any, data: Any, device: Any) -> dict[str, Any]:
@@ -348,14 +344,7 @@ class Sweep(Checked):
 
 
 def progress(folder: Path, job: int) -> str:
-    """How far a sweep is, and how long it takes if each job takes as long as those so far."""
+    """How far a sweep is."""
     sweep: Any = OmegaConf.load(folder / SWEPT)  # which Hydra writes when it starts
     count = sweep.hydra.sweeper.get("n_trials") or len(jobs(sweep.hydra))
-    began = (folder / SWEPT).stat().st_mtime
-    ended = [path.stat().st_mtime for path in folder.glob("*/scores.json")]
-    text = f"job {job + 1} of {count}: {len(ended)} finished"
-    if not (since := sum(at >= began for at in ended)):
-        return text
-    seconds = (time.time() - began) / since * max(count - len(ended), 1)
-    left = f"{max(seconds / 60, 1):.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-    return f"{text}, about {left} left"
+    return f"job {job + 1} of {count}: {len(list(folder.glob('*/scores.json')))} finished"

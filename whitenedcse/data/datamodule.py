@@ -110,11 +110,10 @@ class SentenceData(LightningDataModule):
     corpus: a path, a URL, a name such as "wiki1m", or the `owner/name` of a hub data set. batch_size: rows
     per batch, over all ranks. batch_tokens: instead of batch_size, the approximate number of tokens per
     batch, counted in the first column before any change. passes: how often a sentence goes through the
-    encoder; an (anchor, positive) row has 2 * passes. crop, cutoff, repetition: how the tokens of a sentence
-    differ between its passes, see `data.views.Views`; hard negatives have one pass and are never changed.
-    prompt: a text put before each sentence of every column; its tokens count in max_length and may be
-    repeated, but are never cropped or removed. Raises ValueError for settings with which nothing could be
-    learned.
+    encoder; an (anchor, positive) row has 2 * passes. crop, repetition: how the tokens of a sentence differ
+    between its passes, see `data.views.Views`; hard negatives have one pass and are never changed. prompt: a
+    text put before each sentence of every column; its tokens count in max_length and may be repeated, but are
+    never cropped. Raises ValueError for settings with which nothing could be learned.
 
     >>> from whitenedcse.model.scratch import small_bert
     >>> words = small_bert(vocabulary=200, layers=1, width=8, heads=1).tokenizer
@@ -140,7 +139,6 @@ class SentenceData(LightningDataModule):
         seed: int = 42,
         repetition: float = 0.0,
         crop: Sequence[float] | None = None,
-        cutoff: float | None = None,
         prompt: str | None = None,
         tokenizer: Any = None,
     ) -> None:
@@ -152,13 +150,13 @@ class SentenceData(LightningDataModule):
             raise ValueError(f"{self.said}: a contrastive loss needs 2 sentences or more in a batch")
         if passes < 1:
             raise ValueError(f"data.passes={passes} must be 1 or more")
-        check_changes(passes, repetition, crop, cutoff)
+        check_changes(passes, repetition, crop)
         columns = tuple([columns] if isinstance(columns, str) else columns)
         Corpus(corpus, columns, sample)  # refuses what no corpus has
         self.corpus, self.columns, self.sample = corpus, columns, sample
         self.max_length, self.passes, self.seed = max_length, passes, seed
         self.batch_tokens, self.tokenizer = batch_tokens, tokenizer
-        self.repetition, self.crop, self.cutoff = repetition, crop and tuple(crop), cutoff
+        self.repetition, self.crop = repetition, crop and tuple(crop)
         self.prompt = prompt or ""
 
     def prepare_data(self) -> None:
@@ -248,13 +246,17 @@ class SentenceData(LightningDataModule):
 
     def changes(self, order: EpochOrder) -> Views | None:
         """How the passes differ in their tokens, drawn anew in each epoch of `order`; None if they do not."""
-        rates: Any = {"repetition": self.repetition, "crop": self.crop, "cutoff": self.cutoff}
-        if not any(rates.values()):
+        if not self.repetition and self.crop is None:
             return None
-        if self.tokenizer is None:
-            raise ValueError("SentenceData has no tokenizer: set data.tokenizer before the fit")
-        rates |= {"frame": frame(self.tokenizer), "prompt": prompt_tokens(self.tokenizer, self.prompt)}
-        return Views(max_length=self.max_length, seed=self.seed, epoch=lambda: order.epoch, **rates)
+        return Views(
+            max_length=self.max_length,
+            frame=frame(self.tokenizer),
+            seed=self.seed,
+            epoch=lambda: order.epoch,
+            prompt=prompt_tokens(self.tokenizer, self.prompt),
+            repetition=self.repetition,
+            crop=self.crop,
+        )
 
     def done(self) -> int:
         """How many batches of the current epoch the trainer has finished."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -86,49 +86,42 @@ def tokenised(
     cache = cache_dir or sources.cache()
     digests = {"corpus": fingerprint(corpus), "tokenizer": digest(identity(tokenizer))}
     folder = cache / digest(json.dumps([FORMAT, *digests.values(), max_length, prompt]))
-    if (cached := opened(folder, digests)) is not None:
-        return cached
-    with sources.locked(cache, f".{folder.name}.lock"):  # of several processes one does the work
-        if (cached := opened(folder, digests, say)) is not None:
-            return cached
-        try:
-            with drafted(folder) as draft:
-                write(draft, corpus, tokenizer, max_length, prompt)
-                seal(draft)
-        except OSError:  # another process was first, whose lock this disk does not show
-            if (cached := opened(folder, digests)) is None:
-                raise
-        return cached or opened(folder, digests) or vanished(folder)
+    if (found := cached(folder, digests)) is None:
+        with sources.locked(cache, f".{folder.name}.lock"):  # of several processes one does the work
+            if (found := cached(folder, digests, say)) is None:
+                with drafted(folder) as draft:
+                    write(draft, corpus, tokenizer, max_length, prompt)
+                    seal(draft)
+                found = mapped(folder, digests)
+    return found
 
 
-def vanished(folder: Path) -> NoReturn:
-    """Raise OSError for a cache that is not there just after it was written."""
-    raise OSError(f"{folder}: vanished or was damaged just after it was written; start again")
-
-
-def opened(
+def cached(
     folder: Path, digests: Mapping[str, str], tell: Callable[[str], None] = lambda _: None
 ) -> TokenRows | None:
     """The cache in this folder; None if absent or damaged, which `tell` is told."""
     try:
-        if not (folder / DIGESTS).is_file():
-            return None
-        intact(folder, "the corpus is tokenised again")
-        meta = read_json(folder / "meta.json")
-        columns, counts, truncated = meta["columns"], Counts(*meta["counts"]), meta["truncated"]
-        ids = np.asarray(np.memmap(folder / "ids", dtype=meta["dtype"], mode="r"))
-        offsets = np.asarray(np.memmap(folder / "offsets", dtype=np.int64, mode="r"))
+        if (folder / DIGESTS).is_file():
+            intact(folder, "the corpus is tokenised again")
+            return mapped(folder, digests)
     except (OSError, ValueError, TypeError) as error:
         tell(str(error))
-        return None
-    return TokenRows(ids, offsets, columns, counts, truncated, digests)
+    return None
+
+
+def mapped(folder: Path, digests: Mapping[str, str]) -> TokenRows:
+    """What was written to this folder, mapped into memory."""
+    meta = read_json(folder / "meta.json")
+    ids = np.asarray(np.memmap(folder / "ids", dtype=meta["dtype"], mode="r"))
+    offsets = np.asarray(np.memmap(folder / "offsets", dtype=np.int64, mode="r"))
+    return TokenRows(ids, offsets, meta["columns"], Counts(*meta["counts"]), meta["truncated"], digests)
 
 
 def write(
     folder: Path, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, max_length: int, prompt: str
 ) -> None:
     """Tokenise a corpus into a folder, in one pass, a batch in memory at a time."""
-    rows = Usable(corpus, partial(blank, tokenizer=tokenizer))
+    rows = Usable(corpus, partial(wordless, tokenizer=tokenizer))
     dtype = np.uint16 if max(tokenizer.get_vocab().values()) < 1 << 16 else np.int32
     counted, truncated, columns = [np.zeros(1, np.int64)], 0, 1
     with pace("tokenised") as more, writing(folder / "ids") as stream:
@@ -149,7 +142,7 @@ def write(
     write_json(folder / "meta.json", meta)
 
 
-def blank(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[bool]:
+def wordless(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[bool]:
     """Which texts are blank: nothing but spaces and invisible characters, or without tokens of their own.
 
     Those with a letter or a digit are not asked about.
@@ -161,9 +154,9 @@ def blank(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[bool
 
 
 def worded(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """The texts that are not `blank`, read lazily."""
+    """The texts that are not `wordless`, read lazily."""
     for block in blocks(texts, BLOCK):
-        yield from (text for text, skip in zip(block, blank(block, tokenizer), strict=True) if not skip)
+        yield from (text for text, skip in zip(block, wordless(block, tokenizer), strict=True) if not skip)
 
 
 def check_texts(corpus: Corpus, rows: Sequence[Row]) -> None:

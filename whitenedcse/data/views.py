@@ -1,11 +1,10 @@
-"""How the views of a sentence differ in their tokens: crops, token cut-off and word repetition.
+"""How the views of a sentence differ in their tokens: crops and word repetition.
 
 n: sentences    t: tokens of all sentences together    m: tokens of a sentence that may change, which are all
-but the special ones around it (and, for crops and cut-off, those of a prompt)
+but the special ones around it (and, for crops, those of a prompt)
 
 [1] ESimCSE, arXiv:2109.04380, section 3.1, on sub-word tokens
-[2] ConSERT, arXiv:2105.11741, section 3.2: token cut-off, here after its code
-[3] arXiv:2508.03453: crops of texts as views; only its abstract was read here
+[2] arXiv:2508.03453: crops of texts as views; only its abstract was read here
 """
 
 from __future__ import annotations
@@ -34,29 +33,25 @@ Times = NDArray[np.bool_] | NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Views:
-    """Changes the tokens of a batch, so that the passes of a sentence differ: crop, cut-off, then repetition.
+    """Changes the tokens of a batch, so that the passes of a sentence differ: by a crop, then by repetition.
 
-    Each may be off; what the later one sees is what the earlier one left. Which tokens change depends on
-    (seed, epoch, row of the corpus, block) alone, and so not on the batch, the rank, or where a run was
-    resumed. Special tokens stay, and at least one other. max_length: of a sentence with all its tokens.
-    frame: the numbers of special tokens before and after each sentence. prompt: the tokens of a prompt that
-    follow the first of them; crops and cut-off leave them, repetition does not. epoch: a function that is
+    Each may be off. Which tokens change depends on (seed, epoch, row of the corpus, block) alone, and so not
+    on the batch, the rank, or where a run was resumed. Special tokens stay. max_length: of a sentence with
+    all its tokens. frame: the numbers of special tokens before and after each sentence. prompt: the tokens of
+    a prompt that follow the first of them; a crop leaves them, repetition does not. epoch: a function that is
     called for each batch.
 
     repetition: writes some tokens twice in all blocks but the first ones [1], see `drawn`. The code of [1]
         draws once for all epochs, and repeats hard negatives too.
-    crop: a view is a span of consecutive tokens of the sentence [3]. Two shares, least and most, for every
+    crop: a view is a span of consecutive tokens of the sentence [2]. Two shares, least and most, for every
         block, so that no view is longer than the others on average; or four, the first two for the first
         blocks and the others for the rest: (1, 1, 0.5, 1) leaves the anchor whole. See `spans`.
-    cutoff: removes that share of the tokens, uniformly chosen, from all blocks but the first ones. [2] sets
-        their embeddings to zero instead: positions stay as they were, and attention and mean pooling still
-        count them. Here the tokens behind move up, as if the sentence had been written without.
 
     >>> from whitenedcse.ragged import ragged, rows
-    >>> views = Views(max_length=32, frame=(1, 1), seed=1, epoch=lambda: 0, cutoff=0.5)
-    >>> pair = ragged([[2, 10, 11, 12, 13, 3]] * 2)  # two passes of one sentence
+    >>> views = Views(max_length=32, frame=(1, 1), seed=1, epoch=lambda: 0, crop=(1, 1, 0.5, 0.5))
+    >>> pair = ragged([[2, *range(10, 20), 3]] * 2)  # two passes of one sentence
     >>> [len(row) for row in rows(views(pair, np.array([0]), 1))]
-    [6, 4]
+    [12, 7]
     """
 
     max_length: int
@@ -66,7 +61,6 @@ class Views:
     prompt: int = 0
     repetition: float = 0.0
     crop: Sequence[float] | None = None
-    cutoff: float | None = None
 
     def __call__(self, batch: Ragged, rows: NDArray[np.int64], first: int) -> Ragged:
         """The batch with its changes.
@@ -81,14 +75,13 @@ class Views:
             shares = np.where(np.arange(batch.n) < unchanged, anchor, others)
             stay = spans(batch, self.keys(number, "crop"), shares, inner)
             batch = written(batch, stay, self.max_length, self.frame)
-        if self.cutoff:
-            rest = between(batch, unchanged, batch.n)
-            out = removed(rest, self.keys(number[first:], "cutoff"), self.cutoff, inner)
-            batch = self.rewritten(batch, ~out)
         if self.repetition:
             rest = between(batch, unchanged, batch.n)
-            twice = drawn(rest, self.keys(number[first:]), self.repetition, self.frame)
-            batch = self.rewritten(batch, 1 + twice)
+            times = np.ones(len(batch.ids), dtype=np.int64)
+            times[len(times) - len(rest.ids) :] += drawn(
+                rest, self.keys(number[first:]), self.repetition, self.frame
+            )
+            batch = written(batch, times, self.max_length, self.frame)
         return batch
 
     def keys(self, number: Keys, *kind: str) -> Keys:
@@ -97,14 +90,8 @@ class Views:
         start = int.from_bytes(hashlib.blake2b(at, digest_size=8).digest(), "big")
         return mixed(number.ravel() * STEP + start)
 
-    def rewritten(self, batch: Ragged, times: Times) -> Ragged:
-        """The batch with each of its last len(times) tokens written so many times, the others once."""
-        every = np.ones(len(batch.ids), dtype=np.int64)
-        every[len(every) - len(times) :] = times
-        return written(batch, every, self.max_length, self.frame)
 
-
-def check_changes(passes: int, repetition: float, crop: Sequence[float] | None, cutoff: float | None) -> None:
+def check_changes(passes: int, repetition: float, crop: Sequence[float] | None) -> None:
     """Raise ValueError for shares out of range, or for changes that views with one pass would share."""
     pairs = [] if crop is None else list(zip(crop[::2], crop[1::2], strict=False))
     if crop is not None and (len(crop) not in (2, 4) or not all(0 < a <= b <= 1 for a, b in pairs)):
@@ -112,14 +99,12 @@ def check_changes(passes: int, repetition: float, crop: Sequence[float] | None, 
             f"data.crop={list(crop)} must be two shares, 0 < least <= most <= 1, or four, of which the first "
             "two are for the anchor; data.crop=null switches it off"
         )
-    for name, rate in {"repetition": repetition, "cutoff": cutoff or 0.0}.items():
-        if not 0 <= rate < 1:
-            raise ValueError(f"data.{name}={rate} is not in [0, 1); 0 switches it off")
-    on = {"crop": crop and list(crop), "cutoff": cutoff, "repetition": repetition}
-    if passes == 1 and (used := [f"data.{name}={value}" for name, value in on.items() if value]):
+    if not 0 <= repetition < 1:
+        raise ValueError(f"data.repetition={repetition} is not in [0, 1); 0 switches it off")
+    if passes == 1 and (repetition or crop is not None):
         raise ValueError(
-            f"{used[0]} with data.passes=1 changes nothing between the views, which share the tokens of that "
-            "pass; use data.passes=2 or more, or leave it out"
+            "data.repetition and data.crop with data.passes=1 change nothing between the views, which share "
+            "the tokens of that pass; use data.passes=2 or more"
         )
 
 
@@ -138,14 +123,6 @@ def spans(batch: Ragged, keys: Keys, shares: NDArray[np.float64], frame: tuple[i
     place = np.arange(len(batch.ids)) - np.repeat(offsets[:-1] + frame[0], lengths)
     start, end, m = (np.repeat(x, lengths) for x in (start, start + length, m))
     return (place < 0) | (start <= place) & (place < end) | (place >= m)
-
-
-def removed(batch: Ragged, keys: Keys, rate: float, frame: tuple[int, int]) -> Flags:
-    """Which tokens a cut-off removes: (t,) bool, int(rate * m) of each sentence at uniform places.
-
-    keys: (n,) random numbers. The code of [2] counts special tokens too.
-    """
-    return chosen(batch, keys, (rate * inside(batch, frame)).astype(np.int64), frame)
 
 
 def drawn(batch: Ragged, keys: Keys, rate: float, frame: tuple[int, int]) -> Flags:

@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from whitenedcse import ragged
 from whitenedcse.data.remote import fetched, is_url
 from whitenedcse.data.sources import SECONDS, awaited
-from whitenedcse.files import DIGESTS, intact, metadata, nearest, parsing
+from whitenedcse.files import DIGESTS, intact, metadata, parsing
 from whitenedcse.inputs import expanded
 from whitenedcse.model import packed
 from whitenedcse.model.attention import way
@@ -339,7 +339,7 @@ def folder(path: str) -> Path:
         return of_run(path, fetched(path))
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) or path.startswith("."):
         what = "it is a file; name its directory" if place.is_file() else "there is no such directory"
-        where = f"{what} (looked in {place.absolute()}){nearest(place)}"
+        where = f"{what} (looked in {place.absolute()})"
         raise FileNotFoundError(f"no encoder in {path}: {where}")
     hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
@@ -356,7 +356,7 @@ def folder(path: str) -> Path:
     except Exception:
         raise FileNotFoundError(
             f"encoder {path}: no directory {place.absolute()}, not in the hub cache, and the hub did not"
-            f" give it ({reason}); name a local directory instead{nearest(place)}"
+            f" give it ({reason}); name a local directory instead"
         ) from None
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from whitenedcse.evaluation.statistics import half_width, of_mean
 from whitenedcse.report.compare import Difference, main_score, same_dev
-from whitenedcse.report.sweep import RATE, Group, Sweep, given, values
+from whitenedcse.report.sweep import Group, Sweep, given, values
 from whitenedcse.run import SPEARMAN, Run
 
 RANK = "dev/effective_rank"
@@ -196,10 +196,10 @@ def diversity(ax: Axes, run: Run) -> None:
     legend(ax, 2)
 
 
-def amount(ax: Axes, run: Run, name: str, what: str) -> None:
-    """Plots a non-negative series on an axis that starts at zero."""
-    line(ax, run, name, BLUE, what)
-    over_steps(ax, what, zero=True)
+def rank(ax: Axes, run: Run) -> None:
+    """Plots the effective rank of the dev embeddings on an axis that starts at zero."""
+    line(ax, run, RANK, BLUE, "effective rank")
+    over_steps(ax, "effective rank", zero=True)
 
 
 # by title, the columns of metrics.csv that a chart needs, the function that draws it, and its caption
@@ -222,18 +222,13 @@ CHARTS: dict[str, tuple[set[str], Callable[..., None], str]] = {
     ),
     "Effective rank": (
         {RANK},
-        partial(amount, name=RANK, what="effective rank"),
+        rank,
         "Over how many axes the variance of the dev embeddings is spread.",
     ),
     "Diversity of views": (
         {"train/diversity_before", "train/diversity_after"},
         diversity,
         "Mean distance on the unit sphere, as Figure 1d of WhitenedCSE.",
-    ),
-    "Throughput": (
-        {RATE},
-        partial(amount, name=RATE, what="sentences per second"),
-        "Sentences trained on per second, without the time of evaluation.",
     ),
 }
 
@@ -283,13 +278,9 @@ def of_sweep(sweep: Sweep) -> list[Chart]:
     if alike and any(SPEARMAN in run.series for run in sweep.finished):
         draw = partial(over_training, groups=groups)
         charts.append(drawn("Dev score", draw, "Mean over seeds, from the lowest to the highest seed."))
-    axes = ("uniformity", "uniformity (lower is better)"), ("alignment", "alignment (lower is better)")
-    pairs = [("Alignment and uniformity", *axes)] * alike
-    speed = ("rate", "sentences per second"), (name, f"{what}, x 100")
-    for called, x, y in [*pairs, *[(f"{title} against throughput", *speed)] * tested]:
-        if any(values(group, x[0]).keys() & values(group, y[0]).keys() for group in groups):
-            draw = partial(scatter, groups=groups, x=x, y=y)
-            charts.append(drawn(called, draw, "Small: one seed. Large: the mean over seeds."))
+    if alike and any(values(group, "alignment").keys() & values(group, "uniformity") for group in groups):
+        draw, caption = partial(spaces, groups=groups), "Small: one seed. Large: the mean over seeds."
+        charts.append(drawn("Alignment and uniformity", draw, caption))
     return charts
 
 
@@ -351,16 +342,15 @@ def over_training(ax: Axes, groups: Sequence[Group]) -> None:
     over_steps(ax, f"{LABEL}, all")
 
 
-def scatter(ax: Axes, groups: Sequence[Group], x: tuple[str, str], y: tuple[str, str]) -> None:
-    """Plot two of the `numbers` of every run, each with its label, and their means by group."""
+def spaces(ax: Axes, groups: Sequence[Group]) -> None:
+    """Plot alignment against uniformity at the best checkpoint of every run, and their means by group."""
     for i, group in enumerate(groups):
         colour, mark = look(i)
-        across, up = values(group, x[0]), values(group, y[0])
+        across, up = values(group, "uniformity"), values(group, "alignment")
         points = np.array([(across[seed], up[seed]) for seed in sorted(across.keys() & up.keys())])
         if len(points):
             ax.plot(*points.T, mark, color=colour, alpha=0.4, markersize=4, markeredgewidth=0)
             ax.plot(*points.mean(axis=0), mark, color=colour, markersize=8, markeredgecolor="w")
     ax.margins(0.12)
-    ax.set(xlabel=x[1], ylabel=y[1])
+    ax.set(xlabel="uniformity (lower is better)", ylabel="alignment (lower is better)")
     ax.xaxis.set_major_locator(MaxNLocator(6))
-    ax.ticklabel_format(useOffset=False)

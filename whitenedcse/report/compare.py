@@ -6,7 +6,6 @@ the scores of single test pairs also over other pairs, by the bootstrap. A sweep
 
 from __future__ import annotations
 
-import glob
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -403,29 +402,27 @@ def by_task(sweep: Sweep, first: Group, rows: Sequence[str]) -> list[Grid]:
 
 
 def compared(names: Sequence[str], draws: int) -> Report:
-    """A table for each row that the runs share, by name; of the first rows where they share none.
+    """A table for each row of test scores that the runs share; of the first rows where they share none.
 
     names: run directories, or patterns (outputs/sgw-*) for one system with several seeds. Each is tested
-    against the first. RUN:ROW names the row of a run: one table then compares these rows. Raises ValueError
-    where the runs were not scored on the same pairs.
+    against the first; of a single one, each further row against its first, which tells whether whitening
+    helps. Raises ValueError where the runs were not scored on the same pairs.
     """
     groups = [group(name) for name in names]
-    if len(groups) < 2:
-        raise ValueError(f"compare={list(names)} is one; name two runs or more, or two patterns of runs")
     every = [sweeps.rows(run) for one in groups for run in one.runs.values()]
     common = [row for row in every[0] if all(row in rows for rows in every)]
-    together = [[one._replace(row=row) for one in groups] for row in common]
-    if any(one.row for one in groups) or not common:
-        together, common = [groups], common or every[0]
+    if len(groups) > 1:
+        together = [[one._replace(row=row) for one in groups] for row in common] or [groups]
+    elif len(common) > 1:
+        together = [[groups[0]._replace(label=row, row=row) for row in common]]
+    else:
+        raise ValueError(f"compare={list(names)} is one row of scores; name two runs, or two patterns")
     made = [of_kind(same, kind, draws) for same in together for kind in KINDS]
     if not (reports := [one for one in made if one]):
         raise ValueError(
             f"compare: {', '.join(names)} share no task with a score; give both the same tasks.names"
         )
     grids = [grid for one in reports for grid in one.grids]
-    if left := [row for row in dict.fromkeys(row for rows in every for row in rows) if row not in common]:
-        note = f'rows that not all runs have, which compare=["RUN:ROW",...] names: {", ".join(left)}'
-        grids[-1] = grids[-1]._replace(notes=[*grids[-1].notes, note])
     lines = [
         f"{grid.title.partition(': ')[0]}: {line}" if len(grids) > 1 else line
         for one, grid in zip(reports, grids, strict=True)
@@ -435,14 +432,9 @@ def compared(names: Sequence[str], draws: int) -> Report:
 
 
 def group(name: str) -> Group:
-    """The runs, and the row, that RUN, RUN:ROW or a pattern names. Raises ValueError for two of one seed."""
-    name = expanded(name)
-    places = [(name, None), *((name[:i], name[i + 1 :]) for i, c in enumerate(name) if c == ":")]
-    place, row = next(((p, row) for p, row in places if Path(p).exists() or glob.glob(p)), ("", None))
-    if not place:
-        raise FileNotFoundError(f"compare: no run matches {name}")
+    """The runs that a directory or a pattern names. Raises ValueError for two of one seed."""
     runs: dict[Any, Run] = {}
-    for run in map(Run, sweeps.paths([place])):
+    for run in map(Run, sweeps.paths([expanded(name)])):
         if "rows" not in run.results:
             cure = f"whitenedcse evaluate {override('model', run.path)} makes some"
             raise ValueError(f"compare: {run.path} has no tests: {cure}")
@@ -453,7 +445,7 @@ def group(name: str) -> Group:
                 "a pattern is one system, with each seed once"
             )
         runs[str(run.path) if number is None else number] = run
-    return Group(name, dict(sorted(runs.items(), key=lambda item: (isinstance(item[0], str), item[0]))), row)
+    return Group(name, dict(sorted(runs.items(), key=lambda item: (isinstance(item[0], str), item[0]))))
 
 
 def of_kind(groups: Sequence[Group], kind: tuple[str, str, str], draws: int) -> Report | None:
@@ -484,7 +476,7 @@ def of_kind(groups: Sequence[Group], kind: tuple[str, str, str], draws: int) -> 
     numbered = [str(i) for i in range(1, len(groups) + 1)]
     headers = ["task", *numbered, *(f"{what}{i} - 1" for i in numbered[1:] for what in ("", "p of "))]
     same = {one.row for one in groups}
-    heading = "rows as named" if len(same) > 1 else same.pop() or "first rows"
+    heading = "rows" if len(same) > 1 else same.pop() or "first rows"
     grid = Grid(f"{heading}: {title}", headers, lines, notes, range(1, len(headers)))
     first, *others = [c[tasks[-1]] for c in columns]
     pairs = [(one.label, own, difference(own, first)) for one, own in zip(groups[1:], others, strict=True)]

@@ -10,7 +10,6 @@ WhitenedCSE, arXiv:2305.17746    WhiteningBERT, arXiv:2104.01767    BERT-whiteni
 from __future__ import annotations
 
 import csv
-import difflib
 import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +22,7 @@ from whitenedcse.console import Grid, override
 from whitenedcse.evaluation.protocol import particular
 from whitenedcse.evaluation.tasks import OWN
 from whitenedcse.report.tables import meaning, number
-from whitenedcse.run import Run, flat
+from whitenedcse.run import Run, as_yaml, flat
 
 STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
@@ -78,8 +77,7 @@ def report(key: str, compose: Compose, runs: Iterable[str | Path] = ()) -> Grid:
     Raises ValueError for a key that does not exist.
     """
     if key not in tables():
-        near = difflib.get_close_matches(key, tables(), n=3, cutoff=0.0)
-        raise ValueError(f"no published table {key!r}; the nearest are {', '.join(near)}")
+        raise ValueError(f"no published table {key!r}; whitenedcse report --list names them")
     table, made = tables()[key], list(rows_in(runs))
     columns: list[str] = table["columns"]
     possible = {row["label"]: list(candidates(row, table, made, compose)) for row in table["rows"]}
@@ -204,24 +202,18 @@ def candidates(
 
 
 def differences(wanted: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    """What differs between the conditions of a published row and those found, in words."""
+    """What differs between the conditions of a published row and those found, in words; null is not there."""
     if not is_encoder(wanted["encoder"], here["encoder"]):
         own = here["encoder"] or {"path": "not recorded", "architecture": None}
         yield f"encoder={own['path']} ({own['architecture']}), the row has {wanted['encoder']}"
-    absent = "not recorded"
     for name in dict.fromkeys([*wanted, *here]):
-        a, b = here.get(name, absent), wanted.get(name, absent)
+        a, b = here.get(name), wanted.get(name)
         above = [name.rsplit(".", i)[0] for i in range(1, name.count(".") + 1)]
         told = any(side.get(part, "") is None for part in above for side in (wanted, here))
         told |= name == "sample" and here.get("fit") in OWN  # of no corpus: the fit differs
         told |= name == "classifier" and name not in wanted  # of other tasks that the run has too
         if name != "encoder" and not told and a != b:
-            yield f"{name}={written(a)}, the row has {written('none' if b == absent else b)}"
-
-
-def written(value: Any) -> str:
-    """A value as it is written in a setting."""
-    return value if isinstance(value, str) and value else json.dumps(value)
+            yield f"{name}={as_yaml(a)}, the row has {as_yaml(b)}"
 
 
 def is_encoder(name: str, here: Mapping[str, Any] | None) -> bool:

@@ -125,7 +125,7 @@ def paths(names: Iterable[str]) -> list[Path]:
         matched = map(Path, glob.glob(name) if glob.has_magic(name) else [name])
         here = sorted((path for path in matched if path.is_dir()), key=natural)
         if not here:
-            raise FileNotFoundError(f"{name} is no directory, nor a published table (--list names them)")
+            raise FileNotFoundError(f"{name}: no such directory of runs")
         found |= {path.resolve(): path for path in here}
     return list(found.values())
 

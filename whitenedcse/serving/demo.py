@@ -97,14 +97,14 @@ def neighbours(label: str) -> gr.Dataframe:
     return gr.Dataframe(label=label, datatype="str", interactive=False, **shape)
 
 
-def opened(blocks: Blocks, port: int | None) -> str:
+def opened(blocks: Blocks) -> str:
     """The address of the page, served to this machine alone; strict_cors refuses other sites' pages."""
     fonts: Any = {"font": ["system-ui", "sans-serif"], "font_mono": ["monospace"]}  # none from the network
-    own: Any = {"server_name": "127.0.0.1", "server_port": port, "strict_cors": True}
+    own: Any = {"server_name": "127.0.0.1", "strict_cors": True}
     return str(blocks.launch(**own, quiet=True, prevent_thread_lock=True, theme=gr.themes.Base(**fonts))[1])
 
 
-def serve(blocks: Blocks, port: int | None) -> None:
+def serve(blocks: Blocks) -> None:
     """Show the page until Ctrl-C."""
-    say(f"page: {opened(blocks, port)} (Ctrl-C ends it)")
+    say(f"page: {opened(blocks)} (Ctrl-C ends it)")
     blocks.block_thread()

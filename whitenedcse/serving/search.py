@@ -30,7 +30,7 @@ from whitenedcse import inputs
 from whitenedcse.console import lacking
 from whitenedcse.data.corpus import Corpus, fingerprint, label, rows
 from whitenedcse.data.remote import fetched, published
-from whitenedcse.data.tokens import blank
+from whitenedcse.data.tokens import wordless
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.files import (
     DIGESTS,
@@ -145,7 +145,7 @@ class Index:
     def kept(self, given: Iterable[Given]) -> Iterator[tuple[list[str], list[str], NDArray[np.float32]]]:
         """Ids, texts and vectors, without texts that have no tokens of their own; these are counted, too."""
         for ids, texts, x in given:
-            skipped = blank(texts, self.embedder.encoder.tokenizer)
+            skipped = wordless(texts, self.embedder.encoder.tokenizer)
             at = [i for i, skip in enumerate(skipped) if not skip]
             x = np.ascontiguousarray(x[at], dtype=np.float32)
             check_finite(x, lambda row: f"the vector of {texts[at[row]]!r:.80}")  # noqa: B023
@@ -196,7 +196,7 @@ class Index:
         every, where = np.hstack(cosines), np.hstack(numbers)
         order = np.lexsort((where, -every))[:, :top]
         every, where = np.take_along_axis(every, order, 1), np.take_along_axis(where, order, 1)
-        where[blank(texts, self.embedder.encoder.tokenizer)] = -1
+        where[wordless(texts, self.embedder.encoder.tokenizer)] = -1
         named = self.named(np.unique(where[where >= 0]), starts)
         pairs = (zip(*row, strict=True) for row in zip(every, where, strict=True))
         return [[Hit(float(cosine), *named[i]) for cosine, i in row if i >= 0] for row in pairs]

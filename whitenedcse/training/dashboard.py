@@ -70,7 +70,7 @@ def wandb_logger(*, project: str, entity: str | None, artifacts: bool, run: Path
     return logger
 
 
-def save(project: str, entity: str | None) -> str:
+def save(project: str) -> str:
     """Add the view to a project; returns its address. Raises ValueError in one line where that fails."""
     try:
         import wandb  # noqa: TID251  (the account's name)
@@ -86,7 +86,7 @@ def save(project: str, entity: str | None) -> str:
     panels = {**lines, "Scores": [wr.WeavePanelSummaryTable(table_name="final"), *bars]}
     sections = [ws.Section(name=name, panels=held, is_open=True) for name, held in panels.items()]
     try:
-        entity = entity or os.environ.get("WANDB_ENTITY") or wandb.Api().default_entity
+        entity = os.environ.get("WANDB_ENTITY") or wandb.Api().default_entity
         return ws.Workspace(entity=entity, project=project, name="WhitenedCSE", sections=sections).save().url
     except Exception as error:  # the client's errors have no class in common
         raise ValueError(f"the view of {project!r} was not saved: {error}; `wandb login`?") from error

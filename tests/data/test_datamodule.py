@@ -10,12 +10,9 @@ import pytest
 import torch
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data._utils.pin_memory import pin_memory
 
-from whitenedcse.data import datamodule
 from whitenedcse.data.datamodule import Batch, SentenceData
 from whitenedcse.data.views import prompt_tokens
-from whitenedcse.ragged import Ragged
 
 ROWS, SIZE = 29, 6
 SETTINGS = {"columns": [], "sample": None, "max_length": 12, "batch_size": SIZE, "passes": 1, "seed": 3}
@@ -158,18 +155,6 @@ def test_ranks_have_equal_parts_of_a_token_budget(data, unequal, world):
         assert len({len(part) for part in parts}) == 1 and parts[0]
 
 
-@pytest.mark.parametrize("stop", [3, 9, 13])  # an epoch has 9 steps
-def test_a_resumed_run_with_a_token_budget_sees_what_an_unbroken_one_sees(data, unequal, tmp_path, stop):
-    def built():
-        return data(**budgeted(unequal, 50))
-
-    assert len(built().train_dataloader()) == 9
-    whole = fitted(built(), tmp_path / "whole", 15)
-    begun = fitted(built(), tmp_path / "parts", stop)
-    rest = fitted(built(), tmp_path / "parts", 15, resume=tmp_path / "parts" / f"{stop}.ckpt")
-    assert begun + rest == whole
-
-
 def test_a_token_budget_that_cannot_work_is_refused(data, unequal):
     with pytest.raises(ValueError, match=r"97 rows of \d+ tokens do not fill one batch_tokens=100000"):
         data(**budgeted(unequal, 100_000))
@@ -181,20 +166,6 @@ def test_a_token_budget_that_cannot_work_is_refused(data, unequal):
     module.trainer = placed(0, 3)
     with pytest.raises(ValueError, match="batch_tokens=14 may leave fewer than 3 .* use 21 or more"):
         module.train_dataloader()
-
-
-def test_pinning_keeps_a_batch_what_it_is(data, text, monkeypatch):
-    """torch's own walk through a batch, with tensors that are marked instead of pinned."""
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: -1 - self)
-    triplets = {"corpus": str(text[0].with_suffix(".tsv")), "columns": ["a", "b", "c"]}
-    for batch in (next(iter(data(**changes).train_dataloader())) for changes in ({}, triplets)):
-        pinned = pin_memory(batch)
-        assert isinstance(pinned, Batch) and pinned.n == batch.n
-        for one, other in ((batch.positives, pinned.positives), (batch.negatives, pinned.negatives)):
-            assert (one is None) == (other is None)
-            if one is not None:
-                assert isinstance(other, Ragged) and other.longest == one.longest
-                assert torch.equal(other.ids, -1 - one.ids) and torch.equal(other.offsets, -1 - one.offsets)
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -248,10 +219,13 @@ def test_a_sample_of_tokens_is_of_all_columns_and_always_the_same(data, text, to
         ({"batch_size": 1}, "batch_size=1"),
         ({"passes": 0}, "passes=0"),
         ({"batch_size": 30}, "29 rows .*batch_size=30"),
-        ({"repetition": -0.1, "passes": 2}, r"data\.repetition=-0\.1 is not in \[0, 1\)"),
-        ({"repetition": 1.0, "passes": 2}, r"data\.repetition=1\.0 is not in"),
+        ({"repetition": 1.0, "passes": 2}, r"data\.repetition=1\.0 is not in \[0, 1\)"),
         ({"repetition": float("nan"), "passes": 2}, r"data\.repetition=nan is not in"),
-        ({"repetition": 0.3}, r"data\.repetition=0\.3 with data\.passes=1 changes nothing.*data\.passes=2"),
+        ({"repetition": 0.3}, r"data\.passes=1 change nothing.*data\.passes=2"),
+        ({"crop": [0.5, 1]}, r"data\.passes=1 change nothing.*data\.passes=2"),
+        ({"crop": [0.5, 1, 1], "passes": 2}, r"data\.crop=\[0\.5, 1, 1\] must be two shares, .* or four"),
+        ({"crop": [0, 1], "passes": 2}, r"data\.crop=\[0, 1\] must be two shares, 0 < least"),
+        ({"crop": [0.9, 0.5], "passes": 2}, r"data\.crop=\[0\.9, 0\.5\]"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(data, changes, words):
@@ -264,33 +238,12 @@ def test_a_forgotten_tokenizer_is_named(text):
         SentenceData(corpus=str(text[0]), **SETTINGS).setup("fit")
 
 
-def test_a_mistyped_name_asks_no_hub_and_an_owners_data_set_does(data, monkeypatch):
-    with pytest.raises(FileNotFoundError, match="did you mean 'wiki1m'"):
-        data(corpus="wiki1n")
-    asked = []
-
-    def opened(corpus, *args, prompt):
-        asked.append(corpus.path)
-        return range(ROWS)
-
-    monkeypatch.setattr(datamodule, "tokenised", opened)
-    data(corpus="someone/pairs")
-    assert asked == ["someone/pairs"]
-
-
 def test_counts_are_told(data, tmp_path):
     (tmp_path / "y.txt").write_text("a cat\n\nthe cat\n\n" * 5)
     path = str(tmp_path / "y.txt")
     assert data(corpus=path).counts == (
         f"{path}: 20 lines, 10 blank dropped, 10 kept (8 equal an earlier one); "
         "0 of 10 sentences truncated at 12 tokens (0 %), 40 tokens kept"
-    )
-
-
-def test_a_small_share_of_truncated_sentences_is_not_called_none(data, tmp_path):
-    (tmp_path / "y.txt").write_text("a cat " * 6 + "\n" + "a cat\n" * 799)
-    assert (
-        "1 of 800 sentences truncated at 12 tokens (0.1 %), " in data(corpus=str(tmp_path / "y.txt")).counts
     )
 
 
@@ -332,23 +285,6 @@ def fitted(module, folder, steps, resume=None, whole=False):
     return recorder.seen
 
 
-@pytest.mark.parametrize("stop", [4, 6, 8])  # an epoch has 4 steps: after one, amid one, after two
-def test_a_resumed_run_sees_what_an_unbroken_one_sees(data, tmp_path, stop):
-    whole = fitted(data(), tmp_path / "whole", 10)
-    assert whole[:8] == epoch(data(), 0) + epoch(data(), 1)
-    begun = fitted(data(), tmp_path / "parts", stop)
-    rest = fitted(data(), tmp_path / "parts", 10, resume=tmp_path / "parts" / f"{stop}.ckpt")
-    assert begun + rest == whole
-
-
-def test_the_cache_is_opened_once_however_often_lightning_asks(data):
-    module = data()
-    tokens = module.tokens
-    module.prepare_data()
-    module.setup("fit")
-    assert module.tokens is tokens
-
-
 def words_of(module, number):
     """The positives of an epoch, as lists of ids."""
     loader = module.train_dataloader()
@@ -356,93 +292,7 @@ def words_of(module, number):
     return [rows_of(batch.positives) for batch in loader]
 
 
-def doublings(row, plain):
-    """How many words of `plain` stand twice in `row`, which differs in nothing else; None if it does."""
-    at, twice = 0, 0
-    for i, token in enumerate(plain):
-        if at >= len(row) or row[at] != token:
-            return None
-        at += 1
-        special = i in (0, len(plain) - 1)
-        follows = plain[i + 1] if i + 1 < len(plain) else None
-        if not special and at < len(row) and row[at] == token and follows != token:
-            at, twice = at + 1, twice + 1
-    return twice if at == len(row) else None
-
-
-@pytest.mark.parametrize("columns", [(), ("a", "b")])
-def test_repetition_is_in_the_passes_after_the_first_and_there_independent(data, unequal, columns):
-    settings = budgeted(unequal, 150, columns) | {"passes": 3, "max_length": 20}
-    plain, changed = words_of(data(**settings), 1), words_of(data(**settings, repetition=0.4), 1)
-    added = []
-    for before, after in zip(plain, changed, strict=True):
-        third = len(before) // 3
-        assert after[:third] == before[:third] and len(before) == len(after)
-        added += [doublings(row, kept) for row, kept in zip(after[third:], before[third:], strict=True)]
-        assert after[third : 2 * third] != after[2 * third :]
-    assert None not in added and {0, 1, 2} <= set(added)
-
-
-def test_repeated_sentences_keep_their_bound_and_their_last_token(data, unequal, tokenizer):
-    settings = budgeted(unequal, 100) | {"passes": 2, "max_length": 8, "repetition": 0.9}
-    found = sum(words_of(data(**settings), 0), [])
-    assert max(map(len, found)) == 8 and {row[-1] for row in found} == {tokenizer.sep_token_id}
-    assert {row.count(tokenizer.sep_token_id) for row in found} == {1}
-
-
-def test_hard_negatives_and_the_sample_for_fits_are_never_repeated(data, text):
-    triplets = {"corpus": str(text[0].with_suffix(".tsv")), "columns": ["a", "b", "c"], "passes": 2}
-    plain, changed = data(**triplets), data(**triplets, repetition=0.5)
-    assert words_of(plain, 0) != words_of(changed, 0)
-    for before, after in zip(plain.train_dataloader(), changed.train_dataloader(), strict=True):
-        assert rows_of(before.negatives) == rows_of(after.negatives)
-    assert rows_of(plain.sample_tokens(9)) == rows_of(changed.sample_tokens(9))
-
-
-def check_dependence(data, settings, by_row):
-    """Fail unless what `by_row` tells of each row of an epoch depends on seed, epoch and row alone."""
-    alone = by_row(data(**settings), 0)
-    assert len(alone) == 96
-    torch.manual_seed(5)
-    smaller = by_row(data(**settings | {"batch_size": 6}), 0)
-    assert {row: smaller[row] for row in alone} == alone
-    module, shared = data(**settings), {}
-    for rank in range(3):
-        module.trainer = placed(rank, 3)
-        shared |= by_row(module, 0)
-    assert shared == alone
-    for other in (by_row(data(**settings), 1), by_row(data(**settings | {"seed": 4}), 0)):
-        both = alone.keys() & other.keys()
-        assert sum(alone[row] != other[row] for row in both) > len(both) / 2
-
-
-def test_repetition_is_a_function_of_seed_epoch_and_row_alone(data, unequal):
-    """Not of the batch in which a row comes, nor of the rank it comes to."""
-    settings = {"corpus": str(unequal[0] / "u.txt"), "batch_size": 24, "passes": 2, "repetition": 0.5}
-
-    def by_row(module, number):
-        order = module.train_dataloader().sampler
-        order.set_epoch(number)
-        rows = [batch.tolist() for batch in order]
-        second = [batch[len(batch) // 2 :] for batch in words_of(module, number)]
-        return dict(zip(sum(rows, []), sum(second, []), strict=True))
-
-    check_dependence(data, settings, by_row)
-
-
-@pytest.mark.parametrize("stop", [3, 9, 13])  # an epoch has 9 steps
-def test_a_resumed_run_repeats_what_an_unbroken_one_repeats(data, unequal, tmp_path, stop):
-    def built():
-        return data(**budgeted(unequal, 50) | {"passes": 2}, repetition=0.5)
-
-    whole = fitted(built(), tmp_path / "whole", 15, whole=True)
-    assert whole == (words_of(built(), 0) + words_of(built(), 1))[:15]
-    begun = fitted(built(), tmp_path / "parts", stop, whole=True)
-    rest = fitted(built(), tmp_path / "parts", 15, resume=tmp_path / "parts" / f"{stop}.ckpt", whole=True)
-    assert begun + rest == whole
-
-
-CHANGED = {"passes": 3, "crop": [0.5, 1.0], "cutoff": 0.3, "repetition": 0.3}
+CHANGED = {"passes": 3, "crop": [0.5, 1.0], "repetition": 0.3}
 
 
 @pytest.mark.parametrize("crop", [[0.5, 0.9], [1, 1, 0.5, 0.9]])
@@ -461,29 +311,17 @@ def test_which_passes_are_cropped(data, unequal, columns, crop):
     assert (shorter[0] > 0) == (len(crop) == 2) and shorter[1] > 0 and shorter[2] > 0
 
 
-def test_cutoff_is_in_the_passes_after_the_first(data, unequal):
-    wanted = budgeted(unequal, 150) | {"passes": 2}
-    for before, after in zip(
-        words_of(data(**wanted), 0), words_of(data(**wanted, cutoff=0.5), 0), strict=True
-    ):
-        half = len(before) // 2
-        assert after[:half] == before[:half]
-        lengths = [
-            (len(row) - 2, len(kept) - 2) for row, kept in zip(after[half:], before[half:], strict=True)
-        ]
-        assert all(now == was - was // 2 for now, was in lengths)
-
-
 def test_hard_negatives_and_samples_stay_whole(data, text):
     triplets = {"corpus": str(text[0].with_suffix(".tsv")), "columns": ["a", "b", "c"], "passes": 2}
-    plain, changed = data(**triplets), data(**triplets, cutoff=0.5, crop=[0.5, 0.6])
+    plain, changed = data(**triplets), data(**triplets, repetition=0.5, crop=[0.5, 0.6])
     for before, after in zip(plain.train_dataloader(), changed.train_dataloader(), strict=True):
         assert rows_of(before.negatives) == rows_of(after.negatives)
     assert rows_of(plain.sample_tokens(9)) == rows_of(changed.sample_tokens(9))
 
 
 def test_changes_are_a_function_of_seed_epoch_and_row_alone(data, unequal):
-    wanted = {"corpus": str(unequal[0] / "u.txt"), "batch_size": 24} | CHANGED
+    """Not of the batch in which a row comes, nor of the rank it comes to."""
+    settings = {"corpus": str(unequal[0] / "u.txt"), "batch_size": 24} | CHANGED
 
     def by_row(module, number):
         order = module.train_dataloader().sampler
@@ -491,7 +329,19 @@ def test_changes_are_a_function_of_seed_epoch_and_row_alone(data, unequal):
         pairs = zip(order, words_of(module, number), strict=True)
         return {row: batch[i :: len(at)] for at, batch in pairs for i, row in enumerate(at.tolist())}
 
-    check_dependence(data, wanted, by_row)
+    alone = by_row(data(**settings), 0)
+    assert len(alone) == 96
+    torch.manual_seed(5)
+    smaller = by_row(data(**settings | {"batch_size": 6}), 0)
+    assert {row: smaller[row] for row in alone} == alone
+    module, shared = data(**settings), {}
+    for rank in range(3):
+        module.trainer = placed(rank, 3)
+        shared |= by_row(module, 0)
+    assert shared == alone
+    for other in (by_row(data(**settings), 1), by_row(data(**settings | {"seed": 4}), 0)):
+        both = alone.keys() & other.keys()
+        assert sum(alone[row] != other[row] for row in both) > len(both) / 2
 
 
 @pytest.mark.parametrize("stop", [3, 9, 13])  # an epoch has 9 steps
@@ -499,6 +349,7 @@ def test_a_resumed_run_sees_the_views_that_an_unbroken_one_sees(data, unequal, t
     def built():
         return data(**budgeted(unequal, 50) | CHANGED)
 
+    assert len(built().train_dataloader()) == 9
     whole = fitted(built(), tmp_path / "whole", 15, whole=True)
     assert whole == (words_of(built(), 0) + words_of(built(), 1))[:15]
     begun = fitted(built(), tmp_path / "parts", stop, whole=True)
@@ -507,42 +358,13 @@ def test_a_resumed_run_sees_the_views_that_an_unbroken_one_sees(data, unequal, t
 
 
 @pytest.mark.parametrize("prompt", ["the old: ", "cat. "])
-def test_a_prompt_stays_whole_in_crops_and_cut_offs(data, unequal, tokenizer, prompt):
+def test_a_prompt_stays_whole_in_crops(data, unequal, tokenizer, prompt):
     front = tokenizer(prompt).input_ids[:-1]
     assert prompt_tokens(tokenizer, prompt) == len(front) - 1 and prompt_tokens(tokenizer, "") == 0
-    changes = {"passes": 2, "crop": [0.1, 0.2], "cutoff": 0.9, "prompt": prompt, "max_length": 20}
+    changes = {"passes": 2, "crop": [0.1, 0.2], "prompt": prompt, "max_length": 20}
     found = sum(words_of(data(**budgeted(unequal, 100) | changes), 0), [])
     assert {tuple(row[: len(front)]) for row in found} == {tuple(front)}
     assert {len(row) - len(front) - 1 for row in found} <= {1, 2, 3, 4}
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"crop": [0.5]}, r"data\.crop=\[0\.5\] must be two shares"),
-        ({"crop": []}, r"data\.crop=\[\] must be two shares"),
-        ({"crop": [0.5, 1, 1]}, "or four"),
-        ({"crop": [0, 1]}, r"data\.crop=\[0, 1\] must be two shares, 0 < least"),
-        ({"crop": [0.9, 0.5]}, r"data\.crop=\[0\.9, 0\.5\]"),
-        ({"crop": [0.5, 1.1]}, r"data\.crop=\[0\.5, 1\.1\]"),
-        ({"crop": [1, 1, 0.5, float("nan")]}, "data.crop=null switches it off"),
-        ({"cutoff": 1.0}, r"data\.cutoff=1\.0 is not in \[0, 1\)"),
-        ({"cutoff": -0.1}, r"data\.cutoff=-0\.1 is not in"),
-        (
-            {"passes": 1, "crop": [0.5, 1]},
-            r"data\.crop=\[0\.5, 1\] with data\.passes=1 .* use data\.passes=2",
-        ),
-        ({"passes": 1, "cutoff": 0.2}, r"data\.cutoff=0\.2 with data\.passes=1 changes nothing"),
-    ],
-)
-def test_changes_that_cannot_work_are_refused(data, changes, words):
-    with pytest.raises(ValueError, match=words):
-        data(**{"passes": 2} | changes)
-
-
-@pytest.mark.parametrize("changes", [{}, {"cutoff": 0.0}, {"crop": None, "cutoff": None}])
-def test_nothing_is_changed_unless_asked(data, changes):
-    assert data(passes=2, **changes).train_dataloader().dataset.views is None
 
 
 @pytest.mark.parametrize(("limit", "each"), [(2, 1), (3, 2), (math.inf, 4)])

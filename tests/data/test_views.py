@@ -1,20 +1,32 @@
-"""Crops and cut-off take what a naive loop takes, sentence by sentence, and never a special token."""
+"""Crops and repetition take what a naive loop takes, sentence by sentence, and never a special token."""
 
 import hashlib
+from itertools import count
 
 import numpy as np
 import pytest
 from encoders import SENTENCES, byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
-from test_repetition import COUNTS, FRAMES, keys, sentences
+from scipy.stats import chi2_contingency, chisquare
+from transformers import BertTokenizer
 
-from whitenedcse.data.views import LEAST, Views, prompt_tokens, removed, spans
+from whitenedcse.data.views import LEAST, Views, drawn, frame, mixed, prompt_tokens, spans
 from whitenedcse.ragged import ragged, rows
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
+
+
+def sentences(lengths, around=(1, 1)):
+    """Sentences of so many tokens, all different, between special ones."""
+    first = count(100)
+    front, back = list(range(around[0])), list(range(50, 50 + around[1]))
+    return [[*front, *(next(first) for _ in range(m)), *back] for m in lengths]
+
+
+def keys(n, seed=0):
+    return np.random.default_rng(seed).integers(0, 2**64, n, dtype=np.uint64)
 
 
 def split_mix(x):
@@ -55,9 +67,6 @@ def naive(sentence, number, views, *, later):
     if views.crop:
         ends = views.crop[-2:] if later else views.crop[:2]
         words = cropped(words, key(number, seed, at, "crop"), *ends)
-    if views.cutoff and later:
-        out = chosen(len(words), key(number, seed, at, "cutoff"), int(views.cutoff * len(words)))
-        words = [word for i, word in enumerate(words) if i not in out]
     head, words, tail = inner(head + words + tail, front, back)
     if views.repetition and later:
         own, m = key(number, seed, at), len(words)
@@ -67,17 +76,18 @@ def naive(sentence, number, views, *, later):
     return head + words[: max(views.max_length - front - back, 0)] + tail
 
 
+COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=12)
+FRAMES = st.sampled_from([(1, 1), (0, 1), (0, 0), (2, 3)])
 CHANGES = st.fixed_dictionaries(
     {
         "crop": st.sampled_from([None, (0.5, 1.0), (0.1, 0.3), (1, 1), (1, 1, 0.5, 1.0), (0.2, 0.2, 0.9, 1)]),
-        "cutoff": st.sampled_from([None, 0.15, 0.5, 0.99]),
         "repetition": st.sampled_from([0.0, 0.3, 0.9]),
         "prompt": st.integers(0, 3),
     }
 )
 
 
-@given(COUNTS, st.sampled_from(FRAMES), CHANGES, st.integers(1, 3), st.integers(1, 2), st.integers(0, 9))
+@given(COUNTS, FRAMES, CHANGES, st.integers(1, 3), st.integers(1, 2), st.integers(0, 9))
 @settings(max_examples=200, deadline=None)
 def test_all_changes_together_are_those_of_a_naive_loop(lengths, around, changes, passes, first, at):
     """With any of them off, too; blocks are the passes, or the passes of two columns."""
@@ -93,18 +103,6 @@ def test_all_changes_together_are_those_of_a_naive_loop(lengths, around, changes
         for i, row in enumerate(columns[block % first])
     ]
     assert got.longest >= max(map(len, rows(got)))
-
-
-@pytest.mark.parametrize("m", [0, 1, 3, 4, 5, 40])
-@pytest.mark.parametrize("crop", [(1e-9, 1e-9), (0.5, 1.0)])
-def test_a_crop_has_four_words_or_all_and_a_sentence_never_ends_empty(m, crop):
-    batch = ragged(sentences([m] * 500))
-    views = Views(max_length=64, frame=(1, 1), seed=1, epoch=lambda: 0, crop=crop, cutoff=0.999)
-    found = rows(views(batch, np.arange(250), 1))
-    assert {row[0] for row in found} == {0} and {row[-1] for row in found} == {50}
-    shortest = min(len(row) - 2 for row in found[:250])
-    assert shortest == min(m, LEAST) if crop[1] < 1 else shortest >= min(m, LEAST)
-    assert {len(row) - 2 for row in found[250:]} == {min(m, 1)}
 
 
 @pytest.mark.parametrize(("m", "least", "most"), [(20, 0.5, 1.0), (40, 0.25, 0.75), (30, 0.6, 0.6)])
@@ -129,23 +127,53 @@ def test_lengths_and_starts_of_crops_are_uniform(m, least, most):
             assert chisquare(np.bincount(at, minlength=m - length + 1)).pvalue > 1e-4
 
 
-def test_each_token_is_as_likely_cut_off_and_as_many_as_the_rate_says():
-    n, m = 30_000, 13
-    out = removed(ragged(sentences([m] * n)), keys(n, 2), 0.4, (1, 1)).reshape(n, m + 2)
-    assert set(out.sum(axis=1).tolist()) == {5} and not out[:, [0, -1]].any()
-    assert chisquare(out[:, 1:-1].sum(axis=0)).pvalue > 1e-3
+@pytest.mark.parametrize(
+    ("m", "rate", "most"),
+    [(1, 0.32, 1), (5, 0.32, 2), (10, 0.32, 3), (30, 0.32, 9), (3, 0.99, 2)]
+    + [(30, 0.01, 2), (100, 0.29, 28)],  # 0.29 * 100 is 28.999999999999996, and int() cuts
+)
+@pytest.mark.slow(but=3)
+def test_the_number_of_repeats_is_uniform_and_so_are_tokens_and_their_pairs(m, rate, most):
+    n = 20_000
+    batch = ragged(sentences([m] * n))
+    twice = drawn(batch, keys(n), rate, (1, 1)).reshape(n, m + 2)
+    found = np.bincount(twice.sum(axis=1), minlength=most + 1)
+    assert len(found) == most + 1 and chisquare(found).pvalue > 1e-3
+    assert not twice[:, [0, -1]].any() and (m == 1 or chisquare(twice[:, 1:-1].sum(axis=0)).pvalue > 1e-3)
+    pairs = twice[twice.sum(axis=1) == 2, 1:-1].astype(np.int64)
+    if 2 < m < 50:
+        assert chisquare((pairs.T @ pairs)[np.triu_indices(m, 1)]).pvalue > 1e-3
 
 
-def test_crop_cutoff_and_repetition_draw_independently():
-    """Of one sentence, where a crop starts says nothing of what is cut off, nor that of what is repeated."""
-    views = Views(max_length=64, frame=(1, 1), seed=3, epoch=lambda: 1)
-    numbers = np.arange(20_000, dtype=np.uint64)
-    every = [views.keys(numbers, *kind) for kind in (("crop",), ("cutoff",), ())]
-    for one, other in [(0, 1), (0, 2), (1, 2)]:
-        table = np.bincount(
-            (every[one] >> 62).astype(int) * 4 + (every[other] >> 62).astype(int), minlength=16
-        )
-        assert chisquare(table).pvalue > 1e-3
+def test_neighbouring_rows_passes_and_epochs_draw_independently():
+    """Of two of them, numbers and (one place further) choices make tables like those of independent draws."""
+    n, m, marks = 8_000, 10, []
+    batch = ragged(sentences([m] * 3 * n))
+    for epoch in (0, 1):
+        made = Views(64, (1, 1), 7, lambda epoch=epoch: epoch, repetition=0.32)(batch, np.arange(n), 1)
+        marks.append(np.bincount(made.ids)[100:].reshape(3, n, m) - 1)  # each word is another number
+    (plain, second, third), (_, later, _) = marks
+    assert not plain.any()
+    pairs = [(second[1:], second[:-1]), (second, third), (second[1:], third[:-1]), (second, later)]
+    for one, other in pairs:
+        numbers = np.bincount(one.sum(axis=1) * 4 + other.sum(axis=1), minlength=16)
+        assert chisquare(numbers).pvalue > 1e-3
+        for shift in range(-3, 4):
+            places = np.bincount(one[:, 5] * 2 + other[:, 5 + shift], minlength=4).reshape(2, 2)
+            assert chi2_contingency(places).pvalue > 1e-4
+
+
+def test_numbers_are_those_of_splitmix64():
+    """The first outputs of the published generator at seed 1234567: its state goes up by the golden ratio."""
+    states = (1234567 + np.arange(1, 6, dtype=np.uint64) * 0x9E3779B97F4A7C15).astype(np.uint64)
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    assert mixed(states).tolist() == [*published, 16408922859458223821]
+
+
+def test_a_frame_is_what_stands_around_every_sentence(tokenizer, tmp_path):
+    assert frame(tokenizer) == (1, 1)
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat"]))
+    assert frame(BertTokenizer(str(tmp_path / "vocab.txt"))) == (1, 1)  # "a" is unknown to it
 
 
 def test_a_space_at_the_end_of_a_prompt_belongs_to_the_word_behind_it():
