@@ -19,7 +19,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from tqdm.auto import tqdm
 
 # LaTeX: a cell that starts with [ or * would be read as an argument of the \\ before it
 LATEX = str.maketrans(
@@ -243,6 +242,8 @@ def pace(what: str, total: int | None = None, before: int = 0) -> Iterator[Calla
 
     before: the number done earlier, which does not count for the speed.
     """
+    from tqdm.auto import tqdm  # here, as --help does without it
+
     shown = sys.stderr.isatty()
     rare = {} if shown else {"mininterval": SECONDS, "delay": SECONDS}
     with tqdm(desc=what, total=total, initial=before, unit=" sentences", leave=not shown, **rare) as bar:

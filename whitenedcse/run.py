@@ -13,6 +13,7 @@ scores.json      `scores`: dev scores of train.py, tests of evaluate.py. Written
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -21,10 +22,9 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple, NoReturn
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-import numpy as np
-from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
 from whitenedcse.console import override
@@ -45,6 +45,10 @@ from whitenedcse.files import (
     writing,
 )
 from whitenedcse.inputs import expanded
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 SEALED = ("config.yaml", "versions.json", "metrics.csv", "items.npz", f"best/{DIGESTS}")
 BEGUN = ("config.yaml", "versions.json", "metrics.csv", "train.log", "evaluate.log", LOCK)
@@ -314,6 +318,8 @@ class Run:
     def end(self, scores: dict[str, Any], items: Mapping[str, NDArray[Any]] | None = None) -> None:
         """Write items.npz, digests.json and, last, scores.json: by its one rename the run is complete."""
         if items is not None:
+            import numpy as np
+
             with writing(self.path / "items.npz") as stream:
                 np.savez_compressed(stream, **items)  # type: ignore[arg-type]
         seal(self.path, SEALED, {"scores.json": as_json(scores)})
@@ -335,18 +341,20 @@ class Series(NamedTuple):
     @property
     def median(self) -> float:
         """The median of the values."""
-        return float(np.median(self.values))
+        return median(self.values.tolist())
 
 
 def logged(file: Path) -> dict[str, Series]:
     """The columns of metrics.csv, finite values only. Raises ValueError, naming the file, if damaged."""
+    import numpy as np  # here, as --help does without it
+
     columns: dict[str, list[tuple[int, float]]] = {}
     with parsing(file, "delete its damaged lines"):
         for line in table(file):
             step = int(line.pop("step"))
             for name, cell in line.items():
                 columns.setdefault(name, []).extend([(step, float(cell))] if cell else [])
-    finite = {name: [(s, v) for s, v in pairs if np.isfinite(v)] for name, pairs in columns.items()}
+    finite = {name: [(s, v) for s, v in pairs if math.isfinite(v)] for name, pairs in columns.items()}
     return {
         name: Series(np.array([s for s, _ in pairs]), np.array([v for _, v in pairs]))
         for name, pairs in finite.items()

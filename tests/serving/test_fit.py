@@ -253,7 +253,7 @@ def test_bad_input_is_one_line(source, embedder, corpus, tmp_path, capsys):
     for name, out, message in (
         ("one.txt", "fit", "1 texts that are not blank"),
         ("same.txt", "fit", "same.txt: all 9 texts have the same vector; whitening"),
-        ("corpus.txt", "no/fit", "no such directory"),
+        ("corpus.txt", "no/fit", "name a file in a directory that exists"),
         ("absent.txt", "fit", "no such file"),
     ):
         assert cli.main(["whiten", "fit", source, str(tmp_path / name), str(tmp_path / out)]) == 2

@@ -176,7 +176,7 @@ def test_a_copy_is_used_until_the_store_has_another_version(url, monkeypatch):
     monkeypatch.setattr(remote, "download", None)
     assert remote.fetched(f"{url}/a") == first
     monkeypatch.undo()
-    monkeypatch.setenv("WHITENEDCSE_CACHE", str(first.parents[3]))
+    monkeypatch.setenv("WHITENEDCSE_CACHE", str(first.parents[4]))
     put(f"{url}/a/x.txt", "six")
     second = remote.fetched(f"{url}/a")
     assert (second / "x.txt").read_text() == "six" and not first.exists()

@@ -15,7 +15,6 @@ import sys
 import types
 import typing
 import warnings
-from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -340,25 +339,19 @@ def check_words(argv: Sequence[str]) -> None:
 
 
 def help_page(script: str, words: Sequence[str]) -> str:
-    """The text of --help: what to start, the options of all groups, the settings as these words make them."""
-    parser = ArgumentParser(add_help=False)
-    parser.add_argument("--config-dir", "-cd")
-    own = parser.parse_known_args(words)[0].config_dir
+    """The text of --help, with the settings as these words make them; Hydra's own takes twice the time."""
     given = [word for word in words if "=" in word and not word.startswith("-")]
     with initialize_config_dir(str(CONF), version_base="1.3", job_name=script):
-        found = [f"hydra.searchpath=[file://{Path(own).resolve()}]"] if own else []
-        config = compose(script, [*given, *found], return_hydra_config=True)
+        config = compose(script, given, return_hydra_config=True)
     settings = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     return Template(config.hydra.help.template).substitute(CONFIG=OmegaConf.to_yaml(settings))
 
 
-def options(name: str, *, _root_: Any) -> str:
-    """For --help: the options of a script's groups; or of one group, the user's too, with how each begins."""
+def options(name: str) -> str:
+    """For --help: the options of a script's groups; or of one group, with how each file begins."""
     if not (CONF / name).is_dir():
         return "\n".join(f"  {group:12}{', '.join(stems(group))}" for group in groups(name))
-    own = [Path(folder.removeprefix("file://")) for folder in _root_.hydra.searchpath]
-    files = [path for folder in {CONF, *own} for path in (folder / name).glob("*.yaml")]
-    return "\n".join(f"  {f.stem:20}{note(f)}" for f in sorted(files, key=lambda file: file.stem))
+    return "\n".join(f"  {stem:20}{note(CONF / name / f'{stem}.yaml')}" for stem in stems(name))
 
 
 @cache
