@@ -369,19 +369,6 @@ def test_a_script_without_the_installed_packages_names_the_pip_command(name):
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
-@pytest.mark.parametrize(("tests", "noted"), [("dev.tsv:b:a:score", True), ("other.tsv:a:b:score", False)])
-@pytest.mark.slow(but=1)
-def test_pairs_that_choose_the_checkpoint_and_are_tests_too_are_noted(tests, noted, tmp_path):
-    for file in ("dev.tsv", "other.tsv"):
-        (tmp_path / file).write_text("score\ta\tb\n" + "".join(f"{i}\ta cat {i}\ta dog\n" for i in range(5)))
-    small = ["trainer.max_steps=1", "data.sample=200", "encoder.width=16", "encoder.heads=2", "run=r"]
-    files = [f"monitor.dev={tmp_path}/dev.tsv:a:b:score", f"tasks.names=[{tests}]"]
-    done = started("train.py", *small, *files, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    said = "chooses the checkpoint and is among the tests, whose score is then too high"
-    assert done.stdout.count(said) == noted
-
-
 @pytest.mark.slow
 def test_an_option_of_ones_own_is_a_class_and_its_settings(tmp_path):
     own = {"head/own": "dense", "optim/own": "adamw", "monitor/own": "held_out", "trainer/own": "default"}

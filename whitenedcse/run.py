@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from omegaconf import OmegaConf
 
-from whitenedcse.console import override
 from whitenedcse.distributed import is_first, shared
 from whitenedcse.files import (
     DIGESTS,
@@ -139,9 +138,7 @@ class Run:
 
     def _lacks(self, name: str) -> NoReturn:
         sweep = f"a sweep: name runs of it, as {self.path}/0, or all as '{self.path}/*'"
-        cure = f"; evaluate {override('model', self.path)} makes a run"
-        cure *= (self.path / "whitenedcse.json").is_file()
-        kind = sweep if (self.path / SWEPT).is_file() else f"not a run that has ended: it has no {name}{cure}"
+        kind = sweep if (self.path / SWEPT).is_file() else f"not a run that has ended: it has no {name}"
         raise FileNotFoundError(f"{self.path} is {kind}")
 
     def _check(self, name: str) -> None:
@@ -280,11 +277,7 @@ class Run:
         others = differences(self.settings, self.facts, asked, exact)
         if others and not force:
             some = ", ".join([*others[:6], *[f"and {len(others) - 6} more"] * (len(others) > 6)])
-            cure = ""
-            if not self.scores:
-                count = any(name.startswith("processes=") for name in others)
-                cure = f"; or resume it with trainer.devices={self.facts['processes']}" if count else ""
-                cure += "; or, to resume it anyway, add --force (in Python, force=True)"
+            cure = "" if self.scores else "; or, to resume it anyway, add --force (in Python, force=True)"
             raise ValueError(f"{self.path} holds another run: {some}; {OTHER}{cure}")
         return others
 

@@ -48,14 +48,8 @@ def ended(error, **settings):
 
 
 def test_what_a_user_can_mend_is_one_line_and_other_errors_keep_their_traceback(capsys):
-    apple = RuntimeError("Placeholder storage has not been allocated on MPS device!")
-    for error, said in (
-        (ValueError("no"), "no (--debug"),
-        (apple, "MPS device!; use trainer.accelerator=cpu"),
-    ):
-        assert ended(error) == 2
-        line = capsys.readouterr().err
-        assert line.count("\n") == 1 and line.startswith("error: ") and said in line
+    assert ended(ValueError("no")) == 2
+    assert capsys.readouterr().err == "error: no (--debug shows where)\n"
     for error, settings in ((TypeError("of ours"), {}), (ValueError("no"), {"debug": True})):
         with pytest.raises(type(error)), start.explained(**settings):
             raise error

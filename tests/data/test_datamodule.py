@@ -223,7 +223,7 @@ def test_a_sample_of_tokens_is_of_all_columns_and_always_the_same(data, text, to
         ({"repetition": float("nan"), "passes": 2}, r"data\.repetition=nan is not in"),
         ({"repetition": 0.3}, r"data\.passes=1 change nothing.*data\.passes=2"),
         ({"crop": [0.5, 1]}, r"data\.passes=1 change nothing.*data\.passes=2"),
-        ({"crop": [0.5, 1, 1], "passes": 2}, r"data\.crop=\[0\.5, 1, 1\] must be two shares, .* or four"),
+        ({"crop": [0.5, 1, 1], "passes": 2}, r"data\.crop=\[0\.5, 1, 1\] must be two shares"),
         ({"crop": [0, 1], "passes": 2}, r"data\.crop=\[0, 1\] must be two shares, 0 < least"),
         ({"crop": [0.9, 0.5], "passes": 2}, r"data\.crop=\[0\.9, 0\.5\]"),
     ],
@@ -295,11 +295,10 @@ def words_of(module, number):
 CHANGED = {"passes": 3, "crop": [0.5, 1.0], "repetition": 0.3}
 
 
-@pytest.mark.parametrize("crop", [[0.5, 0.9], [1, 1, 0.5, 0.9]])
 @pytest.mark.parametrize("columns", [(), ("a", "b")])
-def test_which_passes_are_cropped(data, unequal, columns, crop):
+def test_every_pass_is_cropped(data, unequal, columns):
     wanted = budgeted(unequal, 150, columns) | {"passes": 3, "max_length": 20}
-    plain, changed = words_of(data(**wanted), 1), words_of(data(**wanted, crop=crop), 1)
+    plain, changed = words_of(data(**wanted), 1), words_of(data(**wanted, crop=[0.5, 0.9]), 1)
     shorter = Counter()
     for before, after in zip(plain, changed, strict=True):
         third = len(before) // 3
@@ -308,7 +307,7 @@ def test_which_passes_are_cropped(data, unequal, columns, crop):
             assert " ".join(map(str, row[1:-1])) in " ".join(map(str, kept)) and row[-1] == kept[-1]
             shorter[i // third] += len(row) < len(kept)
         assert after[third : 2 * third] != after[2 * third :]
-    assert (shorter[0] > 0) == (len(crop) == 2) and shorter[1] > 0 and shorter[2] > 0
+    assert min(shorter[i] for i in range(3)) > 0
 
 
 def test_hard_negatives_and_samples_stay_whole(data, text):

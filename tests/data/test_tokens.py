@@ -83,7 +83,7 @@ def test_a_text_is_tokenised_whole_and_then_truncated(tokenizer):
         tokenizer.truncation_side = "right"
 
 
-def test_lengths_prompts_and_columns_that_cannot_be_are_refused(tokenizer, tmp_path):
+def test_lengths_and_prompts_that_cannot_be_are_refused(tokenizer):
     for length, prompt, words in (
         (2, "", "leaves no token for text beside 2 special tokens; use 3 or more"),
         (10**9, "", "is above the"),
@@ -91,9 +91,6 @@ def test_lengths_prompts_and_columns_that_cannot_be_are_refused(tokenizer, tmp_p
     ):
         with pytest.raises(ValueError, match=words):
             token_ids(["x"], tokenizer, length, prompt)
-    (tmp_path / "x.csv").write_text("a,b\nthe cat,0.5\na dog,-2\n")
-    with pytest.raises(ValueError, match="column 'b' has numbers, such as 0.5"):
-        tokenised(Corpus(str(tmp_path / "x.csv"), ("a", "b")), tokenizer, LENGTH, cache_dir=tmp_path / "c")
 
 
 def test_a_second_start_does_not_tokenise_and_another_length_tokenizer_text_or_prompt_does(

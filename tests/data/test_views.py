@@ -65,8 +65,7 @@ def naive(sentence, number, views, *, later):
     seed, at, (front, back) = views.seed, views.epoch(), views.frame
     head, words, tail = inner(sentence, front + views.prompt, back)
     if views.crop:
-        ends = views.crop[-2:] if later else views.crop[:2]
-        words = cropped(words, key(number, seed, at, "crop"), *ends)
+        words = cropped(words, key(number, seed, at, "crop"), *views.crop)
     head, words, tail = inner(head + words + tail, front, back)
     if views.repetition and later:
         own, m = key(number, seed, at), len(words)
@@ -80,7 +79,7 @@ COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 FRAMES = st.sampled_from([(1, 1), (0, 1), (0, 0), (2, 3)])
 CHANGES = st.fixed_dictionaries(
     {
-        "crop": st.sampled_from([None, (0.5, 1.0), (0.1, 0.3), (1, 1), (1, 1, 0.5, 1.0), (0.2, 0.2, 0.9, 1)]),
+        "crop": st.sampled_from([None, (0.5, 1.0), (0.1, 0.3), (1, 1), (0.9, 0.9)]),
         "repetition": st.sampled_from([0.0, 0.3, 0.9]),
         "prompt": st.integers(0, 3),
     }
@@ -109,8 +108,7 @@ def test_all_changes_together_are_those_of_a_naive_loop(lengths, around, changes
 @pytest.mark.slow(but=1)
 def test_lengths_and_starts_of_crops_are_uniform(m, least, most):
     n = 40_000
-    shares = np.array([[least], [most]]).repeat(n, axis=1)
-    stay = spans(ragged(sentences([m] * n)), keys(n), shares, (1, 1)).reshape(n, m + 2)
+    stay = spans(ragged(sentences([m] * n)), keys(n), (least, most), (1, 1)).reshape(n, m + 2)
     assert stay[:, 0].all() and stay[:, -1].all()
     lengths, starts = stay[:, 1:-1].sum(axis=1), stay[:, 1:-1].argmax(axis=1)
     assert (np.diff(stay[:, 1:-1].astype(int), axis=1) == 1).sum(axis=1).max() <= 1  # one span

@@ -14,7 +14,6 @@ import shlex
 import sys
 import types
 import typing
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -80,18 +79,11 @@ def check(script: str, config: DictConfig, hydras: Any) -> None:
 
 
 def check_values(config: DictConfig) -> None:
-    """Raise ValueError for a value out of range, if a part is made of settings alone; warn of test pairs."""
+    """Raise ValueError for a value out of range, if a part is made of settings alone."""
     for name in ("data", "pooling", "loss", "head.whitening"):
         part = OmegaConf.select(config, name)
         if part and part._target_.startswith("whitenedcse."):
             instantiate(part)
-
-    def file(name: str) -> Path:  # of FILE:SENTENCE1:SENTENCE2:SCORE
-        return Path(name if "://" in name else name.partition(":")[0]).resolve()
-
-    if (dev := config.monitor.dev) and file(dev) in map(file, config.tasks.names):
-        said = "chooses the checkpoint and is among the tests, whose score is then too high"
-        warnings.warn(f"monitor.dev={dev} {said}; test on other pairs", stacklevel=2)
 
 
 def leave_out_replaced(script: str, config: DictConfig, hydras: Any) -> None:
@@ -280,29 +272,18 @@ CURES: list[tuple[str, str | Callable[..., str]]] = [
         r"Could not find '((?:hydra/)?[^/']+)/([^']+)'",
         lambda group, option, argv: no_option(group, option),
     ),
-    (r"^Multiple values for (\w+)", "write {0}=OPTION once, without a plus where there is one already"),
     (
         r"parsing override|LexerNo|no viable alternative|mismatched input",
         "settings are written KEY=VALUE; a value with brackets, quotes or spaces inside has quotes of its "
         """own, as "KEY='VALUE'" or 'KEY=["VALUE","VALUE"]'""",
     ),
     (r"^no setting '(experiment|system|sweep)", "the file in {0}/ begins with a line # @package _global_"),
-    (
-        r"^no setting '(\w+)\.[^']*'; there is \1$",
-        "in a file it is nested: '{0}:', and its settings indented below",
-    ),
-    (
-        r"^(\w+)=.* must be Mapping\[str, Any\]",
-        "a file chooses by '- override /{0}: OPTION' under its defaults",
-    ),
     (r"^data\.corpus=null", "add data.corpus=FILE"),
     (
         r"^\w[\w.]*\(\) (?:missing|takes|got) .*argument",
         "a class is given its settings (+loss.NAME=VALUE adds one), a head width= and optim total_steps= too",
     ),
     (r"out of memory", "trainer.chunk=16 gives the same gradient with less memory"),
-    (r"\bMPS\b", "use trainer.accelerator=cpu"),
-    (r"No supported gpu backend|Accelerator` can not run", "PyTorch finds no such device: leave it out"),
 ]
 NOISE = r"^In '[\w/]+': | Config search path:.*| See https://hydra\.cc\S+ for details| full_key: .*"
 
@@ -312,7 +293,7 @@ def mendable(error: BaseException) -> bool:
     names = {kind.__name__ for kind in type(error).__mro__}  # whose packages need not be imported for this
     ours = isinstance(error, HydraException | OmegaConfBaseException | ValueError | OSError)
     theirs = names & {"MisconfigurationException", "YAMLError", "OutOfMemoryError", "DistNetworkError"}
-    return ours or bool(theirs) or re.search(r"\bMPS\b", str(error)) is not None
+    return ours or bool(theirs)
 
 
 def message(error: BaseException, argv: Sequence[str]) -> str:

@@ -9,9 +9,7 @@ import json
 import os
 import shutil
 import sys
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -44,8 +42,7 @@ def train(cfg: DictConfig, parts: Mapping[str, Any] = MappingProxyType({})) -> f
     """
     run = Run(HydraConfig.get().runtime.output_dir)
     with run.tidied():
-        with saying_notes():
-            check("train", cfg, HydraConfig.get())
+        check("train", cfg, HydraConfig.get())
         check_name(str(plain(cfg)["run"]))
         check_search(cfg.monitor.dev)
         cfg.run = run.path.name
@@ -301,16 +298,6 @@ def tests_of(cfg: DictConfig, run: Run) -> DictConfig | None:
     settings = compose("evaluate", ["protocol=posthoc"])
     settings.model, settings.sample, settings.tasks.names = str(run.path), SAMPLE, list(cfg.tasks.names)
     return settings
-
-
-@contextmanager
-def saying_notes() -> Iterator[None]:
-    """A context after which our own warnings are printed as notes."""
-    with warnings.catch_warnings(record=True) as notes:
-        yield
-    for note in notes:
-        if note.category is UserWarning:  # ours, and not that of a library on its import
-            say(f"note: {note.message}")
 
 
 def check_search(dev: str | None) -> None:

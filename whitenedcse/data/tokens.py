@@ -6,7 +6,6 @@ A cache is a folder: `ids` (t,) of all sentences concatenated, `offsets` (n + 1,
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from whitenedcse.console import pace, say
 from whitenedcse.data import files, sources
-from whitenedcse.data.corpus import BLOCK, Corpus, Counts, Row, Usable, blocks, fingerprint
+from whitenedcse.data.corpus import BLOCK, Corpus, Counts, Usable, blocks, fingerprint
 from whitenedcse.files import DIGESTS, checksum, drafted, intact, read_json, seal, write_json, writing
 from whitenedcse.ragged import Ragged
 
@@ -128,7 +127,6 @@ def write(
         for batch in blocks(rows, BLOCK):
             if len(counted) == 1:
                 columns = len(batch[0])
-                check_texts(corpus, batch)
             sentences = [prompt + field for row in batch for field in row]
             ids, lengths, cut = ids_of(sentences, tokenizer, max_length)
             stream.write(ids.astype(dtype).tobytes())
@@ -157,16 +155,6 @@ def worded(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Iterator
     """The texts that are not `wordless`, read lazily."""
     for block in blocks(texts, BLOCK):
         yield from (text for text, skip in zip(block, wordless(block, tokenizer), strict=True) if not skip)
-
-
-def check_texts(corpus: Corpus, rows: Sequence[Row]) -> None:
-    """Raise ValueError for a named column with numbers, such as labels, in the first rows of a corpus."""
-    for name, values in zip(corpus.columns, zip(*rows[:100], strict=True), strict=False):
-        if all(re.fullmatch(r"\s*[-+]?\d+([.,]\d+)?\s*", value) for value in values):
-            raise ValueError(
-                f"{corpus.path}: column {name!r} has numbers, such as {values[0].strip()}, and no texts; name"
-                " the columns of texts alone, and keep only the rows whose texts mean the same"
-            )
 
 
 def token_ids(

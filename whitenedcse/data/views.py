@@ -43,15 +43,14 @@ class Views:
 
     repetition: writes some tokens twice in all blocks but the first ones [1], see `drawn`. The code of [1]
         draws once for all epochs, and repeats hard negatives too.
-    crop: a view is a span of consecutive tokens of the sentence [2]. Two shares, least and most, for every
-        block, so that no view is longer than the others on average; or four, the first two for the first
-        blocks and the others for the rest: (1, 1, 0.5, 1) leaves the anchor whole. See `spans`.
+    crop: each view is a span of consecutive tokens of the sentence [2], with a share of them between these
+        two; the anchor too, so that no view is longer than the others on average. See `spans`.
 
     >>> from whitenedcse.ragged import ragged, rows
-    >>> views = Views(max_length=32, frame=(1, 1), seed=1, epoch=lambda: 0, crop=(1, 1, 0.5, 0.5))
+    >>> views = Views(max_length=32, frame=(1, 1), seed=1, epoch=lambda: 0, crop=(0.5, 0.5))
     >>> pair = ragged([[2, *range(10, 20), 3]] * 2)  # two passes of one sentence
     >>> [len(row) for row in rows(views(pair, np.array([0]), 1))]
-    [12, 7]
+    [7, 7]
     """
 
     max_length: int
@@ -67,13 +66,11 @@ class Views:
 
         batch: blocks of len(rows) sentences. rows: (n,) of the corpus. first: blocks of the first pass.
         """
-        n, inner = len(rows), (self.frame[0] + self.prompt, self.frame[1])
+        n, inner = len(rows), (self.frame[0] + self.prompt, self.frame[1])  # what a crop leaves
         blocks, unchanged = batch.n // n, first * n
         number = rows.astype(np.uint64) * blocks + np.arange(blocks, dtype=np.uint64)[:, None]
         if self.crop is not None:
-            anchor, others = (np.array([ends]).T for ends in (self.crop[:2], self.crop[-2:]))  # (2, 1)
-            shares = np.where(np.arange(batch.n) < unchanged, anchor, others)
-            stay = spans(batch, self.keys(number, "crop"), shares, inner)
+            stay = spans(batch, self.keys(number, "crop"), self.crop, inner)
             batch = written(batch, stay, self.max_length, self.frame)
         if self.repetition:
             rest = between(batch, unchanged, batch.n)
@@ -93,11 +90,9 @@ class Views:
 
 def check_changes(passes: int, repetition: float, crop: Sequence[float] | None) -> None:
     """Raise ValueError for shares out of range, or for changes that views with one pass would share."""
-    pairs = [] if crop is None else list(zip(crop[::2], crop[1::2], strict=False))
-    if crop is not None and (len(crop) not in (2, 4) or not all(0 < a <= b <= 1 for a, b in pairs)):
+    if crop is not None and not (len(crop) == 2 and 0 < crop[0] <= crop[1] <= 1):
         raise ValueError(
-            f"data.crop={list(crop)} must be two shares, 0 < least <= most <= 1, or four, of which the first "
-            "two are for the anchor; data.crop=null switches it off"
+            f"data.crop={list(crop)} must be two shares, 0 < least <= most <= 1; null switches it off"
         )
     if not 0 <= repetition < 1:
         raise ValueError(f"data.repetition={repetition} is not in [0, 1); 0 switches it off")
@@ -108,10 +103,10 @@ def check_changes(passes: int, repetition: float, crop: Sequence[float] | None) 
         )
 
 
-def spans(batch: Ragged, keys: Keys, shares: NDArray[np.float64], frame: tuple[int, int]) -> Flags:
+def spans(batch: Ragged, keys: Keys, shares: Sequence[float], frame: tuple[int, int]) -> Flags:
     """Which tokens a crop keeps: (t,) bool, a span of each sentence and all tokens of the frame.
 
-    keys: (n,) random numbers. shares: (2, n), least and most. The length is m times a uniform number between
+    keys: (n,) random numbers. shares: the least and the most. The length is m times a uniform number between
     them, at least `LEAST` or m if that is less; the start is uniform among those where the span fits.
     """
     offsets = batch.offsets.numpy()
@@ -133,12 +128,7 @@ def drawn(batch: Ragged, keys: Keys, rate: float, frame: tuple[int, int]) -> Fla
     """
     m = inside(batch, frame)
     most = np.minimum(np.maximum((rate * m).astype(np.int64), 2), m)
-    return chosen(batch, keys, below(mixed(keys), most + 1), frame)
-
-
-def chosen(batch: Ragged, keys: Keys, counts: NDArray[np.int64], frame: tuple[int, int]) -> Flags:
-    """So many tokens of each sentence, counts: (n,), at uniform places inside its frame: (t,) bool."""
-    m = inside(batch, frame)
+    counts = below(mixed(keys), most + 1)
     before = m.cumsum() - m
     place = np.arange(m.sum()) - np.repeat(before, m)
     chance = mixed(np.repeat(keys, m) + (place + 1).astype(np.uint64) * STEP)
