@@ -105,7 +105,7 @@ def test_two_machines_make_one_run_which_survives_a_lost_machine_and_a_lost_rank
     alone = started("train.py", *RUN, "run=two", cwd=tmp_path)
     assert alone.returncode == 2
     assert f"{run} holds another run: processes=1 (it began with 2)" in alone.stderr
-    assert "; or resume it with trainer.devices=2; or, to resume it anyway, add --force" in alone.stderr
+    assert "; or, to resume it anyway, add --force" in alone.stderr
 
     reached = last_step(run / "checkpoints")
     (tmp_path / "elsewhere").mkdir()  # machines without a common disk are refused
