@@ -200,7 +200,7 @@ def test_home_and_variables_stand_in_every_path(bert, tmp_path, monkeypatch):
     run = whitenedcse.evaluate("~/m", tasks="~/p.tsv", output="~/e", settings={"draws": 9})
     (found,) = group("~/e").runs.values()
     assert run.path == found.path == tmp_path / "home" / "e"
-    assert cli.main(["encode", "~/m", "~/c.txt", "~/vectors"]) == 0
+    assert cli.main(["encode", "~/m", "~/c.txt", str(tmp_path / "home" / "vectors")]) == 0
     assert sum(map(len, arrays(tmp_path / "home" / "vectors"))) == len(SENTENCES)
     os.chdir(tmp_path)
     Path("~").mkdir()

@@ -180,12 +180,10 @@ class Run:
         """
         rows = self.results.get("rows", [])
         names = [line["name"] for line in rows]
-        like = [name] if name and name in names else [own for own in names if own.startswith(name or "")]
-        if not like or (name and len(like) != 1):
-            found = (
-                f"{len(like)} rows that begin with {name!r}" if like else f"no row {name!r} of test scores"
-            )
-            raise ValueError(f"{self.path} has {found}: {', '.join(like or names) or 'none'}")
+        like = [name] if name in names else [own for own in names if own.startswith(name or "")]
+        if not like or (name and len(like) > 1):
+            said = f"{len(like)} rows of test scores that begin with {name!r}"
+            raise ValueError(f"{self.path} has {said}; it has {', '.join(names) or 'none'}")
         return (number := names.index(like[0])), rows[number]
 
     def tests(self, row: str | None = None) -> dict[str, float | None]:
@@ -205,11 +203,7 @@ class Run:
 
     def checked(self) -> Run:
         """This run of train.py, all files read. Raises ValueError, naming the file, if one cannot be."""
-        if self.scores is not None and "dev" not in self.scores:
-            raise ValueError(
-                f"{self.path / 'scores.json'} has no dev scores; train.py writes them when a run ends"
-            )
-        _ = self.settings, self.facts, self.series
+        _ = self.settings, self.facts, self.series, self.scores
         return self
 
     # how it is written, from its beginning to its end; of several ranks, by the first

@@ -205,7 +205,7 @@ def test_what_runs_were_not_evaluated_alike_in_is_noted(tmp_path):
 def test_a_row_is_found_by_its_name_or_by_a_beginning_that_no_other_has(tmp_path):
     one = Run(run(tmp_path / "a", 0.2, 0, rows=("as it is", "zca", "zca (x)")))
     assert [one.row(name)[0] for name in (None, "as", "zca", "zca (")] == [0, 0, 1, 2]
-    with pytest.raises(ValueError, match="2 rows that begin with 'z': zca"):
+    with pytest.raises(ValueError, match="2 rows of test scores that begin with 'z'; it has as it is, zca"):
         one.row("z")
 
 

@@ -1,7 +1,5 @@
 """Every picture opens, names its best point, and has the same bytes each time."""
 
-import csv
-
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -80,15 +78,6 @@ def test_the_heat_map_writes_every_cell_and_names_the_best_of_each_half(tmp_path
         assert all(f"{row['all']:.1f}" in text for row in rows)
 
 
-@pytest.mark.slow
-def test_a_large_heat_map_writes_the_best_alone_and_undefined_cells_stay_empty(tmp_path, words):
-    records = pair_records(25)
-    records[-1]["all"] = None
-    best = max(r["all"] for r in records if r["task"] == "average" and r["all"])
-    text = words(heat_map, records, SAID, tmp_path / "map")
-    assert f"best {best:.2f}" in text and f"{best:.1f}" not in text
-
-
 def test_the_subset_curve_names_the_best_layers(tmp_path, words):
     text = words(subset_curve, BEST, SAID, tmp_path / "curve")
     assert "layers 1 + 12" in text and f"best {64.125:.2f}" in text
@@ -113,19 +102,6 @@ def test_a_picture_names_encoder_pooling_and_aggregation(tmp_path, words, name):
         == "bert-base-uncased, pooling mean in each layer, aggregation all: all pairs of a task together"
     )
     assert SAID.line in text
-
-
-def test_a_csv_holds_the_records(tmp_path):
-    records = [
-        {"layers": [1, 12], "task": "STS, B", "all": 0.1 + 0.2},
-        {"layers": [3], "task": "x", "all": None},
-    ]
-    write_csv(path := tmp_path / "records.csv", records)
-    assert b"\r" not in path.read_bytes()
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["layers"] for row in rows] == ["1+12", "3"]
-    assert (float(rows[0]["all"]), rows[0]["task"], rows[1]["all"]) == (0.1 + 0.2, "STS, B", "")
 
 
 def test_nothing_to_draw_or_write_is_said(tmp_path):
