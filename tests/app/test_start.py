@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 import warnings
@@ -196,21 +195,13 @@ time.sleep(100)
     assert [(tmp_path / f"heard{rank}").read_text() for rank in (0, 1)] == ["x", "x"]
 
 
-def test_each_process_of_a_sweep_takes_a_gpu_of_its_own_and_the_rest_share(monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_each_process_of_a_sweep_takes_a_gpu_of_its_own_and_the_rest_share(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    others = []
-    for given, seen in (("4,7", ["4", "7"]), ("", ["0", "1"])):
-        for name in [*seen, None]:  # of one process after the other, none of which ends
+    for given, seen in (("4,7", ["4", "7", "4"]), ("", ["0", "1", "0"])):
+        for job, name in enumerate(seen):  # of one process after the other
             monkeypatch.setattr(start, "taken", [])
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-            start.take_gpu()
-            others += start.taken
-            assert os.environ["CUDA_VISIBLE_DEVICES"] in ([name] if name else seen)
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "kept")
-            if name:
-                start.take_gpu()  # another job of this process
-                assert os.environ["CUDA_VISIBLE_DEVICES"] == "kept"
-    for lock in others:
-        lock.release()
-    assert len(others) == 4
+            start.take_gpu(job)
+            assert os.environ["CUDA_VISIBLE_DEVICES"] == name
+            start.take_gpu(job + 1)  # a later job of this process
+            assert os.environ["CUDA_VISIBLE_DEVICES"] == name

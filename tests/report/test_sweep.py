@@ -12,8 +12,7 @@ from report_runs import SCORES, swept, trained
 from scipy import stats
 
 from whitenedcse.app import cli
-from whitenedcse.report import charts, compare, page, sweep, tables
-from whitenedcse.run import Run
+from whitenedcse.report import charts, compare, sweep
 
 
 def table(folders, against=None):
@@ -78,29 +77,6 @@ def test_means_and_spreads_are_those_of_numpy_for_every_row_of_the_tests(tmp_pat
         assert row(space, name)["alignment"] == f"{align.mean():.3f} ± {align.std(ddof=1):.3f}"
         assert row(space, name)["uniformity"] == f"{uniform.mean():.3f} ± {uniform.std(ddof=1):.3f}"
         assert row(space, name)["sentences/s (median)"] == f"{np.median(400 + dev):,.0f}"
-
-
-def test_the_score_of_a_single_test_has_no_average_beside_it(tmp_path):
-    for seed in (1, 2):
-        folder = trained(tmp_path / "s" / str(seed), seed, 70.0, 60.0)
-        scores = json.loads((folder / "scores.json").read_text())
-        for row in scores["rows"]:
-            row["sts"]["tasks"] = {"/my/pairs.tsv": next(iter(row["sts"]["tasks"].values()))}
-        (folder / "scores.json").write_text(json.dumps(scores))
-    *_, by_task = page.write([str(tmp_path / "s")], None, None)[0].grids
-    assert by_task.title.startswith("tests by task") and by_task.columns == ["", "pairs.tsv"]
-
-
-def test_a_single_group_has_no_columns_of_differences(tmp_path):
-    for seed, best in enumerate((60.0, 62.0)):
-        trained(tmp_path / str(seed), seed, best)
-    grid = table([tmp_path])[0]
-    assert [
-        name for name in grid.columns if "difference" in name or "interval" in name or "Holm" in name
-    ] == []
-    assert {len(line) for line in grid.rows} == {len(grid.columns)} and not any(
-        "" in line for line in grid.rows
-    )
 
 
 def test_averages_over_different_tests_are_not_compared(tmp_path):
@@ -188,15 +164,6 @@ def test_an_undefined_score_has_its_reason_once(tmp_path):
     grid = table([tmp_path])[0]
     assert grid.notes.count("whitened (target), STS-B: too few sentences") == 1
     assert not any("as it is, STS-B" in note for note in grid.notes)
-
-
-def test_the_aggregations_of_runs_by_another_protocol_are_named_too(tmp_path):
-    one, other = (trained(tmp_path / name, average=70.0) for name in "ab")
-    content = json.loads((other / "scores.json").read_text())
-    (other / "scores.json").write_text(json.dumps(content | {"headline": "wmean"}))
-    assert tables.aggregations([Run(one), Run(other), Run(one)]) == ["all", "wmean"]
-    assert tables.in_brackets(["all", "wmean"]) == " (all, wmean)"
-    assert tables.aggregations([Run(trained(tmp_path / "c"))]) == []
 
 
 def test_rows_are_in_the_order_of_the_directories_and_the_first_is_the_reference(tmp_path):
@@ -357,23 +324,6 @@ def test_a_report_that_cannot_be_made_says_why_in_one_line(capsys, tmp_path, mon
         error = capsys.readouterr().err
         assert error.startswith(f"error: {message}") and error.count("\n") == 1, error
     assert not list(tmp_path.rglob("report.html"))
-
-
-def test_several_runs_report_here_and_one_in_its_directory(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for i in range(2):
-        trained(tmp_path / f"s/{i}", i)
-    for argv, files in (
-        (["s"], ["s/report.html", "s/seeds.csv"]),
-        (["s/1"], ["s/1/report.html"]),
-        (["s/*"], ["report.html", "seeds.csv"]),
-        (["s/0", "s/1", "--out", "s/1/both.html"], ["s/1/both.html", "s/1/both-seeds.csv"]),
-    ):
-        before = set(tmp_path.rglob("*"))
-        assert cli.main(["report", *argv]) == 0
-        written = sorted(str(path.relative_to(tmp_path)) for path in set(tmp_path.rglob("*")) - before)
-        out = capsys.readouterr().out
-        assert written == sorted(files) and all(f"written: {file}\n" in out for file in files)
 
 
 def test_without_tests_of_every_run_the_difference_is_that_of_dev_and_says_why(tmp_path):

@@ -209,11 +209,7 @@ def data_check(arguments: Namespace) -> int:
 def data_fetch(arguments: Namespace) -> int:
     """Download a data set unless this machine has it; print where it is."""
     name = arguments.name
-    if here := sources.present(name, sources.roots()):
-        say(f"{name}: already available, {here}")
-        return 0
-    say(f"{name}: fetching from {', '.join(sources.hubs(name))}")
-    say(f"{name}: fetched, {sources.fetched(name)}")
+    say(f"{name}: {sources.present(name, sources.roots()) or sources.fetched(name)}")
     return 0
 
 

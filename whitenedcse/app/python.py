@@ -171,7 +171,7 @@ def called(script: Callable[..., Any], given: Settings, path: Path, **more: Any)
     """Run a script with settings in this process, in the run directory `path`; see `train` for errors."""
     words = [f"{name}={quoted(value)}" for name, value in given.items()]
     try:
-        with composed(script.__name__, words, path) as config:
+        with configuration(script.__name__, words, path) as config:
             script(config, **more)
     except SystemExit as end:
         if end.code in (130, 143):  # 128 + SIGINT or SIGTERM, after a checkpoint was written
@@ -181,7 +181,7 @@ def called(script: Callable[..., Any], given: Settings, path: Path, **more: Any)
 
 
 @contextmanager
-def composed(script: str, words: Sequence[str], path: Path) -> Iterator[DictConfig]:
+def configuration(script: str, words: Sequence[str], path: Path) -> Iterator[DictConfig]:
     """The configuration of a script with these words; inside, the process is as the command would have it."""
     state, argv = Singleton.get_state(), sys.argv
     try:

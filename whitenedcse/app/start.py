@@ -12,20 +12,18 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import threading
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 from uuid import uuid4
 
 import hydra
-from filelock import FileLock, Timeout
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
@@ -100,7 +98,7 @@ def job(script: Callable[..., Result], *, debug: bool = False) -> Callable[..., 
     def one_line_at_most(*arguments: Any) -> Result:
         quiet()  # here, not in `start`: a launcher's own process begins here
         if together() and OmegaConf.select(arguments[0], "trainer.devices", default=1) == 1:
-            take_gpu()
+            take_gpu(HydraConfig.get().job.num)
         with explained(debug=debug):
             return script(*arguments)
 
@@ -114,26 +112,20 @@ def together() -> bool:
 
 
 JOBLIB = "JoblibLauncher"
-taken: list[FileLock] = []  # of the GPU that this process has
+taken: list[str] = []  # the GPU that this process has
 
 
-def take_gpu() -> None:
-    """Let this process see one GPU alone until it ends: the first that no other such process has.
+def take_gpu(job: int) -> None:
+    """Let this process of a sweep see one GPU alone, by the number of its first job.
 
     Where more processes than GPUs run, some share one. CUDA reads the variable when it is first asked.
     """
     import torch
 
-    if taken or (count := torch.cuda.device_count()) < 2:
-        return
-    names = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))).split(",")
-    for name in names:
-        lock = FileLock(Path(tempfile.gettempdir()) / f"whitenedcse-{os.getuid()}-gpu-{name}")
-        with suppress(Timeout):
-            lock.acquire(timeout=0)
-            taken.append(lock)
-            break
-    os.environ["CUDA_VISIBLE_DEVICES"] = name if taken else names[os.getpid() % count]
+    if not taken and (count := torch.cuda.device_count()) > 1:
+        names = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))).split(",")
+        taken.append(names[job % count])
+        os.environ["CUDA_VISIBLE_DEVICES"] = taken[0]
 
 
 def quiet() -> None:

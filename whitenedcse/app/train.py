@@ -49,7 +49,7 @@ def train(cfg: DictConfig, parts: Mapping[str, Any] = MappingProxyType({})) -> f
         note_parts(cfg, parts)
         settings = OmegaConf.to_yaml(cfg, resolve=True)
         trainer = as_partial(cfg.trainer, _convert_="all")(logger=False)
-        check_alone(parts, trainer.num_devices)
+        check_one_device(parts, trainer.num_devices)
         if not finished(run, settings, force=cfg.force) and not several(run, trainer.num_devices):
             with run.claim():
                 if not finished(run, settings, force=cfg.force):  # by the process that had it
@@ -70,7 +70,7 @@ def note_parts(cfg: DictConfig, parts: Mapping[str, Any]) -> None:
             OmegaConf.update(cfg, name, note, merge=False)
 
 
-def check_alone(parts: Mapping[str, Any], devices: int) -> None:
+def check_one_device(parts: Mapping[str, Any], devices: int) -> None:
     """Raise ValueError for parts of the caller's own, which live in this process, and several devices."""
     if parts and devices > 1:
         raise ValueError(

@@ -157,11 +157,6 @@ def files_of(name: str) -> list[str]:
     return [file for _, file in CORPORA[name].hub] if len(CORPORA[name].hub) > 1 else [""]
 
 
-def hubs(name: str) -> list[str]:
-    """The hub's data sets that one of CORPORA, or "senteval", is downloaded from."""
-    return list(dict(CORPORA[name].hub)) if name in CORPORA else [SIMCSE]
-
-
 def fetched(name: str) -> Path:
     """Download one of CORPORA, or "senteval" and unpack it, into the first root; returns its path."""
     if name == "senteval":
