@@ -45,7 +45,6 @@ def number(metavar: str, about: str, kind: Any = count) -> dict[str, Any]:
 CORPUS = "a text, csv, tsv, jsonl or parquet file, a folder of them, a URL, a hub data set, or one of "
 CORPUS += ", ".join(sources.CORPORA)
 ON_HUB = ["senteval", *(name for name, source in sources.CORPORA.items() if source.hub)]
-ONE_COLUMN = "the column of a table that holds the texts; join others to it in the file first"
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "source": text("SOURCE", "a run, a checkpoint or another encoder: a directory, a URL, a hub id"),
     "corpus": text("CORPUS", CORPUS),
