@@ -130,11 +130,3 @@ def test_a_browser_shows_the_page_on_a_phone_and_in_the_dark(tmp_path):
         assert image.std() > 0.02
         means.append(image.mean())
     assert means[0] > 0.7 > 0.5 > means[1]
-
-
-@pytest.mark.parametrize("n", [1, 50, 200])
-def test_the_loss_is_smoothed_by_the_mean_around_each_step(n):
-    values = charts.np.random.default_rng(n).normal(size=n)
-    half = n // 50
-    naive = [values[max(0, i - half) : i + half + 1].mean() for i in range(n)]
-    assert charts.smoothed(values) == pytest.approx(naive)

@@ -20,7 +20,6 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
-from numpy.typing import NDArray
 
 from whitenedcse.evaluation.statistics import half_width, of_mean
 from whitenedcse.report.compare import Difference, main_score, same_dev
@@ -87,15 +86,6 @@ def of_run(run: Run) -> list[Chart]:
     ]
 
 
-def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The mean of each value and those around it, a 25th of the series, fewer near its ends: (n,) -> (n,)."""
-    half = len(values) // 50
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    at = np.arange(len(values))
-    low, high = np.maximum(at - half, 0), np.minimum(at + half + 1, len(values))
-    return (sums[high] - sums[low]) / (high - low)
-
-
 def line(ax: Axes, run: Run, name: str, colour: str, label: str, style: str = "-") -> None:
     """Plots a logged series over the optimiser steps, with markers if it is short."""
     steps, values = run.series[name]
@@ -116,7 +106,9 @@ def loss(ax: Axes, run: Run) -> None:
         line(ax, run, "train/loss", BLUE, "loss")
     else:
         ax.plot(steps, values, color=BLUE, alpha=0.25, linewidth=0.8)
-        ax.plot(steps, smoothed(values), color=BLUE, label="loss", linewidth=1.4)
+        width = len(values) // 25  # of the moving mean
+        mean = np.convolve(values, np.full(width, 1 / width), "valid")
+        ax.plot(steps[width // 2 :][: len(mean)], mean, color=BLUE, label="loss", linewidth=1.4)
     known = ("loss", "lr", "sentences_per_second", "diversity_before", "diversity_after")
     terms = [name for name in run.series if name.startswith("train/") and name[6:] not in known]
     for name, colour in zip(terms, cycle((GREEN, *COLOURS[3:])), strict=False):
