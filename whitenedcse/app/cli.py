@@ -143,6 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     if words[:1] in (["train"], ["evaluate"]):
         return script(*words)
+    console.encodable()
     arguments = parser().parse_args([word for word in words if word != "--debug"])
     try:
         with console.ending_when_asked():

@@ -53,6 +53,7 @@ QUIET = (
 
 def start(script: Callable[[DictConfig], Any]) -> None:
     """Run a function on the configuration of its name; --debug shows the traceback of an error."""
+    console.encodable()
     debug, here = "--debug" in sys.argv, placed()
     words = ["force=true" if word == "--force" else word for word in sys.argv if word != "--debug"]
     words = [
