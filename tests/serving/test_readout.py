@@ -15,7 +15,7 @@ from whitenedcse.evaluation.scores import cosine
 from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving.fit import whitened
-from whitenedcse.serving.readout import grids, planes, readout
+from whitenedcse.serving.readout import grids, needed, planes, readout
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
 RNG = np.random.default_rng(0)
@@ -67,6 +67,13 @@ def test_a_readout_that_is_no_better_leaves_the_embedder_as_it_is(plain):
     found = readout(plain, TEXTS, Subset("own", LEFT, RIGHT, own))
     assert not found.choice.shown and found.embedder is plain
     assert "leave it as it is" in grids(found)[1].notes[0]
+
+
+def test_a_set_of_layers_is_shown_where_none_of_its_parts_scores_as_much():
+    scores = {("cls", (6,)): 80.0, ("cls", (0, 6)): 80.05, ("cls", (1, 6)): 80.2, ("cls", (0, 1, 6)): 80.25}
+    scores |= {("mean", (0,)): 70.0, ("mean", (0, 6)): 81.0}
+    assert needed(scores) == [("mean", (0, 6)), ("cls", (1, 6)), ("cls", (6,)), ("mean", (0,))]
+    assert len(needed({("mean", (i,)): float(i) for i in range(20)})) == 8
 
 
 def test_without_pairs_layers_are_described_and_nothing_is_recommended(plain):

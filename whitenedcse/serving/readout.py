@@ -7,7 +7,8 @@ n: sentences    r: layers, the embedding layer counted    d: width
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from whitenedcse.data.corpus import blocks
 from whitenedcse.data.tokens import token_ids, worded
 from whitenedcse.evaluation.readout import (
     MOST,
+    NEAR,
     Choice,
     Map,
     Moments,
@@ -40,7 +42,7 @@ from whitenedcse.model.head import Final, Pooling
 from whitenedcse.model.layers import pooled_layers
 
 BLOCK = 1_000  # sentences of the corpus at a time: (r, 1000, d) float32 of each pooling
-SHOWN = 8  # sets of layers in the table and the picture
+SHOWN = 8  # sets of layers in the table; half of them in the picture
 
 
 class Found(NamedTuple):
@@ -174,36 +176,52 @@ def matrix(chosen: Map, spectrum: Spectrum) -> NDArray[np.float64]:
 
 def grids(found: Found) -> list[Grid]:
     """The tables of a result: the spectra, and with pairs the readouts near the best."""
-    said = [[kind, str(layer), f"{100 * f['top']:.1f}", f"{f['rank']:.0f}", f"{f['cosine']:.2f}"]
+    rows = [[kind, str(layer), f"{100 * f['top']:.1f}", f"{f['rank']:.0f}", f"{f['cosine']:.2f}"]
             for (kind, layer), f in found.facts.items()]  # fmt: skip
     columns = ("pooling", "layer", "first axis, %", "effective rank", "mean cosine")
-    spectra = Grid("the spectrum of each layer over the corpus", columns, said, right=range(1, 5))
+    spectra = Grid("the spectrum of each layer over the corpus", columns, rows, right=range(1, 5))
     if found.choice is None:
         note = "which readout is best cannot be told without labels: score 200 pairs of your texts, --pairs"
         return [spectra._replace(notes=[note])]
     return [spectra, near(found, found.choice)]
 
 
+Layers = tuple[str, tuple[int, ...]]  # a kind of pooling, and the layers whose vectors are averaged
+
+
 def near(found: Found, judged: Choice) -> Grid:
     """A row for each of the best sets of layers, a column for each kind of map: the best score of each."""
-    best: dict[tuple[str, tuple[int, ...]], dict[str, tuple[float, Map]]] = {}
+    best: dict[Layers, dict[str, tuple[float, Map]]] = {}
     for at in np.flatnonzero(~np.isnan(judged.scores)):
         one, score = found.tried[at], float(judged.scores[at])
         row = best.setdefault((one.pooling, one.layers), {})
         row[one.map.kind] = max(row.get(one.map.kind, (score, one.map)), (score, one.map))
     kinds = ("none", "centre", "abtt", "whitening")
-    order = sorted(best, key=lambda at: -max(score for score, _ in best[at].values()))
     rows = [
-        [f"{at[0]} of {' + '.join(map(str, at[1]))}"]
+        [said(at)]
         + [f"{best[at][kind][0]:.2f}" if kind in best[at] else "-" for kind in kinds]
         + [str(best[at]["whitening"][1]).removeprefix("whitening, ") if "whitening" in best[at] else "-"]
-        for at in order[:SHOWN]
+        for at in needed({at: max(score for score, _ in row.values()) for at, row in best.items()})
     ]
     columns = ("layers", *kinds, "of the whitening")
-    return Grid(
-        f"Spearman x 100 on the {len(judged.scores):,} readouts' pairs; the model's own: {judged.own:.2f}",
-        columns, rows, notes=[verdict(found, judged)], right=range(1, 5),
-    )  # fmt: skip
+    title = f"Spearman x 100 on the pairs, best of {len(judged.scores):,} readouts"
+    title += f"; the model's own: {judged.own:.2f}"
+    return Grid(title, columns, rows, notes=[verdict(found, judged)], right=range(1, 5))
+
+
+def said(at: Layers) -> str:
+    """Layers in words."""
+    return f"{at[0]} of {' + '.join(map(str, at[1]))}"
+
+
+def needed(scores: Mapping[Layers, float]) -> list[Layers]:
+    """The SHOWN best sets of layers, without those of which a part scores as much, but for NEAR."""
+
+    def more(at: Layers) -> bool:
+        parts = ((at[0], part) for size in range(1, len(at[1])) for part in combinations(at[1], size))
+        return all(scores.get(part, -np.inf) < scores[at] - NEAR for part in parts)
+
+    return sorted(filter(more, scores), key=lambda at: -scores[at])[:SHOWN]
 
 
 def verdict(found: Found, judged: Choice) -> str:
@@ -235,20 +253,19 @@ def picture(found: Found, judged: Choice, path: Path) -> None:
     """The score over the number of components for the best sets of layers; as they are, dashed."""
     from matplotlib.figure import Figure
 
-    curves: dict[tuple[str, tuple[int, ...]], dict[int, float]] = {}
-    plain: dict[tuple[str, tuple[int, ...]], float] = {}
+    curves: dict[Layers, dict[int, float]] = {}
+    plain: dict[Layers, float] = {}
     for one, score in zip(found.tried, judged.scores, strict=True):
-        at = (one.pooling, one.layers)
-        if one.map == Map("whitening", one.map.k):
-            curves.setdefault(at, {})[one.map.k or 0] = float(score)
-        plain |= {at: float(score)} if one.map.kind == "none" else {}
-    top = sorted(curves, key=lambda at: -max([*curves[at].values(), plain[at]]))[:4]
+        if one.map == Map("whitening", one.map.k) and not np.isnan(score):
+            curves.setdefault((one.pooling, one.layers), {})[one.map.k or 0] = float(score)
+        elif one.map.kind == "none":
+            plain[one.pooling, one.layers] = float(score)  # NaN of a token that does not vary
+    best = {at: np.nanmax([*curve.values(), plain[at]]) for at, curve in curves.items()}
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    for i, at in enumerate(top):
+    for i, at in enumerate(needed(best)[: SHOWN // 2]):
         ks = sorted(curves[at])
-        label = f"{at[0]} of {' + '.join(map(str, at[1]))}"
-        axes.plot(ks, [curves[at][k] for k in ks], marker="o", color=f"C{i}", label=label)
+        axes.plot(ks, [curves[at][k] for k in ks], marker="o", color=f"C{i}", label=said(at))
         axes.axhline(plain[at], color=f"C{i}", linestyle="--", linewidth=1)
     axes.axhline(judged.own, color="black", linewidth=1, label="the model as it is")
     axes.set(xlabel="components kept by the whitening (dashed: the same layers, not whitened)",
