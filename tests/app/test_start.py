@@ -35,6 +35,12 @@ def test_what_resumes_a_run_is_said_with_its_name(monkeypatch, tmp_path):
         assert start.again(Run(tmp_path / path)) == said
 
 
+def test_home_is_put_into_paths_and_into_no_text(capsys):
+    assert cli.main(["train", "--cfg", "job", "data.corpus=~/c.txt", 'prompt="a =~ b,~c [~d"']) == 0
+    said = capsys.readouterr().out
+    assert f"corpus: {os.path.expanduser('~/c.txt')}\n" in said and "prompt: a =~ b,~c [~d\n" in said
+
+
 def ended(error, **settings):
     """The exit code of a job that raises an error."""
 

@@ -57,7 +57,7 @@ def start(script: Callable[[DictConfig], Any]) -> None:
     debug, here = "--debug" in sys.argv, placed()
     words = ["force=true" if word == "--force" else word for word in sys.argv if word != "--debug"]
     words = [
-        re.sub(r"(?<=[=,\[])~[^,\[\]'\"=]*", lambda path: quoted(expanded(path[0])), word) for word in words
+        re.sub(r"(?<=[=,\[])~/[^,\[\]'\"=]*", lambda path: quoted(expanded(path[0])), word) for word in words
     ]
     sys.argv = settings_last(words) + ["hydra.job_logging.root.handlers=[]"] * bool(here and here.rank)
     if has_agent():
