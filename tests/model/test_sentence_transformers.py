@@ -125,12 +125,14 @@ def test_each_setting_that_changes_vectors_is_read_whatever_its_file_is_called(p
             model = SentenceTransformer(str(plain), device="cpu")
             model.tokenizer.backend_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
             model.tokenizer.save_pretrained(out)
+            change(out / "tokenizer_config.json", do_lower_case=False)
         agree(out, out)
 
     for i, file in enumerate(LIMITS):
         tried(f"limit{i}", {"max_seq_length": 5, "do_lower_case": False}, file)
         tried(f"lower{i}", {"max_seq_length": 6, "do_lower_case": True}, file, cased=True)
     tried("half", {"model_args": {"torch_dtype": "float32", "attn_implementation": "eager"}})
+    tried("none", {"tokenizer_args": {}, "config_args": {}})
 
 
 POOLINGS = [
