@@ -403,17 +403,10 @@ def test_a_term_sees_a_step_and_joins_the_loss_with_its_weight(bert, tmp_path):
         module_of(bert, terms={"mlm": term})
 
 
-@pytest.mark.parametrize("weight", [-1, -0.5, math.nan, math.inf, None, "0.1"])
+@pytest.mark.parametrize("weight", [-1, -0.5, math.nan, math.inf])
 def test_a_weight_that_cannot_train_is_refused_before_anything_is_computed(weight, bert):
-    with pytest.raises(
-        ValueError, match=rf"^terms.own.weight={weight} must be a finite number, and 0 or more$"
-    ):
-        module_of(bert, terms={"fine": Length(0.0, []), "own": Length(weight, [])})
-    if isinstance(weight, int | float):
-        with pytest.raises(
-            ValueError, match=rf"^mlm.weight={weight} must be finite and above 0, or 0 to leave"
-        ):
-            MaskedLanguageModel(encoder=bert, weight=weight, probability=0.3)
+    with pytest.raises(ValueError, match=rf"^mlm.weight={weight} must be finite and above 0, or 0 to leave"):
+        MaskedLanguageModel(encoder=bert, weight=weight, probability=0.3)
 
 
 def twice(z, negatives=None):

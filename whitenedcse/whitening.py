@@ -478,15 +478,3 @@ class Moments:
     def covariance(self) -> Array:
         """The covariance of the rows, (d, d), divided by n; NaN before the first row."""
         return self._part.scatter / (self.n or np.nan)
-
-    @property
-    def state(self) -> Array:
-        """All that it holds, in one array (d + 3, d) for `restored`."""
-        return np.vstack([self._part.scatter, self._part.mean, self._origin, np.full(self.d, self.n)])
-
-    @classmethod
-    def restored(cls, state: Array) -> Self:
-        """Moments with this `state`, to the last bit."""
-        new = cls(state.shape[1])
-        new._part, new._origin = _Part(int(state[-1, 0]), state[-3], state[:-3]), state[-2]
-        return new

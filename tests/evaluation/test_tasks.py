@@ -269,7 +269,6 @@ def test_your_own_rows_keep_their_order_and_their_split(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (table(("text", "label"), *TEXTS[:22]), r"o.tsv: class 'a' has 11 rows .*ten folds.* need 12"),
         (table(("text", "label"), *TEXTS[::2]), r"o.tsv: 1 classes \(a\)"),
         (table(("text", "label")), r"o.tsv: 0 classes"),
         (table(("text", "class"), *TEXTS), r"no label among text, class; name .*o.tsv:TEXT:LABEL"),
@@ -278,10 +277,6 @@ def test_your_own_rows_keep_their_order_and_their_split(tmp_path, suffix):
         (table(("text", "label"), ("x", " ")), r"o.tsv:2: the label is ' '"),
         (table(("text", "label", "split"), ("x", "a", "valid")), r"o.tsv:2: the split is 'valid'"),
         (table(("text", "label", "split"), *((*t, "train") for t in TEXTS)), r"no row with test"),
-        (table(("text", "label", "split"), *((*t, "train" if t > ("text 14",) else "test") for t in TEXTS)),
-         r"class 'a' has 9 rows to train on; ten folds of train, as there is no dev, need 10"),
-        (table(("text", "label", "split"), ("x", "a", "train"), ("y", "b", "test"), ("y", "a", "dev")),
-         r"class 'b' has 0 rows to train on"),
     ],
 )  # fmt: skip
 def test_a_damaged_file_of_your_own_names_the_line_or_the_lack(tmp_path, text, message):

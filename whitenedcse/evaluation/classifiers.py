@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from whitenedcse.evaluation.scores import Classify, Split
-from whitenedcse.evaluation.tasks import FOLDS
 
 Rows = NDArray[np.intp]
 Pair = tuple[Rows, Rows]  # rows to train on, rows to choose by
 Labels = NDArray[np.int64]
 
+FOLDS = 10  # of a task without splits
 SEED = 1111  # of [1], as all that follows
 BATCH, EPOCHS, ROUNDS, FAILURES = 64, 4, 51, 6  # 4 epochs a round while epochs <= 200; the 6th failure stops
 RATE, BETA1, BETA2, EPSILON = 1e-3, 0.9, 0.999, 1e-8  # torch.optim.Adam's defaults

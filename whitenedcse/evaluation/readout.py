@@ -22,8 +22,10 @@ from math import comb
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from whitenedcse.evaluation.geometry import effective_rank
 from whitenedcse.evaluation.layers import spearman_columns
 from whitenedcse.evaluation.statistics import resamples, weighted_spearman
 
@@ -172,15 +174,10 @@ class Spectrum(NamedTuple):
 
         top: the first axis's share of the variance. rank: the effective one. cosine: about that of two texts.
         """
-        total = float(self.variances.sum())
+        total, of_mean = float(self.variances.sum()), float(self.mean @ self.mean)
         shares = self.variances / (total or 1)  # the first token of the embedding layer does not vary
-        entropy = -(shares * np.log(np.where(shares > 0, shares, 1))).sum()
-        of_mean = float(self.mean @ self.mean)
-        return {
-            "top": float(shares[0]),
-            "rank": float(np.exp(entropy)),
-            "cosine": of_mean / (of_mean + total),
-        }
+        rank = float(effective_rank(torch.from_numpy(shares)))
+        return {"top": float(shares[0]), "rank": rank, "cosine": of_mean / (of_mean + total)}
 
 
 def similarities(

@@ -28,7 +28,6 @@ from whitenedcse.inputs import expanded
 COLUMNS = ("sentence1", "sentence2", "score")
 SCALE = (0.0, 5.0)  # of all STS tasks; SICK's scores begin at 1
 SPLITS = ("train", "dev", "test")
-FOLDS = 10  # of a task without splits
 EMPTY = "."  # stands for an empty line, of which CR has 4 and MPQA 3, as in the examples of [1]
 OWN = ("target", "year")  # transforms fitted to sentences of the task itself: transductive
 CASES = ("as_is", "lower", "lower_but_sick")  # the last is that of WhiteningBERT's files
@@ -404,9 +403,9 @@ def labels_of(path: Path, columns: Sequence[str] = ()) -> Labelled:
         raise ValueError(
             f"{path}: {len(classes)} classes ({', '.join(classes)}); a classifier needs two or more"
         )
-    task = _as_task(path.stem, rows, {kind: i for i, kind in enumerate(classes)}, classes)
-    _check_sizes(path, task)
-    return task
+    if rows[0].split and "test" not in {row.split for row in rows}:
+        raise ValueError(f"{path}: its split column has no row with test")
+    return _as_task(path.stem, rows, {kind: i for i, kind in enumerate(classes)}, classes)
 
 
 def _own(where: str, row: Mapping[str, Any]) -> _Row:
@@ -428,18 +427,3 @@ def _own(where: str, row: Mapping[str, Any]) -> _Row:
     if "split" in row and split not in SPLITS:
         raise ValueError(f"{where}: the split is {split!r}, not one of {', '.join(SPLITS)}")
     return _Row(where, texts, str(label).strip(), split)
-
-
-def _check_sizes(path: Path, task: Labelled) -> None:
-    """Raise ValueError for a class with fewer rows than the folds, or the split, need."""
-    labels, need, why = task.labels, FOLDS + 2, "ten folds, with ten folds inside each"
-    if task.split is not None:
-        if not (task.split == "test").any():
-            raise ValueError(f"{path}: its split column has no row with test")
-        labels, need, why = labels[task.split == "train"], FOLDS, "ten folds of train, as there is no dev"
-        if (task.split == "dev").any():
-            need, why = 1, "a class needs an example"
-    for kind, n in zip(task.classes, np.bincount(labels, minlength=len(task.classes)), strict=True):
-        if n < need:
-            said = f"{path}: class {kind!r} has {n} rows to train on; {why}, need {need}"
-            raise ValueError(f"{said} (columns are FILE:TEXT:LABEL)")

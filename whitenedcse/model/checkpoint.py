@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -86,11 +85,6 @@ def settings(embedder: Embedder) -> dict[str, Any]:
         "final": final and {"unit": final.unit, "tanh": final.tanh, "provenance": final.provenance},
         **{name: value for name, value in prompts.items() if value},
     }
-
-
-def seen(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those settings that vectors show: without those of a head that only training has used."""
-    return {k: value for k, value in settings.items() if k != "head" or settings["embedding"] != "encoder"}
 
 
 def read(directory: Path) -> dict[str, Any]:

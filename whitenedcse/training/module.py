@@ -142,7 +142,6 @@ class ContrastiveTraining(LightningModule):
     ) -> None:
         super().__init__()
         check_parts(views, chunk, terms, masked=mlm is not None, compared=loss is not None)
-        check_weights(terms)
         if isinstance(loss, Matryoshka):
             loss.check_width(embedder.encoder.width)
         self.embedder, self.loss, self.optimizer = embedder, loss, optimizer
@@ -300,14 +299,6 @@ def check_parts(views: int, chunk: int | None, terms: Iterable[str], *, masked: 
         raise ValueError(f"trainer.chunk={chunk} does not go with mlm.weight above 0: give one of the two up")
     if not compared and (not masked or [*terms]):
         raise ValueError("loss=none trains by mlm.weight above 0 alone, without terms: set it, or a loss")
-
-
-def check_weights(terms: Mapping[str, Term]) -> None:
-    """Raise ValueError for a term whose weight is no number, negative or not finite."""
-    for name, term in terms.items():
-        weight = getattr(term, "weight", None)
-        if not (isinstance(weight, int | float | Tensor) and 0 <= weight < math.inf):
-            raise ValueError(f"terms.{name}.weight={weight} must be a finite number, and 0 or more")
 
 
 def check_precision(precision: str) -> None:

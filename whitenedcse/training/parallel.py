@@ -14,7 +14,6 @@ whole batch. With one process and one piece every function here does nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,7 +27,6 @@ from whitenedcse.compute import cores, each
 from whitenedcse.ragged import Ragged, taken
 
 Value = TypeVar("Value")
-timeout: timedelta | None = None  # of groups of processes that are yet to be made; None: PyTorch's own
 
 
 def place() -> tuple[int, int]:
@@ -110,7 +108,7 @@ def _hosts() -> Any:
 @cache
 def _beside(world: Any) -> Any:
     """The group beside this one, which a second fit in this process replaces."""
-    return dist.new_group(backend="gloo", timeout=timeout)
+    return dist.new_group(backend="gloo")
 
 
 COPIES = (

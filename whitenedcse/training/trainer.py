@@ -33,7 +33,6 @@ from torch.nn.parallel import DistributedDataParallel
 from whitenedcse import files
 from whitenedcse.distributed import ASKING, has_agent, placed
 from whitenedcse.files import digest, settle, writing
-from whitenedcse.training import parallel
 from whitenedcse.training.parallel import agreed, everyones
 
 NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{16})\.ckpt")
@@ -255,11 +254,11 @@ class Trainer(lightning.Trainer):
         for name in ("lightning.pytorch", "lightning.fabric"):  # what they say is in our own lines
             logging.getLogger(name).setLevel(logging.WARNING)
         check_settings({**settings, "strategy": strategy}, timeout)
-        self.chunk, parallel.timeout = chunk, None if timeout is None else timedelta(seconds=timeout)
+        self.chunk = chunk
         if (here := placed()) is not None and devices in ("auto", 1):
             devices, num_nodes = here.on_machine, here.world // here.on_machine
         if strategy in ("auto", "ddp") and not alone(devices, num_nodes, settings.get("accelerator")):
-            more: Any = {"timeout": parallel.timeout} if parallel.timeout else {}
+            more: Any = {} if timeout is None else {"timeout": timedelta(seconds=timeout)}
             # gradients are not copied, and running statistics are those of all ranks already
             more |= {"gradient_as_bucket_view": True, SYNCED: False}
             strategy = DDPStrategy(**more)
