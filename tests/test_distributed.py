@@ -44,10 +44,7 @@ WHITE = {
 }
 HEADS = ("none", "dense", *WHITE)
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-LOSSES = {  # of a case: the form, and whether there are hard negatives
-    torch.float64: [("l1", False), ("l1", True), ("l2", False), ("l2", True)],
-    torch.float32: [("l1", True), ("l2", False)],
-}
+LOSSES = [("l1", True), ("l2", False)]  # of a case: the form, and whether there are hard negatives
 FITS = ("zca", "shuffled_group")
 DEV = Subset("dev", SENTENCES, SENTENCES[3:] + SENTENCES[:3], np.array([5.0, 4.5, 4.2, 3.5, 2, 1, 0.5, 0]))
 
@@ -156,10 +153,12 @@ def every_case(tokenizer):
     """Loss, gradient, clipped gradient and running statistics of each case and precision."""
     outcomes = {}
     encoders = {dtype: encoder_of(tokenizer, dtype) for dtype in TOLERANCE}
-    for dtype, head, views in itertools.product(TOLERANCE, HEADS, (2, 3, 4)):
+    for dtype, head, views in itertools.product(TOLERANCE, HEADS, (2, 3)):
+        if dtype == torch.float32 and (head not in FITS or views == 2):
+            continue
         module = module_of(encoders[dtype], head, views)
         step = ready(module)
-        for form, negatives in LOSSES[dtype]:
+        for form, negatives in LOSSES:
             module.loss = replace(module.loss, form=form)
             loss = stepped(module, batch_of(share_of(*place()), views, negatives), step)
             outcome = {"loss": loss, "gradient": gradient(module)}
@@ -372,19 +371,17 @@ def apart(a, b):
     return float((a - b).norm() / b.norm())
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.slow
-def test_any_number_of_processes_gives_the_same_loss_and_gradient(worlds, world, head, dtype):
-    keys = [key for key in worlds[1][0]["cases"] if key[:2] == (dtype, head)]
-    assert len(keys) == 3 * len(LOSSES[dtype])
-    for key, rank in itertools.product(keys, range(world)):
-        many, one = worlds[world][rank]["cases"][key], worlds[1][0]["cases"][key]
+def test_any_number_of_processes_gives_the_same_loss_and_gradient(worlds):
+    cases = worlds[1][0]["cases"]
+    assert {key[1] for key in cases} == {*HEADS} and len(cases) == 28
+    for key, one in cases.items():
+        near = TOLERANCE[key[0]]
         assert one["norm"] > 0.1  # so that clipping cuts
-        far = {name: apart(many[name], one[name]) for name in one if name != "statistics"}
-        assert max(far.values()) < TOLERANCE[dtype], (key, far)
-        assert_close(many["statistics"], one["statistics"], rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+        for many in (rank["cases"][key] for world in WORLDS for rank in worlds[world]):
+            far = {name: apart(many[name], one[name]) for name in one if name != "statistics"}
+            assert max(far.values()) < near, (key, far)
+            assert_close(many["statistics"], one["statistics"], rtol=near, atol=near)
 
 
 @pytest.mark.slow
@@ -411,46 +408,40 @@ def test_the_step_of_one_process_is_the_loss_written_out(worlds, tokenizer):
     assert_close(stepped(module, batch), expected["loss"])
 
 
-@pytest.mark.parametrize("head", FITS)
 @pytest.mark.slow
-def test_the_trainer_ends_at_the_same_weights_in_two_processes(worlds, head):
-    one = worlds[1][0]["fits"][head]
-    for many in (rank["fits"][head] for rank in worlds[2]):
-        for name, weight in one["weights"].items():
-            assert_close(many["weights"][name], weight, rtol=1e-8, atol=1e-9, msg=name)
+def test_the_trainer_ends_at_the_same_weights_in_two_processes_which_evaluate_as_one_does(worlds):
+    for head, fit in worlds[1][0]["fits"].items():
+        for name, weight in fit["weights"].items():
+            for many in worlds[2]:
+                other = many["fits"][head]["weights"][name]
+                assert_close(other, weight, rtol=1e-8, atol=1e-9, msg=name)
+        one, first, second = (outcome["fits"][head]["rows"] for outcome in (worlds[1][0], *worlds[2]))
+        assert first == second
+        assert first[0] == one[0]  # of equal weights, to the last bit
+        assert [step for step, _ in first] == [0, 2, 4]
+        for mine, theirs in zip(first, one, strict=True):
+            assert mine[1] == pytest.approx(theirs[1], abs=1e-4)
+        assert one[0][1]["dev/uniformity"] != one[2][1]["dev/uniformity"]
 
 
-@pytest.mark.parametrize("head", FITS)
 @pytest.mark.slow
-def test_two_processes_evaluate_as_one_does(worlds, head):
-    one, first, second = (outcome["fits"][head]["rows"] for outcome in (worlds[1][0], *worlds[2]))
-    assert first == second
-    assert first[0] == one[0]  # of equal weights, to the last bit
-    assert [step for step, _ in first] == [0, 2, 4]
-    for mine, theirs in zip(first, one, strict=True):
-        assert mine[1] == pytest.approx(theirs[1], abs=1e-4)
-    assert one[0][1]["dev/uniformity"] != one[2][1]["dev/uniformity"]
+def test_without_gathering_each_device_has_its_own_statistics_and_negatives(worlds, tokenizer):
+    for world in WORLDS:
+        parts = []
+        for rank in range(world):
+            module = module_of(encoder_of(tokenizer), "shuffled_group", 3)
+            loss = stepped(module, batch_of(share_of(rank, world), 3, True))
+            assert_close(worlds[world][rank]["own"]["loss"], loss)
+            parts.append(gradient(module))
+        mean = sum(parts) / world
+        for rank in worlds[world]:
+            assert apart(rank["own"]["gradient"], mean) < 1e-10
+        assert apart(mean, worlds[1][0]["own"]["gradient"]) > 0.1  # gather=true gives that of one process
 
 
-@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.slow
-def test_without_gathering_each_device_has_its_own_statistics_and_negatives(worlds, tokenizer, world):
-    parts = []
-    for rank in range(world):
-        module = module_of(encoder_of(tokenizer), "shuffled_group", 3)
-        loss = stepped(module, batch_of(share_of(rank, world), 3, True))
-        assert_close(worlds[world][rank]["own"]["loss"], loss)
-        parts.append(gradient(module))
-    mean = sum(parts) / world
-    for rank in worlds[world]:
-        assert apart(rank["own"]["gradient"], mean) < 1e-10
-    assert apart(mean, worlds[1][0]["own"]["gradient"]) > 0.1  # gather=true gives that of one process
-
-
-@pytest.mark.parametrize("world", (1, *WORLDS))
-@pytest.mark.slow
-def test_dropout_is_a_function_of_seed_step_and_rank(worlds, tokenizer, world):
-    embedder = module_of(encoder_of(tokenizer, dropout=0.3)).embedder
+def test_dropout_is_a_function_of_seed_step_and_rank(worlds, tokenizer):
+    embedder, world = module_of(encoder_of(tokenizer, dropout=0.3)).embedder, WORLDS[-1]
     batch, seen = batch_of(slice(0, 8), 2, False), set()
     for rank, index in itertools.product(range(world), (0, 1)):
         seed = seed_of(SEED, 0, index, rank, 0)  # seed, epoch, batch, rank, piece
@@ -474,22 +465,20 @@ def test_two_processes_step_as_one_does_and_refuse_batches_of_unequal_size(token
         assert said == "ranks bring batches of [8, 7] sentences; all must be of one size"
 
 
-@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.slow
-def test_chunks_need_no_more_all_reduces(worlds, world):
+def test_chunks_need_no_more_all_reduces(worlds):
     expected = worlds[1][0]["chunked"][None]["gradient"]
-    for rank in worlds[world]:
+    for rank in [*worlds[2], *worlds[4]]:
         whole, parts = rank["chunked"][None], rank["chunked"][5]
         assert parts["calls"] == whole["calls"] == [0]  # the one bucket of a small model
         assert apart(whole["gradient"], expected) < 1e-10
         assert apart(parts["gradient"], expected) < 1e-10
 
 
-@pytest.mark.parametrize("world", (1, *WORLDS))
 @pytest.mark.slow
-def test_no_rank_waits_for_layers_that_pooling_does_not_read(worlds, world):
+def test_no_rank_waits_for_layers_that_pooling_does_not_read(worlds):
     one = worlds[1][0]["shallow"][False]
-    for rank in worlds[world]:
+    for rank in [*worlds[1], *worlds[2], *worlds[4]]:
         plain, masked = rank["shallow"][False], rank["shallow"][True]
         without = {name.partition("backbone.")[2] for name, grad in plain.items() if grad is None}
         assert {name.rsplit(".layer.")[-1][0] for name in without if ".layer." in name} == {"1", "2"}
@@ -499,7 +488,7 @@ def test_no_rank_waits_for_layers_that_pooling_does_not_read(worlds, world):
         assert {name.rpartition("pooler.")[1] for name, grad in masked.items() if grad is None} == {"pooler."}
 
 
-@pytest.mark.parametrize("world", (1, *WORLDS))
+@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.slow
 def test_gathering_is_a_concatenation_with_gradient(worlds, world):
     parts = [vectors(rank).transpose(0, 1).requires_grad_() for rank in range(world)]
@@ -512,7 +501,7 @@ def test_gathering_is_a_concatenation_with_gradient(worlds, world):
         assert torch.equal(outcome["plain"], torch.full((3, 4, 2), float(world), dtype=torch.float64))
 
 
-@pytest.mark.parametrize("world", (1, *WORLDS))
+@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.slow
 def test_every_rank_knows_the_same(worlds, world):
     ranks = range(world)
@@ -526,33 +515,31 @@ def test_every_rank_knows_the_same(worlds, world):
         assert outcome["everyones"] == [{"rank": r, "text": "x" * r} for r in ranks]
 
 
-@pytest.mark.parametrize("most", [1, 2, 3, 7, 8])
-def test_parts_of_a_batch_are_slices_of_its_sentences(most):
+def test_parts_of_a_batch_are_slices_of_its_sentences():
     sevens = sentences(7, 0)
     assert rows(between(ragged(sevens), 2, 5)) == sevens[2:5]
-    assert [rows(part) for part in split(ragged(sevens), most)] == [
-        sevens[i : i + most] for i in range(0, 7, most)
-    ]
+    for most in (1, 3, 7, 8):
+        parts = [sevens[i : i + most] for i in range(0, 7, most)]
+        assert [rows(part) for part in split(ragged(sevens), most)] == parts
 
 
-@pytest.mark.parametrize("count", [2, 3, 50])
-def test_shares_of_an_encoding_add_up_to_the_whole(bert, monkeypatch, count):
+def test_shares_of_an_encoding_add_up_to_the_whole(bert, monkeypatch):
     monkeypatch.setattr(encoding, "BATCH_TOKENS", 32)
     embedder = embedder_of(bert)
     whole = embedder.encode(SENTENCES * 3)
-    shares = [embedder.encode(SENTENCES * 3, share=(rank, count)) for rank in range(count)]
-    assert np.array_equal(sum(shares), whole)
-    assert (np.sum([np.any(share != 0, axis=1) for share in shares], axis=0) == 1).all()  # each row once
+    for count in (3, 50):
+        shares = [embedder.encode(SENTENCES * 3, share=(rank, count)) for rank in range(count)]
+        assert np.array_equal(sum(shares), whole)
+        assert (np.sum([np.any(share != 0, axis=1) for share in shares], axis=0) == 1).all()  # each row once
 
 
-@pytest.mark.parametrize(("chunk", "n"), [(1, 16), (7, 64), (64, 64), (1000, 64)])
-@pytest.mark.parametrize("head", ["dense", "zca", "shuffled_group"])
-@pytest.mark.slow(but=4)
-def test_chunks_give_the_gradient_of_the_whole_batch(tokenizer, head, chunk, n):
-    encoder, batch = encoder_of(tokenizer), batch_of(slice(0, n), 2, True)
-    whole, parts = module_of(encoder, head), module_of(encoder, head, chunk=chunk)
-    assert_close(stepped(parts, batch), stepped(whole, batch), rtol=1e-12, atol=0)
-    assert apart(gradient(parts), gradient(whole)) < 1e-10
+def test_chunks_give_the_gradient_of_the_whole_batch(tokenizer):
+    encoder = encoder_of(tokenizer)
+    for head, chunk, n in (("dense", 1, 16), ("zca", 7, 64), ("shuffled_group", 64, 64), ("dense", 99, 64)):
+        whole, parts = module_of(encoder, head), module_of(encoder, head, chunk=chunk)
+        batch = batch_of(slice(0, n), 2, True)
+        assert_close(stepped(parts, batch), stepped(whole, batch), rtol=1e-12, atol=0)
+        assert apart(gradient(parts), gradient(whole)) < 1e-10
 
 
 def test_chunks_have_the_gradient_of_their_own_dropout(tokenizer):

@@ -7,8 +7,8 @@ import pytest
 from bench import flips
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(10, marks=pytest.mark.slow)])
-def test_no_damage_of_any_file_changes_what_is_read(tmp_path, monkeypatch, count):
+@pytest.mark.slow
+def test_no_damage_of_any_file_changes_what_is_read(tmp_path, monkeypatch, count=5):
     monkeypatch.setenv("WHITENEDCSE_CACHE", str(tmp_path / "cache"))
     artefacts = flips.project(tmp_path, quick=True)
     rows = list(flips.studied(artefacts, count, random.Random(count)))

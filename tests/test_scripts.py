@@ -3,25 +3,19 @@
 import csv
 import importlib.metadata
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
-from encoders import SENTENCES, embedder_of
+from encoders import embedder_of
 from hydra import compose, initialize_config_dir
-from numpy.testing import assert_allclose
 from omegaconf import OmegaConf
 from programs import started, surroundings
-from sentence_transformers import SentenceTransformer
-from transformers import AutoModel, AutoTokenizer
 
 from whitenedcse.app import cli
-from whitenedcse.app.config import CONF, groups
+from whitenedcse.app.config import CONF
 from whitenedcse.model import checkpoint
-from whitenedcse.model.embedder import Embedder
 
 ROOT = Path(__file__).parents[1]
 TINY = ["encoder.width=16", "encoder.layers=1", "encoder.heads=2", "monitor.every=2"]
@@ -221,32 +215,13 @@ def test_runs_are_compared_and_own_texts_evaluated_by_a_python_function(tmp_path
 SLIPS = {  # in an experiment file, and what is said
     "data: {corpus: '${oc.env:NOWHERE}/x.txt'}": "KeyError raised while resolving interpolation: ",
     "head: {whitening: {group: 4}}": "no setting 'head.whitening.group'; the nearest is 'head.whitening.gr",
-    "encoder: {path: x}": "no setting 'encoder.path'; encoder has batches, columns",
-    "defaults: [override /data: file]\ndata: {corpsu: x}": "no setting 'data.corpsu'; the nearest is 'data.",
     "optim: {total_steps: 5}": "no setting 'optim.total_steps'; optim has lr, warmup_steps, weight_decay",
-    "trainer: {callbacks: []}": "no setting 'trainer.callbacks'; ",
-    "seed: {3": "while parsing a flow mapping in ",
     "seed: [3]": "seed=[3] must be int",
     "head: zca": 'head="zca" must be Mapping[str, Any]; a file chooses by \'- override /head: OPTION',
-    "logger: [csv]": "ConfigTypeError raised while composing config: ",
-    "logger: {artifacts: true}": "no setting 'logger.artifacts'; logger has none (",
     "defaults: [/data: file]": "Multiple values for data. To override a value use 'override data: file'",
     "defaults: [override /poling: mean]": "Could not override 'poling'. No match in the defaults list.; the",
     "optim.lr: 1e-4": "no setting 'optim.lr'; there is optim; in a file it is nested: 'optim:', and i",
 }
-
-
-@pytest.mark.parametrize("value", ["null", "7"])
-@pytest.mark.slow(but=1)
-def test_a_value_in_place_of_the_settings_of_a_group_is_refused_or_leaves_it_out(tmp_path, refusal, value):
-    (tmp_path / "experiment").mkdir()
-    for script in ("train", "evaluate"):
-        optional = {"loss", "logger", "pooling", "postprocess"} if value == "null" else set()
-        for group in {*groups(script)} - optional - {"trainer"}:  # whose settings others name first
-            text = f"# @package _global_\n{group}: {value}\n"
-            (tmp_path / "experiment" / "mine.yaml").write_text(text)
-            line = refusal(script, "+experiment=mine", f"hydra.searchpath=[file://{tmp_path}]")
-            assert re.match(rf"error: ({group}|\w+)=.* must be Mapping|error: .*Config\w+Error", line), line
 
 
 def test_a_slip_in_an_experiment_file_is_refused(tmp_path, refusal):
@@ -289,20 +264,6 @@ def test_help_lists_what_there_is_and_the_resolved_config_is_readable(tmp_path):
     assert "sample: 32000" in job
 
 
-@pytest.mark.slow
-def test_triplets_train_with_their_hard_negatives(tmp_path):
-    rows = "".join(f"{a},{a} {b},{b}\n" for a in SENTENCES for b in SENTENCES)
-    (tmp_path / "triplets.csv").write_text("sent0,sent1,hard_neg\n" + rows)
-    arguments = ["data=nli_for_simcse", "data.corpus=triplets.csv", "monitor=quickstart"]
-    arguments += ["data.batch_size=32", "views=2", "run=triplets"]
-    result = started("train.py", *TINY, *arguments, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "triplets.csv: 64 lines" in result.stdout
-    assert (
-        json.loads((tmp_path / "outputs" / "triplets" / "scores.json").read_text())["dev"]["last_step"] == 2
-    )
-
-
 def test_two_processes_make_one_run(tmp_path):
     result = started("train.py", *TINY, "trainer.devices=2", "trainer.max_steps=2", "run=two", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -310,56 +271,6 @@ def test_two_processes_make_one_run(tmp_path):
     assert result.stdout.count("step 2: dev/spearman") == 1
     assert result.stdout.count(f"run: {tmp_path / 'outputs' / 'two'}") == 1
     assert json.loads((tmp_path / "outputs" / "two" / "scores.json").read_text())["dev"]["last_step"] == 2
-
-
-@pytest.mark.slow
-def test_two_processes_train_the_layers_that_pooling_reads(tmp_path):
-    two = ["trainer.devices=2", "trainer.max_steps=2", "tasks=none"]
-    shallow = ["encoder.layers=2", "pooling.layers=[1]", "run=shallow"]
-    result = started("train.py", *TINY, *two, *shallow, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    best = tmp_path / "outputs" / "shallow" / "best"
-    ours = Embedder.load(best).encode(SENTENCES)
-    assert_allclose(SentenceTransformer(str(best), device="cpu").encode(SENTENCES), ours, atol=1e-5)
-    model, tokenizer = AutoModel.from_pretrained(best), AutoTokenizer.from_pretrained(best)
-    with torch.no_grad():
-        states = [
-            model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True) for text in SENTENCES
-        ]
-    theirs = torch.stack([out.hidden_states[1][0].mean(0) for out in states])
-    assert_allclose(theirs.numpy(), ours, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_training_one_vector_for_all_is_one_line_and_ends_every_rank(bert, tmp_path):
-    with torch.no_grad():
-        for table in (bert.backbone.embeddings.word_embeddings, bert.backbone.embeddings.position_embeddings):
-            table.weight.zero_()
-    bert.backbone.save_pretrained(tmp_path / "dead")
-    bert.tokenizer.save_pretrained(tmp_path / "dead")
-    two = ["trainer.devices=2", "trainer.accelerator=cpu", "data.sample=640", "run=dead"]
-    dead = ["encoder=pretrained", "encoder.path=dead", "pooling=mean"]
-    result = started("train.py", *two, *dead, cwd=tmp_path)
-    (line,) = result.stderr.splitlines()
-    assert result.returncode == 2, result.stderr
-    assert line.startswith("error: step 0: all 1500 dev sentences have the same vector")
-    assert not (tmp_path / "outputs" / "dead" / "best").exists()
-
-
-@pytest.mark.slow
-def test_an_error_of_ranks_is_one_line_too(tmp_path):
-    result = started("train.py", *TINY, "trainer.devices=2", "loss.temperature=0", "run=two", cwd=tmp_path)
-    assert (result.returncode, result.stderr.count("\n")) == (2, 1), result.stderr
-    assert result.stderr.startswith("error: loss.temperature=0 must be finite and above 0")
-
-
-@pytest.mark.slow
-def test_a_sweep_gives_each_job_its_directory(tmp_path):
-    result = started("train.py", "-m", *TINY, "trainer.max_steps=1", "seed=1,2", "run=sweep", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    for job, seed in (("0", 1), ("1", 2)):
-        assert f"\nseed: {seed}" in (tmp_path / "outputs" / "sweep" / job / "config.yaml").read_text()
-        assert Embedder.load(tmp_path / "outputs" / "sweep" / job).encode(SENTENCES).shape == (8, 16)
 
 
 @pytest.mark.parametrize("name", ["train.py", "evaluate.py"])

@@ -107,17 +107,17 @@ def test_formulas_are_drawn(site):
 
 @mkdocs
 @pytest.mark.slow
-@pytest.mark.parametrize("link", ["none.md", "../results/none.md", "../CHANGELOG.md#none"])
-def test_a_dead_link_ends_the_build(tmp_path, link):
+def test_a_dead_link_ends_the_build(tmp_path):
+    links = ["none.md", "../results/none.md", "../CHANGELOG.md#none"]
     (tmp_path / "mkdocs.yml").write_text((ROOT / "mkdocs.yml").read_text().partition("\nnav:")[0])
     shutil.copy(ROOT / "CHANGELOG.md", tmp_path)
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     for page in (tmp_path / "docs").glob("*.md"):
         page.write_text(f"# {page.stem}\n")
     assert build(tmp_path, tmp_path / "site").returncode == 0
-    (tmp_path / "docs/train.md").write_text(f"# train\n\n[dead]({link})\n")
+    (tmp_path / "docs/train.md").write_text("# train\n\n" + "".join(f"[dead]({link})\n" for link in links))
     done = build(tmp_path, tmp_path / "site")
-    assert done.returncode != 0 and link.rpartition("/")[2] in done.stderr
+    assert done.returncode != 0 and all(link.rpartition("/")[2] in done.stderr for link in links)
 
 
 def listed(nav):
@@ -130,9 +130,3 @@ def listed(nav):
 def test_each_page_is_in_the_navigation():
     names = listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
     assert {page.name for page in DOCS} <= set(names) and len(names) == len(set(names))
-
-
-@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.stem)
-def test_a_page_opens_with_what_its_reader_wants(page):
-    title, opening = page.read_text().split("\n\n")[:2]
-    assert re.fullmatch(r"# [^\n]+", title) and re.match(r"You |Your ", opening), opening

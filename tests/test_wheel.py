@@ -77,7 +77,7 @@ def test_installed_elsewhere_the_command_and_the_package_work(wheel, tmp_path):
     checked = ran(str(site / "bin" / "whitenedcse"), "data", "check", **away)
     assert "STS" in checked.stdout and checked.returncode == 0, checked.stderr
     # the quick start of the wheel as two processes, from an empty folder
-    words = ("encoder.width=16", "encoder.heads=2", "trainer.max_steps=2", "run=a")
+    words = ("encoder.width=16", "encoder.heads=2", "trainer.max_steps=2", "data.sample=128", "run=a")
     words += ("trainer.devices=2", "trainer.accelerator=cpu", "tasks=quickstart")
     trained = ran(str(site / "bin" / "whitenedcse"), "train", *words, **away)
     assert trained.returncode == 0, trained.stderr

@@ -222,11 +222,11 @@ def test_a_missing_package_is_named_before_anything_is_written(embedder, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-CARDS = [(to, kind) for to in FORMATS for kind in ("mean", "cls", "max", "last", "pooler")]
+CARDS = [("transformers", kind) for kind in ("mean", "cls", "max", "last", "pooler")]
+CARDS += [("sentence-transformers", "mean"), pytest.param("onnx", "cls", marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize(("to", "kind"), [card for card in CARDS if card not in CARDS[-2:]])
-@pytest.mark.slow(but=3)
+@pytest.mark.parametrize(("to", "kind"), CARDS)
 def test_the_card_s_own_lines_load_the_vectors(bert, tmp_path, to, kind, monkeypatch):
     layers = [1, -1] if kind in ("mean", "cls", "last") else [-1]
     embedder = scaled(embedder_of(bert, kind=kind, layers=layers).eval(), unit=kind != "cls")

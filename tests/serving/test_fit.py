@@ -1,6 +1,5 @@
 """A transform fitted to an embedder's vectors, and the embedder that ends with it."""
 
-import subprocess
 import sys
 from contextlib import nullcontext
 from typing import get_args
@@ -10,6 +9,7 @@ import pytest
 import torch
 from encoders import SENTENCES, embedder_of
 from numpy.testing import assert_allclose
+from programs import started
 
 from whitenedcse.app import cli
 from whitenedcse.data.corpus import Corpus
@@ -89,9 +89,9 @@ def test_two_ranks_fit_what_one_does(source, corpus, tmp_path):
         code = f"import sys; from whitenedcse.serving import fit; fit.BLOCK = {block}; "
         code += "from whitenedcse.app.cli import main; sys.exit(main(sys.argv[1:]))"
         (tmp_path / "program.py").write_text(code)
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        words = ["whiten", "fit", source, corpus.path, str(tmp_path / "fit")]
-        subprocess.run([*torchrun, str(tmp_path / "program.py"), *words], check=True, capture_output=True)
+        words = ["--standalone", "--nproc-per-node", "2", tmp_path / "program.py"]
+        done = started("torchrun", *words, "whiten", "fit", source, corpus.path, "fit", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
         fit = Postprocess.load(tmp_path / "fit")
         assert_allclose(fit.mean, plain.mean, atol=1e-8)
         assert_allclose(fit.variances, plain.variances, rtol=1e-6, atol=1e-10)
