@@ -58,13 +58,10 @@ def pytest_collection_modifyitems(items):
             quick.own_markers = [mark for mark in quick.own_markers if mark.name != "slow"]
 
 
-FREEZE, UNFREEZE = gc.freeze, gc.unfreeze
-
-
 def pytest_collection_finish():
     """Leave what was imported and collected out of garbage collection, which each training asks for."""
     gc.collect()
-    FREEZE()
+    gc.freeze()
     gc.freeze = gc.unfreeze = lambda: None  # else a training would make it all count again
 
 

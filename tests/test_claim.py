@@ -1,8 +1,5 @@
 """The claim's study: its statistics, the order of its runs, and what its table says of made-up runs."""
 
-import csv
-import json
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -33,17 +30,6 @@ def test_a_paired_difference_takes_the_seeds_of_both_and_is_the_t_test():
     np.testing.assert_allclose([d.low, d.high], test.confidence_interval())
 
 
-def test_the_shuffle_is_pooled_over_widths_by_encoder_and_seed():
-    means = []
-    for encoder in lab.ENCODERS:
-        for seed in range(5):
-            pairs = lab.QUESTIONS["shuffle"]
-            each = [lab.averages(encoder, a)[seed] - lab.averages(encoder, b)[seed] for a, b in pairs]
-            means.append(np.mean(each))
-    low, high = stats.ttest_1samp(means, 0).confidence_interval()
-    assert f"{np.mean(means):+.2f} ({low:+.2f} .. {high:+.2f}, p" in lab.pooled() and low > 0
-
-
 def test_the_pilot_gives_up_rates_and_the_study_begins_when_it_is_done():
     cells, scores, seen = drive.paper("minilm"), {}, []
     levels = {"1e-4": 70.0, "3e-4": 75.0, "1e-3": 74.0}
@@ -56,90 +42,6 @@ def test_the_pilot_gives_up_rates_and_the_study_begins_when_it_is_done():
     scores[job.name] = 80.0
     following = next(job for job in drive.plan(scores) if job.name not in scores)
     assert following == drive.Job(cells[1], "3e-4", 200)  # the cells of a seed one after the other
-
-
-def test_a_command_of_the_driver_names_every_setting_of_its_cell(tmp_path):
-    job = drive.Job(drive.Cell("scratch", "sgw", 3, "crops"), "1e-4", 7)
-    words = job.command(tmp_path)
-    for word in ("+experiment=lab_pretrained", "+system=whitenedcse", "pooling=mean", "optim.lr=1e-4"):
-        assert word in words
-    assert {"seed=7", "data.crop=[0.5,1.0]", "data.sample=10000", "monitor.every=52"} <= set(words)
-
-
-def two(level):
-    """Two readouts, of which the second is better on dev."""
-    names = ({"layers": "last", "k": None, "shrinkage": None}, {"layers": "last", "k": 64, "shrinkage": 0.3})
-    return [
-        {
-            "pooling": "mean",
-            **key,
-            "STS-B/dev": 70 + i,
-            **{task: level + 2 * i + j for j, task in enumerate(TASKS)},
-        }
-        for i, key in enumerate(names)
-    ]
-
-
-@pytest.fixture
-def runs(tmp_path, monkeypatch):
-    """runs.csv of three seeds of both systems, one pilot run, and the untouched encoder."""
-    outputs = tmp_path / "outputs"
-    levels = {200: (60.0, 61.0), 201: (60.5, 62.0), 202: (59.0, 60.5)}
-    for seed, pair in {**levels, 100: (50.0, 50.0)}.items():
-        for system, level in zip(("none2", "sgw3"), pair, strict=True):
-            folder = outputs / f"minilm-{system}-dropout-3e-4-{seed}"
-            folder.mkdir(parents=True)
-            (folder / "metrics.csv").write_text("step,dev/spearman\n0,99\n26,70.5\n52,71\n52,\n78,69\n")
-            (folder / "dev.json").write_text(json.dumps({"dev": 71.0, "seconds": [5, 2]}))
-            (folder / "versions.json").write_text(json.dumps({"commit": "438c97b84a"}))
-            if seed >= 200:
-                (folder / "claim.json").write_text(json.dumps({"readouts": two(level)}))
-    (outputs / "untouched-minilm.json").write_text(json.dumps({"readouts": two(40.0)}))
-    monkeypatch.setattr(collect, "HERE", tmp_path)
-    monkeypatch.setattr(table, "HERE", tmp_path)
-    monkeypatch.setattr(drive, "HERE", tmp_path)
-    table.rows.cache_clear()
-    collect.main(outputs)
-    yield levels
-    table.rows.cache_clear()
-
-
-def test_runs_are_collected_and_those_of_earlier_sessions_stay(runs, tmp_path):
-    first = (tmp_path / "runs.csv").read_text(), (tmp_path / "readouts.csv").read_text()
-    (tmp_path / "empty").mkdir()
-    collect.main(tmp_path / "empty")
-    assert first == ((tmp_path / "runs.csv").read_text(), (tmp_path / "readouts.csv").read_text())
-    with (tmp_path / "runs.csv").open() as file:
-        rows = {row["run"]: row for row in csv.DictReader(file)}
-    row = rows["minilm-sgw3-dropout-3e-4-201"]
-    assert [row[c] for c in ("bed", "system", "rate", "seed", "step", "commit")] == [
-        *("minilm", "sgw3", "3e-4", "201", "52", "438c97b")
-    ]
-    assert (row["raw STS12"], row["best STS12"]) == ("62.000", "64.000")
-    assert row["best"] == "mean last k=64 shrinkage=0.3"
-    assert rows["minilm-none2-dropout-3e-4-100"]["best"] == ""
-    assert drive.done(tmp_path / "empty")["minilm-none2-dropout-3e-4-100"] == 71.0
-    assert len(first[1].splitlines()) == 1 + 2 * 7
-
-
-def test_the_table_compares_the_seeds_that_both_systems_have(runs):
-    found = table.of_claim("minilm", "raw")
-    assert found.differences == [b - a for a, b in runs.values()] and found.untouched == 43.0
-    assert table.of_claim("minilm", "best").untouched == 45.0 and table.of_claim("cls", "raw") is None
-    assert found.rate == "3e-4 and 3e-4, each system's best on STS-B dev"
-    low, high = stats.ttest_1samp(found.differences, 0).confidence_interval()
-    line = next(
-        x
-        for x in table.comparison().splitlines()
-        if x.startswith("| minilm-mlm, mean, 5,000") and "| 3 |" in x
-    )
-    assert f"| {np.mean(found.differences):+.2f} ({low:+.2f} .. {high:+.2f}, p" in line
-    assert "untouched 45.00 at its best readout (mean last k=64 shrinkage=0.3)" in table.gate()
-    assert "the better system 66.17, +21.17 (passes)" in " ".join(table.gate().split())
-    assert (
-        "2 runs of its pilot" in table.progress() and "3 of 20 seeds (minilm-mlm, mean)" in table.progress()
-    )
-    assert "| minilm-mlm, mean | SimCSE (v = 2), dropout | 3e-4 | 71.00 | 1 |" in table.rates()
 
 
 def test_what_the_readme_says_of_the_committed_comparisons_holds():

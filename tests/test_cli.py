@@ -1,7 +1,6 @@
 """The command line: exit statuses, errors of one line, and nothing heavy before a command needs it."""
 
 import csv
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -49,21 +48,6 @@ def test_a_folder_of_the_clones_name_does_not_hide_the_package(tmp_path):
     code = "import whitenedcse, whitenedcse.data.remote; print(whitenedcse.__all__[0])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=env)
     assert (done.stdout, done.stderr) == ("ContrastiveLoss\n", "")
-
-
-def test_it_says_its_version(capsys):
-    with pytest.raises(SystemExit) as end:
-        cli.main(["--version"])
-    assert end.value.code == 0
-    assert capsys.readouterr().out == f"whitenedcse {importlib.metadata.version('whitenedcse')}\n"
-
-
-@pytest.mark.slow
-def test_the_module_runs_as_a_program():
-    commands = [sys.executable, "-m", "whitenedcse.app.cli", "data", "check", "/nowhere"]
-    done = subprocess.run(commands, capture_output=True, text=True, cwd=PACKAGE.parent)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: /nowhere: no such folder (--debug shows where)\n"
 
 
 def test_a_wrong_command_has_the_words_of_argparse(capsys):

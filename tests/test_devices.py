@@ -117,9 +117,16 @@ def stepped(strict, module, *, hard=False):
     return grads
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("kind", ["cls", "mean", "max", "last", "pooler"])
-@pytest.mark.parametrize("batches", ["packed", "padded"])
+# each pooling packed and padded, and each head with one of the two
+STEPS = [
+    (kind, "pairs", batches)
+    for kind in ("cls", "mean", "max", "last", "pooler")
+    for batches in ("packed", "padded")
+]
+STEPS += [("cls", head, ("packed", "padded")[i % 2]) for i, head in enumerate(HEADS)]
+
+
+@pytest.mark.parametrize(("kind", "head", "batches"), STEPS)
 @pytest.mark.slow(but=4)
 def test_a_training_step(kind, head, batches, bert, strict):
     bert.batches = batches
@@ -144,19 +151,22 @@ def test_a_training_step(kind, head, batches, bert, strict):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("batches", ["packed", "padded"])
 @pytest.mark.slow
-def test_a_training_step_of_another_kind(settings, batches, bert, strict):
-    bert.batches = batches
+def test_a_training_step_of_another_kind(settings, bert, strict):
     hard = settings.get("hard", False)
     stepped(strict, module_of(bert, **{k: v for k, v in settings.items() if k != "hard"}), hard=hard)
     assert strict.waited == []
 
 
-@pytest.mark.parametrize("kind", ["cls", "mean", "max", "last", "pooler"])
-@pytest.mark.parametrize("embedding", ["encoder", "dense", "head"])
-@pytest.mark.parametrize("batches", ["packed", "padded"])
-@pytest.mark.slow(but=10)
+@pytest.mark.parametrize(
+    ("kind", "embedding", "batches"),
+    [
+        ("cls", "head", "packed"),
+        ("mean", "encoder", "padded"),
+        ("max", "dense", "packed"),
+        ("last", "encoder", "packed"),
+    ],
+)
 def test_encode(kind, embedding, batches, bert, strict, monkeypatch):
     bert.batches = batches
     module = module_of(bert, kind=kind)
@@ -187,7 +197,7 @@ def test_a_tensor_on_the_wrong_device_is_found(bert, strict, monkeypatch):
         stepped(strict, module_of(bert))
 
 
-@pytest.mark.parametrize("read", [float, lambda x: x.nonzero(), lambda x: x[x > 0], lambda x: x.tolist()])
+@pytest.mark.parametrize("read", [float, lambda x: x.nonzero()])
 def test_a_number_that_the_host_reads_is_found(read, bert, strict, monkeypatch):
     whole = parallel.gathered
 

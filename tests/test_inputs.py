@@ -11,9 +11,6 @@ import pandas as pd
 import pytest
 import torch
 from encoders import SENTENCES, embedder_of
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling as TheirPooling
 
 import whitenedcse
 from whitenedcse.app import cli
@@ -26,7 +23,6 @@ from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.model.lora import LoRA
 from whitenedcse.model.whitener import GroupWhitening, Whitening, WhiteningSettings
 from whitenedcse.report.compare import group
-from whitenedcse.sentence_transformers import WhitenedContrastiveLoss
 from whitenedcse.serving.encode import arrays
 from whitenedcse.serving.fit import whitened
 from whitenedcse.serving.readout import readout
@@ -106,13 +102,6 @@ def test_a_fit_with_numbers_of_numpy_is_written_and_searched(bert, tmp_path):
     assert len(Index.load(tmp_path / "index").query(SENTENCES[:1], top=np.int64(3))[0]) == 3
     assert readout(embedder, SENTENCES).facts
     tokens.token_ids(SENTENCES, bert.tokenizer, np.int64(9))
-
-
-@pytest.mark.filterwarnings("ignore")  # that library's own
-def test_a_loss_for_their_trainer_takes_numbers_of_numpy(with_bert):
-    model = SentenceTransformer(modules=[Transformer("bert"), TheirPooling(16)], device="cpu")
-    loss = WhitenedContrastiveLoss(model, views=np.int64(2), passes=np.int64(2), mini_batch_size=np.int32(4))
-    assert json.dumps(loss.get_config_dict()) and type(loss.views) is int
 
 
 def texts_of(names):

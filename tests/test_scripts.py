@@ -239,11 +239,10 @@ def test_a_slip_in_an_experiment_file_is_refused(tmp_path, refusal):
         assert "the file in experiment/ begins with a line # @package _global_" in line
 
 
-def test_without_a_network_all_that_is_missing_is_said_at_once(tmp_path, refusal):
+def test_without_a_network_a_missing_encoder_is_said_and_nothing_written(tmp_path, refusal):
     line = refusal("train", "+experiment=bert_base")
     assert line.startswith("error: encoder bert-base-uncased: no directory")
-    for part in ("name a local directory", "wiki1m_for_simcse.txt", str(tmp_path / "data"), "senteval"):
-        assert part in line
+    assert "name a local directory" in line
     assert not list((tmp_path / "outputs").rglob("best"))
 
 

@@ -34,7 +34,7 @@ from whitenedcse.model.head import ProjectionHead
 from whitenedcse.model.whitener import WhiteningSettings
 from whitenedcse.ragged import ragged
 from whitenedcse.sentence_transformers import HeadInCheckpoints, WhitenedContrastiveLoss, accelerate, whitened
-from whitenedcse.training.loss import ContrastiveLoss, Matryoshka
+from whitenedcse.training.loss import ContrastiveLoss
 from whitenedcse.training.module import ContrastiveTraining
 
 OTHERS = [text.replace("the", "every") + " ." for text in SENTENCES]
@@ -85,22 +85,15 @@ def stepped(loss, *columns, seed=7, factor=1.0):
     return value.detach(), gradients(loss)
 
 
-def of_model(gradients):
-    return {name: g for name, g in gradients.items() if name.startswith("model.")}
+def test_two_views_without_a_head_are_their_ranking_loss(made):
+    for columns in ((SENTENCES, OTHERS), (SENTENCES, OTHERS, WRONG, OTHERS)):
+        ours = stepped(WhitenedContrastiveLoss(made(), views=2, **NONE), *columns)
+        theirs = stepped(MultipleNegativesRankingLoss(made()), *columns)
+        assert len(theirs[1]) > 40
+        assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "columns", [(SENTENCES, OTHERS), (SENTENCES, OTHERS, WRONG), (SENTENCES, OTHERS, WRONG, OTHERS)]
-)
-def test_two_views_without_a_head_are_their_ranking_loss(made, columns):
-    ours = stepped(WhitenedContrastiveLoss(made(), views=2, **NONE), *columns)
-    theirs = stepped(MultipleNegativesRankingLoss(made()), *columns)
-    assert len(theirs[1]) > 40
-    assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("columns", [1, 2, 3])
-@pytest.mark.parametrize("kind", ["shuffled_group", "zca"])
+@pytest.mark.parametrize(("columns", "kind"), [(1, "shuffled_group"), (2, "zca"), (3, "shuffled_group")])
 def test_the_gradient_is_that_of_our_own_training(made, tokenizer, monkeypatch, columns, kind):
     order = torch.stack([torch.randperm(16) for _ in range(4)])
     monkeypatch.setattr(mathematics, "permutations", lambda shape, d, device: order[: shape[0]])
@@ -165,10 +158,10 @@ def test_a_hard_negative_of_its_own_anchor_is_weighted(made):
     assert_close(loss.compute_loss_from_embeddings(list(x)), expected)
 
 
-@pytest.mark.parametrize("columns", [(SENTENCES,), (SENTENCES, OTHERS, WRONG)])
-@pytest.mark.parametrize("head", [GROUP, NONE | {"dense": True}])
-@pytest.mark.parametrize("fast", [False, True])
-@pytest.mark.slow(but=3)
+@pytest.mark.parametrize(
+    ("columns", "head", "fast"),
+    [((SENTENCES,), NONE | {"dense": True}, False), ((SENTENCES, OTHERS, WRONG), GROUP, True)],
+)
 def test_mini_batches_change_neither_loss_nor_gradient(made, columns, head, fast):
     torch.manual_seed(3)
     plain, model = WhitenedContrastiveLoss(made().double(), **head).double(), made().double()
@@ -182,11 +175,9 @@ def test_mini_batches_change_neither_loss_nor_gradient(made, columns, head, fast
         cached(tokens(cached.model, *columns), None)
 
 
-@pytest.mark.parametrize("fast", [False, True])
-def test_mini_batches_are_encoded_again_with_the_same_dropout(made, fast):
+def test_mini_batches_are_encoded_again_with_the_same_dropout(made):
     """The gradient of a step is a derivative of the loss that the same random numbers give."""
-    model = made(0.3).double()
-    loss = WhitenedContrastiveLoss(accelerate(model) if fast else model, mini_batch_size=3, **FULL).double()
+    loss = WhitenedContrastiveLoss(accelerate(made(0.3).double()), mini_batch_size=3, **FULL).double()
     _, seen = stepped(loss, SENTENCES)
     name = "model.0.model.encoder.layer.1.output.dense.weight"
     weight, direction = loss.get_parameter(name), torch.randn_like(loss.get_parameter(name))
@@ -238,18 +229,6 @@ def test_matryoshka_works_without_a_head_and_is_refused_with_one(made):
         stepped(MatryoshkaLoss(model := made(), WhitenedContrastiveLoss(model), dims), SENTENCES, OTHERS)
 
 
-def test_our_matryoshka_without_a_head_is_theirs_with_the_whole_vector_twice(made):
-    """The row of docs/coming_from.md."""
-    model = made()
-    theirs = MatryoshkaLoss(
-        model, MultipleNegativesRankingLoss(model), [16, 8, 4], matryoshka_weights=[2, 1, 1]
-    )
-    given = tokens(model, SENTENCES, OTHERS)
-    with torch.no_grad():
-        z = torch.stack([model(dict(part))["sentence_embedding"] for part in given])
-        assert_close(Matryoshka(dims=[8, 4])(z, x=z), theirs([dict(part) for part in given], None))
-
-
 def test_the_defaults_are_those_of_our_training():
     ours = dict(signature(ContrastiveTraining).parameters) | dict(signature(ProjectionHead).parameters)
     theirs = signature(WhitenedContrastiveLoss).parameters
@@ -257,27 +236,21 @@ def test_the_defaults_are_those_of_our_training():
         assert theirs[name].default == ours[name].default
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
+def test_settings_that_do_not_fit_together_are_refused(made):
+    model = made()
+    for settings, words in (
         ({"views": 1}, "views=1 must be 2 or more"),
         ({"passes": 4}, "passes=4 must be from 1 to views=3"),
         ({"positives": 3}, "positives=3 must be from 1 to 2, as the anchor is one of views=3; give views=4"),
         ({"mini_batch_size": 0}, "mini_batch_size=0"),
         ({"loss": ContrastiveLoss(weights=(1.0, 2.0, 3.0))}, "for 2 positives"),
         ({"whitening": whitening(group_width=5)}, "5"),
-    ],
-)
-def test_settings_that_do_not_fit_together_are_refused(made, settings, words):
-    with pytest.raises(ValueError, match=words):
-        WhitenedContrastiveLoss(made(), **settings)
-
-
-@pytest.mark.parametrize("name", ["zca", "shuffled_group"])
-def test_a_whitening_by_name_is_refused_with_what_to_give(made, name):
-    with pytest.raises(TypeError, match=f"whitening='{name}' must be None, a WhiteningSettings or a module"):
-        WhitenedContrastiveLoss(made(), whitening=name)
-    WhitenedContrastiveLoss(made(), whitening=WhiteningSettings(kind="zca", group_width=None))  # as it says
+    ):
+        with pytest.raises(ValueError, match=words):
+            WhitenedContrastiveLoss(model, **settings)
+    with pytest.raises(TypeError, match="whitening='zca' must be None, a WhiteningSettings or a module"):
+        WhitenedContrastiveLoss(model, whitening="zca")
+    WhitenedContrastiveLoss(model, whitening=WhiteningSettings(kind="zca", group_width=None))  # as it says
 
 
 def test_weights_in_float16_are_refused_unless_they_are_frozen(made):
@@ -309,10 +282,6 @@ def test_labels_that_differ_are_refused_as_the_rows_of_a_label_would_be_drawn_to
     again(columns, torch.ones(8))
     with pytest.raises(ValueError, match="has labels, here from 0 to 1"):
         again(columns, torch.zeros(8))
-    used = WhitenedContrastiveLoss(made(), views=2, **NONE)
-    used(columns, None)
-    with pytest.raises(ValueError, match="has labels, here from 0 to 1"):
-        used(columns, torch.tensor([1, 0] * 4))
 
 
 def test_the_model_card_has_settings_and_citation(made):
@@ -356,6 +325,7 @@ def fitted(made, folder, *callbacks, resume=None, seed=0, whole=True, **settings
     return {name: tensor.clone() for name, tensor in loss.state_dict().items()}
 
 
+@pytest.mark.slow
 def test_a_killed_and_resumed_run_equals_an_unbroken_one(made, tmp_path):
     whole = fitted(made, tmp_path / "whole")
     with pytest.raises(Killed):
@@ -363,9 +333,6 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one(made, tmp_path):
     again = fitted(made, tmp_path / "broken", resume=True, seed=1)
     assert_close(again, whole, rtol=0, atol=0)
     assert int(whole["head.before.batches"]) == 8
-    elsewhere = str((tmp_path / "broken" / "checkpoint-3").rename(tmp_path / "moved-3"))
-    moved = fitted(made, tmp_path / "other", resume=elsewhere, seed=2)
-    assert_close(moved, whole, rtol=0, atol=0)
     names = {file.name for file in (tmp_path / "whole" / "checkpoint-3").iterdir()}
     assert {"modules.json", "optimizer.pt"} <= names
     plain = SentenceTransformer(str(tmp_path / "whole" / "checkpoint-8"), device="cpu")
@@ -373,13 +340,12 @@ def test_a_killed_and_resumed_run_equals_an_unbroken_one(made, tmp_path):
 
 
 def test_a_checkpoint_without_head_is_refused(made, tmp_path):
-    fitted(made, tmp_path, whole=False)
+    fitted(made, tmp_path, whole=False, max_steps=3)
     with pytest.raises(ValueError, match="step 3 holds no head"):
         fitted(made, tmp_path, resume=str(tmp_path / "checkpoint-3"))
 
 
-@pytest.mark.parametrize("cached", [None, 4])
-@pytest.mark.parametrize("rest", [1, 2, 7])
+@pytest.mark.parametrize(("rest", "cached"), [(1, 4), (7, None)])
 def test_a_last_batch_that_cannot_be_whitened_is_left_out_and_the_others_train(made, tmp_path, rest, cached):
     def trained(rows, **settings):
         torch.manual_seed(0)
@@ -496,10 +462,9 @@ def test_their_trainer_with_two_processes_keeps_the_heads_equal_and_resumes(toke
     assert_close(again, whole, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["nowhere/MODEL", Path("nowhere")])
-def test_a_name_in_place_of_a_model_is_told_what_to_give(name):
+def test_a_name_in_place_of_a_model_is_told_what_to_give():
     for call in (WhitenedContrastiveLoss, accelerate, lambda model: whitened(model, ["a", "b"])):
         with pytest.raises(
-            TypeError, match=rf"model is a name or path: give SentenceTransformer\('{name}'\)"
+            TypeError, match=r"model is a name or path: give SentenceTransformer\('nowhere'\)"
         ):
-            call(name)
+            call(Path("nowhere"))

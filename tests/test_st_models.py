@@ -6,7 +6,6 @@ import importlib
 import json
 import math
 import pickle
-import random
 import sys
 from types import ModuleType
 
@@ -18,7 +17,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
-from sentence_transformers.sentence_transformer.losses import AdaptiveLayerLoss, MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import BoW, Normalize, Transformer
 from test_st_loss import DATA, OTHERS, arguments, gradients, opened, saved, tokens
 from torch.testing import assert_close
@@ -71,42 +70,33 @@ def counted(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("kind", ["bert", "roberta"])
-@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "lasttoken", "weightedmean"])
-@pytest.mark.slow(but=5)
-def test_an_accelerated_model_encodes_to_the_same_vectors(made, counted, threaded, kind, pooling, threads):
-    threaded(threads)
-    model = made(kind, pooling)
-    expected = model.encode(TEXTS)
-    assert not counted
-    seen = accelerate(model).encode(TEXTS)
-    assert_close(seen, expected, rtol=1e-5, atol=1e-5)
-    assert sum(counted) == sum(len(ids) for ids in model.tokenizer(TEXTS, truncation=True).input_ids)
+ENCODED = [("bert", "cls", 2), ("roberta", "mean", 2), ("bert", "max", 1), ("roberta", "lasttoken", 1)]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"prompt": "the cat "},
-        {"normalize_embeddings": True, "batch_size": 3},
-        {"convert_to_tensor": True, "truncate_dim": 4},
-        {"precision": "int8"},
-        {"output_value": "token_embeddings"},
-        {"output_value": None},
-    ],
-)
-@pytest.mark.slow(but=2)
-def test_every_way_to_encode_stays(made, threaded, settings):
+def test_an_accelerated_model_encodes_to_the_same_vectors(made, counted, threaded):
+    for kind, pooling, threads in [*ENCODED, ("bert", "weightedmean", 2)]:
+        threaded(threads)
+        counted.clear()
+        model = made(kind, pooling)
+        expected = model.encode(TEXTS)
+        assert not counted
+        seen = accelerate(model).encode(TEXTS)
+        assert_close(seen, expected, rtol=1e-5, atol=1e-5)
+        assert sum(counted) == sum(len(ids) for ids in model.tokenizer(TEXTS, truncation=True).input_ids)
+
+
+def test_every_way_to_encode_stays(made, threaded):
     threaded(2)
     model = made()
     model[1].include_prompt = False
-    expected = model.encode(TEXTS, **settings)
-    seen = accelerate(model).encode(TEXTS, **settings)
-    if settings == {"output_value": None}:
-        expected, seen = ([row["sentence_embedding"] for row in rows] for rows in (expected, seen))
-    assert_close(seen, expected, rtol=1e-5, atol=2.0 if "precision" in settings else 1e-5)
-    assert_close(model.encode("the cat"), undo(model).encode("the cat"), rtol=1e-5, atol=1e-5)
+    for settings in (
+        {"prompt": "the cat "},
+        {"normalize_embeddings": True, "batch_size": 9},
+        {"convert_to_tensor": True, "truncate_dim": 4},
+        {"output_value": "token_embeddings"},
+    ):
+        expected = undo(model).encode(TEXTS, **settings)
+        assert_close(accelerate(model).encode(TEXTS, **settings), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_bfloat16_stays_as_near_as_theirs(made, threaded):
@@ -118,7 +108,7 @@ def test_bfloat16_stays_as_near_as_theirs(made, threaded):
     assert 0.3 < np.abs(ours - exact).max() / np.abs(theirs - exact).max() < 2
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta", "camembert"])
+@pytest.mark.parametrize("kind", ["bert", "camembert"])
 def test_training_without_dropout_has_the_same_gradient(made, counted, kind):
     both = []
     for change in (lambda model: model, accelerate):
@@ -158,12 +148,6 @@ def test_threads_have_the_modes_of_their_caller_while_they_encode(made, threaded
     modes.clear()
     model.encode(TEXTS)  # the same threads again
     assert modes == {(False, None)}
-
-
-def test_training_with_dropout_draws_it_anew(made):
-    model = accelerate(made(dropout=0.3))
-    x, y = (model(tokens(model, SENTENCES)[0])["sentence_embedding"] for _ in range(2))
-    assert not torch.allclose(x, y, atol=1e-2)
 
 
 def test_what_is_not_text_padded_on_the_right_is_left_to_the_library(made, counted):
@@ -229,16 +213,6 @@ def test_models_that_cannot_be_computed_without_padding_are_refused_with_the_rea
     assert "forward" not in vars(model[0])
 
 
-def test_a_loss_over_all_layers_gets_them_from_the_library(made):
-    model = made()
-    losses = [AdaptiveLayerLoss(m, MultipleNegativesRankingLoss(m)) for m in (model, accelerate(made()))]
-    values = []
-    for loss in losses:
-        random.seed(0)
-        values.append(loss(tokens(loss.model, SENTENCES, OTHERS), None))
-    assert_close(values[1], values[0])
-
-
 def whitening(x):
     """Whitening by the rows (n, d), in float64; an axis without variance, as LayerNorm leaves, is dropped."""
     values, axes = np.linalg.eigh(np.cov(x.T, bias=True))
@@ -246,8 +220,7 @@ def whitening(x):
     return lambda y: ((y - x.mean(axis=0)) @ (axes * scale))[:, ::-1]
 
 
-@pytest.mark.parametrize("unit", [False, True])
-@pytest.mark.parametrize("k", [4, None])
+@pytest.mark.parametrize(("unit", "k"), [(False, None), (True, 4)])
 def test_a_whitened_model_is_plain_and_whitens_its_corpus(made, tmp_path, unit, k):
     model = made().eval()
     model.prompts, model.similarity_fn_name = {"query": "the "}, "dot"
@@ -373,6 +346,7 @@ def test_whitening_on_too_few_sentences_is_undefined_and_no_number(made, tmp_pat
     assert math.isfinite(metrics["sts_avg_whitened_on_corpus_k16"])
 
 
+@pytest.mark.slow
 def test_the_evaluator_chooses_the_best_checkpoint_of_their_trainer(made, pairs, tmp_path):
     loss = WhitenedContrastiveLoss(model := accelerate(made()), mini_batch_size=4)
     plan = {"eval_strategy": "steps", "eval_steps": 4, "save_steps": 4, "load_best_model_at_end": True}
@@ -413,9 +387,9 @@ def adapted(model):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("name", "settings"), [("default", {}), ("mine", {}), ("default", {"use_dora": True})]
+    ("state", "name", "settings"),
+    [("plain", "default", {}), ("another", "mine", {}), ("disabled", "default", {"use_dora": True})],
 )
-@pytest.mark.parametrize("state", ADAPTED)
 def test_adapters_are_in_force_as_the_library_has_them(made, name, settings, state):
     model = made()
     adapt(model, name, **settings)

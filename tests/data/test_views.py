@@ -105,7 +105,7 @@ def test_all_changes_together_are_those_of_a_naive_loop(lengths, around, changes
 
 
 @pytest.mark.parametrize(("m", "least", "most"), [(20, 0.5, 1.0), (40, 0.25, 0.75), (30, 0.6, 0.6)])
-@pytest.mark.slow(but=1)
+@pytest.mark.slow
 def test_lengths_and_starts_of_crops_are_uniform(m, least, most):
     n = 40_000
     stay = spans(ragged(sentences([m] * n)), keys(n), (least, most), (1, 1)).reshape(n, m + 2)
