@@ -233,6 +233,7 @@ EXPERIMENTS, SYSTEMS, SWEEPS = (
 )
 
 
+@pytest.mark.slow
 def test_an_option_builds_a_symbol_of_the_module_it_is_named_after_and_each_setting_reaches_a_parameter():
     for group, option in OPTIONS:
         # random weights set a temperature, for a loss with one
@@ -243,6 +244,7 @@ def test_an_option_builds_a_symbol_of_the_module_it_is_named_after_and_each_sett
             assert unbound(node) == set(), (group, option, node["_target_"])
 
 
+@pytest.mark.slow
 def test_every_setting_of_an_experiment_or_a_system_reaches_a_parameter():
     plain, own = composed("+experiment=bert_base"), ("head.whitening", "loss.", "terms.")
     for name in EXPERIMENTS:

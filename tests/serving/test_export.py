@@ -78,7 +78,7 @@ def assert_alike(found, wanted):
 @pytest.mark.parametrize("shape", ["bert", "roberta"])
 def test_each_library_gives_the_source_s_vectors(shape, tokenizer, tmp_path):
     encoder = Encoder(encoders.backbone(shape, len(tokenizer)), tokenizer)
-    for i, (kind, layers) in enumerate(POOLINGS):
+    for i, (kind, layers) in enumerate(POOLINGS if shape == "bert" else POOLINGS[2:3]):
         plain = embedder_of(encoder, kind=kind, layers=layers).eval()
         assert export(plain, tmp_path / f"t{i}", "transformers")["difference"] <= 1e-5
         assert_alike(by_transformers(tmp_path / f"t{i}", ASKED, kind, layers), plain.encode(ASKED))
