@@ -382,7 +382,9 @@ def test_a_term_sees_a_step_and_joins_the_loss_with_its_weight(bert, tmp_path):
 
 def test_a_weight_that_cannot_train_is_refused_before_anything_is_computed(bert):
     for weight in (-1, math.nan, math.inf):
-        with pytest.raises(ValueError, match=rf"^mlm.weight={weight} must be finite and above 0, or 0 to leave"):
+        with pytest.raises(
+            ValueError, match=rf"^mlm.weight={weight} must be finite and above 0, or 0 to leave"
+        ):
             MaskedLanguageModel(encoder=bert, weight=weight, probability=0.3)
 
 
