@@ -153,7 +153,7 @@ def test_blank_null_and_other_fields_are_dropped_and_counted_and_repeats_are(tmp
     path = written(tmp_path / "x.jsonl", "\n".join(json.dumps({"t": cell}) for cell in cells))
     kept, counts = read(Corpus(str(path), ("t",)))
     assert kept == [("a",), ("b",), ("a",), ("a",)]
-    assert counts == (10, 4, 2, 4, 2)
+    assert counts == (10, 6, 4, 2)
     assert [blank(text) for text in ("\u00ad", "\u3000", ".", "\U0001f600", "\u200bx")] == [True, True] + [
         False
     ] * 3
@@ -161,7 +161,7 @@ def test_blank_null_and_other_fields_are_dropped_and_counted_and_repeats_are(tmp
     assert list(rows(Corpus(str(path)))) == [("a",), ("",), ("\u200b",), ("b",)]  # row i is line i
     assert list(texts(Corpus(str(path)))) == ["a", "b"]
     for data, words in (
-        ("\n \n", "0 usable sentences in 2 lines, 2 blank"),
+        ("\n \n", "0 usable sentences in 2 lines: blank, or no texts"),
         ("x\n" * 9, "all 9 rows are equal"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -63,11 +63,10 @@ class Corpus:
 
 
 class Counts(NamedTuple):
-    """Numbers of rows: read, blank or null, without text (`other`), kept, and equal to an earlier one."""
+    """Numbers of rows: read, with a field that is blank or no text, kept, and equal to an earlier one."""
 
     total: int
     blank: int
-    other: int
     kept: int
     repeated: int
 
@@ -96,21 +95,20 @@ class Usable:
             yield row
         kept, path = len(hashes), self.corpus.path
         distinct = len(np.unique(np.frombuffer(hashes, np.int64))) if kept else 0
-        self.counts = Counts(tally["total"], tally["blank"], tally["other"], kept, kept - distinct)
+        self.counts = Counts(tally["total"], tally["blank"], kept, kept - distinct)
         if not kept:
-            lost = f"{tally['blank']} blank, {tally['other']} with fields that are no text"
-            raise ValueError(f"{path}: 0 usable sentences in {tally['total']} lines, {lost}")
+            raise ValueError(f"{path}: 0 usable sentences in {tally['total']} lines: blank, or no texts")
         if kept > 1 and distinct == 1:
             raise ValueError(f"{path}: all {kept:,} rows are equal: {row[0]!r:.50}")
 
     def texts_alone(self, tally: Counter[str]) -> Iterator[Row]:
-        """The rows of text; `tally` counts all, blank ones and others."""
+        """The rows of text; `tally` counts all, and those that are not."""
         for row in cells(self.corpus):
             tally["total"] += 1
-            if (worst := max(map(flaw, row))) == 0:
+            if all(isinstance(cell, str) and not blank(cell) for cell in row):
                 yield row
             else:
-                tally["blank" if worst == BLANK else "other"] += 1
+                tally["blank"] += 1
 
     def worded(self, rows: Iterable[Row], tally: Counter[str]) -> Iterator[Row]:
         """The rows without a text that is `wordless`; `tally` counts the others as blank."""
@@ -126,16 +124,6 @@ def blocks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     every = iter(items)
     while block := list(islice(every, size)):
         yield block
-
-
-BLANK = 2
-
-
-def flaw(cell: object) -> int:
-    """0 for a text, BLANK for a blank one or a null, 1 for anything else."""
-    if isinstance(cell, str):
-        return BLANK * blank(cell)
-    return BLANK if cell is None else 1
 
 
 def read(corpus: Corpus) -> tuple[list[Row], Counts]:

@@ -276,13 +276,12 @@ class SentenceData(LightningDataModule):
     def counts(self) -> str:
         """One line of text: how many lines were read, dropped and kept, and how many sentences truncated."""
         c, n = self.tokens.counts, self.tokens.counts.kept * self.tokens.columns
-        other = f", {c.other:,} without text dropped" if c.other else ""
         equal = f" ({c.repeated:,} equal an earlier one)" if c.repeated else ""
         held = f", {self.holds_out:,} rows held out, never trained on" if self.hold_out else ""
         share = f"{100 * self.tokens.truncated / n:.1f}".removesuffix(".0")
         truncated = f"{self.tokens.truncated:,} of {n:,} sentences truncated at {self.max_length} tokens"
         return (
-            f"{self.corpus}: {c.total:,} lines, {c.blank:,} blank dropped{other}, {c.kept:,} kept{equal}; "
+            f"{self.corpus}: {c.total:,} lines, {c.blank:,} blank dropped, {c.kept:,} kept{equal}; "
             f"{truncated} ({share} %), {len(self.tokens.ids):,} tokens kept{held}"
         )
 

@@ -184,16 +184,11 @@ def _is_senteval(folder: Path) -> bool:
 
 
 def _absent(name: str, candidates: Sequence[str], reason: str) -> str:
-    known = name in CORPORA
-    other = (
-        "give another file in its place, as data.corpus=FILE or fit=FILE"
-        if known
-        else "use others: as tests tasks=quickstart or tasks.names=[FILE], as dev set monitor=held_out or "
-        "monitor.dev=FILE"
-    )
+    tests = "tasks=quickstart or tasks.names=[FILE], monitor=held_out or monitor.dev=FILE"
     return (
-        f"{name}: no {candidates[0]} in {' or '.join(map(str, roots()))}, and {reason}. "
-        f"Put it there, set WHITENEDCSE_DATA to a folder that has it, or {other}."
+        f"{name}: no {candidates[0]} in {' or '.join(map(str, roots()))}, and {reason}. Put it there, set "
+        "WHITENEDCSE_DATA to a folder that has it, or use another: "
+        f"{'data.corpus=FILE or fit=FILE' if name in CORPORA else tests}."
     )
 
 

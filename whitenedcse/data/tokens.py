@@ -26,7 +26,7 @@ from whitenedcse.ragged import Ragged
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 3  # of the folder; another number is another key
+FORMAT = 4  # of the folder; another number is another key
 CALLS = ("__call__", "_encode_plus", "_batch_encode_plus")  # of Transformers 4 and 5
 
 
