@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from whitenedcse.app.train import built
 from whitenedcse.ragged import Ragged, taken
-from whitenedcse.report.charts import COLOURS, STYLE, smoothed
+from whitenedcse.report.charts import COLOURS, STYLE
 from whitenedcse.run import Run
 from whitenedcse.training.module import ContrastiveTraining
 
@@ -44,7 +44,7 @@ def measured(module: ContrastiveTraining, rows: Ragged) -> tuple[float, np.ndarr
 
 
 def curve(run: Run) -> None:
-    """Write curve.csv and curve.png: the training loss, of batches and smoothed."""
+    """Write curve.csv and curve.png: the training loss, of batches and of ten together."""
     steps, losses = run.series["train/loss"]
     n = len(losses) // AVERAGED * AVERAGED
     means = losses[:n].reshape(-1, AVERAGED).mean(axis=1)
@@ -57,7 +57,7 @@ def curve(run: Run) -> None:
         figure = Figure(figsize=(6.4, 3.2), layout="constrained")
         ax = figure.subplots()
         ax.plot(steps, losses, color=COLOURS[0], alpha=0.25, linewidth=0.6)
-        ax.plot(steps, smoothed(losses), color=COLOURS[0], linewidth=1.4)
+        ax.plot(steps[AVERAGED // 2 : n : AVERAGED], means, color=COLOURS[0], linewidth=1.4)
         ax.set(xlabel="optimiser step", ylabel="cross-entropy of masked words, nats")
         figure.savefig(HERE / "curve.png", dpi=150)
 
