@@ -12,7 +12,7 @@ import pytest
 import torch
 from encoders import SENTENCES
 from numpy.testing import assert_allclose
-from programs import started
+from programs import started, started_anew
 
 from whitenedcse import distributed
 from whitenedcse.app import cli
@@ -196,16 +196,18 @@ def test_however_processes_are_started_the_bytes_are_the_same(job, source, corpu
     words, few = ["encode", source, corpus.path], ["--shard", str(SHARD)]
     torchrun = ["torchrun", "--standalone", "--nproc-per-node", "3", "-m", "whitenedcse.app.cli"]
     slurm = [{"SLURM_NTASKS": "3", "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in (2, 0, 1)]
+    anew = [sys.executable, "-m", "whitenedcse.app.cli"]  # what starts others is no fork
     ways = {  # programs, and the environment of each start: ranks exchange nothing, and may come in turn
-        "processes": (["whitenedcse", *words, "processes", *few, "--processes", "2"], [{}]),
+        "processes": ([*anew, *words, "processes", *few, "--processes", "2"], [{}]),
         "torchrun": ([*torchrun, *words, "torchrun", *few], [{}]),
         "srun": (["whitenedcse", *words, "srun", *few], slurm),
     }
     if find_spec("ray"):
-        ways["ray"] = (["whitenedcse", *words, "ray", *few, "--processes", "2", "--engine", "ray"], [{}])
+        ways["ray"] = ([*anew, *words, "ray", *few, "--processes", "2", "--engine", "ray"], [{}])
     for out, (command, starts) in ways.items():
         for environment in starts:
-            done = started(*command, cwd=tmp_path, **environment)
+            start = started if out in ("torchrun", "srun") else started_anew
+            done = start(*command, cwd=tmp_path, **environment)
             assert done.returncode == 0, done.stderr
         assert files(tmp_path / out) == files(job.out)
         assert json.loads((tmp_path / out / "manifest.json").read_text())["rows"] == len(TEXTS)
