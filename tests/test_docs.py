@@ -142,10 +142,12 @@ def run(words, home):
         name, _, value = words.pop(0).partition("=")
         environment[name] = value
     small = {"256": "8", "k=256": "k=8", "loss.dims=[64,128,256]": "loss.dims=[4,8]"}  # the encoders have 16
-    small |= {"seed=1,2": "seed=1"}
+    # tests/test_sweeps.py has two jobs at a time
+    small |= {"seed=1,2": "seed=1", "hydra.launcher.n_jobs=2": "hydra.launcher.n_jobs=1"}
     words = [small.get(word, word.replace("k=256", "k=8")) for word in words]
     words += ["k=8"] if "protocol=bert_whitening" in words else []
-    words += ["--cfg", "job"] * ("hydra/launcher=joblib" in words)  # that runs in tests/test_sweeps.py
+    alone = "hydra/launcher=joblib" in words and not any("n_jobs" in word for word in words)
+    words += ["hydra.launcher.n_jobs=1"] * alone  # in this process, whose tasks have few rows
     scripts = [i for i, word in enumerate(words) if word in ("train.py", "evaluate.py")]
     if "train.py" in words:  # the quick start's own encoder can be small
         own = not any(word.startswith(("+experiment", "encoder")) for word in words)
