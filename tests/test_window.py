@@ -19,7 +19,7 @@ PROGRAMS = {  # arguments, and the call from which on the program may be killed
     "train.py": (TRAIN.split(), "whitenedcse.training.trainer:Safekeeping.on_train_end"),
     "evaluate.py": (EVALUATE.split(), "whitenedcse.run:Run.start"),
 }
-KILLS = {"train.py": 30, "evaluate.py": 10}  # states that are tried
+KILLS = {"train.py": 30, "evaluate.py": 10}  # states that are tried, at most
 MACHINES = "train/sentences_per_second", "train/load"
 
 
@@ -66,9 +66,9 @@ def outcome(run):
 @pytest.mark.slow
 def test_a_run_killed_at_any_call_of_its_end_is_completed_by_the_same_command(killed, program):
     run, states, whole = killed(program)
-    assert len(states) >= KILLS[program]
-    for i in range(KILLS[program]):
-        state = states[i * len(states) // KILLS[program]]
+    assert len(states) > 10
+    count = min(KILLS[program], len(states))
+    for state in (states[i * len(states) // count] for i in range(count)):
         shutil.rmtree(run.parents[1])
         shutil.copytree(state, run.parents[1])
         ended = (run / "scores.json").exists()
