@@ -255,6 +255,8 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
         claim.progress,
         claim.gate,
         claim.comparison,
+        claim.readout,
+        claim.own_part,
         claim.by_test,
         claim.alike,
         claim.rates,
