@@ -1,16 +1,22 @@
 """Attention on CPU against sentences taken one by one."""
 
 import math
+import sys
+from functools import partial
 
 import pytest
 import torch
 from torch.testing import assert_close
+from transformers import BertConfig, BertModel
 
+from whitenedcse import ragged
 from whitenedcse.model import attention as module
+from whitenedcse.model import packed
 from whitenedcse.model.attention import (
     Bounds,
     Settings,
     attention,
+    bounds,
     cuts,
     planned,
     unpadded_attention,
@@ -136,3 +142,47 @@ def test_a_device_without_those_kernels_pads_and_says_so_once(monkeypatch):
         assert way("cuda", 64) == "padded"
     assert way("cuda", 64) == "padded"  # a second warning would be an error
     module.kernels.cache_clear()
+
+
+def calls(run):
+    """How many functions Python calls, its own and those of C."""
+    count = 0
+
+    def seen(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(seen)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_layer_on_a_gpu_takes_four_fifths_of_the_python_of_a_padded_one(monkeypatch):
+    """Python launches each kernel, for which a step of BERT-base waits; the kernels are stubs here."""
+    batch = ragged.ragged([[1, 2, 3], [4, 5], [6, 7, 8, 9]])
+    padded = {"input_ids": ragged.pad(batch, 0), "attention_mask": ragged.mask(batch).long()}
+    layout = packed.Layout(batch, None, None, len(batch.ids), batch.n, None, bounds(batch), 0)
+    monkeypatch.setattr(packed, "laid_out", lambda *_: layout)
+    drop = torch.nn.functional.dropout
+    monkeypatch.setattr(
+        packed, "dropped", lambda x, p, _, onto: drop(x, p) if onto is None else drop(x, p) + onto
+    )
+    monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", lambda q, k, v, *_: (q + k + v,))
+    stub = lambda q, k, v, **_: q + k + v  # noqa: E731
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", stub)
+    counts = {"packed": [], "padded": []}
+    for depth in (2, 6):
+        shape = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 20}
+        bert = BertModel(BertConfig(**shape, num_hidden_layers=depth), add_pooling_layer=False).train()
+        runs = {
+            "packed": partial(packed.hidden, bert, batch, [depth], first=False, seed=1),
+            "padded": partial(bert, **padded),
+        }
+        for name, run in runs.items():
+            run()
+            counts[name].append(calls(run))
+    each = {name: (more - few) / 4 for name, (few, more) in counts.items()}
+    assert 50 < each["packed"] <= 0.8 * each["padded"] and each["packed"] < 200, each
