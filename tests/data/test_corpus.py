@@ -81,6 +81,9 @@ def test_quotes_in_a_file_with_tabs_are_those_of_a_writer_or_text(tmp_path):
         ('a\tb\n"x\ny"\tz\n', True),
         ('a\tb\n"x, y"\tz\nq\t"w, w"\n', True),  # as Excel writes commas
         ('a\tb\n"x, y"\tz, z\nq\t"w, w"\n', False),
+        ('a\tb\n"x, y"\t"z"\n', False),
+        ('a\tb\n"Say ""no"""\tz\n"open\tw\n', False),
+        ('a\tb\n"Say ""no"""\tz\nw\n', False),
     ):
         assert in_quotes(text.splitlines()) == quoted, text
     path = written(tmp_path / "unquoted.tsv", 'a\tb\n"open\tx\ny"\tz\n')
@@ -154,9 +157,8 @@ def test_blank_null_and_other_fields_are_dropped_and_counted_and_repeats_are(tmp
     kept, counts = read(Corpus(str(path), ("t",)))
     assert kept == [("a",), ("b",), ("a",), ("a",)]
     assert counts == (10, 6, 4, 2)
-    assert [blank(text) for text in ("\u00ad", "\u3000", ".", "\U0001f600", "\u200bx")] == [True, True] + [
-        False
-    ] * 3
+    signs = ("\u00ad", "\u3000", "\x07", "\u200b \ufeff", ".", "\U0001f600", "\u200bx")
+    assert [blank(text) for text in signs] == [True] * 4 + [False] * 3
     path = written(tmp_path / "x.txt", "a\n\n\u200b\nb\n")
     assert list(rows(Corpus(str(path)))) == [("a",), ("",), ("\u200b",), ("b",)]  # row i is line i
     assert list(texts(Corpus(str(path)))) == ["a", "b"]

@@ -152,6 +152,29 @@ def test_a_tokenizer_pads_as_batches_are_padded(tokenizer):
     assert padded_right(tokenizer).pad_token == own
 
 
+MIXING = {
+    "fnet": {},
+    "convbert": {"embedding_size": 16, "conv_kernel_size": 3, "head_ratio": 1},
+    "nystromformer": {},
+}
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [*MIXING, "squeezebert", "mpnet"])
+def test_a_sentence_is_encoded_as_by_itself_whatever_is_beside_it(kind, tokenizer):
+    torch.manual_seed(0)
+    encoder = encoder_of(kind, MIXING.get(kind, POOLED.get(kind)), tokenizer)
+    for weight in encoder.backbone.parameters():
+        weight.mul_(5 if weight.ndim > 1 else 1)
+    rows = token_ids(SENTENCES, tokenizer, 32)
+    encoder.eval()
+    assert encoder.mixes == (kind in MIXING)
+    for first in (False, True):
+        alone = torch.cat([encoder(ragged([row]), [1, -1], first=first) for row in rows], dim=1)
+        assert_close(encoder(ragged(rows), [1, -1], first=first), alone, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["longformer", "esm"])
 def test_weights_that_no_output_depends_on_are_among_the_unread(kind, tokenizer):

@@ -24,6 +24,7 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from whitenedcse import ragged
+from whitenedcse.compute import without_autocast
 from whitenedcse.data.remote import fetched, is_url
 from whitenedcse.data.sources import SECONDS, awaited
 from whitenedcse.files import DIGESTS, intact, metadata, parsing
@@ -90,6 +91,8 @@ class Encoder(nn.Module):
         wanted = [self.layer(layer) for layer in layers]
         if self.attention(batch.ids.device) != "padded":
             return packed.hidden(self.backbone, batch, wanted, first=first, seed=seed)
+        if batch.n > 1 and self.mixes and len(set(batch.bounds.diff().tolist())) > 1:
+            return self.by_length(batch, layers, first)
         where, every = ragged.mask(batch), wanted != [self.depth]
         padded = ragged.pad(batch, self.tokenizer.pad_token_id or 0)
         out = self.backbone(input_ids=padded, attention_mask=where.long(), output_hidden_states=every)
@@ -99,6 +102,16 @@ class Encoder(nn.Module):
             )
         hidden = [out.hidden_states[layer] if every else out.last_hidden_state for layer in wanted]
         return torch.stack([layer[:, 0] if first else ragged.unpad(layer, batch) for layer in hidden])
+
+    def by_length(self, batch: Ragged, layers: Sequence[int], first: bool) -> Tensor:
+        """`forward` of the sentences of each length by themselves, which need no padding."""
+        host, parts, at = batch.to(torch.device("cpu")), [], []
+        for length in host.lengths.unique():
+            rows = (host.lengths == length).nonzero().flatten()
+            part, tokens = ragged.taken(host, rows)
+            parts.append(self(part.to(batch.ids.device), layers, first=first))
+            at.append(rows if first else tokens)
+        return torch.cat(parts, dim=1).index_select(1, torch.cat(at).argsort().to(batch.ids.device))
 
     def attention(self, device: torch.device) -> str:
         """How attention is computed on a device: "tiles", "unpadded" or "padded" (see `attention.way`)."""
@@ -113,6 +126,20 @@ class Encoder(nn.Module):
         Their dropout is a function of a seed; PyTorch's generator is shared by all threads.
         """
         return self.attention(self.backbone.device) == "tiles"
+
+    @cached_property
+    @torch.no_grad()
+    def mixes(self) -> bool:
+        """Whether states depend on the padding beside a sentence in spite of the mask, as FNet's do."""
+        if packed.fits(self.backbone):
+            return False
+        device = self.backbone.device
+        ids = torch.tensor([self.ordinary * 4], device=device)
+        mask = (torch.arange(8, device=device) < 4).long().unsqueeze(0)
+        with still(self), without_autocast(device):
+            padded = self.backbone(input_ids=ids, attention_mask=mask).last_hidden_state[:, :4]
+            alone = self.backbone(input_ids=ids[:, :4], attention_mask=mask[:, :4]).last_hidden_state
+        return not torch.allclose(padded, alone, rtol=0, atol=1e-3 * float(alone.abs().max()))
 
     @cached_property
     @torch.no_grad()
