@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -142,12 +142,25 @@ def fitted_on(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[
     if name != "training":
         return name, list(columns), None
     if run := Run.of(model):
-        data = run.settings["data"]
+        data, noted = run.settings["data"], run.facts.get("corpus")
+        if run.scores is not None and noted not in (None, digest(data)):
+            raise ValueError(
+                f"{data['corpus']} is not what {model} was trained on; name the corpus to fit to, fit=FILE, "
+                "or start where train.py was started"
+            )
         return data["corpus"], list(data["columns"]), data.get("sample")
     raise ValueError(
         f"{model} is not a run of train.py, whose corpus protocol=posthoc and fit=training fit to; "
         "name the corpus to fit to, e.g. fit=wiki1m, or fit=FILE with a sentence a line"
     )
+
+
+def digest(data: Mapping[str, Any]) -> str:
+    """That of a run's corpus as it is now, found from this folder."""
+    from whitenedcse.data import corpus, sources
+
+    path = str(sources.located(data["corpus"]))
+    return corpus.fingerprint(corpus.Corpus(path, tuple(data["columns"]), data.get("sample")))
 
 
 def source_of(model: str, pooling: Pooling | None, prompt: str | None = None) -> Source:
