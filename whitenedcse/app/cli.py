@@ -69,7 +69,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     },
     "--prompt": text("TEXT", "put before each text that is encoded (default: SOURCE's own prompt)"),
     "--query-prompt": text("TEXT", "put before each query (default: SOURCE's for queries, or --prompt)"),
-    "--sample": number("N", "the number of rows to draw at random from CORPUS (default: all)"),
+    "--sample": number("N", "rows to draw at random from CORPUS (default: all, but where said above)"),
     "--columns": {
         **text("NAME", "the columns of a table that hold texts; each is texts of its own"),
         "nargs": "+",
