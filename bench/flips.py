@@ -54,7 +54,7 @@ from whitenedcse.training import trainer
 
 ROOT = Path(__file__).parents[1]
 KINDS = ("refused", "rebuilt", "harmless", "unclear", "traceback", "SILENT")
-CURE = re.compile(r"again|delete|choose|name a new|make one")  # one of the words of a way out
+CURE = re.compile(r"again|repeat|delete|choose|name a new|make one")  # one of the words of a way out
 RUN = ["encoder.width=16", "encoder.layers=1", "encoder.heads=2", "trainer.max_steps=20", "monitor.every=10"]
 WORDS = "the a cat dog bird fish tree house river stone sees hears likes finds old new red blue small".split()
 TEXTS = [" ".join(WORDS[i * j % len(WORDS)] for j in range(1, 3 + i % 7)) for i in range(1, 41)]

@@ -213,7 +213,7 @@ def test_what_was_trained_otherwise_is_a_near_miss_up_to_three_differences(tmp_p
     assert set(ours(key, [run(tmp_path / "s", wanted | {"data.seed": 99})])) == {label}
     old = {name: value for name, value in wanted.items() if name not in ("loss.denominator", "case")}
     (note,) = near(key, run(tmp_path / "old", old))
-    assert "loss.denominator=null, the row has view" in note
+    assert "loss.denominator=not recorded, the row has view" in note
     assert "case=null, the row has as_is" in note
 
 

@@ -202,18 +202,19 @@ def candidates(
 
 
 def differences(wanted: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    """What differs between the conditions of a published row and those found, in words; null is not there."""
+    """What differs between the conditions of a published row and those found, in words."""
     if not is_encoder(wanted["encoder"], here["encoder"]):
         own = here["encoder"] or {"path": "not recorded", "architecture": None}
         yield f"encoder={own['path']} ({own['architecture']}), the row has {wanted['encoder']}"
+    absent = "not recorded"  # which null is not: a head without a whitening has head.whitening=null
     for name in dict.fromkeys([*wanted, *here]):
-        a, b = here.get(name), wanted.get(name)
+        a, b = here.get(name, absent), wanted.get(name, absent)
         above = [name.rsplit(".", i)[0] for i in range(1, name.count(".") + 1)]
         told = any(side.get(part, "") is None for part in above for side in (wanted, here))
         told |= name == "sample" and here.get("fit") in OWN  # of no corpus: the fit differs
         told |= name == "classifier" and name not in wanted  # of other tasks that the run has too
         if name != "encoder" and not told and a != b:
-            yield f"{name}={as_yaml(a)}, the row has {as_yaml(b)}"
+            yield f"{name}={as_yaml(a)}, the row has {'none' if b == absent else as_yaml(b)}"
 
 
 def is_encoder(name: str, here: Mapping[str, Any] | None) -> bool:
