@@ -205,11 +205,14 @@ def graphs(ours: Embedder, threads: int) -> dict[str, Encode]:
     import onnxruntime
     from onnxruntime.quantization import quantize_dynamic
 
-    folder = Path(tempfile.mkdtemp())
-    export(ours, folder / "onnx", "onnx")
-    quantize_dynamic(folder / "onnx/model.onnx", folder / "int8.onnx")
     tokenizer, settings = ours.encoder.tokenizer, onnxruntime.SessionOptions()
     settings.intra_op_num_threads = threads
+    with tempfile.TemporaryDirectory() as folder:
+        whole, small = Path(folder) / "onnx/model.onnx", Path(folder) / "int8.onnx"
+        export(ours, whole.parent, "onnx")
+        quantize_dynamic(whole, small)
+        files = {"onnx fp32": whole, "onnx int8": small}
+        sessions = {name: onnxruntime.InferenceSession(file, settings) for name, file in files.items()}
 
     def encode(session: Any, texts: list[str]) -> NDArray[Any]:
         order, found = np.argsort([-len(text) for text in texts], kind="stable"), None
@@ -222,10 +225,7 @@ def graphs(ours: Embedder, threads: int) -> dict[str, Encode]:
             found[at] = x
         return found
 
-    files = {"onnx fp32": folder / "onnx/model.onnx", "onnx int8": folder / "int8.onnx"}
-    return {
-        name: partial(encode, onnxruntime.InferenceSession(file, settings)) for name, file in files.items()
-    }
+    return {name: partial(encode, session) for name, session in sessions.items()}
 
 
 def counted(theirs: SentenceTransformer) -> list[tuple[int, int, int]]:

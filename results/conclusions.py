@@ -255,7 +255,7 @@ BLOCKS: dict[str, list[Callable[[], str]]] = {
         claim.progress,
         claim.gate,
         claim.comparison,
-        claim.readout,
+        claim.hypothesis,
         claim.own_part,
         claim.by_test,
         claim.alike,

@@ -286,7 +286,7 @@ def kept(raw: Compared, best: Compared) -> str:
     return f"{100 * share:.0f} % can be had afterwards, {100 * low:.0f} to {100 * high:.0f} %: {verdict}"
 
 
-def readout() -> str:
+def hypothesis() -> str:
     """Hypothesis 2 of PLAN.md."""
     lines = []
     for bed, (name, _) in BEDS.items():
