@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, help="how many (default: 50,000; quick: 1,000)")
     parser.add_argument("--processes", type=int, metavar="P", help="compare one process with so many")
     parser.add_argument("--onnx", action="store_true", help="also onnxruntime, float32 and int8")
+    parser.add_argument("--no-bf16", action="store_true", help="float32 alone, for a CPU without bf16")
     options = parsed(parser)
     count = options.sentences or (1_000 if options.quick else 50_000)
     here = measure.begin(options)
@@ -71,6 +72,8 @@ def main() -> None:
     ours, theirs = opened(options.model)
     sentences = wikipedia(count)
     encoders = variants(ours, theirs)
+    if options.no_bf16:
+        encoders = {name: run for name, run in encoders.items() if "bf16" not in name}
     if options.onnx:
         encoders |= graphs(ours, options.threads)
     facts, batches = agreement(encoders, sentences[:500]), counted(theirs)
