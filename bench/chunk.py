@@ -24,7 +24,7 @@ from whitenedcse.training.loss import ContrastiveLoss
 from whitenedcse.training.module import ContrastiveTraining
 
 LOSS = {"form": "l1", "temperature": 0.05, "weights": [1.0], "denominator": "view"}
-ZCA = {"kind": "zca", "groups": None, "group_width": None, "eps": 1e-5, "shrinkage": 0.0}
+ZCA = {"kind": "zca", "group_width": None, "eps": 1e-5}
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ GROUPS: dict[str, dict[str, str]] = {  # public names, and those of their member
     "Encode, whiten, search": {
         "Embedder": "load encode similarity save embed",
         "Pooling": "",
-        "Postprocess": "fit partial_fit merge transform save load mean matrix variances",
+        "Postprocess": "fit partial_fit transform save load mean matrix variances",
         "whitened": "",
         "export": "",
         "readout": "",
@@ -30,7 +30,7 @@ GROUPS: dict[str, dict[str, str]] = {  # public names, and those of their member
         "LoRA": "",
         "ProjectionHead": "forward",
     },
-    "Whitening as PyTorch modules": {"ShuffledGroupWhitening": "", "GroupWhitening": "", "Whitening": ""},
+    "Whitening as a PyTorch module": {"Whitener": ""},
 }
 BEGINNING = """# Reference
 

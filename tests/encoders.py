@@ -247,7 +247,7 @@ def nowhere():
 def whitening(**changes):
     """SGW with two channels a group, and what a test changes of it."""
     settings = {"kind": "shuffled_group", "group_width": 2, "eps": 1e-5}
-    settings |= {"shrinkage": 0.0, "gradient": "centre", "partition": "view", "momentum": 0.99}
+    settings |= {"gradient": "centre", "partition": "view", "momentum": 0.99}
     return WhiteningSettings(**(settings | changes))
 
 

@@ -73,7 +73,7 @@ def strict(monkeypatch):
 HEADS = {
     "pairs": whitening(),
     "pairs, full gradient": whitening(gradient="full"),
-    "groups": whitening(group_width=4, shrinkage=0.1),
+    "groups": whitening(group_width=4),
     "zca": whitening(kind="zca", group_width=None),
     "pca": whitening(kind="pca", group_width=None),
     "official": whitening(partition="official_slice"),

@@ -1,7 +1,6 @@
 """A final transform and unit length travel with a checkpoint, and Sentence-Transformers applies them too."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from encoders import SENTENCES, embedder_of, whitening
 from numpy.testing import assert_allclose
 from sentence_transformers import SentenceTransformer
 
-from whitenedcse.evaluation.suite import fitted_to_unit
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Final, ProjectionHead
@@ -25,20 +23,6 @@ def numbers(*shape, seed=0):
 def final_of(k=5, unit=True, d=D):
     weight, bias = (numbers(k, d), numbers(k, seed=1)) if k else (None, None)
     return Final(weight=weight, bias=bias, unit=unit, provenance={"fitted on": "sts"})
-
-
-def test_rows_fitted_to_vectors_of_unit_length_are_named(embedder):
-    rows = [
-        SimpleNamespace(name="as it is", fit="", pooling=None),
-        SimpleNamespace(name="white", fit="target", pooling=None),
-        SimpleNamespace(name="white of layer 1", fit="target", pooling="mean"),
-    ]
-    unit = embedder.replaced(final=final_of(k=None))
-    (note,) = fitted_to_unit(unit, rows)
-    assert note.startswith("white: fitted to vectors of unit length, with which this model ends; whiten fit")
-    assert (
-        fitted_to_unit(unit, rows[::2]) == fitted_to_unit(embedder, rows) == fitted_to_unit(None, rows) == []
-    )
 
 
 @pytest.mark.parametrize(("k", "unit"), [(5, True), (5, False), (None, True)])

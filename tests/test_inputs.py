@@ -21,7 +21,7 @@ from whitenedcse.evaluation.tasks import subsets
 from whitenedcse.model.encoder import folder
 from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.model.lora import LoRA
-from whitenedcse.model.whitener import GroupWhitening, Whitening, WhiteningSettings
+from whitenedcse.model.whitener import Whitener, WhiteningSettings
 from whitenedcse.report.compare import group
 from whitenedcse.serving.encode import arrays
 from whitenedcse.serving.fit import whitened
@@ -39,9 +39,9 @@ NUMBERS = {
 MADE = [  # what has numeric arguments, with values of each
     (Pooling, {"kind": "mean", "layers": [1, -1]}),
     (ProjectionHead, {"width": 8, "whitening": None}),
-    (WhiteningSettings, {"group_width": 4, "eps": 1e-3, "shrinkage": 0.0, "momentum": 0.9, "iterations": 3}),
-    (Whitening, {"width": 8, "eps": 1e-4, "momentum": 0.5}),
-    (GroupWhitening, {"width": 8, "group_width": 4, "eps": 1e-4}),
+    (WhiteningSettings, {"group_width": 4, "eps": 1e-3, "momentum": 0.9, "iterations": 3}),
+    (Whitener, {"width": 8, "kind": "zca", "eps": 1e-4, "momentum": 0.5}),
+    (Whitener, {"width": 8, "group_width": 4, "eps": 1e-4}),
     (LoRA, {"r": 4, "alpha": 8.0, "dropout": 0.0}),
     (Postprocess, {"kind": "whitening", "k": 3, "shrinkage": 0.5, "power": 1.0}),
     (Postprocess, {"kind": "abtt", "top": 2}),
@@ -97,7 +97,7 @@ def test_a_fit_with_numbers_of_numpy_is_written_and_searched(bert, tmp_path):
     white = whitened(embedder, fit, k=np.int8(2))
     white.save(tmp_path / "best")
     assert whitenedcse.Embedder.load(tmp_path / "best").width == 2
-    index = Index(embedder, fit=fit, k=np.int64(2)).add(SENTENCES)
+    index = Index(whitened(embedder, fit, np.int64(2))).add(SENTENCES)
     index.save(tmp_path / "index")
     assert len(Index.load(tmp_path / "index").query(SENTENCES[:1], top=np.int64(3))[0]) == 3
     assert readout(embedder, SENTENCES).facts

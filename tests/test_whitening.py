@@ -10,7 +10,7 @@ import torch
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
-from whitenedcse import GroupWhitening
+from whitenedcse import Whitener
 from whitenedcse import whitening as wh
 
 POLICIES = ("full", "centre", "none")
@@ -42,7 +42,7 @@ def by_eigenvectors(cov):
     return u @ torch.diag(values.rsqrt()) @ u.T
 
 
-def textbook(x, order, width, eps, *, shrinkage=0.0, gradient="full", matrix=by_eigenvectors):
+def textbook(x, order, width, eps, *, gradient="full", matrix=by_eigenvectors):
     """SGW view by view and group by group: shuffle, whiten, put the channels back. (v, n, d) -> (v, n, d)."""
     views = []
     for view, channels in zip(x, order, strict=True):
@@ -50,7 +50,6 @@ def textbook(x, order, width, eps, *, shrinkage=0.0, gradient="full", matrix=by_
         for group in view[:, channels].split(width, dim=1):
             mean = group.mean(dim=0).detach() if gradient == "none" else group.mean(dim=0)
             cov = (group - mean).T @ (group - mean) / len(group)
-            cov = (1 - shrinkage) * cov + shrinkage * cov.diagonal().mean() * torch.eye(width).double()
             w = matrix(cov + amount(cov, eps, mean) * torch.eye(width).double())
             white.append((group - mean) @ (w if gradient == "full" else w.detach()))
         views.append(torch.cat(white, dim=1)[:, channels.argsort()])
@@ -68,16 +67,15 @@ ROOTS = {
 @pytest.mark.parametrize("root", ROOTS)
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_every_engine_is_the_textbook_in_value_and_gradient(root, shuffled):
-    """n sentences of 12 channels; a group of 12 is all of them, and wider than a batch of 9."""
     ours, matrix = ROOTS[root]
-    for n, width, gradient, shrinkage in itertools.product((9, 40), (1, 2, 3, 12), POLICIES, (0.0, 0.3)):
+    for n, width, gradient in itertools.product((9, 40), (1, 2, 3, 12), POLICIES):
         if n <= width and gradient == "full" and root == "zca":
             continue  # equal eigenvalues, where autograd has no answer: see the finite differences below
         x, order = draw(n, 12), torch.arange(12).expand(2, 12)
         order = wh.permutations((2,), 12, device="cpu") if shuffled else order
         kinds = torch.double, torch.double, torch.float
         one, other, plain = (x.clone().to(kind).requires_grad_() for kind in kinds)
-        settings = {"width": width, "gradient": gradient, "shrinkage": shrinkage, "eps": 1e-2}
+        settings = {"width": width, "gradient": gradient, "eps": 1e-2}
         shuffle = functools.partial(wh.shuffled_group_whiten, permutations=order)
         call = shuffle if shuffled else wh.group_whiten
         y, grad = call(one, **settings, root=ours), draw(n, 12, seed=1)
@@ -91,18 +89,6 @@ def test_every_engine_is_the_textbook_in_value_and_gradient(root, shuffled):
             near(
                 wh.whiten(x, **{k: v for k, v in settings.items() if k != "width"}, root=ours), y, atol=1e-12
             )
-
-
-def test_gram_in_float32_is_as_exact_as_the_768_wide_matrix_in_float64():
-    x, grad = draw(32, 768)[:1].float(), draw(32, 768, seed=1)[:1]
-    x, order = (x - x.mean() + 1).requires_grad_(), torch.arange(768)[None]
-    y = wh.whiten(x, eps=1e-5)
-    y.backward(grad.float())
-    exact = x.detach().double().requires_grad_()
-    expected = textbook(exact, order, 768, 1e-5, gradient="centre")
-    expected.backward(grad)
-    near(y.detach(), expected.detach(), atol=2e-5)
-    assert (x.grad - exact.grad).norm() < 1e-5 * exact.grad.norm()
 
 
 DAMAGE = {
@@ -130,8 +116,8 @@ def test_degenerate_batches_give_what_the_textbook_gives_and_finite_gradients(da
 
 
 def test_the_full_gradient_is_right_where_eigenvalues_are_equal():
-    for damage, d, shrinkage in itertools.product(list(DAMAGE.values())[:3], (2, 3, 8), (0.0, 0.3)):
-        call = functools.partial(wh.whiten, eps=0.1, gradient="full", shrinkage=shrinkage)
+    for damage, d in itertools.product(list(DAMAGE.values())[:3], (2, 3, 8)):
+        call = functools.partial(wh.whiten, eps=0.1, gradient="full")
         assert gradcheck(call, (damage(draw(6, d))[:1].requires_grad_(),), atol=1e-6)
     for d, (root, _) in itertools.product((2, 3, 4), ROOTS.values()):
         columns = torch.cat((torch.ones(6, 1, dtype=torch.float64), draw(6, d)[0] - 3), dim=1)
@@ -152,7 +138,7 @@ def test_a_negative_determinant_or_eigenvalue_by_rounding_does_no_harm(d):
 
 
 def test_the_scale_of_the_input_changes_neither_the_output_nor_the_direction_of_the_gradient():
-    cases = itertools.product([(40, 2), (40, 6), (40, 24), (12, 24)], POLICIES, (wh.zca, wh.iterated))
+    cases = itertools.product([(40, 2), (40, 6), (40, 24)], POLICIES, (wh.zca, wh.iterated))
     for (n, width), gradient, root in cases:
         x, grad = draw(n, 24).float(), torch.randn(2, n, 24)
         found = []
@@ -251,7 +237,7 @@ def test_a_matrix_that_is_not_finite_has_no_eigenvalues_and_the_others_theirs(br
 
 def test_what_cannot_be_whitened_is_answered_with_the_numbers_that_matter():
     for n, d in ((9, 2), (9, 4), (5, 8)):
-        for name, value in (("eps", 0.0), ("eps", float("nan")), ("shrinkage", 2), ("gradient", "center")):
+        for name, value in (("eps", 0.0), ("eps", float("nan")), ("gradient", "center")):
             with pytest.raises(ValueError, match=f"{name}={value!r}"):
                 wh.whiten(draw(n, d), **({"eps": 1e-6} | {name: value}))
     for d, width, nearest in ((768, 5, "4, 6"), (12, 99, "6, 12"), (12, 0, "1, 2")):
@@ -265,4 +251,4 @@ def test_what_cannot_be_whitened_is_answered_with_the_numbers_that_matter():
     with pytest.raises(TypeError, match="whiten takes torch tensors .*, not ndarray"):
         wh.whiten(np.ones((8, 6)), eps=1e-6)
     with pytest.raises(TypeError, match="forward takes torch tensors .*, not list$"):
-        GroupWhitening(4)([[1.0] * 4] * 8)
+        Whitener(4, kind="group")([[1.0] * 4] * 8)

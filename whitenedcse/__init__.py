@@ -6,7 +6,7 @@ run = whitenedcse.train("bert-base-uncased", "my.txt", output="outputs/NAME")
 whitenedcse.evaluate("outputs/NAME", tasks=["STS-B"])
 embedder = Embedder.load("outputs/NAME")             # a run, a checkpoint, an encoder, a hub id
 x = embedder.encode(["a sentence", "another one"])   # (2, d)
-Postprocess("whitening", k=256).fit(x).transform(x)  # whitening-k; also zca, pca_cor, ...
+Postprocess("whitening", k=256).fit(x).transform(x)  # whitening-k; also zca, pca, ...
 Index.build(embedder, ["a text"]).query(["a question"], 10)
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from whitenedcse.model.encoder import pretrained
     from whitenedcse.model.head import Pooling, ProjectionHead
     from whitenedcse.model.lora import LoRA
-    from whitenedcse.model.whitener import GroupWhitening, ShuffledGroupWhitening, Whitening
+    from whitenedcse.model.whitener import Whitener
     from whitenedcse.run import Run
     from whitenedcse.serving.export import export
     from whitenedcse.serving.fit import whitened
@@ -41,7 +41,6 @@ __all__ = [
     "ContrastiveTraining",
     "CovariancePenalty",
     "Embedder",
-    "GroupWhitening",
     "Index",
     "LoRA",
     "Matryoshka",
@@ -50,8 +49,7 @@ __all__ = [
     "ProjectionHead",
     "Run",
     "SentenceData",
-    "ShuffledGroupWhitening",
-    "Whitening",
+    "Whitener",
     "evaluate",
     "export",
     "pretrained",
@@ -68,7 +66,7 @@ HOMES = {
     "model.encoder": ["pretrained"],
     "model.head": ["Pooling", "ProjectionHead"],
     "model.lora": ["LoRA"],
-    "model.whitener": ["GroupWhitening", "ShuffledGroupWhitening", "Whitening"],
+    "model.whitener": ["Whitener"],
     "serving.export": ["export"],
     "serving.fit": ["whitened"],
     "serving.readout": ["readout"],

@@ -12,14 +12,12 @@ Shuffled group whitening (SGW) of one view x: (n, d), by a random permutation p 
     z = white.transpose(0, 1).flatten(1)[:, p.argsort()]                 # put the channels back
 
 with r = eps times the mean variance of the group, where the paper adds nothing. `shuffled_group_whiten`
-computes just that, but three engines stand in for `eigh`; the shape decides which. bench.whitening on one
-EPYC thread, n = 64 (results/whitening): speed of 3 views, d = 768, over the official layer (constant
-matrix) / autograd of eigh (full); largest error against float64 at a condition (l_max + r) / (l_min + r) of
-10 / 1e3 / 1e5.
+computes just that, but for pairs in closed form. bench.whitening on one EPYC thread, n = 64
+(results/whitening): speed of 3 views, d = 768, over the official layer (constant matrix) / autograd of eigh
+(full); largest error against float64 at a condition (l_max + r) / (l_min + r) of 10 / 1e3 / 1e5.
 
-    w == 2  pair   closed form; no channel is moved         4.3x / 3.6x           4e-7 / 4e-5 / 2e-3
-    w <= n  eigen  eigenvectors of the (w, w) covariance    1.6x / 1.25x (w = 6)  3e-6 / 6e-5 / 1e-3 (w = 24)
-    w > n   Gram   eigenvectors of the (n, n) Gram matrix   95x / 114x (768)      2e-6 / 4e-5 / 3e-3 (768)
+    w == 2  closed form; no channel is moved         4.3x / 3.6x           4e-7 / 4e-5 / 2e-3
+    w > 2   eigenvectors of the (w, w) covariance    1.6x / 1.25x (w = 6)  3e-6 / 6e-5 / 1e-3 (w = 24)
 
 Everything runs in float32 (float64 stays) with autocast off, because bfloat16 statistics whiten to 1e-2 only.
 Nothing here waits for a GPU, but PyTorch's `eigh` does: pairs and "iterative" never call it.
@@ -32,7 +30,7 @@ Nothing here waits for a GPU, but PyTorch's `eigh` does: pairs and "iterative" n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -69,25 +67,6 @@ def mean_variance(cov: Tensor) -> Tensor:
     tensor([[3.]])
     """
     return cov.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-
-
-@full_precision
-def shrink(cov: Tensor, amount: float, *, variance: Tensor | None = None) -> Tensor:
-    """Pull a covariance towards a sphere of its mean variance: amount 0 keeps it, 1 gives the sphere.
-
-    cov: (..., d, d) -> (..., d, d). variance: (..., 1, 1), the mean variance where it is not the mean of the
-    diagonal (a Gram matrix). Raises ValueError for an amount outside [0, 1].
-
-    >>> shrink(torch.tensor([[3.0, 1.0], [1.0, 1.0]]), 0.5)  # half-way to 2 I
-    tensor([[2.5000, 0.5000],
-            [0.5000, 1.5000]])
-    """
-    if not 0 <= amount <= 1:
-        raise ValueError(f"shrinkage={amount} must lie in [0, 1]")
-    if amount == 0:
-        return cov
-    variance = mean_variance(cov) if variance is None else variance
-    return (1 - amount) * cov + amount * variance * _identity(cov)
 
 
 def ridge(variance: Tensor, eps: float, mean: Tensor) -> Tensor:
@@ -180,15 +159,13 @@ def iterated(cov: Tensor, r: Tensor, iterations: int = 5) -> Tensor:
 
 
 @full_precision
-def whiten(
-    x: Tensor, *, eps: float, gradient: Gradient = "centre", shrinkage: float = 0.0, root: Root = zca
-) -> Tensor:
+def whiten(x: Tensor, *, eps: float, gradient: Gradient = "centre", root: Root = zca) -> Tensor:
     """Whiten all channels over the batch: (x - mean) (covariance + r I) ** -1/2 ([1] Eq. 3).
 
     x: (..., n, d) -> (..., n, d). Leading axes never share statistics. eps: r as a share of the mean
-    variance, so that x may have any scale. shrinkage: the amount of `shrink`. gradient: "full" goes through
-    mean and matrix; "centre" takes the matrix as a constant, as the official code of [1] does in effect;
-    "none" takes both as constants. root: the matrix, `zca`, `iterated` or one of your own.
+    variance, so that x may have any scale. gradient: "full" goes through mean and matrix; "centre" takes the
+    matrix as a constant, as the official code of [1] does in effect; "none" takes both as constants. root:
+    the matrix, `zca`, `iterated` or one of your own.
     With n <= d the covariance is singular, and eps alone bounds the gain, at 1 / sqrt(eps) relative to the
     scale of x. Raises ValueError for eps that is not above 0.
 
@@ -198,21 +175,18 @@ def whiten(
     """
     n, d = sentences_by_channels(x)
     if d == 2 and root is zca:
-        return group_whiten(x, width=2, eps=eps, gradient=gradient, shrinkage=shrinkage)
+        return group_whiten(x, width=2, eps=eps, gradient=gradient)
     xc, mean = _centred(x, eps, gradient)
-    if d > n and root is zca:
-        return _whiten_by_gram(xc, mean, eps, shrinkage, through_matrix=gradient == "full")
     with torch.set_grad_enabled(gradient == "full" and torch.is_grad_enabled()):
-        cov = shrink(xc.mT @ xc / n, shrinkage)
+        cov = xc.mT @ xc / n
         matrix = root(cov, ridge(mean_variance(cov), eps, mean))
     return xc @ matrix
 
 
 @full_precision
-def group_whiten(  # noqa: PLR0913  those of whiten, and the width
-    x: Tensor, *,
-    width: int, eps: float, gradient: Gradient = "centre", shrinkage: float = 0.0, root: Root = zca,
-) -> Tensor:  # fmt: skip
+def group_whiten(
+    x: Tensor, *, width: int, eps: float, gradient: Gradient = "centre", root: Root = zca
+) -> Tensor:
     """Whiten each block of `width` consecutive channels on its own ([1], section 3.2.1, Eq. 5).
 
     x: (..., n, d) -> (..., n, d). The other settings, and the limits, are those of `whiten`.
@@ -226,18 +200,22 @@ def group_whiten(  # noqa: PLR0913  those of whiten, and the width
     check_divides(width, d)
     if width == 2 and root is zca:
         partner = torch.arange(d, device=x.device).expand(*x.shape[:-2], d) ^ 1  # 1 0 3 2 5 4 ...
-        return _whiten_pairs(x, partner, eps, gradient, shrinkage)
+        return _whiten_pairs(x, partner, eps, gradient)
     # (..., g, n, w); one copy here saves one in each batched product: 5-20 % of the whole
     blocks = x.reshape(*x.shape[:-1], d // width, width).movedim(-2, -3).contiguous()
-    y = whiten(blocks, eps=eps, gradient=gradient, shrinkage=shrinkage, root=root)
-    return y.movedim(-3, -2).flatten(-2)
+    return whiten(blocks, eps=eps, gradient=gradient, root=root).movedim(-3, -2).flatten(-2)
 
 
 @full_precision
-def shuffled_group_whiten(  # noqa: PLR0913  those of group_whiten, and the permutations
-    x: Tensor, permutations: Tensor, *,
-    width: int, eps: float, gradient: Gradient = "centre", shrinkage: float = 0.0, root: Root = zca,
-) -> Tensor:  # fmt: skip
+def shuffled_group_whiten(
+    x: Tensor,
+    permutations: Tensor,
+    *,
+    width: int,
+    eps: float,
+    gradient: Gradient = "centre",
+    root: Root = zca,
+) -> Tensor:
     """SGW: shuffle channels, whiten in groups, put the channels back ([1], section 3.2.2, Eq. 6).
 
     x: (..., n, d), permutations: (..., d) int64, one for each view -> (..., n, d). Limits: see `whiten`.
@@ -256,9 +234,9 @@ def shuffled_group_whiten(  # noqa: PLR0913  those of group_whiten, and the perm
     inverse = torch.empty_like(permutations).scatter_(-1, permutations, channels)
     if width == 2 and root is zca:
         check_divides(width, d)
-        return _whiten_pairs(x, permutations.gather(-1, inverse ^ 1), eps, gradient, shrinkage)
+        return _whiten_pairs(x, permutations.gather(-1, inverse ^ 1), eps, gradient)
     x = x.gather(-1, permutations.unsqueeze(-2).expand_as(x))
-    x = group_whiten(x, width=width, eps=eps, gradient=gradient, shrinkage=shrinkage, root=root)
+    x = group_whiten(x, width=width, eps=eps, gradient=gradient, root=root)
     return x.gather(-1, inverse.unsqueeze(-2).expand_as(x))
 
 
@@ -297,36 +275,7 @@ def _centred(x: Tensor, eps: float, gradient: Gradient) -> tuple[Tensor, Tensor]
     return x - (mean.detach() if gradient == "none" else mean), mean.squeeze(-2)
 
 
-def _whiten_by_gram(
-    xc: Tensor, mean: Tensor, eps: float, shrinkage: float, *, through_matrix: bool
-) -> Tensor:
-    """Whiten centred xc: (..., n, d) by the eigenvectors of its Gram matrix, for n < d.
-
-    xc W, W = (xc' xc / n + r I) ** -1/2, is V diag(1 / s) V' xc with xc xc' / n = V diag(l) V', s = sqrt(l +
-    r). A constant W gives grad W, with W = I / f - xc' V diag(1 / (n s f (s + f))) V' xc and f = sqrt(r).
-    Shrinkage a scales the second part by 1 - a and adds a times the mean variance to the r of f.
-    """
-    n, d = xc.shape[-2:]
-    variance = xc.square().mean((-2, -1), keepdim=True)
-    r = ridge(variance, eps, mean)
-    scale = (variance + r).detach()  # taken out, as in `zca`
-    xc, variance, r = xc * scale.rsqrt(), variance / scale, r / scale
-    # The last term lifts the constant vector, which centring left in the null space, to the mean eigenvalue:
-    # no result depends on it, and its rounding is no longer amplified (10 to 20 times less error up to 1e2).
-    gram = shrink(xc @ xc.mT / n, shrinkage, variance=variance) + variance * d / n**2
-    if through_matrix:
-        return zca(gram, r) @ xc
-    with torch.no_grad():
-        eigenvalues, v = eigh(gram)
-        s = (eigenvalues.clamp_min(0).unsqueeze(-2) + r).sqrt()
-        f = (r + shrinkage * variance).sqrt()
-        projected, c = v.mT @ xc, (1 - shrinkage) / (n * s * f * (s + f))
-        value = (v / s) @ projected
-    linear = xc / f - (xc @ projected.mT * c) @ projected  # the same, less exactly: it gives the gradient
-    return value + (linear - linear.detach())
-
-
-def _whiten_pairs(x: Tensor, partner: Tensor, eps: float, gradient: Gradient, shrinkage: float) -> Tensor:
+def _whiten_pairs(x: Tensor, partner: Tensor, eps: float, gradient: Gradient) -> Tensor:
     """Whiten each channel with its partner. x: (..., n, d), partner: (..., d), its own inverse."""
     xc, mean = _centred(x, eps, gradient)
     mate = xc.gather(-1, partner.unsqueeze(-2).expand_as(xc))
@@ -334,7 +283,7 @@ def _whiten_pairs(x: Tensor, partner: Tensor, eps: float, gradient: Gradient, sh
     with torch.set_grad_enabled(gradient == "full" and torch.is_grad_enabled()):
         variance, product = (xc * xc).mean(dim=-2), (xc * mate).mean(dim=-2)
         cov = torch.stack((variance, product, product, variance.gather(-1, partner)), dim=-1)
-        cov = shrink(cov.reshape(*variance.shape, 2, 2), shrinkage)
+        cov = cov.reshape(*variance.shape, 2, 2)
         own, other = zca(cov, ridge(mean_variance(cov), eps, means))[..., 0, :].unsqueeze(-3).unbind(-1)
     return xc * own + mate * other
 
@@ -406,75 +355,47 @@ def check_finite(x: NDArray[Any], name: Callable[[int], str]) -> None:
         raise ValueError(f"NaN or infinity in {name(int(np.argmin(finite)))}")
 
 
-class _Part(NamedTuple):
-    """Mean (d,) of n rows, and the sum (d, d) of the products of their deviations from it."""
-
-    n: int
-    mean: Array
-    scatter: Array
-
-
-def _joined(a: _Part, b: _Part) -> _Part:
-    """Mean and products of the rows of a and b together, one of which has rows: formula of [5]."""
-    n, delta = a.n + b.n, b.mean - a.mean
-    scatter = a.scatter + b.scatter + np.outer(delta, delta) * (a.n * b.n / n)
-    return _Part(n, a.mean + delta * (b.n / n), scatter)
-
-
 class Moments:
     """Streaming mean and covariance of rows (n, d), in float64.
 
-    Any chunking and any order of merges give the same to 1e-12. Sums are kept relative to the first row: a
-    mean far from zero costs no digits, and equal rows give exact zeros. Blocks are joined by [5]; the
-    recursion that [4] prints (section 3.4, Eq. 10-11) makes variances 1 + H / (n - 1) times too large on
-    average, with H the harmonic number of n - 1, and is not used.
+    Any chunking gives the same to 1e-12. Sums are kept relative to the first row: a mean far from zero costs
+    no digits, and equal rows give exact zeros. Blocks are joined by [5]; the recursion that [4] prints
+    (section 3.4, Eq. 10-11) makes variances 1 + H / (n - 1) times too large on average, with H the harmonic
+    number of n - 1, and is not used.
 
-    >>> a, b = Moments(1).update(np.array([[0.0], [2.0]])), Moments(1).update(np.array([[4.0]]))
-    >>> a.merge(b).mean, a.n
+    >>> moments = Moments(1).update(np.array([[0.0], [2.0]])).update(np.array([[4.0]]))
+    >>> moments.mean, moments.n
     (array([2.]), 3)
     """
 
     def __init__(self, d: int) -> None:
-        self.d = d
+        self.d, self.n = d, 0
         self._origin = np.zeros(d)
-        self._part = _Part(0, np.zeros(d), np.zeros((d, d)))  # about the origin
+        self._mean, self._scatter = np.zeros(d), np.zeros((d, d))  # about the origin; of deviations
 
     def update(self, x: NDArray[Any]) -> Self:
         """Add rows x: (n, d), which may be a memory map; ValueError for another width, NaN or infinity."""
         if x.ndim != 2 or x.shape[1] != self.d:
             raise ValueError(f"rows must have the shape (n, {self.d}), not {x.shape}")
-        origin, part = self._origin, self._part
+        n, origin, mean, scatter = self.n, self._origin, self._mean, self._scatter
         for start in range(0, len(x), BLOCK):
             block = np.asarray(x[start : start + BLOCK], np.float64)
             check_finite(block, lambda row, start=start: f"row {start + row}")  # type: ignore[misc]
-            origin = origin if part.n else block[0].copy()
+            origin = origin if n else block[0].copy()
             rows = block - origin
-            rows -= (mean := rows.mean(axis=0))
-            part = _joined(part, _Part(len(rows), mean, rows.T @ rows))
-        self._origin, self._part = origin, part
+            rows -= (of_block := rows.mean(axis=0))
+            delta, share = of_block - mean, len(rows) / (n + len(rows))
+            scatter = scatter + rows.T @ rows + np.outer(delta, delta) * (n * share)
+            mean, n = mean + delta * share, n + len(rows)
+        self.n, self._origin, self._mean, self._scatter = n, origin, mean, scatter
         return self
-
-    def merge(self, other: Moments) -> Self:
-        """Add the rows that `other` has seen; either may have seen none."""
-        if other.d != self.d:
-            raise ValueError(f"moments of width {other.d} cannot merge into those of width {self.d}")
-        if other.n:
-            self._origin = self._origin if self.n else other._origin
-            shift = other._origin - self._origin
-            self._part = _joined(self._part, other._part._replace(mean=other._part.mean + shift))
-        return self
-
-    @property
-    def n(self) -> int:
-        """The number of rows added so far."""
-        return self._part.n
 
     @property
     def mean(self) -> Array:
         """The mean of the rows, (d,)."""
-        return self._origin + self._part.mean
+        return self._origin + self._mean
 
     @property
     def covariance(self) -> Array:
         """The covariance of the rows, (d, d), divided by n; NaN before the first row."""
-        return self._part.scatter / (self.n or np.nan)
+        return self._scatter / (self.n or np.nan)

@@ -17,7 +17,7 @@ from sklearn.covariance import shrunk_covariance
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
-from whitenedcse.evaluation.postprocess import ORDERED, POWERED, SCALED, Kind, Postprocess, ladder
+from whitenedcse.evaluation.postprocess import ORDERED, POWERED, Kind, Postprocess, ladder
 
 CONF = Path(__file__).parents[2] / "conf"
 KINDS = get_args(Kind)
@@ -52,11 +52,11 @@ def close(found, wanted, tolerance=1e-10):
 def expected(kind, cov, power=0.5, shrinkage=0.0):
     """The covariance of what comes out, for a covariance of full rank."""
     deviations = np.sqrt(np.diag(cov))
-    own = cov / np.outer(deviations, deviations) if kind in SCALED else cov
+    own = cov / np.outer(deviations, deviations) if kind == "standardise" else cov
     pulled = shrunk_covariance(own, shrinkage)
-    if kind in ("zca", "zca_cor"):
+    if kind == "zca":
         return own @ fractional_matrix_power(pulled, -2 * power)
-    if kind in ("whitening", "pca_cor"):
+    if kind == "whitening":
         return np.diag(eigenvalues(own) * eigenvalues(pulled) ** (-2 * power))
     if kind == "abtt":
         values, axes = np.linalg.eigh(cov)
@@ -74,9 +74,7 @@ def test_the_covariance_that_comes_out_has_its_closed_form():
 
 def test_matrices_are_those_of_scipy_and_rows_those_of_scikit_learn():
     cov, mean = covariance(X), X.mean(axis=0)
-    deviations = np.diag(np.diag(cov) ** -0.5)
     assert close(fit(X, "zca").matrix, np.linalg.inv(sqrtm(cov)))
-    assert close(fit(X, "zca_cor").matrix, deviations @ np.linalg.inv(sqrtm(deviations @ cov @ deviations)))
     assert close(fit(X, "standardise").transform(OTHER), StandardScaler().fit(X).transform(OTHER), 1e-12)
     assert close(fit(X, "centre").transform(OTHER), OTHER - mean, 1e-13)
     for k in (1, 4, D):
@@ -86,33 +84,19 @@ def test_matrices_are_those_of_scipy_and_rows_those_of_scikit_learn():
                 assert close(np.abs(z), np.abs(peer.transform(OTHER)) * factor, 1e-9)
 
 
-def test_components_of_correlations_are_those_of_the_standardised_rows():
-    x = X.copy()
-    peer, found = StandardScaler().fit(x), fit(x, "pca_cor")
-    assert close(found.transform(OTHER), fit(peer.transform(x)).transform(peer.transform(OTHER)), 1e-9)
-    x[:, 3] *= 1e3  # which decides the first component of the covariance, not that of the correlations
-    assert np.abs(fit(x).matrix[3, 0] * x[:, 3].std()) > 0.999
-    assert close(fit(x, "pca_cor").matrix[3] * 1e3, found.matrix[3])
-    scale = np.array([1e-2, 1, 10, 1e2, 3, 0.1])
-    for kind in KINDS[:6]:
-        same = close(fit(X * scale, kind).transform(X * scale), fit(X, kind).transform(X), 1e-3)
-        assert same == (kind in SCALED)
-
-
-def test_of_all_that_whiten_zca_is_nearest_and_zca_cor_correlates_most():
-    nearest, best = np.trace(sqrtm(covariance(X))), np.trace(sqrtm(np.corrcoef(X.T)))
+def test_of_all_that_whiten_zca_is_nearest():
+    nearest = np.trace(sqrtm(covariance(X)))
     for kind in POWERED:
         shared = (X - X.mean(axis=0)).T @ fit(X, kind).transform(X) / len(X)  # covariances of x and z
-        sums = np.trace(shared) / nearest, np.trace(shared / X.std(axis=0)[:, None]) / best
-        for found, ideal in zip(sums, ("zca", "zca_cor"), strict=True):
-            assert (found == pytest.approx(1, abs=1e-10)) if kind == ideal else found < 0.999
+        found = np.trace(shared) / nearest
+        assert (found == pytest.approx(1, abs=1e-10)) if kind == "zca" else found < 0.999
 
 
 def test_rotations_powers_and_soft_zca_have_their_identities():
     q, values = np.linalg.qr(rows(D, seed=2))[0], None
     for power in (0.2, 0.5, 1):
         assert close(fit(X @ q, "zca", power=power).matrix, q.T @ fit(X, "zca", power=power).matrix @ q)
-    for kind, other in (("whitening", "pca"), ("zca", "centre"), ("zca_cor", "standardise")):
+    for kind, other in (("whitening", "pca"), ("zca", "centre")):
         assert close(fit(X, kind, power=0.0).matrix, fit(X, other).matrix, 1e-12)
     values, axes = np.linalg.eigh(covariance(X))
     for eps in (1e-4, 0.1, 20):
@@ -126,9 +110,8 @@ def test_all_that_whiten_in_full_give_unseen_rows_one_set_of_inner_products():
     for kind in POWERED:
         z = fit(X, kind).transform(OTHER)
         assert close(z @ z.T, wanted), kind
-    for kind, same in (("whitening", "zca"), ("pca_cor", "zca_cor")):  # as do these whatever the power
-        y, z = (fit(X, name, power=0.3, shrinkage=0.2).transform(OTHER) for name in (kind, same))
-        assert close(y @ y.T, z @ z.T) and not close(z @ z.T, wanted, 1e-2)
+    y, z = (fit(X, kind, power=0.3, shrinkage=0.2).transform(OTHER) for kind in POWERED)
+    assert close(y @ y.T, z @ z.T) and not close(z @ z.T, wanted, 1e-2)  # as do these whatever the power
 
 
 def test_abtt_takes_the_top_axes_out_one_by_one():
@@ -177,7 +160,7 @@ def test_constant_equal_and_repeated_channels_become_nothing_and_leave_the_other
             x[:, at] = 0.1
             fitted, alone = fit(x, kind), fit(np.delete(x, at, axis=1), kind)
             moved = x + np.eye(D)[at]  # other rows may have another value there
-            z, zero = fitted.transform(x), D - 1 if kind in ("whitening", "pca_cor") else at
+            z, zero = fitted.transform(x), D - 1 if kind == "whitening" else at
             assert close(fitted.transform(moved), z, 1e-12) and np.abs(z[:, zero]).max() < 1e-12
             assert close(np.delete(z, zero, axis=1), alone.transform(np.delete(x, at, axis=1)))
         equal = np.full((7, 3), 0.1)  # whose mean is not 0.1 to the last bit
@@ -205,8 +188,7 @@ def test_parts_fit_what_the_whole_does(kind, n, seed, power, shrinkage, constant
     fitted = fit(x, kind, **chosen)
     z = fitted.transform(x)
     assert np.isfinite(fitted.matrix).all() and np.isfinite(z).all()
-    parts = Postprocess(kind, **chosen).merge(Postprocess(kind, **chosen).partial_fit(x[n // 2 :]))
-    parts.partial_fit(x[: n // 2])
+    parts = Postprocess(kind, **chosen).partial_fit(x[n // 2 :]).partial_fit(x[: n // 2])
     assert close(parts.transform(x) @ parts.transform(x).T, z @ z.T, 1e-6)  # signs and equal axes aside
 
 
@@ -218,10 +200,8 @@ def test_a_file_keeps_every_bit_and_a_loaded_transform_takes_no_rows(tmp_path):
         loaded = Postprocess.load(path)
         assert loaded.settings == fitted.settings and loaded.provenance["nested"]["é"] is None
         assert all(np.array_equal(a, b) for a, b in zip(loaded.fitted, fitted.fitted, strict=True))
-        again = Postprocess(kind, **chosen).partial_fit(X)
-        for call, rows_or_fit in ((loaded.merge, again), (loaded.partial_fit, X)):
-            with pytest.raises(ValueError, match="no moments to add to; fit it again"):
-                call(rows_or_fit)
+        with pytest.raises(ValueError, match="no moments to add to; fit it again"):
+            loaded.partial_fit(X)
         assert loaded.fit(X[:50]).provenance == {}  # that was of another transform
 
 
@@ -284,13 +264,11 @@ REFUSED = {
     "this zca is not fitted yet: first call fit": lambda: Postprocess("zca").transform(X),
     "kind='ica' must be one of whitening, pca, zca": lambda: Postprocess("ica"),
     "; soft_zca is zca with a shrinkage, such as 0.1": lambda: Postprocess("soft_zca"),
-    "k=3 is for whitening, pca, pca_cor, prefix, not zca": lambda: Postprocess("zca", k=3),
+    "k=3 is for whitening, pca, prefix, not zca": lambda: Postprocess("zca", k=3),
     "top=3 is for abtt, not whitening": lambda: Postprocess("whitening", top=3),
     "shrinkage=0.1 is for .*, not pca": lambda: Postprocess("pca", shrinkage=0.1),
     r"shrinkage=1.0 must lie in \[0, 1\)": lambda: Postprocess("zca", shrinkage=1.0),
     r"power=nan in \[0, 1\]": lambda: Postprocess("zca", power=float("nan")),
-    "their settings differ": lambda: fit(X).merge(fit(X, shrinkage=0.1)),
-    "has no moments to merge": lambda: fit(X).merge(Postprocess("whitening")),
 }
 
 

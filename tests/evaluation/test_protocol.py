@@ -275,7 +275,7 @@ def test_rows_whose_corpus_is_not_here_are_left_out_aloud(monkeypatch, tmp_path)
     assert (prefix.name, prefix.fit, prefix.maker().k) == ("prefix-3", "", 3)
     soft = Postprocess("zca", shrinkage=0.1, power=0.25).settings
     assert chosen(protocol, soft, "year")[0][-1].name == "zca shrinkage=0.1 power=0.25 (year)"
-    assert chosen(protocol, Postprocess("pca_cor").settings, "year")[0][-1].name == "pca_cor (year)"
+    assert chosen(protocol, Postprocess("pca").settings, "year")[0][-1].name == "pca (year)"
     rows.append({**rows[2], "layers": [0]})
     twice = Protocol("x", "all", "as_is", None, 0, [*rows, rows[2], rows[0]])  # such as where fit=target
     assert [(row.name, row.layers) for row in chosen(twice, None, "target")[0]] == [

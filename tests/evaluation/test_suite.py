@@ -226,7 +226,7 @@ def test_zero_vectors_are_counted_and_other_shapes_refused(tasks):
     ("make", "on", "defined"),
     [
         (WHITENING, "target", False),
-        (partial(Postprocess, kind="zca_cor"), "year", False),
+        (partial(Postprocess, kind="zca"), "year", False),
         (partial(WHITENING, k=4), "target", True),
         (partial(WHITENING, shrinkage=0.1), "target", True),
         (partial(Postprocess, kind="zca", power=0.3), "target", True),

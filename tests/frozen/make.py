@@ -137,7 +137,6 @@ def whitenings() -> Iterator[tuple[str, Json]]:
         common = {"kind": "shuffled_group", "group_width": width, "gradient": gradient}
         yield f"official_slice, {width}, {gradient}", common | {"partition": "official_slice"}
         yield f"iterative, {width}, {gradient}", common | {"transform": "iterative"}
-    yield "shrinkage", {"kind": "shuffled_group", "group_width": 6, "shrinkage": 0.3}
     yield "eps", {"kind": "group", "group_width": 3, "eps": 1e-2, "momentum": 0.5}
 
 

@@ -67,36 +67,31 @@ def test_what_is_found_is_nearest_from_memory_and_from_disk_in_any_parts(
     assert len(loaded[0].query(["a cat"], 99)[0]) == 60  # all, if there are fewer
 
 
-def test_whitening_is_part_of_the_index_and_is_done_to_queries_by_faiss(embedder, corpus, tmp_path):
+def test_a_whitening_is_part_of_the_index_for_texts_and_queries(embedder, corpus, tmp_path):
     faiss = pytest.importorskip("faiss")
     x = embedder.encode(LINES)
-    kept = [i for i in range(64) if i not in BLANK]
-    fit = Postprocess("whitening").fit(x[kept])
+    fit = Postprocess("whitening").fit(x[[i for i in range(64) if i not in BLANK]])
     wanted, queries = fit.transform(x, 5), fit.transform(embedder.encode(SENTENCES), 5)
     for unit in (False, True):
-        source = scaled(embedder, unit=unit)
-        build(tmp_path / f"k{unit}", source, corpus, Building(k=5))
-        build(tmp_path / f"fit{unit}", source, corpus, Building(fit=fit, k=5))
-        for name in ("k", "fit"):
-            index = Index.load(tmp_path / f"{name}{unit}")
-            near = [[hit.cosine for hit in row] for row in index.query(SENTENCES, 9)]
-            assert_allclose(near, by_hand(wanted, queries, 9)[1], atol=1e-4)
-            plain = faiss.read_index(str(tmp_path / f"{name}{unit}" / "part-00000.faiss"))
-            assert_allclose(plain.search(embedder.encode(SENTENCES), 9)[0], near, atol=1e-6)
-    ended = Index.build(whitened(embedder, fit, 5), LINES)  # by the embedder itself: its last step
-    assert_allclose(
-        [row[0].cosine for row in ended.query(SENTENCES, 1)], by_hand(wanted, queries, 1)[1][:, 0], atol=1e-4
-    )
+        build(
+            folder := tmp_path / f"{unit}", whitened(scaled(embedder, unit=unit), fit, 5), corpus, Building()
+        )
+        index = Index.load(folder)
+        near = [[hit.cosine for hit in row] for row in index.query(SENTENCES, 9)]
+        assert_allclose(near, by_hand(wanted, queries, 9)[1], atol=1e-4)
+        plain = faiss.read_index(str(folder / "part-00000.faiss"))
+        assert_allclose(plain.search(index.embedder.encode(SENTENCES), 9)[0], near, atol=1e-6)
 
 
 def test_encoded_vectors_are_taken_in_place_of_encoding(
     source, embedder, corpus, tmp_path, monkeypatch, capsys
 ):
     words, build_ = [source, corpus.path], ["search", "build", source, corpus.path]
-    assert cli.main(["encode", *words, str(tmp_path / "v"), "--shard", "9"]) == 0
-    for i, more in enumerate((["--whiten-k", "4"], [])):
+    assert cli.main(["whiten", "fit", *words, str(tmp_path / "fit")]) == 0
+    for i, more in enumerate((["--whiten", str(tmp_path / "fit"), "--dim", "4"], [])):
+        assert cli.main(["encode", *words, str(tmp_path / f"v{i}"), "--shard", "9", *more]) == 0
         assert cli.main([*build_, str(tmp_path / f"a{i}"), *more]) == 0
-        assert cli.main([*build_, str(tmp_path / f"b{i}"), *more, "--vectors", str(tmp_path / "v")]) == 0
+        assert cli.main([*build_, str(tmp_path / f"b{i}"), *more, "--vectors", str(tmp_path / f"v{i}")]) == 0
         a, b = (Index.load(tmp_path / f"{name}{i}").query(SENTENCES, 60) for name in "ab")
         assert_allclose(*([[hit.cosine for hit in row] for row in hits] for hits in (a, b)), atol=2e-4)
     capsys.readouterr()
@@ -114,7 +109,7 @@ def test_encoded_vectors_are_taken_in_place_of_encoding(
             *wrong[:2],
             str(tmp_path / "x"),
             "--vectors",
-            str(tmp_path / "v"),
+            str(tmp_path / "v1"),
             *wrong[2:],
         ]
         assert cli.main(asked) == 2
@@ -146,8 +141,9 @@ def test_ids_are_unique_and_given_always_or_never(embedder, tmp_path):
 def test_an_index_of_faiss_finds_most_of_what_is_nearest_and_a_text_itself(embedder, tmp_path, factory):
     texts = [f"{a} {b} {c}" for a in SENTENCES for b in SENTENCES for c in SENTENCES[:5]]
     (tmp_path / "c.txt").write_text("\n".join(texts))
-    build(tmp_path / "index", embedder, Corpus(str(tmp_path / "c.txt")), Building(factory=factory, k=8))
-    build(tmp_path / "flat", embedder, Corpus(str(tmp_path / "c.txt")), Building(k=8))
+    small = whitened(embedder, Postprocess("whitening").fit(embedder.encode(texts)), 8)
+    build(tmp_path / "index", small, Corpus(str(tmp_path / "c.txt")), Building(factory=factory))
+    build(tmp_path / "flat", small, Corpus(str(tmp_path / "c.txt")), Building())
     asked = texts[::9]
     found, whole = (
         [{h.id for h in row} for row in Index.load(tmp_path / n).query(asked, 10)] for n in ("index", "flat")
@@ -177,7 +173,7 @@ def test_prompts_of_texts_and_queries(embedder, corpus, tmp_path):
     x, q = embedder.encode(LINES, prompt="the "), embedder.encode(SENTENCES, prompt="a ")
     for one in (index, Index.load(tmp_path / "index")):
         assert_found(one.query(SENTENCES, 9), x, q, 9)
-    build(tmp_path / "two", embedder, corpus, Building(prompt="the ", query_prompt="a "))
+    build(tmp_path / "two", search.searching(embedder, "the ", "a "), corpus, Building())
     assert_found(Index.load(tmp_path / "two").query(SENTENCES, 9), x, q, 9)
     assert_found(index.query(SENTENCES, 9, prompt=""), x, embedder.encode(SENTENCES), 9)
 

@@ -101,7 +101,7 @@ def test_fits_indices_and_exports_there_are_as_here(url, source, tmp_path, capsy
     wanted = embedder.encode(TEXTS)
     assert run("whiten", "fit", source, f"{url}/corpus.txt", fit) == 0
     np.testing.assert_allclose(Postprocess.load(fit).mean, wanted.mean(0), atol=1e-6)
-    assert run("encode", source, f"{url}/corpus.txt", f"{url}/vectors") == 0
+    assert run("encode", source, f"{url}/corpus.txt", f"{url}/vectors", "--whiten", fit, "--dim", "9") == 0
     build = ["search", "build", source, f"{url}/corpus.txt", "--whiten", fit, "--dim", "9"]
     assert run(*build, tmp_path / "here") == 0
     assert run(*build, f"{url}/index") == 0

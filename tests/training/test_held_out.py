@@ -102,7 +102,7 @@ UNIT = Final(weight=None, bias=None, unit=True, provenance={})
 @pytest.mark.parametrize(
     ("final", "layout", "said"),
     [
-        (WEIGHTS, "theirs", "Dense, unit length"),
+        (WEIGHTS, "theirs", "linear, unit length"),
         (WEIGHTS, "ours", "linear, unit length"),
         (UNIT, "theirs", "unit length"),
         (UNIT, "ours", "unit length"),

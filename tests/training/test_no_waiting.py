@@ -99,7 +99,7 @@ def watched(encoder, tmp_path, kind, head, log_every=100):
 HEADS = {
     "pairs": whitening(gradient="full"),
     "groups": whitening(group_width=4),
-    "zca": whitening(kind="zca", group_width=None, shrinkage=0.1),
+    "zca": whitening(kind="zca", group_width=None),
     "dense": None,
 }
 

@@ -79,10 +79,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "--bf16": {"action": "store_true", "help": "let the encoder compute in bfloat16: faster"},
     "--whiten": text("FIT", "a file written by `whitenedcse whiten fit`"),
     "--whiten-on": text("CORPUS", "fit a whitening to this corpus and include it"),
-    "--whiten-k": number("K", "keep K components of a whitening fitted to the corpus itself"),
     "--dim": number("K", "the number of components of the whitening to keep (default: all)"),
     "--kind": {
-        "choices": ("whitening", "pca", "zca", "pca_cor", "zca_cor", "standardise", "centre", "abtt"),
+        "choices": ("whitening", "pca", "zca", "standardise", "centre", "abtt"),
         "default": "whitening",
         "help": "(default: whitening)",
     },
@@ -107,7 +106,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         **text("F", "a FAISS index, e.g. IVF1024,SQ8 or HNSW32 (default: Flat)"),
         "default": "Flat",
     },
-    "--vectors": text("DIR", "use what `whitenedcse encode SOURCE CORPUS DIR` wrote, without --whiten"),
+    "--vectors": text(
+        "DIR", "use what `whitenedcse encode SOURCE CORPUS DIR` wrote, with the same --whiten and --dim"
+    ),
     "--file": text("QUERIES", "a file of queries, or any other corpus"),
     "--top": {**number("N", "texts per query (default: 10)"), "default": 10},
     "--pairs": text("PAIRS", "200 or more scored pairs: columns sentence1, sentence2, score; or STS-B/dev"),
@@ -329,8 +330,7 @@ COMMANDS: dict[str, tuple[Any, str, str]] = {  # a function, what it does, its a
     "search build": (
         do.search_build,
         "make an index of a corpus of any size",
-        f"{ENCODER} corpus index --query-prompt --whiten|--whiten-k --dim --factory --vectors --columns "
-        "--bf16 --ids",
+        f"{ENCODER} corpus index --query-prompt --whiten --dim --factory --vectors --columns --bf16 --ids",
     ),
     "search add": (do.search_add, "add a corpus to an index", "index corpus --columns --bf16 --ids"),
     "search query": (

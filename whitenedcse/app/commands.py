@@ -14,7 +14,7 @@ from whitenedcse.console import Grid, interrupted, lacking, override, say, show
 from whitenedcse.data import remote, sources
 from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.files import blank
-from whitenedcse.distributed import is_first, placed
+from whitenedcse.distributed import is_first
 
 
 def opened(arguments: Namespace) -> Any:
@@ -27,6 +27,10 @@ def opened(arguments: Namespace) -> Any:
     if arguments.pooling or arguments.layers:
         asked = Pooling.named(arguments.pooling or "cls", arguments.layers)
     embedder = Embedder.load(arguments.source, asked).to(device())
+    if hasattr(arguments, "query_prompt"):
+        from whitenedcse.serving.search import searching
+
+        return searching(embedder, arguments.prompt, arguments.query_prompt)
     return embedder if arguments.prompt is None else embedder.replaced(prompt=arguments.prompt)
 
 
@@ -70,20 +74,18 @@ def readout(arguments: Namespace) -> int:
 
 
 def whiten_fit(arguments: Namespace) -> int:
-    """Fit a whitening transform, by one process or several ranks, and write it."""
+    """Fit a whitening transform, and write it."""
     from whitenedcse.evaluation.postprocess import Postprocess
-    from whitenedcse.serving.encode import take_device
     from whitenedcse.serving.fit import fitted
 
+    distributed.check_alone("whiten fit")
     fit = Postprocess(arguments.kind, shrinkage=arguments.shrinkage)
     corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample)
     if not remote.is_url(arguments.out):
         check_fit_place(Path(arguments.out))
-    take_device(here.local if (here := placed()) else 0)
     facts = fitted(fit, opened(arguments), corpus, bf16=arguments.bf16)
-    if is_first():
-        fit.save(arguments.out, {"source": arguments.source, **facts})
-        say(f"{fit.kind} of width {len(fit.mean)}, fitted to {facts['texts']:,} texts: {arguments.out}")
+    fit.save(arguments.out, {"source": arguments.source, **facts})
+    say(f"{fit.kind} of width {len(fit.mean)}, fitted to {facts['texts']:,} texts: {arguments.out}")
     return 0
 
 
@@ -103,7 +105,7 @@ def export(arguments: Namespace) -> int:
     from whitenedcse.serving import export
     from whitenedcse.serving.fit import scaled
 
-    verify, about = not arguments.no_verify, export.About(arguments.source)
+    verify, source = not arguments.no_verify, arguments.source
     with remote.published(arguments.out, mark=EXPORT) as out:
         export.check_target(out, arguments.to, verify)
         if arguments.to == "transformers" and (arguments.whiten or arguments.whiten_on):
@@ -111,7 +113,7 @@ def export(arguments: Namespace) -> int:
         embedder = whitened(arguments)
         if arguments.unit is not None:
             embedder = scaled(embedder, unit=arguments.unit)
-        facts = export.export(embedder, out, arguments.to, verify=verify, about=about)
+        facts = export.export(embedder, out, arguments.to, verify=verify, source=source)
     compared = "not verified"
     if verify:
         most = f"{facts['difference']:.1e}, of vectors longer than 1 by this share of their length"
@@ -138,18 +140,12 @@ def encode(arguments: Namespace) -> int:
 
 def search_build(arguments: Namespace) -> int:
     """Write an index, and print what it holds."""
-    from whitenedcse.evaluation.postprocess import Postprocess
     from whitenedcse.serving.search import Building, build
 
     distributed.check_alone("search build")  # the ranks of `whitenedcse encode` write what --vectors takes
-    check_dim(arguments)
-    fit = Postprocess.load(arguments.whiten) if arguments.whiten else None
-    k = arguments.dim if fit else arguments.whiten_k
-    prompts, arguments.prompt = (arguments.prompt, arguments.query_prompt), None  # of which it knows two
-    more: Any = (arguments.factory, fit, k, arguments.vectors, arguments.bf16)
-    how = Building(bool(arguments.ids), *prompts, *more)
+    how = Building(bool(arguments.ids), arguments.factory, arguments.vectors, arguments.bf16)
     with remote.published(arguments.index, mark=None) as out:
-        n, width = build(out, opened(arguments), _with_ids(arguments), how)
+        n, width = build(out, whitened(arguments), _with_ids(arguments), how)
     say(f"{n:,} texts, vectors of width {width}: {arguments.index}")
     return 0
 

@@ -90,7 +90,7 @@ def scored(
     scores, items = suite.recorded((trained or {}) | model | protocol.facts | used, rows, results, plan)
     drawn = figures.draw(run.path, list(cfg.figures), pooled.kinds if pooled else {}, systems, plan, scores)
     few = [note for system, row in zip(systems, rows, strict=True) if (note := system.few(plan, row.name))]
-    return scores, items, [*notes, *few, *suite.fitted_to_unit(source.embedder, rows), *drawn]
+    return scores, items, [*notes, *few, *drawn]
 
 
 def readout_of(row: Any, plan: Any, embedder: Any) -> Any:

@@ -138,7 +138,7 @@ def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by na
         which is fitted to the sentences of each task unless settings={"fit": ...} names a corpus. One that is
         fitted already becomes part of a model first: whitened(model, fit).save(DIR), and evaluate(DIR). It is
         a further row: `tests()` of the run gives the scores as it is, `tests("whitening")` those whitened.
-    k: the number of components that whitening, pca, pca_cor and prefix keep, None for all.
+    k: the number of components that whitening, pca and prefix keep, None for all.
     pooling: for an encoder that does not define its own; None for the first token, or a decoder's last.
     output: the directory of the run, by default outputs/evaluate-TIME.
     settings: any other settings by their dotted names; `whitenedcse evaluate --help` lists them.

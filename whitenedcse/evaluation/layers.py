@@ -42,14 +42,12 @@ class Subsets(NamedTuple):
 def aggregate(index: Index, similarities: OfTask) -> dict[str, Floats]:
     """Scores of m columns of similarities by task, (3, m) with rows as in MEANS, and their "average".
 
-    similarities: a task -> (n, m), for the n pairs of all its subsets in order. Raises ValueError for another
-    n. "average" is the mean over the tasks, and comes last.
+    similarities: a task -> (n, m), for the n pairs of all its subsets in order. "average" is the mean over
+    the tasks, and comes last.
     """
     scores: dict[str, Floats] = {}
     for task, subsets in index.items():
         gold, x = np.concatenate([s.gold for s, _ in subsets]), _of(similarities, task)
-        if len(x) != len(gold):
-            raise ValueError(f"{task}: {len(x)} rows of similarities for {len(gold)} pairs")
         whole, sizes = spearman_columns(gold, x), [len(s.gold) for s, _ in subsets]
         slices = zip(subsets, np.split(x, np.cumsum(sizes)[:-1]), strict=True)
         parts = [whole] if len(sizes) == 1 else [spearman_columns(s.gold, part) for (s, _), part in slices]
@@ -97,19 +95,13 @@ def records(scores: Mapping[str, Floats], columns: Sequence[Mapping[str, Any]]) 
     ]
 
 
-def subset_cosines(planes: NDArray[Any], rows: NDArray[np.intp], masks: NDArray[np.bool_]) -> Floats:
-    """Cosines of pairs that are embedded by the mean over the layers of each mask.
+def cosines_by_mask(planes: NDArray[Any], rows: NDArray[np.intp]) -> Callable[[NDArray[np.bool_]], Floats]:
+    """The cosines of pairs, rows (2, n), that are embedded by the mean over the layers of each mask.
 
-    rows: (2, n), masks: (m, l) -> (n, m). Products of means are sums of inner products of layers, so no mean
-    is formed. NaN where layers cancel to less than RESOLUTION of their squared norms, or all are zero.
+    It is a function of masks (m, l) -> (n, m). Products of means are sums of inner products of layers, which
+    are computed once, so no mean is formed. NaN where layers cancel to less than RESOLUTION of their squared
+    norms, or all are zero.
     """
-    if masks.shape[1] != len(planes):
-        raise ValueError(f"masks of {masks.shape[1]} layers, planes of {len(planes)}")
-    return _cosines_by_mask(planes, rows)(masks)
-
-
-def _cosines_by_mask(planes: NDArray[Any], rows: NDArray[np.intp]) -> Callable[[NDArray[np.bool_]], Floats]:
-    """`subset_cosines` as a function of masks (m, l) -> (n, m), with its inner products computed once."""
     (left, right), inverse = np.unique(np.sort(rows, axis=0), axis=1, return_inverse=True)  # so they tie
     i, j = np.triu_indices(len(planes))
     step = max(1, CELLS // planes[:, 0].size)
@@ -152,7 +144,8 @@ def pairs(planes: NDArray[Any], index: Index) -> list[dict[str, Any]]:
     """
     _check(planes, index)
     both = list(combinations_with_replacement(range(len(planes)), 2))
-    off = aggregate(index, lambda task: subset_cosines(planes, _rows(index, task), _masks(both, len(planes))))
+    masks = _masks(both, len(planes))
+    off = aggregate(index, lambda task: cosines_by_mask(planes, _rows(index, task))(masks))
     on = aggregate(index, lambda task: _whitened_cosines(planes, both, _rows(index, task)))
     return [
         row
@@ -190,7 +183,7 @@ def subsets(planes: NDArray[Any], index: Index) -> Subsets:
     largest = min(layers, max(2, int(np.searchsorted(totals, LIMIT, side="right"))))
     sets = [s for size in range(1, largest + 1) for s in combinations(range(layers), size)]
     masks = _masks(sets, layers)
-    cosines = {task: _cosines_by_mask(planes, _rows(index, task)) for task in index}
+    cosines = {task: cosines_by_mask(planes, _rows(index, task)) for task in index}
     step = max(1, CELLS // max(_rows(index, task).shape[1] for task in index))
     scores = [
         aggregate(index, {task: of(masks[at : at + step]) for task, of in cosines.items()})

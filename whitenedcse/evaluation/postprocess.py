@@ -30,10 +30,9 @@ from whitenedcse.files import checksum, metadata, parsing, tensors, writing
 from whitenedcse.inputs import takes_numbers
 from whitenedcse.whitening import Array, Moments, check_finite, principal_axes
 
-Kind = Literal["whitening", "pca", "zca", "pca_cor", "zca_cor", "standardise", "centre", "abtt", "prefix"]
-ORDERED = ("whitening", "pca", "pca_cor", "prefix")  # kinds of whose components the first k can be kept
-POWERED = ("whitening", "zca", "pca_cor", "zca_cor")  # kinds that whiten, by a power of the variances
-SCALED = ("standardise", "pca_cor", "zca_cor")  # kinds that first divide each channel by its deviation
+Kind = Literal["whitening", "pca", "zca", "standardise", "centre", "abtt", "prefix"]
+ORDERED = ("whitening", "pca", "prefix")  # kinds of whose components the first k can be kept
+POWERED = ("whitening", "zca")  # kinds that whiten, by a power of the variances
 LIMITED = (  # settings that are for some kinds alone: what they are where they are not given, and these kinds
     ("k", None, ORDERED),
     ("shrinkage", 0, POWERED),
@@ -47,7 +46,7 @@ CURE = "copy it again, or fit it again with whitenedcse whiten fit"
 class Fitted(NamedTuple):
     """A fitted transform in float64: mean (d,), matrix (d, d), variances (d,) of the rows, largest first.
 
-    For standardise, pca_cor and zca_cor the variances are those of the channels, before shrinkage.
+    For standardise the variances are those of the channels.
     """
 
     mean: Array
@@ -64,21 +63,17 @@ class Postprocess:
         "whitening": U diag(l ** -p), with columns by decreasing variance; [1], Algorithm 1 (whitening-k).
         "zca": U diag(l ** -p) U'; with p = 1/2 it moves the rows less than any other whitening does [2].
         "pca": U, only the rotation.
-        "pca_cor", "zca_cor": V ** -1/2, with V the variances of the channels, times the matrix of "whitening"
-        or "zca" of the correlations, which are the covariance of the standardised rows. The scale of a
-        channel has no effect [2].
-        "standardise": V ** -1/2, so that each channel has variance 1.
+        "standardise": V ** -1/2, with V the variances of the channels, which all become 1.
         "centre": I.    "abtt": I without the first `top` axes [3], here projected out of x - mean.
         "prefix": I with a mean of 0, so that k keeps the first k channels unchanged (Matryoshka [4]).
-    k: the number of components that `transform` keeps by default, None for all; only for whitening, pca,
-        pca_cor and prefix, whose components have an order.
+    k: the number of components that `transform` keeps by default, None for all; only for whitening, pca and
+        prefix, whose components have an order.
     shrinkage: s, from 0 to below 1, for few rows and only for the kinds that whiten. Each l becomes
         (1 - s) l + s m, where m is the mean variance. Soft-ZCA [5], which takes l + eps, is zca with
         s = eps / (eps + m), except that its vectors are all (1 - s) ** 1/2 times as long.
     top: the number of axes that abtt removes; None for d // 100, at least 1, the rule of thumb of [3].
-    power: p, from 0 to 1, for whitening, zca, pca_cor and zca_cor. Variances l become l ** (1 - 2 p), and zca
-        and zca_cor keep the axes. 1/2 whitens, and a smaller p whitens in part. With 0, whitening centres and
-        rotates, zca only centres, and pca_cor and zca_cor do the same after standardising.
+    power: p, from 0 to 1, for whitening and zca. Variances l become l ** (1 - 2 p), and zca keeps the axes.
+        1/2 whitens, and a smaller p whitens in part. With 0, whitening centres and rotates, zca only centres.
 
     Kinds that divide by variances set an axis or a channel without variance (at most 1e-12 of the largest),
     such as every axis beyond the first n - 1, to zero instead of scaling it to infinity.
@@ -126,21 +121,14 @@ class Postprocess:
         return self
 
     def partial_fit(self, x: ArrayLike) -> Self:
-        """Add rows x: (n, d) to those fitted before; the transform is recomputed when next needed."""
-        self.moments = self._open(np.atleast_2d(x := numbers(x)).shape[-1]).update(x)
-        self._fitted = None
-        return self
+        """Add rows x: (n, d) to those fitted before; the transform is recomputed when next needed.
 
-    def merge(self, other: Postprocess) -> Self:
-        """Add the rows that another `Postprocess` was fitted to.
-
-        Raises ValueError if the settings differ, or if one of the two was loaded.
+        Raises ValueError for a transform that was loaded.
         """
-        if other.settings != self.settings:
-            raise ValueError(f"{other} cannot merge into {self}: their settings differ")
-        if other.moments is None:
-            raise ValueError("a transform that was loaded or never fitted has no moments to merge; fit it")
-        self.moments = self._open(other.moments.d).merge(other.moments)
+        if self.moments is None and self._fitted is not None:
+            raise ValueError("a loaded transform has no moments to add to; fit it again")
+        x = numbers(x)
+        self.moments = (self.moments or Moments(np.atleast_2d(x).shape[-1])).update(x)
         self._fitted = None
         return self
 
@@ -236,12 +224,6 @@ class Postprocess:
         whole = self.kind in POWERED and self.shrinkage == 0 and self.power == 0.5
         return whole and min(self.k or d, d) >= n - 1
 
-    def _open(self, d: int) -> Moments:
-        """The moments to which rows of width d can be added. Raises ValueError for a loaded transform."""
-        if self.moments is None and self._fitted is not None:
-            raise ValueError("a loaded transform has no moments to add to; fit it again")
-        return self.moments or Moments(d)
-
     def _solved(self) -> Fitted:
         moments, n = self.moments, self.moments.n if self.moments else 0
         if moments is None:
@@ -255,9 +237,10 @@ class Postprocess:
 
     def solved(self, cov: Array) -> tuple[Array, Array]:
         """The matrix and the variances of `Fitted` from a covariance, (d, d) -> (d, d), (d,)."""
-        own = np.diagonal(cov).copy()
-        scale = divisors(own, 0.5) if self.kind in SCALED else np.ones(len(cov))
-        variances, axes = (x.numpy() for x in principal_axes(torch.from_numpy(cov / scale / scale[:, None])))
+        if self.kind == "standardise":
+            own = np.diagonal(cov).copy()
+            return np.diag(1 / divisors(own, 0.5)), own
+        variances, axes = (x.numpy() for x in principal_axes(torch.from_numpy(cov)))
         matrix = np.eye(len(cov))
         if self.kind == "pca":
             matrix = axes
@@ -265,11 +248,10 @@ class Postprocess:
             matrix = without_top(axes * np.isfinite(divisors(variances, 1)), self.top)
         elif self.kind in POWERED:
             s = self.shrinkage
-            matrix = axes / divisors(
-                (1 - s) * variances + s * variances.mean() if s else variances, self.power
-            )
-            matrix = matrix @ axes.T if self.kind in ("zca", "zca_cor") else matrix
-        return matrix / scale[:, None], own if self.kind in SCALED else variances
+            shrunk = (1 - s) * variances + s * variances.mean() if s else variances
+            matrix = axes / divisors(shrunk, self.power)
+            matrix = matrix @ axes.T if self.kind == "zca" else matrix
+        return matrix, variances
 
 
 def numbers(x: ArrayLike) -> NDArray[Any]:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from whitenedcse.evaluation.geometry import described, positives
-from whitenedcse.evaluation.postprocess import Postprocess
+from whitenedcse.evaluation.postprocess import Postprocess, ladder
 from whitenedcse.evaluation.protocol import Row, setting
 from whitenedcse.evaluation.scores import (
     MEANS,
@@ -31,6 +31,7 @@ from whitenedcse.evaluation.scores import (
     cosine,
     features,
     pairs_index,
+    scores_of,
     task_scores,
     threshold,
 )
@@ -192,6 +193,22 @@ def _sts(
     return scores, {name: similarity for name, (_, similarity, _) in parts.items()}
 
 
+def whitened_scores(
+    x: NDArray[Any], sample: NDArray[Any], index: Index, own: int | None = None
+) -> dict[int, float | None]:
+    """By numbers of components, the average Spearman x 100 of vectors x (n, d) that are only whitened.
+
+    sample: (m, d), what whitening is fitted to; own: of a sample of the sentences that are scored, how many
+    differ. None where there are too few sentences to vary by so many components.
+    """
+    fitted = Postprocess("whitening").fit(sample)
+    white, found = fitted.transform(x), dict[int, float | None]()
+    for k in ladder(x.shape[1]):
+        few = k > fitted.most or (own is not None and fitted.equal_cosines(own, k))
+        found[k] = None if few else scores_of(white[:, :k], index)["avg"]["all"]
+    return found
+
+
 def seed(gold: NDArray[Any]) -> int:
     """The seed of a task's resamples, from its gold scores or labels (n,), wherever it lies and is called."""
     return zlib.crc32((np.asarray(gold, np.float64) + 0.0).tobytes())  # -0 is 0
@@ -264,12 +281,3 @@ def logged(scores: Mapping[str, Any]) -> dict[str, float]:
 def headline(scores: Mapping[str, Any]) -> float | None:
     """The average of the first row, which a sweep maximises; None where it is undefined."""
     return by_task(scores["rows"][0], scores["headline"])["avg"]
-
-
-def fitted_to_unit(embedder: Any, rows: Sequence[Any]) -> list[str]:
-    """A note on rows fitted to vectors of unit length, where the encoder ends with that step; else none."""
-    if embedder is None or not embedder.unit:
-        return []
-    names = ", ".join(row.name for row in rows if row.fit and row.pooling is None)
-    before = "whiten fit and exports whiten before that step, so that scores of theirs differ a little"
-    return [f"{names}: fitted to vectors of unit length, with which this model ends; {before}"] * bool(names)

@@ -23,11 +23,12 @@ from whitenedcse.data.tokens import identity
 from whitenedcse.files import DIGESTS, drafted, intact, parsing, read_json, restore, seal, tensors
 from whitenedcse.model import sentence_transformers
 from whitenedcse.model.embedder import Embedder, check_embedding
-from whitenedcse.model.encoder import CHANGED, folder, pretrained
+from whitenedcse.model.encoder import CHANGED, Encoder, folder, pretrained
 from whitenedcse.model.head import Final, Pooling, ProjectionHead
 from whitenedcse.model.whitener import WhiteningSettings
 
 SETTINGS, HEAD, FINAL = "whitenedcse.json", "head.safetensors", "final.safetensors"
+MODULES = "modules.json"  # of Sentence-Transformers
 EXPORT = "export.json"  # of an export: what was exported, and from what
 FORMAT = "0.3"  # the first version that writes checkpoints so
 FOREIGN = "not what train.py wrote beside these weights; copy the whole checkpoint again"
@@ -112,25 +113,29 @@ def load(path: str, pooling: Pooling | str | None = None) -> Embedder:
     directory = folder(path)
     if directory.name == "best" and (directory.parent / "scores.json").is_file():  # of a run that has ended
         intact(directory.parent, CHANGED, [f"best/{DIGESTS}"])
-    own, modules = directory / SETTINGS, directory / "modules.json"
-    if pooling is not None and (own.exists() or modules.exists()):
-        name = own.name if own.exists() else modules.name
+    named = next((name for name in (SETTINGS, MODULES) if (directory / name).exists()), None)
+    if pooling is not None and named:
         raise ValueError(
-            f"{path} carries its own pooling ({name}); leave pooling= and layers= out. Other layers of it are"
-            " pooled by evaluate.py's protocol=whiteningbert and protocol=bert_whitening"
+            f"{path} carries its own pooling ({named}); leave pooling= and layers= out. Other layers of it "
+            "are pooled by evaluate.py's protocol=whiteningbert and protocol=bert_whitening"
         )
-    if own.exists():
-        parts = ours(directory)
-    elif modules.exists():
-        parts = sentence_transformers.read(directory)
-    else:
-        parts = plain(directory, pooling)
-    return Embedder(**parts).eval()
+    return Embedder(**own(directory) | ({"pooling": pooling} if pooling else {})).eval()
 
 
-def ours(directory: Path) -> dict[str, Any]:
-    """The keyword arguments of `Embedder` for a checkpoint that `save` wrote."""
-    content, encoder = read(directory), pretrained(path=str(directory))
+def own(directory: Path, encoder: Encoder | None = None) -> dict[str, Any]:
+    """The keyword arguments of `Embedder` in a directory; encoder: its own, where it is loaded already."""
+    if (directory / SETTINGS).exists():
+        return ours(directory, encoder)
+    if (directory / MODULES).exists():
+        return sentence_transformers.read(directory, encoder)
+    encoder = encoder or pretrained(path=str(directory))
+    head = ProjectionHead(width=encoder.width, whitening=None, dense=False)
+    return {"encoder": encoder, "pooling": None, "head": head} | exported(directory)
+
+
+def ours(directory: Path, encoder: Encoder | None) -> dict[str, Any]:
+    """`own` of a checkpoint that `save` wrote."""
+    content, encoder = read(directory), encoder or pretrained(path=str(directory))
     last: dict[str, Any] = tensors(directory / FINAL) if content["final"] else {}
     with parsing(directory / SETTINGS, FOREIGN):
         whitening = content["head"].pop("whitening")
@@ -146,14 +151,6 @@ def ours(directory: Path) -> dict[str, Any]:
         return {"encoder": encoder, "head": head, **parts}
 
 
-def plain(directory: Path, pooling: Pooling | str | None) -> dict[str, Any]:
-    """The arguments of `Embedder` for an encoder without modules; those that an export notes, if it is."""
-    encoder = pretrained(path=str(directory))
-    head = ProjectionHead(width=encoder.width, whitening=None, dense=False)
-    parts = {"encoder": encoder, "pooling": None, "head": head} | exported(directory)
-    return parts | ({"pooling": pooling} if pooling else {})
-
-
 def exported(directory: Path) -> dict[str, Any]:
     """What an export for Transformers notes of its vectors: pooling, prompt, last step. Empty for others."""
     if not (directory / EXPORT).is_file():
@@ -166,28 +163,17 @@ def exported(directory: Path) -> dict[str, Any]:
         return {"pooling": Pooling(**content["pooling"]), "prompt": content["prompt"], "final": last}
 
 
-def own(directory: Path) -> dict[str, Any]:
-    """The "pooling", "prompt", "max_length" and steps "after" pooling of a directory; empty if not known."""
-    with suppress(ValueError, OSError, KeyError, TypeError):
-        if (directory / SETTINGS).exists():
-            content = read(directory)
-            last, after = content["final"] or {}, [content["embedding"]] * (content["embedding"] != "encoder")
-            if last and tensors(directory / FINAL):  # empty where the last step is unit length alone
-                after.append("linear")
-            after += ["unit length"] * last.get("unit", False)
-            has = {"prompt": content.get("prompt", ""), "max_length": content["max_length"]}
-            return {"pooling": Pooling(**content["pooling"]), "after": after, **has}
-        if (directory / "modules.json").exists():
-            return sentence_transformers.pooled(directory)
-        has = exported(directory)
-        return has | {"after": ["unit length"]} if has.pop("final", None) else has
+def noted(encoder: Encoder) -> dict[str, Any]:
+    """`own` of the directory that an encoder was loaded from; empty where there is none, or it is foreign."""
+    with suppress(ValueError, OSError), torch.random.fork_rng(devices=[]):  # which no layer made here moves
+        return own(encoder.source, encoder) if encoder.source else {}
     return {}
 
 
 def others(embedder: Embedder, path: str | None) -> list[str]:
     """Notes on what the encoder at `path` has of its own, and is not trained with: pooling, prompt, steps."""
-    has = own(embedder.encoder.source) if path and embedder.encoder.source else {}
-    pooling, prompt = has.get("pooling", embedder.pooling), has.get("prompt", embedder.prompt)
+    has = noted(embedder.encoder) if path else {}
+    pooling, prompt = has.get("pooling") or embedder.pooling, has.get("prompt", embedder.prompt)
     notes = []
     if str(pooling) != str(embedder.pooling):
         layers = f" {override('pooling.layers', pooling.layers)}" * (pooling.layers != (-1,))
@@ -196,7 +182,10 @@ def others(embedder: Embedder, path: str | None) -> list[str]:
     if prompt != embedder.prompt:
         now = repr(embedder.prompt) if embedder.prompt else "none"
         notes.append(f"note: {path} embeds after the prompt {prompt!r}, this run after {now}; see prompt=")
-    if after := has.get("after"):
+    after = [] if has.get("embedding", "encoder") == "encoder" else [has["embedding"]]
+    if (last := has.get("final")) is not None:
+        after += ["linear"] * (last.weight is not None) + ["unit length"] * last.unit
+    if after:
         unit = "; unit length is added again by whitenedcse export --unit" * ("unit length" in after)
         notes.append(f"note: what {path} has after its pooling is left out: {', '.join(after)}{unit}")
     return notes
@@ -206,7 +195,8 @@ def digest_of(embedder: Embedder) -> str:
     """A digest of all that decides an embedder's vectors: encoder, kind of device, tokenizer, settings."""
     backbone = embedder.encoder.backbone
     config = {k: v for k, v in backbone.config.to_dict().items() if not k.startswith("_")}
-    facts = [backbone.device.type, config, identity(embedder.encoder.tokenizer), settings(embedder)]
+    said = {name: value for name, value in settings(embedder).items() if name != "prompts"}  # of other calls
+    facts = [backbone.device.type, config, identity(embedder.encoder.tokenizer), said]
     content = hashlib.blake2b(json.dumps(facts, default=str).encode(), digest_size=16)
     final = embedder.final.state_dict() if embedder.final else {}
     for state in (backbone.state_dict(), embedder.head.state_dict(), final):

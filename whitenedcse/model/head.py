@@ -22,17 +22,10 @@ from torch.nn.functional import linear, normalize
 
 from whitenedcse.compute import at_least_float32, full_precision
 from whitenedcse.inputs import takes_numbers
-from whitenedcse.model.whitener import (
-    GroupWhitening,
-    ShuffledGroupWhitening,
-    Whitener,
-    Whitening,
-    WhiteningSettings,
-)
+from whitenedcse.model.whitener import Whitener, WhiteningSettings
 
 POSITIONS = ("before", "after", "both")
 PAPER = WhiteningSettings()
-STOCK = (Whitener, Whitening, GroupWhitening, ShuffledGroupWhitening)
 KINDS = ("cls", "mean", "max", "last", "pooler")
 NAMED = {"first_last": ("mean", (1, -1))}
 
@@ -133,10 +126,10 @@ class ProjectionHead(nn.Module):
     x: (v, n, d) or (n, d) -> z of the same shape. The default is that of the paper: SGW, then a linear layer
     and tanh (section 4.1; the official code has the same order). Without whitening and dense layer z is x.
 
-    whitening: settings, or a module that is used as it is: one of `whitenedcse.model.whitener`, such as
-    `ShuffledGroupWhitening(width)`, or of your own; None for no whitening. dense: whether there is a linear
-    layer with tanh. position: where to whiten, "before" or "after" that layer, or "both" (there a module is
-    copied). Raises ValueError for any other position or width.
+    whitening: settings, or a module that is used as it is, a `Whitener` or one of your own; None for no
+    whitening. dense: whether there is a linear layer with tanh. position: where to whiten, "before" or
+    "after" that layer, or "both" (there a module is copied). Raises ValueError for any other position or
+    width.
 
     >>> x = torch.randn(2, 64, 768)
     >>> bool((ProjectionHead(768)(x).abs() < 1).all())  # tanh comes last
@@ -178,7 +171,7 @@ class ProjectionHead(nn.Module):
     @property
     def own(self) -> str:
         """The class of it, its whitening or layer that is a user's, which no checkpoint holds, or ""."""
-        stock = (ProjectionHead, *STOCK, nn.Linear, type(None))
+        stock = (ProjectionHead, Whitener, nn.Linear, type(None))
         kinds = map(type, (self, self.before, self.linear, self.after))
         return next((f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if kind not in stock), "")
 

@@ -174,8 +174,8 @@ def dense_modules(embedder: Embedder) -> list[Dense]:
     return chain
 
 
-def read(directory: Path) -> dict[str, Any]:
-    """The keyword arguments of `Embedder` for a Sentence-Transformers directory.
+def read(directory: Path, encoder: Encoder | None) -> dict[str, Any]:
+    """The keyword arguments of `Embedder` for a Sentence-Transformers directory; encoder: its own, or None.
 
     Its modules must be, in this order: Transformer, WeightedLayerPooling or none, Pooling, then optionally a
     square Dense with tanh, any Dense without activation, one with tanh, Normalize. Raises ForeignModules
@@ -198,8 +198,9 @@ def read(directory: Path) -> dict[str, Any]:
     if "Normalize" in kinds[:-1]:
         raise ForeignModules(f"{directory / 'modules.json'} normalises before its last module")
     list(map(check_known, kinds, paths))
-    encoder = pretrained(path=str(paths[0]))
-    lower(encoder.tokenizer, paths[0])
+    if encoder is None:
+        encoder = pretrained(path=str(paths[0]))
+        lower(encoder.tokenizer, paths[0])
     dense, maps, tanh = layers_after(encoder.width, paths[2 : 2 + kinds[2:].count("Dense")])
     pooling = Pooling(kind=pooling_kind(paths[1] / "config.json"), layers=layers)
     if not expressible(pooling):
@@ -245,21 +246,6 @@ def weights(folder: Path) -> dict[str, Tensor]:
     """The weights of a module: those of model.safetensors or, before release 3.0.1, of pytorch_model.bin."""
     file, old = folder / "model.safetensors", folder / "pytorch_model.bin"
     return checkpoint(old) if old.exists() and not file.exists() else tensors(file)
-
-
-def pooled(directory: Path) -> dict[str, Any]:
-    """What `checkpoint.own` gives of a directory; raises ForeignModules where other layers are pooled."""
-    listed = read_json(directory / "modules.json", list)
-    with parsing(directory / "modules.json", DAMAGED):
-        modules = {module["type"].rsplit(".", 1)[-1]: directory / module["path"] for module in listed}
-    if "Pooling" not in modules or "WeightedLayerPooling" in modules:
-        raise ForeignModules(f"{directory / 'modules.json'} has no Pooling of the last layer")
-    config = modules["Pooling"] / "config.json"
-    prompt = prompts(directory, read_json(config)).get("prompt", "")
-    own = {"prompt": prompt, "max_length": most_tokens(modules["Transformer"])}
-    after = [kind for kind in list(modules)[list(modules).index("Pooling") + 1 :] if kind != "Normalize"]
-    unit = ["unit length"] * ("Normalize" in modules)
-    return {"pooling": Pooling(pooling_kind(config)), **own, "after": [*after, *unit]}
 
 
 def most_tokens(folder: Path) -> int | None:

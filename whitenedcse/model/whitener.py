@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +63,6 @@ class WhiteningSettings:
     kind: str = "shuffled_group"
     group_width: int | None = 2
     eps: float = 1e-5
-    shrinkage: float = 0.0
     gradient: Gradient = "centre"
     partition: str = "view"
     momentum: float = 0.99
@@ -83,7 +82,6 @@ class WhiteningSettings:
                              " use gradient=centre and transform=zca")  # fmt: skip
         for name, sound, words in (
             ("momentum", 0 <= self.momentum < 1, "in [0, 1)"),
-            ("shrinkage", 0 <= self.shrinkage <= 1, "in [0, 1]"),
             ("eps", 0 < self.eps < math.inf, "finite and above 0"),
             ("group_width", self.kind in WHOLE or (self.group_width or 0) >= 1, "1 or more channels"),
             ("iterations", self.iterations >= 1, "1 or above"),
@@ -114,7 +112,7 @@ def check_rows(settings: WhiteningSettings | None, d: int, *, n: int) -> None:
     n: sentences of a batch, d: width of the embedding. With no more rows than channels eps alone bounds the
     gain, at 1 / sqrt(eps), and the loss would see noise. "pca" and "zca" average over batches: a warning.
     """
-    if settings is None or n > (width := settings.width(d)) or settings.shrinkage > 0:
+    if settings is None or n > (width := settings.width(d)):
         return
     said = f"{n} sentence{'s' * (n != 1)} cannot whiten {width} channels"
     said += f", where eps={settings.eps} alone bounds the gain"
@@ -123,25 +121,30 @@ def check_rows(settings: WhiteningSettings | None, d: int, *, n: int) -> None:
         warnings.warn(f"{said}; {later}; a larger data.batch_size helps", stacklevel=2)
         return
     raise ValueError(
-        f"{said}: use data.batch_size above {width} on each device, a smaller head.whitening.group_width "
-        "(more groups), or head.whitening.shrinkage above 0"
+        f"{said}: use data.batch_size above {width} on each device, or a smaller head.whitening.group_width "
+        "(more groups)"
     )
 
 
+@takes_numbers
 class Whitener(nn.Module):
     """Whitening by the statistics of the batch while training, and by running ones (Eq. 13) in eval mode.
 
     x: (v, n, d) or (n, d) -> the same shape, in float32 (float64 stays). Eval mode is deterministic: groups
     are consecutive channels, unshuffled.
+    settings, or single ones by name: those of `WhiteningSettings`, whose defaults are the paper's SGW.
     The running statistics follow the average over the views, and start as those of the first batch.
     Numbers are not checked, because every step would have to wait for a GPU: in training mode one that is not
     finite makes its group of channels NaN in all sentences whitened together, and in the running statistics
     for good. train.py ends a run whose loss is not finite.
     A subclass with an `over_batch` of its own is used as it is by `ProjectionHead(whitening=...)`.
-    Raises ValueError for another width or number of dimensions.
+    Raises ValueError for another width or number of dimensions, and for a batch of too few sentences.
 
-    >>> settings = WhiteningSettings(kind="group", group_width=3, eps=1e-6)
-    >>> whitener, x = Whitener(3, settings), torch.randn(2, 64, 3)
+    >>> x = torch.randn(64, 768)
+    >>> z = Whitener(768)(torch.stack([x, x]))  # groups of 2, as the paper's 384 of BERT-base
+    >>> z.shape, torch.equal(z[0], z[1])  # each view is shuffled, and so whitened, in its own way
+    (torch.Size([2, 64, 768]), False)
+    >>> whitener, x = Whitener(3, kind="group", group_width=3, eps=1e-6), torch.randn(2, 64, 3)
     >>> torch.allclose(whitening.covariance(whitener(x)), torch.eye(3), atol=1e-3)
     True
     >>> whitener.eval()(x[:, :1]).shape  # one sentence is whitened by the running statistics
@@ -152,10 +155,10 @@ class Whitener(nn.Module):
     covariance: Tensor
     batches: Tensor
 
-    def __init__(self, width: int, settings: WhiteningSettings) -> None:
+    def __init__(self, width: int, settings: WhiteningSettings | None = None, **given: Any) -> None:
         super().__init__()
-        self.settings = settings
-        self.group_width = w = settings.width(width)
+        self.settings = replace(settings or WhiteningSettings(), **given)
+        self.group_width = w = self.settings.width(width)
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("covariance", torch.eye(w).repeat(width // w, 1, 1))
         self.register_buffer("batches", torch.zeros((), dtype=torch.long))
@@ -186,8 +189,7 @@ class Whitener(nn.Module):
 
     def over_batch(self, x: Tensor) -> Tensor:
         """x whitened by the statistics of each view: (v, n, d) -> (v, n, d)."""
-        names = ("eps", "gradient", "shrinkage", "root")
-        options: Any = {name: getattr(self.settings, name) for name in names}
+        options: Any = {name: getattr(self.settings, name) for name in ("eps", "gradient", "root")}
         return BATCHWISE[self.settings.kind](x, width=self.group_width, **options)
 
     def affine(self, x: Tensor, mean: Tensor, matrix: Tensor) -> Tensor:
@@ -197,12 +199,8 @@ class Whitener(nn.Module):
 
     def matrix(self, mean: Tensor, covariance: Tensor) -> Tensor:
         """Whitening matrices for row vectors, from mean (d,) and covariances (g, w, w): (g, w, w)."""
-        settings = self.settings
-        covariance = whitening.shrink(covariance, settings.shrinkage)
-        means = mean.unflatten(-1, (-1, self.group_width))
-        return settings.root(
-            covariance, whitening.ridge(whitening.mean_variance(covariance), settings.eps, means)
-        )
+        means, variance = mean.unflatten(-1, (-1, self.group_width)), whitening.mean_variance(covariance)
+        return self.settings.root(covariance, whitening.ridge(variance, self.settings.eps, means))
 
     @property
     def fixed(self) -> Tensor:
@@ -243,84 +241,3 @@ def rearranged(x: Tensor, partition: str, function: Callable[[Tensor], Tensor]) 
 def equal(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors have the same type, device and numbers."""
     return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
-
-
-@takes_numbers
-class Whitening(Whitener):
-    """Whitening of all d channels by running (momentum) statistics, ZCA or PCA ([1] Eq. 3, 13, Table 3).
-
-    x: (v, n, d) or (n, d) -> the same shape. Train mode first updates the running mean and covariance with
-    the batch; eval mode leaves them. The first batch should have more sentences than channels. A number that
-    is not finite is not noticed: in train mode it makes all of the batch NaN, and the statistics for good.
-
-    kind: "zca" keeps the axes, "pca" rotates to the principal axes. eps: the share of the mean variance that
-    is added to each variance. gradient: "full" goes through mean and covariance of the batch (ZCA only),
-    "centre" through the mean only, "none" through neither. momentum: beta of Eq. 13. Raises ValueError for
-    other values, and for x of another shape.
-
-    >>> import torch
-    >>> from whitenedcse.whitening import covariance
-    >>> whiten, x = Whitening(3), torch.randn(512, 3) @ torch.randn(3, 3)
-    >>> torch.allclose(covariance(whiten(x)), torch.eye(3), atol=1e-3)
-    True
-    """
-
-    def __init__(
-        self,
-        width: int,
-        *,
-        kind: Literal["zca", "pca"] = "zca",
-        eps: float = WhiteningSettings.eps,
-        gradient: Gradient = WhiteningSettings.gradient,
-        momentum: float = WhiteningSettings.momentum,
-    ) -> None:
-        super().__init__(width, WhiteningSettings(kind=kind, eps=eps, gradient=gradient, momentum=momentum))
-
-
-@takes_numbers
-class GroupWhitening(Whitener):
-    """Whitening of consecutive groups of channels by the statistics of the batch ([1] section 3.2.1, Eq. 5).
-
-    x: (v, n, d) or (n, d) -> the same shape; each view is whitened on its own. Eval mode uses running
-    statistics. A batch needs more sentences than a group has channels, and raises ValueError otherwise, as x
-    of another shape does. A number that is not finite is not noticed: in train mode it makes its group NaN in
-    all sentences of its view, and in the running statistics for good.
-
-    group_width: channels in a group; it must divide `width`. eps: the share of a group's mean variance that
-    is added to each of its variances. gradient: see `Whitening`.
-
-    >>> import torch
-    >>> from whitenedcse.whitening import covariance
-    >>> x = GroupWhitening(6, group_width=3)(torch.randn(512, 6))
-    >>> torch.allclose(covariance(x[:, :3]), torch.eye(3), atol=1e-3)
-    True
-    """
-
-    kind = "group"
-
-    def __init__(
-        self,
-        width: int,
-        *,
-        group_width: int = 2,
-        eps: float = WhiteningSettings.eps,
-        gradient: Gradient = WhiteningSettings.gradient,
-    ) -> None:
-        settings = WhiteningSettings(kind=self.kind, group_width=group_width, eps=eps, gradient=gradient)
-        super().__init__(width, settings)
-
-
-class ShuffledGroupWhitening(GroupWhitening):
-    """SGW: each view's channels are shuffled, whitened in groups and put back ([1] section 3.2.2, Eq. 6).
-
-    Settings and shapes are those of `GroupWhitening`. The same tensor given as two views is shuffled, and so
-    whitened, differently in each. The shuffle draws from PyTorch's generator; eval mode does not shuffle.
-
-    >>> import torch
-    >>> x = torch.randn(64, 768)
-    >>> z = ShuffledGroupWhitening(768)(torch.stack([x, x]))  # groups of 2, as the paper's 384 of BERT-base
-    >>> z.shape, torch.equal(z[0], z[1])
-    (torch.Size([2, 64, 768]), False)
-    """
-
-    kind = "shuffled_group"

@@ -28,9 +28,8 @@ from whitenedcse.compute import autocast_type, cores, each
 from whitenedcse.data.sources import given
 from whitenedcse.data.tokens import worded
 from whitenedcse.evaluation.classifiers import classifier
-from whitenedcse.evaluation.postprocess import Postprocess, check_components, ladder
-from whitenedcse.evaluation.scores import Index, scores_of
-from whitenedcse.evaluation.suite import Plan, System, evaluated, plan
+from whitenedcse.evaluation.postprocess import Postprocess, check_components
+from whitenedcse.evaluation.suite import Plan, System, evaluated, plan, whitened_scores
 from whitenedcse.evaluation.tasks import STS, short, subsets
 from whitenedcse.files import writing
 from whitenedcse.inputs import takes_numbers
@@ -112,18 +111,13 @@ def baselines(x: NDArray[Any], plan: Plan, fit: str) -> dict[int, float | None]:
     fit: "own" whitens each task by its own sentences, "corpus" all of them by those of the corpus. None where
     there are too few sentences to vary by so many components.
     """
-    sums: dict[int, list[float | None]] = {k: [] for k in ladder(x.shape[1])}
+    every = []
     for name, pairs in plan.pairs.items():
-        own = np.concatenate([rows.ravel() for _, rows in pairs])
-        whitening = Postprocess("whitening").fit(x[own if fit == "own" else plan.fits[fit][name]])
-        white = whitening.transform(x)
-        index: Index = {name: list(pairs)}
-        n, d = len(np.unique(own)), x.shape[1]
-        for k, scores in sums.items():
-            equal = fit == "own" and Postprocess("whitening", k=k).equal_cosines(n, d)
-            undefined = equal or k > whitening.most
-            scores.append(None if undefined else scores_of(white[:, :k], index)["tasks"][name]["all"])
-    return {k: None if None in s else float(np.mean(np.array(s, float))) for k, s in sums.items()}
+        rows = np.concatenate([rows.ravel() for _, rows in pairs])
+        sample, own = (rows, len(np.unique(rows))) if fit == "own" else (plan.fits[fit][name], None)
+        every.append(whitened_scores(x, x[sample], {name: list(pairs)}, own))
+    scores = {k: [by_k[k] for by_k in every] for k in every[0]}
+    return {k: None if None in s else float(np.mean(np.array(s, float))) for k, s in scores.items()}
 
 
 def add_row(path: Path, row: Mapping[str, Any]) -> None:

@@ -61,10 +61,10 @@ def text(embedder: Embedder, facts: Mapping[str, Any]) -> str:
 
 
 def head(facts: Mapping[str, Any], run: Run | None) -> str:
-    """The fields that the hub reads. The licence, that of encoder and data, is unknown unless given."""
+    """The fields that the hub reads. The licence, that of encoder and data, is not known here."""
     tags = ["sentence-similarity", "feature-extraction", "whitening", facts["to"]]
     fields = {"library_name": facts["to"], "pipeline_tag": "sentence-similarity", "tags": tags}
-    fields["license"] = facts["license"] or "unknown"
+    fields["license"] = "unknown"
     base = (encoder_of(run) if run else facts["source"]) or ""
     if re.fullmatch(HUB_ID, base) and not Path(base).exists():
         fields["base_model"] = base

@@ -41,27 +41,22 @@ PLAIN = (
 )
 
 
-class About(NamedTuple):
-    """What the card says: where the embedder was loaded from (None: its encoder), the weights' licence."""
-
-    source: str | None = None
-    license: str | None = None
-
-
-ABOUT = About()
-
-
 def export(
-    embedder: Embedder | str | Path, out: str | Path, to: str, *, verify: bool = True, about: About = ABOUT
+    embedder: Embedder | str | Path,
+    out: str | Path,
+    to: str,
+    *,
+    verify: bool = True,
+    source: str | None = None,
 ) -> dict[str, Any]:
     """Write an embedder for another library; returns the content of export.json.
 
     embedder: or the path of one, e.g. of a run. out: a new directory, that of an earlier export, or a URL.
     to: "transformers", "sentence-transformers" or "onnx". verify: whether 64 texts are encoded by that
-    library from the export, and the vectors compared. Unit length is the last step of what
-    `whitenedcse.serving.fit.scaled(embedder, unit=True)` returns. Raises ValueError, nothing written, for an
-    embedder that the format cannot express, for an export whose vectors are not the embedder's, and where
-    `out` holds anything but an earlier export.
+    library from the export, and the vectors compared. source: what the card calls the embedder. Unit length
+    is the last step of what `whitenedcse.serving.fit.scaled(embedder, unit=True)` returns. Raises ValueError,
+    nothing written, for an embedder that the format cannot express, for an export whose vectors are not the
+    embedder's, and where `out` holds anything but an earlier export.
 
     >>> export("outputs/none", "exported", "onxx")
     Traceback (most recent call last):
@@ -69,14 +64,14 @@ def export(
     """
     if to not in FORMATS:
         raise ValueError(f"to={to!r} is not one of {', '.join(FORMATS)}")
-    source = embedder.encoder.source if isinstance(embedder, Embedder) else embedder
-    about = about._replace(source=str(about.source or source or "random weights"))
+    place = embedder.encoder.source if isinstance(embedder, Embedder) else embedder
+    source = str(source or place or "random weights")
     with published(out, EXPORT) as path:
         check_target(path, to, verify)
         embedder = Embedder.of(embedder)
         device, training = embedder.encoder.backbone.device, embedder.training
         try:
-            return written(embedder.cpu().eval().merged(), path, to, verify, about)
+            return written(embedder.cpu().eval().merged(), path, to, verify, source)
         finally:
             embedder.to(device).train(training)
 
@@ -95,7 +90,7 @@ def check_target(out: Path, to: str, verify: bool) -> None:
         raise ValueError(f"{lacking(f'--to {to}', names, to)}{without}")
 
 
-def written(embedder: Embedder, out: Path, to: str, verify: bool, about: About) -> dict[str, Any]:
+def written(embedder: Embedder, out: Path, to: str, verify: bool, source: str) -> dict[str, Any]:
     """Write an export of an embedder in eval mode, on the CPU, without adapters; see `export`."""
     form = FORMATS[to]
     texts = TEXTS if embedder.encoder.tokenizer("")["input_ids"] else [text or "b" for text in TEXTS]
@@ -104,7 +99,7 @@ def written(embedder: Embedder, out: Path, to: str, verify: bool, about: About) 
     form.check(embedder)
     with drafted(out) as draft:
         form.write(embedder, draft)
-        facts = {"whitenedcse": version("whitenedcse"), "to": to, **about._asdict()}
+        facts: dict[str, Any] = {"whitenedcse": version("whitenedcse"), "to": to, "source": source}
         facts |= {"name": out.name, "prompt": embedder.prompt, "unit": embedder.unit}
         facts |= {"pooling": settings(embedder)["pooling"]}
         if verify:

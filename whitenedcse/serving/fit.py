@@ -10,7 +10,6 @@ and the division follows it: so the last step is one affine transform and unit l
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -21,39 +20,31 @@ import torch
 from whitenedcse.console import pace, say
 from whitenedcse.data.corpus import Corpus, blocks, rows
 from whitenedcse.data.tokens import worded
-from whitenedcse.distributed import Place, placed
 from whitenedcse.evaluation.postprocess import POWERED, Postprocess, check_components
 from whitenedcse.inputs import takes_numbers
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Final
-from whitenedcse.whitening import Array, check_finite
+from whitenedcse.whitening import check_finite
 
 BLOCK = 20_000  # rows at a time
 ENOUGH = 10  # texts per component, as a rule of thumb
 PROBE = "one text, by whose vector an embedder is known again"
 ALIKE = 0.9995  # cosine of two such vectors: bfloat16 and other machines stay above, other encoders below
-CURE = (
-    "fit it to more texts, or by whiten fit with --shrinkage, or keep fewer components (--dim, or in search "
-    "build --whiten-k)"
-)
+CURE = "fit it to more texts, or by whiten fit with --shrinkage, or keep fewer components (--dim)"
 
 
 def fitted(fit: Postprocess, embedder: Embedder, corpus: Corpus, *, bf16: bool = False) -> dict[str, Any]:
     """Fit a transform to the embedder's vectors of a corpus; returns its provenance, for `Postprocess.save`.
 
-    Texts without tokens of their own are left out; memory does not grow with the corpus. Each of W ranks
-    encodes every W-th block, and all have the transform in the end.
+    Texts without tokens of their own are left out; memory does not grow with the corpus.
     """
-    plain, here = scaled(embedder, unit=False), placed() or Place(0, 1, 1)
+    plain = scaled(embedder, unit=False)
     with pace("encoded") as more:
-        for number, block in enumerate(blocks(rows(corpus), BLOCK)):
-            if number % here.world == here.rank:
-                texts = list(worded((text for row in block for text in row), plain.encoder.tokenizer))
-                x = plain.encode(texts, bf16=bf16, progress=more)
-                check_finite(x, lambda row: f"the vector of {texts[row]!r:.80}")  # noqa: B023
-                fit.partial_fit(x)
-    if here.world > 1:
-        merge_ranks(fit, here)
+        for block in blocks(rows(corpus), BLOCK):
+            texts = list(worded((text for row in block for text in row), plain.encoder.tokenizer))
+            x = plain.encode(texts, bf16=bf16, progress=more)
+            check_finite(x, lambda row: f"the vector of {texts[row]!r:.80}")  # noqa: B023
+            fit.partial_fit(x)
     n = fit.moments.n if fit.moments else 0
     if n < 2:
         raise ValueError(
@@ -64,29 +55,6 @@ def fitted(fit: Postprocess, embedder: Embedder, corpus: Corpus, *, bf16: bool =
     say_few(fit, n)
     about = {"corpus": corpus.path, "texts": n, "sample": corpus.sample, "bf16": bf16, "probe": probe(plain)}
     return about | {"pooling": str(plain.pooling)} | ({"prompt": plain.prompt} if plain.prompt else {})
-
-
-def merge_ranks(fit: Postprocess, here: Place) -> None:
-    """Add the rows of all other ranks to a transform, in each rank in the same order."""
-    import torch.distributed as dist
-
-    method: dict[str, Any] = {"init_method": "env://"}
-    if not dist.is_torchelastic_launched():
-        from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-
-        slurm = SLURMEnvironment()
-        method["init_method"] = f"tcp://{slurm.main_address}:{slurm.main_port}"
-    dist.init_process_group(
-        "gloo", rank=here.rank, world_size=here.world, timeout=timedelta(days=7), **method
-    )
-    every: list[Any] = [None] * here.world
-    dist.all_gather_object(every, fit.moments)
-    dist.destroy_process_group()
-    fit.moments, parts = None, (moments for moments in every if moments is not None)
-    for moments in parts:
-        other = Postprocess(**fit.settings)
-        other.moments = moments
-        fit.merge(other)
 
 
 def say_few(fit: Postprocess, n: int) -> None:
@@ -118,7 +86,11 @@ def whitened(
     True
     """
     embedder, fit = Embedder.of(embedder), Postprocess.of(fit)
-    weight, bias = affine(fit, embedder, k)
+    check_fit(fit, scaled(embedder, unit=False), unit=embedder.unit)
+    bias = fit.transform(np.zeros((1, len(fit.mean))), k)[0]
+    if k is not None or fit.k is not None:
+        check_components(len(bias), fit.most)
+    weight = fit.matrix[:, : len(bias)].T
     if embedder.final is not None and embedder.final.tanh:
         raise ValueError(
             "these vectors end with a dense layer and tanh, to which no transform can be added here"
@@ -131,16 +103,6 @@ def whitened(
     provenance |= {"kind": fit.kind, "k": len(bias)}
     tensors: Any = {"weight": torch.tensor(weight), "bias": torch.tensor(bias)}
     return embedder.replaced(final=Final(**tensors, unit=embedder.unit, provenance=provenance))
-
-
-def affine(fit: Postprocess, embedder: Embedder, k: int | None = None) -> tuple[Array, Array]:
-    """Weight (k, d) and bias (k,) of a transform of this embedder's vectors; raises what `whitened` does."""
-    plain = scaled(embedder, unit=False)
-    check_fit(fit, plain, unit=embedder.unit)
-    bias = fit.transform(np.zeros((1, plain.width)), k)[0]
-    if k is not None or fit.k is not None:
-        check_components(len(bias), fit.most)
-    return fit.matrix[:, : len(bias)].T, bias
 
 
 def scaled(embedder: Embedder, *, unit: bool) -> Embedder:

@@ -1,11 +1,11 @@
 """An index: texts in Parquet, their vectors in FAISS, and the embedder that encodes queries in the same way.
 
-n: texts    d: width of the embedder    k: components kept    q: queries
+n: texts    d: width of the embedder    q: queries
 
     index.json            the format
-    embedder/             a checkpoint, without unit length
-    empty.faiss           the index of a part before vectors are added: trained, and with its transforms
-    part-00000.faiss      vectors; the whitening, if any, and unit length are FAISS's, for queries too
+    embedder/             a checkpoint, with its whitening if it has one, without unit length
+    empty.faiss           the index of a part before vectors are added, trained
+    part-00000.faiss      vectors, which FAISS scales to unit length, as it does those of queries
     part-00000.parquet    the id and the text of each
     digests.json          of all these; a part counts once it is named here
 
@@ -31,7 +31,6 @@ from whitenedcse.console import lacking
 from whitenedcse.data.corpus import Corpus, fingerprint, label, rows
 from whitenedcse.data.remote import fetched, published
 from whitenedcse.data.tokens import wordless
-from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.files import (
     DIGESTS,
     check_place,
@@ -51,8 +50,8 @@ from whitenedcse.model.checkpoint import digest_of
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.sentence_transformers import DOCUMENT
 from whitenedcse.serving.encode import Job, arrays, begun, share
-from whitenedcse.serving.fit import affine, say_few, scaled
-from whitenedcse.whitening import Array, check_finite
+from whitenedcse.serving.fit import scaled
+from whitenedcse.whitening import check_finite
 
 INDEX, EMBEDDER, EMPTY = "index.json", "embedder", "empty.faiss"
 FORMAT = 3
@@ -89,7 +88,6 @@ class Index:
     embedder: texts are encoded with its prompt "document" (else "passage" or "corpus") and queries with its
         prompt "query"; where it has no such prompt, with its `prompt`.
     factory: of FAISS, such as "IVF1024,SQ8", "HNSW32" or "PQ48,RFlat"; "Flat" compares all vectors.
-    fit, k: a transform of the vectors and how many components to keep, which become part of the index.
 
     >>> from whitenedcse.model.scratch import small_bert
     >>> embedder = Embedder(encoder=small_bert(vocabulary=200, layers=1, width=8, heads=1))
@@ -98,12 +96,9 @@ class Index:
     [('a dog runs', '1')]
     """
 
-    def __init__(
-        self, embedder: Embedder, factory: str = "Flat", fit: Postprocess | None = None, k: int | None = None
-    ) -> None:
-        transform = None if fit is None else affine(fit, embedder, k)
+    def __init__(self, embedder: Embedder, factory: str = "Flat") -> None:
         self.embedder = scaled(searching(embedder), unit=False)
-        self.empty = made(factory, self.embedder.width, transform)
+        self.empty = made(factory, self.embedder.width)
         self.parts: list[Part] = []
         self.rows, self.numbered = 0, True  # that were given, and whether their numbers are the ids
 
@@ -187,22 +182,18 @@ class Index:
             raise ValueError(f"top={top} of {len(self)} texts: ask for one or more, of one or more texts")
         before = self.embedder.prompt_of("query") if prompt is None else prompt
         x = self.embedder.encode(texts := inputs.texts(texts, "query"), prompt=before)
-        starts = np.cumsum([0, *(part.vectors.ntotal for part in self.parts)])
-        cosines, numbers = [], []
-        for part, start in zip(self.parts, starts, strict=False):
-            near, at = part.vectors.search(x, min(top, part.vectors.ntotal))
-            cosines.append(np.where(at < 0, -np.inf, near.clip(-1, 1)))
-            numbers.append(np.where(at < 0, -1, at + start))
-        every, where = np.hstack(cosines), np.hstack(numbers)
-        order = np.lexsort((where, -every))[:, :top]
-        every, where = np.take_along_axis(every, order, 1), np.take_along_axis(where, order, 1)
-        where[wordless(texts, self.embedder.encoder.tokenizer)] = -1
-        named = self.named(np.unique(where[where >= 0]), starts)
-        pairs = (zip(*row, strict=True) for row in zip(every, where, strict=True))
+        every = engine().IndexShards(self.embedder.width, False, True)  # one thread; parts count on
+        for part in self.parts:
+            every.add_shard(part.vectors)
+        cosines, numbers = every.search(x, min(top, len(self)))
+        numbers[wordless(texts, self.embedder.encoder.tokenizer)] = -1
+        named = self.named(np.unique(numbers[numbers >= 0]))
+        pairs = (zip(*row, strict=True) for row in zip(cosines.clip(-1, 1), numbers, strict=True))
         return [[Hit(float(cosine), *named[i]) for cosine, i in row if i >= 0] for row in pairs]
 
-    def named(self, numbers: NDArray[np.int64], starts: NDArray[np.int64]) -> dict[int, tuple[str, str]]:
-        """The id and the text of vectors by their numbers. starts: the first number of each part."""
+    def named(self, numbers: NDArray[np.int64]) -> dict[int, tuple[str, str]]:
+        """The id and the text of vectors by their numbers."""
+        starts = np.cumsum([0, *(part.vectors.ntotal for part in self.parts)])
         found: dict[int, tuple[str, str]] = {}
         parts = np.searchsorted(starts, numbers, side="right") - 1
         for i in np.unique(parts):
@@ -254,17 +245,12 @@ class Index:
 class Building(NamedTuple):
     """How `build` makes an index.
 
-    ids: the last column of the corpus holds ids. prompt, query_prompt: see `searching`. factory, fit, k: see
-    `Index`; without `fit`, k is that of a whitening fitted to the corpus itself. vectors: a directory that
-    `whitenedcse encode` wrote, in place of encoding. bf16: the backbone computes in bfloat16.
+    ids: the last column of the corpus holds ids. factory: see `Index`. vectors: a directory that `whitenedcse
+    encode` wrote by the same embedder, in place of encoding. bf16: the backbone computes in bfloat16.
     """
 
     ids: bool = False
-    prompt: str | None = None
-    query_prompt: str | None = None
     factory: str = "Flat"
-    fit: Postprocess | None = None
-    k: int | None = None
     vectors: str | None = None
     bf16: bool = False
 
@@ -272,35 +258,22 @@ class Building(NamedTuple):
 def build(out: Path, embedder: Embedder, corpus: Corpus, how: Building) -> tuple[int, int]:
     """Write an index of a corpus of any size to a new directory; returns the texts and the width of vectors.
 
-    The corpus is encoded to files first, from which a whitening and FAISS learn.
+    The corpus is encoded to files first, from which FAISS learns.
     """
     check_new(out)
-    asked = scaled(searching(embedder, how.prompt, how.query_prompt), unit=False)
-    index = Index(asked, how.factory, how.fit, how.k)  # raises before hours of encoding
+    index = Index(embedder, how.factory)  # raises before hours of encoding
     index.check_ids((row[-1] for row in rows(corpus, ids=True)) if how.ids else None)
     with tempfile.TemporaryDirectory(prefix=".vectors", dir=out.parent) as own, drafted(out) as draft:
         folder = how.vectors or own
         if how.vectors:
-            check_vectors(embedder, corpus, how, asked.prompt)
+            check_vectors(folder, [searching(embedder), index.embedder], corpus)
         else:
-            encode(asked, corpus, folder, bf16=how.bf16)
-        if how.k is not None and how.fit is None:
-            index = Index(asked, how.factory, whitening(asked, read(corpus, folder, ids=False), how.k))
-            index.numbered = not how.ids
+            encode(index.embedder, corpus, folder, bf16=how.bf16)
         train(index.empty, sample(folder))
         n = index.write(draft, index.new_parts(read(corpus, folder, ids=how.ids)))
         if not n:
             raise ValueError(f"{corpus.path}: no texts to index, all are blank")
-    return n, index.empty.index.d
-
-
-def whitening(embedder: Embedder, given: Iterable[Given], k: int) -> Postprocess:
-    """A whitening to k components, fitted to these vectors of the embedder."""
-    fit = Postprocess("whitening", k=k)
-    for _, _, x in Index(embedder).kept(given):
-        fit.partial_fit(x)
-    say_few(fit, fit.moments.n if fit.moments else 0)
-    return fit
+    return n, index.embedder.width
 
 
 def extend(directory: Path, corpus: Corpus, *, ids: bool = False, bf16: bool = False) -> tuple[int, int]:
@@ -338,26 +311,16 @@ def read(corpus: Corpus, folder: str, *, ids: bool) -> Iterator[Given]:
             yield [row[-1] for row in some] if ids else None, [row[0] for row in some], x
 
 
-def check_vectors(embedder: Embedder, corpus: Corpus, how: Building, prompt: str) -> None:
-    """Raise ValueError unless `how.vectors` are what encoding would give, but perhaps for unit length."""
-    plain = embedder if how.prompt is None else embedder.replaced(prompt=how.prompt)
-    if plain.prompt != prompt:
+def check_vectors(folder: str, embedders: Sequence[Embedder], corpus: Corpus) -> None:
+    """Raise ValueError unless a folder holds the vectors of a corpus by one of these embedders."""
+    manifest, texts = begun(folder), texts_of(corpus)
+    if manifest and manifest.embedder not in map(digest_of, embedders):
         raise ValueError(
-            f"{how.vectors} was encoded with the prompt {plain.prompt!r}, but the texts of this index need "
-            f"{prompt!r}; encode with --prompt {quote(prompt)}"
-        )
-    whitens = how.fit is not None or how.k is not None
-    same = [scaled(plain, unit=False)] if whitens else [plain, scaled(plain, unit=False)]
-    manifest, texts = begun(str(how.vectors)), texts_of(corpus)
-    if manifest and manifest.embedder not in map(digest_of, same):
-        raise ValueError(
-            f"{how.vectors} holds vectors of another embedder: give the model, --prompt, --pooling and "
-            "--layers with which they were encoded; they have no whitening, and get it here"
+            f"{folder} holds vectors of another embedder: encode with the model, --pooling, --layers, "
+            f"--whiten and --dim of this index, and with --prompt {quote(embedders[0].prompt)}"
         )
     if manifest and (manifest.columns, manifest.fingerprint) != ([*texts.columns], fingerprint(texts)):
-        raise ValueError(
-            f"{how.vectors} holds vectors of {manifest.input}, not of {corpus.path} as it is now"
-        )
+        raise ValueError(f"{folder} holds vectors of {manifest.input}, not of {corpus.path} as it is now")
 
 
 def searching(embedder: Embedder, prompt: str | None = None, query_prompt: str | None = None) -> Embedder:
@@ -417,10 +380,9 @@ def engine() -> Any:
     return faiss
 
 
-def made(factory: str, width: int, transform: tuple[Array, Array] | None = None) -> Any:
-    """An empty index of FAISS: what `factory` names, after unit length and a transform, if any."""
+def made(factory: str, width: int) -> Any:
+    """An empty index of FAISS: what `factory` names, after unit length."""
     faiss = engine()
-    width = width if transform is None else len(transform[1])
     try:
         inner = faiss.index_factory(width, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
@@ -429,13 +391,6 @@ def made(factory: str, width: int, transform: tuple[Array, Array] | None = None)
     thorough(inner)
     whole = faiss.IndexPreTransform(inner)
     whole.prepend_transform(faiss.NormalizationTransform(width, 2.0))
-    if transform is not None:
-        weight, bias = (np.ascontiguousarray(x, dtype=np.float32) for x in transform)
-        linear = faiss.LinearTransform(weight.shape[1], width, True)
-        faiss.copy_array_to_vector(weight.ravel(), linear.A)
-        faiss.copy_array_to_vector(bias, linear.b)
-        linear.is_trained = True
-        whole.prepend_transform(linear)
     return whole
 
 

@@ -21,9 +21,9 @@ from torch import Tensor
 from whitenedcse.compute import without_autocast
 from whitenedcse.data.datamodule import SentenceData
 from whitenedcse.evaluation.geometry import alignment, concentration, positives, spectrum, spread, uniformity
-from whitenedcse.evaluation.postprocess import Postprocess, ladder
 from whitenedcse.evaluation.readout import best_of_few
 from whitenedcse.evaluation.scores import Index, pairs_index, scores_of
+from whitenedcse.evaluation.suite import whitened_scores
 from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder, firsts, ragged_ids
@@ -123,14 +123,11 @@ class DevSet:
 
     def baselines(self, dev: NDArray[Any], corpus: NDArray[Any]) -> Values:
         """The scores of whitened vectors (n, d), by what whitening is fitted to and components kept."""
-        values: Values = {}
-        for name, sample in {"dev": dev, "corpus": corpus}.items():
-            fitted = Postprocess(kind="whitening").fit(sample)
-            white = fitted.transform(dev)
-            for k in ladder(dev.shape[1]):
-                few = k > fitted.most or (name == "dev" and fitted.equal_cosines(len(dev), k))
-                values[f"dev/whitened_on_{name}_k{k}"] = None if few else spearman(white[:, :k], self.index)
-        return values
+        found = {
+            "dev": whitened_scores(dev, dev, self.index, own=len(dev)),
+            "corpus": whitened_scores(dev, corpus, self.index),
+        }
+        return {f"dev/whitened_on_{on}_k{k}": v for on, by_k in found.items() for k, v in by_k.items()}
 
 
 class HeldOut:
