@@ -1,7 +1,7 @@
 """No byte of a finished project changes unnoticed: python -m bench.flips [--per-file 1000] [--quick]
 
 A small project is made: a token cache, exports, an index, files of `encode`, a fitted transform,
-and with train.py and evaluate.py two runs (not with --quick). Then, for each file, single bytes are flipped,
+and the best checkpoint of a run (not with --quick). Then, for each file, single bytes are flipped,
 the file is cut short or emptied, or it changes places with another one; and it is read. Case by case it is
 
 refused: a ValueError or OSError whose message names a file of the artefact and the way out
@@ -28,7 +28,6 @@ from contextlib import redirect_stdout
 from functools import partial
 from importlib.util import find_spec
 from io import StringIO
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,11 +45,9 @@ from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.head import Pooling, ProjectionHead
 from whitenedcse.model.scratch import small_bert
-from whitenedcse.run import Run
 from whitenedcse.serving.encode import Form, Job, arrays, encoded
 from whitenedcse.serving.export import export, onnx_vectors
 from whitenedcse.serving.search import Index, extend
-from whitenedcse.training import trainer
 
 ROOT = Path(__file__).parents[1]
 KINDS = ("refused", "rebuilt", "harmless", "unclear", "traceback", "SILENT")
@@ -92,25 +89,6 @@ def opened(path: Path) -> Any:
     """All that evaluate.py reads of a model."""
     embedder = source(str(path), None).embedder
     return "opened by another library" if embedder is None else state(embedder)
-
-
-def ran(path: Path) -> Any:
-    """All that is read of a run."""
-    run = Run(path).checked() if (path / "metrics.csv").exists() else Run(path)
-    items = run.items if (path / "items.npz").exists() else {}
-    series = run.series if (path / "metrics.csv").exists() else {}
-    best = opened(path) if (path / "best").exists() else None
-    newest = trainer.newest(path / "checkpoints", lambda _: None) if (path / "checkpoints").exists() else None
-    held = newest and [newest.name, newest.read_bytes()]
-    return [
-        run.settings,
-        run.facts,
-        run.scores,
-        {k: [*map(list, v)] for k, v in series.items()},
-        items,
-        best,
-        held,
-    ]
 
 
 def caches(folder: Path, embedder: Embedder) -> Iterator[Artefact]:
@@ -169,17 +147,12 @@ def shards(job: Job, *, resume: bool = False) -> Any:
     return [np.copy(x) for x in arrays(job.out)]
 
 
-def runs(folder: Path) -> Iterator[Artefact]:
-    """A run of train.py, and one of evaluate.py that scored it."""
-    lines = [f"{left}\t{right}\t{i % 6}" for i, (left, right) in enumerate(pairwise(TEXTS))]
-    (folder / "pairs.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *lines]))
-    for script, name, settings in (
-        ("train.py", "train", RUN),
-        ("evaluate.py", "test", ["model=outputs/train", "tasks.names=[pairs.tsv]", "draws=20"]),
-    ):
-        command = [sys.executable, str(ROOT / script), f"run={name}", *settings]
-        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
-        yield Artefact(f"run of {script}", folder / "outputs" / name, partial(ran, folder / "outputs" / name))
+def best(folder: Path) -> Iterator[Artefact]:
+    """The best checkpoint of a run of train.py."""
+    command = [sys.executable, str(ROOT / "train.py"), "run=train", *RUN]
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    path = folder / "outputs" / "train" / "best"
+    yield Artefact("best/ of a run", path, partial(opened, path))
 
 
 def project(folder: Path, *, quick: bool) -> list[Artefact]:
@@ -187,7 +160,7 @@ def project(folder: Path, *, quick: bool) -> list[Artefact]:
     embedder = tiny(folder)
     onnx = not quick and all(map(find_spec, ("onnx", "onnxscript", "onnxruntime")))
     made = [*caches(folder, embedder), *exports(folder, embedder, onnx=onnx), *served(folder, embedder)]
-    return made if quick else [*made, *runs(folder)]
+    return made if quick else [*made, *best(folder)]
 
 
 def indexed(path: Path) -> Any:

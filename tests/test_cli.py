@@ -152,7 +152,7 @@ def test_report_finds_runs_in_outputs(tmp_path, capsys, monkeypatch):
     ("argv", "message"),
     [
         (["report", "WhitenedCSE/T9"], "no published table 'WhitenedCSE/T9'; whitenedcse report --list"),
-        (["report", "WhitenedCSE/T1", "--runs", "gone"], "gone: no such directory"),
+        (["report", "WhitenedCSE/T1", "gone"], "gone: no such directory"),
     ],
 )
 def test_a_report_that_cannot_be_made_says_why_in_one_line(argv, message, capsys, tmp_path, monkeypatch):

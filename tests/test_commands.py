@@ -112,7 +112,7 @@ def test_every_printed_command_works_as_it_is_printed(there):
     obey(f"whitenedcse evaluate {override('model', own)} {pairs} {override('run', 'x,y')}", there)
     for wrong in (
         f"whitenedcse evaluate {override('compare', [own, 'outputs/x,y'])}",  # one has no tests
-        f"whitenedcse report WhitenedCSE/T1 --runs {shlex.quote(own)}",
+        f"whitenedcse report WhitenedCSE/T1 {shlex.quote(own)}",
     ):
         program, *words = in_shell(wrong)
         done = started(program, *words, cwd=there)

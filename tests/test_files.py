@@ -206,17 +206,6 @@ def test_a_sealed_folder_refuses_each_flipped_byte_truncation_swap_and_loss(tmp_
     intact(tmp_path, "copy it again")
 
 
-def test_a_part_of_a_folder_is_sealed_with_what_is_yet_to_be_written(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).write_text(name)
-    seal(tmp_path, ["a", "none"], {"coming": b"later"})
-    assert list(read_json(tmp_path / DIGESTS)) == ["a", "coming"]
-    (tmp_path / "coming").write_bytes(b"later")
-    intact(tmp_path, "copy it again")
-    with pytest.raises(ValueError, match="/b is not as it was written"):
-        intact(tmp_path, "copy it again", ["b"])
-
-
 def test_the_digest_of_a_file_is_that_of_its_bytes(path):
     assert files.checksum(path) == files.checksum(OLD) != files.checksum(NEW)
     assert files.digest(path) == subprocess.check_output(["sha256sum", path], text=True).split()[0]

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from filelock import FileLock, Timeout
 
@@ -21,9 +20,11 @@ EXACT = {"corpus": "c0ffee", "tokenizer": "beef", "processes": 1, "content": CON
 
 @pytest.fixture
 def run(tmp_path):
-    """A run that began."""
+    """A run that began, and has a checkpoint."""
     began = Run(tmp_path / "run")
     began.start(CONFIG, seed=1, **EXACT)
+    began.checkpoints.mkdir()
+    (began.checkpoints / "step-1-c0ffee.ckpt").touch()
     return began
 
 
@@ -94,23 +95,20 @@ def test_the_seed_of_the_data_is_named_where_it_does_not_follow_from_the_run_s()
     assert len(named((1, 1), (2, 1))) == 1 and len(named((1, 3), (2, 2))) == 2
 
 
-def test_adapters_of_rank_0_are_none(run):
-    lora = "encoder: {lora: {_target_: LoRA, r: R, alpha: 16.0}}\n"
-    assert run.check_same(CONFIG + lora.replace("R", "0"), EXACT) == []
-    with pytest.raises(ValueError, match="encoder.lora.r=2 .it began with null."):
-        run.check_same(CONFIG + lora.replace("R", "2"), EXACT)
-
-
-def test_a_run_is_begun_once_and_its_files_are_there_together(run, monkeypatch):
+def test_a_run_without_a_checkpoint_begins_again_and_its_files_are_there_together(run, monkeypatch):
     assert run.config.read_text() == CONFIG and Path(run) == run.path
     facts = json.loads((run.path / "versions.json").read_text())
     assert facts.items() >= (EXACT | {"seed": 1}).items() and facts["packages"]["torch"]
     with pytest.raises(ValueError, match="already holds a run; choose another name with run=NAME"):
-        run.start(CONFIG.replace("seed: 1", "seed: 2"))
-    run.start(CONFIG)  # of an evaluation that was cut short: it begins again
+        run.start(CONFIG)
+    (run.checkpoints / "step-1-c0ffee.ckpt").unlink()
+    other = CONFIG.replace("seed: 1", "seed: 2")
+    assert run.check_same(other, EXACT) == []
+    run.start(other)  # of a start that was refused, or cut short before the first checkpoint
+    assert run.settings["seed"] == 2
     run.end({})
     with pytest.raises(ValueError, match="already holds a run; choose another name with run=NAME"):
-        run.start(CONFIG)
+        run.start(other)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(run_module, "writing", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         Run(run.path / "other").start(CONFIG)  # versions.json is written
@@ -129,38 +127,16 @@ def test_each_resumption_is_noted_with_what_changed(run, monkeypatch):
     assert now == began and run.config.read_text().endswith("checkpoint_every: 3\n")
 
 
-def refused(run, error):
-    with pytest.raises(type(error)), run.tidied():
+def test_a_start_that_is_refused_leaves_no_folder_and_a_run_that_began_stays(tmp_path):
+    for error in (ValueError, SystemExit, KeyboardInterrupt):
+        run = Run(tmp_path / "run")
+        with pytest.raises(error), run.tidied(), run.claim():
+            raise error
+        assert not run.path.exists()
+    with pytest.raises(ValueError), run.tidied(), run.claim():
         run.start(CONFIG)
-        (run.path / "train.log").touch()
-        run.metrics.write_text("step,dev/spearman\n0,55.0\n")  # of the untouched encoder
-        raise error
-
-
-def test_what_a_refused_start_wrote_is_removed_and_a_sweep_of_nothing_else(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for error in (ValueError(), OSError(), TypeError(), SystemExit(2)):
-        run = Run(tmp_path / "outputs" / "sweep" / "0")
-        (run.path.parent).mkdir(parents=True)
-        (run.path.parent / "multirun.yaml").touch()
-        refused(run, error)
-        assert not list(tmp_path.iterdir())
-    for error in (KeyboardInterrupt(), SystemExit(143)):  # it may resume
-        refused(Run(tmp_path / "a"), error)
-        assert Run(tmp_path / "a").began
-    refused(Run(tmp_path / "a"), ValueError())  # it was here before
-    assert Run(tmp_path / "a").began
-
-
-@pytest.mark.parametrize("made", ["scores.json", "checkpoints/step-1.ckpt", "best/config", "metrics.csv"])
-def test_a_run_that_made_a_step_stays(tmp_path, made):
-    run = Run(tmp_path / "run")
-    with pytest.raises(ValueError), run.tidied():
-        run.start(CONFIG)
-        (run.path / made).parent.mkdir(exist_ok=True)
-        (run.path / made).write_text("step,train/loss\n1,0.5\n" if made == "metrics.csv" else "{}")
         raise ValueError
-    assert (run.path / made).exists() and run.config.exists()
+    assert run.began and (run.path / ".lock").exists()
 
 
 def test_a_run_is_not_begun_in_a_directory_of_another_kind(tmp_path):
@@ -174,42 +150,6 @@ def test_a_run_is_not_begun_in_a_directory_of_another_kind(tmp_path):
     with pytest.raises(ValueError, match="holds a sweep"):
         Run(tmp_path).check_free()
     Run(tmp_path).check_free(sweep=True)
-
-
-READERS = {  # a file of an ended run, and what reads it
-    "config.yaml": lambda run: run.settings,
-    "versions.json": lambda run: (run.facts, run.origin),
-    "metrics.csv": lambda run: run.series,
-    "items.npz": lambda run: run.items,
-    "scores.json": lambda run: run.scores,
-}
-
-
-@pytest.mark.parametrize("name", READERS)
-def test_a_file_of_an_ended_run_that_changed_is_named_by_what_reads_it(run, name):
-    run.metrics.write_text("step,dev/spearman\n0,1.5\n")
-    assert run.scores is None and run.best_score is None
-    run.end({"dev": {"best": 51.5}}, {"0/x": np.arange(9)})
-    assert run.best_score == 51.5 and run.checked().dev == {"best": 51.5}
-    for read in READERS.values():
-        read(Run(run.path))
-    file = run.path / name
-    content = file.read_bytes()
-    for other in (content.replace(b"5", b"6"), content[:-1], b"", None):
-        if other == content:
-            continue
-        file.unlink() if other is None else file.write_bytes(other)
-        if other is None and name == "scores.json":  # a run that has not ended
-            assert Run(run.path).scores is None
-            continue
-        words = "is missing" if other is None else "is not as it was written"
-        with pytest.raises(ValueError, match=rf"{file} {words}.*copy the whole run again or, if the change"):
-            READERS[name](Run(run.path))
-        for another, read in READERS.items():
-            also = name == "versions.json" and another == "config.yaml"  # whose format it tells
-            assert (
-                another == name or also or read(Run(run.path)) is not None
-            )  # what is not read is not checked
 
 
 def test_what_is_no_run_that_has_ended_says_what_it_is(tmp_path):

@@ -252,20 +252,6 @@ def test_what_cannot_be_had_is_explained_in_one_line_and_at_once(
     assert time.monotonic() - start < 10, "the hub library's own retries take 23 s"
 
 
-@pytest.mark.parametrize("patient", [True, False])
-def test_a_slow_hub_is_waited_for_which_is_said(root, hub, monkeypatch, capsys, patient):
-    hub["wiki1m_for_simcse.txt"], hub["seconds"] = b"one\ntwo\n", 0.5
-    monkeypatch.setattr(sources, "SOON", 0.1)
-    if not patient:
-        monkeypatch.setattr(sources, "SECONDS", 0.2)
-    try:
-        assert Path(located("wiki1m")).read_bytes() == b"one\ntwo\n" and patient
-    except FileNotFoundError as error:
-        assert "Timeout" in str(error) and not patient
-    assert capsys.readouterr().out.count(f"waiting for the hub to answer about {SIMCSE}") == 1
-    assert patient is False or sources.SECONDS == 30
-
-
 def test_what_is_on_no_hub_asks_none(hub):
     with pytest.raises(
         FileNotFoundError, match=r"wiki1m_like: no wiki/wiki1m_like\.txt\.bz2 .*WHITENEDCSE_DATA"

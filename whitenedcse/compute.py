@@ -15,11 +15,10 @@ import platform
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from threading import Barrier
 from typing import Any, ParamSpec, TypeGuard, TypeVar
 
@@ -134,17 +133,15 @@ def each(
     if min(cores(), len(items)) < 2:
         yield from alone(function, items, within)
         return
-    waiting: SimpleQueue[tuple[Item, Future[Result]]] = SimpleQueue()
     results: list[Future[Result]] = [Future() for _ in items]
-    for pair in zip(items, results, strict=True):
-        waiting.put(pair)
+    rest = iter([*zip(items, results, strict=True)])  # whose next item one thread alone gets
     pool = _pool(cores())
-    workers = [pool.submit(_work, function, waiting, within) for _ in range(min(cores(), len(items)))]
+    workers = [pool.submit(_work, function, rest, within) for _ in range(min(cores(), len(items)))]
     try:
         for result in results:
             yield result.result()
     finally:  # an error, or nobody wants the rest
-        while _next(waiting) is not None:
+        for _ in rest:
             pass
         for worker in workers:
             worker.result()
@@ -159,26 +156,19 @@ def alone(
 
 
 def _work(
-    function: Callable[[Any], Any], waiting: SimpleQueue[tuple[Any, Future[Any]]], within: Context
+    function: Callable[[Item], Result], rest: Iterator[tuple[Item, Future[Result]]], within: Context
 ) -> None:
     """The work of one thread: item after item until none is left; reading a result raises its error."""
-    pair = None
     try:
         with within():
-            while (pair := _next(waiting)) is not None:
-                pair[1].set_result(function(pair[0]))
-    except BaseException as error:
-        while pair is not None or (pair := _next(waiting)) is not None:
-            pair[1].set_exception(error)
-            pair = None
-
-
-def _next(waiting: SimpleQueue[Any]) -> Any:
-    """The next waiting item; None if there is none."""
-    try:
-        return waiting.get_nowait()
-    except Empty:
-        return None
+            for item, result in rest:
+                try:
+                    result.set_result(function(item))
+                except BaseException as error:
+                    result.set_exception(error)
+    except BaseException as error:  # of the context
+        for _, result in rest:
+            result.set_exception(error)
 
 
 @cache
@@ -202,17 +192,6 @@ def _use_one_core(all_told: Barrier) -> None:
     torch.set_num_threads(1)
     torch.get_num_threads()
     all_told.wait()
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """A context in which PyTorch computes with `count` threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def environment() -> dict[str, Any]:

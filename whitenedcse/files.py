@@ -174,17 +174,11 @@ def checksum(content: Path | bytes) -> str:
     return str(state.hexdigest())
 
 
-def seal(folder: Path, names: Iterable[str] | None = None, coming: Mapping[str, bytes] | None = None) -> None:
-    """Write digests.json of a folder: the `checksum` of each file in it, or of `names`, but no Markdown.
-
-    coming: the content of files that will be written after it.
-    """
-    if names is None:
-        files = sorted(p for p in folder.rglob("*") if p.suffix != ".md" and p.name not in (DIGESTS, LOCK))
-        names = [p.relative_to(folder).as_posix() for p in files]
-    known = {name: folder / name for name in names if (folder / name).is_file()}
-    contents: dict[str, Path | bytes] = {**known, **(coming or {})}
-    write_json(folder / DIGESTS, {name: checksum(content) for name, content in contents.items()})
+def seal(folder: Path) -> None:
+    """Write digests.json of a folder: the `checksum` of each file in it, but for Markdown."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".md")
+    names = {path.relative_to(folder).as_posix(): path for path in files if path.name not in (DIGESTS, LOCK)}
+    write_json(folder / DIGESTS, {name: checksum(path) for name, path in names.items()})
 
 
 def seal_too(folder: Path, digests: Mapping[str, str]) -> None:

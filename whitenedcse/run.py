@@ -6,7 +6,6 @@ checkpoints/     of train.py, until it ends: step-STEP-CHECKSUM.ckpt, to resume 
 best/            of train.py: the best checkpoint
 metrics.csv      of train.py: `series`, a column each
 items.npz        `items`: by "row/task", what each pair or text of a test scored
-digests.json     the digests of all these, checked when an ended run is read
 scores.json      `scores`: dev scores of train.py, tests of evaluate.py. Written last, it marks a run as ended
 """
 
@@ -29,16 +28,12 @@ from omegaconf import OmegaConf
 
 from whitenedcse.distributed import is_first, shared
 from whitenedcse.files import (
-    DIGESTS,
     LOCK,
     MARKS,
     arrays,
-    as_json,
     claimed,
-    intact,
     parsing,
     read_json,
-    seal,
     table,
     write_json,
     writing,
@@ -49,10 +44,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-SEALED = ("config.yaml", "versions.json", "metrics.csv", "items.npz", f"best/{DIGESTS}")
-BEGUN = ("config.yaml", "versions.json", "metrics.csv", "train.log", "evaluate.log", LOCK)
 OTHER = "choose another name with run=NAME (in Python, output=DIR)"
-CURE = f"copy the whole run again or, if the change is yours, delete the {DIGESTS} beside it"
 SWEPT = "multirun.yaml"  # what Hydra writes in the folder of a sweep
 FREE = {"run", "force", "checkpoint_every", "data.corpus"}  # settings that may change
 FREE |= {"trainer.devices", "trainer.num_nodes", "trainer.timeout"}
@@ -105,7 +97,6 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The content of config.yaml. Raises ValueError if it is not YAML, or of before version 0.3."""
-        self._check(self.config.name)
         with parsing(self.config, "copy it again, or name a new run"):
             content: Any = OmegaConf.to_container(OmegaConf.load(self.config))
             settings = {str(name): value for name, value in content.items()}
@@ -120,16 +111,17 @@ class Run:
         """The content of versions.json, or {} without that file. Raises ValueError if not a JSON object."""
         return self._json("versions.json") or {}
 
-    @cached_property
-    def _scores(self) -> dict[str, Any]:
-        return self._json("scores.json") or {}
-
     @property
     def scores(self) -> dict[str, Any] | None:
         """The content of scores.json; None until the run ends. Raises ValueError if not a JSON object."""
-        if not (self.path / "scores.json").is_file():
-            return None
-        return self._scores
+        return self._scores if (self.path / "scores.json").is_file() else None
+
+    @cached_property
+    def _scores(self) -> dict[str, Any] | None:
+        return self._json("scores.json")
+
+    def _json(self, name: str) -> dict[str, Any] | None:
+        return read_json(self.path / name) if (self.path / name).is_file() else None
 
     @property
     def results(self) -> dict[str, Any]:
@@ -141,19 +133,9 @@ class Run:
         kind = sweep if (self.path / SWEPT).is_file() else f"not a run that has ended: it has no {name}"
         raise FileNotFoundError(f"{self.path} is {kind}")
 
-    def _check(self, name: str) -> None:
-        """Raise ValueError if this run has ended and the file is not as it was then."""
-        if (self.path / "scores.json").is_file():
-            intact(self.path, CURE, [name])
-
-    def _json(self, name: str) -> dict[str, Any] | None:
-        self._check(name)
-        return read_json(self.path / name) if (self.path / name).is_file() else None
-
     @cached_property
     def items(self) -> dict[str, NDArray[Any]]:
         """The arrays of evaluate.py's items.npz by name. Raises FileNotFoundError without that file."""
-        self._check("items.npz")
         if not (self.path / "items.npz").is_file():
             self._lacks("items.npz")
         return arrays(self.path / "items.npz")
@@ -161,7 +143,6 @@ class Run:
     @cached_property
     def series(self) -> dict[str, Series]:
         """The columns of metrics.csv by name: for each, the steps (n,) and the finite values (n,)."""
-        self._check(self.metrics.name)
         return logged(self.metrics)
 
     def at(self, name: str, step: int) -> float | None:
@@ -201,11 +182,6 @@ class Run:
         """Experiment, system, seed and `Encoder.provenance`; None where one is not known."""
         return {key: self.facts.get(key) for key in ("experiment", "system", "seed", "encoder")}
 
-    def checked(self) -> Run:
-        """This run of train.py, all files read. Raises ValueError, naming the file, if one cannot be."""
-        _ = self.settings, self.facts, self.series, self.scores
-        return self
-
     # how it is written, from its beginning to its end; of several ranks, by the first
 
     @contextmanager
@@ -220,6 +196,8 @@ class Run:
             yield
         finally:
             if lock is not None:
+                if not self.began:
+                    (self.path / LOCK).unlink(missing_ok=True)
                 lock.lock.release()
 
     def _forget(self) -> None:
@@ -228,30 +206,23 @@ class Run:
 
     @contextmanager
     def tidied(self) -> Iterator[None]:
-        """A context in which an error before the first step of a new run leaves nothing here."""
+        """A context in which an error before anything was written leaves no folder here."""
         self.check_free()
-        fresh = is_first() and not self.began
         try:
             yield
-        except (Exception, SystemExit) as error:
-            if fresh and not (isinstance(error, SystemExit) and error.code not in (1, 2)):
-                self.discard()
+        except BaseException:
+            self.remove_if_empty()
             raise
 
-    def discard(self) -> None:
-        """Remove what a refused start wrote here, unless it made a step, and folders that are empty then."""
-        with suppress(OSError, ValueError):
-            # step 0 is the untouched encoder's
-            stepped = any(series.steps.any() for series in self.series.values())
-            made = [self.path / "scores.json", *self.checkpoints.glob("*"), *self.best.glob("*")]
-            if not stepped and not any(path.exists() for path in made):
-                for name in BEGUN:
-                    (self.path / name).unlink(missing_ok=True)
-        with suppress(OSError, ValueError):  # refused by the system for a folder that holds anything
+    def remove_if_empty(self) -> None:
+        """Remove the directory, which Hydra makes before a run begins, if nothing is in it."""
+        with suppress(OSError):  # of the system, for a folder that holds anything
             self.path.rmdir()
-            if [path.name for path in self.path.parent.iterdir()] == [SWEPT]:
-                (self.path.parent / SWEPT).unlink()
-            os.removedirs(self.path.parent.relative_to(Path.cwd()))
+
+    @property
+    def kept(self) -> bool:
+        """Whether an end or a checkpoint is here, which another run would lose or take for its own."""
+        return self.scores is not None or any(self.checkpoints.glob("step-*"))
 
     def check_free(self, *, sweep: bool = False) -> None:
         """Raise ValueError if the directory holds anything other than a run or, if `sweep`, than a sweep."""
@@ -261,11 +232,11 @@ class Run:
                 raise ValueError(f"{self.path} holds {kind}; {OTHER}")
 
     def check_same(self, config: str, exact: Mapping[str, Any], *, force: bool = False) -> list[str]:
-        """Raise ValueError if the run here was started with other settings or facts; `force` returns them.
+        """Raise ValueError if the work `kept` here is of other settings or facts; `force` returns them.
 
         config: the resolved settings as YAML. exact: what else decides each bit, as digests of the data.
         """
-        if not self.began:
+        if not self.kept:
             return []
         asked: Any = OmegaConf.to_container(OmegaConf.create(config))
         others = differences(self.settings, self.facts, asked, exact)
@@ -276,8 +247,8 @@ class Run:
         return others
 
     def start(self, config: str, **facts: Any) -> None:
-        """Write versions.json, of `facts` and the environment, and config.yaml; ValueError where a run is."""
-        if self.began and (self.scores is not None or self.check_same(config, {}, force=True)):
+        """Write versions.json, of `facts` and the environment, and config.yaml; ValueError where work is."""
+        if self.kept:
             raise ValueError(f"{self.path} already holds a run; {OTHER}")
         from whitenedcse.compute import environment
 
@@ -303,13 +274,12 @@ class Run:
         self._forget()
 
     def end(self, scores: dict[str, Any], items: Mapping[str, NDArray[Any]] | None = None) -> None:
-        """Write items.npz, digests.json and, last, scores.json: by its one rename the run is complete."""
+        """Write items.npz and, last, scores.json: by its one rename the run is complete."""
         if items is not None:
             import numpy as np
 
             with writing(self.path / "items.npz") as stream:
                 np.savez_compressed(stream, **items)  # type: ignore[arg-type]
-        seal(self.path, SEALED, {"scores.json": as_json(scores)})
         write_json(self.path / "scores.json", scores)
         self._forget()
 
@@ -387,8 +357,6 @@ def differences(
     same = {name: value for name, value in flat(exact).items() if name in noted}
     then = flat(began) | {name: noted[name] for name in same}
     current = flat(now) | same
-    if not (then.get("encoder.lora.r") or current.get("encoder.lora.r")):  # neither has adapters
-        then, current = ({k: v for k, v in x.items() if "encoder.lora" not in k} for x in (then, current))
     if then.get("data.seed") == then.get("seed") and current.get("data.seed") == current.get("seed"):
         then["data.seed"] = current["data.seed"] = None  # it follows from the other
     return [
@@ -412,21 +380,14 @@ def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     return values
 
 
-def command(argv: list[str]) -> str:
-    """How the script of a command line is started."""
-    return f"python {Path(argv[0]).name}" if argv[0].endswith(".py") else argv[0]
-
-
 def pasted(argv: list[str]) -> str:
     """A command line as a shell takes it.
 
     >>> print(pasted(["train.py", "tasks.names=[my tests.csv]"]))
     python train.py 'tasks.names=[my tests.csv]'
     """
-    inside = [
-        f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else quote(word) for word in argv[1:]
-    ]
-    return " ".join([command(argv), *inside])
+    program = f"python {Path(argv[0]).name}" if argv[0].endswith(".py") else argv[0]
+    return " ".join([program, *map(quote, argv[1:])])
 
 
 def stamp() -> str:

@@ -64,7 +64,7 @@ def curve(run: Run) -> None:
 
 def main(folder: str) -> None:
     """Write all files."""
-    run = Run(Path(folder)).checked()
+    run = Run(Path(folder))
     module, data = built(OmegaConf.load(run.path / "config.yaml"))
     newest = max(run.checkpoints.glob("*.ckpt"))
     module.load_state_dict(torch.load(newest, map_location="cpu", weights_only=True)["state_dict"])

@@ -307,7 +307,7 @@ def reports() -> Json:
         (here / "none").mkdir()
         keys = [line.partition(": ")[0] for line in report(here, "--list").splitlines()]
         found["published-list"] = report(here, "--list")
-        said = {key: report(here, key, "--runs", "none", "--to", "csv") for key in keys}
+        said = {key: report(here, key, "none", "--to", "csv") for key in keys}
         found["published-csv"] = "\n".join(f"== {key}\n{text}" for key, text in said.items())
     return found
 

@@ -183,22 +183,6 @@ def test_a_flipped_bit_in_any_file_is_named_and_so_is_a_missing_one(best):
     Embedder.load(directory)
 
 
-def test_best_of_another_run_is_refused_beside_the_scores_of_one_that_has_ended(best):
-    """Checked by its digests.json, which that of the run has the digest of."""
-    directory, embedder, old = best
-    run = directory.parent
-    files.seal(run, [f"best/{files.DIGESTS}"])
-    learn(embedder)
-    checkpoint.save(embedder, directory)
-    Embedder.load(run)  # of a run that has not ended, best/ changes
-    (run / "scores.json").write_text("{}")
-    for path in (run, directory):
-        with pytest.raises(ValueError, match=rf"{directory / 'digests.json'} is not as it was written"):
-            Embedder.load(path)
-    (run / "digests.json").unlink()
-    assert value(Embedder.load(run)) != old
-
-
 def test_layers_that_are_not_trained_are_said_as_a_command_takes_them(bert, tmp_path):
     embedder_of(bert, kind="mean", layers=(1, -1)).save(tmp_path / "best")
     (note,) = checkpoint.others(Embedder(encoder=tmp_path / "best"), "best")

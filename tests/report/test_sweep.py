@@ -295,12 +295,9 @@ def test_the_place_of_a_page_is_made(tmp_path, monkeypatch, capsys):
 
 WRONG = {
     "gone": "gone: no such directory of runs",
-    "WhitenedCSE/T1 gone": "WhitenedCSE/T1 is a published table and stands alone; --runs DIR puts",
     "empty": "no run of train.py in empty",
     "ks": "no run of train.py in ks; whitenedcse evaluate compare=[RUN,OTHER] compares runs of",
     "run --against x": "--against 'x': run is one run",
-    "run --runs run": "--runs goes with a published table",
-    "WhitenedCSE/T1 --out x": "WhitenedCSE/T1 is a published table and stands alone",
     "torn": "torn/metrics.csv is damaged",
     "scoreless": "scoreless/scores.json is damaged",
     "odd": "odd/config.yaml is damaged (ParserError",

@@ -45,6 +45,8 @@ def number(metavar: str, about: str, kind: Any = count) -> dict[str, Any]:
 CORPUS = "a text, csv, tsv, jsonl or parquet file, a folder of them, a URL, a hub data set, or one of "
 CORPUS += ", ".join(sources.CORPORA)
 ON_HUB = ["senteval", *(name for name, source in sources.CORPORA.items() if source.hub)]
+REPORTED = "runs or sweeps of train.py, or a pattern; or a published table, e.g. WhitenedCSE/T1, and runs of "
+REPORTED += "evaluate.py to show beside it (default: outputs)"
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "source": text("SOURCE", "a run, a checkpoint or another encoder: a directory, a URL, a hub id"),
     "corpus": text("CORPUS", CORPUS),
@@ -56,7 +58,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "name": {**text("NAME", ", ".join(ON_HUB)), "choices": ON_HUB},
     "project": text("PROJECT", "logger.project of the runs, e.g. whitenedcse"),
     "what": {
-        **text("WHAT", "a published table, e.g. WhitenedCSE/T1; or runs or sweeps of train.py, or a pattern"),
+        **text("WHAT", REPORTED),
         "nargs": "*",
     },
     "--pooling": {
@@ -113,11 +115,6 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "--top": {**number("N", "texts per query (default: 10)"), "default": 10},
     "--pairs": text("PAIRS", "200 or more scored pairs: columns sentence1, sentence2, score; or STS-B/dev"),
     "--list": {"action": "store_true", "help": "list the published tables and figures"},
-    "--runs": {
-        **text("DIR", "runs of evaluate.py to show beside a published table (default: outputs)"),
-        "nargs": "+",
-        "type": Path,
-    },
     "--against": text(
         "LABEL", "the group of a sweep with which the others are compared (default: the first)"
     ),
@@ -216,6 +213,7 @@ def data_fetch(arguments: Namespace) -> int:
 
 def report(arguments: Namespace) -> int:
     """Print a published table beside our numbers, a list of these tables, or a report on runs of train.py."""
+    from whitenedcse.app.config import composed
     from whitenedcse.report import published
 
     what, known = arguments.what, published.names()
@@ -224,20 +222,10 @@ def report(arguments: Namespace) -> int:
             say(f"{key}: {title}")
         return 0
     papers = {key.partition("/")[0] for key in known}
-    is_key = what[0] in known or (what[0].partition("/")[0] in papers and not Path(what[0]).is_dir())
-    return report_published(arguments) if is_key else report_runs(arguments)
-
-
-def report_published(arguments: Namespace) -> int:
-    """Print a published table beside our numbers."""
-    from whitenedcse.app.config import composed
-    from whitenedcse.report import published
-
-    key, *more = arguments.what
-    if more or arguments.out or arguments.against:
-        raise ValueError(f"{key} is a published table and stands alone; --runs DIR puts runs beside it")
-    runs = arguments.runs or [path for path in [Path("outputs")] if path.is_dir()]
-    show([published.report(key, composed, runs)], arguments.to)
+    if what[0] not in known and (what[0].partition("/")[0] not in papers or Path(what[0]).is_dir()):
+        return report_runs(arguments)
+    runs = what[1:] or [path for path in ["outputs"] if Path(path).is_dir()]
+    show([published.report(what[0], composed, runs)], arguments.to)
     return 0
 
 
@@ -245,8 +233,6 @@ def report_runs(arguments: Namespace) -> int:
     """Print the tables of a run or a sweep, write its page, and print where the page is."""
     from whitenedcse.report import page
 
-    if arguments.runs:
-        raise ValueError("--runs goes with a published table; name runs of train.py without it")
     made, files = page.write(arguments.what, arguments.out, arguments.against)
     for line in made.lines:
         told(arguments, line)
@@ -291,7 +277,7 @@ COMMANDS: dict[str, tuple[Any, str, str]] = {  # a function, what it does, its a
         report,
         "print the results of a run or a sweep, or a published table beside your own runs. --out is the "
         "page, FILE.html or a folder (default: report.html beside the runs); seeds.csv stands beside it.",
-        "what --list --runs --against --out --to",
+        "what --list --against --out --to",
     ),
     "dashboard": (
         dashboard,

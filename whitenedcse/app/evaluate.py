@@ -37,7 +37,7 @@ def evaluate(cfg: DictConfig) -> float | None:
         check_alone("evaluate.py")
         cfg.run = run.path.name
         if cfg.compare:
-            run.discard()  # first, so that a pattern does not match this process's own directory
+            run.remove_if_empty()  # first, so that a pattern does not match this process's own directory
             from whitenedcse.report.compare import compared
 
             for part in compared(list(cfg.compare), cfg.draws).parts:

@@ -23,13 +23,13 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from whitenedcse import console
-from whitenedcse.app.config import check, check_name, inherited, jobs, own_encoder, plain
+from whitenedcse.app.config import check, check_name, inherited, own_encoder, plain
 from whitenedcse.app.evaluate import scored
 from whitenedcse.app.start import Checked, again, launched, say
 from whitenedcse.console import override
 from whitenedcse.distributed import placed
 from whitenedcse.files import checksum
-from whitenedcse.run import OTHER, SWEPT, Run
+from whitenedcse.run import OTHER, Run
 
 as_partial = partial(instantiate, _partial_=True)  # a function of what the run knows: its path, a width...
 WEIGHTS = ("config.json", "*.safetensors", "*.bin")  # the files of an encoder beside those of its tokenizer
@@ -242,8 +242,7 @@ def begun(
     from whitenedcse.training.trainer import newest, step_of
 
     others = run.check_same(settings, exact, force=force)
-    checkpoint = newest(run.checkpoints, say)
-    if not run.began:
+    if (checkpoint := newest(run.checkpoints, say)) is None:
         run.start(settings, **facts, **exact)
         return None
     step = step_of(checkpoint)
@@ -309,14 +308,7 @@ def check_search(dev: str | None) -> None:
 
 
 class Sweep(Checked):
-    """Says in a sweep of train.py how far it is, and reports on it at the end."""
-
-    def on_job_start(self, config: DictConfig, **_: Any) -> None:
-        """Print how many jobs have ended, if this is one of several."""
-        folder = Path(config.hydra.runtime.output_dir).parent
-        ended = Path(config.hydra.runtime.output_dir, "scores.json").is_file()
-        if config.hydra.mode == RunMode.MULTIRUN and (folder / SWEPT).is_file() and not ended:
-            say(progress(folder, config.hydra.job.num))
+    """Reports on a sweep of train.py at its end."""
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Print what `whitenedcse report` does of the runs, if all jobs have ended."""
@@ -328,10 +320,3 @@ class Sweep(Checked):
             for part in made.parts:
                 say(part)
             say(f"written: {', '.join(map(str, files))}")
-
-
-def progress(folder: Path, job: int) -> str:
-    """How far a sweep is."""
-    sweep: Any = OmegaConf.load(folder / SWEPT)  # which Hydra writes when it starts
-    count = sweep.hydra.sweeper.get("n_trials") or len(jobs(sweep.hydra))
-    return f"job {job + 1} of {count}: {len(list(folder.glob('*/scores.json')))} finished"

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from whitenedcse.console import pace
 from whitenedcse.data.corpus import TAGS
 from whitenedcse.data.files import filesystem
 from whitenedcse.data.sources import cache, locked
@@ -75,15 +74,14 @@ def fetched(path: str | Path) -> Path:
 
 def download(url: str, files: dict[str, Held], copy: Path) -> None:
     """Copy these files of a URL to `copy`, alone in its folder."""
+    from fsspec.callbacks import TqdmCallback
+
     if outside := [name for name in files if ".." in Path(name).parts]:
         raise ValueError(f"{url}: {outside[0]!r} would be copied to another folder; it is not read")
-    copying = pace(f"files of {url} copied", len(files))
-    with drafted(copy.parent) as draft, filesystem(url) as (system, _), copying as more:
-        for name, file in files.items():
-            target = draft / copy.name / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            system.get_file(file.path, str(target))
-            more(1)
+    with drafted(copy.parent) as draft, filesystem(url) as (system, _):
+        targets = [str(draft / copy.name / name) for name in files]
+        told = TqdmCallback(tqdm_kwargs={"desc": f"files of {url} copied"})
+        system.get([file.path for file in files.values()], targets, callback=told)
 
 
 def place(url: str, what: str) -> Path:
@@ -116,18 +114,14 @@ def published(out: str | Path, mark: str | None) -> Iterator[Path]:
 
 
 def upload(local: Path, url: str, before: Iterable[str]) -> None:
-    """Copy a file or directory to a store, in place of `before`: old marks first, new ones last."""
+    """Copy a file or directory to a store, in place of the files `before`; marks are written last."""
     every = [path.relative_to(local).as_posix() for path in local.rglob("*") if path.is_file()]
-    names = [""] if local.is_file() else sorted(every, key=rank)
     with filesystem(url) as (system, inside):
         inside = inside.rstrip("/")
-        for name in sorted(filter(is_mark, before), key=rank, reverse=True):
-            system.rm_file(f"{inside}/{name}")
-        for name in names:
+        for name in sorted(filter(None, before), key=rank, reverse=True):
+            system.rm_file(f"{inside}/{name}".rstrip("/"))
+        for name in [""] if local.is_file() else sorted(every, key=rank):
             put(system, local / name, f"{inside}/{name}".rstrip("/"))
-        for name in before:
-            if not is_mark(name) and name not in names:
-                system.rm_file(f"{inside}/{name}")
 
 
 def put(system: Any, file: Path, target: str) -> None:
@@ -142,11 +136,6 @@ def put(system: Any, file: Path, target: str) -> None:
         system.put_file(str(file), target)
 
 
-def is_mark(name: str) -> bool:
-    """Whether a file is one of `MARKS`."""
-    return name.rpartition("/")[2] in MARKS
-
-
 def rank(name: str) -> tuple[bool, int]:
-    """The order in which files are written: the marks last, of these the ones deep inside first."""
-    return is_mark(name), -name.count("/")
+    """The order in which files are written: `MARKS` last, of these the ones deep inside first."""
+    return name.rpartition("/")[2] in MARKS, -name.count("/")

@@ -8,7 +8,6 @@ import os
 import re
 import tarfile
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any, NamedTuple
 from filelock import FileLock
 
 from whitenedcse import inputs
-from whitenedcse.console import say
 from whitenedcse.data.corpus import Corpus, is_hub_id, texts
 from whitenedcse.data.files import filesystem
 from whitenedcse.files import digest
@@ -25,7 +23,7 @@ from whitenedcse.inputs import expanded
 
 SIMCSE = "princeton-nlp/datasets-for-simcse"  # data sets of the Hugging Face hub
 MNLI, SNLI = "nyu-mll/multi_nli", "stanfordnlp/snli"
-SECONDS, SOON = 30, 3  # to wait for an answer of the hub, and after which it is said that it is waited for
+SECONDS = 30  # to wait for an answer of the hub
 
 SENTEVAL = ("senteval", "senteval/downstream", "downstream", "SentEval/data/downstream", ".")
 RTE = "rte/dev.tsv"  # under a root; on no hub
@@ -198,8 +196,7 @@ def _fetched(name: str, repository: str, file: str, folder: Path, candidates: Se
 
     there: Any = {"repo_type": "dataset", "endpoint": os.environ.get("HF_ENDPOINT")}
     try:
-        with awaited(repository):
-            etag = get_hf_file_metadata(hf_hub_url(repository, file, **there), timeout=SECONDS).etag or ""
+        etag = get_hf_file_metadata(hf_hub_url(repository, file, **there), timeout=SECONDS).etag or ""
         path = Path(hf_hub_download(repository, file, local_dir=folder, etag_timeout=SECONDS, **there))
         if re.fullmatch("[0-9a-f]{64}", etag) and (came := digest(path)) != etag:
             path.unlink()
@@ -211,19 +208,6 @@ def _fetched(name: str, repository: str, file: str, folder: Path, candidates: Se
         what = " ".join(str(error).split())[:200]
         reason = f"{file} could not be downloaded from {repository} ({type(error).__name__}: {what})"
         raise FileNotFoundError(_absent(name, candidates, reason)) from error
-
-
-@contextmanager
-def awaited(repository: str) -> Iterator[None]:
-    """A context in which the hub is asked; a line says so if it does not answer soon."""
-    said = f"waiting for the hub to answer about {repository}, {SECONDS} s at most"
-    timer = threading.Timer(SOON, say, [said])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _unpacked(archive: Path) -> Path:

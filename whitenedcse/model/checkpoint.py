@@ -20,10 +20,10 @@ from whitenedcse.console import override
 from whitenedcse.data.files import hidden
 from whitenedcse.data.remote import published
 from whitenedcse.data.tokens import identity
-from whitenedcse.files import DIGESTS, drafted, intact, parsing, read_json, restore, seal, tensors
+from whitenedcse.files import drafted, parsing, read_json, restore, seal, tensors
 from whitenedcse.model import sentence_transformers
 from whitenedcse.model.embedder import Embedder, check_embedding
-from whitenedcse.model.encoder import CHANGED, Encoder, folder, pretrained
+from whitenedcse.model.encoder import Encoder, folder, pretrained
 from whitenedcse.model.head import Final, Pooling, ProjectionHead
 from whitenedcse.model.whitener import WhiteningSettings
 
@@ -111,8 +111,6 @@ def load(path: str, pooling: Pooling | str | None = None) -> Embedder:
     """The embedder in a directory or with a hub id: see `Embedder.load`."""
     restore(Path(path) if Path(path).name == "best" else Path(path) / "best")
     directory = folder(path)
-    if directory.name == "best" and (directory.parent / "scores.json").is_file():  # of a run that has ended
-        intact(directory.parent, CHANGED, [f"best/{DIGESTS}"])
     named = next((name for name in (SETTINGS, MODULES) if (directory / name).exists()), None)
     if pooling is not None and named:
         raise ValueError(

@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from whitenedcse import ragged
 from whitenedcse.compute import without_autocast
 from whitenedcse.data.remote import fetched, is_url
-from whitenedcse.data.sources import SECONDS, awaited
+from whitenedcse.data.sources import SECONDS
 from whitenedcse.files import DIGESTS, intact, metadata, parsing
 from whitenedcse.inputs import expanded
 from whitenedcse.model import packed
@@ -370,8 +370,7 @@ def folder(path: str) -> Path:
         raise FileNotFoundError(f"no encoder in {path}: {where}")
     hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
-        with awaited(path):
-            listed = [file.rfilename for file in hub.model_info(path, timeout=SECONDS).siblings or []]
+        listed = [file.rfilename for file in hub.model_info(path, timeout=SECONDS).siblings or []]
     except Exception as error:  # the hub client raises a dozen kinds
         reason, listed = type(error).__name__, None
     else:

@@ -10,28 +10,25 @@ import io
 import math
 import textwrap
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from whitenedcse.evaluation.statistics import half_width, of_mean
 from whitenedcse.report.compare import Difference, main_score, same_dev
 from whitenedcse.report.sweep import Group, Sweep, given, values
-from whitenedcse.run import SPEARMAN, Run
+from whitenedcse.run import SPEARMAN, Run, Series
 
-RANK = "dev/effective_rank"
 LABEL = "Spearman x 100"
 MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖"}
 # Okabe and Ito's colours, which a colour-blind eye tells apart; yellow is too pale on white
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-BLUE, RED, GREEN = COLOURS[:3]
 STYLE: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib
     "font.size": 9,
@@ -42,6 +39,7 @@ STYLE: Any = {
 PAGE: Any = STYLE | {"font.size": 10.5, "text.parse_math": False, "legend.frameon": False}
 SIZE = (4.6, 3.1)  # inches; a phone shows it at about this size
 LINE = 46  # letters of a label in a line of a chart
+MANY = 50  # values of a series, of which a moving mean is shown
 
 
 class Chart(NamedTuple):
@@ -78,66 +76,78 @@ def over_steps(ax: Axes, what: str, zero: bool = False) -> None:
 
 
 def of_run(run: Run) -> list[Chart]:
-    """The charts of a run; a chart is drawn only if every series that it needs was logged."""
-    return [
-        drawn(title, partial(draw, run=run), caption)
-        for title, (needs, draw, caption) in CHARTS.items()
-        if needs <= run.series.keys()
-    ]
+    """The charts of a run of which something was logged."""
+    charts = []
+    for title, (series_of, what, caption) in CHARTS.items():
+        if series := series_of(run):
+            charts.append(drawn(title, partial(curves, series=series, what=what), caption))
+    if {"dev/alignment", "dev/uniformity"} <= run.series.keys():
+        caption = "One point per evaluation, as Figure 3 of WhitenedCSE; the lower left is best."
+        charts.append(drawn("Alignment and uniformity", partial(shape, run=run), caption))
+    return charts
 
 
-def line(ax: Axes, run: Run, name: str, colour: str, label: str, style: str = "-") -> None:
-    """Plots a logged series over the optimiser steps, with markers if it is short."""
-    steps, values = run.series[name]
-    dots = "o" if len(steps) <= 20 else ""
-    ax.plot(steps, values, style, marker=dots, color=colour, label=label, linewidth=1.4, markersize=3)
+def curves(ax: Axes, series: Mapping[str, Series], what: str) -> None:
+    """Plot series over the optimiser steps, by their labels; of a long one the moving mean over a shade."""
+    for i, (label, (steps, y)) in enumerate(series.items()):
+        colour, mark = look(i)
+        if len(y) >= MANY:
+            ax.plot(steps, y, color=colour, alpha=0.25, linewidth=0.8)
+            width = len(y) // 25
+            y = np.convolve(y, np.full(width, 1 / width), "valid")
+            steps = steps[width // 2 :][: len(y)]
+        few = mark if len(y) <= 20 else ""
+        ax.plot(steps, y, marker=few, color=colour, label=label, linewidth=1.4, markersize=3)
+    over_steps(ax, what, zero=what != SCORE)
+    if len(series) > 1:  # above the plot, where the legend covers no data
+        tight = {"handlelength": 1.4, "handletextpad": 0.4, "columnspacing": 1.1, "borderaxespad": 0.2}
+        ax.legend(loc="lower left", bbox_to_anchor=(-0.06, 1.0), ncols=3, fontsize=9, **tight)
 
 
-def legend(ax: Axes, columns: int) -> None:
-    """Places the legend above the plot, where it covers no data."""
-    tight = {"handlelength": 1.4, "handletextpad": 0.4, "columnspacing": 1.1, "borderaxespad": 0.2}
-    ax.legend(loc="lower left", bbox_to_anchor=(-0.06, 1.0), ncols=columns, fontsize=9, **tight)
+def named(run: Run, beginning: str, but: Sequence[str] = ()) -> dict[str, Series]:
+    """The series whose names begin so, by the words of the rest; without those whose rest begins as `but`."""
+    own = {n.rpartition("/")[2]: series for n, series in run.series.items() if n.startswith(beginning)}
+    return {name.replace("_", " "): s for name, s in own.items() if not name.startswith(tuple(but))}
 
 
-def loss(ax: Axes, run: Run) -> None:
-    """Plots the loss, of single batches and smoothed, and its terms; the learning rate has the right axis."""
-    steps, values = run.series["train/loss"]
-    if len(values) < 50:
-        line(ax, run, "train/loss", BLUE, "loss")
-    else:
-        ax.plot(steps, values, color=BLUE, alpha=0.25, linewidth=0.8)
-        width = len(values) // 25  # of the moving mean
-        mean = np.convolve(values, np.full(width, 1 / width), "valid")
-        ax.plot(steps[width // 2 :][: len(mean)], mean, color=BLUE, label="loss", linewidth=1.4)
-    known = ("loss", "lr", "sentences_per_second", "diversity_before", "diversity_after")
-    terms = [name for name in run.series if name.startswith("train/") and name[6:] not in known]
-    for name, colour in zip(terms, cycle((GREEN, *COLOURS[3:])), strict=False):
-        line(ax, run, name, colour, name[6:], "--")
-    over_steps(ax, "loss")
-    if "train/lr" in run.series:
-        right = ax.twinx()
-        line(right, run, "train/lr", "0.55", "rate", ":")
-        right.spines["right"].set_visible(True)
-        right.set_ylim(bottom=0)
-        right.set_ylabel("learning rate", color="0.4")
-        right.tick_params(colors="0.4")
-        right.yaxis.offsetText.set_color("0.4")
+def dev_scores(run: Run) -> dict[str, Series]:
+    """The dev score, and that of the best k of each whitening at every evaluation; {} without dev pairs."""
+    shown = {"as it is": run.series[SPEARMAN]} if SPEARMAN in run.series else {}
+    for fitted, label in (("corpus", "training"), ("dev", "dev")):
+        every = list(named(run, f"dev/whitened_on_{fitted}_k").values()) if shown else []
+        steps = sorted({step for series in every for step in series.steps.tolist()})
+        best = [max(v for s in every for v in s.values[s.steps == step]) for step in steps]
+        shown |= {f"whitened ({label})": Series(np.array(steps), np.array(best))} if every else {}
+    return shown
 
 
-def quality(ax: Axes, run: Run) -> None:
-    """Plots the dev score and the whitening-only baselines, each with its best k at every evaluation."""
-    line(ax, run, SPEARMAN, BLUE, "as it is")
-    for fitted, colour, label in (("corpus", RED, "training"), ("dev", GREEN, "dev")):
-        series = [s for name, s in run.series.items() if name.startswith(f"dev/whitened_on_{fitted}_k")]
-        steps = sorted({step for s in series for step in s.steps.tolist()})
-        best = [max(v for s in series for v in s.values[s.steps == step]) for step in steps]
-        if series:
-            ax.plot(steps, best, "--", marker=".", color=colour, linewidth=1.2, label=f"whitened ({label})")
-    summary = run.dev or {}
-    if summary.get("best") is not None:
-        ax.plot(summary["best_step"], summary["best"], "o", color=BLUE, markersize=8, fillstyle="none")
-    over_steps(ax, f"{LABEL}, all")
-    legend(ax, 3)
+SCORE = f"{LABEL}, all"
+# by title, the series of a run that a chart shows by their labels, what they are, and its caption
+CHARTS: dict[str, tuple[Callable[[Run], dict[str, Series]], str, str]] = {
+    "Dev score": (dev_scores, SCORE, "Whitened: afterwards, by the best k at each evaluation."),
+    "Loss": (
+        partial(named, beginning="train/", but=("lr", "sentences_per_second", "load", "diversity")),
+        "loss",
+        "Of single batches; of many also their moving mean.",
+    ),
+    "Learning rate": (partial(named, beginning="train/lr"), "learning rate", ""),
+    "Speed": (partial(named, beginning="train/sentences_per_second"), "sentences per second", ""),
+    "Spectrum of the dev embeddings": (
+        partial(named, beginning="dev/variance_top"),
+        "share of variance",
+        "Of the first k axes: the lower the curve, the more axes share the variance.",
+    ),
+    "Effective rank": (
+        partial(named, beginning="dev/effective_rank"),
+        "effective rank",
+        "Over how many axes the variance of the dev embeddings is spread.",
+    ),
+    "Diversity of views": (
+        partial(named, beginning="train/diversity"),
+        "distance of two views",
+        "Mean distance on the unit sphere, as Figure 1d of WhitenedCSE.",
+    ),
+}
 
 
 def shape(ax: Axes, run: Run) -> None:
@@ -150,79 +160,8 @@ def shape(ax: Axes, run: Run) -> None:
     if len(steps) > 1:
         ticks = MaxNLocator(5, steps=[1, 2, 5, 10])
         ax.figure.colorbar(points, ax=ax, label="step", fraction=0.05, ticks=ticks)
-    named = {int(steps[0]): "first", (run.dev or {}).get("best_step"): "best"}  # the last is often beside it
-    for i, step in enumerate(steps.tolist()):
-        if step in named:
-            label, left = f"{named[step]}, step {step}", x[i] < (x.min() + x.max()) / 2
-            beside: Any = {"xytext": (7 if left else -7, 0), "textcoords": "offset points", "va": "center"}
-            ax.annotate(label, (x[i], y[i]), ha="left" if left else "right", fontsize=9, **beside)
     ax.margins(0.2)
     ax.set(xlabel="uniformity (lower is better)", ylabel="alignment (lower is better)")
-
-
-def spectrum(ax: Axes, run: Run) -> None:
-    """Plots the variance explained by the first k principal axes at the first, best and last evaluation."""
-    top = "dev/variance_top"
-    tops = sorted(int(name.removeprefix(top)) for name in run.series if name.startswith(top))
-    steps = run.series[f"{top}1"].steps
-    chosen = {int(steps[0]): ("0.5", "--"), int(steps[-1]): (RED, ":")}
-    best: int = (run.dev or {}).get("best_step", -1)
-    chosen |= {best: (BLUE, "-")} if best in steps else {}
-    for step, (colour, style) in sorted(chosen.items()):
-        points = [(k, share) for k in tops if (share := run.at(f"{top}{k}", step)) is not None]
-        label = f"step {step}" + (" (best)" if step == best else "")
-        ax.plot(*zip(*points, strict=True), style, marker=".", color=colour, label=label)
-    ax.set_xscale("log", base=2)
-    ax.xaxis.set_major_locator(FixedLocator(tops))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xticklabels([str(k) for k in tops])
-    ax.set(xlabel="first k principal axes", ylabel="share of variance", ylim=(0, 1.02))
-    legend(ax, 3)
-
-
-def diversity(ax: Axes, run: Run) -> None:
-    """Plots the distance between two views of a sentence, as Figure 1d of WhitenedCSE does."""
-    line(ax, run, "train/diversity_before", "0.5", "before whitening", "--")
-    line(ax, run, "train/diversity_after", BLUE, "after whitening")
-    over_steps(ax, "distance of two views", zero=True)
-    legend(ax, 2)
-
-
-def rank(ax: Axes, run: Run) -> None:
-    """Plots the effective rank of the dev embeddings on an axis that starts at zero."""
-    line(ax, run, RANK, BLUE, "effective rank")
-    over_steps(ax, "effective rank", zero=True)
-
-
-# by title, the columns of metrics.csv that a chart needs, the function that draws it, and its caption
-CHARTS: dict[str, tuple[set[str], Callable[..., None], str]] = {
-    "Dev score": (
-        {SPEARMAN},
-        quality,
-        "Ringed: the best checkpoint. Dashed: whitened afterwards, the best k at each evaluation.",
-    ),
-    "Loss and learning rate": ({"train/loss"}, loss, "Dotted, right axis: the learning rate."),
-    "Alignment and uniformity": (
-        {"dev/alignment", "dev/uniformity"},
-        shape,
-        "One point per evaluation, as Figure 3 of WhitenedCSE; the lower left is best.",
-    ),
-    "Spectrum of the dev embeddings": (
-        {"dev/variance_top1"},
-        spectrum,
-        "The lower the curve, the more axes share the variance.",
-    ),
-    "Effective rank": (
-        {RANK},
-        rank,
-        "Over how many axes the variance of the dev embeddings is spread.",
-    ),
-    "Diversity of views": (
-        {"train/diversity_before", "train/diversity_after"},
-        diversity,
-        "Mean distance on the unit sphere, as Figure 1d of WhitenedCSE.",
-    ),
-}
 
 
 def of_differences(found: Sequence[Difference], first: str, what: str) -> list[Chart]:
@@ -331,7 +270,7 @@ def over_training(ax: Axes, groups: Sequence[Group]) -> None:
             ax.plot(steps, table.mean(axis=0), marker=mark, color=colour, linewidth=1.3, markersize=4)
             low, high = table.min(axis=0), table.max(axis=0)
             ax.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
-    over_steps(ax, f"{LABEL}, all")
+    over_steps(ax, SCORE)
 
 
 def spaces(ax: Axes, groups: Sequence[Group]) -> None:

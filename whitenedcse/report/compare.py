@@ -7,7 +7,7 @@ the scores of single test pairs also over other pairs, by the bootstrap. A sweep
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from whitenedcse.evaluation.statistics import (
 from whitenedcse.evaluation.tasks import short
 from whitenedcse.inputs import expanded
 from whitenedcse.report import sweep as sweeps
-from whitenedcse.report.sweep import SPACE, Group, Sweep, numbers, shared, texts, values
+from whitenedcse.report.sweep import SPACE, WAYS, Group, Sweep, numbers, shared, texts, values
 from whitenedcse.report.tables import aggregations, bounds, in_brackets, meaning, undefined, with_half
 from whitenedcse.run import Run
 
@@ -242,16 +242,21 @@ def explained(first: Group, what: str, found: Sequence[Difference]) -> list[str]
     count = sum(d.p is not None for d in found)
     corrected = f", p corrected for {count} by Holm's method" if count else ""
     notes = [f"difference of the {what} from {first.label!r}, paired by seed; t test over seeds{corrected}"]
-    for d in found:
-        missing = sorted(d.scores[0].values.keys() ^ d.scores[1].values.keys())
-        if len(d.apart) > 1 and missing:
-            notes.append(
-                f"{d.label}: seeds {', '.join(map(str, missing))} have no partner and are not paired"
-            )
-        elif len(d.apart) < 2 and not math.isnan(d.test.low):
-            notes.append(f"{d.label}: not paired, as fewer than two seeds are in both")
     single = any(math.isnan(d.test.low) for d in found)
-    return notes + ["-: a test needs two seeds or more, as by seed=1,2"] * single
+    return [*notes, *unpaired(found), *["-: a test needs two seeds or more, as by seed=1,2"] * single]
+
+
+def unpaired(found: Sequence[Difference]) -> Iterator[str]:
+    """Which seeds are not paired in some differences, in words."""
+    for d in found:
+        one, other = (scores.values.keys() for scores in d.scores)
+        if len(d.apart) > 1 and one != other:
+            left = sorted(one ^ other, key=lambda seed: (isinstance(seed, str), seed))
+            yield f"{d.label}: seeds {', '.join(map(str, left))} have no partner and are not paired"
+        elif len(d.apart) < 2 and not math.isnan(d.test.low):
+            single = len(one) == len(other) == 1
+            why = "one run each says nothing of other seeds" if single else "fewer than two seeds are in both"
+            yield f"{d.label}: not paired, as {why}"
 
 
 def sources(sweep: Sweep, *, tests: bool, alike: bool, main: str) -> list[str]:
@@ -320,34 +325,21 @@ def differences(sweep: Sweep, first: Group, name: str) -> list[Difference]:
 
 def untouched(sweep: Sweep, alike: bool) -> list[Grid]:
     """The table of dev scores as they are and whitened, the best k of each: before training, and at best."""
-    ways = {"as it is": "spearman", "whitened (dev)": "whitened_on_dev"}
-    ways |= {"whitened (training)": "whitened_on_corpus"}
-
-    def cells(runs: Sequence[Run], moment: str) -> list[str]:
-        found = [(run.scores or {}).get("dev", {}).get(moment, {}) for run in runs]
-        best = [
-            [
-                max((v for n, v in one.items() if n.startswith(f"dev/{way}") and v is not None), default=None)
-                for one in found
-            ]
-            for way in ways.values()
-        ]
-        return [spread({i: v for i, v in enumerate(column) if v is not None}) for column in best]
-
-    encoders: dict[str, list[Run]] = {}
+    encoders: dict[str, dict[Any, Run]] = {}
     for run in sweep.finished:
         path = (run.settings.get("encoder") or {}).get("path") or "encoder of random weights"
-        encoders.setdefault(str(path), []).append(run)
-    lines = [[f"untouched: {Path(p).name}", *cells(r, "values_before")] for p, r in encoders.items()]
-    lines += [[group.label, *cells([*group.runs.values()], "values_best")] for group in sweep.groups]
-    kept = [0, *(i for i in range(1, 4) if any(line[i] != "-" for line in lines))]
-    if not alike or len(kept) < 3:
+        encoders.setdefault(str(path), {})[run.path] = run
+    every = [(Group(f"untouched: {Path(p).name}", runs), "before") for p, runs in encoders.items()]
+    every += [(group, "best") for group in sweep.groups]
+    rows = [means(group, {way: f"{way}, {moment}" for way in WAYS}) for group, moment in every]
+    kept = [i for i in range(2, len(WAYS) + 2) if any(row[i] != "-" for row in rows)]
+    if not alike or len(kept) < 2:
         return []
-    columns = ["", *([*ways][i - 1] for i in kept[1:])]
+    columns = ["", *([*WAYS][i - 2] for i in kept)]
     notes = ["the highest of all k; (dev) is fitted to the dev sentences themselves"]
     title = "dev Spearman x 100 of the encoder before training, and of the best checkpoints"
-    rows = [[line[i] for i in kept] for line in lines]
-    return [Grid(title, columns, rows, notes, range(1, len(columns)), best=range(1, len(columns)))]
+    lines = [[row[0], *(row[i] for i in kept)] for row in rows]
+    return [Grid(title, columns, lines, notes, range(1, len(columns)), best=range(1, len(columns)))]
 
 
 def space(sweep: Sweep, alike: bool) -> list[Grid]:
@@ -477,16 +469,17 @@ def of_kind(groups: Sequence[Group], kind: tuple[str, str, str], draws: int) -> 
     headers = ["task", *numbered, *(f"{what}{i} - 1" for i in numbered[1:] for what in ("", "p of "))]
     same = {one.row for one in groups}
     heading = "rows" if len(same) > 1 else same.pop() or "first rows"
-    grid = Grid(f"{heading}: {title}", headers, lines, notes, range(1, len(headers)))
     first, *others = [c[tasks[-1]] for c in columns]
     pairs = [(one.label, own, difference(own, first)) for one, own in zip(groups[1:], others, strict=True)]
     found = [Difference(label, test, test.p, (own, first)) for label, own, test in pairs if test]
+    notes = [*notes, *unpaired(found)]
+    grid = Grid(f"{heading}: {title}", headers, lines, notes, range(1, len(headers)))
     what = f"{'the average' if len(tasks) > 1 else names[0]} of {items}"
     return Report(verdict(groups[0].label, what, found), [grid], found, what)
 
 
 def manners(groups: Sequence[Group]) -> list[str]:
-    """Notes on what the groups are, in what they were not evaluated alike, and how each is tested."""
+    """Notes on what the groups are, and in what they were not evaluated alike."""
     notes = []
     for i, one in enumerate(groups, 1):
         notes.append(f"{i}: {one.label}" + (f" ({len(one.runs)} runs)" if len(one.runs) > 1 else ""))
@@ -494,20 +487,7 @@ def manners(groups: Sequence[Group]) -> list[str]:
     for name in READ:
         known = dict.fromkeys(str(run.results[name]) or "none" for run in runs if name in run.results)
         notes += [f"{name} is not the same in all: {', '.join(known)}"] * (len(known) > 1)
-    return notes + [f"{i} - 1: {manner(groups[0], other)}" for i, other in enumerate(groups[1:], 2)]
-
-
-def manner(first: Group, other: Group) -> str:
-    """In words, how a group is tested against the first one."""
-    n, m = len(first.runs), len(other.runs)
-    both = len(common(dict.fromkeys(first.runs, 0.0), dict.fromkeys(other.runs, 0.0)))
-    if n == m == 1:
-        return "one run each, which says nothing about other seeds"
-    if both > 1:
-        return f"paired by seed, {both} seeds"
-    if 1 in (n, m):
-        return f"one run and {max(n, m)} runs, as if the one varied as these do"
-    return f"not paired, {n} and {m} runs whose seeds are not the same"
+    return notes
 
 
 def cells(columns: Sequence[Scores]) -> list[str]:

@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,11 @@ FEW = 4  # settings that are no overrides in a label
 BARE = ("experiment", "system")  # whose options are known by their names alone
 RATE, LOAD = "train/sentences_per_second", "train/load"
 SPACE = ("alignment", "uniformity", "effective_rank")  # of the dev embeddings
+WAYS = {
+    "as it is": "dev/spearman",
+    "whitened (dev)": "dev/whitened_on_dev",
+}  # dev scores, by their beginnings
+WAYS |= {"whitened (training)": "dev/whitened_on_corpus"}
 
 
 class Group(NamedTuple):
@@ -152,7 +158,7 @@ def runs(folders: Sequence[Path]) -> list[Run]:
             f"no run of train.py in {', '.join(map(str, folders))}; "
             "whitenedcse evaluate compare=[RUN,OTHER] compares runs of evaluate.py"
         )
-    return [Run(path).checked() for path in found.values()]
+    return [Run(path) for path in found.values()]
 
 
 def numbers(run: Run) -> dict[str, float]:
@@ -167,6 +173,9 @@ def numbers(run: Run) -> dict[str, float]:
     for row in rows(run):
         found |= {f"{row}: {'average' if k == 'avg' else k}": value for k, value in run.tests(row).items()}
     found |= {name: dev["values_best"].get(f"dev/{name}") for name in SPACE}
+    for moment, (way, name) in product(("before", "best"), WAYS.items()):
+        scores = [v for n, v in dev.get(f"values_{moment}", {}).items() if n.startswith(name)]
+        found[f"{way}, {moment}"] = max((v for v in scores if v is not None), default=None)
     found |= {"rate": None if RATE not in run.series or shared(run) else run.series[RATE].median}
     return {name: value for name, value in found.items() if value is not None}
 
