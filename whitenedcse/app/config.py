@@ -316,6 +316,7 @@ def check_words(argv: Sequence[str]) -> None:
             last = {key.rpartition(".")[2]: key for key in reversed(known_keys(argv))}
             near = [last[name] for name in get_close_matches(word.partition("=")[0].lstrip("-"), last, n=1)]
             cure = f"the nearest is {near[0]}=VALUE" if near else "--help lists them"
+            cure += ", docs/coming_from.md has SimCSE's" if "_" in word else ""
             raise ValueError(f"no option {word}: settings are written KEY=VALUE; {cure}")
 
 
