@@ -197,7 +197,8 @@ def picked(
         if not columns:
             columns = [name for name, cell in record.items() if isinstance(cell, str)]
             if len(columns) != 1:
-                how = "data.columns=[NAME] or --columns NAME; in Python columns=[NAME]"
+                how = "data.columns=[NAME] or --columns NAME; in Python columns=[NAME], "
+                how += 'for train settings={"data.columns": [NAME]}'
                 raise ValueError(
                     f"{place}: its columns are {listed(list(record), place)}; name those of texts: {how}"
                 )
