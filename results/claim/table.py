@@ -258,9 +258,9 @@ def sentences() -> str:
     return text(f"""
 - **Against SimCSE**, each at its own best learning rate, WhitenedCSE gains {difference(raw.differences)} by
   minilm-mlm's mean ({len(raw.differences)} of {PLANNED["minilm"]} planned seeds; paper: {gain:+.2f}).
-- **With each run read at its best**, by the layers, pooling and whitening afterwards that STS-B dev chooses for it,
-  {difference(best.differences)} is left: [{kept(raw, best)}](results/claim/README.md). Training adds {adds}
-  (WhitenedCSE) to the untouched encoder at its best.
+- **With each run read at its best**, by the layers, pooling and whitening afterwards that STS-B dev chooses
+  for it, {difference(best.differences)} is left: [{kept(raw, best)}](results/claim/README.md). Training adds
+  {adds} (WhitenedCSE) to the untouched encoder at its best.
 - **Where it fails:** from scratch neither system reaches the untouched encoder; with crops as views the gain
   of whitening [is not shown](results/lab/README.md).
 """)

@@ -213,7 +213,6 @@ def data_fetch(arguments: Namespace) -> int:
 
 def report(arguments: Namespace) -> int:
     """Print a published table beside our numbers, a list of these tables, or a report on runs of train.py."""
-    from whitenedcse.app.config import composed
     from whitenedcse.report import published
 
     what, known = arguments.what, published.names()
@@ -224,6 +223,8 @@ def report(arguments: Namespace) -> int:
     papers = {key.partition("/")[0] for key in known}
     if what[0] not in known and (what[0].partition("/")[0] not in papers or Path(what[0]).is_dir()):
         return report_runs(arguments)
+    from whitenedcse.app.config import composed
+
     runs = what[1:] or [path for path in ["outputs"] if Path(path).is_dir()]
     show([published.report(what[0], composed, runs)], arguments.to)
     return 0
