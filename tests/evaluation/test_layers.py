@@ -217,9 +217,3 @@ def test_what_does_not_fit_together_is_refused(planes, index):
     for study in (layers.pairs, layers.subsets):
         with pytest.raises(ValueError, match=rf"planes of \(4, {n - 1}, 5\) are not"):
             study(planes[:, :-1], index)
-    with pytest.raises(ValueError, match="40 gold scores for 3 rows"):
-        layers.aggregate({"U": index["U"]}, {"U": np.zeros((3, 2))})
-    with pytest.raises(ValueError, match="2 gold scores for 3 rows"):
-        layers.spearman_columns(np.ones(2), np.ones((3, 1)))
-    with pytest.raises(ValueError, match="no mean 'median'; there are all, mean, wmean"):
-        layers.best_of_each_size([], "median")

@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -51,7 +50,6 @@ def test_the_page_computes_what_it_is_asked(demo, embedder):
     search, compare = (
         {f.api_name: f.fn for f in page.fns.values()}[name] for name in ("search", "similarity")
     )
-    asked = next(f.fn for f in page.fns.values() if f.fn.__name__ == "asked")
     plain, white = search(QUERY, 4)
     for table, k in ((plain, None), (white, 4)):
         assert table == [[f"{cosine:.4f}", text] for cosine, text in trial.nearest(QUERY, k, 10)]
@@ -61,8 +59,6 @@ def test_the_page_computes_what_it_is_asked(demo, embedder):
         compare("a cat", "a dog", 4)
         == f"{said}{trial.cosine('a cat', 'a dog', 4):.4f} whitened to 4 components"
     )
-    for given, k in (({"q": "x", "k": "3"}, 3), ({"k": "999"}, trial.fit.most), ({"k": "-1"}, 16), ({}, 16)):
-        assert asked(SimpleNamespace(query_params=given)) == (given.get("q", ""), k)
 
 
 def test_what_cannot_be_shown_is_one_line(demo, source, tmp_path, capsys, monkeypatch):

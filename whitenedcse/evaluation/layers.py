@@ -62,8 +62,6 @@ def _of(values: OfTask, task: str) -> NDArray[Any]:
 def spearman_columns(gold: NDArray[Any], similarities: NDArray[Any]) -> Floats:
     """`scores.spearman` of gold (n,) with every column of (n, m): (m,), NaN where it is undefined."""
     n, m = similarities.shape
-    if len(gold) != n:
-        raise ValueError(f"{len(gold)} gold scores for {n} rows of similarities")
     if n < 2 or _constant(np.asarray(gold, np.float64)[None])[0]:
         return np.full(m, np.nan)
     from scipy.stats import rankdata
@@ -195,8 +193,6 @@ def subsets(planes: NDArray[Any], index: Index) -> Subsets:
 
 def best_of_each_size(rows: Iterable[Mapping[str, Any]], mean: str) -> list[dict[str, Any]]:
     """Of the records of `subsets`, the best average over the tasks for each number of layers."""
-    if mean not in MEANS:
-        raise ValueError(f"no mean {mean!r}; there are {', '.join(MEANS)}")
     rising = sorted((r for r in rows if r["task"] == "average" and r[mean] is not None), key=itemgetter(mean))
     best = {len(row["layers"]): row for row in rising}  # the last of its size stays
     return [{"size": size, **best[size]} for size in sorted(best)]

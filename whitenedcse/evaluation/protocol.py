@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -68,13 +67,6 @@ class Protocol:
         for name, known in {"headline": MEANS, "case": CASES}.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"protocol.{name}={getattr(self, name)!r} is not one of {', '.join(known)}")
-        if not (self.max_length is None or self.max_length > 0) or not 0 <= self.extra < math.inf:
-            raise ValueError(
-                f"protocol.max_length={self.max_length} must be above 0 or null, and "
-                f"protocol.extra={self.extra} finite and 0 or more"
-            )
-        if not self.rows:
-            raise ValueError("protocol.rows=[] evaluates nothing; one row is e.g. {name: as it is}")
         object.__setattr__(self, "lines", tuple(_row(row) for row in self.rows))
         for maker in filter(None, (row.maker for row in self.lines)):
             maker()  # raises for settings that no transform has

@@ -75,11 +75,6 @@ def pairs_index(tasks: Mapping[str, Sequence[Subset]]) -> tuple[list[str], Index
     if not tasks or not all(tasks.values()):
         raise ValueError(f"nothing to score: {tasks}")
     every = [(task, subset) for task, subsets in tasks.items() for subset in subsets]
-    for task, s in every:
-        if not len(s.left) == len(s.right) == len(s.gold) > 0:
-            raise ValueError(
-                f"{task}, {s.name}: {len(s.left)} and {len(s.right)} texts, {len(s.gold)} scores"
-            )
     sentences = sorted({text for _, s in every for text in (*s.left, *s.right)})
     row = {text: i for i, text in enumerate(sentences)}
     index: Index = {task: [] for task in tasks}
@@ -186,8 +181,6 @@ def accuracy(task: Labelled, x: NDArray[Any], classify: Classify) -> dict[str, A
     folds that differ by a row. dev: the accuracy that hyper-parameters were chosen by. f1: of class 1, for
     pairs.
     """
-    if x.ndim != 2 or len(x) != len(task.labels) or not np.isfinite(x).all():
-        raise ValueError(f"{task.name}: {len(task.labels)} finite rows of features expected, not {x.shape}")
     predicted, dev = classify(x, task.labels, task.split)
     gold = task.gold
     correct = predicted == gold

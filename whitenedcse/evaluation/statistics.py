@@ -12,7 +12,7 @@ stays below x is concave in x.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,8 +67,6 @@ def weighted_spearman(gold: NDArray[Any], similarity: NDArray[Any], counts: NDAr
     gold: (n,), similarity: (n,), counts: (draws, n) -> (draws,). NaN where a draw is constant. The sums are
     exact integers, for up to 2 million pairs (n cubed is below 2**63).
     """
-    if not len(gold) == len(similarity) == counts.shape[1] > 0:
-        raise ValueError(f"{len(gold)} scores, {len(similarity)} similarities, counts of {counts.shape[1]}")
     if not (_varies(gold) and _varies(similarity)):
         return np.full(len(counts), np.nan)
     groups, step = (_groups(gold), _groups(similarity)), max(1, CHUNK // len(gold))
@@ -120,8 +118,6 @@ def task_draws(
     and "wmean" over subsets, and each subset by its position, "0", "1" and so on. A subset's share of the
     pairs varies between draws, its weight in "wmean" is its size.
     """
-    if min(sizes, default=0) < 1 or sum(sizes) != len(gold):
-        raise ValueError(f"subsets of {list(sizes)} pairs do not make up {len(gold)} pairs")
     counts, ends = resamples(len(gold), draws, seed), np.cumsum(sizes)
     slices = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
     parts = np.stack([weighted_spearman(gold[s], similarity[s], counts[:, s]) for s in slices])
@@ -137,15 +133,7 @@ def accuracy_draws(correct: NDArray[np.bool_], draws: int, seed: int) -> Draws:
 
 def average_draws(tasks: Mapping[str, Draws]) -> Draws:
     """Draws of the average over tasks: (draws,) for each task -> (draws,). NaN where any task has NaN."""
-    return _table(tasks.values()).mean(axis=0)
-
-
-def _table(rows: Iterable[Draws]) -> Draws:
-    table = list(rows)
-    lengths = sorted({len(row) for row in table})
-    if len(lengths) != 1:
-        raise ValueError(f"paired draws must be equal in number, not {lengths}")
-    return np.stack(table)
+    return np.stack([*tasks.values()]).mean(axis=0)
 
 
 def interval(draws: Draws) -> tuple[float, float] | None:
@@ -162,8 +150,8 @@ def paired(draws_a: Draws, draws_b: Draws, difference: float | None = None) -> C
 
     difference: the observed one; None takes the median of the draws. The smallest p is 2 / (draws + 1).
     """
-    a, b = _table([draws_a, draws_b])
-    bounds, draws = interval(a - b), (a - b)[~np.isnan(a - b)]
+    apart = draws_a - draws_b
+    bounds, draws = interval(apart), apart[~np.isnan(apart)]
     if bounds is None:
         return None
     tail = min(np.count_nonzero(draws <= 0), np.count_nonzero(draws >= 0))
@@ -173,8 +161,6 @@ def paired(draws_a: Draws, draws_b: Draws, difference: float | None = None) -> C
 
 def over_seeds(values: Sequence[float]) -> Spread:
     """Mean and standard deviation of the scores of runs that differ in their seed alone."""
-    if not len(values):
-        raise ValueError("no values: a mean over seeds needs at least one run")
     return Spread(
         float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values)
     )
@@ -200,8 +186,6 @@ def of_difference(a: Sequence[float], b: Sequence[float], *, paired: bool) -> li
     A group of one value is taken to vary as the other does.
     """
     if paired:
-        if len(a) != len(b):
-            raise ValueError(f"{len(a)} and {len(b)} values cannot be paired")
         return [of_mean(np.subtract(a, b))]
     if min(len(a), len(b)) > 1:
         return [of_mean(a), of_mean(b)]

@@ -287,8 +287,6 @@ def short(names: Iterable[str]) -> list[str]:
 
 def benchmark_pairs(name: str, folder: Path) -> list[Subset]:
     """The subsets of one of STS, from SentEval's downstream `folder`, without pairs of an empty gold line."""
-    if name not in STS:
-        raise ValueError(f"no task {name!r}; there are {', '.join(STS)}")
     parts = STS[name].subsets.split()
     return [_subset(part, _scored_lines(STS[name], part, folder))._replace(scale=SCALE) for part in parts]
 
@@ -347,8 +345,6 @@ def benchmark_labels(name: str, folder: Path) -> Labelled:
     words and label, which decides the folds. Raises ValueError for a file with another number of rows than
     published.
     """
-    if name not in TRANSFER:
-        raise ValueError(f"no transfer task {name!r}; there are {', '.join(TRANSFER)}")
     task = TRANSFER[name]
     numbers = {text: i for i, kind in enumerate(task.classes) for text in (str(i), kind)}
     rows = [row for part in task.parts for row in _labelled_lines(task, part, folder / part.file)]

@@ -212,8 +212,7 @@ class Final(nn.Module):
 
     x: (n, d) -> (n, k) in float32. weight: (k, d), bias: (k,); None for no transform. provenance: what it was
     fitted to, as plain JSON. BERT-whitening's x -> (x - mean) @ W is weight = W.T, bias = -mean @ W
-    (arXiv:2103.15316, Algorithm 1). Raises ValueError for shapes that do not match, numbers that are not
-    finite, or neither transform nor `unit`.
+    (arXiv:2103.15316, Algorithm 1). Raises ValueError for numbers that are not finite.
 
     >>> halved = Final(weight=torch.eye(2)[:1], bias=torch.zeros(1), unit=False, provenance={})
     >>> halved(torch.tensor([[3.0, 4.0]])), halved.width(2)
@@ -233,17 +232,6 @@ class Final(nn.Module):
         tanh: bool = False,
     ) -> None:
         super().__init__()
-        if weight is None and not unit:
-            raise ValueError(
-                "a final step without a transform and without unit length does nothing; leave it out"
-            )
-        if (weight is None) != (bias is None) or (
-            weight is not None and bias is not None and (weight.ndim != 2 or bias.shape != weight.shape[:1])
-        ):
-            shapes = [None if t is None else tuple(t.shape) for t in (weight, bias)]
-            raise ValueError(
-                f"weight and bias of shapes {shapes} are not those of an affine transform: (k, d) and (k,)"
-            )
         for name, tensor in {"weight": weight, "bias": bias}.items():
             if tensor is not None and not tensor.isfinite().all():
                 raise ValueError(f"the {name} of the transform holds numbers that are not finite")

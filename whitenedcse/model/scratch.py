@@ -36,9 +36,7 @@ def small_bert(  # noqa: PLR0913  the settings of one YAML group, by name
     """A BERT with random weights, and a tokenizer made from the corpus.
 
     pieces: "words" is `wordpiece`, whole words and letters, which suits a small corpus; "bpe" `byte_pairs`.
-    Raises ValueError for sizes that make no encoder.
     """
-    check_sizes(vocabulary, layers, width, heads)
     rows, _ = read(Corpus(str(located(corpus)), tuple(columns)))
     tokenizer = {"words": wordpiece, "bpe": byte_pairs}[pieces](chain.from_iterable(rows), vocabulary)
     config = BertConfig(
@@ -50,15 +48,6 @@ def small_bert(  # noqa: PLR0913  the settings of one YAML group, by name
         max_position_embeddings=tokenizer.model_max_length,
     )
     return Encoder(BertModel(config, add_pooling_layer=False), tokenizer, batches=batches, lora=lora)
-
-
-def check_sizes(vocabulary: int, layers: int, width: int, heads: int) -> None:
-    """Raise ValueError for sizes that make no encoder."""
-    if min(vocabulary, layers, width, heads) < 1 or width % heads:
-        raise ValueError(
-            f"encoder.vocabulary={vocabulary}, layers={layers}, width={width}, heads={heads}: all must be "
-            "1 or more, and heads divide width"
-        )
 
 
 def wordpiece(sentences: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:

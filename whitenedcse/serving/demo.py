@@ -53,7 +53,7 @@ class Trial:
 
 
 def page(trial: Trial, title: str) -> Blocks:
-    """The page as a gradio.Blocks; `?q=TEXT&k=64` in its address asks a query on loading."""
+    """The page as a gradio.Blocks."""
     most, d = trial.fit.most, trial.x.shape[1]
     begin = d if most == d else max(1, most // 4)
 
@@ -67,11 +67,6 @@ def page(trial: Trial, title: str) -> Blocks:
         plain, white = (trial.cosine(one, other, kept) for kept in (None, int(k)))
         return f"{plain:.4f} as it is, {white:.4f} whitened to {int(k)} components"
 
-    def asked(request: gr.Request) -> tuple[str, int]:
-        given = dict(request.query_params)
-        k = given.get("k", "")
-        return given.get("q", ""), min(max(1, int(k)), most) if k.isdecimal() else begin
-
     with Blocks(title=title, analytics_enabled=False) as blocks:
         few = f". At most {most} components of so few sentences vary" * (most < d)
         gr.Markdown(f"# {title}\n{len(trial.sentences):,} sentences, width {d}{few}")
@@ -83,7 +78,6 @@ def page(trial: Trial, title: str) -> Blocks:
         with gr.Tab("Similarity"):
             one, other = gr.Textbox(label="One sentence"), gr.Textbox(label="Another sentence")
             said = gr.Textbox(label="Cosine", interactive=False)
-        blocks.load(asked, None, [query, k], api_name=False).then(search, [query, k], tables, api_name=False)
         last: Any = {"trigger_mode": "always_last"}  # what is asked while an answer is awaited is not dropped
         gr.on([query.submit, k.release], search, [query, k], tables, api_name="search", **last)
         asking = [one.submit, other.submit, k.release]
