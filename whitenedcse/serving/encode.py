@@ -37,7 +37,6 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.whitening import check_finite
 
 MANIFEST = "manifest.json"
-FORMS, DTYPES = ("npy", "parquet"), ("float32", "float16")
 OTHER = {  # where these are others, the job is another one
     "fingerprint": "the input is another, or has changed",
     "embedder": "the encoder, its pooling, its final transform, a prompt, or the kind of device is another",
