@@ -1,13 +1,11 @@
 """What every start of a script reads and computes again, done once: half of a small start.
 
-A file of YAML is parsed once for each text; groups of settings are composed once for each choice of them, as
-long as no file below the folders that Hydra searches changes; the vocabulary of the quick start is made once,
-and so is PyTorch's table of the operators of ONNX, a second of each export. Compositions are shared by all
-processes of a session through files in the folder REMEMBERED.
+Groups of settings are composed once for each choice of them, as long as no file below the folders that Hydra
+searches changes, and the vocabulary of the quick start is made once. Compositions, 0.2 s each, are shared by
+all processes of a session through files in the folder REMEMBERED.
 """
 
 import hashlib
-import logging
 import os
 import pickle
 from copy import deepcopy
@@ -17,43 +15,18 @@ from pathlib import Path
 
 def begin():
     """Have this process, and those that are forked from it, remember."""
-    import yaml
     from hydra._internal import defaults_list
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra._internal.hydra import Hydra
-    from torch import onnx
 
     from whitenedcse.model import scratch
 
-    yaml.load = parsing(yaml.load)
     Hydra.get_mode = lambda *_, **__: None  # composes all once more to read hydra.mode, which nothing sets
     defaults_list._create_defaults_list = choosing(defaults_list._create_defaults_list)
     composed = composing(ConfigLoaderImpl._compose_config_from_defaults_list)
     ConfigLoaderImpl._compose_config_from_defaults_list = composed
     made = cache(scratch.wordpiece)
     scratch.wordpiece = lambda sentences, vocabulary: deepcopy(made(tuple(sentences), vocabulary))
-    onnx.export = exporting(onnx.export)
-
-
-def exporting(export):
-    """`torch.onnx.export` that makes its table of operators once."""
-
-    def exported(*args, **settings):
-        operators()
-        return export(*args, **settings)
-
-    return exported
-
-
-@cache
-def operators():
-    """Make PyTorch's table of the operators of ONNX, here and not in `begin` as it imports much."""
-    from torch.onnx._internal.exporter import _constants
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # as an export does: it tells of packages
-    ONNXRegistry.from_torchlib = staticmethod(cache(ONNXRegistry.from_torchlib))
-    ONNXRegistry.from_torchlib(opset_version=_constants.TORCHLIB_OPSET)
 
 
 class Shared(dict):
@@ -77,19 +50,6 @@ class Shared(dict):
                 own.write_bytes(self[key])
                 own.replace(self.file(key))
         return self[key]
-
-
-def parsing(parse):
-    """`yaml.load` that parses each text once."""
-    known = {}
-
-    def parsed(stream, Loader):  # noqa: N803  its name in PyYAML
-        text = stream if isinstance(stream, str) else stream.read()
-        if text not in known:
-            known[text] = parse(text, Loader)
-        return deepcopy(known[text])
-
-    return parsed
 
 
 def state(repo):
