@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import rich
@@ -15,7 +14,6 @@ from test_sources import TEXT, hub, root  # noqa: F401 (fixtures)
 
 from whitenedcse.app import cli
 
-PACKAGE = Path(cli.__file__).parent
 STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 
 
@@ -128,13 +126,6 @@ def evaluated(folder):
     return folder
 
 
-def test_report_lists_every_published_table(capsys):
-    assert cli.main(["report", "--list"]) == 0
-    keys = [line.split(":")[0] for line in capsys.readouterr().out.splitlines()]
-    assert {"WhitenedCSE/T1", "WhitenedCSE/T6", "WhiteningBERT/F2", "BERT-whitening/F1"} <= set(keys)
-    assert len(keys) == len(set(keys)) >= 14
-
-
 def test_report_finds_runs_in_outputs(tmp_path, capsys, monkeypatch):
     evaluated(tmp_path / "outputs" / "run")
     monkeypatch.chdir(tmp_path)
@@ -146,18 +137,3 @@ def test_report_finds_runs_in_outputs(tmp_path, capsys, monkeypatch):
     assert cli.main(["report", "WhiteningBERT/T1", "--to", "csv"]) == 0
     ours = [row for row in csv.DictReader(capsys.readouterr().out.splitlines()) if row[""] == "ours"]
     assert [(row["row"], row["Avg"]) for row in ours] == [("BERT-base: AVG, L1+L12", "60.00")]
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["report", "WhitenedCSE/T9"], "no published table 'WhitenedCSE/T9'; whitenedcse report --list"),
-        (["report", "WhitenedCSE/T1", "gone"], "gone: no such directory"),
-    ],
-)
-def test_a_report_that_cannot_be_made_says_why_in_one_line(argv, message, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    assert cli.main(argv) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {message}") and error.count("\n") == 1

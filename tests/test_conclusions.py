@@ -14,8 +14,6 @@ import pytest
 from programs import ROOT
 
 from results import conclusions
-from results.lab import answers as lab
-from results.study.contrasts import shown
 
 STUDY = ROOT / "results/study"
 TASKS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
@@ -114,63 +112,3 @@ def test_all_systems_have_their_scores_and_their_differences_by_holm(runs):
         assert row["dev best"] == mean_sd(of(runs, name, lambda run: run["dev"]["best"]))
         assert row["alignment"] == f"{fmean(x['dev/alignment'] for x in best):.3f}"
         assert row["uniformity"] == f"{fmean(x['dev/uniformity'] for x in best):.2f}"
-
-
-SHAPES = ("shuffle", "statistics", "kinds")
-
-
-def comparisons(name, encoder):
-    """The differences of a question of the laboratory on an encoder, with their corrected p."""
-    return [d for (_, e), d in lab.asked(name).items() if e == encoder]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("encoder", lab.ENCODERS)
-def test_what_the_laboratory_says_of_both_encoders_holds(encoder):
-    assert not any(shown(d) for d, _ in comparisons("halves", encoder))
-    assert all(p > 0.05 for name in SHAPES for _, p in comparisons(name, encoder))
-    assert all(d.high < 0 and p < 0.05 for d, p in comparisons("soft", encoder)[1:])  # vicreg, sigreg
-    assert len(lab.systems(encoder)) == 17 and len(lab.runs()) == 170
-
-
-@pytest.mark.slow
-def test_what_the_laboratory_says_of_one_encoder_holds():
-    old, new = lab.ENCODERS
-    assert all(d.low > 0 for d, _ in comparisons("views", old))
-    assert all(d.high < 0 for d, _ in comparisons("views", new))
-    assert all(d.high < 0 for d, _ in comparisons("during", old))
-    assert not any(shown(d) for d, _ in comparisons("during", new))
-    assert [shown(d) for d, _ in comparisons("soft", new)] == [True] * 3
-    assert sum(shown(d) for name in SHAPES for d, _ in comparisons(name, old)) == 1
-    assert not any(shown(d) for name in SHAPES for d, _ in comparisons(name, new))
-    assert lab.helped() == ["`whitenedcse` minus `group`"]
-
-
-@pytest.mark.slow
-def test_what_the_laboratory_says_of_classification_holds():
-    answers = lab.asked("classification")
-    after = {key: value for key, value in answers.items() if key[0] >= len(lab.QUESTIONS["halves"])}
-    assert all(p > 0.05 for key, (_, p) in answers.items() if key not in after)
-    assert len(answers) == 9 and len(after) == 6
-    assert [round(d.difference, 1) for d, p in after.values() if p < 0.05] == [-0.3]
-    done = {
-        encoder: {s for e, s, _ in lab.runs("transfer") if e == encoder and s in lab.CLASSIFIED}
-        for encoder in lab.ENCODERS
-    }
-    assert list(done.values()) == [set(lab.CLASSIFIED) - {"official"}, {"simcse", "sgw"}]
-
-
-@pytest.mark.slow
-def test_what_the_laboratory_says_of_means_and_of_whitening_afterwards_holds():
-    old, new = lab.ENCODERS
-    before = {e: [lab.score(lab.untouched(e), row) for row in (lab.AS_IS, lab.AFTER)] for e in lab.ENCODERS}
-    means, after = (
-        {e: {s: fmean(lab.averages(e, lab.Arm(s, row)).values()) for s in lab.systems(e)} for e in before}
-        for row in (lab.AS_IS, lab.AFTER)
-    )
-    untouched, whitened = before[old]
-    assert whitened - untouched > 2 * (max(means[old].values()) - untouched) > 0
-    untouched, whitened = before[new]
-    assert whitened < untouched and max(means[new], key=means[new].get) == "dropout_whitened"
-    assert [s for s, mean in means[new].items() if mean < untouched] == ["sigreg"]
-    assert {s for s in means[new] if after[new][s] > means[new][s]} == {"vicreg", "sigreg", "covariance"}

@@ -94,11 +94,7 @@ def module_of(encoder, head="none", views=2, form="l1", layers=(-2, -1), **setti
         head=ProjectionHead(width=WIDTH, whitening=white, dense=head != "none", position="before"),
     ).to(encoder.backbone.dtype)
     loss = ContrastiveLoss(
-        form=form,
-        temperature=0.05,
-        weights=[1.0],
-        denominator="view",
-        hard_negative_log_weight=0.5,
+        form=form, temperature=0.05, weights=[1.0], denominator="view", hard_negative_log_weight=0.5
     )
     settings = {"mlm": None, "seed": SEED, "gather": True, "chunk": None, "optimizer": sgd} | settings
     if masked := settings["mlm"]:
@@ -266,11 +262,7 @@ def fitted(tokenizer, folder, head):
     )
     data.tokenizer = tokenizer
     monitor = Monitor(
-        dev=[DEV],
-        every=2,
-        patience=None,
-        directory=folder / f"best{world}",
-        say=lambda text: None,
+        dev=[DEV], every=2, patience=None, directory=folder / f"best{world}", say=lambda text: None
     )
     module = module_of(encoder_of(tokenizer), head, 2)
     trainer = Trainer(

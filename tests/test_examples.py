@@ -10,10 +10,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 FILES = {str(path.relative_to(ROOT)): path.read_text() for path in sorted(ROOT.glob("whitenedcse/**/*.py"))}
-METHOD = (
-    "whitening",
-    "model/head",
-)
+METHOD = ("whitening", "model/head")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 

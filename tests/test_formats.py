@@ -101,26 +101,6 @@ def test_a_terminal_shows_the_text_of_cells_and_notes_not_its_markup():
     assert all(cell in text for cell in (*AWKWARD, *GRID.notes, GRID.title))
 
 
-def test_a_narrow_terminal_breaks_a_name_between_its_words():
-    lines = shown(Grid("t", ("row", "x"), [("some words of a name", "-12.34")], (), (1,)), 20)
-    assert [line.split() for line in lines if "some" in line or "name" in line] == [
-        ["some", "words", "-12.34"],
-        ["of", "a", "name"],
-    ]
-
-
-def test_numbers_are_set_flush_right():
-    lines = shown(Grid("t", ("row", "x"), [("a", "1"), ("b", "100")], (), (1,)), 60)
-    assert {line.rstrip()[-1] for line in lines if line.split()[:1] in (["a"], ["b"])} == {"1", "0"}
-    assert len({len(line.rstrip()) for line in lines if line.split()[:1] in (["a"], ["b"])}) == 1
-
-
-def test_a_row_of_another_length_is_refused():
-    for write in (say, as_markdown, as_csv, as_latex):
-        with pytest.raises(AssertionError, match="t: a row"):
-            write(Grid("t", ("a", "b"), [("only one",)]))
-
-
 def test_commands_keep_one_line_each_and_name_the_rows_they_make(capsys):
     say(MADE)
     text = capsys.readouterr().out

@@ -16,10 +16,7 @@ from datasets import Dataset
 from encoders import SENTENCES, architecture, backbone, embedder_of, nowhere, whitening
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
 from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
-from sentence_transformers.sentence_transformer.losses import (
-    MatryoshkaLoss,
-    MultipleNegativesRankingLoss,
-)
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from torch import nn
 from torch.nn.functional import cosine_similarity

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from encoders import SENTENCES, backbone, embedder_of, projected, whitening
-from lightning import Callback, LightningDataModule, Trainer, seed_everything
+from lightning import LightningDataModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
@@ -35,11 +35,7 @@ from whitenedcse.training.terms import MaskedLanguageModel
 GOLD = np.array([5.0, 4.5, 4.2, 3.5, 2.0, 1.0, 0.5, 0.0])
 DEV = Subset("dev", SENTENCES, SENTENCES[3:] + SENTENCES[:3], GOLD)
 LOSS = ContrastiveLoss(
-    form="l1",
-    temperature=0.05,
-    weights=[1.0],
-    denominator="view",
-    hard_negative_log_weight=0.0,
+    form="l1", temperature=0.05, weights=[1.0], denominator="view", hard_negative_log_weight=0.0
 )
 
 
@@ -589,18 +585,3 @@ def test_prefixes_wider_than_the_encoder_or_of_one_pass_are_refused(bert):
     module = ContrastiveTraining(embedder=embedder_of(bert), loss=CUT)
     with pytest.raises(ValueError, match="which compares encoder passes"):
         module.contrastive(torch.randn(1, 8, 16), torch.randn(3, 8, 16), None, 1)
-
-
-def test_layers_that_pooling_does_not_read_are_frozen_for_the_run_only(bert, tmp_path):
-    module = module_of(bert, kind="mean", layers=[1])
-    above = bert.backbone.encoder.layer[1:]
-    seen = []
-
-    class Watch(Callback):
-        def on_train_batch_start(self, *_):
-            seen.append([p.requires_grad for p in above.parameters()])
-            raise ValueError("no more")
-
-    with pytest.raises(ValueError, match="no more"):
-        fit(module, tmp_path, Watch(), steps=2)
-    assert not any(seen[0]) and all(p.requires_grad for p in above.parameters())

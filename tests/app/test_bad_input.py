@@ -161,21 +161,6 @@ def test_the_traceback_is_shown_on_request(start, monkeypatch):
         start("train", *TRAIN.split(), "data.max_length=x", "--debug")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "content", "why"),
-    [
-        ("tasks.names=[e.tsv]", HEADER + "2\ta\tb\n2\tc\td\n2\te\tf\n", "gold is constant"),
-        ("model=bad_input_models:ones", PAIRS, "similarity is constant"),
-    ],
-)
-def test_what_has_no_correlation_is_null_with_the_reason(arguments, content, why, start):
-    Path("e.tsv").write_text(content)
-    code, error = start("evaluate", *EVALUATE.split(), arguments)
-    assert code is None, error
-    (task,) = json.loads(Path("outputs/r/scores.json").read_text())["rows"][0]["sts"]["tasks"].values()
-    assert (task["all"], task["mean"]) == (None, None) and why in task["why"]
-
-
 OTHERS = {  # a file that a run names, other content of it, and how the refusal names it
     "p.tsv": (lambda data: data.replace(b"\n1\t", b"\n2\t"), "content.monitor.dev="),
     "bert/model.safetensors": (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "content.encoder.path="),

@@ -99,39 +99,30 @@ STS13 = "STS/STS13-en-test/STS.{}.FNWN.txt"
 WRONG = [
     ("STS13", STS13.format("input"), 7, "no tab", r"STS.input.FNWN.txt:7 .* fields are too few"),
     ("STS13", STS13.format("gs"), 189, "4.2\n4.2", r"STS.gs.FNWN.txt: 193 lines, for the 192 pairs"),
-    ("STS13", STS13.format("gs"), 5, "nan", r"FNWN.txt:5 and .*the score is 'nan'"),
-    ("STS13", STS13.format("input"), 9, b"caf\xe9\tb", r"FNWN.txt: not UTF-8 .*0xe9"),
     ("STS13", STS13.format("gs"), 4, "5.5", r"FNWN: scored pair 4 has the score 5.5, outside 0 to 5"),
-    ("STS13", STS13.format("gs"), 4, "-1", r"FNWN: scored pair 4 has the score -1, outside 0 to 5"),
     ("STS13", STS13.format("gs"), 4, "", r"FNWN: 188 scored pairs, 189 published"),
     ("SICK-R/dev", "SICK/SICK_trial.txt", 3, "2\ta\tb\t0.5\tx", r"pair 2 has the score 0.5, outside 1 to 5"),
     ("MR", "MR/rt-polarity.neg", 8, "bad\nbad", r"rt-polarity.neg: 5332 rows, not the 5331 published"),
-    ("MR", "MR/rt-polarity.neg", 8, b"caf\xe9", r"rt-polarity.neg: not UTF-8 .*0xe9"),
-    ("SST2", "SST/binary/sentiment-dev", 2, "no label", r"sentiment-dev:2: 1 fields are too few"),
-    ("SST2", "SST/binary/sentiment-dev", 2, "a\t2", r"sentiment-dev:2: the label is '2'"),
-    ("TREC", "TREC/TREC_10.label", 500, "WHO:x Who ?", r"TREC_10.label:500: the label is 'WHO'"),
-    ("MRPC", "MRPC/msr_paraphrase_test.txt", 3, "1\t1\t2\ta", r"msr_paraphrase_test.txt:3: 4 fields"),
     ("RTE", "rte/dev.tsv", 2, "a\tb\tmaybe\t0", r"rte/dev.tsv:2: the label is 'maybe'"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("task", "file", "line", "text", "why"), WRONG)
-@pytest.mark.slow(but=4)
-def test_one_damaged_line_makes_a_task_wrong_and_is_named(tmp_path, task, file, line, text, why):
-    copy(tmp_path, file.rpartition("/")[0])
-    assert finding(tmp_path, task).verdict == "differs"
-    edited(tmp_path / file, line, text)
-    found = finding(tmp_path, task)
-    assert found.verdict == "wrong"
-    assert re.search(why, found.why) and "\n" not in found.why, found.why
+def test_one_damaged_line_makes_a_task_wrong_and_is_named(tmp_path):
+    """Damages that a reader names are in test_tasks.py."""
+    for i, (task, file, line, text, why) in enumerate(WRONG):
+        root = tmp_path / str(i)
+        copy(root, file.rpartition("/")[0])
+        assert finding(root, task).verdict == "differs"
+        edited(root / file, line, text)
+        found = finding(root, task)
+        assert found.verdict == "wrong"
+        assert re.search(why, found.why) and "\n" not in found.why, found.why
 
 
 @pytest.mark.parametrize(
     ("task", "files", "why"),
     [
         ("STS13", [STS13.format("input"), STS13.format("gs")], "FNWN: 0 scored pairs, 189 published"),
-        ("STS-B", ["STS/STSBenchmark/sts-test.csv"], "test: 0 scored pairs, 1,379 published"),
-        ("TREC", ["TREC/TREC_10.label"], "{}/TREC/TREC_10.label: 0 rows, not the 500"),
         ("RTE", ["rte/dev.tsv"], "{}/rte/dev.tsv: 0 rows, not the 277"),
     ],
 )
@@ -238,7 +229,9 @@ def test_the_table_has_a_row_a_task_and_the_last_remark_counts(tmp_path):
 
 @real
 @pytest.mark.slow
-def test_all_real_tasks_here_are_right():
-    found = [f for f in examined(DATA) if f.task not in doctor.ROWS]
+def test_all_real_tasks_here_are_right(tmp_path):
+    for name in ("senteval", "rte"):  # without the corpora, which take half a minute to count
+        (tmp_path / name).symlink_to(DATA / name)
+    found = [f for f in examined(tmp_path) if f.task not in doctor.ROWS]
     assert {f.task: f.why for f in found if f.verdict != "ok"} == {}
     assert len(found) == 19

@@ -210,10 +210,3 @@ def test_every_k_is_what_refitting_and_truncating_at_that_k_gives(planes, index)
             expected = naive_scores(pairs, lambda rows, y=y: naive_cosines(y, rows))
             assert got[task][:, k - 1] == pytest.approx(expected, abs=1e-8)
     assert got["average"] == pytest.approx((got["T0"] + got["T1"] + got["U"]) / 3)
-
-
-def test_what_does_not_fit_together_is_refused(planes, index):
-    n = planes.shape[1]
-    for study in (layers.pairs, layers.subsets):
-        with pytest.raises(ValueError, match=rf"planes of \(4, {n - 1}, 5\) are not"):
-            study(planes[:, :-1], index)

@@ -14,7 +14,6 @@ from whitenedcse.evaluation.statistics import (
     half_width,
     interval,
     of_difference,
-    of_mean,
     paired,
     quantile,
     resamples,
@@ -208,18 +207,6 @@ def test_seeds_have_a_mean_and_the_deviation_of_a_sample():
     assert statistics.over_seeds([75.1]) == (75.1, None, 1)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: resamples(0, 10, 0), "10 draws from 0 pairs"),
-        (lambda: resamples(10, 0, 0), "0 draws from 10 pairs"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 @pytest.mark.parametrize("n", [2, 3, 10])
 def test_one_source_is_the_t_test(n):
     a, b = np.random.default_rng(n).normal([[0.4], [0.0]], 1, (2, n))
@@ -274,10 +261,9 @@ def called_different(n, m, noise, shared, paired, sds=(0.3, 0.3), items=True):
     return 100 * hits / repeats
 
 
-@pytest.mark.parametrize("noise", [0.03, 0.3])
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("n", [2, 3, 5, 10])
-@pytest.mark.slow(but=4)
+@pytest.mark.parametrize(
+    ("n", "shared", "noise"), [(2, True, 0.03), (3, False, 0.3), (5, True, 0.3), (10, False, 0.03)]
+)
 def test_equal_systems_are_called_different_in_six_percent_at_most(n, shared, noise):
     rate = called_different(n, n, noise, shared, paired=True)
     assert rate <= 6
@@ -300,12 +286,3 @@ def test_seeds_alone_say_nothing_of_other_pairs():
 def test_quantiles_are_scipys(df):
     for share in (0.5, 0.025, 1e-60):
         assert quantile(share, df) == pytest.approx(stats.t.ppf(share, df), rel=1e-9)
-
-
-def test_what_has_no_variance_is_refused():
-    for call, message in (
-        (lambda: of_mean([1.0]), "1 values: a variance needs at least 2"),
-        (lambda: of_difference([1.0], [2.0], paired=False), "1 values"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()

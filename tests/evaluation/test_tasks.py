@@ -436,12 +436,3 @@ def test_what_is_not_found_says_what_there_is(data):
     with pytest.raises(FileNotFoundError, match="no task 'mine'"):
         subsets("mine")
     assert np.array_equal(subsets("STS-B")[0].gold, [0, 1, 2])
-
-
-def test_pairs_of_two_columns_are_refused(tmp_path):
-    (tmp_path / "p.csv").write_text("left,right,grade\na,b,1\nc,d,2\n")
-    with pytest.raises(
-        ValueError, match=r"p.csv:left:grade: scored pairs have three columns, as .*p.csv:SENT"
-    ):
-        subsets(f"{tmp_path}/p.csv:left:grade")
-    assert len(subsets(f"{tmp_path}/p.csv:left:right:grade")) == 1

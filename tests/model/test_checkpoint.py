@@ -2,14 +2,12 @@
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from encoders import SENTENCES, embedder_of
 from numpy.testing import assert_array_equal
-from safetensors import SafetensorError
 
 from whitenedcse import files
 from whitenedcse.model import checkpoint
@@ -40,47 +38,26 @@ def learn(embedder):
     return value(embedder)
 
 
-def killed_at(monkeypatch, number, step):
-    """The `number`-th call of that kind (renames of a directory, or removals) is the last."""
-    calls, real = [], getattr(*step)
-
-    def call(*arguments, **more):
-        calls.append(0)
-        if len(calls) == number:
-            raise Killed
-        return real(*arguments, **more)
-
-    monkeypatch.setattr(*step, call)
-
-
-RENAME, REMOVE = (Path, "rename"), (shutil, "rmtree")
-
-
-@pytest.mark.parametrize("name", ["run", "run/best"])
-@pytest.mark.parametrize(
-    ("step", "number", "wins"),
-    [(RENAME, 1, "old"), (RENAME, 2, "old"), (REMOVE, 2, "new")],
-    ids=["before the first rename", "between the renames", "before the old one is removed"],
-)
-def test_a_kill_while_it_is_replaced_loses_nothing(best, monkeypatch, tmp_path, name, step, number, wins):  # noqa: PLR0913
+def test_after_a_kill_between_two_renames_the_old_is_read_and_the_next_written(best, monkeypatch, tmp_path):
+    """Any other moment of it is in tests/test_files.py."""
     directory, embedder, old = best
-    new = learn(embedder)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        killed_at(patch, number, step)
-        checkpoint.save(embedder, directory)
-    assert value(Embedder.load(tmp_path / name)) == pytest.approx({"old": old, "new": new}[wins])
-
-
-@pytest.mark.parametrize(("step", "number"), [(RENAME, 1), (RENAME, 2), (REMOVE, 2)])
-def test_and_the_next_one_is_written_as_ever(best, monkeypatch, step, number):
-    directory, embedder, _ = best
     learn(embedder)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        killed_at(patch, number, step)
-        checkpoint.save(embedder, directory)
-    last = learn(embedder)
+    renames, rename = [], Path.rename
+
+    def second_is_the_last(path, target):
+        renames.append(target)
+        if len(renames) == 2:
+            raise Killed
+        return rename(path, target)
+
+    for name in ("run", "run/best"):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            renames.clear()
+            patch.setattr(Path, "rename", second_is_the_last)
+            checkpoint.save(embedder, directory)
+        assert value(Embedder.load(tmp_path / name)) == old
     checkpoint.save(embedder, directory)
-    assert value(Embedder.load(directory)) == pytest.approx(last)
+    assert value(Embedder.load(directory)) == pytest.approx(value(embedder)) != old
     assert os.listdir(directory.parent) == ["best"]
 
 
@@ -92,41 +69,6 @@ def test_reading_removes_nothing_of_the_users(best):
     Embedder.load(directory)
     Embedder.load(directory.parent)
     assert (mine / "mine").exists()
-
-
-def test_all_of_it_is_on_the_disk_before_it_has_its_name(best, monkeypatch):
-    directory, embedder, _ = best
-    told, sync, rename = [], os.fsync, Path.rename
-
-    def fsync(handle):
-        told.append(os.readlink(f"/proc/self/fd/{handle}"))
-        sync(handle)
-
-    def renamed(path, target):
-        told.append(f"{path} -> {Path(target).name}")
-        return rename(path, target)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(Path, "rename", renamed)
-    checkpoint.save(embedder, directory)
-    new = str(files.draft_of(directory))
-    first = told.index(f"{directory} -> .best.old")
-    inside = {str(path).replace(str(directory), new) for path in directory.rglob("*")}
-    assert inside | {new} <= set(told[:first])
-    assert told[first:] == [f"{directory} -> .best.old", f"{new} -> best", str(directory.parent)]
-
-
-def test_a_full_disk_leaves_the_old_one(best, monkeypatch):
-    directory, embedder, old = best
-    learn(embedder)
-
-    def full(*_):
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(OSError, match=rf"No space left on device: '{directory}'$"):
-        checkpoint.save(embedder, directory)
-    assert value(Embedder.load(directory)) == old
 
 
 def exchanged(directory):

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from whitenedcse.report import charts, figures
-from whitenedcse.report.figures import Said, component_curves, heat_map, subset_curve, write_csv
+from whitenedcse.report import figures
+from whitenedcse.report.figures import Said, component_curves, heat_map, subset_curve
 
 
 def pair_records(size=4):
@@ -92,35 +91,3 @@ def test_each_panel_marks_the_best_k_of_all_its_curves(tmp_path, words):
         )
         assert task in text and f"{value:.2f} at k = {k}" in text and name in text
     assert "broken" not in text and {"whitening (nli)", "whitening (target)"} <= set(text)
-
-
-@pytest.mark.parametrize("name", DRAWN)
-def test_a_picture_names_encoder_pooling_and_aggregation(tmp_path, words, name):
-    text = " ".join(words(DRAWN[name], tmp_path / "x"))
-    assert (
-        SAID.line
-        == "bert-base-uncased, pooling mean in each layer, aggregation all: all pairs of a task together"
-    )
-    assert SAID.line in text
-
-
-def test_nothing_to_draw_or_write_is_said(tmp_path):
-    with pytest.raises(ValueError, match="no average 'mean' of vectors as they are is defined"):
-        heat_map(pair_records(), SAID._replace(mean="mean"), tmp_path / "x")
-    with pytest.raises(ValueError, match="no set of layers"):
-        subset_curve([], SAID, tmp_path / "x")
-    with pytest.raises(ValueError, match="no task has a score"):
-        component_curves({"x": {"a": np.full(4, np.nan)}}, SAID, tmp_path / "x")
-    with pytest.raises(ValueError, match=r"x\.csv: no records"):
-        write_csv(tmp_path / "x.csv", [])
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("values", [[72.2, 74.8], [0.0, 0.0], [3.0]])
-def test_an_axis_from_zero_holds_its_highest_point_and_steps_are_whole_numbers(values):
-    ax = Figure(figsize=(4.6, 3.1)).subplots()
-    ax.plot(range(10, 10 + len(values)), values)
-    charts.over_steps(ax, "effective rank", zero=True)
-    low, high = ax.get_ylim()
-    assert low == 0 and high >= 1.04 * max(values) and high > 0
-    assert all(tick == round(tick) for tick in ax.get_xticks())

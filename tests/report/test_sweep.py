@@ -139,21 +139,6 @@ def test_tests_of_the_same_name_with_other_content_are_not_compared(tmp_path):
     assert "not all runs have scores of the same tests: averages differ by these" in notes
 
 
-@pytest.mark.parametrize("tests", [True, False])
-def test_tables_and_pictures_say_which_aggregation_they_show(tmp_path, tests):
-    folder = swept(tmp_path / "s", tests)
-    grid, *others = table([folder])
-    last = others[-2 if tests else -1]
-    gathered = sweep.gathered(sweep.runs([folder]))
-    said = [note for note in grid.notes if "Spearman" in note]
-    assert said[0] == "dev: Spearman before training and at best, all: all pairs of a task together"
-    assert said[1:] == ["tests: Spearman, all: all pairs of a task together"] * tests
-    assert last.title == ("tests by task (all), x 100" if tests else "dev embeddings at the best checkpoint")
-    name = "test average (all)" if tests else "dev best (all)"
-    assert compare.main_score(gathered)[0] == name
-    assert any(note.startswith(f"difference of the {name} from") for note in grid.notes)
-
-
 def test_an_undefined_score_has_its_reason_once(tmp_path):
     for seed in (1, 2):
         file = trained(tmp_path / str(seed), seed, average=50.0) / "scores.json"
@@ -358,10 +343,7 @@ def labels(tmp_path):
 
 def test_a_label_is_what_differs_between_command_lines_without_the_seed(labels):
     lines = [
-        (
-            f"+system={name} optim.lr={lr} hydra/x=y",
-            {"views": lr, "head__whitening__eps": i // 2},
-        )
+        (f"+system={name} optim.lr={lr} hydra/x=y", {"views": lr, "head__whitening__eps": i // 2})
         for i, (name, lr) in enumerate(itertools.product(("sgw", "zca"), (1, 2)))
     ]
     wanted = ["sgw, optim.lr=1", "sgw, optim.lr=2", "zca, optim.lr=1", "zca, optim.lr=2"]

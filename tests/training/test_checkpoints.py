@@ -1,6 +1,5 @@
 """A checkpoint is whole or absent, its name says what it holds, and a damaged one is skipped."""
 
-import errno
 import hashlib
 import re
 
@@ -108,43 +107,6 @@ def test_a_damaged_one_does_not_use_up_a_place_once_the_run_resumes(folder):
         FILES.save_checkpoint(content(step), folder)
     assert steps(folder) == [10, 11]  # two to fall back on, not one beside the damaged one of step 12
     assert found(folder) == (11, [])
-
-
-class FullDisk:
-    """A stream of a disk with `left` bytes to spare."""
-
-    def __init__(self, stream, left):
-        self.stream, self.left = stream, left
-
-    def __getattr__(self, name):
-        return getattr(self.stream, name)
-
-    def write(self, data):
-        self.left -= len(data)
-        if self.left < 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return self.stream.write(data)
-
-
-@pytest.mark.parametrize("left", [0, 1000, 15_000])
-def test_a_full_disk_is_one_line_and_the_earlier_ones_stay(folder, monkeypatch, left):
-    before = {path: path.read_bytes() for path in folder.iterdir()}
-    save = torch.save
-    monkeypatch.setattr(torch, "save", lambda value, stream: save(value, FullDisk(stream, left)))
-    with pytest.raises(OSError, match=rf"No space left on device: '{folder}/draft'$") as e:
-        FILES.save_checkpoint(content(15), folder)
-    assert "\n" not in str(e.value)
-    assert {path: path.read_bytes() for path in folder.iterdir()} == before
-
-
-def test_an_error_that_is_no_full_disk_keeps_its_name(folder, monkeypatch):
-    def broken(value, stream):
-        raise RuntimeError("the device is gone")
-
-    monkeypatch.setattr(torch, "save", broken)
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        FILES.save_checkpoint(content(15), folder)
-    assert steps(folder) == [9, 12] and len(list(folder.iterdir())) == 2
 
 
 @pytest.mark.parametrize("draft", ["draft", ".draft.host-1.new"])

@@ -96,19 +96,11 @@ def test_the_own_pooling_and_prompt_of_an_encoder_that_are_not_trained_are_said(
 
 
 WEIGHTS = Final(weight=torch.eye(16), bias=torch.zeros(16), unit=True, provenance={})
-UNIT = Final(weight=None, bias=None, unit=True, provenance={})
 
 
 @pytest.mark.parametrize(
     ("final", "layout", "said"),
-    [
-        (WEIGHTS, "theirs", "linear, unit length"),
-        (WEIGHTS, "ours", "linear, unit length"),
-        (UNIT, "theirs", "unit length"),
-        (UNIT, "ours", "unit length"),
-        (None, "theirs", ""),
-        (None, "ours", ""),
-    ],
+    [(WEIGHTS, "theirs", "linear, unit length"), (WEIGHTS, "ours", "linear, unit length"), (None, "ours", "")],
 )
 @pytest.mark.slow(but=1)
 def test_the_own_limit_of_an_encoder_is_kept_and_steps_after_its_pooling_are_said_to_be_left_out(

@@ -199,9 +199,9 @@ def mean_distance(x):
     return np.mean([np.linalg.norm(x[i, n] - x[j, n]) for i, j in pairs for n in range(x.shape[1])])
 
 
-@pytest.mark.parametrize("position", ["before", "after", "both"])
-@pytest.mark.parametrize(("passes", "negatives"), [(3, False), (2, True), (1, True), (1, False)])
-@pytest.mark.slow(but=3)
+@pytest.mark.parametrize(
+    ("position", "passes", "negatives"), [("before", 3, False), ("after", 2, True), ("both", 1, True)]
+)
 def test_diversity_is_that_of_the_steps_positives(bert, tmp_path, position, passes, negatives):
     module = module_of(bert)
     module.embedder.head = ProjectionHead(width=16, whitening=whitening(), dense=True, position=position)

@@ -104,8 +104,9 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("kind", ["cls", "mean", "max"])
+@pytest.mark.parametrize(
+    ("kind", "head"), [("cls", "pairs"), ("mean", "groups"), ("max", "zca"), ("cls", "dense")]
+)
 @pytest.mark.slow(but=1)
 def test_a_step_between_two_logged_ones_waits_for_nothing(kind, head, bert, tmp_path, monkeypatch):
     monkeypatch.setattr(
