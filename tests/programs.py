@@ -2,7 +2,7 @@
 
 One server imports the large packages and forks for each start, and for each rank that one starts; a fork
 has the environment, the directory and the output of a program of its own. What happens while Python starts is
-tried in new interpreters: tests/test_threads.py, test_wheel.py, test_resume.py and test_place.py.
+tried in new interpreters: tests/test_threads.py, test_wheel.py and test_place.py.
 """
 
 import atexit
@@ -175,8 +175,6 @@ def prepare():
     from whitenedcse.model import scratch
 
     remembered.begin()
-    with suppress(ImportError):
-        remembered.operators()
     scratch.small_bert()  # the quick start's tokenizer takes a second
     get_checkpoint_conversion_mapping("bert")
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):

@@ -134,6 +134,25 @@ def commands(text):
                 words = words[end + 1 :]
 
 
+def smaller(words):
+    """The words of a command whose work is small."""
+    small = {"256": "8", "k=256": "k=8", "loss.dims=[64,128,256]": "loss.dims=[4,8]"}  # the encoders have 16
+    # tests/test_sweeps.py has two jobs at a time
+    small |= {"seed=1,2": "seed=1", "hydra.launcher.n_jobs=2": "hydra.launcher.n_jobs=1"}
+    words = [small.get(word, word.replace("k=256", "k=8")) for word in words]
+    words += ["k=8"] if "protocol=bert_whitening" in words else []
+    if "--processes" in words:  # tests/serving/test_encode.py has several
+        at = words.index("--processes")
+        words = words[:at] + words[at + 2 :]
+    alone = "hydra/launcher=joblib" in words and not any("n_jobs" in word for word in words)
+    words += ["hydra.launcher.n_jobs=1"] * alone  # in this process, whose tasks have few rows
+    if "train.py" in words:  # the quick start's own encoder can be small
+        own = not any(word.startswith(("+experiment", "encoder")) for word in words)
+        words += FEW + (["encoder.width=16", "encoder.heads=2"] if own else [])
+        words += ["data.batch_tokens=512", "optim.warmup_steps=1"] if "+experiment=pretrain" in words else []
+    return words
+
+
 def run(words, home):
     """Exit code and what was printed."""
     environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -141,18 +160,8 @@ def run(words, home):
     while re.match(r"[A-Z_]+=", words[0]):
         name, _, value = words.pop(0).partition("=")
         environment[name] = value
-    small = {"256": "8", "k=256": "k=8", "loss.dims=[64,128,256]": "loss.dims=[4,8]"}  # the encoders have 16
-    # tests/test_sweeps.py has two jobs at a time
-    small |= {"seed=1,2": "seed=1", "hydra.launcher.n_jobs=2": "hydra.launcher.n_jobs=1"}
-    words = [small.get(word, word.replace("k=256", "k=8")) for word in words]
-    words += ["k=8"] if "protocol=bert_whitening" in words else []
-    alone = "hydra/launcher=joblib" in words and not any("n_jobs" in word for word in words)
-    words += ["hydra.launcher.n_jobs=1"] * alone  # in this process, whose tasks have few rows
+    words = smaller(words)
     scripts = [i for i, word in enumerate(words) if word in ("train.py", "evaluate.py")]
-    if "train.py" in words:  # the quick start's own encoder can be small
-        own = not any(word.startswith(("+experiment", "encoder")) for word in words)
-        words += FEW + (["encoder.width=16", "encoder.heads=2"] if own else [])
-        words += ["data.batch_tokens=512", "optim.warmup_steps=1"] if "+experiment=pretrain" in words else []
     if words[0] == "python" and scripts == [1] or words[0] == "whitenedcse":
         words = words[1:] if words[0] == "python" else words
         done = started(*words, cwd=home, prepared="programs:few_rows", **environment)

@@ -11,7 +11,7 @@ from test_resume import last_step, outcome
 from test_scripts import ROOT, TINY
 
 pytestmark = pytest.mark.slow
-RUN = [*TINY, "data.sample=512", "monitor.every=40", "trainer.max_epochs=8", "checkpoint_every=0"]  # 64 steps
+RUN = [*TINY, "data.sample=512", "monitor.every=40", "trainer.max_epochs=5", "checkpoint_every=0"]  # 40 steps
 
 
 def ip(*words):
@@ -101,11 +101,6 @@ def test_two_machines_make_one_run_which_survives_a_lost_machine_and_a_lost_rank
         os.kill(lost, signal.SIGKILL)
     assert pair[0].wait(60) != 0  # the other one does not wait for ever
     assert not (run / "scores.json").exists()
-
-    alone = started("train.py", *RUN, "run=two", cwd=tmp_path)
-    assert alone.returncode == 2
-    assert f"{run} holds another run: processes=1 (it began with 2)" in alone.stderr
-    assert "; or, to resume it anyway, add --force" in alone.stderr
 
     reached = last_step(run / "checkpoints")
     (tmp_path / "elsewhere").mkdir()  # machines without a common disk are refused

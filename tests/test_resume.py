@@ -4,11 +4,8 @@ import csv
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import programs
@@ -285,17 +282,13 @@ def home(tmp_path_factory):
 
 
 @contextmanager
-def started(home, *command, anew=False, **environment):
+def started(home, *command, **environment):
     """A process of a script, ended in any case; its words go to `home`/said."""
     own = {"ASKED": home / "asked", "PATH": f"{home / 'bin'}:{os.environ['PATH']}"} | environment
     env = programs.surroundings(home, {name: str(value) for name, value in own.items()})
     said = home / "said"
     said.unlink(missing_ok=True)
-    if anew:
-        with said.open("w") as out:
-            process = subprocess.Popen([sys.executable, *command], cwd=home, env=env, stdout=out, stderr=out)
-    else:
-        process = programs.Forked(programs.server(), command, str(home), env, [str(said)] * 2)
+    process = programs.Forked(programs.server(), command, str(home), env, [str(said)] * 2)
     try:
         yield process
     finally:
@@ -311,12 +304,12 @@ def finished(home, *command, **environment):
 
 
 @contextmanager
-def amid(home, name, *arguments, anew=False, **environment):
-    """A run as soon as this life of it has written a checkpoint; in a new interpreter, where said."""
+def amid(home, name, *arguments, **environment):
+    """A run as soon as this life of it has written a checkpoint."""
     folder = home / "outputs" / name / "checkpoints"
     before = last_step(folder)
     words = [str(ROOT / "train.py"), *RUN, *arguments, f"run={name}"]
-    with started(home, *words, anew=anew, **environment) as process:
+    with started(home, *words, **environment) as process:
         until(lambda: last_step(folder) > before or process.poll() is not None, 600)
         assert process.poll() is None, (home / "said").read_text()
         yield process
@@ -382,26 +375,16 @@ def test_a_run_that_is_killed_stopped_and_forced_on_ends_with_the_bits_of_one_th
     assert len(again) == 4 and all(once["command"].startswith("python train.py ") for once in again)
 
 
-def ranks_of(pid):
-    """The processes that one started."""
-    stats = [path.read_text() for path in Path("/proc").glob("[0-9]*/stat") if alive(path.parent.name)]
-    return [int(stat.split()[0]) for stat in stats if int(stat.rpartition(")")[2].split()[1]) == pid]
-
-
 @pytest.mark.slow
-def test_so_does_a_run_of_two_processes_and_none_of_them_is_left_running(home):
+def test_so_does_a_run_of_two_processes_of_which_one_is_killed(home):
+    """That ranks end with their agent is in tests/test_place.py."""
     torchrun = ["torchrun", "--standalone", "--nproc-per-node", "2"]
-    two = "data.sample=512"  # 8 steps an epoch
-    finished(home, *torchrun, str(ROOT / "train.py"), *RUN, two)
+    two = ["data.sample=512", "trainer.max_epochs=5", "monitor.every=20"]  # 40 steps
+    finished(home, *torchrun, str(ROOT / "train.py"), *RUN, *two)
     (whole,) = set((home / "outputs").glob("quickstart-*"))  # both ranks agreed on a name
+    assert (home / "said").read_text().count("best checkpoint: ") == 1  # the first alone speaks
 
-    with amid(home, "two", two, "trainer.devices=2", anew=True) as front:
-        both = ranks_of(front.pid)
-        assert len(both) == 2
-        front.kill()
-        until(lambda: not any(map(alive, both)), 5)
-
-    with amid(home, "two", two, "trainer.devices=2", RANKS=home / "ranks") as front:
+    with amid(home, "two", *two, "trainer.devices=2", RANKS=home / "ranks") as front:
         both = list(map(int, (home / "ranks").read_text().split()))
         second = both[1]
         os.kill(second, signal.SIGKILL)
@@ -413,7 +396,7 @@ def test_so_does_a_run_of_two_processes_and_none_of_them_is_left_running(home):
         " the same command with run=two resumes"
     ]
 
-    finished(home, str(ROOT / "train.py"), *RUN, two, "trainer.devices=2", "run=two")
+    finished(home, str(ROOT / "train.py"), *RUN, *two, "trainer.devices=2", "run=two")
     assert outcome(home / "outputs" / "two") == outcome(whole)
 
 

@@ -63,13 +63,13 @@ def test_every_rank_of_a_job_has_its_configuration(tmp_path):
 @pytest.mark.slow
 def test_a_search_maximises_the_dev_score_and_resumes(tmp_path):
     arguments = ["-m", *SMALL, "+sweep=search", "run=search"]
-    first = started("train.py", *arguments, "hydra.sweeper.n_trials=2", cwd=tmp_path)
+    first = started("train.py", *arguments, "hydra.sweeper.n_trials=1", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
-    more = started("train.py", *arguments, "hydra.sweeper.n_trials=3", cwd=tmp_path)
+    more = started("train.py", *arguments, "hydra.sweeper.n_trials=2", cwd=tmp_path)
     assert more.returncode == 0, more.stderr
-    assert more.stdout.count("is finished and not changed") == 2
+    assert more.stdout.count("is finished and not changed") == 1
     best = [json.loads((job / "scores.json").read_text())["dev"]["best"] for job in jobs(tmp_path, "search")]
-    assert len(best) == 3
+    assert len(best) == 2
     said = (tmp_path / "outputs" / "search" / "optimization_results.yaml").read_text()
     assert f"best_value: {max(best)}" in said
 

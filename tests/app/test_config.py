@@ -1,8 +1,6 @@
 """The composed configuration against the signatures that it builds, and what a mistake is answered with."""
 
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,12 +9,12 @@ from typing import Any, Literal
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from programs import started
 
 from whitenedcse.app import config
 from whitenedcse.app.config import CONF, CURES, check_keys, check_words, fits, message, nearest
 from whitenedcse.run import flat
 
-ROOT = Path(__file__).parents[2]
 LOSS = {"_target_": "whitenedcse.training.loss.ContrastiveLoss", "form": "l1", "temperature": 0.05}
 
 
@@ -223,20 +221,16 @@ def test_a_sweep_is_refused_before_its_first_job(tmp_path):
         "-m views=2,3 loss.temperature=1,-1": "job 2 of 4 (views=2 loss.temperature=-1): loss.temperature=-1",
         "-m +system=simcse,smcse": "job 2 of 2 (+system=smcse): Could not find 'system/smcse'",
     }.items():
-        done = subprocess.run(
-            [sys.executable, ROOT / "train.py", *words.split()],
-            capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"HYDRA_FULL_ERROR": "0"},
-        )  # fmt: skip
+        done = started("train.py", *words.split(), cwd=tmp_path)
         assert done.returncode == 2 and done.stderr.startswith(f"error: {said}"), done.stderr
         assert done.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
-def test_help_lists_what_there_is_and_the_settings_as_these_words_make_them():
+def test_help_lists_what_there_is_and_the_settings_as_these_words_make_them(tmp_path):
     """By Hydra, whose template is in conf/."""
     whole = ("experiment", "system", "sweep")
     for script, word, groups in (("train", "seed=7", whole), ("evaluate", "draws=7", ())):
-        words = [sys.executable, ROOT / f"{script}.py", "--help", word]
-        page = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        page = started(f"{script}.py", "--help", word, cwd=tmp_path).stdout
         listed = [*config.groups(script), *(stem for group in groups for stem in config.stems(group))]
         assert [name for name in listed if not re.search(rf"^  {name} ", page, re.M)] == []
         assert f"\n{word.replace('=', ': ')}\n" in page

@@ -153,16 +153,30 @@ except BaseException as error:
 """
 
 
-@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_rank_that_fails_says_why_once_and_ends_the_others(launched, capfd, first):
+@pytest.mark.slow
+def test_a_rank_that_fails_says_why_once_and_ends_the_others(launched, capfd):
     """The other one learns of it by an error of its own, or says the same of its own accord."""
-    same = "errors = [ValueError('the ' + 'cause')] * 2"
-    for code, status in ((f"errors[{first}] = TypeError('the ' + 'cause')", 1), (same, 2)):
+    first, second = (f"errors[{rank}] = TypeError('the ' + 'cause')" for rank in (0, 1))
+    for code, status in ((first, 1), (second, 1), ("errors = [ValueError('the ' + 'cause')] * 2", 2)):
         began = time.monotonic()
         assert launched(FAILING.replace("CODE", code)) == status and time.monotonic() - began < 60
         said = capfd.readouterr().err
         assert said.count("the cause") == 1 and "a consequence" not in said
         assert ("Traceback" in said) == (status == 1)
+
+
+def test_a_rank_ends_with_its_agent(monkeypatch, capsys):
+    """How it does is in tests/test_place.py."""
+    called = []
+    monkeypatch.setattr(start, "has_agent", lambda: True)
+    monkeypatch.setattr(start, "end_with_parent", lambda: called.append(1))
+    monkeypatch.setattr(sys, "argv", ["train.py", "--help"])
+
+    def train():
+        pass
+
+    start.start(train)
+    assert called == [1] and "Settings" in capsys.readouterr().out
 
 
 @pytest.mark.slow

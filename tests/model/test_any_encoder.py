@@ -160,7 +160,7 @@ def test_it_trains_and_its_checkpoint_and_exports_say_the_same_everywhere(encode
     assert_allclose(again.encode(SENTENCES), wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind != "xlm-roberta"])  # as RoBERTa's
+@pytest.mark.parametrize("kind", ["mpnet", "deberta-v2", "modernbert"])  # the others' layers are BERT's
 @pytest.mark.parametrize("layers", [1])  # which takes less time to trace
 @pytest.mark.slow
 def test_its_graph_says_the_same(encoder, tmp_path):

@@ -9,7 +9,6 @@ import torch
 from encoders import SENTENCES, embedder_of
 from numpy.testing import assert_array_equal
 
-from whitenedcse import files
 from whitenedcse.model import checkpoint
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.model.encoder import pretrained

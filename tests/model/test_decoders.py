@@ -80,24 +80,6 @@ def test_by_default_a_decoder_is_pooled_by_its_last_token(saved):
         Embedder.load(str(saved), Pooling(kind="cls", layers=[-1]))
 
 
-@pytest.mark.parametrize(
-    ("script", "arguments", "message"),
-    [
-        ("train", ["pooling=cls"], "use pooling=last or pooling=mean"),
-        ("train", ["mlm.weight=0.1"], "mlm.weight=0.1, but this encoder's tokenizer has no mask token"),
-        ("evaluate", ["pooling=cls", "tasks=quickstart"], "use pooling=last or pooling=mean"),
-    ],
-)
-@pytest.mark.slow(but=1)
-def test_what_says_nothing_of_a_decoder_is_one_line(saved, refusal, script, arguments, message):
-    which = {
-        "train": ["encoder=pretrained", f"encoder.path={saved}", "data.sample=64", "trainer.devices=1"],
-        "evaluate": [f"model={saved}"],
-    }
-    line = refusal(script, *which[script], *arguments)
-    assert message in line and line.startswith("error: ") and "\n" not in line
-
-
 @pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize("layers", [[-1], [1, -1]])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -126,15 +108,6 @@ def test_a_checkpoint_says_the_same_in_three_libraries(kind, layers, ends, tmp_p
 def test_an_export_gives_the_vectors_of_its_source(kind, to, tmp_path):
     embedder = embedder_with(kind, ends=False, layers=[1, -1])
     assert export(embedder, tmp_path / "out", to)["difference"] < 1e-5
-
-
-@pytest.mark.slow
-def test_a_graph_gives_the_vectors_of_its_source(tmp_path):
-    """Of two layers; a graph of a decoder with rotary positions: of a trained one, below."""
-    pytest.importorskip("onnxruntime")
-    embedder = embedder_with("gpt2", ends=False, layers=[1, -1])
-    assert export(embedder, tmp_path / "out", "onnx")["difference"] < 1e-5
-    assert_allclose(by_onnxruntime(tmp_path / "out", SENTENCES), embedder.encode(SENTENCES), atol=1e-5)
 
 
 @pytest.mark.parametrize("many", [0, 2000])  # by the tokenizer itself, and by a memory of words

@@ -1,14 +1,14 @@
 """Low-rank adapters: peft's own forward and gradient, alone in training, and merged in whatever is saved."""
 
-import subprocess
 import sys
 from functools import partial
+from itertools import product
 
 import programs
 import pytest
 import torch
 import torch.distributed as dist
-from encoders import ROOT, SENTENCES, architecture, embedder_of
+from encoders import SENTENCES, architecture, embedder_of
 from model.test_packed import RELATIVES, batch, gradients, transformers_own
 from model.test_packed import backbone as packable
 from test_distributed import (
@@ -51,12 +51,10 @@ def adapted(model, **settings):
     return learnt(model)
 
 
-@pytest.mark.parametrize("modules", [None, ["query", "value"], ["intermediate.dense"]])
 @pytest.mark.parametrize("kind", RELATIVES)
-@pytest.mark.slow(but=4)
-def test_packed_batches_are_pefts_own_forward_and_gradient(kind, modules):
-    model, rows = adapted(packable(kind).train(), modules=modules, alpha=3.0), batch()
-    for first in (False, True):
+def test_packed_batches_are_pefts_own_forward_and_gradient(kind):
+    for modules, first in product((None, ["query", "value"], ["intermediate.dense"]), (False, True)):
+        model, rows = adapted(packable(kind).train(), modules=modules, alpha=3.0), batch()
         ours = packed.hidden(model, rows, [1, 3], first=first)
         own = gradients(model, ours)
         theirs = transformers_own(model, rows, [1, 3], first)
@@ -177,14 +175,11 @@ def test_an_export_from_memory_is_merged_and_verified(to, bert, tmp_path):
     assert "lora" not in str(AutoModel.from_pretrained(tmp_path / "out"))
 
 
-@pytest.mark.slow
-def test_a_saved_embedder_is_read_without_peft(bert, tmp_path):
+def test_a_saved_embedder_is_read_without_peft(bert, tmp_path, monkeypatch):
     bert = Encoder(bert.backbone, bert.tokenizer, lora=LoRA(r=2))
     learnt(embedder_of(bert)).save(tmp_path / "best")
-    code = "import sys; sys.modules['peft'] = None\nfrom whitenedcse import Embedder\n"
-    code += f"print(Embedder.load({str(tmp_path / 'best')!r}).encode(['the cat']).shape)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout == "(1, 16)\n", done.stderr
+    monkeypatch.setitem(sys.modules, "peft", None)
+    assert Embedder.load(tmp_path / "best").encode(["the cat"]).shape == (1, 16)
 
 
 def test_without_peft_the_error_names_the_command(bert, monkeypatch):
@@ -197,15 +192,12 @@ def test_without_peft_the_error_names_the_command(bert, monkeypatch):
     ("settings", "words"),
     [
         ({"r": -1}, "encoder.lora.r=-1 must be 0"),
-        ({"alpha": 0.0}, "encoder.lora.alpha=0.0 must be finite and above 0"),
         ({"dropout": 1.0}, r"encoder.lora.dropout=1.0 must be in \[0, 1\)"),
         ({"modules": []}, r"encoder.lora.modules=\[\] must be null or names"),
         (
             {"modules": ["query", "valve"]},
             "no linear layer 'valve'; this encoder has dense, key, query, value",
         ),
-        ({"modules": ["pooler.dense"]}, "no linear layer 'pooler.dense'"),
-        ({"modules": ["word_embeddings"]}, "no linear layer 'word_embeddings'"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, words, bert):

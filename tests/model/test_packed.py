@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import product
 
 import pytest
 import torch
@@ -100,24 +101,26 @@ def test_the_batch_is_not_in_an_order_that_hides_a_slip():
     assert not torch.equal(lengths, lengths.sort().values) and len(lengths.unique()) > 3
 
 
-@pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize("layers", [[3], [0], [1, 3], [3, 0, 2], [2]])
-@pytest.mark.parametrize("name", BATCHES)
+LAYERS = ([3], [0], [1, 3], [3, 0, 2], [2])
+STATES = [(name, [1, 3]) for name in BATCHES] + [("mixed", layers) for layers in LAYERS]
+
+
 @pytest.mark.parametrize("kind", RELATIVES)
-@pytest.mark.slow(but=20)
-def test_states_and_gradient_are_those_of_transformers(kind, name, layers, first):
-    model, rows = backbone(kind).train(), batch(name)
-    ours = packed.hidden(model, rows, layers, first=first)
-    own = gradients(model, ours)
-    theirs = transformers_own(model, rows, layers, first)
-    assert_close(ours, theirs, atol=1e-12, rtol=1e-12)
-    expected = gradients(model, theirs)
-    assert len(expected) >= len(own) > 0
-    for weight, value in expected.items():
-        if weight in own:
-            assert_close(own[weight], value, atol=1e-11, rtol=1e-10, msg=weight)
-        else:  # of a layer above, which is not computed here
-            assert not value.any(), weight
+def test_states_and_gradient_are_those_of_transformers(kind):
+    model = backbone(kind).train()
+    for (name, layers), first in product(STATES, (False, True)):
+        rows = batch(name)
+        ours = packed.hidden(model, rows, layers, first=first)
+        own = gradients(model, ours)
+        theirs = transformers_own(model, rows, layers, first)
+        assert_close(ours, theirs, atol=1e-12, rtol=1e-12)
+        expected = gradients(model, theirs)
+        assert len(expected) >= len(own) > 0
+        for weight, value in expected.items():
+            if weight in own:
+                assert_close(own[weight], value, atol=1e-11, rtol=1e-10, msg=weight)
+            else:  # of a layer above, which is not computed here
+                assert not value.any(), weight
 
 
 @pytest.mark.parametrize("onednn", [False, True])
@@ -324,7 +327,5 @@ def test_no_two_layers_and_no_two_places_of_a_layer_drop_the_same(monkeypatch):
 def test_onednn_keeps_few_shapes_unless_told_otherwise():
     names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
     code = f"import os, whitenedcse.model.packed; print([os.environ[name] for name in {names}])"
-    clean = {name: value for name, value in os.environ.items() if name not in names}
-    for given, wanted in (({}, ["128", "128"]), ({names[1]: "7"}, ["128", "7"])):
-        said = subprocess.check_output([sys.executable, "-c", code], env=clean | given, text=True)
-        assert said.strip() == str(wanted)
+    env = {name: value for name, value in os.environ.items() if name not in names} | {names[1]: "7"}
+    assert subprocess.check_output([sys.executable, "-c", code], env=env, text=True) == "['128', '7']\n"

@@ -3,13 +3,14 @@
 import http.client
 import json
 import re
-import subprocess
+import signal
 import sys
 
 import numpy as np
 import pytest
 from encoders import SENTENCES
 from numpy.testing import assert_allclose
+from programs import Forked, server, surroundings, until
 
 from whitenedcse.app import cli
 from whitenedcse.serving.fit import scaled
@@ -73,20 +74,22 @@ def test_what_cannot_be_shown_is_one_line(demo, source, tmp_path, capsys, monkey
 @pytest.mark.slow
 def test_the_command_answers_its_own_page_and_no_other_site(demo, source, tmp_path):
     (tmp_path / "x.txt").write_text("\n".join(TEXTS))
-    command = [sys.executable, "-um", "whitenedcse.app.cli", "demo", source, str(tmp_path / "x.txt")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        try:
-            line = next(line for line in process.stdout if "page: " in line)
-            host = re.search(r"127\.0\.0\.1:\d+", line)[0]
-            asked = {"data": ["a cat", "a dog", 4]}
-            for origin in (None, f"http://{host}", "http://evil.example"):
-                for path, body in (("/config", None), ("/gradio_api/call/similarity", json.dumps(asked))):
-                    link = http.client.HTTPConnection(host, timeout=30)
-                    content = {"Content-Type": "application/json", **({"Origin": origin} if origin else {})}
-                    link.request("POST" if body else "GET", path, body, content)
-                    answer = link.getresponse()
-                    shared = answer.headers.get("Access-Control-Allow-Origin")
-                    evil = origin == "http://evil.example"  # whose page may not read the answer
-                    assert answer.status == 200 and not (evil and shared in ("*", origin))
-        finally:
-            process.terminate()
+    (said := tmp_path / "said").touch()
+    command = ["whitenedcse", "demo", source, str(tmp_path / "x.txt")]
+    process = Forked(server(), command, str(tmp_path), surroundings(tmp_path, {}), [str(said)] * 2)
+    try:
+        until(lambda: "page: " in said.read_text() or process.poll() is not None, 120)
+        host = re.search(r"127\.0\.0\.1:\d+", said.read_text())[0]
+        asked = {"data": ["a cat", "a dog", 4]}
+        for origin in (None, f"http://{host}", "http://evil.example"):
+            for path, body in (("/config", None), ("/gradio_api/call/similarity", json.dumps(asked))):
+                link = http.client.HTTPConnection(host, timeout=30)
+                content = {"Content-Type": "application/json", **({"Origin": origin} if origin else {})}
+                link.request("POST" if body else "GET", path, body, content)
+                answer = link.getresponse()
+                shared = answer.headers.get("Access-Control-Allow-Origin")
+                evil = origin == "http://evil.example"  # whose page may not read the answer
+                assert answer.status == 200 and not (evil and shared in ("*", origin))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)

@@ -13,6 +13,7 @@ import torch
 from encoders import SENTENCES
 from numpy.testing import assert_allclose
 from programs import started, started_anew
+from torch import multiprocessing
 
 from whitenedcse import distributed
 from whitenedcse.app import cli
@@ -196,25 +197,27 @@ def test_however_processes_are_started_the_bytes_are_the_same(job, source, corpu
     words, few = ["encode", source, corpus.path], ["--shard", str(SHARD)]
     torchrun = ["torchrun", "--standalone", "--nproc-per-node", "3", "-m", "whitenedcse.app.cli"]
     slurm = [{"SLURM_NTASKS": "3", "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in (2, 0, 1)]
-    anew = [sys.executable, "-m", "whitenedcse.app.cli"]  # what starts others is no fork
     ways = {  # programs, and the environment of each start: ranks exchange nothing, and may come in turn
-        "processes": ([*anew, *words, "processes", *few, "--processes", "2"], [{}]),
+        "processes": (["whitenedcse", *words, "processes", *few, "--processes", "2"], [{}]),
         "torchrun": ([*torchrun, *words, "torchrun", *few], [{}]),
         "srun": (["whitenedcse", *words, "srun", *few], slurm),
     }
     if find_spec("ray"):
+        anew = [sys.executable, "-m", "whitenedcse.app.cli"]
         ways["ray"] = ([*anew, *words, "ray", *few, "--processes", "2", "--engine", "ray"], [{}])
     for out, (command, starts) in ways.items():
         for environment in starts:
-            start = started if out in ("torchrun", "srun") else started_anew
+            start = started_anew if out == "ray" else started
             done = start(*command, cwd=tmp_path, **environment)
             assert done.returncode == 0, done.stderr
         assert files(tmp_path / out) == files(job.out)
         assert json.loads((tmp_path / out / "manifest.json").read_text())["rows"] == len(TEXTS)
 
 
-@pytest.mark.slow
-def test_a_process_that_fails_is_named(job):
+def test_a_process_that_fails_is_named(job, monkeypatch):
+    """Of forks, which need not import anything."""
+    fork = partial(multiprocessing.start_processes, start_method="fork")
+    monkeypatch.setattr(sys.modules["torch.multiprocessing.spawn"], "spawn", fork)
     wrong = Job(partial(Embedder.load, f"{job.source}/none"), *list(vars(job).values())[1:])
     with pytest.raises(OSError, match=r"process \d failed: .*none.*; the same command resumes"):
         encoded(wrong, 2)

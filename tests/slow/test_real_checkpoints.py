@@ -50,7 +50,7 @@ def test_minilm_scores_what_mteb_published(tmp_path):
 def test_whitening_of_real_embeddings_is_the_papers_formula_in_numpy(tmp_path, monkeypatch):
     for name, value in {"WHITENEDCSE_DATA": str(DATA), "WHITENEDCSE_CACHE": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
-    names = ("STS16", "STS13")  # the one has pairs without a score
+    names = ("STS16",)  # which has pairs without a score
     settings = ["pooling=mean", "postprocess=whitening", "fit=target", "draws=2", "run=x"]
     settings += [f"tasks.names=[{','.join(names)}]"]
     here = {"cwd": tmp_path, "WHITENEDCSE_DATA": str(DATA)}
@@ -83,9 +83,8 @@ def test_whitening_of_real_embeddings_is_the_papers_formula_in_numpy(tmp_path, m
 def test_the_encoder_of_the_repository_scores_what_its_page_says(pooling, tmp_path):
     """results/pretrain/README.md; the weights are float16 and computed with in float32."""
     run = whitenedcse.evaluate(
-        ROOT / "results/pretrain/encoder", tasks=["STS-B", "SICK-R"], pooling=pooling, output=tmp_path / "run"
+        ROOT / "results/pretrain/encoder", tasks=["STS-B"], pooling=pooling, output=tmp_path / "run"
     )
     page = json.loads((ROOT / f"results/pretrain/{pooling}.json").read_text())
     now, then = (scores["rows"][0]["sts"]["tasks"] for scores in (run.results, page))
-    for name in ("STS-B", "SICK-R"):
-        assert now[name]["all"] == pytest.approx(then[name]["all"], abs=0.02)
+    assert now["STS-B"]["all"] == pytest.approx(then["STS-B"]["all"], abs=0.02)

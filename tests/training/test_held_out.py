@@ -100,7 +100,11 @@ WEIGHTS = Final(weight=torch.eye(16), bias=torch.zeros(16), unit=True, provenanc
 
 @pytest.mark.parametrize(
     ("final", "layout", "said"),
-    [(WEIGHTS, "theirs", "linear, unit length"), (WEIGHTS, "ours", "linear, unit length"), (None, "ours", "")],
+    [
+        (WEIGHTS, "theirs", "linear, unit length"),
+        (WEIGHTS, "ours", "linear, unit length"),
+        (None, "ours", ""),
+    ],
 )
 @pytest.mark.slow(but=1)
 def test_the_own_limit_of_an_encoder_is_kept_and_steps_after_its_pooling_are_said_to_be_left_out(
