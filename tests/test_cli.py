@@ -131,7 +131,7 @@ def test_report_finds_runs_in_outputs(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["report", "WhiteningBERT/T1", "--to", "markdown"]) == 0  # a model of another name
     out = capsys.readouterr().out
-    assert "| published |" in out and "| ours |" not in out and "To make" in out and "| near miss |" in out
+    assert "| published |" in out and "| ours |" not in out and "to make" in out and "| near miss |" in out
     for file in tmp_path.rglob("scores.json"):
         file.write_text(file.read_text().replace('"mine"', '"bert-base-uncased"'))
     assert cli.main(["report", "WhiteningBERT/T1", "--to", "csv"]) == 0

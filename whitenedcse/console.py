@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import rich
@@ -115,8 +114,7 @@ def override(name: str, value: Any) -> str:
 class Grid(NamedTuple):
     """A table as text, with a cell for each row and column.
 
-    right: numbers of the columns aligned right. commands: by command, the names of the rows that it makes.
-    best: numbers of the columns whose highest number LaTeX shows in bold.
+    right: numbers of the columns aligned right. best: of those whose highest number LaTeX shows in bold.
     """
 
     title: str
@@ -124,7 +122,6 @@ class Grid(NamedTuple):
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
     right: Collection[int] = ()
-    commands: Mapping[str, Sequence[str]] = MappingProxyType({})
     best: Collection[int] = ()
 
 
@@ -154,25 +151,19 @@ def printed(grid: Grid) -> Iterator[str | Text | Table]:
     for row in rows:
         table.add_row(*map(Text, row))
     yield table
-    yield from (note if re.search(r"'[\w.]+=", note) else Text(note) for note in grid.notes)
-    for command, made in grid.commands.items():
-        yield Text(f"\nto make {'; '.join(made)}:")
-        yield f"  {command}"
-    if grid.notes or grid.commands:  # a table itself ends with an empty line
+    # commands keep one line each, to be copied
+    yield from (note if re.search(r"'[\w.]+=|\n  ", note) else Text(note) for note in grid.notes)
+    if grid.notes:  # a table itself ends with an empty line
         yield ""
 
 
 def as_markdown(grid: Grid) -> str:
-    """The table as Markdown: a heading, a pipe table (GitHub's), the notes as a list, blocks of commands."""
+    """The table as Markdown: a heading, a pipe table (GitHub's), and the notes as a list."""
     header, *rows = [[markdown(cell) for cell in row] for row in lines(grid)]
     rule = ["---:" if i in grid.right else "---" for i in range(len(header))]
     body = "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))
     notes = "".join(f"- {markdown(note)}\n" for note in grid.notes)
-    blocks = "".join(
-        f"\nTo make {markdown('; '.join(made))}:\n\n```sh\n{command}\n```\n"
-        for command, made in grid.commands.items()
-    )
-    return f"### {markdown(grid.title)}\n\n{body}\n" + (f"\n{notes}" if notes else "") + blocks
+    return f"### {markdown(grid.title)}\n\n{body}\n" + (f"\n{notes}" if notes else "")
 
 
 def markdown(text: str) -> str:
@@ -207,8 +198,7 @@ def as_latex(grid: Grid) -> str:
             table[row + 1][i] = rf"\textbf{{{table[row + 1][i]}}}"
     header, *rows = [" & ".join(row) + r" \\" for row in table]
     align = "".join("r" if i in grid.right else "l" for i in range(len(grid.columns)))
-    made = [f"to make {'; '.join(rows)}: {command}" for command, rows in grid.commands.items()]
-    notes = [rf"\par\footnotesize {latex(note)}" for note in [*grid.notes, *made]]
+    notes = [rf"\par\footnotesize {latex(note)}" for note in grid.notes]
     return "\n".join(
         [r"\begin{table}", r"\centering", rf"\caption{{{latex(grid.title)}}}"]
         + [rf"\begin{{tabular}}{{{align}}}", r"\toprule", header, r"\midrule", *rows, r"\bottomrule"]

@@ -71,7 +71,7 @@ def names() -> dict[str, str]:
 
 
 def report(key: str, compose: Compose, runs: Iterable[str | Path] = ()) -> Grid:
-    """A published table with our numbers below its own, and the commands for those that are missing.
+    """A published table with our numbers below its own, and as notes the commands of those that are missing.
 
     runs: directories of evaluate.py, or folders that may contain some. Several seeds of a row are averaged.
     Raises ValueError for a key that does not exist.
@@ -95,7 +95,8 @@ def report(key: str, compose: Compose, runs: Iterable[str | Path] = ()) -> Grid:
         if row["command"] and not models:
             missing.setdefault(row["command"], []).append(label)
     head = ("row", "", *columns)
-    return Grid(f"{key}: {table['title']}", head, rows, notes, range(2, len(head)), missing)
+    notes += [f"to make {'; '.join(labels)}:\n  {command}" for command, labels in missing.items()]
+    return Grid(f"{key}: {table['title']}", head, rows, notes, range(2, len(head)))
 
 
 def asked(row: Mapping[str, Any], compose: Compose) -> dict[str, Any]:
