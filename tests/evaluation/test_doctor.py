@@ -91,7 +91,6 @@ def test_a_made_up_copy_with_the_published_counts_differs_in_its_checksums_and_n
          "SUBJ", "MPQA", "SST2", "TREC", "MRPC", "RTE"], ("differs", True)
     )  # fmt: skip
     assert all(found[name].rows == sum(parts.values()) for name, parts in COUNTS.items())
-    assert {name: f.blank for name, f in tasks.items() if f.blank} == {"CR": 4, "MPQA": 3}
     assert {found[name].verdict for name in doctor.ROWS} == {"missing"}
 
 
@@ -140,16 +139,6 @@ def test_latin_1_questions_are_no_fault(tmp_path):
     assert finding(tmp_path, "TREC").verdict == "differs"
 
 
-def test_repeated_rows_are_counted_and_no_fault(tmp_path):
-    copy(tmp_path, "MR/", "STS/STS13")
-    edited(tmp_path / "MR/rt-polarity.pos", 2, "good 0")
-    edited(tmp_path / "MR/rt-polarity.pos", 3, " ")
-    edited(tmp_path / "MR/rt-polarity.neg", 2, "bad 0")
-    found = finding(tmp_path, "MR")
-    assert (found.repeated, found.blank, found.verdict) == (2, 1, "differs")
-    assert finding(tmp_path, "STS13").repeated == 189 + 561  # subsets repeat each other's made-up pairs
-
-
 def test_missing_files_are_listed_with_the_way_to_get_them(tmp_path):
     copy(tmp_path / "senteval", "STS/STS13")
     (tmp_path / "senteval" / STS13.format("gs")).unlink()
@@ -187,15 +176,13 @@ TRIPLETS = b'sent0,sent1,hard_neg\na,b,c\na,b,\na,b,c\n"a,",b,c\n'
         ("nli_for_simcse", "nli_for_simcse.csv", b"sent0,sent1\na,b\n", "wrong", "no column 'hard_neg'"),
     ],
 )  # fmt: skip
-def test_a_corpus_is_counted_with_its_blank_and_repeated_rows(
-    tmp_path, monkeypatch, name, file, data, verdict, why
-):
+def test_a_corpus_is_counted_with_its_blank_rows(tmp_path, monkeypatch, name, file, data, verdict, why):
     monkeypatch.setitem(doctor.ROWS, name, 4)
     write(tmp_path / file, data)
     found = finding(tmp_path, name)
     assert found.verdict == verdict and why in found.why
     if verdict == "ok":
-        assert (found.rows, found.repeated, found.blank) == (4, 1, 1)
+        assert found.rows == 4
 
 
 def test_a_copy_with_the_known_checksums_is_ok_and_one_without_is_named(tmp_path, monkeypatch):
@@ -222,7 +209,7 @@ def test_the_table_has_a_row_a_task_and_the_last_remark_counts(tmp_path):
     found = examined(tmp_path)
     assert len(lines(found)) == len(found) == 23
     row = lines(found)[11]
-    assert row == ["MR", "MR (2)", "10,662", "10,662", "0", "0", "differs"] and len(row) == len(COLUMNS)
+    assert row == ["MR", "MR (2)", "10,662", "10,662", "differs"] and len(row) == len(COLUMNS)
     assert remarks(found)[-1] == "0 ok, 1 differs, 1 wrong, 21 missing"
     assert any(line.startswith(f"RTE: wrong: {tmp_path}/rte/dev.tsv:2") for line in remarks(found))
 

@@ -8,7 +8,7 @@ data/checksums.json has the checksums of the copy that was read.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 
 from whitenedcse.data import corpus
 from whitenedcse.data.sources import CORPORA, RTE, SENTEVAL, candidate_paths, files_of, present, roots
-from whitenedcse.evaluation.tasks import EMPTY, STS, TRANSFER, benchmark_labels, benchmark_pairs
+from whitenedcse.evaluation.tasks import STS, TRANSFER, benchmark_labels, benchmark_pairs
 from whitenedcse.files import digest
 
 PAIRS = {  # scored pairs of each subset, in the order of tasks.STS
@@ -34,17 +34,10 @@ PAIRS = {  # scored pairs of each subset, in the order of tasks.STS
     "SICK-R/dev": (500,),
     "SICK-R/train": (4500,),
 }
-COLUMNS = ("task", "files", "rows", "published", "repeated", "blank", "verdict")  # rows: those here
+COLUMNS = ("task", "files", "rows", "published", "verdict")  # rows: those here
+Read = Callable[[], tuple[int, list[str]]]  # the number of rows in files, and what is wrong, in sentences
 ROWS = {"wiki1m": 1_000_000, "wiki1m_like": 1_000_000, "nli": 962_854, "nli_for_simcse": 275_601}
 AGAIN = "move the folder and any senteval.tar away, then: whitenedcse data fetch senteval"
-
-
-class Contents(NamedTuple):
-    """What files contain: their rows, the number of blank lines, and what is wrong, in sentences."""
-
-    rows: Sequence[Hashable]
-    blank: int
-    wrong: list[str]
 
 
 class Finding(NamedTuple):
@@ -55,8 +48,6 @@ class Finding(NamedTuple):
     files: str
     expected: int
     rows: int | None
-    repeated: int
-    blank: int
     verdict: str
     why: str
 
@@ -91,29 +82,25 @@ def _base(homes: Sequence[Path], folder: str) -> Path:
     return next((home for home in homes if (home / folder).is_dir()), homes[0])
 
 
-def _finding(
-    task: str, base: Path, names: Sequence[str], expected: int, contents: Callable[[], Contents]
-) -> Finding:
+def _finding(task: str, base: Path, names: Sequence[str], expected: int, read: Read) -> Finding:
     """The state of the files `names` in `base`, which are read only if all of them exist."""
     names = list(dict.fromkeys(names))
     short = Path(names[0]).name if len(names) == 1 else f"{Path(names[0]).parent.name} ({len(names)})"
-    unread = Finding(task, base, short, expected, None, 0, 0, "wrong", "")
+    unread = Finding(task, base, short, expected, None, "wrong", "")
     absent = [name for name in names if not (base / name).is_file()]
     if absent:
         more = f" and {len(absent) - 3} more" * (len(absent) > 3)
         what = f"no {', '.join(absent[:3])}{more} in {base}; {_remedy(task, base)}"
         return unread._replace(verdict="missing", why=what)
     try:
-        rows, blank, wrong = contents()
+        rows, wrong = read()
     except (ValueError, OSError) as error:
         return unread._replace(why=" ".join(str(error).split()))
     known = json.loads((files("whitenedcse.data") / "checksums.json").read_text())
     other = [name for name in names if known.get(name, "") not in ("", digest(base / name))]
     differs = [f"{name} differs from the copy that was checked" for name in other]
     verdict = "wrong" if wrong else "differs" if differs else "ok"
-    repeated = len(rows) - len(set(rows))
-    why = "; ".join(wrong or differs)
-    return Finding(task, base, short, expected, len(rows) + blank, repeated, blank, verdict, why)
+    return Finding(task, base, short, expected, rows, verdict, "; ".join(wrong or differs))
 
 
 def _remedy(task: str, base: Path) -> str:
@@ -124,7 +111,7 @@ def _remedy(task: str, base: Path) -> str:
     return f"to get it: whitenedcse data fetch {task if task in CORPORA else 'senteval'}"
 
 
-def _pairs(name: str, home: Path) -> Contents:
+def _pairs(name: str, home: Path) -> tuple[int, list[str]]:
     """The scored pairs of one of tasks.STS; scores must lie from 0 to 5, those of SICK from 1 to 5."""
     low, high = (1 if name.startswith("SICK") else 0), 5
     subsets, wrong = benchmark_pairs(name, home), []
@@ -134,28 +121,24 @@ def _pairs(name: str, home: Path) -> Contents:
         for i in np.flatnonzero((subset.gold < low) | (subset.gold > high))[:1]:
             score = f"scored pair {i + 1} has the score {subset.gold[i]:g}"
             wrong.append(f"{subset.name}: {score}, outside {low} to {high}")
-    return Contents([pair for s in subsets for pair in zip(s.left, s.right, strict=True)], 0, wrong)
+    return sum(len(subset.gold) for subset in subsets), wrong
 
 
-def _labelled(name: str, home: Path) -> Contents:
+def _labelled(name: str, home: Path) -> tuple[int, list[str]]:
     """The texts of one of tasks.TRANSFER. Raises ValueError unless there are as many as published."""
-    read = benchmark_labels(name, home / RTE if name == "RTE" else home)
-    rows = list(zip(*read.columns, strict=True))
-    blank = sum(row == (EMPTY,) for row in rows)
-    return Contents([row for row in rows if row != (EMPTY,)], blank, [])
+    return len(benchmark_labels(name, home / RTE if name == "RTE" else home).labels), []
 
 
-def _text(path: Path, columns: tuple[str, ...], expected: int) -> Contents:
-    rows, counts = corpus.read(corpus.Corpus(str(path), columns))
+def _text(path: Path, columns: tuple[str, ...], expected: int) -> tuple[int, list[str]]:
+    _, counts = corpus.read(corpus.Corpus(str(path), columns))
     wrong = [f"{counts.total:,} rows, {expected:,} published"] if counts.total != expected else []
-    return Contents(rows, counts.blank, wrong)
+    return counts.total, wrong
 
 
 def lines(findings: Iterable[Finding]) -> list[list[str]]:
     """The cells of a table with the columns COLUMNS, a row for each finding; `remarks` has the reasons."""
     return [
-        [f.task, f.files, "-" if f.rows is None else f"{f.rows:,}"]
-        + [f"{f.expected:,}", f"{f.repeated:,}", f"{f.blank:,}", f.verdict]
+        [f.task, f.files, "-" if f.rows is None else f"{f.rows:,}", f"{f.expected:,}", f.verdict]
         for f in findings
     ]
 
