@@ -164,7 +164,7 @@ def noted(cfg: DictConfig, module: Any, data: Any, device: Any) -> dict[str, Any
 
     encoder, hydras = module.embedder.encoder, HydraConfig.get()
     attention = encoder.attention(device)
-    say(f"{data.counts}; attention: {attention}")
+    say(f"{data.counts}; pooling: {module.embedder.pooling}; attention: {attention}")
     for note in others(module.embedder, cfg.encoder.get("path")):
         say(note)
     names = {name: hydras.runtime.choices.get(name) for name in ("experiment", "system")}

@@ -182,7 +182,7 @@ def _is_senteval(folder: Path) -> bool:
 
 
 def _absent(name: str, candidates: Sequence[str], reason: str) -> str:
-    tests = "tasks=quickstart or tasks.names=[FILE], monitor=held_out or monitor.dev=FILE"
+    tests = "tasks=quickstart or tasks.names=[FILE], in training also monitor=held_out or monitor.dev=FILE"
     return (
         f"{name}: no {candidates[0]} in {' or '.join(map(str, roots()))}, and {reason}. Put it there, set "
         "WHITENEDCSE_DATA to a folder that has it, or use another: "

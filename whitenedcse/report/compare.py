@@ -242,6 +242,7 @@ def explained(first: Group, what: str, found: Sequence[Difference]) -> list[str]
     count = sum(d.p is not None for d in found)
     corrected = f", p corrected for {count} by Holm's method" if count else ""
     notes = [f"difference of the {what} from {first.label!r}, paired by seed; t test over seeds{corrected}"]
+    notes.append("seeds alone: evaluate.py 'compare=[RUNS,RUNS]' also counts the chance in a test's pairs")
     single = any(math.isnan(d.test.low) for d in found)
     return [*notes, *unpaired(found), *["-: a test needs two seeds or more, as by seed=1,2"] * single]
 
@@ -474,7 +475,7 @@ def of_kind(groups: Sequence[Group], kind: tuple[str, str, str], draws: int) -> 
     found = [Difference(label, test, test.p, (own, first)) for label, own, test in pairs if test]
     notes = [*notes, *unpaired(found)]
     grid = Grid(f"{heading}: {title}", headers, lines, notes, range(1, len(headers)))
-    what = f"{'the average' if len(tasks) > 1 else names[0]} of {items}"
+    what = f"the average of {items}" if len(tasks) > 1 else names[0]
     return Report(verdict(groups[0].label, what, found), [grid], found, what)
 
 
