@@ -60,10 +60,11 @@ def test_whitening_of_real_embeddings_is_the_papers_formula_in_numpy(tmp_path, m
     encoder = pretrained(path=str(MINILM_MLM))
     for name in names:
         subsets, fit = task(name), own_texts("target", name)
-        texts = [*(t for s in subsets for t in s.left), *(t for s in subsets for t in s.right), *fit]
-        got = pooled_layers(encoder, token_ids(texts, encoder.tokenizer, encoder.max_length), ["mean"], [-1])
-        n = sum(len(s.gold) for s in subsets)
-        a, b, x = np.split(got.kinds["mean"][0].astype(float), [n, 2 * n])
+        sides = [[text for s in subsets for text in getattr(s, side)] for side in ("left", "right")]
+        row = {text: i for i, text in enumerate(dict.fromkeys([*sides[0], *sides[1], *fit]))}
+        ids = token_ids([*row], encoder.tokenizer, encoder.max_length)
+        vectors = pooled_layers(encoder, ids, ["mean"], [-1]).kinds["mean"][0].astype(float)
+        a, b, x = (vectors[[row[text] for text in texts]] for texts in (*sides, fit))
         u, s, _ = np.linalg.svd(np.cov(x.T))
         kept = s > 1e-12 * s[0]  # one axis of this encoder is empty: dividing by its 1e-16 would be noise
         kernel = u[:, kept] @ np.diag(1 / np.sqrt(s[kept]))
