@@ -86,5 +86,5 @@ def test_among_the_states_are_a_logged_test_without_scores(killed):
     _, states, whole = killed("train.py")
     runs = [state / "outputs" / "trained" for state in states]
     tested = [run for run in runs if "test/avg" in (run / "metrics.csv").read_text()]
-    assert len([run for run in tested if not (run / "scores.json").exists()]) >= 6
+    assert len([run for run in tested if not (run / "scores.json").exists()]) >= 4
     assert (tested[-1] / "scores.json").exists() and outcome(tested[-1]) == whole
