@@ -54,14 +54,15 @@ def test_the_share_that_a_readout_takes_decides_the_hypothesis():
 
     raw = made(2.0, -spread)
     for level, share, verdict in ((0.5, 75, "confirmed"), (1.8, 10, "refuted"), (1.02, 49, "not decided")):
-        assert table.kept(raw, made(level, spread)).startswith(f"{share} % (")
-        assert table.kept(raw, made(level, spread)).endswith(f" is {verdict}")
+        assert table.kept(raw, made(level, spread), 6).startswith(f"{share} % (")
+        assert table.kept(raw, made(level, spread), 6).endswith(f" is {verdict}")
+    assert table.kept(raw, made(0.5, spread), 7).endswith("; 7 seeds decide")  # never because of a result
     shares = []
     for seed in range(400):  # the same bootstrap by a loop, with other draws
         at = np.random.default_rng(seed).integers(6, size=6)
         shares.append(100 - 100 * (0.5 + spread[at].mean()) / (2 - spread[at].mean()))
     low, high = np.quantile(shares, [0.025, 0.975])
-    said = table.kept(raw, made(0.5, spread)).partition("(")[2].partition(" %)")[0].split(" to ")
+    said = table.kept(raw, made(0.5, spread), 7).partition("(")[2].partition(" %)")[0].split(" to ")
     assert abs(int(said[0]) - low) < 1.5 and abs(int(said[1]) - high) < 1.5
 
 

@@ -259,18 +259,18 @@ def sentences() -> str:
 - **Against SimCSE**, each at its own best learning rate, WhitenedCSE gains {difference(raw.differences)} by
   minilm-mlm's mean ({len(raw.differences)} of {PLANNED["minilm"]} planned seeds; paper: {gain:+.2f}).
 - **With each run read at its best**, by the layers, pooling and whitening afterwards that STS-B dev chooses
-  for it, {difference(best.differences)} is left: [{kept(raw, best)}](results/claim/README.md). Training adds
-  {adds} (WhitenedCSE) to the untouched encoder at its best.
+  for it, {difference(best.differences)} is left:
+  [{kept(raw, best, PLANNED["minilm"])}](results/claim/README.md). Training adds {adds} (WhitenedCSE) to the untouched encoder at its best.
 - **Where it fails:** from scratch neither system reaches the untouched encoder; with crops as views the gain
   of whitening [is not shown](results/lab/README.md).
 """)
 
 
-def kept(raw: Compared, best: Compared) -> str:
+def kept(raw: Compared, best: Compared, planned: int) -> str:
     """Which share of the raw difference the readout takes, over resampled seeds, and what that decides.
 
     PLAN.md, hypothesis 2: confirmed above 1/2 with a difference of the two that is shown; refuted if the
-    interval of the share lies below 1/2.
+    interval of the share lies below 1/2. Nothing is decided before the planned number of seeds is there.
     """
     both = np.array([raw.differences, best.differences])
     share = 1 - both[1].mean() / both[0].mean()
@@ -281,7 +281,8 @@ def kept(raw: Compared, best: Compared) -> str:
     shown = lost.p is not None and lost.p < ALPHA and lost.difference > 0
     verdict = "confirmed" if share > 0.5 and shown else "refuted" if high < 0.5 else "not decided"
     part = f"{100 * share:.0f} % ({100 * low:.0f} to {100 * high:.0f} %)"
-    return f"{part} of the gain can be had by the readout alone; that this is most of it is {verdict}"
+    end = f"that this is most of it is {verdict}" if both.shape[1] >= planned else f"{planned} seeds decide"
+    return f"{part} of the gain can be had by the readout alone; {end}"
 
 
 def hypothesis() -> str:
@@ -292,7 +293,9 @@ def hypothesis() -> str:
         if raw is None or best is None:
             continue
         lost = difference([x - y for x, y in zip(raw.differences, best.differences, strict=True)])
-        lines.append(f"- {name}: {kept(raw, best)}; raw difference minus that at best readouts {lost}.")
+        lines.append(
+            f"- {name}: {kept(raw, best, PLANNED[bed])}; raw difference minus that at best readouts {lost}."
+        )
     return text("\n".join(lines or ["No seeds yet."]))
 
 
