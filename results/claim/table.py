@@ -260,7 +260,8 @@ def sentences() -> str:
   minilm-mlm's mean ({len(raw.differences)} of {PLANNED["minilm"]} planned seeds; paper: {gain:+.2f}).
 - **With each run read at its best**, by the layers, pooling and whitening afterwards that STS-B dev chooses
   for it, {difference(best.differences)} is left:
-  [{kept(raw, best, PLANNED["minilm"])}](results/claim/README.md). Training adds {adds} (WhitenedCSE) to the untouched encoder at its best.
+  [{kept(raw, best, PLANNED["minilm"])}](results/claim/README.md). Training adds
+  {adds} (WhitenedCSE) to the untouched encoder at its best.
 - **Where it fails:** from scratch neither system reaches the untouched encoder; with crops as views the gain
   of whitening [is not shown](results/lab/README.md).
 """)
