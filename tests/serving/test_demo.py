@@ -1,5 +1,6 @@
 """The page to try an encoder on: what it computes, and whom it answers."""
 
+import gc
 import http.client
 import json
 import re
@@ -22,7 +23,8 @@ QUERY = "the small dog likes bread"
 
 @pytest.fixture
 def demo():
-    return pytest.importorskip("whitenedcse.serving.demo")  # and Gradio, which takes seconds
+    yield pytest.importorskip("whitenedcse.serving.demo")  # and Gradio, which takes seconds
+    gc.collect()  # its loops and sockets here, where warnings are ignored, and not in another test
 
 
 def whitened(x, y, k):
