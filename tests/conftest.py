@@ -7,6 +7,7 @@ a parametrised one marked `slow(but=n)`, n cases spread evenly are quick.
 # ruff: noqa: E402 (the environment first: packages read it when they are imported)
 
 import atexit
+import logging
 import os
 import shutil
 import tempfile
@@ -71,6 +72,10 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 @pytest.fixture(autouse=True)
-def no_tracebacks(monkeypatch):
-    """A script that was started in this process asks for them, and would for every test that follows."""
+def nothing_stays_of_a_script(monkeypatch):
+    """Of one that was started in this process: its tracebacks, and its log in a folder that may be gone."""
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    before = [*logging.root.handlers]
+    yield
+    for handler in {*logging.root.handlers} - {*before}:
+        logging.root.removeHandler(handler)

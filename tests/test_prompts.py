@@ -111,7 +111,7 @@ def test_it_is_stored_with_the_model_and_with_nothing_else(embedder, tmp_path):
     loaded = Embedder.load(tmp_path)
     assert (loaded.prompt, loaded.prompts) == ("the ", {"query": "a "})
     assert_array_equal(loaded.encode(SENTENCES), embedder.encode(before("the ")))
-    assert len({plain, digest_of(prompted), digest_of(embedder.replaced(prompt="the "))}) == 3
+    assert digest_of(prompted) == digest_of(embedder.replaced(prompt="the ")) != plain  # as its vectors
     assert digest_of(embedder.replaced()) == plain  # of a model without, what it was
 
 
