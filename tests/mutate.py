@@ -142,8 +142,11 @@ def fate(folder, path, mutant, known, limit):
         names.append(name)
     file = folder / path
     source = file.read_bytes()
-    if not names:  # read while the module is imported, or by no test: those of the same name
-        names = [str(p.relative_to(folder)) for p in (folder / "tests").glob(f"test_{Path(path).stem}*.py")]
+    if not names:  # read while the module is imported, or by no test: the files that name the module
+        module = path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        parent, _, stem = module.rpartition(".")
+        named = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(parent)} import .*\b{stem}\b")
+        names = [str(p) for p in (folder / "tests").rglob("test_*.py") if named.search(p.read_text())]
     if not names:
         return "survived", 0
     file.write_bytes(source[:start] + text.encode() + source[end:])
