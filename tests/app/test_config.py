@@ -205,6 +205,7 @@ def test_an_option_in_the_style_of_other_programs_is_told_the_nearest_setting():
         ("--epochs", "the nearest is trainer.max_epochs="),
         ("--seed=3", "seed=VALUE"),
         ("--zzz", "--help"),
+        ("--model_name_or_path", "docs/coming_from.md"),
     ):
         with pytest.raises(ValueError, match=f"^no option {word}: settings are written KEY=VALUE; .*{said}"):
             check_words(["train.py", "seed=1", word])

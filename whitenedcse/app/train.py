@@ -111,14 +111,14 @@ def built(cfg: DictConfig, own: Mapping[str, Any] = MappingProxyType({})) -> tup
     """The ContrastiveTraining module and its SentenceData; own: parts of the caller's own, see `train`."""
     from torch.nn import Module
 
-    from whitenedcse.model.checkpoint import noted as noted_of
+    from whitenedcse.model.checkpoint import own_of
     from whitenedcse.model.embedder import Embedder
     from whitenedcse.training.module import ContrastiveTraining
     from whitenedcse.training.terms import check_call
 
     encoder = instantiate(cfg.encoder)
     made: Any = {"encoder": encoder, "pooling": instantiate(cfg.pooling)}
-    made["max_length"] = noted_of(encoder).get("max_length")
+    made["max_length"] = own_of(encoder).get("max_length")
     head = own["head"] if "head" in own else as_partial(cfg.head)
     made["head"] = head if isinstance(head, Module) else head(width=encoder.width)
     data: Any = instantiate(cfg.data)

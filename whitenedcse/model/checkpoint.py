@@ -161,7 +161,7 @@ def exported(directory: Path) -> dict[str, Any]:
         return {"pooling": Pooling(**content["pooling"]), "prompt": content["prompt"], "final": last}
 
 
-def noted(encoder: Encoder) -> dict[str, Any]:
+def own_of(encoder: Encoder) -> dict[str, Any]:
     """`own` of the directory that an encoder was loaded from; empty where there is none, or it is foreign."""
     with suppress(ValueError, OSError), torch.random.fork_rng(devices=[]):  # which no layer made here moves
         return own(encoder.source, encoder) if encoder.source else {}
@@ -170,7 +170,7 @@ def noted(encoder: Encoder) -> dict[str, Any]:
 
 def others(embedder: Embedder, path: str | None) -> list[str]:
     """Notes on what the encoder at `path` has of its own, and is not trained with: pooling, prompt, steps."""
-    has = noted(embedder.encoder) if path else {}
+    has = own_of(embedder.encoder) if path else {}
     pooling, prompt = has.get("pooling") or embedder.pooling, has.get("prompt", embedder.prompt)
     notes = []
     if str(pooling) != str(embedder.pooling):

@@ -24,11 +24,11 @@ FEW = 4  # settings that are no overrides in a label
 BARE = ("experiment", "system")  # whose options are known by their names alone
 RATE, LOAD = "train/sentences_per_second", "train/load"
 SPACE = ("alignment", "uniformity", "effective_rank")  # of the dev embeddings
-WAYS = {
+WAYS = {  # dev scores by what they are of, each by the beginning of its name
     "as it is": "dev/spearman",
     "whitened (dev)": "dev/whitened_on_dev",
-}  # dev scores, by their beginnings
-WAYS |= {"whitened (training)": "dev/whitened_on_corpus"}
+    "whitened (training)": "dev/whitened_on_corpus",
+}
 
 
 class Group(NamedTuple):
