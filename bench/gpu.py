@@ -47,7 +47,7 @@ from whitenedcse.app.train import built
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.data.sources import MNLI, SIMCSE, SNLI
 from whitenedcse.evaluation.tasks import task
-from whitenedcse.model import checkpoint, packed
+from whitenedcse.model import checkpoint
 from whitenedcse.model.attention import Settings, attention, bounds, planned, scale, unpadded_attention
 from whitenedcse.model.scratch import wordpiece
 from whitenedcse.ragged import ragged, taken
@@ -290,9 +290,6 @@ def activity(events: Any, steps: int) -> dict[str, Any]:
     }
 
 
-BLOCK, COMPILED = packed.block, torch.compile(packed.block, dynamic=True)
-
-
 class Turns:
     """Loops in threads that take turns of TURN steps; one that fails is noted, and the others go on.
 
@@ -309,10 +306,8 @@ class Turns:
             threading.Thread(target=self.live, args=(name, make), daemon=True).start()
         while alive := [name for name in makers if not {"error", "done"} & set(self.rows[name])]:
             for name in alive:
-                packed.block = COMPILED if name == "packed, compiled" else BLOCK
                 self.free[name].release()
                 self.main.acquire()
-        packed.block = BLOCK
 
     def live(self, name: str, make: Callable[[], Loop]) -> None:
         """A thread: a loop from its making to its end."""
@@ -367,7 +362,7 @@ def variants(work: Work, precision: str) -> dict[str, Callable[[], Loop]]:
         "packed float32": ours("32-true"),
     }
     if work.device == "cuda":  # the block for CPUs draws its dropout by NumPy
-        made["packed, compiled"] = ours(precision)
+        made["packed, compiled"] = ours(precision, "trainer.compile=true")
     if work.views == 2:
         bf16 = precision == "bf16-mixed"
         made |= {"SimCSE": partial(simcse, work, bf16=bf16)}

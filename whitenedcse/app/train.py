@@ -134,6 +134,7 @@ def built(cfg: DictConfig, own: Mapping[str, Any] = MappingProxyType({})) -> tup
     if parts["loss"] is not None:
         check_call(parts["loss"])
     settings = {"views": cfg.views, "seed": cfg.seed, "gather": cfg.gather, "chunk": cfg.trainer.chunk}
+    settings["compiled"] = cfg.trainer.compile
     return ContrastiveTraining(**parts, **settings), data
 
 

@@ -58,6 +58,8 @@ class Encoder(nn.Module):
     lora: low-rank adapters, which then train in place of the backbone's weights.
     """
 
+    compiled = False  # whether layers are computed by torch.compile while they train
+
     def __init__(
         self,
         backbone: nn.Module,
@@ -90,7 +92,8 @@ class Encoder(nn.Module):
         """
         wanted = [self.layer(layer) for layer in layers]
         if self.attention(batch.ids.device) != "padded":
-            return packed.hidden(self.backbone, batch, wanted, first=first, seed=seed)
+            compiled = self.compiled and self.training
+            return packed.hidden(self.backbone, batch, wanted, first=first, seed=seed, compiled=compiled)
         if batch.n > 1 and self.mixes and len(set(batch.bounds.diff().tolist())) > 1:
             return self.by_length(batch, layers, first)
         where, every = ragged.mask(batch), wanted != [self.depth]

@@ -11,7 +11,8 @@ matrices.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -148,12 +149,20 @@ def rounded(rows: int) -> int:
 
 
 def hidden(
-    backbone: Any, batch: Ragged, layers: Sequence[int], *, first: bool, seed: int | None = None
+    backbone: Any,
+    batch: Ragged,
+    layers: Sequence[int],
+    *,
+    first: bool,
+    seed: int | None = None,
+    compiled: bool = False,
 ) -> Tensor:
     """The hidden states of the layers asked for, computed without padding; layer 0 is the embeddings.
 
     n sentences -> (k, t, d), or with `first` those of first tokens only, (k, n, d). seed: of dropout on CPU.
+    compiled: each layer is computed by `torch.compile`, not on CPU, where its dropout is NumPy's.
     """
+    layer_of = compiled_block() if compiled else block
     if seed is None:
         seed = int(torch.randint(2**62, ())) if backbone.training else 0
     layout, highest = laid_out(batch, backbone.config.num_attention_heads, seed), max(layers)
@@ -165,9 +174,9 @@ def hidden(
     for number, layer in enumerate(backbone.encoder.layer[:highest], 1):
         rows = filled(starts, layout.firsts) if first and number == highest else None
         x = (
-            checkpoint(block, layer, x, layout, number, rows, use_reentrant=False)
+            checkpoint(layer_of, layer, x, layout, number, rows, use_reentrant=False)
             if save
-            else block(layer, x, layout, number, rows)
+            else layer_of(layer, x, layout, number, rows)
         )
         if number in layers:
             states[number] = x[: batch.n] if rows is not None else x[starts] if first else x[:t]
@@ -226,6 +235,12 @@ def block(layer: Any, x: Tensor, layout: Layout, number: int, rows: Tensor | Non
     wide, out = layer.intermediate, layer.output
     y = linear(out.dense, wide.intermediate_act_fn(linear(wide.dense, x, seeds[7])), seeds[8])
     return out.LayerNorm(dropout(y, out.dropout, seeds[2], onto=x))
+
+
+@cache
+def compiled_block() -> Callable[..., Tensor]:
+    """`block` by torch.compile: two graphs for any number of layers and tokens, all tokens or first ones."""
+    return torch.compile(block, dynamic=True)
 
 
 def lowered(x: Tensor) -> Tensor:

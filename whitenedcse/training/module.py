@@ -116,6 +116,7 @@ class ContrastiveTraining(LightningModule):
     gather: whether whitening statistics and negatives are those of all ranks or each rank's own.
     chunk: encode this many sentences at a time without keeping their activations; each chunk is encoded
         again, with the same dropout, for its gradient. None for all at once.
+    compiled: whether the layers are computed by torch.compile, for batches without padding on a GPU.
     Weights without a gradient, as of layers that pooling does not read, are frozen while it trains.
 
     >>> from whitenedcse.model.scratch import small_bert
@@ -139,6 +140,7 @@ class ContrastiveTraining(LightningModule):
         seed: int = 42,
         gather: bool = True,
         chunk: int | None = None,
+        compiled: bool = False,
     ) -> None:
         super().__init__()
         check_parts(views, chunk, terms, masked=mlm is not None, compared=loss is not None)
@@ -146,7 +148,7 @@ class ContrastiveTraining(LightningModule):
             loss.check_width(embedder.encoder.width)
         self.embedder, self.loss, self.optimizer = embedder, loss, optimizer
         self.views, self.mlm, self.seed, self.gather, self.chunk = views, mlm, seed, gather, chunk
-        self.terms = dict(terms)
+        self.terms, self.compiled = dict(terms), compiled
         self.train()  # Transformers loads in eval mode, and Lightning keeps it: dropout would be off
 
     def configure_callbacks(self) -> list[Callback]:
@@ -262,13 +264,22 @@ class ForTheRun(Callback):
             weight.requires_grad_(False)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Spare what exists."""
+        """Spare what exists. Raises ValueError for layers to compile where they cannot be."""
+        module: Any = pl_module
+        encoder = module.embedder.encoder
+        if module.compiled and (way := encoder.attention(module.device)) != "unpadded":
+            raise ValueError(
+                f"trainer.compile=true is for batches without padding on a GPU; here attention is by {way}"
+            )
+        encoder.compiled = module.compiled
         gc.collect()
         gc.freeze()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Undo both."""
         gc.unfreeze()
+        module: Any = pl_module
+        module.embedder.encoder.compiled = False
         for weight in self.frozen:
             weight.requires_grad_(True)
 

@@ -236,7 +236,8 @@ class Trainer(lightning.Trainer):
     """Lightning's trainer, with all its arguments.
 
     devices: with the default of 1, and with "auto", all that torchrun or srun started.
-    chunk: the number of sentences that the module encodes at a time (None: a whole batch).
+    chunk, compile: for the module: the number of sentences that it encodes at a time (None: a whole batch),
+        and whether it compiles the encoder's layers.
     timeout: seconds after which a collective that waits for a rank ends the job (None: PyTorch's own).
     Raises ValueError for settings that cannot train.
     """
@@ -245,6 +246,7 @@ class Trainer(lightning.Trainer):
         self,
         *,
         chunk: int | None,
+        compile: bool = False,
         devices: Any = 1,
         num_nodes: int = 1,
         strategy: Any = "auto",
@@ -254,7 +256,7 @@ class Trainer(lightning.Trainer):
         for name in ("lightning.pytorch", "lightning.fabric"):  # what they say is in our own lines
             logging.getLogger(name).setLevel(logging.WARNING)
         check_settings({**settings, "strategy": strategy}, timeout)
-        self.chunk = chunk
+        self.chunk, self.compile = chunk, compile
         if (here := placed()) is not None and devices in ("auto", 1):
             devices, num_nodes = here.on_machine, here.world // here.on_machine
         if strategy in ("auto", "ddp") and not alone(devices, num_nodes, settings.get("accelerator")):
