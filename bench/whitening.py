@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bench import measure
 from bench.measure import Variant
-from whitenedcse.whitening import Root, iterated, permutations, shuffled_group_whiten, whiten, zca
+from whitenedcse.whitening import Root, iterated, random_permutations, shuffled_group_whiten, whiten, zca
 
 EPS = 1e-5
 CELLS = [(w, n) for w in (2, 3, 6, 24, 32) for n in (64, 128, 512)]
@@ -74,7 +74,7 @@ LAYERS: dict[str, tuple[Layer, str | None]] = {
 def compared(width: int, n: int, views: int, options: Any) -> dict[str, Any]:
     """A forward and backward of each variant."""
     x = torch.randn(views, n, 768) @ (torch.randn(768, 768) / 768**0.5)
-    grad, order = torch.randn_like(x), permutations((views,), 768, device="cpu")
+    grad, order = torch.randn_like(x), random_permutations((views,), 768, device="cpu")
 
     def once(layer: Layer) -> None:
         leaf = x.clone().requires_grad_()

@@ -93,7 +93,7 @@ def test_two_views_without_a_head_are_their_ranking_loss(made):
 @pytest.mark.parametrize(("columns", "kind"), [(1, "shuffled_group"), (2, "zca"), (3, "shuffled_group")])
 def test_the_gradient_is_that_of_our_own_training(made, tokenizer, monkeypatch, columns, kind):
     order = torch.stack([torch.randperm(16) for _ in range(4)])
-    monkeypatch.setattr(mathematics, "permutations", lambda shape, d, device: order[: shape[0]])
+    monkeypatch.setattr(mathematics, "random_permutations", lambda shape, d, device: order[: shape[0]])
     texts, model = [SENTENCES, OTHERS, WRONG][:columns], made().double()
     white = whitening(kind=kind, eps=1e-3, gradient="full")
     loss = WhitenedContrastiveLoss(model, views=3, whitening=white).double()

@@ -72,7 +72,7 @@ def test_every_engine_is_the_textbook_in_value_and_gradient(root, shuffled):
         if n <= width and gradient == "full" and root == "zca":
             continue  # equal eigenvalues, where autograd has no answer: see the finite differences below
         x, order = draw(n, 12), torch.arange(12).expand(2, 12)
-        order = wh.permutations((2,), 12, device="cpu") if shuffled else order
+        order = wh.random_permutations((2,), 12, device="cpu") if shuffled else order
         kinds = torch.double, torch.double, torch.float
         one, other, plain = (x.clone().to(kind).requires_grad_() for kind in kinds)
         settings = {"width": width, "gradient": gradient, "eps": 1e-2}
@@ -171,7 +171,7 @@ def test_channels_of_unequal_scale_come_out_as_white_as_their_group_allows():
 def test_views_never_share_statistics_or_a_permutation(n):
     for width in (2, 3, 24):
         whiten = functools.partial(wh.shuffled_group_whiten, width=width, eps=1e-6)
-        x, order = draw(n, 24), wh.permutations((2,), 24, device="cpu")
+        x, order = draw(n, 24), wh.random_permutations((2,), 24, device="cpu")
         before, after = whiten(x, order), whiten(torch.stack((x[0], 5 * x[1].exp())), order)
         assert torch.equal(before[0], after[0]) and not torch.equal(before[1], after[1])
         with pytest.raises(ValueError, match=r"\(24,\), not \(2, 24\)"):
@@ -217,7 +217,7 @@ def test_permutations_are_uniform_independent_and_repeatable():
     drawn = []
     for _ in "ab":
         torch.manual_seed(4)
-        drawn.append(wh.permutations((6000,), 3, device="cpu"))
+        drawn.append(wh.random_permutations((6000,), 3, device="cpu"))
     first, again = drawn
     assert torch.equal(first, again)
     counts = torch.unique(first, dim=0, return_counts=True)[1]

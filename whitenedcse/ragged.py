@@ -69,18 +69,20 @@ def rows(batch: Ragged) -> list[list[int]]:
 
 def concatenate(batches: Sequence[Ragged]) -> Ragged:
     """One batch with the sentences of all given batches, in order."""
-    lengths, on_host = torch.cat([b.lengths for b in batches]), None
+    ids = torch.cat([batch.ids for batch in batches])
+    starts = offsets(torch.cat([batch.lengths for batch in batches]))
+    on_host = None
     if batches[0].on_host is not None:
-        on_host = offsets(torch.cat([b.bounds.diff() for b in batches]))
-    ids, longest = torch.cat([b.ids for b in batches]), max(b.longest for b in batches)
-    return Ragged(ids, offsets(lengths), longest, on_host)
+        on_host = offsets(torch.cat([batch.bounds.diff() for batch in batches]))
+    return Ragged(ids, starts, max(batch.longest for batch in batches), on_host)
 
 
 def between(batch: Ragged, first: int, last: int) -> Ragged:
     """A batch of the sentences numbered from `first` to `last` - 1."""
-    bounds, there = batch.bounds[first : last + 1], batch.offsets[first : last + 1]
-    ids, on_host = batch.ids[bounds[0] : bounds[-1]], None if batch.on_host is None else bounds - bounds[0]
-    return Ragged(ids, there - there[0], batch.longest, on_host)
+    starts, bounds = batch.offsets[first : last + 1], batch.bounds[first : last + 1]
+    ids = batch.ids[bounds[0] : bounds[-1]]
+    on_host = None if batch.on_host is None else bounds - bounds[0]
+    return Ragged(ids, starts - starts[0], batch.longest, on_host)
 
 
 def taken(batch: Ragged, at: Tensor) -> tuple[Ragged, Tensor]:
@@ -88,9 +90,10 @@ def taken(batch: Ragged, at: Tensor) -> tuple[Ragged, Tensor]:
 
     at: (m,) int64 -> m sentences of t' tokens in all, and (t',) int64, indices into `batch.ids`.
     """
-    starts, lengths = batch.offsets[:-1][at], batch.lengths[at]
+    lengths = batch.lengths[at]
     bounds = offsets(lengths)
-    tokens = torch.arange(int(bounds[-1])) + (starts - bounds[:-1]).repeat_interleave(lengths)
+    moved = batch.offsets[:-1][at] - bounds[:-1]  # by how many tokens each sentence moves
+    tokens = torch.arange(int(bounds[-1])) + moved.repeat_interleave(lengths)
     return Ragged(batch.ids[tokens], bounds, int(lengths.max())), tokens
 
 

@@ -149,11 +149,13 @@ def iterated(cov: Tensor, r: Tensor, iterations: int = 5) -> Tensor:
     """
     scale = (mean_variance(cov) + r).detach()  # as in `zca`
     a = (cov + r * _identity(cov)) / scale
-    trace, unit = a.shape[-1] * mean_variance(a), 3 * _identity(a)
-    step = root = (unit - (y := a / trace)) / 2
+    trace = a.shape[-1] * mean_variance(a)
+    y, three = a / trace, 3 * _identity(a)
+    step = (three - y) / 2
+    root = step  # P_1
     for _ in range(iterations - 1):
         y = y @ step
-        step = (unit - root @ y) / 2
+        step = (three - root @ y) / 2
         root = step @ root  # these two orders of factors are the stable ones
     return root * (trace * scale).rsqrt()
 
@@ -228,7 +230,8 @@ def shuffled_group_whiten(
     True
     """
     _, d = sentences_by_channels(x)
-    if permutations.shape != (expected := (*x.shape[:-2], d)):
+    expected = (*x.shape[:-2], d)
+    if permutations.shape != expected:
         raise ValueError(f"permutations are {tuple(permutations.shape)}, not {expected} as x asks for")
     channels = torch.arange(d, device=x.device).expand_as(permutations)
     inverse = torch.empty_like(permutations).scatter_(-1, permutations, channels)
@@ -240,10 +243,10 @@ def shuffled_group_whiten(
     return x.gather(-1, inverse.unsqueeze(-2).expand_as(x))
 
 
-def permutations(leading_shape: Sequence[int], d: int, *, device: str | torch.device) -> Tensor:
+def random_permutations(leading_shape: Sequence[int], d: int, *, device: str | torch.device) -> Tensor:
     """Independent uniform permutations of d channels: (*leading_shape, d) int64.
 
-    >>> permutations((2,), 5, device="cpu").sort().values  # every channel once in each row
+    >>> random_permutations((2,), 5, device="cpu").sort().values  # every channel once in each row
     tensor([[0, 1, 2, 3, 4],
             [0, 1, 2, 3, 4]])
     """
@@ -380,11 +383,13 @@ class Moments:
         n, origin, mean, scatter = self.n, self._origin, self._mean, self._scatter
         for start in range(0, len(x), BLOCK):
             block = np.asarray(x[start : start + BLOCK], np.float64)
-            check_finite(block, lambda row, start=start: f"row {start + row}")  # type: ignore[misc]
-            origin = origin if n else block[0].copy()
+            check_finite(block, lambda row: f"row {start + row}")  # noqa: B023
+            if n == 0:
+                origin = block[0].copy()
             rows = block - origin
-            rows -= (of_block := rows.mean(axis=0))
-            delta, share = of_block - mean, len(rows) / (n + len(rows))
+            block_mean = rows.mean(axis=0)
+            rows -= block_mean
+            delta, share = block_mean - mean, len(rows) / (n + len(rows))
             scatter = scatter + rows.T @ rows + np.outer(delta, delta) * (n * share)
             mean, n = mean + delta * share, n + len(rows)
         self.n, self._origin, self._mean, self._scatter = n, origin, mean, scatter

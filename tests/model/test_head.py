@@ -132,7 +132,7 @@ def test_a_head_in_training_whitens_by_its_settings():
         z = head(dense=False, settings=settings, seed=3)(x)
         torch.manual_seed(3)
         order = torch.arange(8).expand(3, 8)
-        order = functions.permutations((3,), 8, device="cpu") if kind == "shuffled_group" else order
+        order = functions.random_permutations((3,), 8, device="cpu") if kind == "shuffled_group" else order
         options = {"width": 4, "eps": 1e-3, "root": settings.root}
         assert_close(z, functions.shuffled_group_whiten(x, order, **options))
 

@@ -155,13 +155,11 @@ class ProjectionHead(nn.Module):
             raise ValueError(f"a whitening of width {len(whitening.mean)} in a head of width {width}")
         self.position = position
         module = Whitener(width, whitening) if isinstance(whitening, WhiteningSettings) else whitening
-        first, last = position in ("before", "both") or not dense, position in ("after", "both") and dense
-        self.before: Any = module if first else None
-        self.linear = nn.Linear(width, width) if dense else None
-        self.after: Any = (deepcopy(module) if first else module) if last else None
-        if self.linear is not None:  # as BERT initialises its layers, and SimCSE its head
-            nn.init.normal_(self.linear.weight, std=0.02)
-            nn.init.zeros_(self.linear.bias)
+        self.before: Any = module if position != "after" or not dense else None
+        self.linear = dense_layer(width) if dense else None
+        self.after: Any = None
+        if position != "before" and dense:
+            self.after = deepcopy(module) if position == "both" else module
 
     @property
     def whitening(self) -> WhiteningSettings | None:
@@ -192,9 +190,12 @@ class ProjectionHead(nn.Module):
             raise ValueError(
                 f"{passes} encoder passes for {views} views; there are from 1 to as many as views"
             )
-        turns = [view % passes for view in range(views)] + list(range(passes, len(x)))
-        z = self(x if turns == list(range(len(x))) else x[turns])
-        return z[:views], None if len(x) == passes else z[views:].flatten(0, 1)
+        if passes < views:
+            turns = [view % passes for view in range(views)]
+            x = x[[*turns, *range(passes, len(x))]]
+        z = self(x)
+        negatives = z[views:].flatten(0, 1) if len(z) > views else None
+        return z[:views], negatives
 
     def dense(self, x: Tensor) -> Tensor:
         """The linear layer and tanh alone: (..., d) -> (..., d); ValueError if the head has none."""
@@ -205,6 +206,14 @@ class ProjectionHead(nn.Module):
                 f"a dense layer of width {d} takes (..., {d}), not a tensor of shape {tuple(x.shape)}"
             )
         return torch.tanh(self.linear(x))
+
+
+def dense_layer(width: int) -> nn.Linear:
+    """A square linear layer, initialised as BERT does its layers, and SimCSE its head."""
+    layer = nn.Linear(width, width)
+    nn.init.normal_(layer.weight, std=0.02)
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 class Final(nn.Module):

@@ -25,7 +25,7 @@ from whitenedcse.whitening import Gradient, Root
 
 def shuffled(x: Tensor, **options: Any) -> Tensor:
     """SGW by permutations drawn here, another for each view: (..., n, d) -> (..., n, d)."""
-    order = whitening.permutations(x.shape[:-2], x.shape[-1], device=x.device)
+    order = whitening.random_permutations(x.shape[:-2], x.shape[-1], device=x.device)
     return whitening.shuffled_group_whiten(x, order, **options)
 
 
@@ -114,8 +114,7 @@ def check_rows(settings: WhiteningSettings | None, d: int, *, n: int) -> None:
     """
     if settings is None or n > (width := settings.width(d)):
         return
-    said = f"{n} sentence{'s' * (n != 1)} cannot whiten {width} channels"
-    said += f", where eps={settings.eps} alone bounds the gain"
+    said = f"{n} sentences cannot whiten {width} channels, where eps={settings.eps} alone bounds the gain"
     if settings.kind in WHOLE:
         later = f"head={settings.kind} averages over batches, so that only the first steps suffer"
         warnings.warn(f"{said}; {later}; a larger data.batch_size helps", stacklevel=2)
@@ -162,7 +161,7 @@ class Whitener(nn.Module):
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("covariance", torch.eye(w).repeat(width // w, 1, 1))
         self.register_buffer("batches", torch.zeros((), dtype=torch.long))
-        self._fixed: tuple[Tensor, Tensor, Tensor] | None = None
+        self._fixed: tuple[Tensor, Tensor, Tensor] | None = None  # mean, covariance, and their matrix
 
     @full_precision
     def forward(self, x: Tensor) -> Tensor:
@@ -205,11 +204,13 @@ class Whitener(nn.Module):
     @property
     def fixed(self) -> Tensor:
         """The matrix of the running statistics, (g, w, w), computed once while they stay the same."""
-        now, then = (self.mean, self.covariance), self._fixed
-        if then is None or not all(map(equal, now, then)):
+        mean, covariance = self.mean, self.covariance
+        known = self._fixed
+        if known is None or not (equal(known[0], mean) and equal(known[1], covariance)):
             with torch.inference_mode(False), torch.no_grad():  # which a later call with gradient can use
-                then = self._fixed = (self.mean.clone(), self.covariance.clone(), self.matrix(*now))
-        return then[2]
+                known = (mean.clone(), covariance.clone(), self.matrix(mean, covariance))
+            self._fixed = known
+        return known[2]
 
     def dense(self) -> tuple[Tensor, Tensor]:
         """Weight (d, d) and bias (d,) with which eval mode is y = x @ weight.T + bias."""
