@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from whitenedcse.compute import alone, each
+from whitenedcse.compute import each
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
@@ -100,7 +100,7 @@ def test_nothing_begins_once_the_rest_is_not_wanted(threaded):
 def test_one_item_is_no_work_for_threads(threaded):
     threaded(3)
     assert list(each(lambda _: threading.get_ident(), [0])) == [threading.get_ident()]
-    assert list(alone(lambda _: threading.get_ident(), [0, 1])) == [threading.get_ident()] * 2
+    assert list(each(lambda _: threading.get_ident(), [0, 1], threads=1)) == [threading.get_ident()] * 2
 
 
 @pytest.mark.slow

@@ -48,6 +48,18 @@ def autocast_type(device: str) -> torch.dtype | None:
     return None
 
 
+def autocast_as_now(device: torch.device) -> Context:
+    """A function that makes contexts with the autocast in force now, for other threads and the backward pass.
+
+    Each context casts the weights for itself: where the pieces of a batch share one cast of a weight,
+    autograd adds up their gradients in bfloat16.
+    """
+    kind = autocast_type(device.type)
+    if kind is None:
+        return functools.partial(without_autocast, device)
+    return functools.partial(torch.autocast, device.type, dtype=kind, cache_enabled=False)
+
+
 def floating(x: object) -> TypeGuard[Tensor]:
     """Whether x is a tensor of floating-point numbers, as token ids and masks are not."""
     return isinstance(x, Tensor) and x.is_floating_point()
@@ -124,19 +136,25 @@ def cores() -> int:
 
 
 def each(
-    function: Callable[[Item], Result], items: Sequence[Item], within: Context = nullcontext
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    within: Context = nullcontext,
+    threads: int | None = None,
 ) -> Iterator[Result]:
-    """The results of a function for all items, in order, computed by `cores` threads.
+    """The results of a function for all items, in order, computed by several threads, or by this one alone.
 
     within: a context that each thread enters once, as PyTorch's modes are set for each thread separately.
+    threads: at most so many; None for `cores`.
     """
-    if min(cores(), len(items)) < 2:
-        yield from alone(function, items, within)
+    threads = min(threads or cores(), len(items))
+    if threads < 2:
+        with within():
+            yield from map(function, items)
         return
     results: list[Future[Result]] = [Future() for _ in items]
     rest = iter([*zip(items, results, strict=True)])  # whose next item one thread alone gets
     pool = _pool(cores())
-    workers = [pool.submit(_work, function, rest, within) for _ in range(min(cores(), len(items)))]
+    workers = [pool.submit(_work, function, rest, within) for _ in range(threads)]
     try:
         for result in results:
             yield result.result()
@@ -145,14 +163,6 @@ def each(
             pass
         for worker in workers:
             worker.result()
-
-
-def alone(
-    function: Callable[[Item], Result], items: Sequence[Item], within: Context = nullcontext
-) -> Iterator[Result]:
-    """The results of a function for all items, in order, computed in this thread within a context."""
-    with within():
-        yield from map(function, items)
 
 
 def _work(

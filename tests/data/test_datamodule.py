@@ -241,7 +241,7 @@ def test_a_forgotten_tokenizer_is_named(text):
 def test_counts_are_told(data, tmp_path):
     (tmp_path / "y.txt").write_text("a cat\n\nthe cat\n\n" * 5)
     path = str(tmp_path / "y.txt")
-    assert data(corpus=path).counts == (
+    assert data(corpus=path).description == (
         f"{path}: 20 lines, 10 blank dropped, 10 kept (8 equal an earlier one); "
         "0 of 10 sentences truncated at 12 tokens (0 %), 40 tokens kept"
     )
@@ -250,7 +250,7 @@ def test_counts_are_told(data, tmp_path):
 def test_what_truncation_takes_is_told_of_every_column(data, tmp_path):
     long, endless = "a cat " * 6, "a cat " * 200
     (tmp_path / "y.csv").write_text(f"a,b\na,{long}\n,a\na,a\n{long},{endless}\n" + "a,a\n" * 3)
-    told = data(corpus=str(tmp_path / "y.csv"), columns=["a", "b"]).counts
+    told = data(corpus=str(tmp_path / "y.csv"), columns=["a", "b"]).description
     assert "7 lines, 1 blank dropped, 6 kept (3 equal an earlier one); 3 of 12 sentences" in told
     assert "truncated at 12 tokens (25 %), 63 tokens kept" in told  # 3 x 12 and 9 x 3
 
@@ -376,4 +376,4 @@ def test_an_epoch_of_fewer_batches_is_counted_by_these(data, limit, each):
     module.trainer.num_training_batches, module.trainer.accumulate_grad_batches = limit, each
     for step in range(3 * steps):
         module.trainer.global_step = step
-        assert module.done() == step % steps * each
+        assert module.batches_done() == step % steps * each

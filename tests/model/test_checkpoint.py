@@ -126,7 +126,7 @@ def test_a_flipped_bit_in_any_file_is_named_and_so_is_a_missing_one(best):
 
 def test_layers_that_are_not_trained_are_said_as_a_command_takes_them(bert, tmp_path):
     embedder_of(bert, kind="mean", layers=(1, -1)).save(tmp_path / "best")
-    (note,) = checkpoint.others(Embedder(encoder=tmp_path / "best"), "best")
+    (note,) = checkpoint.notes_on_source(Embedder(encoder=tmp_path / "best"), "best")
     assert note.endswith("keep it by pooling=mean 'pooling.layers=[1,-1]'")
 
 

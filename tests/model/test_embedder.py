@@ -120,7 +120,7 @@ def test_batches_that_a_gpu_has_no_memory_for_are_halved_and_said_once(encoder, 
         torch.cuda, "Event", lambda: SimpleNamespace(record=lambda: 0, synchronize=lambda: done.append(1))
     )
     rows_, out = ragged(token_ids(texts, encoder.tokenizer, 128)), np.zeros_like(wanted)
-    batches = encoding.Batches(rows_, lambda batch: [embed(batch)], torch.device("cpu"), 1000)
+    batches = encoding.Halving(rows_, lambda batch: [embed(batch)], torch.device("cpu"), 1000)
     counts = encoding.overlapped([out], np.array_split(np.arange(10), 4), batches, torch.inference_mode)
     assert list(counts) == [3, 3, 2, 2] and len(done) == 4
     assert_allclose(out, wanted, atol=1e-6)

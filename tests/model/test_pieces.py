@@ -11,11 +11,12 @@ from encoders import embedder_of
 from test_training import LOSS, module_of
 from torch.testing import assert_close
 
+from whitenedcse.compute import autocast_as_now
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.ragged import concatenate, ragged, rows
 from whitenedcse.training import parallel as module_of_pieces
 from whitenedcse.training.module import reseed
-from whitenedcse.training.parallel import Manner, cut, encoded
+from whitenedcse.training.parallel import cut, encoded
 
 
 def batch_of(n=24, passes=2):
@@ -76,8 +77,8 @@ def test_an_encoding_that_is_made_again_is_the_same(bert, autocast, threaded):
         grads = []
         for keep in (True, False):
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                encode = partial(module.pooled, module.autocast(), (1,))
-                x = encoded(pieces, Manner(encode, parallel, keep), bert.parameters())
+                encode = partial(module.pooled, autocast_as_now(module.device), (1,))
+                x = encoded(pieces, encode, bert.parameters(), parallel=parallel, keep=keep)
             words = bert.backbone.get_input_embeddings().weight
             grads += torch.autograd.grad(x.square().sum(), [words])
         assert torch.equal(*grads)
@@ -107,9 +108,12 @@ def test_the_cut_keeps_every_sentence_once_and_shares_the_work():
 def test_a_weight_that_takes_no_part_has_no_gradient_and_a_frozen_one_none_either(bert):
     weight, unused, frozen = (torch.nn.Parameter(torch.ones(3)) for _ in range(3))
     frozen.requires_grad_(False)
-    manner = Manner(lambda piece, i: piece.offsets[1:, None] * weight * frozen, False, True)
+
+    def weighted(piece, i):
+        return piece.offsets[1:, None] * weight * frozen
+
     pieces = [ragged([[1], [2, 3]]), ragged([[4, 5, 6]])]
-    encoded(pieces, manner, [weight, unused, frozen]).sum().backward()
+    encoded(pieces, weighted, [weight, unused, frozen], parallel=False, keep=True).sum().backward()
     assert weight.grad.tolist() == [1 + 3 + 3] * 3
     assert unused.grad is None and frozen.grad is None
 
@@ -130,8 +134,9 @@ def test_activations_live_until_the_backward_pass_only_if_they_are_kept(bert, ke
             return 2 * grad + 0 * ctx.saved_tensors[0]
 
     weight = torch.nn.Parameter(torch.ones(3))
-    manner = Manner(lambda piece, i: Big.apply(weight * piece.offsets[1:, None]), False, keep)
-    x = encoded([ragged([[1], [2]])] * 4, manner, [weight])
+    pieces = [ragged([[1], [2]])] * 4
+    double = lambda piece, i: Big.apply(weight * piece.offsets[1:, None])  # noqa: E731
+    x = encoded(pieces, double, [weight], parallel=False, keep=keep)
     gc.collect()
     assert [ref() is not None for ref in alive] == [keep] * 4
     x.sum().backward()
@@ -185,7 +190,8 @@ def test_threads_hold_no_more_copies_of_the_gradient_than_there_is_memory_for(mo
         monkeypatch.setattr(module_of_pieces, "COPIES", most)
         seen.clear()
         weight.grad = None
-        manner = Manner(lambda piece, i: piece.offsets[1:, None] * weight, True, True)
-        encoded(pieces, manner, [weight]).sum().backward()
+        encoded(
+            pieces, lambda piece, i: piece.offsets[1:, None] * weight, [weight], parallel=True, keep=True
+        ).sum().backward()
         assert len(seen) == threads and sorted(i for share in seen for i in share) == list(range(16))
         assert weight.grad.tolist() == [32.0] * 3

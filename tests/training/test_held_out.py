@@ -21,7 +21,7 @@ from whitenedcse.model import checkpoint
 from whitenedcse.model.head import Final
 from whitenedcse.ragged import ragged
 from whitenedcse.training.loggers import progress_bar
-from whitenedcse.training.module import first_seed, seed_of
+from whitenedcse.training.module import seed_of, seed_torch
 from whitenedcse.training.monitor import DevSet, HeldOut, Monitor, Row, dropped
 
 
@@ -159,10 +159,10 @@ def test_held_out_sentences_are_never_trained_on(home, tokenizer):
     assert set(seen) <= set(kept) and len(order) == 11
     tokens = tokenised(Corpus(str(home / "my.txt"), (), None), tokenizer, data.max_length)
     assert torch.equal(data.held_out().ids, tokens.rows(held, [0]).ids)
-    assert "4 rows held out, never trained on" in data.counts
+    assert "4 rows held out, never trained on" in data.description
     whole = SentenceData(corpus=str(home / "my.txt"), tokenizer=tokenizer, batch_size=4)
     whole.setup("fit")
-    assert whole.trained is None and "held out" not in whole.counts
+    assert whole.trained is None and "held out" not in whole.description
 
 
 @pytest.mark.parametrize(("rows", "held"), [(4, 2), (19, 2), (40, 4), (9000, 512)])
@@ -195,7 +195,7 @@ def test_the_monitor_without_pairs_measures_dropout_and_uniformity(home, bert, t
     both = []
     for seed in (1, 2):
         embedder.eval().encoder.train()
-        first_seed(seed_of(seed))
+        seed_torch(seed_of(seed))
         both.append(embedder.pool(rows, seed_of(seed, 0)).detach())
     assert values["dev/alignment"] == pytest.approx(float(alignment(*both)), abs=1e-6) and not torch.equal(
         *both

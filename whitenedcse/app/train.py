@@ -111,14 +111,14 @@ def built(cfg: DictConfig, own: Mapping[str, Any] = MappingProxyType({})) -> tup
     """The ContrastiveTraining module and its SentenceData; own: parts of the caller's own, see `train`."""
     from torch.nn import Module
 
-    from whitenedcse.model.checkpoint import own_of
+    from whitenedcse.model.checkpoint import parts_of_source
     from whitenedcse.model.embedder import Embedder
     from whitenedcse.training.module import ContrastiveTraining
     from whitenedcse.training.terms import check_call
 
     encoder = instantiate(cfg.encoder)
     made: Any = {"encoder": encoder, "pooling": instantiate(cfg.pooling)}
-    made["max_length"] = own_of(encoder).get("max_length")
+    made["max_length"] = parts_of_source(encoder).get("max_length")
     head = own["head"] if "head" in own else as_partial(cfg.head)
     made["head"] = head if isinstance(head, Module) else head(width=encoder.width)
     data: Any = instantiate(cfg.data)
@@ -161,12 +161,12 @@ def inputs(config: Any) -> tuple[list[Any], Any]:
 
 def noted(cfg: DictConfig, module: Any, data: Any, device: Any) -> dict[str, Any]:
     """What names a run and its encoder, and what it computes on, which is printed."""
-    from whitenedcse.model.checkpoint import others
+    from whitenedcse.model.checkpoint import notes_on_source
 
     encoder, hydras = module.embedder.encoder, HydraConfig.get()
     attention = encoder.attention(device)
-    say(f"{data.counts}; pooling: {module.embedder.pooling}; attention: {attention}")
-    for note in others(module.embedder, cfg.encoder.get("path")):
+    say(f"{data.description}; pooling: {module.embedder.pooling}; attention: {attention}")
+    for note in notes_on_source(module.embedder, cfg.encoder.get("path")):
         say(note)
     names = {name: hydras.runtime.choices.get(name) for name in ("experiment", "system")}
     if names["experiment"] and "path" in cfg.encoder and own_encoder(hydras.overrides.task):

@@ -10,7 +10,6 @@ import os
 import random
 import re
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,42 +80,49 @@ class Usable:
 
     counts: Counts
 
-    def __init__(self, corpus: Corpus, wordless: Wordless = lambda texts: [False] * len(texts)) -> None:
+    def __init__(self, corpus: Corpus, wordless: Wordless | None = None) -> None:
         self.corpus, self.wordless = corpus, wordless
+        self.total = self.blank = 0  # rows so far
 
     def __iter__(self) -> Iterator[Row]:
         import numpy as np  # here, as --help does without it
 
-        tally, hashes = Counter[str](), array("q")
-        every: Iterable[Row] = self.texts_alone(tally)
-        every = every if self.corpus.sample is None else sampled(every, self.corpus.sample)
-        for row in self.worded(every, tally):
+        rows: Iterable[Row] = self.rows_of_text()
+        if self.corpus.sample is not None:
+            rows = sampled(rows, self.corpus.sample)
+        if self.wordless is not None:
+            rows = self.rows_of_words(rows, self.wordless)
+        hashes = array("q")
+        for row in rows:
             hashes.append(hash(row))
             yield row
         kept, path = len(hashes), self.corpus.path
-        distinct = len(np.unique(np.frombuffer(hashes, np.int64))) if kept else 0
-        self.counts = Counts(tally["total"], tally["blank"], kept, kept - distinct)
         if not kept:
-            raise ValueError(f"{path}: 0 usable sentences in {tally['total']} lines: blank, or no texts")
+            raise ValueError(f"{path}: 0 usable sentences in {self.total} lines: blank, or no texts")
+        distinct = len(np.unique(np.frombuffer(hashes, np.int64)))
         if kept > 1 and distinct == 1:
             raise ValueError(f"{path}: all {kept:,} rows are equal: {row[0]!r:.50}")
+        self.counts = Counts(self.total, self.blank, kept, kept - distinct)
 
-    def texts_alone(self, tally: Counter[str]) -> Iterator[Row]:
-        """The rows of text; `tally` counts all, and those that are not."""
+    def rows_of_text(self) -> Iterator[Row]:
+        """The rows without a field that is blank or no text."""
         for row in cells(self.corpus):
-            tally["total"] += 1
+            self.total += 1
             if all(isinstance(cell, str) and not blank(cell) for cell in row):
                 yield row
             else:
-                tally["blank"] += 1
+                self.blank += 1
 
-    def worded(self, rows: Iterable[Row], tally: Counter[str]) -> Iterator[Row]:
-        """The rows without a text that is `wordless`; `tally` counts the others as blank."""
+    def rows_of_words(self, rows: Iterable[Row], wordless: Wordless) -> Iterator[Row]:
+        """The rows without a text that is `wordless`, which is asked about a block of rows at a time."""
         for block in blocks(rows, BLOCK):
-            lost = iter(self.wordless([text for row in block for text in row]))
-            kept = [row for row in block if not any([next(lost) for _ in row])]
-            tally["blank"] += len(block) - len(kept)
-            yield from kept
+            lost = wordless([text for row in block for text in row])
+            width = len(block[0])
+            for i, row in enumerate(block):
+                if any(lost[i * width : (i + 1) * width]):
+                    self.blank += 1
+                else:
+                    yield row
 
 
 def blocks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
@@ -138,11 +144,17 @@ def rows(corpus: Corpus, *, ids: bool = False) -> Iterator[Row]:
     So row i of what is made of it is row i of the corpus. ids: the last column has the `label` of each row.
     Raises ValueError for a field that is no text.
     """
-    given = ((*row[:-1], label(row[-1])) for row in cells(corpus)) if ids else cells(corpus)
-    every = (tuple("" if cell is None else cell for cell in row) for row in given)
-    for row in every if corpus.sample is None else sampled(filled(every), corpus.sample):
-        if other := [cell for cell in row if not isinstance(cell, str)]:
-            raise ValueError(f"{corpus.path}: text expected in a column, {other[0]!r:.50} found")
+    every: Iterable[Any] = cells(corpus)
+    if ids:
+        every = ((*row[:-1], label(row[-1])) for row in every)
+    every = (tuple("" if cell is None else cell for cell in row) for row in every)
+    if corpus.sample is not None:
+        filled = (row for row in every if not any(isinstance(cell, str) and blank(cell) for cell in row))
+        every = sampled(filled, corpus.sample)
+    for row in every:
+        for cell in row:
+            if not isinstance(cell, str):
+                raise ValueError(f"{corpus.path}: text expected in a column, {cell!r:.50} found")
         yield row
 
 
@@ -151,11 +163,6 @@ def label(one: object) -> str:
     if one is None or one != one or blank(str(one)):
         raise ValueError(f"an id is {one!r}: each text needs its own")
     return str(one)
-
-
-def filled(rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows without a blank field."""
-    return (row for row in rows if not any(isinstance(cell, str) and blank(cell) for cell in row))
 
 
 def texts(corpus: Corpus) -> Iterator[str]:
@@ -168,9 +175,10 @@ def sampled(rows: Iterable[Row], size: int) -> list[Row]:
     generator = random.Random(0)
     drawn: list[tuple[int, Row]] = []
     for number, row in enumerate(rows):
-        place = number if number < size else generator.randrange(number + 1)
-        if place < size:
-            drawn[place : place + 1] = [(number, row)]
+        if number < size:
+            drawn.append((number, row))
+        elif (place := generator.randrange(number + 1)) < size:
+            drawn[place] = number, row
     return [row for _, row in sorted(drawn)]
 
 
@@ -179,7 +187,7 @@ def cells(corpus: Corpus) -> Iterator[tuple[Any, ...]]:
     path, columns = corpus.path, corpus.columns
     here = files(path)
     if not here:
-        yield from picked((record for _, record in hub(path)), columns, path)
+        yield from picked(hub(path), columns, path)
     for file in here:
         if suffix(file) == ".txt":
             if columns:
@@ -208,13 +216,12 @@ def picked(
         yield tuple(record[name] for name in columns)
 
 
-def hub(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The records of the "train" split of a hub data set, each with the data set's name."""
+def hub(name: str) -> Iterable[Mapping[str, Any]]:
+    """The records of the "train" split of a hub data set."""
     with of_hub(name):
         from datasets import load_dataset  # seconds, which most corpora need not wait for
 
-        every = load_dataset(name, split="train", streaming=True)
-    return ((name, record) for record in every)
+        return load_dataset(name, split="train", streaming=True)
 
 
 @contextmanager
@@ -263,8 +270,8 @@ def files(path: str) -> list[str]:
     if "://" in path:
         with filesystem(path) as (system, inside):
             system.invalidate_cache()
-            known = suffix(path) in KINDS
-            paths = [path] if known else list(map(system.unstrip_protocol, system.find(inside)))
+            one = suffix(path) in KINDS
+            paths = [path] if one else [system.unstrip_protocol(file) for file in system.find(inside)]
     elif not Path(path).exists():
         return []
     elif Path(path).is_file():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,16 +142,18 @@ class SentenceData(LightningDataModule):
         tokenizer: Any = None,
     ) -> None:
         super().__init__()
-        self.budget, self.said = batch_size, f"batch_size={batch_size}"
+        self.setting, self.budget = "batch_size", batch_size
         if batch_tokens is not None:
-            self.budget, self.said = batch_tokens, f"batch_tokens={batch_tokens}"
+            self.setting, self.budget = "batch_tokens", batch_tokens
         if self.budget < 2:
-            raise ValueError(f"{self.said}: a contrastive loss needs 2 sentences or more in a batch")
+            raise ValueError(
+                f"{self.setting}={self.budget}: a contrastive loss needs 2 sentences or more in a batch"
+            )
         if passes < 1:
             raise ValueError(f"data.passes={passes} must be 1 or more")
         check_changes(passes, repetition, crop)
         columns = tuple([columns] if isinstance(columns, str) else columns)
-        Corpus(corpus, columns, sample)  # refuses what no corpus has
+        Corpus(corpus, columns, sample)  # raises for what no corpus has
         self.corpus, self.columns, self.sample = corpus, columns, sample
         self.max_length, self.passes, self.seed = max_length, passes, seed
         self.batch_tokens, self.tokenizer = batch_tokens, tokenizer
@@ -169,42 +170,43 @@ class SentenceData(LightningDataModule):
             return
         if self.tokenizer is None:
             raise ValueError("SentenceData has no tokenizer: set data.tokenizer before data.setup")
-        path = str(located(self.corpus))
-        corpus = Corpus(path, self.columns, self.sample)
+        corpus = Corpus(str(located(self.corpus)), self.columns, self.sample)
         self.tokens = tokenised(corpus, self.tokenizer, self.max_length, prompt=self.prompt)
-        self.check_budget(path, 1)
+        self.check_budget()
 
-    def check_budget(self, path: str, world: int) -> None:
+    def check_budget(self, world: int = 1) -> None:
         """Raise ValueError if rows do not fill a batch, or `world` processes cannot share it equally."""
-        tokens, longest = self.batch_tokens is not None, int(self.sizes.max(initial=0))
-        if not whole_batches(self.sizes, self.budget):
-            have = f" of {self.sizes.sum()} tokens" if tokens else ""
+        sizes, said = self.sizes, f"{self.setting}={self.budget}"
+        if not whole_batches(sizes, self.budget):
+            tokens = "" if self.batch_tokens is None else f" of {sizes.sum()} tokens"
             held = f" beside {self.holds_out} held out" if self.holds_out else ""
             raise ValueError(
-                f"{path}: {len(self.tokens) - self.holds_out} rows{have}{held} do not fill one {self.said};"
-                f" set data.{self.said.partition('=')[0]} lower, or add rows"
+                f"{self.corpus}: {len(sizes)} rows{tokens}{held} do not fill one {said};"
+                f" set data.{self.setting} lower, or add rows"
             )
-        if self.budget < (need := max(2, world) * longest):
+        need = max(2, world) * int(sizes.max())
+        if self.budget < need:
             raise ValueError(
-                f"{self.said} may leave fewer than {max(2, world)} sentences in a batch; "
-                f"use {need} or more, as the longest has {longest}"
+                f"{said} may leave fewer than {max(2, world)} sentences in a batch; "
+                f"use {need} or more, as the longest has {sizes.max()}"
             )
-        if self.budget % world and not tokens:
+        if self.budget % world and self.batch_tokens is None:
             fewer = max(n for n in range(1, world) if self.budget % n == 0)
             raise ValueError(
-                f"{self.said} cannot be shared equally by {world} processes; choose a multiple of them,"
+                f"{said} cannot be shared equally by {world} processes; choose a multiple of them,"
                 f" or trainer.devices={fewer}"
             )
 
-    @cached_property
+    @property
     def sizes(self) -> NDArray[np.int64]:
         """(rows,) int64: the size of each trained row in a batch, 1 or the tokens of its first column."""
+        trained = self.trained
         if self.batch_tokens is None:
-            return np.ones(len(self.tokens) if self.trained is None else len(self.trained), dtype=np.int64)
+            return np.ones(len(self.tokens) if trained is None else len(trained), dtype=np.int64)
         sizes = np.diff(self.tokens.offsets)[:: self.tokens.columns]
-        return sizes if self.trained is None else sizes[self.trained]
+        return sizes if trained is None else sizes[trained]
 
-    @cached_property
+    @property
     def trained(self) -> NDArray[np.int64] | None:
         """The numbers of the rows that are trained on, ascending; None for all, if none are held out."""
         return np.sort(self.shuffled(1)[self.holds_out :]) if self.holds_out else None
@@ -222,9 +224,7 @@ class SentenceData(LightningDataModule):
         """Hold rows out from now on, if none are yet. Raises ValueError as `check_budget`."""
         if not self.hold_out:
             self.hold_out = True
-            for known in ("sizes", "trained"):
-                vars(self).pop(known, None)
-            self.check_budget(self.corpus, 1)
+            self.check_budget()
 
     def held_out(self) -> Ragged:
         """The first column of the rows that are not trained on, as a batch."""
@@ -233,9 +233,16 @@ class SentenceData(LightningDataModule):
     def train_dataloader(self) -> DataLoader[Batch]:
         """The batches of this rank; a run that was resumed from a checkpoint starts at the batch after it."""
         rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        self.check_budget(self.corpus, world)
-        share: Any = {"rank": rank, "world": world, "start": self.done, "rows": self.trained}
-        order = EpochOrder(self.sizes, self.budget, seed=self.seed, **share)
+        self.check_budget(world)
+        order = EpochOrder(
+            self.sizes,
+            self.budget,
+            seed=self.seed,
+            rank=rank,
+            world=world,
+            start=self.batches_done,
+            rows=self.trained,
+        )
         return DataLoader(
             Batches(self.tokens, self.passes, self.changes(order)),
             batch_size=None,
@@ -258,7 +265,7 @@ class SentenceData(LightningDataModule):
             crop=self.crop,
         )
 
-    def done(self) -> int:
+    def batches_done(self) -> int:
         """How many batches of the current epoch the trainer has finished."""
         if self.trainer is None:
             return 0
@@ -273,9 +280,10 @@ class SentenceData(LightningDataModule):
         return self.tokens.rows(self.shuffled(0)[: max(1, k // columns)], range(columns))
 
     @property
-    def counts(self) -> str:
+    def description(self) -> str:
         """One line of text: how many lines were read, dropped and kept, and how many sentences truncated."""
-        c, n = self.tokens.counts, self.tokens.counts.kept * self.tokens.columns
+        c = self.tokens.counts
+        n = c.kept * self.tokens.columns
         equal = f" ({c.repeated:,} equal an earlier one)" if c.repeated else ""
         held = f", {self.holds_out:,} rows held out, never trained on" if self.hold_out else ""
         share = f"{100 * self.tokens.truncated / n:.1f}".removesuffix(".0")

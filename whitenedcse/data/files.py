@@ -27,8 +27,8 @@ LONGEST = 1 << 28  # characters of a field of a table; Python's csv would stop a
 
 def suffix(name: str | Path) -> str:
     """The suffix that decides how a file is read, without that of a compression: ".txt" of x.txt.gz."""
-    *_, inner, last = ["", "", *Path(str(name).lower()).suffixes]
-    return inner if last in COMPRESSIONS else last
+    path = Path(str(name).lower())
+    return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
 
 
 def blank(text: str) -> bool:
@@ -114,14 +114,17 @@ def table(path: str | Path, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if kind == ".tsv" and not in_quotes(lines(path)):
         form["quoting"] = csv.QUOTE_NONE
     csv.field_size_limit(LONGEST)
-    reader, names = csv.reader((line + "\n" for line in lines(path)), **form), list[str]()
+    reader = csv.reader((line + "\n" for line in lines(path)), **form)
+    names: list[str] = []
     try:
-        for fields in reader:
-            if fields and len(fields) != len(set(names or fields)):
-                raise csv.Error(f"{len(fields)} fields, {len(set(names or fields))} different ones expected")
-            if names and fields:
-                yield f"{path}:{reader.line_num}", dict(zip(names, fields, strict=True))
-            names = names or fields
+        for cells in filter(None, reader):  # without blank lines
+            expected = len(set(names or cells))
+            if len(cells) != expected:
+                raise csv.Error(f"{len(cells)} fields, {expected} different ones expected")
+            if names:
+                yield f"{path}:{reader.line_num}", dict(zip(names, cells, strict=True))
+            else:
+                names = cells
     except csv.Error as error:
         raise ValueError(f"{path}:{reader.line_num}: {error}") from error
 

@@ -117,22 +117,22 @@ def load(path: str, pooling: Pooling | str | None = None) -> Embedder:
             f"{path} carries its own pooling ({named}); leave pooling= and layers= out. Other layers of it "
             "are pooled by evaluate.py's protocol=whiteningbert and protocol=bert_whitening"
         )
-    return Embedder(**own(directory) | ({"pooling": pooling} if pooling else {})).eval()
+    return Embedder(**parts_of(directory) | ({"pooling": pooling} if pooling else {})).eval()
 
 
-def own(directory: Path, encoder: Encoder | None = None) -> dict[str, Any]:
+def parts_of(directory: Path, encoder: Encoder | None = None) -> dict[str, Any]:
     """The keyword arguments of `Embedder` in a directory; encoder: its own, where it is loaded already."""
     if (directory / SETTINGS).exists():
-        return ours(directory, encoder)
+        return parts_of_checkpoint(directory, encoder)
     if (directory / MODULES).exists():
         return sentence_transformers.read(directory, encoder)
     encoder = encoder or pretrained(path=str(directory))
     head = ProjectionHead(width=encoder.width, whitening=None, dense=False)
-    return {"encoder": encoder, "pooling": None, "head": head} | exported(directory)
+    return {"encoder": encoder, "pooling": None, "head": head} | parts_of_export(directory)
 
 
-def ours(directory: Path, encoder: Encoder | None) -> dict[str, Any]:
-    """`own` of a checkpoint that `save` wrote."""
+def parts_of_checkpoint(directory: Path, encoder: Encoder | None) -> dict[str, Any]:
+    """`parts_of` a checkpoint that `save` wrote."""
     content, encoder = read(directory), encoder or pretrained(path=str(directory))
     last: dict[str, Any] = tensors(directory / FINAL) if content["final"] else {}
     with parsing(directory / SETTINGS, FOREIGN):
@@ -149,7 +149,7 @@ def ours(directory: Path, encoder: Encoder | None) -> dict[str, Any]:
         return {"encoder": encoder, "head": head, **parts}
 
 
-def exported(directory: Path) -> dict[str, Any]:
+def parts_of_export(directory: Path) -> dict[str, Any]:
     """What an export for Transformers notes of its vectors: pooling, prompt, last step. Empty for others."""
     if not (directory / EXPORT).is_file():
         return {}
@@ -161,32 +161,43 @@ def exported(directory: Path) -> dict[str, Any]:
         return {"pooling": Pooling(**content["pooling"]), "prompt": content["prompt"], "final": last}
 
 
-def own_of(encoder: Encoder) -> dict[str, Any]:
-    """`own` of the directory that an encoder was loaded from; empty where there is none, or it is foreign."""
+def parts_of_source(encoder: Encoder) -> dict[str, Any]:
+    """`parts_of` the directory that an encoder was loaded from; empty for none, and for a foreign one."""
     with suppress(ValueError, OSError), torch.random.fork_rng(devices=[]):  # which no layer made here moves
-        return own(encoder.source, encoder) if encoder.source else {}
+        return parts_of(encoder.source, encoder) if encoder.source else {}
     return {}
 
 
-def others(embedder: Embedder, path: str | None) -> list[str]:
+def notes_on_source(embedder: Embedder, path: str | None) -> list[str]:
     """Notes on what the encoder at `path` has of its own, and is not trained with: pooling, prompt, steps."""
-    has = own_of(embedder.encoder) if path else {}
-    pooling, prompt = has.get("pooling") or embedder.pooling, has.get("prompt", embedder.prompt)
+    has = parts_of_source(embedder.encoder) if path else {}
     notes = []
+    pooling = has.get("pooling") or embedder.pooling
     if str(pooling) != str(embedder.pooling):
-        layers = f" {override('pooling.layers', pooling.layers)}" * (pooling.layers != (-1,))
-        keep = f"pooling={pooling.kind}{layers}"
+        keep = f"pooling={pooling.kind}"
+        if pooling.layers != (-1,):
+            keep += f" {override('pooling.layers', pooling.layers)}"
         notes.append(f"note: {path} pools by {pooling}, this run by {embedder.pooling}; keep it by {keep}")
+    prompt = has.get("prompt", embedder.prompt)
     if prompt != embedder.prompt:
         now = repr(embedder.prompt) if embedder.prompt else "none"
         notes.append(f"note: {path} embeds after the prompt {prompt!r}, this run after {now}; see prompt=")
-    after = [] if has.get("embedding", "encoder") == "encoder" else [has["embedding"]]
-    if (last := has.get("final")) is not None:
-        after += ["linear"] * (last.weight is not None) + ["unit length"] * last.unit
-    if after:
-        unit = "; unit length is added again by whitenedcse export --unit" * ("unit length" in after)
+    if after := steps_after_pooling(has):
+        unit = "; unit length is added again by whitenedcse export --unit" if "unit length" in after else ""
         notes.append(f"note: what {path} has after its pooling is left out: {', '.join(after)}{unit}")
     return notes
+
+
+def steps_after_pooling(parts: dict[str, Any]) -> list[str]:
+    """What follows the pooling in an embedder of these parts, in words."""
+    steps, final = [], parts.get("final")
+    if parts.get("embedding", "encoder") != "encoder":
+        steps.append(parts["embedding"])
+    if final is not None and final.weight is not None:
+        steps.append("linear")
+    if final is not None and final.unit:
+        steps.append("unit length")
+    return steps
 
 
 def digest_of(embedder: Embedder) -> str:

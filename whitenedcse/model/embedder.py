@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from functools import cache, partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from whitenedcse.compute import alone, each, full_precision, without_autocast
+from whitenedcse.compute import each, full_precision, without_autocast
 from whitenedcse.console import pace, say
 from whitenedcse.data.tokens import token_ids
 from whitenedcse.inputs import check_text, expanded, takes_numbers, texts
@@ -291,19 +290,22 @@ def fill(
     """
     first, device = firsts(rows), next(module.parameters()).device
     most = batch_tokens(device, getattr(module, "encoder", module).width)
-    every = by_length(rows, np.unique(first), most)[manner.share[0] :: manner.share[1]]
-    batches, modes = Batches(rows, run, device, most), partial(encoding, device, manner.bf16)
+    rank, world = manner.share
+    batches = by_length(rows, np.unique(first), most)[rank::world]
+    results, modes = Halving(rows, run, device, most), partial(encoding, device, manner.bf16)
 
     def work(at: NDArray[np.intp]) -> int:
-        return written(out, at, [x.float().cpu() for x in batches(at)])
+        return written(out, at, [x.float().cpu() for x in results(at)])
 
     was_training = module.training
     module.eval()
     try:
-        with told(manner.progress, sum(map(len, every))) as more:
-            # Transformers' own classes are not made for several threads; their operators share the cores
-            counts = each(work, every, modes) if module.parallel else alone(work, every, modes)
-            for count in overlapped(out, every, batches, modes) if device.type == "cuda" else counts:
+        with told(manner.progress, sum(map(len, batches))) as more:
+            if device.type == "cuda":
+                counts = overlapped(out, batches, results, modes)
+            else:  # Transformers' own classes are not made for several threads
+                counts = each(work, batches, modes, threads=None if module.parallel else 1)
+            for count in counts:
                 more(count)
     finally:
         module.train(was_training)
@@ -317,13 +319,15 @@ def batch_tokens(device: torch.device, width: int) -> int:
 
     A token takes some 100 bytes a channel while a layer is computed, and 4 in each layer that is pooled.
     """
+    if device.type == "cpu":
+        return BATCH_TOKENS
     if device.type != "cuda":
-        return BATCH_TOKENS * (1 if device.type == "cpu" else 8)  # elsewhere it is launches that cost
+        return 8 * BATCH_TOKENS  # elsewhere it is launches that cost
     free, _ = torch.cuda.mem_get_info(device)
     return max(8 * BATCH_TOKENS, min(128 * BATCH_TOKENS, free // (256 * width)))
 
 
-class Batches:
+class Halving:
     """Runs sentences by their numbers; where a GPU lacks memory, these and later ones in halves."""
 
     def __init__(
@@ -337,7 +341,8 @@ class Batches:
         padded = int(self.lengths[at].max()) * len(at)
         if padded <= self.most or len(at) == 1:
             try:
-                return self.run(taken(self.rows, torch.from_numpy(at))[0].to(self.device))
+                batch, _ = taken(self.rows, torch.from_numpy(at))
+                return self.run(batch.to(self.device))
             except torch.OutOfMemoryError:
                 if len(at) == 1:
                     raise
@@ -356,42 +361,41 @@ def say_halved() -> None:
 
 def overlapped(
     out: Sequence[NDArray[np.float32]],
-    every: Sequence[NDArray[np.intp]],
-    batches: Callable[[NDArray[np.intp]], Sequence[Tensor]],
+    batches: Sequence[NDArray[np.intp]],
+    results: Callable[[NDArray[np.intp]], Sequence[Tensor]],
     modes: Callable[[], AbstractContextManager[Any]],
 ) -> Iterator[int]:
     """Write the results of all batches; while a GPU computes one, that before it is copied from there."""
-    waiting: list[Callable[[], int]] = []
+    waiting: list[Any] = []
     with modes():
-        for at in every:
-            results = [x.float().to("cpu", non_blocking=True) for x in batches(at)]  # to pinned memory
+        for at in batches:
+            copies = [x.float().to("cpu", non_blocking=True) for x in results(at)]  # to pinned memory
             copied = torch.cuda.Event()
             copied.record()
-            waiting.append(partial(awaited, copied, partial(written, out, at, results)))
+            waiting.append((at, copies, copied))
             if len(waiting) > 1:
-                yield waiting.pop(0)()
-        yield from (write() for write in waiting)
+                yield written(out, *waiting.pop(0))
+        for one in waiting:
+            yield written(out, *one)
 
 
-def awaited(copied: Any, write: Callable[[], int]) -> int:
-    """The number of sentences written when their results are here."""
-    copied.synchronize()
-    return write()
-
-
-def written(out: Sequence[NDArray[np.float32]], at: NDArray[np.intp], results: Sequence[Tensor]) -> int:
-    """Write results of these sentences into the arrays; returns the number of sentences."""
+def written(
+    out: Sequence[NDArray[np.float32]], at: NDArray[np.intp], results: Sequence[Tensor], copied: Any = None
+) -> int:
+    """Write results of these sentences into the arrays, once `copied`; returns the number of sentences."""
+    if copied is not None:
+        copied.synchronize()
     for array, x in zip(out, results, strict=True):
         array[..., at, :] = x.numpy()
     return len(at)
 
 
-def encoding(device: torch.device, bf16: bool) -> ExitStack:
+@contextmanager
+def encoding(device: torch.device, bf16: bool) -> Iterator[None]:
     """The PyTorch modes in which sentences are encoded, to be entered by each thread."""
-    stack = ExitStack()
-    stack.enter_context(torch.inference_mode())
-    stack.enter_context(torch.autocast(device.type, torch.bfloat16) if bf16 else without_autocast(device))
-    return stack
+    precision = torch.autocast(device.type, torch.bfloat16) if bf16 else without_autocast(device)
+    with torch.inference_mode(), precision:
+        yield
 
 
 def told(progress: Progress, total: int) -> AbstractContextManager[Callable[[int], None]]:
@@ -410,9 +414,12 @@ def ragged_ids(sentences: Sequence[str], tokenizer: Any, max_length: int, prompt
 
 def firsts(rows: Ragged) -> NDArray[np.intp]:
     """For each sentence the number of the first one that equals it, (n,)."""
-    ids, seen = rows.ids.numpy(), dict[bytes, int]()
-    bounds = pairwise(rows.offsets.tolist())
-    return np.array([seen.setdefault(ids[a:b].tobytes(), i) for i, (a, b) in enumerate(bounds)], np.intp)
+    ids, offsets = rows.ids.numpy(), rows.offsets.tolist()
+    first = np.empty(rows.n, np.intp)
+    seen: dict[bytes, int] = {}
+    for i in range(rows.n):
+        first[i] = seen.setdefault(ids[offsets[i] : offsets[i + 1]].tobytes(), i)
+    return first
 
 
 def by_length(rows: Ragged, at: NDArray[np.intp], budget: int) -> list[NDArray[np.intp]]:

@@ -27,29 +27,32 @@ POOLING_KEYS = {
     "last": "pooling_mode_lasttoken",
 }
 MODES = "pooling_mode_"
-ACTIVATIONS = {"identity": "torch.nn.modules.linear.Identity", "tanh": "torch.nn.modules.activation.Tanh"}
+TANH = "torch.nn.modules.activation.Tanh"
+ACTIVATIONS = {"identity": "torch.nn.modules.linear.Identity", "tanh": TANH}
 LIMITS = [  # the names of the Transformer's own file in all releases, the newest first
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 ]
 ARGUMENTS = {"add_pooling_layer", "attn_implementation", "torch_dtype", "dtype"}  # that change no vector here
-SENTENCE = ["sentence_embedding"]
-# the settings of each module: None for those that are read here or change no vector, else their only values
-KNOWN: dict[str, dict[str, list[Any] | None]] = {
-    "Transformer": {
-        **dict.fromkeys(("max_seq_length", "do_lower_case", "unpad_inputs", "model_args", "model_kwargs")),
-        **{"transformer_task": ["feature-extraction"], "module_output_name": ["token_embeddings"]},
-        "modality_config": [{"text": {"method": "forward", "method_output_name": "last_hidden_state"}}],
-    },
+SENTENCE = "sentence_embedding"
+# by module, the settings that are read here or change no vector, and those that may have one value alone
+READ: dict[str, set[str]] = {
+    "Transformer": {"max_seq_length", "do_lower_case", "unpad_inputs", "model_args", "model_kwargs"},
     "Pooling": {
-        **dict.fromkeys(("word_embedding_dimension", "embedding_dimension", "include_prompt")),
-        **dict.fromkeys(("pooling_mode", "pooling_mode_mean_sqrt_len_tokens")),
-        **dict.fromkeys(("pooling_mode_weightedmean_tokens", *POOLING_KEYS.values())),
+        *("word_embedding_dimension", "embedding_dimension", "include_prompt", "pooling_mode"),
+        *("pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens", *POOLING_KEYS.values()),
     },
-    "Dense": {
-        **dict.fromkeys(("in_features", "out_features", "bias", "activation_function")),
-        **{"module_input_name": SENTENCE, "module_output_name": SENTENCE, "use_residual": [False]},
+    "Dense": {"in_features", "out_features", "bias", "activation_function"},
+    "Normalize": set(),
+}
+FIXED: dict[str, dict[str, Any]] = {
+    "Transformer": {
+        "transformer_task": "feature-extraction",
+        "module_output_name": "token_embeddings",
+        "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
     },
+    "Pooling": {},
+    "Dense": {"module_input_name": SENTENCE, "module_output_name": SENTENCE, "use_residual": False},
     "Normalize": {"module_input_name": SENTENCE, "module_output_name": SENTENCE},
 }
 Dense = tuple[Tensor, Tensor, str]
@@ -71,51 +74,58 @@ def write(embedder: Embedder, directory: Path) -> None:
     if not expressible(embedder.pooling):
         return
     encoder, pooling = embedder.encoder, embedder.pooling
+    modules: list[dict[str, Any]] = []
+
+    def added(kind: str) -> Path:
+        path = f"{len(modules)}_{kind}" if modules else ""  # the first one's files are at the root
+        modules.append({"idx": len(modules), "name": str(len(modules)), "path": path, "type": PREFIX + kind})
+        return directory / path
+
+    dump(added("Transformer") / "sentence_bert_config.json", transformer_settings(embedder))
     layers = sorted(encoder.layer(layer) for layer in pooling.layers)
-    mixed, dense = set(layers) != {encoder.depth}, dense_modules(embedder)
-    names = ["Transformer", *["WeightedLayerPooling"] * mixed, "Pooling"]
-    names += ["Dense"] * len(dense) + ["Normalize"] * embedder.unit
-    paths = ["", *(f"{i}_{name}" for i, name in enumerate(names) if i)]
-    modules = [
-        {"idx": i, "name": str(i), "path": path, "type": PREFIX + name}
-        for i, (path, name) in enumerate(zip(paths, names, strict=True))
-    ]
-    dump(directory / "modules.json", modules)
-    settings: dict[str, Any] = {"max_seq_length": embedder.max_length, "do_lower_case": False}
-    if lacks_pooler(encoder.backbone):  # else the library makes one, and says that its weights are missing
-        settings["model_args"] = {"add_pooling_layer": False}
-    dump(directory / "sentence_bert_config.json", settings)
-    if embedder.prompt or embedder.prompts:
-        dump(directory / PROMPTS, named_prompts(embedder))
-    if mixed:
-        write_average(directory, directory / paths[1], layers, encoder)
+    if set(layers) != {encoder.depth}:
+        write_average(directory, added("WeightedLayerPooling"), layers, encoder)
     kind = "cls" if pooling.kind == "pooler" else pooling.kind
     modes = {key: kind == name for name, key in POOLING_KEYS.items()}
-    dump(directory / paths[1 + mixed] / "config.json", {"word_embedding_dimension": encoder.width, **modes})
-    for path, (weight, bias, activation) in zip(paths[2 + mixed :], dense, strict=False):
-        shape = {"in_features": weight.shape[1], "out_features": weight.shape[0], "bias": True}
-        dump(directory / path / "config.json", {**shape, "activation_function": ACTIVATIONS[activation]})
-        tensors = {"linear.weight": weight.detach().contiguous(), "linear.bias": bias.detach().contiguous()}
-        save_file(tensors, directory / path / "model.safetensors")
+    dump(added("Pooling") / "config.json", {"word_embedding_dimension": encoder.width, **modes})
+    for weight, bias, activation in dense_modules(embedder):
+        write_dense(added("Dense"), weight, bias, ACTIVATIONS[activation])
+    if embedder.unit:
+        added("Normalize")
+    dump(directory / "modules.json", modules)
+    write_prompts(embedder, directory / PROMPTS)
 
 
-def lacks_pooler(backbone: Any) -> bool:
-    """Whether a backbone of a kind with an optional pooler has none."""
+def transformer_settings(embedder: Embedder) -> dict[str, Any]:
+    """The library's settings of the encoder."""
+    backbone = embedder.encoder.backbone
+    settings: dict[str, Any] = {"max_seq_length": embedder.max_length, "do_lower_case": False}
     optional = "add_pooling_layer" in inspect.signature(type(backbone).__init__).parameters
-    return optional and getattr(backbone, "pooler", None) is None
+    if optional and getattr(backbone, "pooler", None) is None:  # the library would make one, without weights
+        settings["model_args"] = {"add_pooling_layer": False}
+    return settings
 
 
-def named_prompts(embedder: Embedder) -> dict[str, Any]:
-    """The prompts as that library's config: by name, and which of them its `encode` uses.
+def write_dense(folder: Path, weight: Tensor, bias: Tensor, activation: str) -> None:
+    """Write a Dense: weight (out, in), bias (out,)."""
+    shape = {"in_features": weight.shape[1], "out_features": weight.shape[0], "bias": True}
+    dump(folder / "config.json", {**shape, "activation_function": activation})
+    tensors = {"linear.weight": weight.detach().contiguous(), "linear.bias": bias.detach().contiguous()}
+    save_file(tensors, folder / "model.safetensors")
+
+
+def write_prompts(embedder: Embedder, file: Path) -> None:
+    """Write the prompts, if there are any: by name, and which of them the library's `encode` uses.
 
     Its `encode_query` and `encode_document` would use no prompt at all if none had their names.
     """
+    if not (embedder.prompt or embedder.prompts):
+        return
     own = {"query": embedder.prompt_of("query"), "document": embedder.prompt_of(*DOCUMENT)}
-    default = {"default": embedder.prompt} if embedder.prompt else {}
-    return {
-        "prompts": own | embedder.prompts | default,
-        "default_prompt_name": "default" if default else None,
-    }
+    every = own | embedder.prompts
+    if embedder.prompt:
+        every["default"] = embedder.prompt
+    dump(file, {"prompts": every, "default_prompt_name": "default" if embedder.prompt else None})
 
 
 def prompts(directory: Path, modes: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,7 +211,7 @@ def read(directory: Path, encoder: Encoder | None) -> dict[str, Any]:
     if encoder is None:
         encoder = pretrained(path=str(paths[0]))
         lower(encoder.tokenizer, paths[0])
-    dense, maps, tanh = layers_after(encoder.width, paths[2 : 2 + kinds[2:].count("Dense")])
+    dense, maps, tanh = dense_folders(encoder.width, paths[2 : 2 + kinds.count("Dense")])
     pooling = Pooling(kind=pooling_kind(paths[1] / "config.json"), layers=layers)
     if not expressible(pooling):
         raise ForeignModules(f"{paths[1]} takes the maximum of an average of layers, which is not supported")
@@ -227,9 +237,11 @@ def check_known(kind: str, folder: Path) -> None:
     """Raise ForeignModules for a setting of a module that is not known here: vectors may depend on it."""
     file, settings = settings_of(kind, folder)
     for name, value in settings.items():
-        only = KNOWN[kind].get(name, [])
-        other = value not in only if only is not None else isinstance(value, dict) and set(value) - ARGUMENTS
-        if value not in (None, {}) and other:
+        if name in READ[kind]:
+            known = not isinstance(value, dict) or set(value) <= ARGUMENTS
+        else:
+            known = name in FIXED[kind] and value == FIXED[kind][name]
+        if value not in (None, {}) and not known:
             raise ForeignModules(f"{file} has {name}={value!r:.99}, which is not read here")
 
 
@@ -275,22 +287,24 @@ def averaged(config: Path, folder: Path) -> list[int]:
     return [start + i for i, count in enumerate(counts) for _ in range(count)]
 
 
-def layers_after(d: int, folders: Sequence[Path]) -> tuple[Path | None, list[Path], bool]:
+def dense_folders(d: int, folders: list[Path]) -> tuple[Path | None, list[Path], bool]:
     """Dense modules in order: the folder of a square one with tanh, those after it, if they end in tanh.
 
     Raises ForeignModules for other activations, and where tanh is not the last of them.
     """
     configs = [read_json(folder / "config.json") for folder in folders]
-    kinds = [activation(config.get("activation_function", ACTIVATIONS["tanh"])) for config in configs]
-    shapes = [(config.get("in_features"), config.get("out_features")) for config in configs]
-    first = bool(kinds) and kinds[0] == ACTIVATIONS["tanh"] and shapes[0] == (d, d)
-    last = kinds[first:][-1:] == [ACTIVATIONS["tanh"]]
-    for folder, kind in zip(folders[first:], kinds[first : len(kinds) - last], strict=False):
+    kinds = [activation(config.get("activation_function", TANH)) for config in configs]
+    first = None
+    if configs and kinds[0] == TANH and configs[0].get("in_features") == configs[0].get("out_features") == d:
+        first, folders, kinds = folders[0], folders[1:], kinds[1:]
+    tanh = bool(kinds) and kinds[-1] == TANH
+    linear = kinds[:-1] if tanh else kinds
+    for folder, kind in zip(folders, linear, strict=False):
         if kind != ACTIVATIONS["identity"]:
             raise ForeignModules(
                 f"{folder} is a Dense with {kind}; supported: a square one with tanh, linear ones, tanh"
             )
-    return folders[0] if first else None, list(folders[first:]), last
+    return first, folders, tanh
 
 
 def activation(name: object) -> object:
@@ -320,10 +334,13 @@ def final(folders: Sequence[Path], *, tanh: bool, unit: bool, source: str) -> Fi
 def pooling_kind(path: Path) -> str:
     """The one kind that a Pooling module's config turns on. Raises ForeignModules for any other."""
     config: dict[str, Any] = read_json(path)
-    kinds = config.get("pooling_mode") or [key for key, on in config.items() if key[:13] == MODES and on]
-    kinds = [kinds] if isinstance(kinds, str) else kinds or ["mean"]  # which is their default
-    ours = {key: name for name, key in POOLING_KEYS.items()} | {name: name for name in POOLING_KEYS}
-    ours |= {"lasttoken": "last"}  # its newer releases name most as here
+    kinds = config.get("pooling_mode")  # of newer releases: a name, which is most often as here
+    if isinstance(kinds, str):
+        kinds = [kinds]
+    if not kinds:
+        kinds = [key for key, on in config.items() if key.startswith(MODES) and on] or ["mean"]
+    ours = {key: name for name, key in POOLING_KEYS.items()}
+    ours |= {name: name for name in POOLING_KEYS} | {"lasttoken": "last"}
     if len(kinds) != 1 or kinds[0] not in list(ours):
         raise ForeignModules(
             f"{path} asks for pooling {kinds}; supported is one of {', '.join(POOLING_KEYS)}"

@@ -12,8 +12,7 @@ import gc
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, partial, reduce
-from operator import add
+from functools import cache, partial
 from typing import Any
 
 import lightning
@@ -25,13 +24,13 @@ from torch.nn import Parameter
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from whitenedcse.compute import autocast_type, cores, full_precision
+from whitenedcse.compute import Context, autocast_as_now, cores, full_precision
 from whitenedcse.data.datamodule import Batch
 from whitenedcse.inputs import takes_numbers
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.ragged import Ragged, concatenate, split
 from whitenedcse.training.loss import ContrastiveLoss, Loss, Matryoshka, Step, Term, scalar
-from whitenedcse.training.parallel import Manner, cut, encoded, equal_sizes, gathered, place
+from whitenedcse.training.parallel import cut, encoded, equal_sizes, gathered, place
 from whitenedcse.training.terms import MaskedLanguageModel
 
 
@@ -42,7 +41,7 @@ def seed_everything(seed: int) -> None:
 
 def reseed(*position: int) -> None:
     """Seed PyTorch's generators, on every device, by a function of these numbers."""
-    first_seed(seed_of(*position))
+    seed_torch(seed_of(*position))
 
 
 def seed_of(*position: int) -> int:
@@ -51,7 +50,7 @@ def seed_of(*position: int) -> int:
     return int.from_bytes(digest, "big")
 
 
-def first_seed(seed: int) -> None:
+def seed_torch(seed: int) -> None:
     """Seed PyTorch's generators on every device."""
     torch.default_generator.manual_seed(seed)  # torch.manual_seed takes 0.2 ms, as long as a kernel or two
     for device in _devices():
@@ -162,33 +161,36 @@ class ContrastiveTraining(LightningModule):
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         """The loss of one batch; of the batches of all ranks, if vectors are gathered."""
-        at = (self.seed, self.current_epoch, index)
-        parts = {} if self.loss is None else self.compared(batch, at)
-        weights = {name: term.weight for name, term in self.terms.items()}
+        position = (self.seed, self.current_epoch, index)
+        parts: dict[str, Tensor] = {}
+        weights = {"contrastive": 1.0} | {name: term.weight for name, term in self.terms.items()}
+        if self.loss is not None:
+            parts = self.contrastive_parts(batch, position)
         if self.mlm is not None:
-            own = (*at, place()[0], -1)
+            own = (*position, place()[0], -1)
             reseed(*own)
             parts["mlm"], weights["mlm"] = self.mlm(batch.positives, seed_of(*own)), self.mlm.weight
-        loss = reduce(add, (weights[name] * x if name in weights else x for name, x in parts.items()))
+        loss: Any = sum(weights[name] * part for name, part in parts.items())
         if len(parts) > 1:
             self.log_dict({f"train/{name}": part.detach() for name, part in parts.items()}, logger=False)
         self.log("train/loss", loss.detach(), logger=False)  # a bar would read it every step
         return loss
 
-    def compared(self, batch: Batch, at: tuple[int, ...]) -> dict[str, Tensor]:
+    def contrastive_parts(self, batch: Batch, position: tuple[int, ...]) -> dict[str, Tensor]:
         """The loss of a batch at a position in the run as "contrastive", and the value of each term."""
-        x = self.encoded(batch, (*at, place()[0]))
+        x = self.encoded(batch, (*position, place()[0]))
         if self.gather:
             if not self.sizes_checked:
                 equal_sizes(batch.n)
                 self.sizes_checked = True
             x = gathered(x)
-        reseed(*at)  # every rank draws the same permutations
+        reseed(*position)  # every rank draws the same permutations
         passes = batch.positives.n // batch.n
         z, negatives = self.embedder.project(x, passes=passes, views=self.views)
-        loss, step = self.contrastive(x, z, negatives, passes), Step(batch, x, z)
-        parts = {"contrastive": scalar(self.loss, loss)}
-        return parts | {name: scalar(term, term(step)) for name, term in self.terms.items()}
+        parts = {"contrastive": scalar(self.loss, self.contrastive(x, z, negatives, passes))}
+        for name, term in self.terms.items():
+            parts[name] = scalar(term, term(Step(batch, x, z)))
+        return parts
 
     def contrastive(self, x: Tensor, z: Tensor, negatives: Tensor | None, passes: int) -> Tensor:
         """The loss of views z: (v, n, d) and hard negatives (r n, d), made of pooled x: (p + r, n, d)."""
@@ -201,39 +203,30 @@ class ContrastiveTraining(LightningModule):
 
     def encoded(self, batch: Batch, position: tuple[int, ...]) -> Tensor:
         """The pooled vectors of a batch, (p, n, d), or with hard negatives (p + 1 or more, n, d)."""
-        tokens = (
-            batch.positives if batch.negatives is None else concatenate([batch.positives, batch.negatives])
-        )
+        tokens = batch.positives
+        if batch.negatives is not None:
+            tokens = concatenate([batch.positives, batch.negatives])
         encoder = self.embedder.encoder
-        parallel, encode = encoder.parallel and cores() > 1, partial(self.pooled, self.autocast(), position)
-        manner = Manner(encode, parallel, keep=self.chunk is None)
+        encode = partial(self.pooled, autocast_as_now(self.device), position)
+        parallel = encoder.parallel and cores() > 1
         if self.chunk is not None:
-            x = encoded(split(tokens, self.chunk), manner, encoder.parameters())
+            pieces = split(tokens, self.chunk)
+            x = encoded(pieces, encode, encoder.parameters(), parallel=parallel, keep=False)
         elif parallel:
             pieces, order = cut(tokens, cores())
-            x = encoded(pieces, manner, encoder.parameters()).index_select(0, order.argsort())
+            x = encoded(pieces, encode, encoder.parameters(), parallel=True, keep=True)
+            x = x.index_select(0, order.argsort())
         else:
             x = encode(tokens, 0)
         return x.unflatten(0, (-1, batch.n))
 
-    def autocast(self) -> dict[str, Any]:
-        """The arguments of torch.autocast in force now, for other threads and for the backward pass."""
-        device = self.device.type
-        if not torch.amp.is_autocast_available(device):
-            return {"device_type": "cpu", "enabled": False}
-        # with one cast of a weight for all pieces, autograd would add up their gradients in bfloat16
-        kind = autocast_type(device)
-        return {"device_type": device, "enabled": kind is not None, "dtype": kind, "cache_enabled": False}
-
-    def pooled(
-        self, autocast: dict[str, Any], position: tuple[int, ...], tokens: Ragged, part: int
-    ) -> Tensor:
-        """The pooled vectors of piece `part` of a batch, with the dropout of this position in the run."""
-        seed = seed_of(*position, part)
+    def pooled(self, autocast: Context, position: tuple[int, ...], piece: Ragged, number: int) -> Tensor:
+        """The pooled vectors of piece `number` of a batch, with the dropout of this position in the run."""
+        seed = seed_of(*position, number)
         if not self.embedder.encoder.parallel:  # then dropout draws from PyTorch's generators
-            first_seed(seed)
-        with torch.autocast(**autocast):
-            return self.embedder.pool(tokens, seed)
+            seed_torch(seed)
+        with autocast():
+            return self.embedder.pool(piece, seed)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Optimiser and schedule for the number of steps of this run."""

@@ -34,9 +34,7 @@ from whitenedcse.training.parallel import from_first, place, summed
 
 log = logging.getLogger(__name__)
 METRIC, READOUT = "dev/spearman", "dev/readout"
-BASELINES = (
-    5  # every so many evaluations, and at each new best, whitening baselines are scored: they cost most
-)
+BASELINES = 5  # at every fifth evaluation and each new best whitening baselines are scored: they cost most
 SAMPLE = 2048  # training sentences that the inductive whitening baselines are fitted on
 EVALUATIONS, STEPS = 20, (10, 125)  # of a run whose monitor.every is null; least and most steps between two
 DROPPED = 64  # sentences of a batch that is encoded with dropout
@@ -74,9 +72,10 @@ class DevSet:
         self.sentences, self.index = pairs_index({"dev": dev})
         self.n = sum(len(subset.gold) for subset in dev)
         self.similar, self.positives = positives(self.index["dev"])
-        if len(scores := {float(gold) for subset in dev for gold in subset.gold}) == 1:
+        self.gold = np.concatenate([subset.gold for subset in dev])
+        if np.ptp(self.gold) == 0:
             raise ValueError(
-                f"all {self.n} dev pairs have the score {scores.pop():g}; give pairs that differ"
+                f"all {self.n} dev pairs have the score {self.gold[0]:g}; give pairs that differ"
             )
 
     def measured(self, embedder: Embedder, data: SentenceData, step: int) -> Values:
@@ -93,7 +92,9 @@ class DevSet:
         sample = data.sample_tokens(SAMPLE)
         corpus = summed(embedder.encode_rows(sample, share=place(), bf16=self.bf16))
         values = from_first(lambda: self.baselines(self.x, corpus))
-        return values | (from_first(lambda: self.readouts(embedder, sample)) if self.readout else {})
+        if self.readout:
+            values |= from_first(lambda: self.readouts(embedder, sample))
+        return values
 
     def readouts(self, embedder: Embedder, sample: Ragged) -> Values:
         """The score of the best readout of the encoder's layers, fitted to these training sentences."""
@@ -101,17 +102,18 @@ class DevSet:
         kinds, layers = (encoder.one_token, "mean"), range(encoder.depth + 1)
         assert self.rows is not None
         planes, texts = (pooled_layers(encoder, rows, kinds, layers).kinds for rows in (self.rows, sample))
-        gold = np.concatenate([subset.gold for subset, _ in self.index["dev"]])
         pairs = np.concatenate([rows for _, rows in self.index["dev"]], axis=1)
-        best, score = best_of_few(planes, texts, gold, pairs)
+        best, score = best_of_few(planes, texts, self.gold, pairs)
         self.best = str(best)
         return {READOUT: score}
 
     def said(self, values: Values) -> str:
         """The line for an evaluation."""
         score = values[METRIC]
-        said = f"{METRIC} " + ("undefined" if score is None else f"{score:.2f}")
-        return said + (f"  best readout {values[READOUT]:.2f}: {self.best}" if READOUT in values else "")
+        said = f"{METRIC} undefined" if score is None else f"{METRIC} {score:.2f}"
+        if READOUT in values:
+            said += f"  best readout {values[READOUT]:.2f}: {self.best}"
+        return said
 
     def __call__(self, dev: NDArray[Any]) -> Values:
         """The values by name, from vectors (n, d) of `sentences`."""
@@ -123,11 +125,10 @@ class DevSet:
 
     def baselines(self, dev: NDArray[Any], corpus: NDArray[Any]) -> Values:
         """The scores of whitened vectors (n, d), by what whitening is fitted to and components kept."""
-        found = {
-            "dev": whitened_scores(dev, dev, self.index, own=len(dev)),
-            "corpus": whitened_scores(dev, corpus, self.index),
-        }
-        return {f"dev/whitened_on_{on}_k{k}": v for on, by_k in found.items() for k, v in by_k.items()}
+        on_dev = whitened_scores(dev, dev, self.index, own=len(dev))
+        on_corpus = whitened_scores(dev, corpus, self.index)
+        values = {f"dev/whitened_on_dev_k{k}": score for k, score in on_dev.items()}
+        return values | {f"dev/whitened_on_corpus_k{k}": score for k, score in on_corpus.items()}
 
 
 class HeldOut:
@@ -175,14 +176,16 @@ def dropped(embedder: Embedder, rows: Ragged, seed: int) -> Tensor:
     was_training, device = embedder.training, next(embedder.parameters()).device
     embedder.eval().encoder.train()
     reseed(seed)
-    parts = [taken(rows, part)[0].to(device) for part in torch.arange(rows.n).split(DROPPED)]
+    vectors = []
     try:
         with without_autocast(device):
-            return torch.cat(
-                [embedder.finish(embedder.pool(part, seed_of(seed, i))).cpu() for i, part in enumerate(parts)]
-            )
+            for i, at in enumerate(torch.arange(rows.n).split(DROPPED)):
+                part, _ = taken(rows, at)
+                x = embedder.pool(part.to(device), seed_of(seed, i))
+                vectors.append(embedder.finish(x).cpu())
     finally:
         embedder.train(was_training)
+    return torch.cat(vectors)
 
 
 def concentrated(x: Tensor) -> Values:
@@ -295,10 +298,10 @@ class Monitor(Callback):
         began = time.perf_counter()
         embedder, data, step = module.embedder, trainer.datamodule, trainer.global_step  # type: ignore[attr-defined]
         values = self.dev_set.measured(embedder, data, step)
-        self.rows.append(row := Row(step, values))
-        new = len(self.rows) > 1 and self.best is row
+        self.rows.append(Row(step, values))
+        new = len(self.rows) > 1 and self.best is self.rows[-1]
         if new or len(self.rows) % BASELINES == 1:
-            values |= self.dev_set.whitened(embedder, data)
+            values.update(self.dev_set.whitened(embedder, data))
         for logger in trainer.loggers:
             logger.log_metrics({name: v for name, v in values.items() if v is not None}, step=step)
         self.say(f"step {step}: {self.dev_set.said(values)}")
@@ -332,7 +335,7 @@ class Monitor(Callback):
 
         Then it is of a step that will be repeated, and those of the steps before it are gone.
         """
-        return bool(self.rows[1:]) and checkpoint.noted_step(self.directory) not in (None, self.best.step)
+        return len(self.rows) > 1 and checkpoint.noted_step(self.directory) not in (None, self.best.step)
 
     @property
     def before(self) -> Row:
@@ -348,7 +351,7 @@ class Monitor(Callback):
         if isinstance(self.dev_set, HeldOut):
             return self.rows[-1]
         rows = [row for row in self.rows if row.step > self.since] or self.rows[-1:]
-        return max(rows, key=lambda row: -np.inf if (s := row.values[METRIC]) is None else s)
+        return max(rows, key=score)
 
     def summary(self) -> dict[str, Any]:
         """The content of `dev` in scores.json."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -111,29 +111,28 @@ def _beside(world: Any) -> Any:
     return dist.new_group(backend="gloo")
 
 
-COPIES = (
-    4 << 30
-)  # bytes of gradients at most, one copy for each thread: BERT-base would have 28 GB on 64 cores
+COPIES = 4 << 30  # bytes of gradients at most, one copy a thread: BERT-base would have 28 GB on 64 cores
 Gradients = list[Tensor | None]
 
 
-class Manner(NamedTuple):
-    """How pieces of a batch are encoded.
+def encoded(
+    pieces: Sequence[Ragged],
+    encode: Callable[[Ragged, int], Tensor],
+    parameters: Iterable[Tensor],
+    *,
+    parallel: bool,
+    keep: bool,
+) -> Tensor:
+    """The vectors of all pieces of a batch, (n, d) in their order, with gradient for these parameters.
 
-    encode: a piece and its number -> (n, d). parallel: by several threads, with fixed shares. keep: the
-    activations until the backward pass, instead of encoding each piece again.
+    encode: a piece and its number -> its vectors. parallel: by several threads. keep: the activations until
+    the backward pass, instead of encoding each piece again.
     """
-
-    encode: Callable[[Ragged, int], Tensor]
-    parallel: bool
-    keep: bool
-
-
-def encoded(pieces: Sequence[Ragged], manner: Manner, parameters: Iterable[Tensor]) -> Tensor:
-    """The vectors of k pieces, (n, d) in their order, with gradient for these parameters."""
     learnt = [p for p in parameters if p.requires_grad]
-    most = max(2, COPIES // max(1, sum(p.nbytes for p in learnt)))
-    return _Pieces.apply(pieces, manner, most, *learnt)  # type: ignore[no-untyped-call]
+    threads = 1
+    if parallel:
+        threads = min(cores(), max(2, COPIES // max(1, sum(p.nbytes for p in learnt))))
+    return _Pieces.apply(pieces, encode, threads, keep, *learnt)  # type: ignore[no-untyped-call]
 
 
 def cut(batch: Ragged, k: int) -> tuple[list[Ragged], Tensor]:
@@ -146,51 +145,53 @@ def cut(batch: Ragged, k: int) -> tuple[list[Ragged], Tensor]:
 
 
 class _Pieces(Function):
+    """Pieces are encoded in fixed shares, one a thread, so that gradients are added up in a fixed order."""
+
     @staticmethod
-    def forward(ctx: Any, pieces: Sequence[Ragged], manner: Manner, most: int, *learnt: Tensor) -> Tensor:
-        ctx.pieces, ctx.manner, ctx.learnt = pieces, manner, learnt
-        ctx.shares = shares = shared(len(pieces), min(cores(), most) if manner.parallel else 1)
+    def forward(
+        ctx: Any, pieces: Sequence[Ragged], encode: Any, threads: int, keep: bool, *learnt: Tensor
+    ) -> Tensor:
+        ctx.pieces, ctx.encode, ctx.learnt = pieces, encode, learnt
+        ctx.shares = [range(first, len(pieces), threads) for first in range(min(threads, len(pieces)))]
         vectors: list[Any] = [None] * len(pieces)
 
-        def encode(share: range) -> None:
-            with torch.set_grad_enabled(manner.keep):
+        def encode_share(share: range) -> None:
+            with torch.set_grad_enabled(keep):
                 for i in share:
-                    vectors[i] = manner.encode(pieces[i], i)
+                    vectors[i] = encode(pieces[i], i)
 
-        list(each(encode, shares) if manner.parallel else map(encode, shares))
-        ctx.sizes, ctx.vectors = [len(x) for x in vectors], vectors if manner.keep else [None] * len(pieces)
+        list(each(encode_share, ctx.shares, threads=threads))
+        ctx.sizes = [len(x) for x in vectors]
+        ctx.vectors = vectors if keep else [None] * len(pieces)
         return torch.cat([x.detach() for x in vectors])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         gradient = partial(gradients, ctx, grad.split(ctx.sizes))
-        every = list(each(gradient, ctx.shares) if ctx.manner.parallel else map(gradient, ctx.shares))
-        return None, None, None, *summed_over_pieces(every)
-
-
-def shared(pieces: int, threads: int) -> list[range]:
-    """The numbers of the pieces that each thread encodes, and whose gradients it adds up."""
-    return [range(i, pieces, threads) for i in range(min(threads, pieces))]
+        total, *others = each(gradient, ctx.shares, threads=len(ctx.shares))
+        for other in others:
+            add_to(total, other)
+        return None, None, None, None, *total
 
 
 def gradients(ctx: Any, parts: Sequence[Tensor], share: range) -> Gradients:
     """The gradients of the parameters, summed over the pieces of one thread."""
-    totals: list[Gradients] = []
+    total: Gradients = [None] * len(ctx.learnt)
     for i in share:
-        with torch.enable_grad():
-            x = ctx.manner.encode(ctx.pieces[i], i) if ctx.vectors[i] is None else ctx.vectors[i]
-        ctx.vectors[i] = None
-        totals.append(list(torch.autograd.grad(x, ctx.learnt, parts[i], allow_unused=True)))
-        totals = [summed_over_pieces(totals)]
-    return totals[0]
-
-
-def summed_over_pieces(each: Sequence[Gradients]) -> Gradients:
-    """The sums of several gradients of the same parameters, made in place in the first of them."""
-    total = each[0]
-    for others in each[1:]:
-        for i, other in enumerate(others):
-            mine = total[i]
-            total[i] = other if mine is None else mine if other is None else mine.add_(other)
+        x, ctx.vectors[i] = ctx.vectors[i], None
+        if x is None:
+            with torch.enable_grad():
+                x = ctx.encode(ctx.pieces[i], i)
+        add_to(total, torch.autograd.grad(x, ctx.learnt, parts[i], allow_unused=True))
     return total
+
+
+def add_to(total: Gradients, more: Sequence[Tensor | None]) -> None:
+    """Add gradients of the same parameters to a sum, in place; None is zero."""
+    for i, gradient in enumerate(more):
+        known = total[i]
+        if known is None:
+            total[i] = gradient
+        elif gradient is not None:
+            known.add_(gradient)

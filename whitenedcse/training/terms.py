@@ -18,13 +18,13 @@ from torch.nn import functional as F
 from transformers import AutoModelForMaskedLM
 
 from whitenedcse import ragged
-from whitenedcse.compute import autocast_type, cores, full_precision
+from whitenedcse.compute import autocast_as_now, cores, full_precision
 from whitenedcse.inputs import takes_numbers
 from whitenedcse.model import packed
 from whitenedcse.model.encoder import Encoder
 from whitenedcse.ragged import Ragged
 from whitenedcse.training.loss import Step, check_shapes
-from whitenedcse.training.parallel import Manner, cut, encoded
+from whitenedcse.training.parallel import cut, encoded
 from whitenedcse.whitening import covariance
 
 IGNORED = -100  # the label of a token that is not predicted
@@ -114,9 +114,7 @@ class MaskedLanguageModel(nn.Module):
         self.weight, self.probability = weight, probability
         self.tokenizer = encoder.tokenizer
         special = torch.tensor(encoder.tokenizer.all_special_ids)
-        self.register_buffer(
-            "special", special, persistent=False
-        )  # made on the device it would be waited for
+        self.register_buffer("special", special, persistent=False)  # made on a GPU it would be waited for
         if encoder.source is None:
             model: Any = AutoModelForMaskedLM.from_config(encoder.backbone.config)
         else:
@@ -129,21 +127,23 @@ class MaskedLanguageModel(nn.Module):
         """The mean cross-entropy over the masked tokens of n sentences: a scalar; 0 if none is masked."""
         ids, labels = self.masked(batch.ids)
         count = (labels != IGNORED).sum().clamp_min(1)
-        device, way = ids.device.type, self.attention(ids.device)
+        way = self.attention(ids.device)
         if way == "padded" or not packed.fits(self.model.base_model):
             padded = ragged.pad(batch._replace(ids=ids), self.tokenizer.pad_token_id or 0)
             logits = self.model(input_ids=padded, attention_mask=ragged.mask(batch).long()).logits
             return cross_entropy(ragged.unpad(logits, batch), labels) / count
-        parallel, kind = way == "tiles" and cores() > 1, autocast_type(device)
-        where = "cpu" if kind is None else device  # autocast knows no other device by name
-        wanted = [batch._replace(ids=ids), batch._replace(ids=labels)]
-        pieces, answers = (cut(x, cores())[0] if parallel else [x] for x in wanted)
+        pieces, answers = [batch._replace(ids=ids)], [batch._replace(ids=labels)]
+        parallel = way == "tiles" and cores() > 1
+        if parallel:
+            pieces, _ = cut(pieces[0], cores())
+            answers, _ = cut(answers[0], cores())
+        autocast = autocast_as_now(ids.device)
 
         def total(piece: Ragged, number: int) -> Tensor:
-            with torch.autocast(where, enabled=kind is not None, dtype=kind, cache_enabled=False):
+            with autocast():
                 return self.total(piece, answers[number].ids, seed + number)
 
-        sums = encoded(pieces, Manner(total, parallel, keep=True), self.parameters())
+        sums = encoded(pieces, total, self.parameters(), parallel=parallel, keep=True)
         return sums.sum() / count
 
     def total(self, batch: Ragged, labels: Tensor, seed: int) -> Tensor:

@@ -52,9 +52,13 @@ class Checkpoints(CheckpointIO):
             torch.save(checkpoint, stream)
         draft.rename(folder / f"step-{checkpoint['global_step']:08}-{digest(draft)[:16]}.ckpt")
         settle(folder)
-        past = [path for path in written(folder) if step_of(path) <= checkpoint["global_step"]]
-        for other in set(written(folder)) - set(past[:KEEP]):  # a later one was damaged
-            other.unlink()
+        every = written(folder)
+        past = [
+            path for path in every if step_of(path) <= checkpoint["global_step"]
+        ]  # a later one was damaged
+        for path in every:
+            if path not in past[:KEEP]:
+                path.unlink()
 
     def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: Any = True) -> Any:
         """The content of one checkpoint file."""
@@ -124,9 +128,9 @@ class Safekeeping(Callback):
     def setup(self, trainer: lightning.Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raise ValueError on every rank if one has another configuration or checkpoint."""
         self.before = {number: signal.getsignal(number) for number in ASKING}  # Lightning's come later
-        first, *rest = (text.splitlines() for text in everyones(self.settings))
-        for rank, other in enumerate(rest, start=1):
-            for ours, theirs in zip_longest(first, other, fillvalue=""):
+        everyone = everyones(self.settings)
+        for rank, other in enumerate(everyone):
+            for ours, theirs in zip_longest(everyone[0].splitlines(), other.splitlines(), fillvalue=""):
                 if ours != theirs:
                     raise ValueError(
                         f"rank {rank} has {theirs.strip()!r} where rank 0 has {ours.strip()!r}; every rank"
@@ -279,19 +283,22 @@ class Trainer(lightning.Trainer):
 def alone(devices: Any, num_nodes: int, accelerator: str | None) -> bool:
     """Whether these settings mean a single process; devices: a number, numbers, or "auto" and -1 for all."""
     text = str(devices)
+    if num_nodes > 1:
+        return False
     if text in ("auto", "-1"):
-        several = accelerator != "cpu" and torch.cuda.device_count() > 1
-    else:
-        several = "," in text.strip("[], ") if set("[,") & set(text) else text != "1"
-    return num_nodes == 1 and not several
+        return accelerator == "cpu" or torch.cuda.device_count() < 2
+    if "[" in text or "," in text:  # the numbers of the devices
+        return len(re.findall(r"\d+", text)) == 1
+    return text == "1"
 
 
 def check_settings(settings: Mapping[Any, Any], timeout: float | None) -> None:
     """Raise ValueError for settings with which Lightning's trainer would fail, or train something else."""
     if 0 in (settings.get("max_steps"), settings.get("max_epochs")):
         raise ValueError("trainer.max_steps=0 or max_epochs=0 trains nothing: use evaluate.py")
-    epochs = settings.get("max_epochs") or (-1 if settings.get("max_time") else None)
-    if epochs == settings.get("max_steps", -1) == -1:
+    epochs, steps = settings.get("max_epochs"), settings.get("max_steps", -1)
+    endless = epochs == -1 or (epochs is None and settings.get("max_time"))
+    if endless and steps == -1:
         raise ValueError("there is no last step, where the learning rate is 0; set trainer.max_steps")
     if settings.get("overfit_batches"):
         raise ValueError("trainer.overfit_batches replaces Lightning's samplers only: use data.sample=N")
