@@ -1,0 +1,62 @@
+"""After kill -9 at any moment, the same command ends with the bits of a run that nothing disturbed.
+
+KILLS=30 in the environment makes so many rounds in place of a few.
+"""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from programs import alive, until
+from test_resume import ROOT, RUN, finished, home, last_step, outcome, started  # noqa: F401  home is a fixture
+
+TRAIN = [str(ROOT / "train.py"), *RUN, "data.sample=512", "trainer.max_epochs=5", "monitor.every=10"]
+WRITES = ("", "checkpoints/draft*", "", ".best*", "checkpoints/.draft*", ".scores.json*")  # "": any moment
+VICTIMS = ("all", "front", "rank 1", "rank 0")
+
+
+@pytest.fixture(scope="module")
+def unkilled(home):  # noqa: F811
+    """For one process and for two: what a run ends with, and the seconds that it trained."""
+    known = {}
+
+    def run(processes):
+        if processes not in known:
+            folder = home / "outputs" / f"unkilled-{processes}"
+            words = [*TRAIN, f"trainer.devices={processes}", f"run={folder.name}"]
+            with started(home, *words) as process:
+                until(lambda: (folder / "metrics.csv").exists() or process.poll() is not None, 600)
+                began = time.monotonic()
+                assert process.wait(600) == 0, (home / "said").read_text()
+            known[processes] = outcome(folder), time.monotonic() - began
+        return known[processes]
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(int(os.environ.get("KILLS", "4"))))
+def test_a_killed_run_ends_as_one_that_is_not(home, unkilled, number):  # noqa: F811
+    draw, processes = random.Random(number), 1 + number % 2
+    write, victims = WRITES[number // 2 % len(WRITES)], VICTIMS[number // 2 % len(VICTIMS)]
+    whole, seconds = unkilled(processes)
+    run, ranks = home / "outputs" / f"round-{number}", home / f"ranks-{number}"
+    words = [*TRAIN, f"trainer.devices={processes}", f"run={run.name}"]
+    with started(home, *words, RANKS=ranks) as front:
+        ended = lambda: front.poll() is not None  # noqa: E731
+        until(lambda: ended() or any(run.glob("checkpoints/step-*")), 600)
+        end = time.monotonic() + draw.uniform(0, seconds)
+        until(lambda: ended() or time.monotonic() >= end and (not write or any(run.glob(write))), 600)
+        both = list(map(int, Path(ranks).read_text().split())) if processes == 2 else []
+        chosen = {"front": [front.pid], "rank 0": both[:1], "rank 1": both[1:]}.get(victims)
+        said = f"{victims} of {processes} at step {last_step(run / 'checkpoints')}"
+        print(f"{said} {'of a run that had ended' if ended() else f'amid {write}' if write else ''}")
+        for pid in [front.pid, *both] if processes == 1 or chosen is None else chosen:
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        until(lambda: ended() and not any(map(alive, both)), 60)
+    finished(home, *words)
+    assert outcome(run) == whole
