@@ -52,8 +52,8 @@ def test_a_killed_run_ends_as_one_that_is_not(home, unkilled, number):  # noqa: 
         until(lambda: ended() or time.monotonic() >= end and (not write or any(run.glob(write))), 600)
         both = list(map(int, Path(ranks).read_text().split())) if processes == 2 else []
         chosen = {"front": [front.pid], "rank 0": both[:1], "rank 1": both[1:]}.get(victims)
-        said = f"{victims} of {processes} at step {last_step(run / 'checkpoints')}"
-        print(f"{said} {'of a run that had ended' if ended() else f'amid {write}' if write else ''}")
+        amid = "of a run that had ended" if ended() else f"amid {write}"
+        print(victims, processes, last_step(run / "checkpoints"), amid)  # noqa: T201  -rP shows it
         for pid in [front.pid, *both] if processes == 1 or chosen is None else chosen:
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)
