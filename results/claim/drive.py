@@ -4,7 +4,8 @@ FROZEN: a clone at commit 438c97b with an environment that runs train.py in it; 
 runs this file. OUTPUTS: where the runs go. What runs.csv beside this file or OUTPUTS already hold is left
 out, and a run that was killed resumes, so the command can be repeated at any time. `--list` prints what is
 left, in order. The order is that of PLAN.md, so that at any stop the cells of a comparison have the same
-seeds; but all seeds of the paper's comparison on minilm-mlm come before the other encoders. MLM_MINILM in the environment: the encoder that +experiment=mlm_minilm made; its runs then come first.
+seeds; but all seeds of the paper's comparison on minilm-mlm come before the other encoders. MLM_MINILM in the
+environment: the encoder that +experiment=mlm_minilm made; its runs then come first.
 """
 
 from __future__ import annotations
