@@ -105,7 +105,7 @@ def test_no_figure_shows_a_score_that_is_undefined(tmp_path, monkeypatch, golds)
     scores = {"model": "tiny", "headline": "all", "rows": [row]}
     said = draw(tmp_path, ["layers", "components", "subsets"], {"mean": planes}, [system], agenda, scores)
     assert (
-        said[0].startswith("layers: not drawn: no average 'all' is defined of vectors whitened, for which")
+        said[0].startswith("layers: not drawn: no average 'all' is defined of vectors whitened: a task")
         or len(golds) == 2
     )
     rows = list(csv.DictReader((tmp_path / "components.csv").read_text().splitlines()))

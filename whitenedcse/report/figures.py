@@ -76,7 +76,7 @@ def heat_map(records: Sequence[Mapping[str, Any]], said: Said, path: Path) -> No
 def _square(records: Sequence[Mapping[str, Any]], mean: str, whitening: bool) -> NDArray[np.float64]:
     rows = [row for row in records if row["task"] == "average" and row["whitening"] == whitening]
     if not any(row[mean] is not None for row in rows):
-        how = "whitened, for which a task needs more sentences than their width" if whitening else "as they are"
+        how = "whitened: a task needs more sentences than their width" if whitening else "as they are"
         raise ValueError(f"no average {mean!r} is defined of vectors {how}")
     size = 1 + max(max(row["layers"]) for row in rows)
     values = np.full((size, size), np.nan)  # (l, l), the lower triangle
