@@ -7,7 +7,7 @@ the scores of single test pairs also over other pairs, by the bootstrap. A sweep
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ from whitenedcse.evaluation.tasks import short
 from whitenedcse.inputs import expanded
 from whitenedcse.report import sweep as sweeps
 from whitenedcse.report.sweep import SPACE, WAYS, Group, Sweep, numbers, shared, texts, values
-from whitenedcse.report.tables import aggregations, bounds, in_brackets, meaning, undefined, with_half
+from whitenedcse.report.tables import aggregations, in_brackets, meaning, undefined, with_half
 from whitenedcse.run import Run
 
 DEV = "monitor.dev"
@@ -46,7 +46,8 @@ KINDS = (  # key in scores.json, the table's title, and what a test consists of
     ("transfer", "accuracy x 100", "texts"),
     ("rte", "accuracy x 100", "pairs"),
 )
-READ = ("pooling", "prompt", "case", "max_length", "extra", "bf16", "sample", "classifier")  # by evaluations
+# conditions of an evaluation: where runs do not share one, a note says so
+CONDITIONS = ("pooling", "prompt", "case", "max_length", "extra", "bf16", "sample", "classifier")
 
 
 class Scores(NamedTuple):
@@ -68,7 +69,7 @@ class Difference(NamedTuple):
     def apart(self) -> list[float]:
         """The differences by seed, of the seeds that both groups have."""
         one, other = (scores.values for scores in self.scores)
-        return [one[number] - other[number] for number in common(one, other)]
+        return [one[seed] - other[seed] for seed in common(one, other)]
 
 
 class Report(NamedTuple):
@@ -80,19 +81,15 @@ class Report(NamedTuple):
     what: str = ""
 
     @property
-    def parts(self) -> list[str | Grid]:
-        """All that a terminal shows, in its order."""
-        return [*self.lines, *self.grids]
-
-    @property
     def lines(self) -> list[str]:
         """The verdict and, of a few groups, a chart of their differences, for a terminal."""
-        return [*self.verdict, *(chart(self.differences) if len(self.differences) <= MANY else [])]
+        few = len(self.differences) <= MANY
+        return self.verdict + (chart(self.differences) if few else [])
 
 
 def common(one: Mapping[Any, float], other: Mapping[Any, float]) -> list[int]:
     """The seeds that both groups have."""
-    return [number for number in one if number in other and isinstance(number, int)]
+    return [seed for seed in one if seed in other and isinstance(seed, int)]
 
 
 def difference(one: Scores, other: Scores) -> Comparison | None:
@@ -101,19 +98,33 @@ def difference(one: Scores, other: Scores) -> Comparison | None:
     Without an interval for two single scores whose draws are not known.
     """
     both = common(one.values, other.values)
-    seeds, others = (both, both) if len(both) > 1 else (list(one.values), list(other.values))
-    a, b = [one.values[s] for s in seeds], [other.values[s] for s in others]
+    by_seed = len(both) > 1
+    seeds, others = (both, both) if by_seed else (list(one.values), list(other.values))
+    a, b = [one.values[seed] for seed in seeds], [other.values[seed] for seed in others]
     single = len(a) == len(b) == 1
-    apart = float(np.subtract(a, b).mean() if len(both) > 1 else np.mean(a) - np.mean(b))
+    apart = float(np.subtract(a, b).mean() if by_seed else np.mean(a) - np.mean(b))
     if one.draws is None or other.draws is None:
         if single:
             return Comparison(apart, math.nan, math.nan, None)
-        return tested(apart, of_difference(a, b, paired=len(both) > 1))
-    x, y = np.mean([one.draws[s] for s in seeds], axis=0), np.mean([other.draws[s] for s in others], axis=0)
+        return tested(apart, of_difference(a, b, paired=by_seed))
+    x = np.mean([one.draws[seed] for seed in seeds], axis=0)
+    y = np.mean([other.draws[seed] for seed in others], axis=0)
     if single:
         return paired(x, y, apart)
-    items = of_draws(x - y)
-    return None if items is None else tested(apart, [*of_difference(a, b, paired=len(both) > 1), items])
+    over_pairs = of_draws(x - y)
+    if over_pairs is None:
+        return None
+    return tested(apart, [*of_difference(a, b, paired=by_seed), over_pairs])
+
+
+def apart_from(base: Scores, others: Iterable[tuple[str, Scores]]) -> list[Difference]:
+    """The difference of each of the others, with its label, from `base`; p is not corrected."""
+    found = []
+    for label, own in others:
+        test = difference(own, base) if own.values and base.values else None
+        if test is not None:
+            found.append(Difference(label, test, test.p, (own, base)))
+    return found
 
 
 def paired_by_seed(one: Mapping[int, float], other: Mapping[int, float]) -> Comparison | None:
@@ -134,20 +145,18 @@ def seeds_needed(apart: Sequence[float], tests: int = 1) -> int | None:
     return None
 
 
-def verdict(first: str, what: str, found: Sequence[Difference], mark: float = ALPHA) -> list[str]:
+def verdict(first: str, what: str, found: Sequence[Difference]) -> list[str]:
     """In words, which groups are better or worse than the first, by how much, and what is not shown."""
-    shown = [d for d in found if d.p is not None and d.p < mark]
-    lines = []
-    for word, sign in (("better", 1), ("worse", -1)):
-        some = sorted(
-            (d for d in shown if sign * d.test.difference > 0), key=lambda d: -abs(d.test.difference)
-        )
-        if some:
-            lines.append(f"{word} than {first} by {what}: {'; '.join(map(sized, some))}")
-    rest = [f"{sized(d)}, {lacking_seeds(d, len(found))}" for d in found if d not in shown]
-    if rest:
-        lines.append(f"not shown to differ from {first} by {what}: {'; '.join(rest)}")
-    return lines
+    shown = [d for d in found if d.p is not None and d.p < ALPHA]
+    shown.sort(key=lambda d: -abs(d.test.difference))
+    said = {
+        "better than": [sized(d) for d in shown if d.test.difference > 0],
+        "worse than": [sized(d) for d in shown if d.test.difference < 0],
+        "not shown to differ from": [
+            f"{sized(d)}, {lacking_seeds(d, len(found))}" for d in found if d not in shown
+        ],
+    }
+    return [f"{how} {first} by {what}: {'; '.join(some)}" for how, some in said.items() if some]
 
 
 def sized(d: Difference) -> str:
@@ -165,11 +174,11 @@ def lacking_seeds(d: Difference, tests: int) -> str:
         return "with one seed, which says nothing of others: train more, as by seed=1,2,3,4,5"
     if n < 2:
         return "seeds that are not the same in both"
-    many = seeds_needed(d.apart, tests)
-    if many is None or many > n:
-        few = "by a rough guess from two " if n == 2 else ""
-        return f"with {n} seeds; about {many or '1,000 or more'} would {few}show a difference of this size"
-    return f"with {n} seeds"
+    needed = seeds_needed(d.apart, tests)
+    if needed is not None and needed <= n:
+        return f"with {n} seeds"
+    guess = "by a rough guess from two " if n == 2 else ""
+    return f"with {n} seeds; about {needed or '1,000 or more'} would {guess}show a difference of this size"
 
 
 def chart(found: Sequence[Difference], width: int = 61) -> list[str]:
@@ -177,18 +186,20 @@ def chart(found: Sequence[Difference], width: int = 61) -> list[str]:
     known = [d for d in found if not math.isnan(d.test.low)]
     if not known:
         return []
-    low, high = min(0.0, *(d.test.low for d in known)), max(0.0, *(d.test.high for d in known))
-    step = (high - low) / (width - 1) or 1.0
+    lowest, highest = min(0.0, *(d.test.low for d in known)), max(0.0, *(d.test.high for d in known))
+    step = (highest - lowest) / (width - 1) or 1.0
     lines = []
     for d in known:
-        left, middle, right, zero = (
-            round((x - low) / step) for x in (d.test.low, d.test.difference, d.test.high, 0.0)
-        )
+        ends = (d.test.low, d.test.high, d.test.difference, 0.0)
+        left, right, middle, zero = (round((x - lowest) / step) for x in ends)
         cells = ["─" if left <= i <= right else " " for i in range(width)]
         cells[zero] = "|"
         cells[left], cells[right], cells[middle] = "[", "]", "●"
         lines.append(f"  {''.join(cells)} {d.label}")
     return lines
+
+
+# sweeps of train.py, over seeds alone
 
 
 def reference(sweep: Sweep, against: str | None) -> Group:
@@ -213,38 +224,54 @@ def spread(scores: Mapping[Any, float], digits: int = 2) -> str:
 
 def comparison(sweep: Sweep, against: str | None = None) -> Report:
     """What a sweep shows: groups, their differences from one, the untouched encoder, tests, geometry."""
-    first, every, alike = reference(sweep, against), sweep.finished, same_dev(sweep.finished)
-    names = list(dict.fromkeys(row for run in every for row in sweeps.rows(run)))
-    measures = {name if i else "test average": f"{name}: average" for i, name in enumerate(names)}
-    measures |= {"dev before": "dev_before", "dev best": "dev_best"}
+    first, alike = reference(sweep, against), same_dev(sweep.finished)
     what, main = main_score(sweep)
     found = differences(sweep, first, main) if alike or main != "dev_best" else []
-    last = {first.label: ["", "", ""]}
-    for d in found:
-        ends = "-" if math.isnan(d.test.low) else f"{d.test.low:+z.2f} .. {d.test.high:+z.2f}"
-        last[d.label] = [f"{d.test.difference:+z.2f}", ends, "-" if d.p is None else f"{d.p:.2g}"]
-    lines = [[*means(group, measures), *last.get(group.label, "---")] for group in sweep.groups]
-    columns = ["", "seeds", *measures]
-    if len(lines) > 1:
-        columns += [f"difference ({what.partition(' (')[0]})", "95 % interval", "p (Holm)"]
-    notes = [*explained(first, what, found), *sources(sweep, tests=bool(names), alike=alike, main=main)]
-    best = [i for i, name in enumerate(columns) if name in measures and name != "dev before"]
-    lines = [line[: len(columns)] for line in lines]
-    table = Grid("groups of runs, scores x 100", columns, lines, notes, range(1, len(columns)), best=best)
-    grids = [table, *untouched(sweep, alike), *space(sweep, alike), *by_task(sweep, first, names)]
+    groups = averages(sweep, what, first, found)
+    groups = groups._replace(notes=[*explained(first, what, found), *sources(sweep, main, alike)])
+    grids = [groups, *untouched(sweep, alike), *space(sweep, alike), *by_task(sweep, first)]
     return Report(verdict(first.label, what, found), grids, found, what)
+
+
+def averages(sweep: Sweep, what: str, first: Group, found: Sequence[Difference]) -> Grid:
+    """The table of groups: the averages of their tests, dev scores, and differences from the first group."""
+    measures = {}
+    for row in sweep.rows:
+        measures[row if measures else "test average"] = f"{row}: average"
+    measures |= {"dev before": "dev_before", "dev best": "dev_best"}
+    columns = ["", "seeds", *measures]
+    best = [i for i, name in enumerate(columns) if name in measures and name != "dev before"]
+    lines = [means(group, measures) for group in sweep.groups]
+    if len(sweep.groups) > 1:
+        columns += [f"difference ({what.partition(' (')[0]})", "95 % interval", "p (Holm)"]
+        by_label = {d.label: d for d in found}
+        for group, line in zip(sweep.groups, lines, strict=True):
+            line += ["", "", ""] if group is first else difference_cells(by_label.get(group.label))
+    return Grid("groups of runs, scores x 100", columns, lines, (), range(1, len(columns)), best=best)
+
+
+def difference_cells(d: Difference | None) -> list[str]:
+    """The cells of a difference, its interval and its p; "-" where there is none."""
+    if d is None:
+        return ["-", "-", "-"]
+    ends = "-" if math.isnan(d.test.low) else f"{d.test.low:+z.2f} .. {d.test.high:+z.2f}"
+    return [f"{d.test.difference:+z.2f}", ends, "-" if d.p is None else f"{d.p:.2g}"]
 
 
 def explained(first: Group, what: str, found: Sequence[Difference]) -> list[str]:
     """The notes on differences: how they are tested, and which seeds are not."""
     if not found:
         return []
-    count = sum(d.p is not None for d in found)
-    corrected = f", p corrected for {count} by Holm's method" if count else ""
-    notes = [f"difference of the {what} from {first.label!r}, paired by seed; t test over seeds{corrected}"]
-    notes.append("seeds alone: evaluate.py 'compare=[RUNS,RUNS]' also counts the chance in a test's pairs")
-    single = any(math.isnan(d.test.low) for d in found)
-    return [*notes, *unpaired(found), *["-: a test needs two seeds or more, as by seed=1,2"] * single]
+    tests = sum(d.p is not None for d in found)
+    corrected = f", p corrected for {tests} by Holm's method" if tests else ""
+    notes = [
+        f"difference of the {what} from {first.label!r}, paired by seed; t test over seeds{corrected}",
+        "seeds alone: evaluate.py 'compare=[RUNS,RUNS]' also counts the chance in a test's pairs",
+        *unpaired(found),
+    ]
+    if any(math.isnan(d.test.low) for d in found):
+        notes.append("-: a test needs two seeds or more, as by seed=1,2")
+    return notes
 
 
 def unpaired(found: Sequence[Difference]) -> Iterator[str]:
@@ -260,20 +287,20 @@ def unpaired(found: Sequence[Difference]) -> Iterator[str]:
             yield f"{d.label}: not paired, as {why}"
 
 
-def sources(sweep: Sweep, *, tests: bool, alike: bool, main: str) -> list[str]:
+def sources(sweep: Sweep, main: str, alike: bool) -> list[str]:
     """The notes on what the scores of a sweep are of, and which cannot be compared."""
-    every = sweep.finished
+    runs = sweep.finished
     notes = [
         "± standard deviation over seeds",
         f"dev: Spearman before training and at best, {meaning('all')}",
     ]
     if not alike:
         notes.append("not all runs have the same dev set: dev scores and embeddings cannot be compared")
-    if tests and main == "dev_best" and alike:
-        notes += ["the difference is that of dev best, because not all runs have scores of the same tests"]
-    notes += [f"tests: Spearman, {meaning(mean)}" for mean in aggregations(every)]
-    notes += undefined(row for run in every for row in (run.scores or {}).get("rows", []))
-    if not same_tests(every):
+    if sweep.rows and main == "dev_best" and alike:
+        notes.append("the difference is that of dev best, because not all runs have scores of the same tests")
+    notes += [f"tests: Spearman, {meaning(mean)}" for mean in aggregations(runs)]
+    notes += undefined(row for run in runs for row in (run.scores or {}).get("rows", []))
+    if not same_tests(runs):
         notes.append("not all runs have scores of the same tests: averages differ by these")
     return [*notes, *sweep.notes]
 
@@ -299,10 +326,11 @@ def same_dev(runs: Sequence[Run]) -> bool:
 
 def main_score(sweep: Sweep) -> tuple[str, str]:
     """The name, and the key in `numbers`, of the score that is compared: the tests' or the dev set's."""
-    every = sweep.finished
-    average = f"{next((row for run in every for row in sweeps.rows(run)), '')}: average"
-    if every and same_tests(every) and all(average in numbers(run) for run in every):
-        return f"test average{in_brackets(aggregations(every))}", average
+    runs = sweep.finished
+    if sweep.rows and same_tests(runs):
+        average = f"{sweep.rows[0]}: average"
+        if all(average in numbers(run) for run in runs):
+            return f"test average{in_brackets(aggregations(runs))}", average
     return "dev best (all)", "dev_best"
 
 
@@ -314,12 +342,8 @@ def means(group: Group, measures: Mapping[str, str], digits: int = 2) -> list[st
 
 def differences(sweep: Sweep, first: Group, name: str) -> list[Difference]:
     """The difference of each other group from the first, p corrected for their number by Holm."""
-    base, found = Scores(values(first, name)), []
-    for group in sweep.groups:
-        own = Scores(values(group, name))
-        if group is not first and own.values and base.values:
-            if (test := difference(own, base)) is not None:
-                found.append(Difference(group.label, test, test.p, (own, base)))
+    others = [(group.label, Scores(values(group, name))) for group in sweep.groups if group is not first]
+    found = apart_from(Scores(values(first, name)), others)
     corrected = iter(holm([d.p for d in found if d.p is not None]))
     return [d if d.p is None else d._replace(p=next(corrected)) for d in found]
 
@@ -330,65 +354,73 @@ def untouched(sweep: Sweep, alike: bool) -> list[Grid]:
     for run in sweep.finished:
         path = (run.settings.get("encoder") or {}).get("path") or "encoder of random weights"
         encoders.setdefault(str(path), {})[run.path] = run
-    every = [(Group(f"untouched: {Path(p).name}", runs), "before") for p, runs in encoders.items()]
-    every += [(group, "best") for group in sweep.groups]
-    rows = [means(group, {way: f"{way}, {moment}" for way in WAYS}) for group, moment in every]
-    kept = [i for i in range(2, len(WAYS) + 2) if any(row[i] != "-" for row in rows)]
-    if not alike or len(kept) < 2:
+    rows = [(Group(f"untouched: {Path(path).name}", runs), "before") for path, runs in encoders.items()]
+    rows += [(group, "best") for group in sweep.groups]
+    ways = [way for way in WAYS if any(values(group, f"{way}, {moment}") for group, moment in rows)]
+    if not alike or len(ways) < 2:
         return []
-    columns = ["", *([*WAYS][i - 2] for i in kept)]
+    lines = [
+        [group.label, *(spread(values(group, f"{way}, {moment}")) for way in ways)] for group, moment in rows
+    ]
     notes = ["the highest of all k; (dev) is fitted to the dev sentences themselves"]
     title = "dev Spearman x 100 of the encoder before training, and of the best checkpoints"
-    lines = [[row[0], *(row[i] for i in kept)] for row in rows]
-    return [Grid(title, columns, lines, notes, range(1, len(columns)), best=range(1, len(columns)))]
+    right = range(1, len(ways) + 1)
+    return [Grid(title, ["", *ways], lines, notes, right, best=right)]
 
 
 def space(sweep: Sweep, alike: bool) -> list[Grid]:
     """The table of geometry at the best checkpoint, if dev sets are alike, and of training speed."""
     known = {name for run in sweep.finished for name in numbers(run)}
     measures = {name.replace("_", " "): name for name in SPACE if alike and name in known}
-    lines, columns = [means(group, measures, 3) for group in sweep.groups], ["", "seeds", *measures]
-    many = sum(map(shared, sweep.finished))
-    notes = [f"{many} runs shared their machine with other work: their speed is not shown"] * bool(many)
+    lines, columns, notes = (
+        [means(group, measures, 3) for group in sweep.groups],
+        ["", "seeds", *measures],
+        [],
+    )
+    busy = sum(map(shared, sweep.finished))
+    if busy:
+        notes.append(f"{busy} runs shared their machine with other work: their speed is not shown")
     if "rate" in known:
-        fast = [list(values(group, "rate").values()) for group in sweep.groups]
-        lines = [[*line, f"{np.median(f):,.0f}" if f else "-"] for line, f in zip(lines, fast, strict=True)]
         columns.append("sentences/s (median)")
+        for group, line in zip(sweep.groups, lines, strict=True):
+            rates = list(values(group, "rate").values())
+            line.append(f"{np.median(rates):,.0f}" if rates else "-")
         if any(sweeps.LOAD not in run.series for run in sweep.finished):
             notes.append("sentences/s: not all runs noted whether they had the machine to themselves")
-    title = "dev embeddings at the best checkpoint" if measures else "speed of training"
-    return [Grid(title, columns, lines, notes, range(1, len(columns)))] if columns[2:] else []
-
-
-def by_task(sweep: Sweep, first: Group, rows: Sequence[str]) -> list[Grid]:
-    """The tables of the first row's scores by task: means, and differences from the first group."""
-    every = dict.fromkeys(name for run in sweep.finished for name in numbers(run))
-    tasks = {
-        name.removeprefix(f"{rows[0]}: "): name for name in every if rows and name.startswith(f"{rows[0]}: ")
-    }
-    if not tasks:
+    if len(columns) == 2:
         return []
-    if len(tasks) == 2:  # of one task the average is its score
-        tasks.pop("average", None)
-    columns, right = ["", *short(list(tasks))], range(1, len(tasks) + 1)
-    lines = [[group.label, *means(group, tasks)[2:]] for group in sweep.groups]
+    title = "dev embeddings at the best checkpoint" if measures else "speed of training"
+    return [Grid(title, columns, lines, notes, range(1, len(columns)))]
+
+
+def by_task(sweep: Sweep, first: Group) -> list[Grid]:
+    """The tables of the first row's scores by task: means, and differences from the first group."""
+    beginning = f"{sweep.rows[0]}: " if sweep.rows else "none: "
+    every = dict.fromkeys(name for run in sweep.finished for name in numbers(run))
+    names = [name for name in every if name.startswith(beginning)]
+    if len(names) == 2:  # of one task the average is its score
+        names.remove(f"{beginning}average")
+    if not names:
+        return []
+    columns, right = ["", *short(name.removeprefix(beginning) for name in names)], range(1, len(names) + 1)
+    lines = [[group.label, *(spread(values(group, name)) for name in names)] for group in sweep.groups]
     title = f"tests by task{in_brackets(aggregations(sweep.finished))}, x 100"
-    grids = [Grid(title, columns, lines, right=right, best=right)]
-    found = [{d.label: d.test for d in differences(sweep, first, name)} for name in tasks.values()]
-    if len(tasks) < 2 or not any(test.p is not None for by in found for test in by.values()):
-        return grids
-
-    def cell(test: Comparison | None) -> str:
-        p = "" if test is None or test.p is None else f" (p {test.p:.2g})"
-        return "-" if test is None else f"{test.difference:+z.2f}{p}"
-
+    scores = Grid(title, columns, lines, right=right, best=right)
+    found = [{d.label: d.test for d in differences(sweep, first, name)} for name in names]
+    if len(names) < 2 or all(test.p is None for tests in found for test in tests.values()):
+        return [scores]
     others = [group.label for group in sweep.groups if group is not first]
-    lines = [[label, *(cell(by.get(label)) for by in found)] for label in others]
+    lines = [[label, *(with_p(tests.get(label)) for tests in found)] for label in others]
     title = f"difference from {first.label} by task, with the p of its t test over seeds"
-    return [
-        *grids,
-        Grid(title, columns, lines, ["p is not corrected for the number of tasks and groups"], right),
-    ]
+    notes = ["p is not corrected for the number of tasks and groups"]
+    return [scores, Grid(title, columns, lines, notes, right)]
+
+
+def with_p(test: Comparison | None) -> str:
+    """A difference, followed by its p where it has one; "-" for none."""
+    if test is None:
+        return "-"
+    return f"{test.difference:+z.2f}" + ("" if test.p is None else f" (p {test.p:.2g})")
 
 
 # runs of evaluate.py, and those of train.py with tests, by the scores of single test pairs
@@ -411,16 +443,16 @@ def compared(names: Sequence[str], draws: int) -> Report:
     else:
         raise ValueError(f"compare={list(names)} is one row of scores; name two runs, or two patterns")
     made = [of_kind(same, kind, draws) for same in together for kind in KINDS]
-    if not (reports := [one for one in made if one]):
+    reports = [one for one in made if one is not None]
+    if not reports:
         raise ValueError(
             f"compare: {', '.join(names)} share no task with a score; give both the same tasks.names"
         )
+    lines = []
+    for one in reports:
+        heading = f"{one.grids[0].title.partition(': ')[0]}: " if len(reports) > 1 else ""
+        lines += [f"{heading}{line}" for line in one.verdict]
     grids = [grid for one in reports for grid in one.grids]
-    lines = [
-        f"{grid.title.partition(': ')[0]}: {line}" if len(grids) > 1 else line
-        for one, grid in zip(reports, grids, strict=True)
-        for line in one.verdict
-    ]
     return Report(lines, grids, reports[0].differences, reports[0].what)
 
 
@@ -431,101 +463,110 @@ def group(name: str) -> Group:
         if "rows" not in run.results:
             cure = f"whitenedcse evaluate {override('model', run.path)} makes some"
             raise ValueError(f"compare: {run.path} has no tests: {cure}")
-        number = run.results.get("seed")
-        if number in runs and number is not None:
+        seed = run.results.get("seed")
+        if seed in runs and seed is not None:
             raise ValueError(
-                f"compare: {name} matches two runs of seed {number}, {runs[number].path} and {run.path}; "
+                f"compare: {name} matches two runs of seed {seed}, {runs[seed].path} and {run.path}; "
                 "a pattern is one system, with each seed once"
             )
-        runs[str(run.path) if number is None else number] = run
-    return Group(name, dict(sorted(runs.items(), key=lambda item: (isinstance(item[0], str), item[0]))))
+        runs[str(run.path) if seed is None else seed] = run
+    return Group(name, runs)
 
 
 def of_kind(groups: Sequence[Group], kind: tuple[str, str, str], draws: int) -> Report | None:
     """A verdict, and a table of tasks by groups and differences; None where no task has a score in all."""
     key, title, items = kind
-    columns = [column(one, key, draws) for one in groups]
-    every = dict.fromkeys(task for c in columns for task in c)
-    tasks = [task for task in every if all(task in c for c in columns)]
+    known = [task_scores(one, key, draws) for one in groups]
+    every = list(dict.fromkeys(task for scores in known for task in scores))
+    tasks = [task for task in every if all(task in scores for scores in known)]
     if not tasks:
         return None
     runs = [run for one in groups for run in one.runs.values()]
     check_pairs(runs, tasks)
-    left = ", ".join(task for task in every if task not in tasks)
-    notes = [*manners(groups), *[f"left out, as not all have a score: {left}"] * bool(left)]
+    by_task = {task: [scores[task] for scores in known] for task in tasks}  # the scores of each group
+    if len(tasks) > 1:
+        by_task["average"] = [averaged([scores[task] for task in tasks]) for scores in known]
+    names = short(by_task)
+    lines = [[name, *cells(scores)] for name, scores in zip(names, by_task.values(), strict=True)]
+    notes = conditions(groups)
+    if len(tasks) < len(every):
+        left = ", ".join(task for task in every if task not in tasks)
+        notes.append(f"left out, as not all have a score: {left}")
     notes += [
         f"95 % intervals and p: for other test {items}, by {draws:,} bootstrap draws; of several runs also "
         "for other seeds, by t, the two half widths added in squares",
         "* p < 0.05, ** p < 0.01, not corrected for the number of tests",
     ]
-    if len(tasks) > 1:
-        columns = [c | {"average": averaged([c[task] for task in tasks])} for c in columns]
-        tasks.append("average")
-    names = short(tasks)
-    lines = [[name, *cells([c[task] for c in columns])] for name, task in zip(names, tasks, strict=True)]
     if key == "sts":
         mean = runs[0].results["headline"]
-        title, notes = f"{title}, {mean}", [*notes, meaning(mean)]
-    numbered = [str(i) for i in range(1, len(groups) + 1)]
-    headers = ["task", *numbered, *(f"{what}{i} - 1" for i in numbered[1:] for what in ("", "p of "))]
-    same = {one.row for one in groups}
-    heading = "rows" if len(same) > 1 else same.pop() or "first rows"
-    first, *others = [c[tasks[-1]] for c in columns]
-    pairs = [(one.label, own, difference(own, first)) for one, own in zip(groups[1:], others, strict=True)]
-    found = [Difference(label, test, test.p, (own, first)) for label, own, test in pairs if test]
-    notes = [*notes, *unpaired(found)]
-    grid = Grid(f"{heading}: {title}", headers, lines, notes, range(1, len(headers)))
+        title = f"{title}, {mean}"
+        notes.append(meaning(mean))
+    base, *others = list(by_task.values())[-1]
+    found = apart_from(base, zip([one.label for one in groups[1:]], others, strict=True))
     what = f"the average of {items}" if len(tasks) > 1 else names[0]
+    columns = ["task", *(str(i) for i in range(1, len(groups) + 1))]
+    for i in range(2, len(groups) + 1):
+        columns += [f"{i} - 1", f"p of {i} - 1"]
+    heading = "rows" if len({one.row for one in groups}) > 1 else groups[0].row or "first rows"
+    notes += unpaired(found)
+    grid = Grid(f"{heading}: {title}", columns, lines, notes, range(1, len(columns)))
     return Report(verdict(groups[0].label, what, found), [grid], found, what)
 
 
-def manners(groups: Sequence[Group]) -> list[str]:
+def conditions(groups: Sequence[Group]) -> list[str]:
     """Notes on what the groups are, and in what they were not evaluated alike."""
     notes = []
     for i, one in enumerate(groups, 1):
         notes.append(f"{i}: {one.label}" + (f" ({len(one.runs)} runs)" if len(one.runs) > 1 else ""))
     runs = [run for one in groups for run in one.runs.values()]
-    for name in READ:
+    for name in CONDITIONS:
         known = dict.fromkeys(str(run.results[name]) or "none" for run in runs if name in run.results)
-        notes += [f"{name} is not the same in all: {', '.join(known)}"] * (len(known) > 1)
+        if len(known) > 1:
+            notes.append(f"{name} is not the same in all: {', '.join(known)}")
     return notes
 
 
-def cells(columns: Sequence[Scores]) -> list[str]:
+def cells(scores: Sequence[Scores]) -> list[str]:
     """The cells of a task's row after its name: each group's score, then each difference and its p."""
-    shown = []
-    for each in columns:
-        found, drawn = list(each.values.values()), np.mean([*(each.draws or {}).values()], axis=0)
-        over, items, ends = over_seeds(found), of_draws(drawn), interval(drawn)
-        if over.sd is not None and items is not None:
-            ends = tested(over.mean, [of_mean(found), items])[1:3]
-        sd = "" if over.sd is None else f" (sd {over.sd:.2f})"
-        shown.append(with_half(over.mean, *bounds(ends)) + sd)
-    for other in columns[1:]:
-        test = difference(other, columns[0])
-        mark = next((m for level, m in MARKS if test and test.p is not None and test.p < level), "")
-        shown.append("-" if test is None else with_half(test.difference, test.low, test.high) + mark)
-        shown.append("-" if test is None or test.p is None else f"{test.p:.3f}")
+    shown = [score_cell(one) for one in scores]
+    for other in scores[1:]:
+        test = difference(other, scores[0])
+        if test is None:
+            shown += ["-", "-"]
+            continue
+        mark = next((mark for level, mark in MARKS if test.p is not None and test.p < level), "")
+        shown.append(with_half(test.difference, (test.low, test.high)) + mark)
+        shown.append("-" if test.p is None else f"{test.p:.3f}")
     return shown
 
 
-def column(group: Group, kind: str, draws: int) -> dict[str, Scores]:
+def score_cell(scores: Scores) -> str:
+    """The mean score of a group with half its interval, over pairs and seeds, and its spread over seeds."""
+    every, drawn = list(scores.values.values()), np.mean(list((scores.draws or {}).values()), axis=0)
+    over, over_pairs, ends = over_seeds(every), of_draws(drawn), interval(drawn)
+    if over.sd is None:
+        return with_half(over.mean, ends)
+    if over_pairs is not None:
+        test = tested(over.mean, [of_mean(every), over_pairs])
+        ends = (test.low, test.high)
+    return f"{with_half(over.mean, ends)} (sd {over.sd:.2f})"
+
+
+def task_scores(group: Group, kind: str, draws: int) -> dict[str, Scores]:
     """Scores and draws of a group for each task that all its runs have."""
-    by_run = {number: run_scores(run, group.row, kind, draws) for number, run in group.runs.items()}
-    tasks = next(iter(by_run.values()))
-    return {
-        task: Scores(
-            {s: by[task][0] for s, by in by_run.items()}, {s: by[task][1] for s, by in by_run.items()}
-        )
-        for task in tasks
-        if all(task in by for by in by_run.values())
-    }
+    by_seed = {seed: run_scores(run, group.row, kind, draws) for seed, run in group.runs.items()}
+    found = {}
+    for task in next(iter(by_seed.values())):
+        if all(task in scores for scores in by_seed.values()):
+            means = {seed: scores[task][0] for seed, scores in by_seed.items()}
+            found[task] = Scores(means, {seed: scores[task][1] for seed, scores in by_seed.items()})
+    return found
 
 
 def averaged(every: Sequence[Scores]) -> Scores:
     """The average of tasks, by seed."""
-    mean = {s: float(np.mean([one.values[s] for one in every])) for s in every[0].values}
-    return Scores(mean, {s: np.mean([(one.draws or {})[s] for one in every], axis=0) for s in mean})
+    mean = {seed: float(np.mean([one.values[seed] for one in every])) for seed in every[0].values}
+    return Scores(mean, {seed: np.mean([(one.draws or {})[seed] for one in every], axis=0) for seed in mean})
 
 
 def run_scores(run: Run, row: str | None, kind: str, draws: int) -> dict[str, tuple[float, Draws]]:
@@ -533,26 +574,29 @@ def run_scores(run: Run, row: str | None, kind: str, draws: int) -> dict[str, tu
     from whitenedcse.evaluation.suite import seed  # and PyTorch, for which a sweep's report does not wait
 
     number, content = run.row(row)
-    tasks: Mapping[str, Any] = {"RTE": content["rte"]} if kind == "rte" and "rte" in content else {}
-    out = {}
-    for name, task in (tasks or content.get(kind, {}).get("tasks", {})).items():
-        mean, item, gold = run.results["headline"], run.items[f"{number}/{name}"], run.items[f"gold/{name}"]
+    if kind not in content:
+        return {}
+    tasks = {"RTE": content["rte"]} if kind == "rte" else content[kind]["tasks"]
+    found, mean = {}, run.results["headline"]
+    for name, task in tasks.items():
+        item, gold = run.items[f"{number}/{name}"], run.items[f"gold/{name}"]
         if kind != "sts":
-            out[name] = (task["accuracy"], accuracy_draws(item, draws, seed(gold)))
+            found[name] = (task["accuracy"], accuracy_draws(item, draws, seed(gold)))
         elif task[mean] is not None:
             sizes = run.items[f"sizes/{name}"].tolist()
-            out[name] = (task[mean], task_draws(gold, item, sizes, draws, seed(gold))[mean])
-    return out
+            found[name] = (task[mean], task_draws(gold, item, sizes, draws, seed(gold))[mean])
+    return found
 
 
 def check_pairs(runs: Sequence[Run], tasks: Sequence[str]) -> None:
     """Raise ValueError unless all runs report the same aggregation of the same gold scores."""
     first = runs[0]
     for other in runs[1:]:
-        heads = [run.results["headline"] for run in (first, other)]
-        if heads[0] != heads[1]:
-            both = " and ".join(heads)
-            raise ValueError(f"{first.path} and {other.path} report {both}; evaluate both by one protocol")
+        one, another = first.results["headline"], other.results["headline"]
+        if one != another:
+            raise ValueError(
+                f"{first.path} and {other.path} report {one} and {another}; evaluate both by one protocol"
+            )
         for task in tasks:
             if not np.array_equal(first.items[f"gold/{task}"], other.items[f"gold/{task}"]):
                 raise ValueError(

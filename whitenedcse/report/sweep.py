@@ -11,7 +11,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,22 +54,36 @@ class Sweep(NamedTuple):
         """The runs of the groups."""
         return [run for group in self.groups for run in group.runs.values()]
 
+    @property
+    def rows(self) -> list[str]:
+        """The names of the rows of test scores that its runs have, each once."""
+        return list(dict.fromkeys(row for run in self.finished for row in rows(run)))
+
 
 def gathered(runs: Sequence[Run]) -> Sweep:
     """The groups of runs. Unfinished runs, and a second run of a seed, are noted and left out."""
-    alike: dict[Any, list[Run]] = {}
-    groups, notes, tables = [], [], [texts(run) for run in runs]
-    for run, table in zip(runs, tables, strict=True):
-        alike.setdefault(frozenset(table.items()), []).append(run)
-    for label, group in zip(labels([runs[0] for runs in alike.values()]), alike.values(), strict=True):
+    every, groups, notes = alike(runs), [], []
+    for label, same in zip(labels([same[0] for same in every]), every, strict=True):
         by_seed: dict[Any, Run] = {}
-        for run in group:
+        for run in same:
+            seed = run.settings.get("seed", 0)
             if not run.scores:
                 notes.append(f"not finished, not counted: {run.path} ({label})")
-            elif by_seed.setdefault(number := run.settings.get("seed", 0), run) is not run:
-                notes.append(f"seed {number} of {label} again, not counted: {run.path}")
-        groups.append(Group(label, dict(sorted(by_seed.items()))))
-    return Sweep([group for group in groups if group.runs], list(runs), differing(tables), notes)
+            elif seed in by_seed:
+                notes.append(f"seed {seed} of {label} again, not counted: {run.path}")
+            else:
+                by_seed[seed] = run
+        if by_seed:
+            groups.append(Group(label, dict(sorted(by_seed.items()))))
+    return Sweep(groups, list(runs), differing([*map(texts, runs)]), notes)
+
+
+def alike(runs: Sequence[Run]) -> list[list[Run]]:
+    """The runs whose settings are the same but for their seed, together."""
+    found: dict[Any, list[Run]] = {}
+    for run in runs:
+        found.setdefault(frozenset(texts(run).items()), []).append(run)
+    return list(found.values())
 
 
 def differing(tables: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -143,11 +156,12 @@ def natural(path: Path) -> list[tuple[int, str]]:
 
 def below(folder: Path) -> Iterator[Path]:
     """The runs of train.py at or below a directory, without looking inside a run."""
-    if (run := Run(folder)).began:
-        yield from [folder] if run.trains else []
-        return
-    for child in sorted((path for path in folder.iterdir() if path.is_dir()), key=natural):
-        yield from below(child)
+    run = Run(folder)
+    if run.trains:
+        yield folder
+    elif not run.began:
+        for child in sorted((path for path in folder.iterdir() if path.is_dir()), key=natural):
+            yield from below(child)
 
 
 def runs(folders: Sequence[Path]) -> list[Run]:
@@ -171,13 +185,22 @@ def numbers(run: Run) -> dict[str, float]:
     dev = run.scores["dev"]
     found = {"dev_before": dev["before"], "dev_best": dev["best"]}
     for row in rows(run):
-        found |= {f"{row}: {'average' if k == 'avg' else k}": value for k, value in run.tests(row).items()}
+        for task, value in run.tests(row).items():
+            found[f"{row}: {'average' if task == 'avg' else task}"] = value
     found |= {name: dev["values_best"].get(f"dev/{name}") for name in SPACE}
-    for moment, (way, name) in product(("before", "best"), WAYS.items()):
-        scores = [v for n, v in dev.get(f"values_{moment}", {}).items() if n.startswith(name)]
-        found[f"{way}, {moment}"] = max((v for v in scores if v is not None), default=None)
-    found |= {"rate": None if RATE not in run.series or shared(run) else run.series[RATE].median}
+    found |= by_way(dev, "before") | by_way(dev, "best")
+    if RATE in run.series and not shared(run):
+        found["rate"] = run.series[RATE].median
     return {name: value for name, value in found.items() if value is not None}
+
+
+def by_way(dev: Mapping[str, Any], moment: str) -> dict[str, float | None]:
+    """The dev scores at a moment, "before" or "best", as they are and whitened: the highest of all k."""
+    found, logged = dict[str, float | None](), dev.get(f"values_{moment}", {})
+    for way, beginning in WAYS.items():
+        scores = [value for name, value in logged.items() if name.startswith(beginning)]
+        found[f"{way}, {moment}"] = max((value for value in scores if value is not None), default=None)
+    return found
 
 
 def shared(run: Run) -> bool:
@@ -193,7 +216,8 @@ def rows(run: Run) -> list[str]:
 
 def values(group: Group, name: str) -> dict[Any, float]:
     """One of the `numbers` of a group's runs, by seed; seeds without it are left out."""
-    return {seed: found[name] for seed, run in group.runs.items() if name in (found := numbers(run))}
+    measured = {seed: numbers(run) for seed, run in group.runs.items()}
+    return {seed: found[name] for seed, found in measured.items() if name in found}
 
 
 def beside(page: Path) -> Path:
@@ -219,13 +243,16 @@ def cells(run: Run, differing: Sequence[str], folder: Path) -> Mapping[str, Any]
     """The cells of a run in the csv file of the seeds by column, with all digits of its scores."""
     known, found, dev = texts(run), numbers(run), (run.scores or {}).get("dev", {})
     return {
-        **{"system": run.facts.get("system"), "seed": run.settings.get("seed", 0)},
+        "system": run.facts.get("system"),
+        "seed": run.settings.get("seed", 0),
         **{name: known.get(name) for name in differing},
-        **{"finished": "yes" if run.scores else "no", "dev_best": dev.get("best")},
+        "finished": "yes" if run.scores else "no",
+        "dev_best": dev.get("best"),
         "dev_best_step": dev.get("best_step"),
         **{name: value for name, value in found.items() if ": " in name},
         **{name: found.get(name) for name in SPACE},
         "sentences_per_second": run.series[RATE].median if RATE in run.series else None,
-        **{"shared": "yes" if shared(run) else "", "commit": run.facts.get("commit")},
+        "shared": "yes" if shared(run) else "",
+        "commit": run.facts.get("commit"),
         "run": os.path.relpath(run.path, folder),
     }

@@ -20,15 +20,15 @@ def number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:z.{digits}f}"
 
 
-def with_half(value: float | None, low: float | None, high: float | None) -> str:
+def with_half(value: float | None, interval: Sequence[float] | None) -> str:
     """A number, followed by half the width of its interval where there is one.
 
-    >>> with_half(74.318, 73.1, 75.5), with_half(74.318, None, None)
+    >>> with_half(74.318, (73.1, 75.5)), with_half(74.318, None)
     ('74.32 ±1.20', '74.32')
     """
-    if value is None or low is None or high is None or math.isnan(high):
+    if value is None or interval is None or math.isnan(interval[1]):
         return number(value)
-    return f"{number(value)} ±{number((high - low) / 2)}"
+    return f"{number(value)} ±{number((interval[1] - interval[0]) / 2)}"
 
 
 def training_grid(dev: Mapping[str, Any]) -> Grid:
@@ -60,7 +60,8 @@ def meaning(mean: str) -> str:
 
 def alignment_note(content: Mapping[str, Any]) -> list[str]:
     """A note on the pairs that alignment is over, of `dev` or `geometry` in scores.json; none if not said."""
-    if not (of := content.get("positives")):
+    of = content.get("positives")
+    if not of:
         return []
     if not of["n"]:
         return [f"no alignment: no pair has a score above {of['above']:g}"]
@@ -95,60 +96,70 @@ def grids(scores: Mapping[str, Any]) -> list[Grid]:
     return [grid() for kind, grid in every.items() if kind in rows[0]]
 
 
-def bounds(interval: Sequence[float] | None) -> tuple[float | None, float | None]:
-    """The ends of an interval; None and None for no interval."""
-    return (interval[0], interval[1]) if interval else (None, None)
-
-
 def sts_grid(rows: Sequence[Mapping[str, Any]], headline: str) -> Grid:
     """The STS table of one system, or of several; a single task has no average."""
-    same = not any(len(task.get("subsets", ())) > 1 for task in rows[0]["sts"]["tasks"].values())
-    means = [] if same else list(MEANS) if len(rows) == 1 else [headline]
+    tasks = rows[0]["sts"]["tasks"].values()
+    with_subsets = any(len(task.get("subsets", ())) > 1 for task in tasks)  # else all aggregations are equal
     if len(rows) == 1:
-        grid = sts_tasks(rows[0], means or [headline])
+        means = list(MEANS) if with_subsets else [headline]
+        grid = sts_tasks(rows[0], means)
     else:
-        grid = sts_rows(rows, headline, "Spearman x 100" + ("" if same else f", {headline}"))
-    sure = [CERTAINTY] if any(row["sts"]["avg"]["interval"][headline] for row in rows) else []
-    return grid._replace(notes=[*grid.notes, *sure, *map(meaning, means)])
+        means = [headline]
+        grid = sts_rows(rows, headline, f"Spearman x 100, {headline}" if with_subsets else "Spearman x 100")
+    notes = list(grid.notes)
+    if any(row["sts"]["avg"]["interval"][headline] for row in rows):
+        notes.append(CERTAINTY)
+    if with_subsets:
+        notes += map(meaning, means)
+    return grid._replace(notes=notes)
 
 
 def sts_tasks(row: Mapping[str, Any], means: Sequence[str]) -> Grid:
     """The STS table of one system: a row for each task, a column for each aggregation and for remarks."""
-    tasks, average = row["sts"]["tasks"], row["sts"]["avg"]
-    every = [*zip(short(tasks), tasks.values(), strict=True), *[("average", average)] * (len(tasks) > 1)]
+    tasks = dict(zip(short(row["sts"]["tasks"]), row["sts"]["tasks"].values(), strict=True))
+    if len(tasks) > 1:
+        tasks["average"] = row["sts"]["avg"]
+    columns = ["task", "n", *(means if len(means) > 1 else ["score"])]
     lines = [
-        [name, str(task.get("n", "")), *(with_half(task[m], *bounds(task["interval"][m])) for m in means)]
-        + [task.get("why", "")]
-        for name, task in every
+        [name, str(task.get("n", "")), *(with_half(task[mean], task["interval"][mean]) for mean in means)]
+        for name, task in tasks.items()
     ]
-    headings = means if len(means) > 1 else ["score"]
-    columns = ["task", "n", *headings, *([""] if any(cells[-1] for cells in lines) else [])]
-    title = f"{row['name']}{', ' + row['setting'] if row['setting'] else ''}: Spearman x 100"
-    return Grid(title, columns, [cells[: len(columns)] for cells in lines], right=range(1, 2 + len(means)))
+    right = range(1, len(columns))
+    if any(task.get("why") for task in tasks.values()):
+        columns.append("")
+        lines = [[*line, task.get("why", "")] for line, task in zip(lines, tasks.values(), strict=True)]
+    setting = f", {row['setting']}" if row["setting"] else ""
+    return Grid(f"{row['name']}{setting}: Spearman x 100", columns, lines, right=right)
 
 
 def sts_rows(rows: Sequence[Mapping[str, Any]], headline: str, title: str) -> Grid:
     """The STS table of several systems: a row for each, a column for each task, in one aggregation."""
-    tasks = list(rows[0]["sts"]["tasks"])
-    several = len(tasks) > 1
-    scores = [[*row["sts"]["tasks"].values(), *[row["sts"]["avg"]] * several] for row in rows]
-    pairs = zip(rows, scores, strict=True)
-    lines = [[row["name"], row["setting"], *(number(s[headline]) for s in own)] for row, own in pairs]
+    columns, main = ["", "fitted", *short(rows[0]["sts"]["tasks"])], "score"
+    scores = [list(row["sts"]["tasks"].values()) for row in rows]
+    if len(scores[0]) > 1:
+        columns, main = [*columns, "average"], "average"
+        scores = [[*own, row["sts"]["avg"]] for own, row in zip(scores, rows, strict=True)]
+    lines = [
+        [row["name"], row["setting"], *(number(score[headline]) for score in own)]
+        for row, own in zip(rows, scores, strict=True)
+    ]
     notes = undefined(rows)
-    if intervals := [i for own in scores if (i := own[-1]["interval"][headline])]:
-        of, widest = "average" if several else "score", max(b - a for a, b in intervals)
-        notes.insert(0, f"the {of}'s 95 % interval is at most ±{widest / 2:.1f}")
-    columns = ["", "fitted", *short(tasks), *["average"] * several]
-    return Grid(title, columns, lines, notes, range(2, len(columns)), best=range(2, len(columns)))
+    intervals = [own[-1]["interval"][headline] for own in scores]
+    widths = [high - low for low, high in filter(None, intervals)]
+    if widths:
+        notes.insert(0, f"the {main}'s 95 % interval is at most ±{max(widths) / 2:.1f}")
+    right = range(2, len(columns))
+    return Grid(title, columns, lines, notes, right, best=right)
 
 
 def undefined(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Why the STS scores of these rows that are undefined are so, each reason once."""
-    found = ((row["name"], row.get("sts", {"tasks": {}})["tasks"]) for row in rows)
-    said = (
-        f"{row}, {n}: {task['why']}" for row, tasks in found for n, task in tasks.items() if task.get("why")
-    )
-    return list(dict.fromkeys(said))
+    said = dict[str, None]()
+    for row in rows:
+        for name, task in row.get("sts", {"tasks": {}})["tasks"].items():
+            if task.get("why"):
+                said[f"{row['name']}, {name}: {task['why']}"] = None
+    return list(said)
 
 
 def accuracy_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
@@ -157,9 +168,8 @@ def accuracy_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
     lines = []
     for row in rows:
         done = row["transfer"]
-        scores = [(task["accuracy"], task["interval"]) for task in done["tasks"].values()]
-        every = [*scores, (done["avg"], done["interval"])]
-        lines.append([row["name"], row["setting"], *(with_half(x, *bounds(ends)) for x, ends in every)])
+        cells = [with_half(task["accuracy"], task["interval"]) for task in done["tasks"].values()]
+        lines.append([row["name"], row["setting"], *cells, with_half(done["avg"], done["interval"])])
     numbers = range(2, len(columns))
     return Grid("accuracy x 100", columns, lines, [CERTAINTY], right=numbers, best=numbers)
 
@@ -170,7 +180,7 @@ def rte_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
     for row in rows:
         rte = row["rte"]
         counts = [str(n) for predicted in rte["confusion"].values() for n in predicted.values()]
-        accuracy = with_half(rte["accuracy"], *bounds(rte["interval"]))
+        accuracy = with_half(rte["accuracy"], rte["interval"])
         lines.append([row["name"], row["setting"], accuracy, number(rte["majority"]), *counts])
     notes = ["e: entailment, n: not; e as n: true e predicted as n, as the cosine is below 0.5", CERTAINTY]
     columns = ["", "fitted", "accuracy", "majority class", "e as e", "e as n", "n as e", "n as n"]
@@ -180,11 +190,11 @@ def rte_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
 def geometry_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
     """The table of geometry: a row for each system, a column for each measure."""
     names = ("alignment", "uniformity", "mean_cosine", "isotropy", "effective_rank")
-    lines = [
-        [row["name"], row["setting"]]
-        + ["-" if (v := row["geometry"][name]) is None else f"{v:.{0 if v > 9.5 else 3}f}" for name in names]
-        for row in rows
-    ]
+    lines = []
+    for row in rows:
+        found = [row["geometry"][name] for name in names]
+        cells = [number(value, 0 if value is not None and value > 9.5 else 3) for value in found]
+        lines.append([row["name"], row["setting"], *cells])
     columns = ["", "fitted", *(name.replace("_", " ") for name in names)]
     of = rows[0]["geometry"]
     title = f"geometry on {short([of['task']])[0]}"
