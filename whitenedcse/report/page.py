@@ -55,8 +55,7 @@ def write(names: Sequence[str], out: Path | None, against: str | None) -> tuple[
     else:
         sweep = gathered(runs(folders))
         made, files = comparison(sweep, against), [file, beside(file)]
-        titles = [Path(name).resolve().name for name in names]
-        title = " ".join(titles[:3] + ["..."] * (len(titles) > 3))
+        title = " ".join(Path(name).resolve().name for name in names[:3]) + (" ..." if names[3:] else "")
         page = of_sweep(title, sweep, made, reference(sweep, against).label)
     file.parent.mkdir(parents=True, exist_ok=True)
     if files[1:]:
@@ -78,10 +77,8 @@ def of_sweep(title: str, sweep: Sweep, made: Report, first: str) -> str:
     """The HTML page of a sweep. made: what `comparison` returns for it. first: the label of the reference."""
     looks = [(*charts.look(i), group.label) for i, group in enumerate(sweep.groups)]
     finished = sum(run.scores is not None for run in sweep.runs)
-    about = (
-        f"{len(sweep.groups)} groups, {len(sweep.runs)} runs, {finished} finished; every run is a line of "
-    )
-    about += "the csv file beside this page"
+    about = f"{len(sweep.groups)} groups, {len(sweep.runs)} runs, {finished} finished; "
+    about += "every run is a line of the csv file beside this page"
     groups = [(colour, charts.MARKS[mark], label) for colour, mark, label in looks]
     lead = charts.of_differences(made.differences, first, made.what)
     return rendered(title, about, sweep.runs, made, charts.of_sweep(sweep), groups=groups, lead=lead)
@@ -140,8 +137,7 @@ def hardware(facts: Mapping[str, Any]) -> str:
 
 def run_grids(run: Run) -> list[Grid]:
     """The tables of a run: the dev set's, and the test sets' where the run has test scores."""
-    summary, scores = run.dev, run.scores or {}
-    return [
-        *([training_grid(summary)] if summary else []),
-        *(grids(scores) if "rows" in scores else []),
-    ]
+    found = [training_grid(run.dev)] if run.dev else []
+    if run.scores and "rows" in run.scores:
+        found += grids(run.scores)
+    return found

@@ -27,6 +27,7 @@ from whitenedcse.run import Run, as_yaml, flat
 STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R")
 TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
 NEAR = 3  # differences, up to which a run is shown beside a row
+ABSENT = "not recorded"  # which null is not: a head without a whitening has head.whitening=null
 TRAINING = (  # settings, and groups of settings, that decide what is trained
     *("data", "pooling", "head", "loss", "terms", "optim", "mlm", "views", "embedding", "gather"),
     *("encoder.lora", "trainer.max_epochs", "trainer.max_steps", "trainer.gradient_clip_val"),
@@ -46,12 +47,19 @@ class Made(NamedTuple):
     conditions: Mapping[str, Any]
 
 
-class Scored(NamedTuple):
-    """The scores by column of a model for a row, the run directories they come from, and what differs."""
+class Candidate(NamedTuple):
+    """A row of a run's scores that may stand for a published row: by column, and what differs."""
+
+    made: Made
+    values: dict[str, float]
+    differences: list[str]
+
+
+class Ours(NamedTuple):
+    """The scores by column of a model that fills a published row, and the runs that they come from."""
 
     values: dict[str, float]
-    paths: tuple[str, ...]
-    differences: tuple[str, ...] = ()
+    paths: list[Path]
 
 
 @cache
@@ -80,70 +88,83 @@ def report(key: str, compose: Compose, runs: Iterable[str | Path] = ()) -> Grid:
         raise ValueError(f"no published table {key!r}; whitenedcse report --list names them")
     table, made = tables()[key], list(rows_in(runs))
     columns: list[str] = table["columns"]
-    possible = {row["label"]: list(candidates(row, table, made, compose)) for row in table["rows"]}
-    own = {label: fitting(every) for label, every in possible.items()}
-    near_by = nearest(possible, [label for label, models in own.items() if not models])
+    possible = {row["label"]: candidates(row, table, made, compose) for row in table["rows"]}
+    own = {label: filling(every) for label, every in possible.items()}
+    near = nearest(possible)
     how = f"; {meaning(table['aggregation'])}" if table["aggregation"] else ""
     notes = [f"{table['source']}. {table['metric']}{how}.", *table["notes"]]
     rows: list[tuple[str, ...]] = []
     missing: dict[str, list[str]] = {}
     for row in table["rows"]:
-        label, models, beside = row["label"], own[row["label"]], near_by.get(row["label"], [])
-        rows += block(row, columns, models, beside)
-        notes += [account(label, columns, models)] if models else []
-        notes += [f"near miss, {label}: {one.paths[0]}: {'; '.join(one.differences)}" for one in beside]
-        if row["command"] and not models:
+        label = row["label"]
+        rows.append((label, "cited" if row["cited"] else "published", *map(number, row["values"])))
+        if own[label]:
+            rows += compared(row, columns, own[label])
+            notes.append(account(label, columns, own[label]))
+            continue
+        for one in near.get(label, []):
+            rows.append((label, "near miss", *(number(cell(column, one.values)) for column in columns)))
+            notes.append(f"near miss, {label}: {one.made.path}: {'; '.join(one.differences)}")
+        if row["command"]:
             missing.setdefault(row["command"], []).append(label)
     head = ("row", "", *columns)
     notes += [f"to make {'; '.join(labels)}:\n  {command}" for command, labels in missing.items()]
     return Grid(f"{key}: {table['title']}", head, rows, notes, range(2, len(head)))
 
 
-def asked(row: Mapping[str, Any], compose: Compose) -> dict[str, Any]:
+def asked(published: Mapping[str, Any], compose: Compose) -> dict[str, Any]:
     """The conditions of a published row: those of the row of scores that its command makes."""
-    parts = {part.split()[1]: part for part in row["command"].split(" && ") if part.startswith("python")}
-    words = shlex.split(parts.get("evaluate.py", "python evaluate.py"))
+    commands = {part.split()[1]: part for part in published["command"].split(" && ") if part[:6] == "python"}
+    words = shlex.split(commands.get("evaluate.py", "python evaluate.py"))
     model = next((word.removeprefix("model=") for word in words if word.startswith("model=")), None)
     test = compose(shlex.join(word for word in words if not word.startswith("model=")), 0)
     pooling, layers = test.get("pooling") or {}, test["layers"]
-    named: dict[str, Any] = {"encoder": model, "trained": "train.py" in parts}
-    if command := parts.get("train.py"):
-        settings = compose(command, row.get("job", 0))
+    named: dict[str, Any] = {"encoder": model, "trained": "train.py" in commands}
+    if "train.py" in commands:
+        settings = compose(commands["train.py"], published.get("job", 0))
         pooling, layers = settings["pooling"], None
         named |= of_training(settings) | {"encoder": settings["encoder"]["path"]}
     protocol = test["protocol"]
-    row = next(line for line in protocol["rows"] if line["name"] == row.get("row", "as it is"))
-    kind, places = pooling.get("kind"), layers or pooling.get("layers")
-    own: dict[str, Any] = {"pooling": f"{row.get('pooling', kind)} over layers {row.get('layers', places)}"}
-    own |= {"postprocess": row.get("map"), "fit": row.get("fit", "")}
-    facts = {**protocol, "protocol": protocol["name"], **{k: test[k] for k in ("bf16", "prompt", "sample")}}
-    facts |= {"classifier": test["classifier"] if set(test["tasks"]["names"]) & {*TRANSFER} else None}
-    return named | of_evaluation(facts, own)
+    row = next(row for row in protocol["rows"] if row["name"] == published.get("row", "as it is"))
+    kind = row.get("pooling", pooling.get("kind"))
+    layers = row.get("layers", layers or pooling.get("layers"))
+    made = {
+        "pooling": f"{kind} over layers {layers}",
+        "postprocess": row.get("map"),
+        "fit": row.get("fit", ""),
+    }
+    facts = {**protocol, "protocol": protocol["name"]}
+    facts |= {name: test[name] for name in ("bf16", "prompt", "sample")}
+    transfer = set(test["tasks"]["names"]) & set(TRANSFER)
+    return named | of_evaluation(facts, made, test["classifier"] if transfer else None)
 
 
 def found_in(scores: Mapping[str, Any], row: Mapping[str, Any], trained: Run | None) -> dict[str, Any]:
     """The conditions under which a row of a run's scores was made, by the same names as in `asked`."""
-    facts = {**scores, "classifier": scores.get("classifier") if "transfer" in row else None}
-    settings = of_training(trained.settings) if trained else {}
-    return {"encoder": scores.get("encoder"), "trained": bool(trained), **settings} | of_evaluation(
-        facts, row
-    )
+    named = {"encoder": scores.get("encoder"), "trained": bool(trained)}
+    if trained:
+        named |= of_training(trained.settings)
+    return named | of_evaluation(scores, row, scores.get("classifier") if "transfer" in row else None)
 
 
-def of_evaluation(facts: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """The conditions of an evaluation. facts: of all its rows. Those of a sample only where one is read."""
+def of_evaluation(facts: Mapping[str, Any], row: Mapping[str, Any], classifier: str | None) -> dict[str, Any]:
+    """The conditions of an evaluation, those of a part only where it is read. facts: of all its rows."""
     transform, fit = row["postprocess"] or {}, row["fit"]
     named = {name: facts.get(name) for name in ("protocol", "case", "max_length", "extra", "bf16")}
     named |= {"prompt": facts.get("prompt") or None, "pooling": row["pooling"]}
     named |= {"transform": transform.get("kind"), "fit": fit}
-    named |= {"k": transform.get("k"), **particular(transform)} if transform else {}
-    named |= {"sample": facts.get("sample")} if fit and fit not in OWN else {}
-    return named | ({"classifier": facts["classifier"]} if facts["classifier"] else {})
+    if transform:
+        named |= {"k": transform.get("k"), **particular(transform)}
+    if fit and fit not in OWN:
+        named["sample"] = facts.get("sample")
+    if classifier:
+        named["classifier"] = classifier
+    return named
 
 
 def of_training(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run of train.py that decide what is trained, by their dotted names."""
-    inside = (*(f"{part}." for part in TRAINING), *TRAINING)
+    inside = tuple(f"{part}." for part in TRAINING)
     free = ("data.seed", "_partial_", "_convert_")
     return {
         name: value
@@ -182,40 +203,51 @@ def training(model: str, path: Path) -> Run | None:
 
 def candidates(
     row: Mapping[str, Any], table: Mapping[str, Any], made: Iterable[Made], compose: Compose
-) -> Iterator[tuple[Made, Scored]]:
+) -> list[Candidate]:
     """The rows of scores that might stand for a published row, each with its scores and what differs.
 
-    What is read from a file of a run stands beside all rows of the run: the nearest has it.
+    What is read from a file of a run is the same for all rows of the run: the nearest of them has it.
     """
-    found: dict[Any, tuple[Made, Scored]] = {}
     trains = "train.py" in (row["command"] or "")
     same = [one for one in made if row["command"] and one.conditions["trained"] == trains]
-    wanted = asked(row, compose) if same else {}  # composing takes a third of a second
+    if not same:
+        return []
+    wanted = asked(row, compose)  # takes a third of a second
+    found: dict[Any, Candidate] = {}
     for one in same:
         values = read(row, table, one)
-        some = any(cell(column, values) is not None for column in table["columns"])
-        if some and one.conditions["transform"] == wanted["transform"]:
-            differ = tuple(differences(wanted, one.conditions))
-            key = one.path if row.get("file") not in (None, "geometry") else (one.path, one.row["name"])
-            if key not in found or len(differ) < len(found[key][1].differences):
-                found[key] = one, Scored(values, (str(one.path),), differ)
-    yield from found.values()
+        if one.conditions["transform"] != wanted["transform"] or not any(
+            cell(column, values) is not None for column in table["columns"]
+        ):
+            continue
+        differ = list(differences(wanted, one.conditions))
+        of_run = row.get("file") not in (None, "geometry")
+        key = one.path if of_run else (one.path, one.row["name"])
+        if key not in found or len(differ) < len(found[key].differences):
+            found[key] = Candidate(one, values, differ)
+    return list(found.values())
 
 
 def differences(wanted: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
     """What differs between the conditions of a published row and those found, in words."""
     if not is_encoder(wanted["encoder"], here["encoder"]):
-        own = here["encoder"] or {"path": "not recorded", "architecture": None}
+        own = here["encoder"] or {"path": ABSENT, "architecture": None}
         yield f"encoder={own['path']} ({own['architecture']}), the row has {wanted['encoder']}"
-    absent = "not recorded"  # which null is not: a head without a whitening has head.whitening=null
     for name in dict.fromkeys([*wanted, *here]):
-        a, b = here.get(name, absent), wanted.get(name, absent)
-        above = [name.rsplit(".", i)[0] for i in range(1, name.count(".") + 1)]
-        told = any(side.get(part, "") is None for part in above for side in (wanted, here))
-        told |= name == "sample" and here.get("fit") in OWN  # of no corpus: the fit differs
-        told |= name == "classifier" and name not in wanted  # of other tasks that the run has too
-        if name != "encoder" and not told and a != b:
-            yield f"{name}={as_yaml(a)}, the row has {'none' if b == absent else as_yaml(b)}"
+        a, b = here.get(name, ABSENT), wanted.get(name, ABSENT)
+        if a != b and name != "encoder" and not follows(name, wanted, here):
+            yield f"{name}={as_yaml(a)}, the row has {'none' if b == ABSENT else as_yaml(b)}"
+
+
+def follows(name: str, wanted: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
+    """Whether a difference in a condition follows from that in another, or is of other tasks."""
+    if name == "sample":  # none is read where the fit is to the task's own sentences
+        return here.get("fit") in OWN
+    if name == "classifier":  # of tasks that the run has besides
+        return name not in wanted
+    parts = name.split(".")
+    above = [".".join(parts[:i]) for i in range(1, len(parts))]  # null, where one of both has no such part
+    return any(side.get(part, ABSENT) is None for part in above for side in (wanted, here))
 
 
 def is_encoder(name: str, here: Mapping[str, Any] | None) -> bool:
@@ -228,29 +260,30 @@ def is_encoder(name: str, here: Mapping[str, Any] | None) -> bool:
     return same and here["architecture"] == content()["encoders"][name]
 
 
-def fitting(candidates: Iterable[tuple[Made, Scored]]) -> list[Scored]:
+def filling(every: Iterable[Candidate]) -> list[Ours]:
     """The scores of each model that fills a row: each seed once; a later run completes an earlier one."""
-    models: dict[int | None, Scored] = {}
-    for made, scored in candidates:
-        if not scored.differences:
-            seed = made.scores.get("seed") if made.trained else None
-            before = models.get(seed, Scored({}, ()))
-            models[seed] = Scored(before.values | scored.values, before.paths + scored.paths)
+    models: dict[int | None, Ours] = {}
+    for one in every:
+        if not one.differences:
+            seed = one.made.scores.get("seed") if one.made.trained else None
+            model = models.setdefault(seed, Ours({}, []))
+            model.values.update(one.values)
+            model.paths.append(one.made.path)
     return list(models.values())
 
 
-def nearest(every: Mapping[str, list[tuple[Made, Scored]]], empty: Iterable[str]) -> dict[str, list[Scored]]:
-    """Of the candidates by label, those near to rows that none fills; each beside its nearest row alone."""
-    best: dict[tuple[Path, str], tuple[str, Scored]] = {}
-    for label, candidates in every.items():
-        for made, scored in candidates:
-            key = (made.path, made.row["name"])
-            if key not in best or len(scored.differences) < len(best[key][1].differences):
-                best[key] = (label, scored)
-    near: dict[str, list[Scored]] = {}
-    for label, scored in best.values():
-        if label in empty and 0 < len(scored.differences) <= NEAR:
-            near.setdefault(label, []).append(scored)
+def nearest(possible: Mapping[str, list[Candidate]]) -> dict[str, list[Candidate]]:
+    """Of the candidates by label, those that differ in little; each beside its nearest row alone."""
+    best: dict[tuple[Path, str], tuple[str, Candidate]] = {}
+    for label, candidates in possible.items():
+        for one in candidates:
+            key = (one.made.path, one.made.row["name"])
+            if key not in best or len(one.differences) < len(best[key][1].differences):
+                best[key] = (label, one)
+    near: dict[str, list[Candidate]] = {}
+    for label, one in best.values():
+        if 0 < len(one.differences) <= NEAR:
+            near.setdefault(label, []).append(one)
     return near
 
 
@@ -293,38 +326,30 @@ def drawn(file: Path, mean: str, where: Mapping[str, str]) -> dict[str, float]:
 
 def cell(column: str, values: Mapping[str, float]) -> float | None:
     """The score of a column; "Avg" is the mean over the papers' seven, None if one of them is missing."""
-    if column != "Avg" or "Avg" in values:
+    if column in values or column != "Avg":
         return values.get(column)
     seven = TRANSFER if TRANSFER[0] in values else STS
     return fmean(values[name] for name in seven) if all(name in values for name in seven) else None
 
 
-def over_models(columns: Iterable[str], models: list[Scored]) -> Iterator[list[float]]:
+def over_models(columns: Iterable[str], models: list[Ours]) -> Iterator[list[float]]:
     """For each column the scores of all models; empty unless all have one, so that means are comparable."""
     for column in columns:
         values = [cell(column, model.values) for model in models]
         yield [] if None in values else [value for value in values if value is not None]
 
 
-def block(
-    row: Mapping[str, Any], columns: list[str], models: list[Scored], near: Iterable[Scored]
-) -> list[tuple[str, ...]]:
-    """The lines of a row: published or cited; where there are runs, ours and the difference; near misses."""
-    label, theirs = row["label"], row["values"]
-    lines = [(label, "cited" if row["cited"] else "published", *map(number, theirs))]
-    if models:
-        ours = [round(fmean(values), 2) if values else None for values in over_models(columns, models)]
-        pairs = zip(ours, theirs, strict=True)
-        apart = ["-" if a is None or b is None else f"{a - b:+.2f}" for a, b in pairs]
-        lines += [(label, "ours", *map(number, ours)), (label, "difference", *apart)]
-    for other in near:
-        lines.append((label, "near miss", *(number(cell(column, other.values)) for column in columns)))
-    return lines
+def compared(row: Mapping[str, Any], columns: list[str], models: list[Ours]) -> list[tuple[str, ...]]:
+    """Below a published row the means of our models, and their difference from what is published."""
+    ours = [round(fmean(values), 2) if values else None for values in over_models(columns, models)]
+    pairs = zip(ours, row["values"], strict=True)
+    apart = ["-" if a is None or b is None else f"{a - b:+.2f}" for a, b in pairs]
+    return [(row["label"], "ours", *map(number, ours)), (row["label"], "difference", *apart)]
 
 
-def account(label: str, columns: list[str], models: list[Scored]) -> str:
+def account(label: str, columns: list[str], models: list[Ours]) -> str:
     """A note on the runs that "ours" comes from; for several models also their number and the deviation."""
-    source = ", ".join(dict.fromkeys(path for model in models for path in model.paths))
+    source = ", ".join(dict.fromkeys(str(path) for model in models for path in model.paths))
     if len(models) == 1:
         return f"ours, {label}: {source}"
     spread = zip(columns, over_models(columns, models), strict=True)
