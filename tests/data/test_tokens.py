@@ -15,7 +15,7 @@ from whitenedcse.data.tokens import token_ids, tokenised
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.serving.fit import fitted
 from whitenedcse.serving.readout import readout
-from whitenedcse.serving.search import Building, Index, build
+from whitenedcse.serving.search import Index, build
 
 LENGTH = 8
 
@@ -153,7 +153,7 @@ def test_a_text_without_tokens_of_its_own_is_blank_everywhere(bert, tmp_path):
     assert (len(two), two.counts.blank) == (8, 8)
     embedder = embedder_of(bert, kind="mean").eval()
     index = Index.build(embedder, mixed)
-    build(tmp_path / "index", embedder, Corpus(str(path)), Building())
+    build(tmp_path / "index", embedder, Corpus(str(path)))
     for one in (index, Index.load(tmp_path / "index")):
         hits = one.query(mixed, 1)
         assert [[hit.id for hit in found] for found in hits] == [

@@ -21,7 +21,7 @@ from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.tokens import wordless
 from whitenedcse.model.embedder import Embedder
 from whitenedcse.serving import encode
-from whitenedcse.serving.encode import Form, Job, arrays, encoded, share, state
+from whitenedcse.serving.encode import Job, arrays, encoded, share, state
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES[:3]]
 TEXTS[4] = ""  # a blank row, which keeps its number
@@ -37,7 +37,7 @@ def corpus(tmp_path):
 @pytest.fixture
 def job(source, corpus, tmp_path):
     """A job that other processes can be sent."""
-    return Job(partial(Embedder.load, source), source, corpus, str(tmp_path / "out"), Form(shard=SHARD))
+    return Job(partial(Embedder.load, source), source, corpus, str(tmp_path / "out"), shard=SHARD)
 
 
 def vectors(out):
@@ -51,7 +51,7 @@ def files(out):
 def test_row_i_is_row_i_in_every_form(job, embedder):
     wanted = embedder.encode(TEXTS)
     for to, dtype in product(("npy", "parquet"), ("float32", "float16")):
-        one = Job(*list(vars(job).values())[:3], f"{job.out}-{to}-{dtype}", Form(to, dtype, SHARD))
+        one = Job(*list(vars(job).values())[:3], f"{job.out}-{to}-{dtype}", to, dtype, SHARD)
         encoded(one)
         assert [len(x) for x in arrays(one.out)] == [7, 7, 7, 3]
         assert vectors(one.out).dtype == dtype
@@ -66,7 +66,7 @@ def test_row_i_is_row_i_in_every_form(job, embedder):
 @pytest.mark.parametrize("worlds", [(5,), (3, 1), (2, 3, 3)])
 def test_any_number_of_processes_write_the_same_bytes_and_resume(job, worlds, tmp_path, monkeypatch):
     """Each process writes one file and is killed, but for the last turn."""
-    alone = Job(*list(vars(job).values())[:3], str(tmp_path / "alone"), job.form)
+    alone = Job(*list(vars(job).values())[:3], str(tmp_path / "alone"), shard=SHARD)
     encoded(alone)
     put, opened = encode.put, Embedder.load(job.source)
     job = Job(lambda: opened, *list(vars(job).values())[1:])
@@ -108,8 +108,8 @@ def test_another_job_or_something_else_is_refused(job, corpus, embedder, tmp_pat
         next(other.encoder.parameters())[5] += 0.01
     lines = {
         "bf16 was False and is now True": own | {"bf16": True},
-        "shard was 7 and is now 8": own | {"form": Form(shard=8)},
-        "dtype was 'float32' and is now 'float16'": own | {"form": Form(dtype="float16", shard=SHARD)},
+        "shard was 7 and is now 8": own | {"shard": 8},
+        "dtype was 'float32' and is now 'float16'": own | {"dtype": "float16"},
         "the encoder, its pooling, its final": own | {"opened": lambda: other},
     }
     for line, settings in lines.items():

@@ -14,7 +14,7 @@ from whitenedcse.data.corpus import Corpus
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.serving import search
 from whitenedcse.serving.fit import scaled, whitened
-from whitenedcse.serving.search import Building, Index, build, extend
+from whitenedcse.serving.search import Index, build, extend
 
 TEXTS = [f"{a} {b}" for a in SENTENCES for b in SENTENCES]
 BLANK = {3: "", 5: "  ", 9: "\u200b\ufeff", 40: ""}  # rows without tokens
@@ -54,10 +54,10 @@ def test_what_is_found_is_nearest_from_memory_and_from_disk_in_any_parts(
     x, queries = embedder.encode(LINES), embedder.encode(SENTENCES)
     memory = Index.build(embedder, LINES)
     memory.save(tmp_path / "saved")
-    assert build(tmp_path / "built", embedder, corpus, Building()) == (60, 16)
+    assert build(tmp_path / "built", embedder, corpus) == (60, 16)
     (tmp_path / "half.txt").write_text("\n".join(LINES[:31]) + "\n")
     (tmp_path / "rest.txt").write_text("\n".join(LINES[31:]) + "\n")
-    build(tmp_path / "two", embedder, Corpus(str(tmp_path / "half.txt")), Building())
+    build(tmp_path / "two", embedder, Corpus(str(tmp_path / "half.txt")))
     assert extend(tmp_path / "two", Corpus(str(tmp_path / "rest.txt"))) == (28, 32)
     loaded = [Index.load(tmp_path / name) for name in ("saved", "built", "two")]
     for index in (memory, *loaded, Index.build(embedder, LINES[:31]).add(LINES[31:])):
@@ -67,15 +67,20 @@ def test_what_is_found_is_nearest_from_memory_and_from_disk_in_any_parts(
     assert len(loaded[0].query(["a cat"], 99)[0]) == 60  # all, if there are fewer
 
 
+def test_a_blank_row_behind_the_last_that_fills_a_part_is_counted(embedder, tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "PART", 1)
+    Index.build(embedder, ["the cat", ""]).save(tmp_path / "index")
+    index = Index.load(tmp_path / "index").add(["a bird"])
+    assert [hit.id for hit in index.query(["a bird"], 1)[0]] == ["2"]
+
+
 def test_a_whitening_is_part_of_the_index_for_texts_and_queries(embedder, corpus, tmp_path):
     faiss = pytest.importorskip("faiss")
     x = embedder.encode(LINES)
     fit = Postprocess("whitening").fit(x[[i for i in range(64) if i not in BLANK]])
     wanted, queries = fit.transform(x, 5), fit.transform(embedder.encode(SENTENCES), 5)
     for unit in (False, True):
-        build(
-            folder := tmp_path / f"{unit}", whitened(scaled(embedder, unit=unit), fit, 5), corpus, Building()
-        )
+        build(folder := tmp_path / f"{unit}", whitened(scaled(embedder, unit=unit), fit, 5), corpus)
         index = Index.load(folder)
         near = [[hit.cosine for hit in row] for row in index.query(SENTENCES, 9)]
         assert_allclose(near, by_hand(wanted, queries, 9)[1], atol=1e-4)
@@ -142,8 +147,8 @@ def test_an_index_of_faiss_finds_most_of_what_is_nearest_and_a_text_itself(embed
     texts = [f"{a} {b} {c}" for a in SENTENCES for b in SENTENCES for c in SENTENCES[:5]]
     (tmp_path / "c.txt").write_text("\n".join(texts))
     small = whitened(embedder, Postprocess("whitening").fit(embedder.encode(texts)), 8)
-    build(tmp_path / "index", small, Corpus(str(tmp_path / "c.txt")), Building(factory=factory))
-    build(tmp_path / "flat", small, Corpus(str(tmp_path / "c.txt")), Building())
+    build(tmp_path / "index", small, Corpus(str(tmp_path / "c.txt")), factory=factory)
+    build(tmp_path / "flat", small, Corpus(str(tmp_path / "c.txt")))
     asked = texts[::9]
     found, whole = (
         [{h.id for h in row} for row in Index.load(tmp_path / n).query(asked, 10)] for n in ("index", "flat")
@@ -159,10 +164,10 @@ def test_what_faiss_does_not_take_is_refused_before_encoding(embedder, corpus, t
         with pytest.raises(
             ValueError, match=f"factory='{factory}' for vectors of width 16: FAISS says .*{why}"
         ):
-            build(tmp_path / "x", embedder, corpus, Building(factory=factory))
+            build(tmp_path / "x", embedder, corpus, factory=factory)
     monkeypatch.undo()
     with pytest.raises(ValueError, match="FAISS cannot learn this index from 64 vectors"):
-        build(tmp_path / "x", embedder, corpus, Building(factory="IVF100,Flat"))
+        build(tmp_path / "x", embedder, corpus, factory="IVF100,Flat")
     assert not (tmp_path / "x").exists()
 
 
@@ -173,7 +178,7 @@ def test_prompts_of_texts_and_queries(embedder, corpus, tmp_path):
     x, q = embedder.encode(LINES, prompt="the "), embedder.encode(SENTENCES, prompt="a ")
     for one in (index, Index.load(tmp_path / "index")):
         assert_found(one.query(SENTENCES, 9), x, q, 9)
-    build(tmp_path / "two", search.searching(embedder, "the ", "a "), corpus, Building())
+    build(tmp_path / "two", search.searching(embedder, "the ", "a "), corpus)
     assert_found(Index.load(tmp_path / "two").query(SENTENCES, 9), x, q, 9)
     assert_found(index.query(SENTENCES, 9, prompt=""), x, embedder.encode(SENTENCES), 9)
 

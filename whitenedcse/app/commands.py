@@ -46,13 +46,17 @@ def whitened(arguments: Namespace) -> Any:
     from whitenedcse.serving import fit as fits
 
     check_dim(arguments)
-    k, fit = arguments.dim, Postprocess.load(arguments.whiten) if arguments.whiten else None
+    k, on = arguments.dim, getattr(arguments, "whiten_on", None)
+    if arguments.whiten:
+        fit = Postprocess.load(arguments.whiten)
+        return fits.whitened(opened(arguments), fit, k)
     embedder = opened(arguments)
-    if on := getattr(arguments, "whiten_on", None):
-        fit, corpus = Postprocess("whitening", k=k), sources.named(on, arguments.columns, arguments.sample)
-        facts = fits.fitted(fit, embedder, corpus, bf16=arguments.bf16)
-        fit.provenance = {"source": arguments.source, **facts}
-    return embedder if fit is None else fits.whitened(embedder, fit, k)
+    if on is None:
+        return embedder
+    fit, corpus = Postprocess("whitening", k=k), sources.named(on, arguments.columns, arguments.sample)
+    facts = fits.fitted(fit, embedder, corpus, bf16=arguments.bf16)
+    fit.provenance = {"source": arguments.source, **facts}
+    return fits.whitened(embedder, fit, k)
 
 
 def readout(arguments: Namespace) -> int:
@@ -65,11 +69,13 @@ def readout(arguments: Namespace) -> int:
     found = readout.readout(opened(arguments), arguments.corpus, arguments.pairs, **more)
     for grid in readout.grids(found):
         say(grid)
-    if out is not None and (files := readout.write(found, out)):
+    files = readout.write(found, out) if out is not None else []
+    if files:
         say(f"written: {', '.join(map(str, files))}")
-        if (model := out / "model") in files:
-            say(f"next: whitenedcse export {quote(str(model))} EXPORT --to sentence-transformers")
-            say(f"      whitenedcse evaluate {override('model', model)}")
+    if found.choice is not None and found.choice.shown and files:
+        model = files[-1]
+        say(f"next: whitenedcse export {quote(str(model))} EXPORT --to sentence-transformers")
+        say(f"      whitenedcse evaluate {override('model', model)}")
     return 0
 
 
@@ -124,13 +130,13 @@ def export(arguments: Namespace) -> int:
 
 def encode(arguments: Namespace) -> int:
     """Write the vectors, and print where they are."""
-    from whitenedcse.serving.encode import Form, Job, encoded, state
+    from whitenedcse.serving.encode import Job, encoded, state
 
     check_dim(arguments)
     sources.check_columns(arguments.input, arguments.columns)
-    form, out = Form(arguments.to, arguments.dtype, arguments.shard), arguments.out
-    corpus = sources.named(arguments.input, arguments.columns)
-    job = Job(partial(whitened, arguments), arguments.source, corpus, out, form, arguments.bf16)
+    corpus, out = sources.named(arguments.input, arguments.columns), arguments.out
+    form: dict[str, Any] = {name: getattr(arguments, name) for name in ("to", "dtype", "shard", "bf16")}
+    job = Job(partial(whitened, arguments), arguments.source, corpus, out, **form)
     with interrupted(lambda: f"{state(out)}, and the same command resumes" if is_first() else ""):
         encoded(job, arguments.processes, arguments.engine)
     if is_first():
@@ -140,12 +146,12 @@ def encode(arguments: Namespace) -> int:
 
 def search_build(arguments: Namespace) -> int:
     """Write an index, and print what it holds."""
-    from whitenedcse.serving.search import Building, build
+    from whitenedcse.serving.search import build
 
     distributed.check_alone("search build")  # the ranks of `whitenedcse encode` write what --vectors takes
-    how = Building(bool(arguments.ids), arguments.factory, arguments.vectors, arguments.bf16)
+    asked: dict[str, Any] = {name: getattr(arguments, name) for name in ("factory", "vectors", "bf16")}
     with remote.published(arguments.index, mark=None) as out:
-        n, width = build(out, whitened(arguments), _with_ids(arguments), how)
+        n, width = build(out, whitened(arguments), _with_ids(arguments), ids=bool(arguments.ids), **asked)
     say(f"{n:,} texts, vectors of width {width}: {arguments.index}")
     return 0
 
@@ -172,31 +178,37 @@ def _with_ids(arguments: Namespace) -> Corpus:
 
 def search_query(arguments: Namespace) -> int:
     """Print the texts nearest to a query, or to each row of a file, which its number then names."""
-    from whitenedcse.data.corpus import rows
     from whitenedcse.serving.search import Index
+
+    columns, lines = ["query", "rank", "cosine", "id", "text"], list[list[str]]()
+    for number, hits in enumerate(Index.load(arguments.index).query(queries(arguments), arguments.top)):
+        for rank, hit in enumerate(hits, 1):
+            text = hit.text if arguments.to != "table" else printable(hit.text)
+            lines.append([str(number), str(rank), f"{hit.cosine:.4f}", hit.id, text])
+    if arguments.file is None:  # a single query needs no number
+        columns, lines = columns[1:], [line[1:] for line in lines]
+    right = range(columns.index("id"))
+    show([Grid(f"The nearest texts in {arguments.index}", columns, lines, right=right)], arguments.to)
+    return 0
+
+
+def queries(arguments: Namespace) -> list[str]:
+    """The query, or those of the file. Raises ValueError unless one of both is given."""
+    from whitenedcse.data.corpus import rows
 
     if (arguments.text is None) == (arguments.file is None):
         raise ValueError("one query is a TEXT, several are a --file: give one of the two")
-    if arguments.text is not None and blank(arguments.text):
-        raise ValueError(f"TEXT {arguments.text!r} is blank: give the words to look for")
-    asked = [arguments.text]
     if arguments.file is not None:
         sources.check_columns(arguments.file, arguments.columns)
-        asked = [text for (text,) in rows(sources.named(arguments.file, arguments.columns))]
-    answers = Index.load(arguments.index).query(asked, arguments.top)
-    cells = [
-        [str(number), str(rank), f"{hit.cosine:.4f}", hit.id, hit.text]
-        for number, hits in enumerate(answers)
-        for rank, hit in enumerate(hits, 1)
-    ]
-    if arguments.to == "table":  # control characters of a text do not reach the terminal
-        cells = [["".join(c if c.isprintable() else " " for c in cell) for cell in row] for row in cells]
-    left = int(arguments.file is None)  # no number for a single query
-    columns, cells = ("query", "rank", "cosine", "id", "text")[left:], [row[left:] for row in cells]
-    show(
-        [Grid(f"The nearest texts in {arguments.index}", columns, cells, right=range(3 - left))], arguments.to
-    )
-    return 0
+        return [text for (text,) in rows(sources.named(arguments.file, arguments.columns))]
+    if blank(arguments.text):
+        raise ValueError(f"TEXT {arguments.text!r} is blank: give the words to look for")
+    return [arguments.text]
+
+
+def printable(text: str) -> str:
+    """A text without control characters, for a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def demonstrate(arguments: Namespace) -> int:
@@ -209,7 +221,8 @@ def demonstrate(arguments: Namespace) -> int:
     from whitenedcse.data.corpus import texts
 
     corpus = sources.named(arguments.corpus, arguments.columns, arguments.sample or 10_000)
-    if len(sentences := list(dict.fromkeys(texts(corpus)))) < 3:
+    sentences = list(dict.fromkeys(texts(corpus)))
+    if len(sentences) < 3:
         few = f"{arguments.corpus} has {len(sentences)} different sentences"
         raise ValueError(f"{few}; the page whitens them, for which it needs three or more")
     trial = Trial(opened(arguments), sentences)

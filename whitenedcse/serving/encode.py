@@ -2,7 +2,7 @@
 
 n: rows of a file    k: width
 
-Row i of the corpus, blank or not, is row i of the vectors, and a file holds as many rows as `Form.shard`. Of
+Row i of the corpus, blank or not, is row i of the vectors, and a file holds as many rows as `Job.shard`. Of
 W processes the r-th reads the whole corpus and writes every W-th file from the r-th on. They exchange nothing
 and agree through what is in the directory, on a disk or in an object store:
 
@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -37,39 +37,34 @@ from whitenedcse.model.embedder import Embedder
 from whitenedcse.whitening import check_finite
 
 MANIFEST = "manifest.json"
-OTHER = {  # where these are others, the job is another one
+OTHER = {  # what is said where one of these is not as it was: the job is another one
     "fingerprint": "the input is another, or has changed",
     "embedder": "the encoder, its pooling, its final transform, a prompt, or the kind of device is another",
-    **dict.fromkeys(("bf16", "columns", "to", "dtype", "shard"), ""),
+    **dict.fromkeys(("bf16", "columns", "to", "dtype", "shard"), "{name} was {was!r} and is now {now!r}"),
 }
-
-
-class Form(NamedTuple):
-    """How vectors are written: the kind of file, the type of a number, and the rows of a file."""
-
-    to: str = "npy"
-    dtype: str = "float32"
-    shard: int = 20_000
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to encode, by which embedder, and where to.
+    """What to encode, by which embedder, where to, and how.
 
-    opened: a function that returns the embedder, which each process calls. source: its name.
+    opened: a function that returns the embedder, which each process calls. source: its name. to: the kind of
+    file. dtype: of a number. shard: the rows of a file. bf16: the backbone computes in bfloat16.
     """
 
     opened: Callable[[], Embedder]
     source: str
     corpus: Corpus
     out: str
-    form: Form = Form()
+    to: str = "npy"
+    dtype: str = "float32"
+    shard: int = 20_000
     bf16: bool = False
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is in a directory of vectors: `Form`, `Job`, and the digests of embedder and input."""
+    """What is in a directory of vectors: that of the `Job`, and the digests of embedder and input."""
 
     source: str
     embedding: dict[str, Any]
@@ -151,44 +146,53 @@ def by_ray(job: Job, count: int | None) -> None:
 
 def share(job: Job, rank: int, world: int, local: int = 0) -> None:
     """Write those files of one of `world` processes that are not there. local: its number on its machine."""
-    take_device(local)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local % torch.cuda.device_count())
     embedder = job.opened()
     manifest = agreed(job, embedder)
     mine, done = range(rank, len(manifest.files), world), whole(job.out, manifest)
-    left = {number for number in mine if manifest.files[number] not in done}
-    notes, noted = f"digests-{uuid4().hex[:8]}.json", {MANIFEST: checksum(as_json(asdict(manifest)))}
-    total = sum(map(manifest.count, mine))
-    with pace("encoded", total, total - sum(map(manifest.count, left))) as more:
-        for number, block in enumerate(blocks(rows(job.corpus), manifest.shard) if left else ()):
+    left = [number for number in mine if manifest.files[number] not in done]
+    if not left:
+        return
+    notes = f"digests-{uuid4().hex[:8]}.json"
+    noted = {MANIFEST: checksum(as_json(asdict(manifest)))}
+    total, missing = (sum(map(manifest.count, numbers)) for numbers in (mine, left))
+    with pace("encoded", total, total - missing) as more:
+        for number, block in enumerate(blocks(rows(job.corpus), manifest.shard)):
             if number in left:
                 x = embedder.encode([text for (text,) in block], progress=more, bf16=job.bf16)
-                content = packed(manifest, number, x)
-                put(job.out, name := manifest.files[number], content)
+                name, content = manifest.files[number], packed(manifest, number, x)
+                put(job.out, name, content)
                 noted[name] = checksum(content)
                 put(job.out, notes, as_json(noted))
 
 
-def take_device(local: int) -> None:
-    """Make one of the GPUs of this machine, if it has any, that of this process."""
-    if torch.cuda.is_available():
-        torch.cuda.set_device(local % torch.cuda.device_count())
-
-
 def agreed(job: Job, embedder: Embedder) -> Manifest:
     """The manifest of the job, written unless it is there; ValueError for another job or something else."""
-    now: dict[str, Any] = {"source": job.source, "embedding": settings(embedder)}
-    now |= {"embedder": digest_of(embedder)}
-    now |= {"bf16": job.bf16, "input": job.corpus.path, "columns": list(job.corpus.columns)}
-    now |= {"fingerprint": fingerprint(job.corpus), "width": embedder.width, **job.form._asdict()}
-    if (then := begun(job.out)) is None:
-        now["rows"] = sum(1 for _ in rows(job.corpus))
-        if not now["rows"]:
+    now = {
+        "source": job.source,
+        "embedding": settings(embedder),
+        "embedder": digest_of(embedder),
+        "bf16": job.bf16,
+        "input": job.corpus.path,
+        "columns": list(job.corpus.columns),
+        "fingerprint": fingerprint(job.corpus),
+        "width": embedder.width,
+        "to": job.to,
+        "dtype": job.dtype,
+        "shard": job.shard,
+    }
+    then = begun(job.out)
+    if then is None:
+        count = sum(1 for _ in rows(job.corpus))
+        if not count:
             raise ValueError(f"{job.corpus.path}: no rows to encode")
-        then = Manifest(**json.loads(json.dumps(now)))
+        then = Manifest(**json.loads(json.dumps(now | {"rows": count})))  # as another process reads it
         put(job.out, MANIFEST, as_json(asdict(then)))
-    for name, why in OTHER.items():
-        if (was := getattr(then, name)) != now[name]:
-            why = why or f"{name} was {was!r} and is now {now[name]!r}"
+    for name, said in OTHER.items():
+        was = getattr(then, name)
+        if was != now[name]:
+            why = said.format(name=name, was=was, now=now[name])
             raise ValueError(
                 f"{job.out} holds another job: {why}; repeat its command, or name a new directory"
             )
@@ -197,25 +201,26 @@ def agreed(job: Job, embedder: Embedder) -> Manifest:
 
 def begun(out: str) -> Manifest | None:
     """The manifest of a directory; None if the directory is empty or missing. Raises ValueError otherwise."""
-    if MANIFEST not in (there := names(out)):
-        if there:
-            raise ValueError(
-                f"{out} holds something other than vectors, {min(there)!r}; name a new directory"
-            )
+    there = names(out)
+    if not there:
         return None
+    if MANIFEST not in there:
+        raise ValueError(f"{out} holds something other than vectors, {min(there)!r}; name a new directory")
     with parsing(Path(out) / MANIFEST, "name a new directory"):
-        if checksum(content := got(out, MANIFEST)) not in digests(out).get(MANIFEST, {checksum(content)}):
+        content, known = got(out, MANIFEST), digests(out)
+        if MANIFEST in known and checksum(content) not in known[MANIFEST]:
             raise ValueError("its digest differs")
         return Manifest(**json.loads(content))
 
 
 def state(out: str) -> str:
     """How many rows of a directory's corpus are encoded, in words."""
-    if (manifest := begun(out)) is None:
+    manifest = begun(out)
+    if manifest is None:
         return "nothing is encoded yet"
     done = whole(out, manifest)
     rows = sum(manifest.count(number) for number, name in enumerate(manifest.files) if name in done)
-    part = f"{rows:,} of " * (rows < manifest.rows)
+    part = f"{rows:,} of " if rows < manifest.rows else ""
     return f"{part}{manifest.rows:,} rows of width {manifest.width}"
 
 
@@ -260,10 +265,9 @@ def arrays(directory: str | Path) -> Iterator[NDArray[Any]]:
     if manifest is None:
         raise ValueError(f"{out}: no {MANIFEST}; whitenedcse encode writes such a directory")
     known = whole(out, manifest)
-    if left := len(manifest.files) - len(known):
-        raise ValueError(
-            f"{out} lacks {left} of {len(manifest.files)} files; repeat its whitenedcse encode, which resumes"
-        )
+    if len(known) < len(manifest.files):
+        left = f"{len(manifest.files) - len(known)} of {len(manifest.files)} files"
+        raise ValueError(f"{out} lacks {left}; repeat its whitenedcse encode, which resumes")
     for number, name in enumerate(manifest.files):
         path = fetched(f"{out}/{name}") if is_url(out) else Path(out) / name
         with parsing(path, "delete it, and the same command encodes it again"):

@@ -15,6 +15,7 @@ A part holds at most PART vectors: so much is in memory while an index is built.
 from __future__ import annotations
 
 import io
+import math
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -60,7 +61,7 @@ BLOCK = 20_000  # texts at a time
 GROUP = 1_000  # texts that are read together for a hit
 SAMPLE = 1 << 17  # vectors that FAISS learns from, at most
 CURE = "copy the whole index again"
-Given = tuple[Sequence[str] | None, Sequence[str], NDArray[Any]]  # ids or None for numbers, texts, vectors
+Block = tuple[Sequence[str] | None, Sequence[str], NDArray[Any]]  # ids or None for numbers, texts, vectors
 
 
 class Hit(NamedTuple):
@@ -119,10 +120,14 @@ class Index:
         if labels is not None and len(labels) != len(texts):
             raise ValueError(f"{len(labels)} ids for {len(texts)} texts; one for each")
         self.check_ids(labels)
-        slices = [slice(start, start + BLOCK) for start in range(0, len(texts), BLOCK)]
-        given = ((labels and labels[at], texts[at], self.embedder.encode(texts[at])) for at in slices)
-        self.parts += list(self.new_parts(given))
+        self.parts += list(self.new_parts(self.encoded(labels, texts)))
         return self
+
+    def encoded(self, ids: Sequence[str] | None, texts: Sequence[str]) -> Iterator[Block]:
+        """Texts with their ids and vectors, some at a time."""
+        for start in range(0, len(texts), BLOCK):
+            some = texts[start : start + BLOCK]
+            yield ids[start : start + BLOCK] if ids else None, some, self.embedder.encode(some)
 
     def check_ids(self, ids: Iterable[str] | None) -> None:
         """Raise ValueError for an id that is there, and for texts with ids beside texts without."""
@@ -137,40 +142,42 @@ class Index:
                     raise ValueError(f"the id {one!r} is of two texts; each needs its own")
                 known.add(one)
 
-    def kept(self, given: Iterable[Given]) -> Iterator[tuple[list[str], list[str], NDArray[np.float32]]]:
+    def kept(self, given: Iterable[Block]) -> Iterator[tuple[list[str], list[str], NDArray[np.float32]]]:
         """Ids, texts and vectors, without texts that have no tokens of their own; these are counted, too."""
         for ids, texts, x in given:
+            first = self.rows
+            self.rows += len(texts)
             skipped = wordless(texts, self.embedder.encoder.tokenizer)
             at = [i for i, skip in enumerate(skipped) if not skip]
             x = np.ascontiguousarray(x[at], dtype=np.float32)
             check_finite(x, lambda row: f"the vector of {texts[at[row]]!r:.80}")  # noqa: B023
-            yield [ids[i] if ids else str(self.rows + i) for i in at], [texts[i] for i in at], x
-            self.rows += len(texts)
+            yield [ids[i] if ids else str(first + i) for i in at], [texts[i] for i in at], x
 
-    def new_parts(self, given: Iterable[Given]) -> Iterator[Part]:
+    def new_parts(self, given: Iterable[Block]) -> Iterator[Part]:
         """Parts with these texts."""
         vectors, ids, texts = copied(self.empty), list[str](), list[str]()
-        for some, more, x in self.kept(given):
+        for more_ids, more_texts, x in self.kept(given):
             if not vectors.is_trained:
                 train(self.empty, x)
                 vectors = copied(self.empty)
             vectors.add(x)
-            ids, texts = ids + some, texts + more
+            ids += more_ids
+            texts += more_texts
             if vectors.ntotal >= PART:
-                yield Part(vectors, self.parquet(ids, texts, len(more)))
+                yield Part(vectors, self.parquet(ids, texts))
                 vectors, ids, texts = copied(self.empty), [], []
         if texts:
             yield Part(vectors, self.parquet(ids, texts))
 
-    def parquet(self, ids: list[str], texts: list[str], coming: int = 0) -> bytes:
-        """The Parquet file of a part, which notes the number of the next row. coming: not counted yet."""
+    def parquet(self, ids: list[str], texts: list[str]) -> bytes:
+        """The Parquet file of a part, which notes how many rows were given until then, and of what kind."""
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-        facts = {"rows": str(self.rows + coming), "numbered": str(self.numbered)}
-        kind = pa.large_string()
+        kind, facts = pa.large_string(), {"rows": str(self.rows), "numbered": str(self.numbered)}
         table = pa.table({"id": pa.array(ids, kind), "text": pa.array(texts, kind)}, metadata=facts)
-        pq.write_table(table, stream := io.BytesIO(), row_group_size=GROUP)
+        stream = io.BytesIO()
+        pq.write_table(table, stream, row_group_size=GROUP)
         return stream.getvalue()
 
     def query(self, texts: Sequence[str], top: int = 10, *, prompt: str | None = None) -> list[list[Hit]]:
@@ -178,18 +185,20 @@ class Index:
 
         prompt: of queries, None for the index's own.
         """
-        if (top := inputs.plain(top)) < 1 or not len(self):
+        texts, top = inputs.texts(texts, "query"), inputs.plain(top)
+        if top < 1 or not len(self):
             raise ValueError(f"top={top} of {len(self)} texts: ask for one or more, of one or more texts")
-        before = self.embedder.prompt_of("query") if prompt is None else prompt
-        x = self.embedder.encode(texts := inputs.texts(texts, "query"), prompt=before)
+        x = self.embedder.encode(texts, prompt=self.embedder.prompt_of("query") if prompt is None else prompt)
         every = engine().IndexShards(self.embedder.width, False, True)  # one thread; parts count on
         for part in self.parts:
             every.add_shard(part.vectors)
         cosines, numbers = every.search(x, min(top, len(self)))
         numbers[wordless(texts, self.embedder.encoder.tokenizer)] = -1
         named = self.named(np.unique(numbers[numbers >= 0]))
-        pairs = (zip(*row, strict=True) for row in zip(cosines.clip(-1, 1), numbers, strict=True))
-        return [[Hit(float(cosine), *named[i]) for cosine, i in row if i >= 0] for row in pairs]
+        hits = []
+        for near, at in zip(cosines.clip(-1, 1).tolist(), numbers.tolist(), strict=True):
+            hits.append([Hit(cosine, *named[i]) for cosine, i in zip(near, at, strict=True) if i >= 0])
+        return hits
 
     def named(self, numbers: NDArray[np.int64]) -> dict[int, tuple[str, str]]:
         """The id and the text of vectors by their numbers."""
@@ -230,47 +239,43 @@ class Index:
         folder = fetched(directory)
         names = listed(folder)
         intact(folder, CURE)
-        index = cls.__new__(cls)
-        index.embedder, index.empty = Embedder.load(folder / EMBEDDER), read_faiss(folder / EMPTY)
-        index.parts = [
-            Part(read_faiss(folder / f"{name}.faiss"), folder / f"{name}.parquet") for name in names
-        ]
-        facts = (
-            opened(index.parts[-1]).schema_arrow.metadata if names else {b"rows": b"0", b"numbered": b"True"}
-        )
-        index.rows, index.numbered = int(facts[b"rows"]), facts[b"numbered"] == b"True"
+        index = cls(Embedder.load(folder / EMBEDDER))
+        index.empty = read_faiss(folder / EMPTY)
+        for name in names:
+            index.parts.append(Part(read_faiss(folder / f"{name}.faiss"), folder / f"{name}.parquet"))
+        if names:
+            facts = opened(index.parts[-1]).schema_arrow.metadata
+            index.rows, index.numbered = int(facts[b"rows"]), facts[b"numbered"] == b"True"
         return index
 
 
-class Building(NamedTuple):
-    """How `build` makes an index.
-
-    ids: the last column of the corpus holds ids. factory: see `Index`. vectors: a directory that `whitenedcse
-    encode` wrote by the same embedder, in place of encoding. bf16: the backbone computes in bfloat16.
-    """
-
-    ids: bool = False
-    factory: str = "Flat"
-    vectors: str | None = None
-    bf16: bool = False
-
-
-def build(out: Path, embedder: Embedder, corpus: Corpus, how: Building) -> tuple[int, int]:
+def build(  # noqa: PLR0913  what the command takes
+    out: Path,
+    embedder: Embedder,
+    corpus: Corpus,
+    *,
+    ids: bool = False,
+    factory: str = "Flat",
+    vectors: str | None = None,
+    bf16: bool = False,
+) -> tuple[int, int]:
     """Write an index of a corpus of any size to a new directory; returns the texts and the width of vectors.
 
-    The corpus is encoded to files first, from which FAISS learns.
+    The corpus is encoded to files first, from which FAISS learns. ids: whether its last column holds ids.
+    factory: see `Index`. vectors: a directory that `whitenedcse encode` wrote by the same embedder, in place
+    of encoding. bf16: the backbone computes in bfloat16.
     """
     check_new(out)
-    index = Index(embedder, how.factory)  # raises before hours of encoding
-    index.check_ids((row[-1] for row in rows(corpus, ids=True)) if how.ids else None)
+    index = Index(embedder, factory)  # raises before hours of encoding
+    index.check_ids((row[-1] for row in rows(corpus, ids=True)) if ids else None)
     with tempfile.TemporaryDirectory(prefix=".vectors", dir=out.parent) as own, drafted(out) as draft:
-        folder = how.vectors or own
-        if how.vectors:
+        folder = vectors or own
+        if vectors:
             check_vectors(folder, [searching(embedder), index.embedder], corpus)
         else:
-            encode(index.embedder, corpus, folder, bf16=how.bf16)
+            encode(index.embedder, corpus, folder, bf16=bf16)
         train(index.empty, sample(folder))
-        n = index.write(draft, index.new_parts(read(corpus, folder, ids=how.ids)))
+        n = index.write(draft, index.new_parts(read(corpus, folder, ids=ids)))
         if not n:
             raise ValueError(f"{corpus.path}: no texts to index, all are blank")
     return n, index.embedder.width
@@ -301,7 +306,7 @@ def texts_of(corpus: Corpus) -> Corpus:
     return replace(corpus, columns=corpus.columns[:1])
 
 
-def read(corpus: Corpus, folder: str, *, ids: bool) -> Iterator[Given]:
+def read(corpus: Corpus, folder: str, *, ids: bool) -> Iterator[Block]:
     """The rows of a corpus with the vectors of it that are in a folder."""
     every = iter(rows(corpus, ids=ids))
     for shard in arrays(folder):
@@ -397,9 +402,10 @@ def made(factory: str, width: int) -> Any:
 def thorough(index: Any) -> None:
     """Have an index of FAISS search more than by default: one list in 64, 64 neighbours in a graph."""
     index = engine().downcast_index(index)
-    lists = min(n := getattr(index, "nlist", 0), max(16, n // 64))
-    # Polysemous codes are for Hamming distances, and take a hundred times longer to train.
-    for name, value in {"nprobe": lists, "k_factor": 10, "do_polysemous_training": False}.items():
+    lists = getattr(index, "nlist", 0)
+    settings = {"nprobe": min(lists, max(16, lists // 64)), "k_factor": 10}
+    settings["do_polysemous_training"] = False  # its codes, for Hamming distances, take 100 times longer
+    for name, value in settings.items():
         if hasattr(index, name):
             setattr(index, name, value)
     if hasattr(index, "hnsw"):
@@ -421,13 +427,12 @@ def train(empty: Any, x: NDArray[Any]) -> None:
 def sample(folder: str) -> NDArray[np.float32]:
     """At most SAMPLE of the vectors in a folder, drawn from each file alike by a fixed seed."""
     generator, manifest = np.random.default_rng(0), begun(folder)
-    total = manifest.rows if manifest else 0
-    return np.concatenate(
-        [
-            x[np.sort(generator.choice(len(x), -(-len(x) * min(SAMPLE, total) // total), replace=False))]
-            for x in arrays(folder)
-        ]
-    )
+    share = min(1, SAMPLE / manifest.rows) if manifest else 1
+    drawn = []
+    for x in arrays(folder):
+        at = generator.choice(len(x), math.ceil(share * len(x)), replace=False)
+        drawn.append(x[np.sort(at)])
+    return np.concatenate(drawn)
 
 
 def copied(index: Any) -> Any:
