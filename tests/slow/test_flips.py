@@ -22,7 +22,7 @@ from whitenedcse.data.corpus import Corpus
 from whitenedcse.data.tokens import identity, tokenised
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.model import checkpoint
-from whitenedcse.serving.encode import Form, Job, arrays, encoded
+from whitenedcse.serving.encode import Job, arrays, encoded
 from whitenedcse.serving.export import export
 from whitenedcse.serving.search import Index, extend
 
@@ -85,7 +85,7 @@ def project(folder, embedder):
     extend(folder / "index", corpus)
     yield "index", folder / "index", partial(index, folder / "index")
     for to in ("npy", "parquet"):
-        encoded(job := Job(lambda: embedder, "tiny", corpus, str(folder / to), Form(to, shard=10)), 1)
+        encoded(job := Job(lambda: embedder, "tiny", corpus, str(folder / to), to, shard=10), 1)
         yield f"{to}, read", folder / to, partial(vectors, job)
         yield f"{to}, resumed", folder / to, partial(vectors, job, resume=True)
     (folder / "fit").mkdir()

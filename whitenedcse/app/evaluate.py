@@ -40,8 +40,7 @@ def evaluate(cfg: DictConfig) -> float | None:
             run.remove_if_empty()  # first, so that a pattern does not match this process's own directory
             from whitenedcse.report.compare import compared
 
-            made = compared(list(cfg.compare), cfg.draws)
-            for part in [*made.lines, *made.grids]:
+            for part in compared(list(cfg.compare), cfg.draws).parts:
                 say(part)
             return None
         with run.claim(), console.interrupted(lambda: f"{again(run)} repeats it"):

@@ -318,6 +318,6 @@ class Sweep(Checked):
             from whitenedcse.report import page
 
             made, files = page.write([str(folder)], None, None)
-            for part in [*made.lines, *made.grids]:
+            for part in made.parts:
                 say(part)
             say(f"written: {', '.join(map(str, files))}")

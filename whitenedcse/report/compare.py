@@ -86,6 +86,11 @@ class Report(NamedTuple):
         few = len(self.differences) <= MANY
         return self.verdict + (chart(self.differences) if few else [])
 
+    @property
+    def parts(self) -> list[str | Grid]:
+        """All that a terminal shows, in its order."""
+        return [*self.lines, *self.grids]
+
 
 def common(one: Mapping[Any, float], other: Mapping[Any, float]) -> list[int]:
     """The seeds that both groups have."""
@@ -235,7 +240,7 @@ def comparison(sweep: Sweep, against: str | None = None) -> Report:
 
 def averages(sweep: Sweep, what: str, first: Group, found: Sequence[Difference]) -> Grid:
     """The table of groups: the averages of their tests, dev scores, and differences from the first group."""
-    measures = {}
+    measures: dict[str, str] = {}
     for row in sweep.rows:
         measures[row if measures else "test average"] = f"{row}: average"
     measures |= {"dev before": "dev_before", "dev best": "dev_best"}
