@@ -8,7 +8,7 @@ from scipy.stats import spearmanr
 
 from whitenedcse.evaluation.postprocess import Postprocess
 from whitenedcse.evaluation.protocol import setting
-from whitenedcse.evaluation.scores import evaluate
+from whitenedcse.evaluation.scores import pairs_index, scores_of
 from whitenedcse.evaluation.statistics import resamples
 from whitenedcse.evaluation.suite import System, evaluated, plan, seed
 from whitenedcse.evaluation.tasks import Labelled, Subset
@@ -25,6 +25,11 @@ def subset(name, n, number):
 @pytest.fixture
 def tasks():
     return {"A": [subset("p", 20, 0), subset("q", 12, 1), subset("r", 40, 2)], "B": [subset("p", 25, 3)]}
+
+
+def evaluate(tasks, encode):
+    sentences, index = pairs_index(tasks)
+    return scores_of(encode(sentences), index)
 
 
 def vector(text):

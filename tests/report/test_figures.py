@@ -8,7 +8,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from whitenedcse.evaluation.postprocess import Postprocess
-from whitenedcse.evaluation.scores import evaluate
+from whitenedcse.evaluation.scores import pairs_index, scores_of
 from whitenedcse.evaluation.suite import System, plan
 from whitenedcse.evaluation.tasks import Subset
 from whitenedcse.report.figures import Said, component_curves, draw
@@ -25,7 +25,8 @@ def tasks():
 
 def by_hand(tasks, x_of):
     """Average over the tasks of the mean over subsets."""
-    return evaluate(tasks, lambda sentences: np.array([x_of[s] for s in sentences]))["avg"]["mean"]
+    sentences, index = pairs_index(tasks)
+    return scores_of(np.array([x_of[s] for s in sentences]), index)["avg"]["mean"]
 
 
 def test_every_point_of_every_figure(tasks, tmp_path, monkeypatch):

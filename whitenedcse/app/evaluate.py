@@ -89,8 +89,8 @@ def scored(
     used = {name: cfg[name] for name in ("bf16", "sample", "classifier")} | source.facts
     scores, items = suite.recorded((trained or {}) | model | protocol.facts | used, rows, results, plan)
     drawn = figures.draw(run.path, list(cfg.figures), pooled.kinds if pooled else {}, systems, plan, scores)
-    few = [note for system, row in zip(systems, rows, strict=True) if (note := system.few(plan, row.name))]
-    return scores, items, [*notes, *few, *drawn]
+    few = [system.note_on_few_texts(plan, row.name) for system, row in zip(systems, rows, strict=True)]
+    return scores, items, [*notes, *filter(None, few), *drawn]
 
 
 def readout_of(row: Any, plan: Any, embedder: Any) -> Any:

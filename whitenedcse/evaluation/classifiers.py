@@ -219,8 +219,10 @@ def lbfgs(x: NDArray[Any], y: Labels, split: Split) -> tuple[NDArray[Any], float
         model = LogisticRegression(tol=TOLERANCE, max_iter=1000, warm_start=True)
         quiet = warnings.catch_warnings(action="ignore", category=ConvergenceWarning)
         with quiet, threadpool_limits(1):  # on two busy cores, two threads took ten times as long
-            fits = (model.set_params(C=c).fit(scaled[rows], y[rows]) for c in STRENGTHS)
-            accuracies = [fit.score(scaled[dev], y[dev]) for fit in fits]
+            accuracies = []
+            for c in STRENGTHS:
+                model.set_params(C=c).fit(scaled[rows], y[rows])
+                accuracies.append(model.score(scaled[dev], y[dev]))
             model.set_params(C=STRENGTHS[int(np.argmax(accuracies))]).fit(scaled[train], y[train])
         predictions.append(model.predict(scaled[test]))
         scores.append(max(accuracies))

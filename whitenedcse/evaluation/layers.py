@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations, combinations_with_replacement
-from math import comb
+from math import comb, isnan
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ CELLS = 1_500_000  # of a chunk of columns; some eight float64 arrays of it live
 LIMIT = 10_000  # sets of layers: 12 layers and the embeddings have 8,191
 
 Floats = NDArray[np.float64]
-OfTask = Callable[[str], NDArray[Any]] | Mapping[str, NDArray[Any]]
+OfTask = Callable[[str], NDArray[Any]]
 
 
 class Subsets(NamedTuple):
@@ -47,16 +47,12 @@ def aggregate(index: Index, similarities: OfTask) -> dict[str, Floats]:
     """
     scores: dict[str, Floats] = {}
     for task, subsets in index.items():
-        gold, x = np.concatenate([s.gold for s, _ in subsets]), _of(similarities, task)
+        gold, x = np.concatenate([s.gold for s, _ in subsets]), similarities(task)
         whole, sizes = spearman_columns(gold, x), [len(s.gold) for s, _ in subsets]
         slices = zip(subsets, np.split(x, np.cumsum(sizes)[:-1]), strict=True)
         parts = [whole] if len(sizes) == 1 else [spearman_columns(s.gold, part) for (s, _), part in slices]
         scores[task] = np.stack([whole, np.mean(parts, axis=0), np.average(parts, axis=0, weights=sizes)])
     return scores | {"average": np.mean(list(scores.values()), axis=0)}
-
-
-def _of(values: OfTask, task: str) -> NDArray[Any]:
-    return values(task) if callable(values) else values[task]
 
 
 def spearman_columns(gold: NDArray[Any], similarities: NDArray[Any]) -> Floats:
@@ -84,13 +80,12 @@ def _constant(x: Floats) -> NDArray[np.bool_]:
 
 def records(scores: Mapping[str, Floats], columns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Scores as rows of a table: the values of `columns`, the task, and MEANS, None where undefined."""
-    return [
-        {**column, "task": task, **dict(zip(MEANS, values, strict=True))}
-        for task, table in scores.items()
-        for column, values in zip(
-            columns, np.where(np.isnan(table), np.array(None), table).T.tolist(), strict=True
-        )
-    ]
+    rows = []
+    for task, table in scores.items():
+        for column, values in zip(columns, table.T.tolist(), strict=True):
+            numbers = [None if isnan(value) else value for value in values]
+            rows.append({**column, "task": task, **dict(zip(MEANS, numbers, strict=True))})
+    return rows
 
 
 def cosines_by_mask(planes: NDArray[Any], rows: NDArray[np.intp]) -> Callable[[NDArray[np.bool_]], Floats]:
@@ -183,10 +178,11 @@ def subsets(planes: NDArray[Any], index: Index) -> Subsets:
     masks = _masks(sets, layers)
     cosines = {task: cosines_by_mask(planes, _rows(index, task)) for task in index}
     step = max(1, CELLS // max(_rows(index, task).shape[1] for task in index))
-    scores = [
-        aggregate(index, {task: of(masks[at : at + step]) for task, of in cosines.items()})
-        for at in range(0, len(masks), step)
-    ]
+
+    def scores_of(some: NDArray[np.bool_]) -> dict[str, Floats]:
+        return aggregate(index, lambda task: cosines[task](some))
+
+    scores = [scores_of(masks[at : at + step]) for at in range(0, len(masks), step)]
     joined = {task: np.concatenate([part[task] for part in scores], axis=1) for task in scores[0]}
     return Subsets(records(joined, [{"layers": list(s)} for s in sets]), largest, largest == layers)
 

@@ -188,7 +188,7 @@ class Postprocess:
     def fitted(self) -> Fitted:
         """Mean, matrix and variances. Raises ValueError if it was fitted to fewer than two rows."""
         if self._fitted is None:
-            self._fitted = self._solved()
+            self._fitted = self._from_moments()
         return self._fitted
 
     @property
@@ -224,7 +224,7 @@ class Postprocess:
         whole = self.kind in POWERED and self.shrinkage == 0 and self.power == 0.5
         return whole and min(self.k or d, d) >= n - 1
 
-    def _solved(self) -> Fitted:
+    def _from_moments(self) -> Fitted:
         moments, n = self.moments, self.moments.n if self.moments else 0
         if moments is None:
             raise ValueError(f"this {self.kind} is not fitted yet: first call fit with vectors")
@@ -232,10 +232,12 @@ class Postprocess:
             raise ValueError(f"{self.kind} is fitted to two rows or more, not to {n}")
         if not (self.k is None or 1 <= self.k <= moments.d):
             raise ValueError(f"k={self.k} components of width {moments.d}; give from 1 to {moments.d}")
-        check_finite(cov := moments.covariance, lambda row: f"the covariances of channel {row}")
-        return Fitted(np.zeros(moments.d) if self.kind == "prefix" else moments.mean, *self.solved(cov))
+        cov = moments.covariance
+        check_finite(cov, lambda row: f"the covariances of channel {row}")
+        mean = np.zeros(moments.d) if self.kind == "prefix" else moments.mean
+        return Fitted(mean, *self._from_covariance(cov))
 
-    def solved(self, cov: Array) -> tuple[Array, Array]:
+    def _from_covariance(self, cov: Array) -> tuple[Array, Array]:
         """The matrix and the variances of `Fitted` from a covariance, (d, d) -> (d, d), (d,)."""
         if self.kind == "standardise":
             own = np.diagonal(cov).copy()

@@ -97,29 +97,37 @@ def sts_scores(subsets: Sequence[Subset], similarities: Sequence[NDArray[Any]]) 
 
     "pearson" has the same of Pearson's correlation.
     """
-    sizes, names = [len(s.gold) for s in subsets], [s.name for s in subsets]
+    names = [s.name for s in subsets]
     if len(set(names)) < len(names):
         raise ValueError(f"two subsets of a task share a name: {', '.join(names)}")
-    gold, joined = np.concatenate([s.gold for s in subsets]), np.concatenate(similarities)
+    total, spearmans = aggregated(spearman, subsets, similarities)
+    other, pearsons = aggregated(pearson, subsets, similarities)
+    parts: dict[str, Any] = {}
+    for s, rank, linear in zip(subsets, spearmans, pearsons, strict=True):
+        parts[s.name] = {"spearman": rank.value, "pearson": linear.value, "n": len(s.gold)}
+        if rank.why:
+            parts[s.name]["why"] = rank.why
+    n = sum(len(s.gold) for s in subsets)
+    return total | {"pearson": {mean: other[mean] for mean in MEANS}, "n": n, "subsets": parts}
 
-    def aggregated(correlation: Callable[..., Correlation]) -> tuple[list[Correlation], dict[str, Any]]:
-        parts = [correlation(s.gold, x) for s, x in zip(subsets, similarities, strict=True)]
-        whole, values = correlation(gold, joined), np.array([part.value for part in parts], float)
-        why = "; ".join(f"{n}: {w}" for n, (_, w) in zip(["all", *names], [whole, *parts], strict=True) if w)
-        return parts, means([whole.value, values.mean(), np.average(values, weights=sizes)], why)
 
-    (rows, total), (others, other) = aggregated(spearman), aggregated(pearson)
-    parts = {
-        name: {"spearman": row.value, "pearson": also.value, "n": n} | ({"why": row.why} if row.why else {})
-        for name, row, also, n in zip(names, rows, others, sizes, strict=True)
-    }
-    return total | {"pearson": {mean: other[mean] for mean in MEANS}, "n": sum(sizes), "subsets": parts}
+def aggregated(
+    correlation: Callable[..., Correlation], subsets: Sequence[Subset], similarities: Sequence[NDArray[Any]]
+) -> tuple[dict[str, Any], list[Correlation]]:
+    """A correlation of a task in each of MEANS, and that of each subset."""
+    parts = [correlation(s.gold, x) for s, x in zip(subsets, similarities, strict=True)]
+    whole = correlation(np.concatenate([s.gold for s in subsets]), np.concatenate(similarities))
+    values, sizes = np.array([part.value for part in parts], float), [len(s.gold) for s in subsets]
+    names = ["all", *(s.name for s in subsets)]
+    why = [f"{name}: {part.why}" for name, part in zip(names, [whole, *parts], strict=True) if part.why]
+    return means([whole.value, values.mean(), np.average(values, weights=sizes)], "; ".join(why)), parts
 
 
 def means(values: Any, why: str) -> dict[str, Any]:
     """Values in the order of MEANS by their names, None for NaN, with the reason where there is one."""
-    pairs = zip(MEANS, np.asarray(values, float), strict=True)
-    return {k: float(x) if np.isfinite(x) else None for k, x in pairs} | ({"why": why} if why else {})
+    numbers = zip(MEANS, np.asarray(values, float), strict=True)
+    found: dict[str, Any] = {name: float(x) if np.isfinite(x) else None for name, x in numbers}
+    return found | {"why": why} if why else found
 
 
 def task_scores(vectors: Vectors, pairs: Pairs, void: str = "") -> tuple[dict[str, Any], NDArray[np.float64]]:
@@ -146,17 +154,6 @@ def averaged(tasks: Mapping[str, Any]) -> dict[str, Any]:
     table = np.array([[scores[key] for key in MEANS] for scores in every], float).reshape(2, -1, len(MEANS))
     spearmans, pearsons = table.mean(axis=1)
     return means(spearmans, why and f"undefined in {why}") | {"pearson": means(pearsons, "")}
-
-
-def evaluate(
-    tasks: Mapping[str, Sequence[Subset]], encode: Callable[[list[str]], NDArray[Any]]
-) -> dict[str, Any]:
-    """Every task's scores and their average, from one call of `encode`: n sentences -> (n, d)."""
-    sentences, index = pairs_index(tasks)
-    vectors = encode(sentences)
-    if vectors.ndim != 2 or len(vectors) != len(sentences):
-        raise ValueError(f"encode made {vectors.shape} of {len(sentences)} sentences, not one row for each")
-    return scores_of(vectors, index)
 
 
 # accuracies

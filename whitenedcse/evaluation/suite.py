@@ -30,7 +30,6 @@ from whitenedcse.evaluation.scores import (
     averaged,
     cosine,
     features,
-    pairs_index,
     scores_of,
     task_scores,
     threshold,
@@ -68,24 +67,23 @@ def plan(
     fits = list(dict.fromkeys(fits))
     own = {on: {name: own_texts(on, name, case) for name in tasks} for on in fits if on in OWN}
     corpora = {on: corpus(on) for on in fits if on not in OWN}
-    scored = {name: task for name, task in tasks.items() if not isinstance(task, Labelled)}
-    named, index = pairs_index(scored) if scored else ([], {})
-    fitted = [*(text for by in own.values() for text in by.values()), *corpora.values()]
-    sentences = sorted({*named, *chain(*fitted), *chain(*map(texts, tasks.values()))})
+    fitted = [*(text for by_task in own.values() for text in by_task.values()), *corpora.values()]
+    sentences = sorted({*chain(*fitted), *chain(*map(texts, tasks.values()))})
     row = {text: i for i, text in enumerate(sentences)}
 
     def at(some: Iterable[str]) -> Rows:
         return np.array([row[text] for text in some], np.intp)
 
-    here = at(named)
-    rows = {on: {name: at(some) for name, some in by.items()} for on, by in own.items()}
+    pairs: Index = {}
+    labelled: dict[str, tuple[Labelled, list[Rows]]] = {}
+    for name, task in tasks.items():
+        if isinstance(task, Labelled):
+            labelled[name] = task, [at(column) for column in task.columns]
+        else:
+            pairs[name] = [(subset, np.stack([at(subset.left), at(subset.right)])) for subset in task]
+    rows = {on: {name: at(some) for name, some in by_task.items()} for on, by_task in own.items()}
     rows |= {on: dict.fromkeys(tasks, at(some)) for on, some in corpora.items()}
-    return Plan(
-        sentences,
-        {name: [(s, here[pairs]) for s, pairs in parts] for name, parts in index.items()},
-        {name: (t, [at(c) for c in t.columns]) for name, t in tasks.items() if isinstance(t, Labelled)},
-        {on: rows[on] for on in fits},
-    )
+    return Plan(sentences, pairs, labelled, {on: rows[on] for on in fits})
 
 
 class System(NamedTuple):
@@ -109,7 +107,7 @@ class System(NamedTuple):
         shared = next(iter(plan.fits[self.on])) if setting(self.on) == "inductive" else None
         return lambda name: fitted(shared or name)
 
-    def undefined(self, plan: Plan, name: str) -> str:
+    def why_undefined(self, plan: Plan, name: str) -> str:
         """Why no score of scored pairs is defined after the transform; "" where it is."""
         if self.make is None or self.on not in OWN:
             return ""
@@ -118,11 +116,11 @@ class System(NamedTuple):
         few = f"whitened on its own {n:,} sentences, too few for {made.k or d:,} components"
         return few if made.equal_cosines(n, d) else ""
 
-    def most(self, plan: Plan, name: str) -> int | None:
+    def most_components(self, plan: Plan, name: str) -> int | None:
         """The most components whose cosines of a task's pairs depend on the encoder; None for all."""
-        return len(np.unique(plan.fits[self.on][name])) - 2 if self.undefined(plan, name) else None
+        return len(np.unique(plan.fits[self.on][name])) - 2 if self.why_undefined(plan, name) else None
 
-    def few(self, plan: Plan, name: str) -> str:
+    def note_on_few_texts(self, plan: Plan, name: str) -> str:
         """A note on a row of this name whose other texts are too few for its components; "" where not."""
         if self.make is None or setting(self.on) != "inductive":
             return ""
@@ -159,7 +157,7 @@ def evaluated(
     """
     _check_vectors(system.x, len(plan.sentences))
     of = system.by_task(plan)
-    scores, items = _sts(of, plan, draws, system.undefined) if plan.pairs else ({}, {})
+    scores, items = _sts(of, plan, draws, system.why_undefined) if plan.pairs else ({}, {})
     for name, (task, columns) in plan.labelled.items():
         rte = name == "RTE"  # by a threshold; every other by a classifier
         result, items[name] = _labelled(of(name), task, columns, None if rte else classify, draws)

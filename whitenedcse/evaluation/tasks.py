@@ -172,7 +172,9 @@ def task(name: str, case: str = "as_is") -> Task:
     place, columns = with_columns(name)
     if name in TRANSFER:
         content: Task = benchmark_labels(name, _rte() if name == "RTE" else senteval())
-    elif name not in STS and not Path(place).is_dir() and (len(columns) == 2 or _labelled(place, columns)):
+    elif name in STS or Path(place).is_dir():
+        content = subsets(name)
+    elif len(columns) == 2 or _labelled(place, columns):
         content = labels_of(_file(place), columns)
     else:
         content = subsets(name)
@@ -244,8 +246,10 @@ def _rte() -> Path:
 def _lower(task: Task) -> Task:
     if isinstance(task, Labelled):
         return task._replace(columns=tuple([text.lower() for text in column] for column in task.columns))
-    sides = [[[text.lower() for text in side] for side in (s.left, s.right)] for s in task]
-    return [s._replace(left=left, right=right) for s, (left, right) in zip(task, sides, strict=True)]
+    return [
+        s._replace(left=[text.lower() for text in s.left], right=[text.lower() for text in s.right])
+        for s in task
+    ]
 
 
 def texts(task: Task) -> list[str]:
@@ -315,16 +319,17 @@ def pairs_of(path: Path, columns: Sequence[str] = COLUMNS) -> Subset:
 
 def _subset(name: str, scored: Iterable[tuple[str, Mapping[str, Any]]]) -> Subset:
     pairs = [_pair(where, row) for where, row in scored]
-    return Subset(name, [p[1] for p in pairs], [p[2] for p in pairs], np.array([p[0] for p in pairs], float))
+    left, right = [left for left, _, _ in pairs], [right for _, right, _ in pairs]
+    return Subset(name, left, right, np.array([score for _, _, score in pairs], float))
 
 
-def _pair(where: str, row: Mapping[str, Any]) -> tuple[float, str, str]:
+def _pair(where: str, row: Mapping[str, Any]) -> tuple[str, str, float]:
     left, right, score = (row[column] for column in COLUMNS)
     if not all(isinstance(text, str) and not blank(text) for text in (left, right)):
         raise ValueError(f"{where}: {left!r}, {right!r} are not two sentences")
     with suppress(TypeError, ValueError, OverflowError):  # float would take 1_0 for 10, and true for 1
         if "_" not in str(score) and not isinstance(score, bool) and math.isfinite(float(score)):
-            return float(score), left, right
+            return left, right, float(score)
     raise ValueError(f"{where}: the score is {score!r}, not a finite number (columns: FILE:LEFT:RIGHT:SCORE)")
 
 

@@ -232,7 +232,7 @@ def _subsets(run: Path, planes: NDArray[Any], plan: Plan, said: Said) -> str:
 def _components(run: Path, systems: Mapping[str, System], plan: Plan, said: Said) -> str:
     """Write the figure of every number of components: BERT-whitening, Figure 1."""
     curves = {
-        name: layers.all_k(system.by_task(plan), plan.pairs, partial(system.most, plan))
+        name: layers.all_k(system.by_task(plan), plan.pairs, partial(system.most_components, plan))
         for name, system in systems.items()
     }
     records = []
