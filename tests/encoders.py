@@ -264,7 +264,7 @@ def projected(embedder, positives, negatives=None, *, n, views):
     """What the loss sees of a batch, in one process and in one piece."""
     tokens = positives if negatives is None else concatenate([positives, negatives])
     x = embedder.pool(tokens).unflatten(0, (-1, n))
-    return embedder.project(x, passes=positives.n // n, views=views)
+    return embedder.head.project(x, passes=positives.n // n, views=views)
 
 
 def paced(module, monkeypatch):

@@ -546,7 +546,7 @@ def test_chunks_have_the_gradient_of_their_own_dropout(tokenizer):
     for i, part in enumerate(split(concatenate([batch.positives, batch.negatives]), 11)):
         x.append(module.embedder.pool(part, seed_of(SEED, 0, STEP, 0, i)))
     reseed(SEED, 0, STEP)
-    plain = module.loss(*module.embedder.project(torch.cat(x).unflatten(0, (3, N)), passes=2, views=2))
+    plain = module.loss(*module.embedder.head.project(torch.cat(x).unflatten(0, (3, N)), passes=2, views=2))
     plain.backward()
     assert_close(loss, plain.detach(), rtol=1e-12, atol=0)
     assert apart(cached, gradient(module)) < 1e-10
@@ -584,7 +584,7 @@ def memory(tokenizer):
         module = module_of(encoder, "dense", chunk=chunk)
         batch = batch_of(slice(0, n), 2, False)
         x = module.encoded(batch, (0,)).detach().requires_grad_()
-        above = saved(lambda m=module, x=x: m.loss(*m.embedder.project(x, passes=2, views=2)))
+        above = saved(lambda m=module, x=x: m.loss(*m.embedder.head.project(x, passes=2, views=2)))
         step = saved(lambda m=module, b=batch: m.training_step(b, 0))
         stepped(module, batch)  # gradients exist from here on
         passes = peak(lambda m=module, b=batch: m.encoded(b, (0,)).sum().backward())

@@ -94,7 +94,7 @@ def test_the_step_is_the_loss_of_the_projected_views(bert):
     seed = seed_of(0, 0, 5, 0, 0)  # seed, epoch, batch, rank, part
     x = module.embedder.pool(batch.positives, seed).unflatten(0, (3, 8))
     reseed(0, 0, 5)
-    z, _ = module.embedder.project(x, passes=3, views=3)
+    z, _ = module.embedder.head.project(x, passes=3, views=3)
     assert_close(step, LOSS(z))
     assert not torch.isclose(step, module.training_step(batch, 6))
 
@@ -196,7 +196,7 @@ def test_from_the_pooled_vectors_to_the_loss_no_number_has_few_digits(bert, kind
     loss = ContrastiveLoss(**(vars(LOSS) | {"denominator": "symmetric"}))
     with watch:
         with torch.autocast("cpu", kind):
-            value = loss(*embedder.project(x, passes=3, views=3))
+            value = loss(*embedder.head.project(x, passes=3, views=3))
         value.backward()
     assert watch.kinds.count(kind) <= 2  # x itself as the head takes it, and its gradient
     assert watch.kinds.count(torch.float32) > 50 and value.dtype == torch.float32

@@ -119,7 +119,7 @@ def test_a_step_s_loss_and_gradient_are_those_of_transformers_own_states(encoder
     ours = gradients(encoder.backbone)
     x = alone(encoder.backbone, encoder.tokenizer, pooling)
     reseed(0, 0, 5)
-    loss = LOSS(module.embedder.project(torch.stack([x] * 3), passes=3, views=3)[0])
+    loss = LOSS(module.embedder.head.project(torch.stack([x] * 3), passes=3, views=3)[0])
     loss.backward()
     theirs = gradients(encoder.backbone)
     assert_close(step, loss, atol=1e-5, rtol=1e-5)

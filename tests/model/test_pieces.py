@@ -39,7 +39,7 @@ def stepped(module, batch):
     module.zero_grad()
     x = module.encoded(batch, (1, 2, 3, 0))
     reseed(4)  # of the permutations
-    loss = LOSS(*module.embedder.project(x, passes=2, views=2))
+    loss = LOSS(*module.embedder.head.project(x, passes=2, views=2))
     loss.backward()
     grads = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
     return x.detach(), loss.detach(), grads

@@ -81,15 +81,15 @@ def check_one_device(parts: Mapping[str, Any], devices: int) -> None:
 
 def trained(cfg: DictConfig, run: Run, settings: str, device: Any, parts: Mapping[str, Any]) -> None:
     """Train in this process, alone or as one of several ranks, and test and end the run in the first."""
+    from lightning import seed_everything
     from lightning.pytorch.callbacks import LambdaCallback
 
     from whitenedcse.training.loggers import Metrics, Record, progress_bar
-    from whitenedcse.training.module import seed_everything
     from whitenedcse.training.trainer import Safekeeping
 
     share_cores()
     tests, dev = inputs(cfg)
-    seed_everything(cfg.seed)
+    seed_everything(cfg.seed, verbose=False)
     module, data = built(cfg, parts)
     facts, exact = noted(cfg, module, data, device), data.tokens.digests | content(cfg, module, tests, dev)
     checkpoint = begun(run, settings, facts, exact, force=cfg.force)

@@ -24,10 +24,10 @@ from whitenedcse.data.files import (
     COMPRESSIONS,
     KINDS,
     blank,
+    column_names,
     filesystem,
     hidden,
     lines,
-    listed,
     records,
     suffix,
 )
@@ -202,18 +202,24 @@ def picked(
 ) -> Iterator[tuple[Any, ...]]:
     """The wanted fields of each record; without columns those of the one that is text in the first record."""
     for record in every:
-        if not columns:
-            columns = [name for name, cell in record.items() if isinstance(cell, str)]
-            if len(columns) != 1:
-                how = "data.columns=[NAME] or --columns NAME; in Python columns=[NAME], "
-                how += 'for train settings={"data.columns": [NAME]}'
-                raise ValueError(
-                    f"{place}: its columns are {listed(list(record), place)}; name those of texts: {how}"
-                )
+        columns = columns or [text_column(record, place)]
         if lost := [name for name in columns if name not in record]:
+            there = column_names(list(record), place)
             near = "".join(f"; did you mean {name!r}?" for name in get_close_matches(lost[0], record, 1))
-            raise ValueError(f"{place}: no column {lost[0]!r} among {listed(list(record), place)}{near}")
+            raise ValueError(f"{place}: no column {lost[0]!r} among {there}{near}")
         yield tuple(record[name] for name in columns)
+
+
+def text_column(record: Mapping[str, Any], place: str) -> str:
+    """The one column whose cell is text in this record. Raises ValueError for none, and for several."""
+    names = [name for name, cell in record.items() if isinstance(cell, str)]
+    if len(names) == 1:
+        return names[0]
+    raise ValueError(
+        f"{place}: its columns are {column_names(list(record), place)}; name those of texts: "
+        "data.columns=[NAME] or --columns NAME; in Python columns=[NAME], "
+        'for train settings={"data.columns": [NAME]}'
+    )
 
 
 def hub(name: str) -> Iterable[Mapping[str, Any]]:

@@ -168,7 +168,7 @@ def token_ids(
 
 def ids_of(sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> Ids:
     """The ids of each sentence, truncated; its end token where the tokenizer gives none, as a decoder's."""
-    if plain(tokenizer):
+    if passes_to_core(tokenizer):
         core = tokenizer.backend_tokenizer
         core.enable_truncation(max_length, direction=tokenizer.truncation_side)
         core.no_padding()
@@ -186,7 +186,7 @@ def ids_of(sentences: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_len
     return Ids(np.fromiter(chain.from_iterable(rows), np.int64, lengths.sum()), lengths, truncated)
 
 
-def plain(tokenizer: PreTrainedTokenizerBase) -> bool:
+def passes_to_core(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the tokenizer's call only passes text to its Rust core."""
     from transformers import PreTrainedTokenizerFast
 

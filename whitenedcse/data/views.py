@@ -75,9 +75,8 @@ class Views:
         if self.repetition:
             rest = between(batch, unchanged, batch.n)
             times = np.ones(len(batch.ids), dtype=np.int64)
-            times[len(times) - len(rest.ids) :] += drawn(
-                rest, self.keys(number[first:]), self.repetition, self.frame
-            )
+            repeated = drawn(rest, self.keys(number[first:]), self.repetition, self.frame)
+            times[int(batch.offsets[unchanged]) :] += repeated
             batch = written(batch, times, self.max_length, self.frame)
         return batch
 

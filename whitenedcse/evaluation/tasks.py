@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whitenedcse.data.corpus import read, sampled
-from whitenedcse.data.files import NAMED, blank, fields, hidden, lines, listed, records, suffix
+from whitenedcse.data.files import NAMED, blank, column_names, fields, hidden, lines, records, suffix
 from whitenedcse.data.sources import RTE, named, roots, senteval
 from whitenedcse.inputs import expanded
 
@@ -414,9 +414,10 @@ def _own(where: str, row: Mapping[str, Any]) -> _Row:
     missing = [column for column in (*sides, "label") if column not in row]
     if missing:
         path = where.rpartition(":")[0]
+        there = column_names(list(row), path)
         raise ValueError(
-            f"{where}: no {', '.join(missing)} among {listed(list(row), path)}; name its columns with the "
-            f"file, as {path}:TEXT:LABEL, or of scored pairs {path}:SENTENCE1:SENTENCE2:SCORE; pairs with a "
+            f"{where}: no {', '.join(missing)} among {there}; name its columns with the file, as "
+            f"{path}:TEXT:LABEL, or of scored pairs {path}:SENTENCE1:SENTENCE2:SCORE; pairs with a "
             "label have columns called sentence1, sentence2 and label"
         )
     texts = tuple(row[side] for side in sides)

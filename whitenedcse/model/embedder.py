@@ -100,11 +100,6 @@ class Embedder(nn.Module):
         """Whether the last step is division by the length."""
         return self.final is not None and self.final.unit
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all its tensors, which are nearly all of a checkpoint."""
-        return sum(tensor.nbytes for tensor in self.state_dict().values())
-
     def pool(self, batch: Ragged, seed: int | None = None) -> Tensor:
         """Pooled vectors of n sentences: (n, d) float32. seed: of dropout, where it is `parallel`."""
         first = self.pooling.reads_first
@@ -115,11 +110,6 @@ class Embedder(nn.Module):
     def pooler(self, x: Tensor) -> Tensor:
         """The checkpoint's own pooler where the pooling is "pooler", else the identity: (n, d) -> (n, d)."""
         return self.encoder.pooler(x) if self.pooling.kind == "pooler" else x
-
-    @property
-    def parallel(self) -> bool:
-        """Whether pieces of a batch may be encoded in parallel threads; see `Encoder.parallel`."""
-        return self.encoder.parallel
 
     def unread(self, *, layers: bool = True) -> list[nn.Parameter]:
         """The encoder's weights that no vector depends on: its pooler's, those above the pooled `layers`."""
@@ -137,10 +127,6 @@ class Embedder(nn.Module):
         if self.embedding != "encoder":
             x = self.head.dense(x) if self.embedding == "dense" else self.head(x.unsqueeze(0)).squeeze(0)
         return x if self.final is None else self.final(x)
-
-    def project(self, x: Tensor, *, passes: int, views: int) -> tuple[Tensor, Tensor | None]:
-        """Views z and projected hard negatives, or None, of pooled x: see `ProjectionHead.project`."""
-        return self.head.project(x, passes=passes, views=views)
 
     def encode(
         self,
@@ -289,7 +275,8 @@ def fill(
     `module` in eval mode. Batches outside `manner.share` leave the arrays unchanged.
     """
     first, device = firsts(rows), next(module.parameters()).device
-    most = batch_tokens(device, getattr(module, "encoder", module).width)
+    encoder = getattr(module, "encoder", module)
+    most = batch_tokens(device, encoder.width)
     rank, world = manner.share
     batches = by_length(rows, np.unique(first), most)[rank::world]
     results, modes = Halving(rows, run, device, most), partial(encoding, device, manner.bf16)
@@ -304,7 +291,7 @@ def fill(
             if device.type == "cuda":
                 counts = overlapped(out, batches, results, modes)
             else:  # Transformers' own classes are not made for several threads
-                counts = each(work, batches, modes, threads=None if module.parallel else 1)
+                counts = each(work, batches, modes, threads=None if encoder.parallel else 1)
             for count in counts:
                 more(count)
     finally:

@@ -106,22 +106,28 @@ class WhiteningSettings:
         return self.group_width
 
 
-def check_rows(settings: WhiteningSettings | None, d: int, *, n: int) -> None:
-    """Raise ValueError if a batch has too few rows to whiten the channels of a group at full rank.
+def too_few_rows(settings: WhiteningSettings | None, d: int, *, n: int) -> str:
+    """Why a batch of n sentences of width d cannot be whitened at full rank; "" where it can.
 
-    n: sentences of a batch, d: width of the embedding. With no more rows than channels eps alone bounds the
-    gain, at 1 / sqrt(eps), and the loss would see noise. "pca" and "zca" average over batches: a warning.
+    With no more rows than channels eps alone bounds the gain, at 1 / sqrt(eps), and the loss would see noise.
     """
     if settings is None or n > (width := settings.width(d)):
+        return ""
+    return f"{n} sentences cannot whiten {width} channels, where eps={settings.eps} alone bounds the gain"
+
+
+def check_rows(settings: WhiteningSettings | None, d: int, *, n: int) -> None:
+    """Raise ValueError for `too_few_rows`, or warn for "pca" and "zca", which average over batches."""
+    said = too_few_rows(settings, d, n=n)
+    if not said or settings is None:
         return
-    said = f"{n} sentences cannot whiten {width} channels, where eps={settings.eps} alone bounds the gain"
     if settings.kind in WHOLE:
         later = f"head={settings.kind} averages over batches, so that only the first steps suffer"
         warnings.warn(f"{said}; {later}; a larger data.batch_size helps", stacklevel=2)
         return
     raise ValueError(
-        f"{said}: use data.batch_size above {width} on each device, or a smaller head.whitening.group_width "
-        "(more groups)"
+        f"{said}: use data.batch_size above {settings.width(d)} on each device, or a smaller "
+        "head.whitening.group_width (more groups)"
     )
 
 
@@ -177,7 +183,9 @@ class Whitener(nn.Module):
         batchwise = self.settings.kind in BATCHWISE
         with torch.set_grad_enabled(torch.is_grad_enabled() and not batchwise):
             mean, covariance = self.blended(x)
-        self.remember(mean.detach(), covariance.detach())
+        self.mean.copy_(mean.detach())
+        self.covariance.copy_(covariance.detach())
+        self.batches += 1
         if batchwise:
             check_rows(self.settings, width, n=x.shape[-2])
             return rearranged(x, self.settings.partition, self.over_batch)
@@ -223,12 +231,6 @@ class Whitener(nn.Module):
         mean, covariance = x.mean(dim=(0, 1)), whitening.covariance(groups).mean(dim=0)
         beta = self.settings.momentum * (self.batches > 0)
         return beta * self.mean + (1 - beta) * mean, beta * self.covariance + (1 - beta) * covariance
-
-    def remember(self, mean: Tensor, covariance: Tensor) -> None:
-        """Store mean (d,) and covariances (g, w, w) as the running statistics."""
-        self.mean.copy_(mean)
-        self.covariance.copy_(covariance)
-        self.batches += 1
 
 
 def rearranged(x: Tensor, partition: str, function: Callable[[Tensor], Tensor]) -> Tensor:

@@ -23,7 +23,7 @@ from transformers import TrainerCallback
 from whitenedcse.compute import at_least_float32
 from whitenedcse.inputs import takes_numbers
 from whitenedcse.model.head import PAPER, ProjectionHead
-from whitenedcse.model.whitener import WHOLE, Whitener, WhiteningSettings, check_rows
+from whitenedcse.model.whitener import WHOLE, Whitener, WhiteningSettings, too_few_rows
 from whitenedcse.training.loss import ContrastiveLoss
 from whitenedcse.training.parallel import agreed, gathered
 
@@ -180,18 +180,17 @@ class WhitenedContrastiveLoss(CachedLossMixin, nn.Module):  # type: ignore[misc]
         Raises ValueError where no batch before was larger.
         """
         settings = self.head.whitening
-        if self.head.training and settings is not None and settings.kind not in WHOLE:
-            try:
-                check_rows(settings, self.width, n=n)
-            except ValueError as error:
-                said = str(error).partition(":")[0]
-                if n >= self.largest:
-                    raise ValueError(f"{said}: set per_device_train_batch_size higher") from error
-                more = "the last batch is left out, as by dataloader_drop_last=True"
-                warnings.warn(f"{said}: {more}", stacklevel=2)
-                return True
+        if not self.head.training or settings is None or settings.kind in WHOLE:
+            return False
+        said = too_few_rows(settings, self.width, n=n)
+        if not said:
             self.largest = max(self.largest, n)
-        return False
+            return False
+        if n >= self.largest:
+            raise ValueError(f"{said}: set per_device_train_batch_size higher")
+        more = "the last batch is left out, as by dataloader_drop_last=True"
+        warnings.warn(f"{said}: {more}", stacklevel=2)
+        return True
 
     def check_width(self, width: int) -> None:
         """Raise ValueError for vectors of another width than the head's, as MatryoshkaLoss makes them."""

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from typing import Any
 
-import lightning
 import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -32,11 +31,6 @@ from whitenedcse.ragged import Ragged, concatenate, split
 from whitenedcse.training.loss import ContrastiveLoss, Loss, Matryoshka, Step, Term, scalar
 from whitenedcse.training.parallel import cut, encoded, equal_sizes, gathered, place
 from whitenedcse.training.terms import MaskedLanguageModel
-
-
-def seed_everything(seed: int) -> None:
-    """Seed every generator of this process. Raises ValueError for a seed outside 0 to 4294967295."""
-    lightning.seed_everything(seed, verbose=False)
 
 
 def reseed(*position: int) -> None:
@@ -186,7 +180,7 @@ class ContrastiveTraining(LightningModule):
             x = gathered(x)
         reseed(*position)  # every rank draws the same permutations
         passes = batch.positives.n // batch.n
-        z, negatives = self.embedder.project(x, passes=passes, views=self.views)
+        z, negatives = self.embedder.head.project(x, passes=passes, views=self.views)
         parts = {"contrastive": scalar(self.loss, self.contrastive(x, z, negatives, passes))}
         for name, term in self.terms.items():
             parts[name] = scalar(term, term(Step(batch, x, z)))
