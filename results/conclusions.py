@@ -20,7 +20,6 @@ from results.markdown import listed, table, text
 from results.pretrain.scores import pretrained
 from results.pretrain.scores import untouched as untouched_encoder
 from results.readout import table as readout
-from results.shipping import planned
 from results.study import conclusions as study
 from results.study.contrasts import (
     AS_IS,
@@ -250,7 +249,6 @@ through `SentenceTransformer`, is ours within {test:.4f} points.
 BLOCKS: dict[str, list[Callable[[], str]]] = {
     "README.md": [claim.short, claim.sentences, readout.brief],
     "docs/distributed.md": [gather],
-    "docs/planning.md": [planned.sizes, planned.memory, planned.checks, planned.within, planned.engines],
     "results/claim/README.md": [
         claim.progress,
         claim.gate,

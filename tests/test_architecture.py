@@ -146,7 +146,7 @@ WRITES += r"|write_bytes|onnx\.export|save_model_to_file|copyfileobj|tofile)$"
 GUARDS = ("writing(", "drafted(", "naming(")
 INTO_DRAFTS = {  # these write where their callers have such a context, into memory, or to a temporary folder
     "model.sentence_transformers.dump",
-    "model.sentence_transformers.write",
+    "model.sentence_transformers.write_dense",
     "model.sentence_transformers.write_average",
     "report.charts.drawn",
     "serving.encode.packed",
