@@ -25,21 +25,22 @@ SCRIPTS = {
 }
 
 
-def count(text: str) -> int:
+def positive(text: str) -> int:
     """A whole number from 1, for argparse."""
-    if (number := int(text)) < 1:
+    number = int(text)
+    if number < 1:
         raise argparse.ArgumentTypeError(f"{number} must be 1 or more")
     return number
 
 
-def text(metavar: str, about: str) -> dict[str, Any]:
+def argument(metavar: str, about: str, **more: Any) -> dict[str, Any]:
     """What argparse is told of an argument."""
-    return {"metavar": metavar, "help": about}
+    return {"metavar": metavar, "help": about, **more}
 
 
-def number(metavar: str, about: str, kind: Any = count) -> dict[str, Any]:
-    """The same of a number."""
-    return {**text(metavar, about), "type": kind}
+def choice(*options: str, about: str = "", **more: Any) -> dict[str, Any]:
+    """The same of one with few values, of which the first is the default unless told."""
+    return {"choices": options, "default": options[0], "help": about or f"(default: {options[0]})", **more}
 
 
 CORPUS = "a text, csv, tsv, jsonl or parquet file, a folder of them, a URL, a hub data set, or one of "
@@ -47,46 +48,37 @@ CORPUS += ", ".join(sources.CORPORA)
 ON_HUB = ["senteval", *(name for name, source in sources.CORPORA.items() if source.hub)]
 REPORTED = "runs or sweeps of train.py, or a pattern; or a published table, e.g. WhitenedCSE/T1, and runs of "
 REPORTED += "evaluate.py to show beside it (default: outputs)"
+POOLINGS = ("cls", "mean", "max", "last", "pooler", "first_last")
+OWN_POOLING = "of an encoder that does not define its own (default: cls, or last for a decoder)"
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "source": text("SOURCE", "a run, a checkpoint or another encoder: a directory, a URL, a hub id"),
-    "corpus": text("CORPUS", CORPUS),
-    "input": text("INPUT", CORPUS),
-    "out": text("OUT", "what to write; it may hold an earlier one"),
-    "index": text("INDEX", "the directory of the index"),
-    "text": {**text("TEXT", "the query"), "nargs": "?"},
-    "folder": {**text("FOLDER", "look only here (default: the data folders)"), "type": Path, "nargs": "?"},
-    "name": {**text("NAME", ", ".join(ON_HUB)), "choices": ON_HUB},
-    "project": text("PROJECT", "logger.project of the runs, e.g. whitenedcse"),
-    "what": {
-        **text("WHAT", REPORTED),
-        "nargs": "*",
-    },
-    "--pooling": {
-        "choices": ("cls", "mean", "max", "last", "pooler", "first_last"),
-        "help": "of an encoder that does not define its own (default: cls, or last for a decoder)",
-    },
-    "--layers": {
-        **number("LAYER", "the layers to pool in such an encoder, 0 the embeddings (default: -1)", int),
-        "nargs": "+",
-    },
-    "--prompt": text("TEXT", "put before each text that is encoded (default: SOURCE's own prompt)"),
-    "--query-prompt": text("TEXT", "put before each query (default: SOURCE's for queries, or --prompt)"),
-    "--sample": number("N", "rows to draw at random from CORPUS (default: all, but where said above)"),
-    "--columns": {
-        **text("NAME", "the columns of a table that hold texts; each is texts of its own"),
-        "nargs": "+",
-        "default": (),
-    },
-    "--ids": text("NAME", "the column of a table that holds ids, each once (default: each row's number)"),
+    "source": argument("SOURCE", "a run, a checkpoint or another encoder: a directory, a URL, a hub id"),
+    "corpus": argument("CORPUS", CORPUS),
+    "input": argument("INPUT", CORPUS),
+    "out": argument("OUT", "what to write; it may hold an earlier one"),
+    "index": argument("INDEX", "the directory of the index"),
+    "text": argument("TEXT", "the query", nargs="?"),
+    "folder": argument("FOLDER", "look only here (default: the data folders)", type=Path, nargs="?"),
+    "name": argument("NAME", ", ".join(ON_HUB), choices=ON_HUB),
+    "project": argument("PROJECT", "logger.project of the runs, e.g. whitenedcse"),
+    "what": argument("WHAT", REPORTED, nargs="*"),
+    "--pooling": choice(*POOLINGS, about=OWN_POOLING, default=None),
+    "--layers": argument(
+        "LAYER", "the layers to pool in such an encoder, 0 the embeddings (default: -1)", type=int, nargs="+"
+    ),
+    "--prompt": argument("TEXT", "put before each text that is encoded (default: SOURCE's own prompt)"),
+    "--query-prompt": argument("TEXT", "put before each query (default: SOURCE's for queries, or --prompt)"),
+    "--sample": argument(
+        "N", "rows to draw at random from CORPUS (default: all, but where said above)", type=positive
+    ),
+    "--columns": argument(
+        "NAME", "the columns of a table that hold texts; each is texts of its own", nargs="+", default=()
+    ),
+    "--ids": argument("NAME", "the column of a table that holds ids, each once (default: each row's number)"),
     "--bf16": {"action": "store_true", "help": "let the encoder compute in bfloat16: faster"},
-    "--whiten": text("FIT", "a file written by `whitenedcse whiten fit`"),
-    "--whiten-on": text("CORPUS", "fit a whitening to this corpus and include it"),
-    "--dim": number("K", "the number of components of the whitening to keep (default: all)"),
-    "--kind": {
-        "choices": ("whitening", "pca", "zca", "standardise", "centre", "abtt"),
-        "default": "whitening",
-        "help": "(default: whitening)",
-    },
+    "--whiten": argument("FIT", "a file written by `whitenedcse whiten fit`"),
+    "--whiten-on": argument("CORPUS", "fit a whitening to this corpus and include it"),
+    "--dim": argument("K", "the number of components of the whitening to keep (default: all)", type=positive),
+    "--kind": choice("whitening", "pca", "zca", "standardise", "centre", "abtt"),
     "--shrinkage": {
         "type": float,
         "default": 0.0,
@@ -97,38 +89,34 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "help": "scale vectors to unit length at the end (default: as SOURCE does)",
     },
     "--no-verify": {"action": "store_true", "help": "do not compare the vectors with SOURCE's"},
-    "--dtype": {"choices": ("float32", "float16"), "default": "float32", "help": "(default: float32)"},
-    "--shard": {
-        **number("N", "rows per file, of which a kill loses one (default: 20,000)"),
-        "default": 20_000,
-    },
-    "--processes": number("P", "processes that share the work (default: one per GPU, or one)"),
-    "--engine": {"choices": ("ray",), "help": "use a Ray cluster; all of it must see OUT"},
-    "--factory": {
-        **text("F", "a FAISS index, e.g. IVF1024,SQ8 or HNSW32 (default: Flat)"),
-        "default": "Flat",
-    },
-    "--vectors": text(
+    "--dtype": choice("float32", "float16"),
+    "--shard": argument(
+        "N", "rows per file, of which a kill loses one (default: 20,000)", type=positive, default=20_000
+    ),
+    "--processes": argument(
+        "P", "processes that share the work (default: one per GPU, or one)", type=positive
+    ),
+    "--engine": choice("ray", about="use a Ray cluster; all of it must see OUT", default=None),
+    "--factory": argument("F", "a FAISS index, e.g. IVF1024,SQ8 or HNSW32 (default: Flat)", default="Flat"),
+    "--vectors": argument(
         "DIR", "use what `whitenedcse encode SOURCE CORPUS DIR` wrote, with the same --whiten and --dim"
     ),
-    "--file": text("QUERIES", "a file of queries, or any other corpus"),
-    "--top": {**number("N", "texts per query (default: 10)"), "default": 10},
-    "--pairs": text("PAIRS", "200 or more scored pairs: columns sentence1, sentence2, score; or STS-B/dev"),
+    "--file": argument("QUERIES", "a file of queries, or any other corpus"),
+    "--top": argument("N", "texts per query (default: 10)", type=positive, default=10),
+    "--pairs": argument(
+        "PAIRS", "200 or more scored pairs: columns sentence1, sentence2, score; or STS-B/dev"
+    ),
     "--list": {"action": "store_true", "help": "list the published tables and figures"},
-    "--against": text(
+    "--against": argument(
         "LABEL", "the group of a sweep with which the others are compared (default: the first)"
     ),
-    "--out": {**text("PATH", "where to write (readout: default only tables)"), "type": Path},
-    "--to": {"choices": ("table", "markdown", "csv", "latex"), "default": "table", "help": "output format"},
+    "--out": argument("PATH", "where to write (readout: default only tables)", type=Path),
+    "--to": choice("table", "markdown", "csv", "latex", about="output format"),
 }
 ENCODER = "source --pooling --layers --prompt"
-TO: dict[str, dict[str, Any]] = {
-    "export": {
-        "choices": ("transformers", "sentence-transformers", "onnx"),
-        "default": None,
-        "required": True,
-    },
-    "encode": {"choices": ("npy", "parquet"), "default": "npy"},
+TO = {  # in place of --to above
+    "export": choice("transformers", "sentence-transformers", "onnx", about="output format", required=True),
+    "encode": choice("npy", "parquet", about="output format"),
 }
 
 
@@ -177,15 +165,15 @@ def parser() -> ArgumentParser:
     for name, about in GROUPS.items():
         inner = groups[""].add_parser(name, help=about, description=about)
         groups[name] = inner.add_subparsers(required=True, metavar="COMMAND", title="commands")
-    for name, (run, about, words) in COMMANDS.items():
+    for name, (run, described, words) in COMMANDS.items():
         group, _, last = name.rpartition(" ")
-        one = groups[group].add_parser(last, help=about.partition(". ")[0], description=about)
+        one = groups[group].add_parser(last, help=described.partition(". ")[0], description=described)
         for word in words.split():
             several = word.split("|")  # of which one can be given
             place = one.add_mutually_exclusive_group() if several[1:] else one
-            for argument in several:
-                own = {**ARGUMENTS[argument], **(TO.get(name, {}) if argument == "--to" else {})}
-                place.add_argument(argument, **own)
+            for one_of in several:
+                about = TO[name] if one_of == "--to" and name in TO else ARGUMENTS[one_of]
+                place.add_argument(one_of, **about)
         one.set_defaults(run=run)
     return top
 
@@ -225,7 +213,7 @@ def report(arguments: Namespace) -> int:
         return report_runs(arguments)
     from whitenedcse.app.config import composed
 
-    runs = what[1:] or [path for path in ["outputs"] if Path(path).is_dir()]
+    runs = what[1:] or (["outputs"] if Path("outputs").is_dir() else [])
     show([published.report(what[0], composed, runs)], arguments.to)
     return 0
 
@@ -245,7 +233,10 @@ def report_runs(arguments: Namespace) -> int:
 
 def told(arguments: Namespace, line: str) -> None:
     """Print a line; on the standard error where something else than a person reads the tables."""
-    say(line) if arguments.to == "table" else sys.stderr.write(f"{line}\n")
+    if arguments.to == "table":
+        say(line)
+    else:
+        sys.stderr.write(f"{line}\n")
 
 
 def dashboard(arguments: Namespace) -> int:

@@ -101,10 +101,11 @@ def leave_out_replaced(script: str, config: DictConfig, hydras: Any) -> None:
     before = dict(parts(plain(compose(script, [*inherited(hydras), *words]))))
     for path, part in every.items():
         old = before.get(path, part)
-        named = f"{path}._target_" in given
-        theirs = {key for key in part if named or (key in old and old[key] == part[key])} - HYDRAS
-        for key in theirs if old["_target_"] != part["_target_"] else ():
-            if not any(f"{name}.".startswith(f"{path}.{key}.") for name in given):
+        if old["_target_"] == part["_target_"]:
+            continue
+        for key in set(part) - HYDRAS:
+            of_old = f"{path}._target_" in given or (key in old and old[key] == part[key])
+            if of_old and not any(f"{name}.".startswith(f"{path}.{key}.") for name in given):
                 with open_dict(config):
                     del OmegaConf.select(config, path)[key]
 
@@ -113,7 +114,8 @@ def parts(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, dict[s
     """The mappings with a `_target_`, by their dotted names."""
     for key, inner in node.items():
         if isinstance(inner, dict):
-            yield from [(f"{path}{key}", inner)] if "_target_" in inner else []
+            if "_target_" in inner:
+                yield f"{path}{key}", inner
             yield from parts(inner, f"{path}{key}.")
 
 
@@ -129,13 +131,16 @@ def check_jobs(script: str, hydras: Any) -> None:
     for number, words in enumerate(every):
         try:
             config = compose(script, [*inherited(hydras), *words], return_hydra_config=True)
-            own = config.hydra
-            config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-            check(script, config, own)
+            check(script, without_hydra(config), config.hydra)
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             varied = [word for word in words if any(word not in job for job in every)]
             named = f"job {number + 1} of {len(every)} ({' '.join(varied)}): " if varied else ""
             raise ValueError(f"{named}{message(error, [sys.argv[0], *words])}") from error
+
+
+def without_hydra(config: DictConfig) -> DictConfig:
+    """A composed configuration without Hydra's own settings."""
+    return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
 
 
 def check_keys(path: str, node: Mapping[str, Any], known: Mapping[str, Any]) -> None:
@@ -143,9 +148,10 @@ def check_keys(path: str, node: Mapping[str, Any], known: Mapping[str, Any]) -> 
 
     path: what stands before its keys. known: these with their annotations; if it is empty, any may be.
     """
-    own = [f"{path}{key}" for key in {*known} - HYDRAS]
-    for key in [key for key in node if known and key not in known and key not in HYDRAS]:
-        raise ValueError(f"no setting '{path}{key}'; {nearest(f'{path}{key}', own)}")
+    unknown = [key for key in node if known and key not in known and key not in HYDRAS]
+    if unknown:
+        key = f"{path}{unknown[0]}"
+        raise ValueError(f"no setting '{key}'; {nearest(key, [f'{path}{name}' for name in known])}")
     for key, value in node.items():
         name = f"{path}{key}"
         hint = TYPES.get(name, known.get(key, Any))
@@ -170,26 +176,35 @@ def parameters(path: str, target: str | None) -> dict[str, Any]:
     path: the name of the mapping that has this `_target_`. Empty where any argument is taken.
     """
     if target is None:
-        none = {"names": Any} if path == "tasks" else {"_target_": Any}
-        return none if (CONF / path).is_dir() else {}
-    hints: dict[str, Any] = {}
-    for part in getattr(symbol := imported(path, target), "__mro__", [symbol]):
-        arguments: Iterable[inspect.Parameter] = ()
-        if part is not object:
-            arguments = inspect.signature(part).parameters.values()
-            with suppress(NameError):  # of an annotation that names what is not imported, which stays text
-                arguments = inspect.signature(part, eval_str=True).parameters.values()
-        named = [a for a in arguments if a.kind not in (a.VAR_KEYWORD, a.VAR_POSITIONAL)]
+        if path == "tasks":
+            return {"names": Any}
+        return {"_target_": Any} if (CONF / path).is_dir() else {}
+    symbol, hints = imported(path, target), dict[str, Any]()
+    for part in getattr(symbol, "__mro__", [symbol]):
+        if part is object:
+            break
+        every = signature(part)
+        named = [a for a in every if a.kind not in (a.VAR_KEYWORD, a.VAR_POSITIONAL)]
         hints = {a.name: Any if a.annotation is a.empty else a.annotation for a in named} | hints
-        if all(a.kind != a.VAR_KEYWORD for a in arguments):
-            return hints if part is not object else {}
+        if all(a.kind != a.VAR_KEYWORD for a in every):
+            return hints
     return {}
+
+
+def signature(symbol: Any) -> list[inspect.Parameter]:
+    """The parameters of a class or function; an annotation that names what is not imported stays text."""
+    try:
+        return list(inspect.signature(symbol, eval_str=True).parameters.values())
+    except NameError:
+        return list(inspect.signature(symbol).parameters.values())
 
 
 def imported(path: str, target: str) -> Any:
     """The class or function of a `_target_`, also of a module in the folder where the command was started."""
     module, _, name = target.rpartition(".")
-    sys.path += [here] if (here := str(Path.cwd())) not in sys.path else []
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
     try:
         return getattr(__import__(module, fromlist=[name]), name)
     except (ImportError, AttributeError, ValueError) as error:
@@ -291,9 +306,9 @@ NOISE = r"^In '[\w/]+': | Config search path:.*| See https://hydra\.cc\S+ for de
 def mendable(error: BaseException) -> bool:
     """Whether an error is one that a user can mend, which is shown in one line, without a traceback."""
     names = {kind.__name__ for kind in type(error).__mro__}  # whose packages need not be imported for this
-    ours = isinstance(error, HydraException | OmegaConfBaseException | ValueError | OSError)
-    theirs = names & {"MisconfigurationException", "YAMLError", "OutOfMemoryError", "DistNetworkError"}
-    return ours or bool(theirs)
+    theirs = {"MisconfigurationException", "YAMLError", "OutOfMemoryError", "DistNetworkError"}
+    known = isinstance(error, HydraException | OmegaConfBaseException | ValueError | OSError)
+    return known or not theirs.isdisjoint(names)
 
 
 def message(error: BaseException, argv: Sequence[str]) -> str:
@@ -314,8 +329,8 @@ def check_words(argv: Sequence[str]) -> None:
     for word in argv[1:]:
         if word.startswith("-") and not re.fullmatch(FLAGS, word.partition("=")[0]):
             last = {key.rpartition(".")[2]: key for key in reversed(known_keys(argv))}
-            near = [last[name] for name in get_close_matches(word.partition("=")[0].lstrip("-"), last, n=1)]
-            cure = f"the nearest is {near[0]}=VALUE" if near else "--help lists them"
+            near = get_close_matches(word.partition("=")[0].lstrip("-"), last, n=1)
+            cure = f"the nearest is {last[near[0]]}=VALUE" if near else "--help lists them"
             cure += ", docs/coming_from.md has SimCSE's" if "_" in word else ""
             raise ValueError(f"no option {word}: settings are written KEY=VALUE; {cure}")
 
@@ -325,8 +340,8 @@ def help_page(script: str, words: Sequence[str]) -> str:
     given = [word for word in words if "=" in word and not word.startswith("-")]
     with initialize_config_dir(str(CONF), version_base="1.3", job_name=script):
         config = compose(script, given, return_hydra_config=True)
-    settings = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    return Template(config.hydra.help.template).substitute(CONFIG=OmegaConf.to_yaml(settings))
+    settings = OmegaConf.to_yaml(without_hydra(config))
+    return Template(config.hydra.help.template).substitute(CONFIG=settings)
 
 
 def options(name: str) -> str:
@@ -350,10 +365,9 @@ def stems(group: str) -> list[str]:
 
 def note(file: Path) -> str:
     """The first sentence of the comment that a file opens with."""
-    lines = [
-        line for line in file.read_text().splitlines() if line.startswith("# ") and "@package" not in line
-    ]
-    return " ".join(line[2:] for line in lines).partition(". ")[0].removesuffix(".").replace("$", "$$")
+    lines = file.read_text().splitlines()
+    said = " ".join(line[2:] for line in lines if line.startswith("# ") and "@package" not in line)
+    return said.partition(". ")[0].removesuffix(".").replace("$", "$$")
 
 
 def plain(config: DictConfig) -> Any:

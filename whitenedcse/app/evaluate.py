@@ -141,18 +141,19 @@ def fitted_on(model: str, name: str, columns: Sequence[str]) -> tuple[str, list[
     """The corpus to fit transforms to, its columns, and the size of the sample trained on, if one was."""
     if name != "training":
         return name, list(columns), None
-    if run := Run.of(model):
-        data, noted = run.settings["data"], run.facts.get("corpus")
-        if run.scores is not None and noted not in (None, digest(data)):
-            raise ValueError(
-                f"{data['corpus']} is not what {model} was trained on; name the corpus to fit to, fit=FILE, "
-                "or start where train.py was started"
-            )
-        return data["corpus"], list(data["columns"]), data.get("sample")
-    raise ValueError(
-        f"{model} is not a run of train.py, whose corpus protocol=posthoc and fit=training fit to; "
-        "name the corpus to fit to, e.g. fit=wiki1m, or fit=FILE with a sentence a line"
-    )
+    run = Run.of(model)
+    if run is None:
+        raise ValueError(
+            f"{model} is not a run of train.py, whose corpus protocol=posthoc and fit=training fit to; "
+            "name the corpus to fit to, e.g. fit=wiki1m, or fit=FILE with a sentence a line"
+        )
+    data, noted = run.settings["data"], run.facts.get("corpus")
+    if run.scores is not None and noted not in (None, digest(data)):
+        raise ValueError(
+            f"{data['corpus']} is not what {model} was trained on; name the corpus to fit to, fit=FILE, "
+            "or start where train.py was started"
+        )
+    return data["corpus"], list(data["columns"]), data.get("sample")
 
 
 def digest(data: Mapping[str, Any]) -> str:
@@ -226,7 +227,8 @@ def check_readable(embedder: Any, rows: Iterable[Any]) -> None:
             raise ValueError("this model shows no layers to choose a readout from; give an encoder or a run")
         if row.choose and setting(row.fit) != "inductive":
             raise ValueError("a readout is fitted to a corpus: fit=FILE, one sentence a line, or fit=wiki1m")
-        if embedder is not None and (k := (row.map or {}).get("k")) is not None:
+        k = row.map.get("k") if row.map else None
+        if embedder is not None and k is not None:
             width = embedder.encoder.width if row.pooling else embedder.width
             if not 1 <= k <= width:
                 raise ValueError(

@@ -18,10 +18,10 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from whitenedcse.app.config import CONF, message, stems
+from whitenedcse.app.config import CONF, message, stems, without_hydra
 from whitenedcse.app.evaluate import evaluate as evaluated
 from whitenedcse.app.start import quiet
 from whitenedcse.app.train import train as trained
@@ -101,19 +101,32 @@ def train(  # noqa: PLR0913  the settings that most runs change, by name
     FileNotFoundError: ...
     """
     options = {"head": head, "loss": loss, "optim": optimizer or "adamw"}
-    numbers = {"loss.temperature": temperature, "optim.lr": lr}
     given: dict[str, Any] = {
-        **{"encoder": "pretrained", "encoder.path": os.fspath(encoder), "data": "file", "pooling": pooling},
+        "encoder": "pretrained",
+        "encoder.path": os.fspath(encoder),
+        "data": "file",
+        "pooling": pooling,
         **{name: part for name, part in options.items() if isinstance(part, str)},
-        **{"data.corpus": os.fspath(corpus), "monitor.dev": None if dev is None else os.fspath(dev)},
-        **{"tasks.names": paths(tests), "views": views, "data.batch_size": batch_size},
-        **{"data.max_length": max_length, "trainer.max_epochs": epochs, "trainer.devices": devices},
-        **{name: value for name, value in numbers.items() if value is not None},
-        **{"seed": seed, "force": force, **(settings or {})},
+        "data.corpus": os.fspath(corpus),
+        "monitor.dev": None if dev is None else os.fspath(dev),
+        "tasks.names": paths(tests),
+        "views": views,
+        "data.batch_size": batch_size,
+        "data.max_length": max_length,
+        "trainer.max_epochs": epochs,
+        "trainer.devices": devices,
+        "seed": seed,
+        "force": force,
     }
+    if temperature is not None:
+        given["loss.temperature"] = temperature
+    if lr is not None:
+        given["optim.lr"] = lr
+    given |= settings or {}
     own = {name: part for name, part in options.items() if not isinstance(part, str)}
     own |= {f"terms.{name}": term for name, term in (terms or {}).items()}
-    if idle := [name for name in given if name.split(".")[0] in own]:
+    idle = [name for name in given if name.split(".")[0] in own]
+    if idle:
         raise ValueError(f"{idle[0]} is not for a part of your own, which has the settings it was made with")
     path = Path(output or Path("outputs", f"{Path(encoder).name}-{stamp()}"))
     return called(trained, given, path, parts=own)
@@ -150,21 +163,21 @@ def evaluate(  # noqa: PLR0913  the settings that most evaluations change, by na
     FileNotFoundError: ...
     """
     given: dict[str, Any] = {"model": os.fspath(model), "postprocess": postprocess, "k": k}
-    given |= (
-        {"tasks": tasks}
-        if isinstance(tasks, str) and tasks in stems("tasks")
-        else {"tasks.names": paths(tasks)}
-    )
-    given |= {"pooling": pooling} if pooling else {}
+    if isinstance(tasks, str) and tasks in stems("tasks"):
+        given["tasks"] = tasks
+    else:
+        given["tasks.names"] = paths(tasks)
+    if pooling:
+        given["pooling"] = pooling
     path = Path(output or Path("outputs", f"evaluate-{stamp()}"))
     return called(evaluated, given | dict(settings or {}), path)
 
 
 def paths(names: Place | Sequence[Place]) -> list[str]:
     """One name or several as a list of texts."""
-    return [
-        os.fspath(one) for one in listed([names] if isinstance(names, str | os.PathLike) else names, "test")
-    ]
+    if isinstance(names, str | os.PathLike):
+        return [os.fspath(names)]
+    return [os.fspath(one) for one in listed(names, "test")]
 
 
 def called(script: Callable[..., Any], given: Settings, path: Path, **more: Any) -> Run:
@@ -191,9 +204,8 @@ def configuration(script: str, words: Sequence[str], path: Path) -> Iterator[Dic
             with open_dict(config):
                 config.hydra.runtime.output_dir = str(Path(expanded(path)).resolve())
                 HydraConfig.instance().set_config(config)
-                config = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
             quiet()
-            yield config
+            yield without_hydra(config)
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(message(error, sys.argv)) from None
     finally:

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 from uuid import uuid4
@@ -39,8 +40,9 @@ from whitenedcse.run import Run
 Result = TypeVar("Result")
 BAD_INPUT = 2  # the exit code of what a user can mend
 PATIENCE = 300  # seconds that a rank which was asked to stop may take, for its step and its checkpoint
-LATER = 2.0  # seconds after which another rank than the first says why it failed, if it is not the only one
-LOST = 4.0  # the same where the cause may be another rank, which then has said it
+LATER = 2.0  # seconds that another rank than the first waits before it says why it failed
+LOST = 4.0  # seconds more where the cause may be another rank, which then has said it
+HOME = r"(?<=[=,\[])~/[^,\[\]'\"=]*"  # a path in the home directory, in the value of a setting
 QUIET = (
     ".*does not have many workers.*",
     ".*(LeafSpec|Experiment logs directory.*exists and is not empty).*",
@@ -56,10 +58,9 @@ def start(script: Callable[[DictConfig], Any]) -> None:
     console.encodable()
     debug, here = "--debug" in sys.argv, placed()
     words = ["force=true" if word == "--force" else word for word in sys.argv if word != "--debug"]
-    words = [
-        re.sub(r"(?<=[=,\[])~/[^,\[\]'\"=]*", lambda path: quoted(expanded(path[0])), word) for word in words
-    ]
-    sys.argv = settings_last(words) + ["hydra.job_logging.root.handlers=[]"] * bool(here and here.rank)
+    sys.argv = settings_last([re.sub(HOME, lambda path: quoted(expanded(path[0])), word) for word in words])
+    if here is not None and here.rank:
+        sys.argv.append("hydra.job_logging.root.handlers=[]")
     if has_agent():
         end_with_parent()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra's own: errors reach this place
@@ -85,11 +86,13 @@ def say(content: str | console.Grid) -> None:
 
 def settings_last(argv: list[str]) -> list[str]:
     """A command line with its settings last: Hydra takes none behind an option that follows others."""
-
-    def is_setting(i: int) -> bool:
-        return bool(re.match("[^-].*=|~", argv[i])) and not re.fullmatch("--config[^=]*|-c.", argv[i - 1])
-
-    return [argv[0], *(argv[i] for i in sorted(range(1, len(argv)), key=is_setting))]
+    options, settings = argv[:1], []
+    for before, word in pairwise(argv):
+        if re.match("[^-].*=|~", word) and not re.fullmatch("--config[^=]*|-c.", before):
+            settings.append(word)
+        else:
+            options.append(word)
+    return options + settings
 
 
 def job(script: Callable[..., Result], *, debug: bool = False) -> Callable[..., Result]:
@@ -123,8 +126,9 @@ def take_gpu(job: int) -> None:
     """
     import torch
 
-    if not taken and (count := torch.cuda.device_count()) > 1:
-        names = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))).split(",")
+    count, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if count > 1 and not taken:
+        names = visible.split(",") if visible else [str(number) for number in range(count)]
         taken.append(names[job % count])
         os.environ["CUDA_VISIBLE_DEVICES"] = taken[0]
 
@@ -133,7 +137,7 @@ def quiet() -> None:
     """Ignore the warnings of other libraries that say nothing about a run, and all in a later rank."""
     for text in QUIET:
         warnings.filterwarnings("ignore", message=text)
-    if (here := placed()) is not None and here.rank:
+    if not is_first():
         warnings.simplefilter("ignore")
 
 
@@ -198,22 +202,29 @@ def agent_is_quiet() -> Iterator[None]:
 
 def let_others_speak(error: BaseException) -> None:
     """Wait, in a rank that failed, so that the agent ends it meanwhile if another rank failed first."""
-    if (here := placed()) is not None and here.world > 1:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(LATER * (here.rank > 0) + LOST * isinstance(error, RuntimeError))
+    here = placed()
+    if here is None or here.world == 1:
+        return
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if here.rank:
+        time.sleep(LATER)
+    if isinstance(error, RuntimeError):  # as a collective raises when another rank has gone
+        time.sleep(LOST)
 
 
 def leave(error: BaseException) -> NoReturn:
     """End a rank at once after an error: at the end of Python, NCCL would wait for the other ranks."""
-    status = error.code if isinstance(error, SystemExit) else 1
-    if isinstance(status, str):
-        sys.stderr.write(f"{status}\n")
-    elif not isinstance(error, SystemExit):
+    status = 1
+    if not isinstance(error, SystemExit):
         traceback.print_exception(error)
+    elif isinstance(error.code, str):
+        sys.stderr.write(f"{error.code}\n")
+    else:
+        status = error.code or 0
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(int(bool(status)) if isinstance(status, str) or status is None else int(status))
+    os._exit(status)
 
 
 def again(run: Run) -> str:
@@ -221,10 +232,10 @@ def again(run: Run) -> str:
     hydras = HydraConfig.get()
     if hydras.mode is None:  # `whitenedcse.train`
         return f"the same call with output={str(run.path)!r}"
-    folder, outputs = run.path if hydras.mode == RunMode.RUN else run.path.parent, Path.cwd() / "outputs"
+    kind, folder = ("run", run.path) if hydras.mode == RunMode.RUN else ("sweep", run.path.parent)
+    outputs = Path.cwd() / "outputs"
     if folder.is_relative_to(outputs):
         return f"the same command with {override('run', folder.relative_to(outputs))}"
-    kind = "run" if hydras.mode == RunMode.RUN else "sweep"
     return f"the same command with {override(f'hydra.{kind}.dir', folder)}"
 
 

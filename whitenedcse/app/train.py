@@ -243,7 +243,8 @@ def begun(
     from whitenedcse.training.trainer import newest, step_of
 
     others = run.check_same(settings, exact, force=force)
-    if (checkpoint := newest(run.checkpoints, say)) is None:
+    checkpoint = newest(run.checkpoints, say)
+    if checkpoint is None:
         run.start(settings, **facts, **exact)
         return None
     step = step_of(checkpoint)
@@ -259,7 +260,6 @@ def begun(
 def ended(cfg: DictConfig, run: Run, dev: dict[str, Any], loggers: list[Any]) -> None:
     """Evaluate the best checkpoint on the tests, if there are any; log, write and show the scores."""
     from whitenedcse.evaluation.suite import logged
-    from whitenedcse.report.tables import grids, training_grid
 
     scores, items, tests = {"dev": dev}, None, tests_of(cfg, run)
     if tests is not None:
@@ -271,21 +271,28 @@ def ended(cfg: DictConfig, run: Run, dev: dict[str, Any], loggers: list[Any]) ->
         if hasattr(logger, "finish"):  # the dashboard's
             logger.finish(run.best, scores)
     run.end(scores, items)
-    alone = HydraConfig.get().mode != RunMode.MULTIRUN
-    for grid in [training_grid(dev), *(grids(scores) if tests is not None else [])] if alone else []:
-        say(grid)
-    say_next(run, tested=tests is not None, own=cfg.monitor.dev != "STS-B/dev", alone=alone)
+    say_end(run, scores, own=cfg.monitor.dev != "STS-B/dev")
 
 
-def say_next(run: Run, *, tested: bool, own: bool, alone: bool) -> None:
-    """Print where the run is and, where it is alone, what is next; own: it has other dev pairs than STS-B."""
+def say_end(run: Run, scores: dict[str, Any], *, own: bool) -> None:
+    """Print where a run is and, unless a sweep goes on, its scores and what is next.
+
+    own: it has other dev pairs than STS-B.
+    """
+    from whitenedcse.report.tables import grids, training_grid
+
+    alone, tested = HydraConfig.get().mode != RunMode.MULTIRUN, "rows" in scores
+    if alone:
+        for grid in [training_grid(scores["dev"]), *(grids(scores) if tested else [])]:
+            say(grid)
     here = run.path.relative_to(Path.cwd()) if run.path.is_relative_to(Path.cwd()) else run.path
     say(f"best checkpoint: {here}/best   metrics: {here}/metrics.csv   scores: {here}/scores.json")
     if alone:
-        name, tests = quote(str(here)), " 'tasks.names=[TESTS.csv]'" * own
-        more = [] if tested else [f"evaluate {override('model', here)}{tests}"]
-        after = f"report {name}", *more, f"export {name} OUT --to transformers"
-        say(f"next: {'   '.join(f'whitenedcse {command}' for command in after)}")
+        name, tests = quote(str(here)), " 'tasks.names=[TESTS.csv]'" if own else ""
+        after = [f"whitenedcse report {name}", f"whitenedcse export {name} OUT --to transformers"]
+        if not tested:
+            after.insert(1, f"whitenedcse evaluate {override('model', here)}{tests}")
+        say(f"next: {'   '.join(after)}")
     say(f"run: {run.path}")  # the last line, which other programs read
 
 
