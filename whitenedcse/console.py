@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import shlex
 import signal
@@ -88,7 +89,7 @@ def quoted(value: Any, *, bare: bool = False) -> str:
     """
     value = value.tolist() if hasattr(value, "tolist") else value
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return json.dumps(value)
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Mapping):
@@ -97,9 +98,8 @@ def quoted(value: Any, *, bare: bool = False) -> str:
         return "[" + ",".join(quoted(item, bare=bare) for item in value) + "]"
     if bare and re.fullmatch(BARE, str(value)):
         return str(value)
-    # only a backslash before a quote counts as one that escapes
-    text = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + "\\'" * bool(m[2]), str(value))
-    return f"'{text}'"
+    doubled = re.sub(r"(\\+)(?='|$)", r"\1\1", str(value))  # others than these escape nothing
+    return "'" + doubled.replace("'", "\\'") + "'"
 
 
 def override(name: str, value: Any) -> str:
@@ -186,7 +186,8 @@ def latex(text: str) -> str:
 
 def highest(cells: Sequence[str]) -> int | None:
     """The number of the cell that begins with the highest number; None where fewer than two have one."""
-    found = {i: float(n[0]) for i, cell in enumerate(cells) if (n := re.match(r"-?\d+(\.\d+)?", cell))}
+    matches = {i: re.match(r"-?\d+(\.\d+)?", cell) for i, cell in enumerate(cells)}
+    found = {i: float(match[0]) for i, match in matches.items() if match}
     return max(found, key=found.__getitem__) if len(found) > 1 else None
 
 
@@ -194,7 +195,8 @@ def as_latex(grid: Grid) -> str:
     """The table as LaTeX: a table environment for the booktabs package, the best of a column in bold."""
     table = [[latex(cell) for cell in row] for row in lines(grid)]
     for i in grid.best:
-        if (row := highest([cells[i] for cells in grid.rows])) is not None:
+        row = highest([cells[i] for cells in grid.rows])
+        if row is not None:
             table[row + 1][i] = rf"\textbf{{{table[row + 1][i]}}}"
     header, *rows = [" & ".join(row) + r" \\" for row in table]
     align = "".join("r" if i in grid.right else "l" for i in range(len(grid.columns)))

@@ -53,7 +53,8 @@ def has_agent() -> bool:
 
 def check_alone(what: str) -> None:
     """Raise ValueError in one of several ranks: this job is for one process."""
-    if (here := placed()) is not None and here.world > 1:
+    here = placed()
+    if here is not None and here.world > 1:
         raise ValueError(
             f"{what} works in one process; start it without torchrun or srun (now {here.world} ranks)"
         )

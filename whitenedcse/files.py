@@ -15,7 +15,7 @@ import platform
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -53,7 +53,8 @@ def drafted(path: Path) -> Iterator[Path]:
 
     A kill between its two renames leaves the old folder to `restore`. Raises NotADirectoryError for a file.
     """
-    restore(path := path.resolve() if path.is_symlink() else path)  # a link stays one
+    path = path.resolve() if path.is_symlink() else path  # a link stays one
+    restore(path)
     draft, old = draft_of(path), beside(path, "old")
     if path.is_file():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
@@ -74,7 +75,8 @@ def drafted(path: Path) -> Iterator[Path]:
 
 def restore(path: Path) -> None:
     """Rename the old folder back, if a kill came between the two renames of `drafted`."""
-    if (old := beside(path, "old")).exists() and not path.exists():
+    old = beside(path, "old")
+    if old.exists() and not path.exists():
         old.rename(path)
 
 
@@ -82,16 +84,21 @@ def draft_of(path: Path) -> Path:
     """The path of this process's draft, beside that; the drafts of processes that were killed are removed."""
     here = platform.node()
     for left in path.parent.glob(f".{path.name}.{here}-*.new"):
-        with suppress(ValueError, PermissionError):
-            pid = int(left.stem.rpartition("-")[2])
-            try:
-                if pid != os.getpid():
-                    os.kill(pid, 0)
-                    continue
-            except ProcessLookupError:
-                pass
+        pid = left.stem.rpartition("-")[2]
+        if pid == str(os.getpid()) or (pid.isdecimal() and not lives(int(pid))):
             remove(left)
     return beside(path, f"{here}-{os.getpid()}.new")
+
+
+def lives(pid: int) -> bool:
+    """Whether there is a process of this number on this machine."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True
 
 
 def beside(path: Path, name: str) -> Path:
@@ -114,12 +121,13 @@ def naming(path: Path, draft: Path | None = None) -> Iterator[None]:
     except BaseException as error:
         if draft is not None:
             remove(draft)
-        if isinstance(error, Exception) and (number := refused(error)):
+        number = full_disk(error) if isinstance(error, Exception) else None
+        if number is not None:
             raise OSError(number, os.strerror(number), str(path)) from error
         raise
 
 
-def refused(error: BaseException | None) -> int | None:
+def full_disk(error: BaseException | None) -> int | None:
     """The errno with which the disk took no more, if an error is, comes from or tells of one; else None."""
     while error is not None:
         said = re.search(r"\(os error (\d+)\)", str(error))
@@ -176,9 +184,11 @@ def checksum(content: Path | bytes) -> str:
 
 def seal(folder: Path) -> None:
     """Write digests.json of a folder: the `checksum` of each file in it, but for Markdown."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".md")
-    names = {path.relative_to(folder).as_posix(): path for path in files if path.name not in (DIGESTS, LOCK)}
-    write_json(folder / DIGESTS, {name: checksum(path) for name, path in names.items()})
+    digests = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.suffix != ".md" and path.name not in (DIGESTS, LOCK):
+            digests[path.relative_to(folder).as_posix()] = checksum(path)
+    write_json(folder / DIGESTS, digests)
 
 
 def seal_too(folder: Path, digests: Mapping[str, str]) -> None:
@@ -218,7 +228,8 @@ def parsing(path: Path, cure: str, *own: type[Exception]) -> Iterator[None]:
             raise
         if isinstance(error, OSError) and path.is_dir():  # a library opened it, and said less
             raise ValueError(f"{path} is a directory; name a file") from error
-        why = " ".join(f"{'' if type(error) is ValueError else f'{type(error).__name__}: '}{error}".split())
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        why = " ".join(f"{kind}{error}".split())
         raise ValueError(f"{path} is damaged ({why:.300}); {cure}") from error
 
 
@@ -296,6 +307,7 @@ def checkpoint(file: Path, cure: str = DAMAGED) -> dict[str, Any]:
 def table(file: Path) -> list[dict[str, str]]:
     """The lines of a CSV file that is appended to, by column; without a last one that a kill cut short."""
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    whole = text[: text.rfind("\n") + 1]
     with parsing(file, "delete its damaged lines"):
-        header, *lines = [*csv.reader(text[: text.rfind("\n") + 1].splitlines())] or [["step"]]
-        return [dict(zip(header, cells, strict=True)) for cells in lines]
+        lines = list(csv.reader(whole.splitlines()))
+        return [dict(zip(lines[0], cells, strict=True)) for cells in lines[1:]]

@@ -79,8 +79,10 @@ class Run:
     def of(cls, model: str | Path) -> Run | None:
         """The run that a model is the directory or the best checkpoint of; None for any other model."""
         place = Path(expanded(model))
-        folders = (place, place.parent) if place.exists() else ()
-        return next((run for run in map(cls, folders) if run.began), None)
+        for folder in (place, place.parent) if place.exists() else ():
+            if cls(folder).began:
+                return cls(folder)
+        return None
 
     # what it holds
 
@@ -165,7 +167,8 @@ class Run:
         if not like or (name and len(like) > 1):
             said = f"{len(like)} rows of test scores that begin with {name!r}"
             raise ValueError(f"{self.path} has {said}; it has {', '.join(names) or 'none'}")
-        return (number := names.index(like[0])), rows[number]
+        number = names.index(like[0])
+        return number, rows[number]
 
     def tests(self, row: str | None = None) -> dict[str, float | None]:
         """The test scores x 100 in a row of the table (see `row`), by task and "avg"; {} without tests."""
@@ -226,10 +229,11 @@ class Run:
 
     def check_free(self, *, sweep: bool = False) -> None:
         """Raise ValueError if the directory holds anything other than a run or, if `sweep`, than a sweep."""
-        own = {"a run": (self.config.name,)} if sweep else {"a sweep": (SWEPT,)}
-        for kind, names in {**own, "something other than a run": MARKS}.items():
-            if any((self.path / name).exists() for name in names):
-                raise ValueError(f"{self.path} holds {kind}; {OTHER}")
+        kind, mark = ("a run", self.config.name) if sweep else ("a sweep", SWEPT)
+        if (self.path / mark).exists():
+            raise ValueError(f"{self.path} holds {kind}; {OTHER}")
+        if any((self.path / name).exists() for name in MARKS):
+            raise ValueError(f"{self.path} holds something other than a run; {OTHER}")
 
     def check_same(self, config: str, exact: Mapping[str, Any], *, force: bool = False) -> list[str]:
         """Raise ValueError if the work `kept` here is of other settings or facts; `force` returns them.
@@ -241,7 +245,7 @@ class Run:
         asked: Any = OmegaConf.to_container(OmegaConf.create(config))
         others = differences(self.settings, self.facts, asked, exact)
         if others and not force:
-            some = ", ".join([*others[:6], *[f"and {len(others) - 6} more"] * (len(others) > 6)])
+            some = ", ".join(others[:6]) + (f", and {len(others) - 6} more" if len(others) > 6 else "")
             cure = "" if self.scores else "; or, to resume it anyway, add --force (in Python, force=True)"
             raise ValueError(f"{self.path} holds another run: {some}; {OTHER}{cure}")
         return others
@@ -310,12 +314,11 @@ def logged(file: Path) -> dict[str, Series]:
         for line in table(file):
             step = int(line.pop("step"))
             for name, cell in line.items():
-                columns.setdefault(name, []).extend([(step, float(cell))] if cell else [])
-    finite = {name: [(s, v) for s, v in pairs if math.isfinite(v)] for name, pairs in columns.items()}
+                if cell and math.isfinite(float(cell)):
+                    columns.setdefault(name, []).append((step, float(cell)))
     return {
-        name: Series(np.array([s for s, _ in pairs]), np.array([v for _, v in pairs]))
-        for name, pairs in finite.items()
-        if pairs
+        name: Series(np.array([step for step, _ in pairs]), np.array([value for _, value in pairs]))
+        for name, pairs in columns.items()
     }
 
 

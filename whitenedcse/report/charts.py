@@ -79,7 +79,8 @@ def of_run(run: Run) -> list[Chart]:
     """The charts of a run of which something was logged."""
     charts = []
     for title, (series_of, what, caption) in CHARTS.items():
-        if series := series_of(run):
+        series = series_of(run)
+        if series:
             charts.append(drawn(title, partial(curves, series=series, what=what), caption))
     if {"dev/alignment", "dev/uniformity"} <= run.series.keys():
         caption = "One point per evaluation, as Figure 3 of WhitenedCSE; the lower left is best."
@@ -202,10 +203,11 @@ def of_sweep(sweep: Sweep) -> list[Chart]:
     """The charts of a sweep that there is data for; of dev scores only of one dev set."""
     what, name = main_score(sweep)
     groups, alike = sweep.groups, same_dev(sweep.finished)
-    tested, title, charts = alike or name != "dev_best", what[0].upper() + what[1:], list[Chart]()
-    if tested and (lines := of_setting(groups, name))[0]:
-        draw = partial(curve, lines=lines[1], name=lines[0], what=what)
-        charts.append(drawn(f"{title} over {lines[0]}", draw, "The mean over seeds and its 95 % interval."))
+    charts = list[Chart]()
+    setting, lines = of_setting(groups, name)
+    if setting and (alike or name != "dev_best"):
+        title, draw = what[0].upper() + what[1:], partial(curve, lines=lines, name=setting, what=what)
+        charts.append(drawn(f"{title} over {setting}", draw, "The mean over seeds and its 95 % interval."))
     if alike and any(SPEARMAN in run.series for run in sweep.finished):
         draw = partial(over_training, groups=groups)
         charts.append(drawn("Dev score", draw, "Mean over seeds, from the lowest to the highest seed."))

@@ -110,7 +110,7 @@ def subset_curve(best: Sequence[Mapping[str, Any]], said: Said, path: Path) -> N
     with picture(path, said.line, 5.2, 3.4) as figure:
         ax = figure.subplots()
         ax.plot(sizes, values, "o-", color="0.35", markersize=4)
-        of = f"layer{'s' * (sizes[top] > 1)} {' + '.join(map(str, best[top]['layers']))}"
+        of = f"{'layers' if sizes[top] > 1 else 'layer'} {' + '.join(map(str, best[top]['layers']))}"
         _mark(ax, sizes[top], values[top], f"best {values[top]:.2f}\n{of}")
         ax.set(xlabel="layers averaged", ylabel=f"best average {LABEL}", xticks=sizes)
 
@@ -131,7 +131,8 @@ def component_curves(curves: Mapping[str, Mapping[str, NDArray[np.float64]]], sa
                 ax.plot(np.arange(1, len(by[task]) + 1), by[task], color=colour, linewidth=1.2, label=name)
             defined = [(by[task], name) for name, by in curves.items() if np.isfinite(by[task]).any()]
             value, k, of = max((np.nanmax(y), int(np.nanargmax(y)) + 1, name) for y, name in defined)
-            _mark(ax, k, value, f"{value:.2f} at k = {k}" + f"\n{textwrap.fill(of, 30)}" * (len(curves) > 1))
+            name = f"\n{textwrap.fill(of, 30)}" if len(curves) > 1 else ""
+            _mark(ax, k, value, f"{value:.2f} at k = {k}{name}")
             ax.set_title(title)
         for ax in axes[len(tasks) :]:
             ax.remove()

@@ -93,7 +93,8 @@ def vector(embedder: Embedder, facts: Mapping[str, Any]) -> list[str]:
 def transforms(provenance: Mapping[str, Any]) -> list[str]:
     """What was fitted to what, a line for each transform that is part of the final one."""
     known = dict(provenance)
-    before = transforms(earlier) if (earlier := known.pop("before", None)) else []
+    earlier = known.pop("before", None)
+    before = transforms(earlier) if earlier else []
     if "kind" not in known:
         return [*before, f"an affine transform ({json.dumps(known)})"]
     fitted = f"{known.get('texts', 'some')} texts of {shown(str(known.get('corpus', 'an unknown corpus')))}"
@@ -104,7 +105,8 @@ def loading(embedder: Embedder, facts: Mapping[str, Any]) -> str:
     """The lines of Python that load the export and give a vector x."""
     layers = embedder.pooling.layers
     pool = POOL[embedder.pooling.kind].format(layers=list(layers), n=len(layers))
-    pool += "\nx = x / x.norm(dim=-1, keepdim=True)" * embedder.unit
+    if embedder.unit:
+        pool += "\nx = x / x.norm(dim=-1, keepdim=True)"
     one = quoted(f"{embedder.prompt}a sentence")
     return LOAD[facts["to"]].format(name=facts["name"], k=embedder.width, pool=pool, text=one)
 
@@ -123,7 +125,8 @@ def training(run: Run | None) -> str:
     with suppress(KeyError, TypeError):
         data = run.settings["data"]
         said |= {"corpus": shown(data["corpus"]), "sentences": data["sample"] or "all"}
-    said |= {} if run.scores is not None else {"not finished": "this is its best checkpoint so far"}
+    if run.scores is None:
+        said["not finished"] = "this is its best checkpoint so far"
     return "\n".join(["## Training", "", *(f"- {name}: {value}" for name, value in said.items())])
 
 
@@ -139,5 +142,8 @@ def scores(run: Run | None) -> str:
 def shown(place: str) -> str:
     """A hub id or a name unchanged; the last part of a local path or a URL, the last two of a sweep's job."""
     private = Path(place).exists() or place.startswith(("/", ".", "~")) or "://" in place
-    *_, folder, name = ("", "", *Path(place).parts)
-    return (f"{folder}/{name}" if name.isdigit() and folder else name) if private else place
+    if not private:
+        return place
+    path = Path(place)
+    of_sweep = path.name.isdigit() and path.parent.name
+    return f"{path.parent.name}/{path.name}" if of_sweep else path.name

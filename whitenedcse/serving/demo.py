@@ -68,7 +68,7 @@ def page(trial: Trial, title: str) -> Blocks:
         return f"{plain:.4f} as it is, {white:.4f} whitened to {int(k)} components"
 
     with Blocks(title=title, analytics_enabled=False) as blocks:
-        few = f". At most {most} components of so few sentences vary" * (most < d)
+        few = f". At most {most} components of so few sentences vary" if most < d else ""
         gr.Markdown(f"# {title}\n{len(trial.sentences):,} sentences, width {d}{few}")
         k = gr.Slider(1, most, begin, step=1, label="k: components that the whitening keeps")
         with gr.Tab("Search"):

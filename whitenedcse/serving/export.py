@@ -82,10 +82,11 @@ def check_target(out: Path, to: str, verify: bool) -> None:
     earlier = (out / EXPORT).is_file() and not (out / "config.yaml").exists()  # which a run begins with
     if out.exists() and not earlier and any(out.iterdir()):
         raise ValueError(f"{out} holds something other than an export; choose another name")
-    needed = {"onnx": ["onnx", "onnxscript"]}.get(to, [])
-    compared = {"onnx": ["onnxruntime"], "sentence-transformers": ["sentence_transformers"]}.get(to, [])
-    if missing := [name for name in needed + compared * verify if find_spec(name) is None]:
-        without = ", or do without: --no-verify" * (not set(needed) & set(missing))
+    writers = {"onnx": ["onnx", "onnxscript"]}.get(to, [])
+    readers = {"onnx": ["onnxruntime"], "sentence-transformers": ["sentence_transformers"]}.get(to, [])
+    missing = [name for name in (writers + readers if verify else writers) if find_spec(name) is None]
+    if missing:
+        without = "" if set(writers) & set(missing) else ", or do without: --no-verify"
         names = " and ".join(missing).replace("_", "-")
         raise ValueError(f"{lacking(f'--to {to}', names, to)}{without}")
 
