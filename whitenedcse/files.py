@@ -14,7 +14,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -189,12 +189,6 @@ def seal(folder: Path) -> None:
         if path.is_file() and path.suffix != ".md" and path.name not in (DIGESTS, LOCK):
             digests[path.relative_to(folder).as_posix()] = checksum(path)
     write_json(folder / DIGESTS, digests)
-
-
-def seal_too(folder: Path, digests: Mapping[str, str]) -> None:
-    """Add digests of files to digests.json of a folder, to which other processes may be adding theirs."""
-    with FileLock(folder / f"{LOCK}.digests"):
-        write_json(folder / DIGESTS, dict(sorted((read_json(folder / DIGESTS) | digests).items())))
 
 
 def intact(folder: Path, cure: str, names: Iterable[str] | None = None) -> None:

@@ -203,7 +203,7 @@ def test_a_damaged_byte_of_any_file_is_named(embedder, tmp_path):
 
 def test_a_kill_while_texts_are_added_leaves_the_index(embedder, corpus, tmp_path, monkeypatch):
     Index.build(embedder, LINES).save(tmp_path / "index")
-    monkeypatch.setattr(search, "seal_too", lambda *_: 1 / 0)
+    monkeypatch.setattr(search, "write_json", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         extend(tmp_path / "index", corpus)
     assert len(Index.load(tmp_path / "index")) == 60

@@ -223,7 +223,7 @@ def report_runs(arguments: Namespace) -> int:
     from whitenedcse.report import page
 
     made, files = page.write(arguments.what, arguments.out, arguments.against)
-    for line in made.lines:
+    for line in made.verdict:
         told(arguments, line)
     show(made.grids, arguments.to)
     for file in files:

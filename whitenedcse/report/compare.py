@@ -38,7 +38,6 @@ from whitenedcse.report.tables import aggregations, in_brackets, meaning, undefi
 from whitenedcse.run import Run
 
 DEV = "monitor.dev"
-MANY = 12  # groups, above which the chart of a terminal has too many lines
 POWER = 0.8  # of studies that are to show a difference
 MARKS = ((0.01, "**"), (0.05, "*"))
 KINDS = (  # key in scores.json, the table's title, and what a test consists of
@@ -81,15 +80,9 @@ class Report(NamedTuple):
     what: str = ""
 
     @property
-    def lines(self) -> list[str]:
-        """The verdict and, of a few groups, a chart of their differences, for a terminal."""
-        few = len(self.differences) <= MANY
-        return self.verdict + (chart(self.differences) if few else [])
-
-    @property
     def parts(self) -> list[str | Grid]:
         """All that a terminal shows, in its order."""
-        return [*self.lines, *self.grids]
+        return [*self.verdict, *self.grids]
 
 
 def common(one: Mapping[Any, float], other: Mapping[Any, float]) -> list[int]:
@@ -184,24 +177,6 @@ def lacking_seeds(d: Difference, tests: int) -> str:
         return f"with {n} seeds"
     guess = "by a rough guess from two " if n == 2 else ""
     return f"with {n} seeds; about {needed or '1,000 or more'} would {guess}show a difference of this size"
-
-
-def chart(found: Sequence[Difference], width: int = 61) -> list[str]:
-    """The differences with their intervals as lines of text: a dot in brackets, | at zero."""
-    known = [d for d in found if not math.isnan(d.test.low)]
-    if not known:
-        return []
-    lowest, highest = min(0.0, *(d.test.low for d in known)), max(0.0, *(d.test.high for d in known))
-    step = (highest - lowest) / (width - 1) or 1.0
-    lines = []
-    for d in known:
-        ends = (d.test.low, d.test.high, d.test.difference, 0.0)
-        left, right, middle, zero = (round((x - lowest) / step) for x in ends)
-        cells = ["─" if left <= i <= right else " " for i in range(width)]
-        cells[zero] = "|"
-        cells[left], cells[right], cells[middle] = "[", "]", "●"
-        lines.append(f"  {''.join(cells)} {d.label}")
-    return lines
 
 
 # sweeps of train.py, over seeds alone

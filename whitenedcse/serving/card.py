@@ -144,6 +144,5 @@ def shown(place: str) -> str:
     private = Path(place).exists() or place.startswith(("/", ".", "~")) or "://" in place
     if not private:
         return place
-    path = Path(place)
-    of_sweep = path.name.isdigit() and path.parent.name
-    return f"{path.parent.name}/{path.name}" if of_sweep else path.name
+    name = Path(place).name
+    return "/".join(Path(place).parts[-2:]) if name.isdigit() else name

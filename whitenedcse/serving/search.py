@@ -42,7 +42,6 @@ from whitenedcse.files import (
     parsing,
     read_json,
     seal,
-    seal_too,
     write_json,
     writing,
 )
@@ -286,13 +285,13 @@ def extend(directory: Path, corpus: Corpus, *, ids: bool = False, bf16: bool = F
     with claimed(directory):
         index = Index.load(directory)
         index.check_ids((row[-1] for row in rows(corpus, ids=True)) if ids else None)
-        held, new, n = len(index.parts), list[str](), 0
+        held, new, n = len(index.parts), dict[str, str](), 0
         with tempfile.TemporaryDirectory(prefix=".vectors", dir=directory.parent) as folder:
             encode(index.embedder, corpus, folder, bf16=bf16)
             for number, part in enumerate(index.new_parts(read(corpus, folder, ids=ids)), held):
-                new += write_part(directory, number, part)
+                new |= {name: checksum(directory / name) for name in write_part(directory, number, part)}
                 n += part.vectors.ntotal
-        seal_too(directory, {name: checksum(directory / name) for name in new})
+        write_json(directory / DIGESTS, read_json(directory / DIGESTS) | new)
     return len(index), n
 
 
