@@ -172,8 +172,8 @@ def parser() -> ArgumentParser:
             several = word.split("|")  # of which one can be given
             place = one.add_mutually_exclusive_group() if several[1:] else one
             for one_of in several:
-                about = TO[name] if one_of == "--to" and name in TO else ARGUMENTS[one_of]
-                place.add_argument(one_of, **about)
+                told = TO[name] if one_of == "--to" and name in TO else ARGUMENTS[one_of]
+                place.add_argument(one_of, **told)
         one.set_defaults(run=run)
     return top
 
